@@ -1,0 +1,96 @@
+"""Every error a user can see. A user's mistake and a bug of ours are never mixed.
+
+`PliantError` is the root. All but `InternalError` say what failed, where, which
+shapes or symbols are involved, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class PliantError(Exception):
+    """Root of all errors raised by pliant."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOp:
+    """One op that no stage can translate, and where the model uses it."""
+
+    name: str
+    reason: str
+    loc: str
+
+
+class UnsupportedOpError(PliantError):
+    """The model uses ops that pliant cannot compile; lists all of them."""
+
+    def __init__(self, ops: Sequence[UnsupportedOp]) -> None:
+        self.ops = tuple(ops)
+        lines = [f"  {op.name}: {op.reason}\n      at {op.loc}" for op in self.ops]
+        super().__init__(
+            f"{len(self.ops)} op(s) of this model are not supported:\n"
+            + "\n".join(lines)
+            + "\nRewrite these places with supported ops, or compile the part of the "
+            "model around them."
+        )
+
+
+class ShapeError(PliantError):
+    """An input's size breaks what the model was compiled for."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        input: str | None = None,
+        dim: int | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        self.input, self.dim, self.expected, self.got = input, dim, expected, got
+        super().__init__(message)
+
+
+class DTypeError(PliantError):
+    """An input has the wrong element type, device or kind."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        input: str | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        self.input, self.expected, self.got = input, expected, got
+        super().__init__(message)
+
+
+class IndexRangeError(PliantError, IndexError):
+    """A value used as an index (a token id, say) is outside the indexed axis."""
+
+
+class MemoryLimitError(PliantError):
+    """The call cannot run inside the memory limit."""
+
+    def __init__(self, message: str, *, limit: int, least: int) -> None:
+        self.limit, self.least = limit, least
+        super().__init__(message)
+
+
+class ArtifactError(PliantError):
+    """A saved model cannot be read, or does not fit this machine."""
+
+
+class InternalError(PliantError):
+    """A bug of ours: names the stage, and how to report it."""
+
+    def __init__(self, stage: str, detail: str) -> None:
+        self.stage, self.detail = stage, detail
+        super().__init__(
+            f"internal error in stage '{stage}': {detail}\n"
+            "This is a bug in pliant. Run again with PLIANT_DUMP=<folder> set and "
+            "report the files written there."
+        )

@@ -1,0 +1,226 @@
+"""Graph IR: tensor SSA with symbolic shapes, and the Module that holds everything.
+
+    module   = graph* loop* library* constant*
+    graph    = name, params: value*, op*, results: value*
+    op       = name, operands: value*, attrs, results: value*, region graphs*, loc
+    value    = name, tensor type (or a size: an integer bound to a symbol)
+
+A region is a graph whose params match the op's operands (it captures no value; the
+symbols of the enclosing function are visible in it). A symbol is introduced by a
+graph's params, by `match_cast`, or by a data-dependent op's result type.
+
+Every node is immutable; a pass builds a new graph and keeps what did not change.
+Values and ops compare by identity: each is one definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pliant.ir.types import DType, TensorType
+from pliant.sym import Expr
+
+if TYPE_CHECKING:
+    from pliant.ir.loops import LoopFunc
+
+# What an attribute may hold; which op takes which is declared in ir/ops.py.
+Attr = bool | int | float | str | DType | Expr | tuple["Attr", ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One SSA definition."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One operation; its meaning is the OpDef of that name in ir/ops.py."""
+
+    name: str
+    operands: tuple[Value, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    results: tuple[Value, ...] = ()
+    regions: tuple[Graph, ...] = ()
+    loc: str = field(default="", compare=False)
+
+    def attr(self, name: str) -> Attr:
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        raise KeyError(f"op {self.name} has no attribute {name}")
+
+    # Typed readers: an attribute's kind is part of its op's definition.
+    def int_attr(self, name: str) -> int:
+        value = self.attr(name)
+        assert isinstance(value, int)
+        return value
+
+    def ints_attr(self, name: str) -> tuple[int, ...]:
+        value = self.attr(name)
+        assert isinstance(value, tuple)
+        return tuple(v for v in value if isinstance(v, int))
+
+    def dims_attr(self, name: str) -> tuple[Expr, ...]:
+        value = self.attr(name)
+        assert isinstance(value, tuple)
+        return tuple(v for v in value if isinstance(v, Expr))
+
+    def dim_attr(self, name: str) -> Expr:
+        value = self.attr(name)
+        assert isinstance(value, Expr)
+        return value
+
+    def str_attr(self, name: str) -> str:
+        value = self.attr(name)
+        assert isinstance(value, str)
+        return value
+
+    def float_attr(self, name: str) -> float:
+        value = self.attr(name)
+        assert isinstance(value, (int, float))
+        return float(value)
+
+    def bool_attr(self, name: str) -> bool:
+        value = self.attr(name)
+        assert isinstance(value, bool)
+        return value
+
+    def dtype_attr(self, name: str) -> DType:
+        value = self.attr(name)
+        assert isinstance(value, DType)
+        return value
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+    def replace(self, **changes: object) -> Op:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A graph function, or the region of an op."""
+
+    name: str
+    params: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+    sizes: tuple[str, ...] = ()  # symbols bound by integer arguments, after params
+
+    def producers(self) -> dict[Value, Op]:
+        return {value: op for op in self.ops for value in op.results}
+
+    def users(self) -> dict[Value, list[Op]]:
+        """Ops that read each value; a graph result is not a user."""
+        table: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for value in dict.fromkeys(op.operands):
+                table.setdefault(value, []).append(op)
+        return table
+
+    def replace(self, **changes: object) -> Graph:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A weight or literal, held once; `data` may share memory with its source.
+
+    `data` is a contiguous array in row-major order; bf16 is held as its uint16 bits.
+    `keep` keeps the owner of shared memory alive.
+    """
+
+    name: str
+    type: TensorType
+    data: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+    keep: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """An external function called destination-passing: (inputs..., outputs...).
+
+    Its result types are given at the call, as for a loop function.
+    """
+
+    name: str
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """Graph functions, loop functions and library functions, side by side."""
+
+    graphs: Mapping[str, Graph]
+    loops: Mapping[str, LoopFunc] = field(default_factory=dict)
+    libraries: Mapping[str, Library] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+    @property
+    def main(self) -> Graph:
+        return self.graphs["main"]
+
+    def replace(self, **changes: object) -> Module:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def with_main(self, graph: Graph) -> Module:
+        return self.replace(graphs={**self.graphs, "main": graph})
+
+
+def walk(graph: Graph) -> Iterable[Op]:
+    """Every op of a graph, regions included, definitions before uses."""
+    for op in graph.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)
+
+
+def substitute(op: Op, mapping: Mapping[Value, Value]) -> Op:
+    """The op with its operands renamed; the same object when none is."""
+    operands = tuple(mapping.get(v, v) for v in op.operands)
+    if all(new is old for new, old in zip(operands, op.operands, strict=True)):
+        return op
+    return op.replace(operands=operands)
+
+
+
+class Names:
+    """Hands out value names that are unique in one function."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._next: dict[str, int] = {}
+        self._taken = set(taken)
+
+    def fresh(self, hint: str) -> str:
+        name = hint
+        while name in self._taken:
+            self._next[hint] = self._next.get(hint, 0) + 1
+            name = f"{hint}_{self._next[hint]}"
+        self._taken.add(name)
+        return name
+
+
+def names_of(graph: Graph) -> Sequence[str]:
+    taken = [v.name for v in graph.params]
+    taken += [v.name for op in walk(graph) for v in op.results]
+    return taken

@@ -1,0 +1,357 @@
+"""Loop IR: the tensor programs.
+
+    func   = name, sizes: symbol*, buffers: buffer*, body: stmt
+    buffer = name, dtype, shape: dim*, strides: dim*, role
+
+    stmt   = Block(stmt*)
+           | For(var, begin: dim, end: dim, step: int, kind, body)
+           | Alloc(buffer)                          -- registers, static shape
+           | Store(buffer, index: dim*, value)
+           | Let(name, value)                       -- an integer usable in indices
+           | Local(name, value)                     -- a scalar, set once
+           | Accumulator(name, dtype, op)           -- starts at op's identity
+           | Accumulate(name, value)                -- acc = op(acc, value)
+           | If(cond: value, then, otherwise)
+           | Switch(selector: dim, cases: (int, stmt)*)
+           | Check(cond: value, number: int)        -- fails the call, never traps
+           | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
+
+    value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*)
+           | Read(name) | Unary(op, x) | Binary(op, x, y) | Fma(x, y, z)
+           | Select(cond, x, y) | Cast(x, dtype)
+
+A `dim` is a `sym.Expr` over the function's size symbols, the variables of enclosing
+loops, integers bound by `Let`, and `worker`: the number of the worker that runs the
+enclosing parallel loop (0 outside one). Indices are in elements along each axis; the
+address is sum(index[i] * strides[i]).
+
+A VECTOR loop means the same as a SERIAL one: its iterations are independent except
+through accumulators, whose op is associative, so the code generator may run lanes side
+by side and combine them in a fixed order. PARALLEL: iterations are independent and
+each element is written by one iteration. UNROLL: constant bounds, written out.
+
+Loop functions are destination-passing: every result is a buffer of role "out". They
+call no allocator: scratch is a buffer of role "work", given by the caller, whose
+leading axis is the worker.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pliant.ir.types import DType, contiguous_strides
+from pliant.sym import Expr, as_expr
+
+WORKER = "worker"
+
+
+class Role(enum.Enum):
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+    WORK = "work"  # scratch: shape[0] is the number of workers
+    REGISTER = "register"  # declared by Alloc; static shape, constant indices
+
+
+class Kind(enum.Enum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    VECTOR = "vector"
+    UNROLL = "unroll"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    role: Role
+
+
+def buffer(
+    name: str,
+    dtype: DType,
+    shape: tuple[Expr | int, ...],
+    role: Role,
+    strides: tuple[Expr | int, ...] | None = None,
+) -> Buffer:
+    """A buffer, row-major unless strides are given."""
+    dims = tuple(as_expr(d) for d in shape)
+    steps = (
+        contiguous_strides(dims)
+        if strides is None
+        else tuple(as_expr(s) for s in strides)
+    )
+    return Buffer(name, dtype, dims, steps, role)
+
+
+# ---- values
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal of `dtype`."""
+
+    number: float | int | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An integer expression as an i64 value."""
+
+    dim: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An element; its type is the buffer's storage type (bf16 stays bf16)."""
+
+    buffer: Buffer
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A Local or an Accumulator, after its loop."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """An elementwise op of one operand: same names and meaning as in ir/ops.py."""
+
+    op: str
+    x: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An elementwise op of two operands of one type; comparisons give bool."""
+
+    op: str
+    x: LoopValue
+    y: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Fma:
+    """x*y + z, rounded once where the target can, else twice."""
+
+    x: LoopValue
+    y: LoopValue
+    z: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """cond ? x : y; both sides are evaluated and must be safe to evaluate."""
+
+    cond: LoopValue
+    x: LoopValue
+    y: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Conversion as in C; float to bool is `!= 0`; f32 to half rounds to even."""
+
+    x: LoopValue
+    dtype: DType
+
+
+LoopValue = Const | Index | Load | Read | Unary | Binary | Fma | Select | Cast
+
+
+# ---- statements
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """`for var in begin, begin+step, ... < end`.
+
+    PARALLEL: `grain` iterations are the least worth a thread of their own.
+    """
+
+    var: str
+    begin: Expr
+    end: Expr
+    body: Stmt
+    kind: Kind = Kind.SERIAL
+    step: int = 1
+    grain: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """Registers for the rest of the enclosing block; contents start undefined."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The value must already have the buffer's storage type."""
+
+    buffer: Buffer
+    index: tuple[Expr, ...]
+    value: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """Binds an i64 value to a symbol for indices in the rest of the block."""
+
+    name: str
+    value: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Names a value for the rest of the enclosing block."""
+
+    name: str
+    dtype: DType
+    value: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """A running reduction; op: sum, prod, max, min (max/min keep NaN)."""
+
+    name: str
+    dtype: DType
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    name: str
+    value: LoopValue
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    cond: LoopValue
+    then: Stmt
+    otherwise: Stmt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Runs the case whose number equals the selector; none matching does nothing."""
+
+    selector: Expr
+    cases: tuple[tuple[int, Stmt], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Where cond is false the call fails with `number`; execution goes on.
+
+    So what follows must stay in bounds even then (indices are clamped).
+    """
+
+    cond: LoopValue
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls a loop function of the module; a buffer argument is its address at index."""
+
+    function: str
+    sizes: tuple[Expr, ...]
+    arguments: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
+
+
+Stmt = (
+    Block
+    | For
+    | Alloc
+    | Store
+    | Let
+    | Local
+    | Accumulator
+    | Accumulate
+    | If
+    | Switch
+    | Check
+    | Call
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFunc:
+    """A tensor program; `sizes` are its integer parameters, before its buffers."""
+
+    name: str
+    sizes: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    body: Stmt
+
+
+def statements(stmt: Stmt) -> Iterator[Stmt]:
+    """The statement and all inside it, in execution order."""
+    yield stmt
+    match stmt:
+        case Block(body):
+            for inner in body:
+                yield from statements(inner)
+        case For():
+            yield from statements(stmt.body)
+        case If(_, then, otherwise):
+            yield from statements(then)
+            if otherwise is not None:
+                yield from statements(otherwise)
+        case Switch(_, cases):
+            for _, inner in cases:
+                yield from statements(inner)
+        case _:
+            pass
+
+
+def operands(value: LoopValue) -> tuple[LoopValue, ...]:
+    """The values a value is computed from."""
+    match value:
+        case Unary(_, x) | Cast(x, _):
+            return (x,)
+        case Binary(_, x, y):
+            return (x, y)
+        case Fma(x, y, z) | Select(x, y, z):
+            return (x, y, z)
+        case _:
+            return ()
+
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+PREDICATES = frozenset({"isnan", "isinf", "logical_not"})
+
+
+def dtype_of(value: LoopValue) -> DType:
+    """The type of a value, from its parts."""
+    match value:
+        case Const(_, dtype) | Read(_, dtype) | Cast(_, dtype):
+            return dtype
+        case Index():
+            return DType.I64
+        case Load(buf, _):
+            return buf.dtype
+        case Unary(op, x):
+            return DType.BOOL if op in PREDICATES else dtype_of(x)
+        case Binary(op, x, _):
+            return DType.BOOL if op in COMPARISONS else dtype_of(x)
+        case Fma(x, _, _):
+            return dtype_of(x)
+        case Select(_, x, _):
+            return dtype_of(x)
