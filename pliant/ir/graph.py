@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr
+from pliant.sym import Expr, Guard
 
 if TYPE_CHECKING:
     from pliant.ir.loops import LoopFunc
@@ -126,6 +126,7 @@ class Graph:
     ops: tuple[Op, ...]
     results: tuple[Value, ...]
     sizes: tuple[str, ...] = ()  # symbols bound by integer arguments, after params
+    constraints: tuple[Guard, ...] = ()  # what must hold for the symbols, and why
 
     def producers(self) -> dict[Value, Op]:
         return {value: op for op in self.ops for value in op.results}
