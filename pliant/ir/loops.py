@@ -4,7 +4,7 @@
     buffer = name, dtype, shape: dim*, strides: dim*, role
 
     stmt   = Block(stmt*)
-           | For(var, begin: dim, end: dim, step: int, kind, body)
+           | For(var, begin: dim, end: dim, step: int, kind, grain: dim, body)
            | Alloc(buffer)                          -- registers, static shape
            | Store(buffer, index: dim*, value)
            | Let(name, value)                       -- an integer usable in indices
@@ -180,7 +180,8 @@ class Block:
 class For:
     """`for var in begin, begin+step, ... < end`.
 
-    PARALLEL: `grain` iterations are the least worth a thread of their own.
+    PARALLEL: `grain` iterations are the least worth a thread of their own (an
+    expression over sizes: the work of one iteration depends on them).
     """
 
     var: str
@@ -189,7 +190,7 @@ class For:
     body: Stmt
     kind: Kind = Kind.SERIAL
     step: int = 1
-    grain: int = 1
+    grain: Expr = as_expr(1)
 
 
 @dataclass(frozen=True, slots=True)
