@@ -16,7 +16,7 @@
            | Check(cond: value, number: int)        -- fails the call, never traps
            | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
 
-    value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*)
+    value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*, where?)
            | Read(name) | Unary(op, x) | Binary(op, x, y) | Fma(x, y, z)
            | Select(cond, x, y) | Cast(x, dtype)
 
@@ -108,10 +108,14 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An element; its type is the buffer's storage type (bf16 stays bf16)."""
+    """An element; its type is the buffer's storage type (bf16 stays bf16).
+
+    Where `where` is false nothing is read and the value is zero.
+    """
 
     buffer: Buffer
     index: tuple[Expr, ...]
+    where: LoopValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +335,8 @@ def operands(value: LoopValue) -> tuple[LoopValue, ...]:
             return (x, y)
         case Fma(x, y, z) | Select(x, y, z):
             return (x, y, z)
+        case Load(_, _, where) if where is not None:
+            return (where,)
         case _:
             return ()
 
@@ -346,7 +352,7 @@ def dtype_of(value: LoopValue) -> DType:
             return dtype
         case Index():
             return DType.I64
-        case Load(buf, _):
+        case Load(buf, _, _):
             return buf.dtype
         case Unary(op, x):
             return DType.BOOL if op in PREDICATES else dtype_of(x)
