@@ -1,0 +1,136 @@
+/* The memory of one call: pages mapped for exactly what its plan needs.
+ *
+ * Growing extends the mapping in place when the addresses behind it are free; otherwise
+ * it is unmapped before the new one is made, so that both are never held at once (the
+ * contents of an arena mean nothing between calls). Shrinking unmaps the tail. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <string.h>
+
+#ifndef PLT_NO_MMAP
+#include <sys/mman.h>
+#include <unistd.h>
+#define PLT_HUGE (2 * 1024 * 1024)
+#endif
+
+static void arena_free(plt_arena *a, const plt_services *s) {
+    if (a->map) {
+#ifndef PLT_NO_MMAP
+        if (!(s->flags & PLT_FLAG_NO_MAP)) munmap(a->map, (size_t)a->mapped);
+        else
+#endif
+            plt_release(s, a->map, (size_t)a->mapped);
+    }
+    *a = (plt_arena){0};
+}
+
+/* Without mmap: one block, replaced whenever the need changes. */
+static bool fit_block(plt_arena *a, const plt_services *s, int64_t need) {
+    if (need == a->need) return true;
+    arena_free(a, s);
+    int64_t bytes;
+    if (__builtin_add_overflow(need, PLT_ALIGN, &bytes)) return false;
+    if ((uint64_t)bytes > SIZE_MAX) return false;
+    char *p = s->allocate(s->context, (size_t)bytes);
+    if (!p) return false;
+    uintptr_t base = ((uintptr_t)p + PLT_ALIGN - 1) & ~(uintptr_t)(PLT_ALIGN - 1);
+    *a = (plt_arena){(char *)base, p, bytes, need};
+    return true;
+}
+
+#ifndef PLT_NO_MMAP
+
+static void *map_pages(size_t bytes) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* Large arenas start on a huge page, so that the kernel may use those; the mapping ends
+ * where the need ends, so huge pages never add to it. */
+static char *map_arena(size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    if (bytes >= PLT_HUGE && bytes < SIZE_MAX - PLT_HUGE) {
+        char *p = map_pages(bytes + PLT_HUGE);
+        if (p) {
+            uintptr_t start = ((uintptr_t)p + PLT_HUGE - 1) & ~(uintptr_t)(PLT_HUGE - 1);
+            size_t head = start - (uintptr_t)p;
+            if (head) munmap(p, head);
+            if (head < PLT_HUGE) munmap((char *)start + bytes, PLT_HUGE - head);
+            madvise((void *)start, bytes, MADV_HUGEPAGE);
+            return (char *)start;
+        }
+    }
+#endif
+    return map_pages(bytes);
+}
+
+/* The last byte of the need is the last before a page without access. */
+static bool fit_guarded(plt_arena *a, const plt_services *s, int64_t need,
+                        int64_t pages, int64_t page) {
+    if (need == a->need && a->map) return true;
+    arena_free(a, s);
+    char *p = map_pages((size_t)(pages + page));
+    if (!p) return false;
+    if (mprotect(p + pages, (size_t)page, PROT_NONE) != 0) {
+        munmap(p, (size_t)(pages + page));
+        return false;
+    }
+    *a = (plt_arena){p + pages - need, p, pages + page, need};
+    return true;
+}
+
+#endif
+
+bool plt_arena_fit(plt_arena *a, const plt_services *s, int64_t need) {
+    if (need == a->need) return true;
+    if (need == 0) {
+        arena_free(a, s);
+        return true;
+    }
+#ifndef PLT_NO_MMAP
+    if (!(s->flags & PLT_FLAG_NO_MAP)) {
+        int64_t page = sysconf(_SC_PAGESIZE), pages, total;
+        if (__builtin_add_overflow(need, page - 1, &pages) ||
+            __builtin_add_overflow(pages, page, &total) || (uint64_t)total > SIZE_MAX) {
+            arena_free(a, s);
+            return false;
+        }
+        pages -= pages % page;
+        if (s->flags & PLT_FLAG_GUARD_PAGES) return fit_guarded(a, s, need, pages, page);
+        if (pages < a->mapped) {
+            munmap(a->map + pages, (size_t)(a->mapped - pages));
+            a->mapped = pages;
+        } else if (pages > a->mapped) {
+            bool grown = false;
+#ifdef __linux__
+            /* a small mapping is not aligned for huge pages: make a new one */
+            bool keep = a->map && (a->mapped >= PLT_HUGE || pages < PLT_HUGE);
+            grown = keep && mremap(a->map, (size_t)a->mapped, (size_t)pages, 0) !=
+                                MAP_FAILED;
+#endif
+            if (!grown) {
+                arena_free(a, s);
+                if (!(a->map = map_arena((size_t)pages))) return false;
+            }
+            a->mapped = pages;
+        }
+        a->base = a->map;
+        a->need = need;
+        return true;
+    }
+#endif
+    return fit_block(a, s, need);
+}
+
+void plt_arena_shrink(plt_arena *a, const plt_services *s, int64_t need) {
+    if (need >= a->need) return;
+#ifndef PLT_NO_MMAP
+    if (need > 0 && !(s->flags & (PLT_FLAG_NO_MAP | PLT_FLAG_GUARD_PAGES))) {
+        plt_arena_fit(a, s, need);
+        return;
+    }
+#endif
+    arena_free(a, s);
+}

@@ -1,0 +1,443 @@
+"""The C runtime from Python: its structs, its functions, and a `Model` around them.
+
+`rt.h` documents the ABI; names here follow it. A `Model` does not keep the code behind
+its function addresses alive, nor the weights: that is its owner's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import tvm_ffi
+
+ABI_VERSION = 1
+LIBRARY = Path(__file__).with_name("_plt.so")
+NO_LIMIT = -1
+GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
+TENSOR, SCALAR = 0, 1
+
+
+class Status(IntEnum):
+    """What a call can come to; `rt.h` says what the detail of each holds."""
+
+    OK = 0
+    COUNT = 1
+    KIND = 2
+    DTYPE = 3
+    RANK = 4
+    DEVICE = 5
+    LAYOUT = 6
+    GUARD = 7
+    LIMIT = 8
+    OVERFLOW = 9
+    MEMORY = 10
+    RUN = 11
+    CLOSED = 12
+    MODEL = 13
+
+
+class RuntimeStatus(Exception):
+    """A call that did not succeed: the status and its three detail numbers."""
+
+    def __init__(self, status: Status, detail: tuple[int, int, int]) -> None:
+        super().__init__(f"{status.name} {detail}")
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A tensor of this DLPack dtype and rank, or a scalar int."""
+
+    kind: int = TENSOR
+    code: int = 2  # DLPack: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool
+    bits: int = 32
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """Bytes in the arena, live over the steps [first, last]."""
+
+    size_index: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A tensor whose dims are `rank` table entries from `dim_index` on."""
+
+    code: int
+    bits: int
+    rank: int
+    dim_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    inputs: tuple[InputSpec, ...]
+    n_symbols: int
+    n_table: int
+    buffers: tuple[BufferSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    threads: int = 1
+    memory_limit: int | None = None
+    plan_capacity: int = 64
+    guard_pages: bool = False
+    poison: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInfo:
+    """One shape's memory. `lower_bound` is what no offsets could beat."""
+
+    arena_bytes: int
+    output_bytes: int
+    peak_bytes: int
+    lower_bound: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    table: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    calls: int
+    failures: int
+    plans_made: int
+    plan_hits: int
+    plans_cached: int
+    arena_bytes: int
+    last_peak_bytes: int
+    last_arena_bytes: int
+    max_peak_bytes: int
+
+
+class _InputDesc(Structure):
+    _fields_: ClassVar = [(n, c_int32) for n in ("kind", "code", "bits", "rank")]
+
+
+class _BufferDesc(Structure):
+    _fields_: ClassVar = [(n, c_int64) for n in ("size_index", "first", "last")]
+
+
+class _OutputDesc(Structure):
+    _fields_: ClassVar = [
+        *((n, c_int32) for n in ("code", "bits")),
+        *((n, c_int64) for n in ("rank", "dim_index")),
+    ]
+
+
+class _ModelDesc(Structure):
+    _fields_: ClassVar = [
+        ("n_inputs", c_int64),
+        ("inputs", POINTER(_InputDesc)),
+        ("n_symbols", c_int64),
+        ("n_table", c_int64),
+        ("n_buffers", c_int64),
+        ("buffers", POINTER(_BufferDesc)),
+        ("n_outputs", c_int64),
+        ("outputs", POINTER(_OutputDesc)),
+        ("n_weights", c_int64),
+        ("weights", POINTER(c_void_p)),
+        ("run", c_void_p),
+        ("sizes", c_void_p),
+        ("bind", c_void_p),
+        ("threads", c_int64),
+        ("memory_limit", c_int64),
+        ("plan_capacity", c_int64),
+    ]
+
+
+class _Services(Structure):
+    _fields_: ClassVar = [
+        ("context", c_void_p),
+        ("allocate", c_void_p),
+        ("release", c_void_p),
+        ("pool", c_void_p),
+        ("flags", c_int64),
+        ("ffi_env_allocator", c_void_p),
+        ("ffi_env_alloc", c_void_p),
+        ("ffi_from_dlpack", c_void_p),
+        ("ffi_function_call", c_void_p),
+        ("ffi_object_decref", c_void_p),
+        ("ffi_take_error", c_void_p),
+        ("ffi_make_array", c_void_p),
+        ("ffi_make_shape", c_void_p),
+    ]
+
+
+class _PlanInfo(Structure):
+    _fields_: ClassVar = [
+        ("arena_bytes", c_int64),
+        ("output_bytes", c_int64),
+        ("peak_bytes", c_int64),
+        ("lower_bound", c_int64),
+        ("n_buffers", c_int64),
+        ("detail", c_int64 * 3),
+        ("offsets", POINTER(c_int64)),
+        ("sizes", POINTER(c_int64)),
+        ("table", POINTER(c_int64)),
+    ]
+
+
+class _StatsInfo(Structure):
+    _fields_: ClassVar = [(name, c_int64) for name in Stats.__dataclass_fields__]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "plt_abi_version": (c_int64, []),
+    "plt_pool_create": (c_void_p, [POINTER(_Services)]),
+    "plt_pool_destroy": (None, [c_void_p]),
+    "plt_model_create": (c_void_p, [POINTER(_ModelDesc), POINTER(_Services)]),
+    "plt_model_destroy": (None, [c_void_p]),
+    "plt_plan": (c_int, [c_void_p, POINTER(c_int64), c_int64, POINTER(_PlanInfo)]),
+    "plt_bind": (
+        c_int,
+        [c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
+    ),
+    "plt_stats": (None, [c_void_p, POINTER(_StatsInfo)]),
+    "plt_trim": (None, [c_void_p]),
+    "plt_set_limit": (c_int, [c_void_p, c_int64]),
+    "plt_set_threads": (c_int, [c_void_p, c_int64]),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The built runtime, with its functions declared."""
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"the compiled runtime {LIBRARY.name} is missing; "
+            "build it with `pip install -e .` or `python setup.py build_ext --inplace`"
+        )
+    library = ctypes.CDLL(str(LIBRARY))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    if library.plt_abi_version() != ABI_VERSION:
+        raise ImportError(
+            f"{LIBRARY.name} was built from other sources; build it again"
+        )
+    return library
+
+
+def _address(function: Any) -> int:
+    return cast(int, ctypes.cast(function, c_void_p).value)
+
+
+def symbols() -> dict[str, int]:
+    """Addresses of what generated code may call."""
+    return {"plt_parallel": _address(load().plt_parallel)}
+
+
+class _Ffi:
+    """What the runtime needs of tvm-ffi: addresses, and two function objects."""
+
+    ADDRESSES: ClassVar = {
+        "ffi_env_allocator": "TVMFFIEnvGetDLPackManagedTensorAllocator",
+        "ffi_env_alloc": "TVMFFIEnvTensorAlloc",
+        "ffi_from_dlpack": "TVMFFITensorFromDLPackVersioned",
+        "ffi_function_call": "TVMFFIFunctionCall",
+        "ffi_object_decref": "TVMFFIObjectDecRef",
+        "ffi_take_error": "TVMFFIErrorMoveFromRaised",
+    }
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
+        self.services = _Services(
+            **{k: _address(getattr(library, v)) for k, v in self.ADDRESSES.items()}
+        )
+        self.array = tvm_ffi.get_global_func("ffi.Array")
+        self.shape = tvm_ffi.get_global_func("ffi.Shape")
+        self.services.ffi_make_array = self.array.__chandle__()
+        self.services.ffi_make_shape = self.shape.__chandle__()
+        self.services.pool = load().plt_pool_create(byref(self.services))
+        if not self.services.pool:
+            raise MemoryError("no memory for the thread pool")
+        self.call = tvm_ffi.Function.__from_extern_c__(_address(load().plt_ffi_call))
+        self.call.release_gil = True
+
+
+@functools.cache
+def _ffi() -> _Ffi:
+    """One per process, never freed: the pool's workers end with the process."""
+    return _Ffi()
+
+
+def _array(kind: Any, rows: Sequence[Any]) -> Any:
+    return (kind * len(rows))(*rows)
+
+
+class Model:
+    """A compiled model: three functions by address, and what is known of its memory."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        run_addr: int,
+        sizes_addr: int,
+        bind_addr: int,
+        weights: Sequence[int] = (),
+    ) -> None:
+        self._pointer = self._handle = 0
+        self.spec = spec
+        self._library = load()
+        ffi = _ffi()
+        self._call = ffi.call
+        inputs = [_InputDesc(i.kind, i.code, i.bits, i.rank) for i in spec.inputs]
+        buffers = [_BufferDesc(b.size_index, b.first, b.last) for b in spec.buffers]
+        outputs = [
+            _OutputDesc(o.code, o.bits, o.rank, o.dim_index) for o in spec.outputs
+        ]
+        limit = NO_LIMIT if spec.memory_limit is None else spec.memory_limit
+        description = _ModelDesc(
+            n_inputs=len(inputs),
+            inputs=_array(_InputDesc, inputs),
+            n_symbols=spec.n_symbols,
+            n_table=spec.n_table,
+            n_buffers=len(buffers),
+            buffers=_array(_BufferDesc, buffers),
+            n_outputs=len(outputs),
+            outputs=_array(_OutputDesc, outputs),
+            n_weights=len(weights),
+            weights=_array(c_void_p, weights),
+            run=run_addr,
+            sizes=sizes_addr,
+            bind=bind_addr,
+            threads=spec.threads,
+            memory_limit=limit,
+            plan_capacity=spec.plan_capacity,
+        )
+        services = _Services.from_buffer_copy(ffi.services)
+        services.flags = GUARD_PAGES * spec.guard_pages | POISON * spec.poison
+        pointer = self._library.plt_model_create(byref(description), byref(services))
+        if not pointer:
+            raise RuntimeStatus(Status.MODEL, (0, 0, 0))
+        self._pointer = self._handle = pointer
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs on torch tensors (or any with a DLPack exchange table) and ints.
+
+        Gives None, a tensor, or a tuple of tensors, in the framework of the arguments.
+        """
+        result = self._call(self._pointer, *args)
+        if isinstance(result, tvm_ffi.Array):
+            return tuple(result)
+        if isinstance(result, (tvm_ffi.Shape, int)):
+            raise self._failure(result)
+        return result
+
+    def invoke(self, *args: Any) -> Any:
+        """Runs; NumPy arrays in give NumPy arrays out, read-only ones are copied."""
+        if not any(isinstance(a, np.ndarray) for a in args):
+            return self(*args)
+        result = self(*[_exportable(a) for a in args])
+        if isinstance(result, tuple):
+            return tuple(_to_numpy(r) for r in result)
+        return _to_numpy(result)
+
+    @staticmethod
+    def _failure(result: Any) -> RuntimeStatus:
+        if isinstance(result, int):  # too broken for a Shape
+            return RuntimeStatus(Status(result >> 32), (result & 0xFFFFFFFF, 0, 0))
+        status, *detail = (int(x) for x in result)
+        return RuntimeStatus(Status(status), (detail[0], detail[1], detail[2]))
+
+    def _live(self) -> int:
+        if not self._pointer:
+            raise RuntimeStatus(Status.CLOSED, (0, 0, 0))
+        return self._pointer
+
+    def plan(self, symbols: Sequence[int], limit: int | None = None) -> PlanInfo:
+        """Plans without running; raises LIMIT if the peak is above the limit."""
+        if len(symbols) != self.spec.n_symbols:
+            raise ValueError(f"expected {self.spec.n_symbols} symbols: {symbols}")
+        n = len(self.spec.buffers)
+        offsets, sizes = (c_int64 * n)(), (c_int64 * n)()
+        table = (c_int64 * self.spec.n_table)()
+        info = _PlanInfo()
+        for name, room in (("offsets", offsets), ("sizes", sizes), ("table", table)):
+            setattr(info, name, ctypes.cast(room, POINTER(c_int64)))
+        status = self._library.plt_plan(
+            self._live(),
+            _array(c_int64, symbols),
+            NO_LIMIT if limit is None else limit,
+            byref(info),
+        )
+        if status != Status.OK:
+            raise RuntimeStatus(Status(status), tuple(info.detail))
+        return PlanInfo(
+            arena_bytes=info.arena_bytes,
+            output_bytes=info.output_bytes,
+            peak_bytes=info.peak_bytes,
+            lower_bound=info.lower_bound,
+            offsets=tuple(offsets),
+            sizes=tuple(sizes),
+            table=tuple(table),
+        )
+
+    def bind(self, dims: Sequence[int]) -> tuple[int, ...]:
+        """Symbols for these input sizes (flattened in order), or raises GUARD."""
+        solved = (c_int64 * (self.spec.n_symbols + 1))()
+        guard = c_int64()
+        status = self._library.plt_bind(
+            self._live(), _array(c_int64, dims), solved, byref(guard)
+        )
+        if status != Status.OK:
+            raise RuntimeStatus(Status(status), (guard.value, 0, 0))
+        return tuple(solved)[: self.spec.n_symbols]
+
+    def stats(self) -> Stats:
+        info = _StatsInfo()
+        self._library.plt_stats(self._live(), byref(info))
+        return Stats(*(getattr(info, name) for name in Stats.__dataclass_fields__))
+
+    def trim(self) -> None:
+        """Gives idle arenas and cached plans back."""
+        self._library.plt_trim(self._live())
+
+    def set_limit(self, limit: int | None) -> None:
+        self._library.plt_set_limit(
+            self._live(), NO_LIMIT if limit is None else max(limit, 0)
+        )
+
+    def set_threads(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self._library.plt_set_threads(self._live(), threads)
+
+    def close(self) -> None:
+        """Refuses further calls and gives the memory back.
+
+        The handle itself lives as long as this object: a call in another thread may
+        still be running on it.
+        """
+        if self._pointer:
+            self.trim()
+            self._pointer = 0
+
+    def __del__(self) -> None:
+        handle, self._handle, self._pointer = getattr(self, "_handle", 0), 0, 0
+        if handle:
+            self._library.plt_model_destroy(handle)
+
+
+def _exportable(argument: Any) -> Any:
+    """NumPy refuses to export read-only memory: such arrays are copied."""
+    if isinstance(argument, np.ndarray) and not argument.flags.writeable:
+        return argument.copy()
+    return argument
+
+
+def _to_numpy(result: Any) -> Any:
+    return np.from_dlpack(result) if isinstance(result, tvm_ffi.Tensor) else result

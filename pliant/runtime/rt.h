@@ -1,0 +1,259 @@
+/* The Pliant runtime: what a compiled model needs from its surroundings, and nothing
+ * else: argument checks, a memory plan per call shape, one arena, a thread pool.
+ *
+ * Rules of this library
+ *   - no dependency beyond libc and pthreads; no mutable globals;
+ *   - the context (model, pool, call) is the first parameter of every function;
+ *   - memory comes from plt_services, so a host can replace it; the arena is mapped
+ *     pages unless PLT_FLAG_NO_MAP is set or the library is built with PLT_NO_MMAP;
+ *   - PLT_NO_THREADS builds a serial runtime (wasm); PLT_NO_MMAP one without mmap.
+ *
+ * It deliberately does not know about: operators, devices other than the CPU, strides
+ * other than row-major.
+ */
+#ifndef PLT_RT_H
+#define PLT_RT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define PLT_API __declspec(dllexport)
+#else
+#define PLT_API __attribute__((visibility("default")))
+#endif
+
+#define PLT_ABI_VERSION 1
+
+/* ---- What generated code sees ------------------------------------------------- */
+
+/* One call. Nine fields of eight bytes on a 64-bit target; order and size are ABI. */
+typedef struct plt_call {
+    void *pool;             /* 0 thread pool; NULL means serial */
+    char *arena;            /* 1 this call's arena, 64-byte aligned */
+    const int64_t *table;   /* 2 [n_table] the plan's evaluated expressions */
+    const int64_t *offsets; /* 3 [n_buffers] byte offset of each buffer in the arena */
+    void *const *inputs;    /* 4 [n_inputs] data of tensor inputs, NULL for scalars */
+    void *const *outputs;   /* 5 [n_outputs] data of each output */
+    void *const *weights;   /* 6 [n_weights] constants */
+    int64_t threads;        /* 7 workers available to this call, at least 1 */
+    int64_t status;         /* 8 set non-zero to fail the call (PLT_ERR_RUN) */
+} plt_call;
+
+typedef void (*plt_run_fn)(plt_call *call);
+
+/* Evaluates the table. symbols has n_symbols entries, then the thread count.
+ * An expression that overflows int64 must be stored as a negative number. */
+typedef void (*plt_sizes_fn)(const int64_t *symbols, int64_t *table);
+
+/* Solves the symbols from dims: the observed sizes of all inputs, flattened in order; a
+ * scalar input contributes its value as one entry. Returns 0, or 1 + the number of the
+ * guard that failed. */
+typedef int64_t (*plt_bind_fn)(const int64_t *dims, int64_t *symbols);
+
+/* One chunk [begin, end) of a parallel region; worker is the chunk's number. */
+typedef void (*plt_task)(void *args, int64_t begin, int64_t end, int64_t worker);
+
+/* Runs fn over [0, units) in at most call->threads contiguous chunks of at least grain
+ * units. Chunk boundaries and worker numbers depend on (units, grain, threads) alone:
+ * whether the pool is free, busy or absent never changes a result. The caller takes
+ * part as worker 0. A region inside a region runs serially over its own chunks. */
+PLT_API void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
+                          int64_t grain);
+
+/* ---- Status ------------------------------------------------------------------- */
+
+enum {                    /* detail[0], [1], [2] */
+    PLT_OK = 0,           /* */
+    PLT_ERR_COUNT = 1,    /* -, expected arguments, got */
+    PLT_ERR_KIND = 2,     /* argument, expected plt_kind, got (-1: unknown object) */
+    PLT_ERR_DTYPE = 3,    /* argument, expected code << 8 | bits, got (lanes << 16) */
+    PLT_ERR_RANK = 4,     /* argument, expected rank, got */
+    PLT_ERR_DEVICE = 5,   /* argument, expected DLPack device type, got */
+    PLT_ERR_LAYOUT = 6,   /* argument, dim (-1: misaligned or no data), - */
+    PLT_ERR_GUARD = 7,    /* guard number, -, - */
+    PLT_ERR_LIMIT = 8,    /* -, bytes needed, limit */
+    PLT_ERR_OVERFLOW = 9, /* buffer, or output + n_buffers (-1: their sum), -, - */
+    PLT_ERR_MEMORY = 10,  /* output (-1: arena or plan), bytes wanted, - */
+    PLT_ERR_RUN = 11,     /* call->status, -, - */
+    PLT_ERR_CLOSED = 12,  /* the model is gone */
+    PLT_ERR_MODEL = 13    /* the description is malformed */
+};
+
+/* ---- Services ----------------------------------------------------------------- */
+
+typedef struct plt_pool plt_pool;
+typedef struct plt_model plt_model;
+
+enum {
+    PLT_FLAG_GUARD_PAGES = 1, /* the arena ends against a page that traps */
+    PLT_FLAG_POISON = 2,      /* arena and outputs hold 0xFF (NaN) before each run */
+    PLT_FLAG_NO_MAP = 4       /* the arena comes from allocate, not from mmap */
+};
+
+/* What the runtime asks of its host; copied at creation. NULL means the default. */
+typedef struct plt_services {
+    void *context; /* passed to allocate and release */
+    void *(*allocate)(void *context, size_t bytes);        /* default malloc */
+    void (*release)(void *context, void *p, size_t bytes); /* default free */
+    plt_pool *pool; /* borrowed, must outlive the model; NULL: the model owns one */
+    int64_t flags;
+    /* tvm-ffi, by address so that nothing is linked; used by plt_ffi_call only */
+    void *ffi_env_allocator;  /* TVMFFIEnvGetDLPackManagedTensorAllocator */
+    void *ffi_env_alloc;      /* TVMFFIEnvTensorAlloc */
+    void *ffi_from_dlpack;    /* TVMFFITensorFromDLPackVersioned */
+    void *ffi_function_call;  /* TVMFFIFunctionCall */
+    void *ffi_object_decref;  /* TVMFFIObjectDecRef */
+    void *ffi_take_error;     /* TVMFFIErrorMoveFromRaised */
+    void *ffi_make_array;     /* function object "ffi.Array", borrowed */
+    void *ffi_make_shape;     /* function object "ffi.Shape", borrowed */
+} plt_services;
+
+/* ---- Thread pool -------------------------------------------------------------- */
+
+/* Workers start when a region first needs them, and again after a fork. One pool may
+ * serve many models: a region that finds it busy runs in its caller. */
+PLT_API plt_pool *plt_pool_create(const plt_services *services);
+PLT_API void plt_pool_destroy(plt_pool *pool); /* joins the workers */
+
+/* ---- Model -------------------------------------------------------------------- */
+
+enum plt_kind { PLT_TENSOR = 0, PLT_SCALAR = 1 };
+
+typedef struct plt_input_desc {
+    int32_t kind; /* plt_kind */
+    int32_t code; /* DLPack type code; unused for a scalar */
+    int32_t bits;
+    int32_t rank;
+} plt_input_desc;
+
+/* Two buffers may share bytes only if their [first, last] do not intersect. */
+typedef struct plt_buffer_desc {
+    int64_t size_index; /* table entry holding its size in bytes */
+    int64_t first;      /* first step that touches it */
+    int64_t last;       /* last step that touches it */
+} plt_buffer_desc;
+
+typedef struct plt_output_desc {
+    int32_t code;
+    int32_t bits;
+    int64_t rank;
+    int64_t dim_index; /* its dims are table[dim_index .. dim_index + rank) */
+} plt_output_desc;
+
+/* Copied by plt_model_create; functions and weights must outlive the model. */
+typedef struct plt_model_desc {
+    int64_t n_inputs;
+    const plt_input_desc *inputs;
+    int64_t n_symbols;
+    int64_t n_table;
+    int64_t n_buffers;
+    const plt_buffer_desc *buffers;
+    int64_t n_outputs;
+    const plt_output_desc *outputs;
+    int64_t n_weights;
+    void *const *weights;
+    plt_run_fn run;
+    plt_sizes_fn sizes;
+    plt_bind_fn bind;
+    int64_t threads;       /* at least 1 */
+    int64_t memory_limit;  /* bytes, -1: none */
+    int64_t plan_capacity; /* plans kept; 0: 64 */
+} plt_model_desc;
+
+/* NULL if the description is malformed or memory ran out. */
+PLT_API plt_model *plt_model_create(const plt_model_desc *desc,
+                                    const plt_services *services);
+/* No call may be in flight. */
+PLT_API void plt_model_destroy(plt_model *model);
+
+typedef struct plt_plan_info {
+    int64_t arena_bytes;  /* max(offset + size rounded up to 64) */
+    int64_t output_bytes; /* sum of numel * itemsize */
+    int64_t peak_bytes;   /* arena_bytes + output_bytes */
+    int64_t lower_bound;  /* largest sum of live rounded sizes + output_bytes */
+    int64_t n_buffers;
+    int64_t detail[3];
+    /* each filled if the caller points it at enough room */
+    int64_t *offsets; /* [n_buffers] */
+    int64_t *sizes;   /* [n_buffers] exact bytes */
+    int64_t *table;   /* [n_table] */
+} plt_plan_info;
+
+/* Plans without running and without touching the plan cache's order. A limit below 0
+ * is none; a peak above it gives PLT_ERR_LIMIT with out filled. */
+PLT_API int plt_plan(plt_model *model, const int64_t *symbols, int64_t limit,
+                     plt_plan_info *out);
+
+/* Solves the symbols for these dims, as a call would: PLT_OK or PLT_ERR_GUARD, with the
+ * guard's number in *guard. */
+PLT_API int plt_bind(plt_model *model, const int64_t *dims, int64_t *symbols,
+                     int64_t *guard);
+
+typedef struct plt_stats_info {
+    int64_t calls;            /* that ran to the end */
+    int64_t failures;         /* that did not */
+    int64_t plans_made;
+    int64_t plan_hits;
+    int64_t plans_cached;
+    int64_t arena_bytes;      /* mapped now, by all arenas of the model */
+    int64_t last_peak_bytes;  /* of the call that ended last */
+    int64_t last_arena_bytes;
+    int64_t max_peak_bytes;
+} plt_stats_info;
+
+PLT_API void plt_stats(plt_model *model, plt_stats_info *out);
+PLT_API void plt_trim(plt_model *model); /* gives back every idle arena and plan */
+PLT_API int plt_set_limit(plt_model *model, int64_t limit);     /* -1: none */
+PLT_API int plt_set_threads(plt_model *model, int64_t threads); /* PLT_ERR_COUNT if < 1 */
+
+/* ---- Calling without a framework ---------------------------------------------- */
+
+typedef struct plt_arg {
+    int32_t kind; /* plt_kind */
+    int32_t rank;
+    int32_t code;
+    int32_t bits;
+    int32_t lanes;
+    int32_t device;         /* DLPack device type; 1 is the CPU */
+    int64_t value;          /* of a scalar */
+    void *data;             /* of a tensor */
+    const int64_t *dims;    /* [rank] */
+    const int64_t *strides; /* [rank] in elements, or NULL for row-major */
+} plt_arg;
+
+typedef struct plt_output {
+    void *data; /* 64-byte aligned */
+    int64_t bytes;
+    int64_t rank;
+    const int64_t *dims; /* [rank] */
+} plt_output;
+
+typedef struct plt_result {
+    int64_t detail[3];
+    int64_t n_outputs;
+    plt_output *outputs; /* [n_outputs], owned: plt_result_free */
+} plt_result;
+
+/* Checks, binds, plans, runs. On failure the result owns nothing. */
+PLT_API int plt_invoke(plt_model *model, const plt_arg *args, int32_t n,
+                       plt_result *out);
+PLT_API void plt_result_free(plt_model *model, plt_result *result);
+
+/* ---- Calling through tvm-ffi -------------------------------------------------- */
+
+/* A TVMFFISafeCallType. args[0] is the plt_model as an int, the rest its inputs. The
+ * result is None, a tensor, or an Array of tensors; a failure is not an ffi error but a
+ * Shape (status, detail[0], detail[1], detail[2]), which no model returns. */
+PLT_API int plt_ffi_call(void *self, const void *args, int32_t n, void *result);
+
+PLT_API int64_t plt_abi_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,287 @@
+/* The thread pool: static chunks, one region at a time.
+ *
+ * A worker waits for its ticket to change: it spins for a while, as the next region of
+ * a running model is microseconds away, then parks on a condition variable. Waiting for
+ * the workers is the same the other way round.
+ *
+ * Ticket and parked flag are written and read in opposite order by the two sides, both
+ * sequentially consistent, so one of them always sees the other: no wake-up is lost.
+ *
+ * Fork: a child has no workers. Where the system can wipe a page on fork, a word in such
+ * a page tells; elsewhere the process id does. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#ifdef PLT_NO_THREADS
+
+struct plt_pool {
+    plt_services services;
+};
+
+plt_pool *plt_pool_create(const plt_services *services) {
+    plt_services s;
+    plt_services_copy(&s, services);
+    plt_pool *pool = plt_allocate(&s, sizeof *pool);
+    if (pool) pool->services = s;
+    return pool;
+}
+
+void plt_pool_destroy(plt_pool *pool) {
+    if (!pool) return;
+    plt_services s = pool->services;
+    plt_release(&s, pool, sizeof *pool);
+}
+
+uint32_t plt_pool_epoch(plt_pool *pool) {
+    (void)pool;
+    return 0;
+}
+
+#else
+
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#define PLT_MAX_WORKERS 255
+#define PLT_SPIN_NS 50000
+/* Generated code keeps tiles in registers and buffers in the arena. */
+#define PLT_STACK_BYTES (1024 * 1024)
+
+#if defined(__x86_64__) || defined(__i386__)
+#define pause_cpu() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define pause_cpu() __asm__ volatile("yield")
+#else
+#define pause_cpu() ((void)0)
+#endif
+
+/* A number that one thread waits on until it differs from what it saw. */
+typedef struct signal_word {
+    _Alignas(64) _Atomic uint32_t value;
+    _Atomic uint32_t parked;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+} signal_word;
+
+typedef struct worker {
+    signal_word ticket;
+    plt_pool *pool;
+    pthread_t thread;
+    int64_t chunk;
+} worker;
+
+struct plt_pool {
+    plt_services services;
+    _Atomic int *alive;  /* 1, and 0 after a fork; NULL if pages cannot be wiped */
+    _Atomic int process; /* id of the process that owns the workers */
+    _Atomic uint32_t epoch;
+    _Atomic int64_t spin_ns;
+    _Atomic uint32_t busy; /* a region is running */
+    _Atomic uint32_t stop;
+    int64_t n_workers;
+    worker *workers[PLT_MAX_WORKERS];
+    /* the region */
+    plt_task fn;
+    void *args;
+    int64_t units, chunks;
+    _Alignas(64) _Atomic int64_t pending; /* chunks not yet finished by workers */
+    signal_word finished;                 /* changes when pending reaches 0 */
+};
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void word_init(signal_word *w) {
+    atomic_init(&w->value, 0);
+    atomic_init(&w->parked, 0);
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->wake, NULL);
+}
+
+static void word_destroy(signal_word *w) {
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->mutex);
+}
+
+static void word_bump(signal_word *w) {
+    atomic_fetch_add(&w->value, 1);
+    if (atomic_load(&w->parked)) {
+        pthread_mutex_lock(&w->mutex);
+        pthread_cond_signal(&w->wake);
+        pthread_mutex_unlock(&w->mutex);
+    }
+}
+
+static void word_wait(signal_word *w, uint32_t seen, int64_t spin_ns) {
+    if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
+    if (spin_ns > 0) {
+        int64_t until = now_ns() + spin_ns;
+        do {
+            for (int i = 0; i < 32; i++) {
+                if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
+                pause_cpu();
+            }
+        } while (now_ns() < until);
+    }
+    pthread_mutex_lock(&w->mutex);
+    atomic_store(&w->parked, 1);
+    while (atomic_load(&w->value) == seen) pthread_cond_wait(&w->wake, &w->mutex);
+    atomic_store(&w->parked, 0);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Chunk i of n: the first units % n chunks are one longer. */
+static void run_chunk(plt_task fn, void *args, int64_t units, int64_t n, int64_t i) {
+    int64_t base = units / n, longer = units % n;
+    int64_t begin = i * base + (i < longer ? i : longer);
+    fn(args, begin, begin + base + (i < longer), i);
+}
+
+static void *work(void *p) {
+    worker *w = p;
+    plt_pool *pool = w->pool;
+    for (uint32_t seen = 0;; seen++) {
+        word_wait(&w->ticket, seen, pool->spin_ns);
+        if (atomic_load(&pool->stop)) return NULL;
+        run_chunk(pool->fn, pool->args, pool->units, pool->chunks, w->chunk);
+        if (atomic_fetch_sub(&pool->pending, 1) == 1) word_bump(&pool->finished);
+    }
+}
+
+/* Held: busy. Starts workers until there are n, or no more can be had. */
+static void start_workers(plt_pool *pool, int64_t n) {
+    if (n > PLT_MAX_WORKERS) n = PLT_MAX_WORKERS;
+    if (pool->n_workers >= n) return;
+    sigset_t all, old;
+    pthread_attr_t attr;
+    if (pthread_attr_init(&attr) != 0) return;
+    pthread_attr_setstacksize(&attr, PLT_STACK_BYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the caller's to handle */
+    while (pool->n_workers < n) {
+        worker *w = pool->workers[pool->n_workers];
+        if (!w) { /* else left behind by a fork */
+            w = plt_allocate(&pool->services, sizeof *w);
+            if (!w) break;
+            pool->workers[pool->n_workers] = w;
+        }
+        w->pool = pool;
+        w->chunk = pool->n_workers + 1;
+        word_init(&w->ticket);
+        if (pthread_create(&w->thread, &attr, work, w) != 0) break;
+        pool->n_workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    pool->spin_ns = pool->n_workers < cpus ? PLT_SPIN_NS : 0;
+}
+
+uint32_t plt_pool_epoch(plt_pool *pool) {
+    _Atomic int *word = pool->alive ? pool->alive : &pool->process;
+    int ready = pool->alive ? 1 : (int)getpid();
+    int seen = atomic_load(word);
+    if (seen != ready) {
+        if (seen != -1 && atomic_compare_exchange_strong(word, &seen, -1)) {
+            pool->n_workers = 0;
+            atomic_store(&pool->busy, 0);
+            atomic_store(&pool->pending, 0);
+            word_init(&pool->finished);
+            atomic_fetch_add(&pool->epoch, 1);
+            atomic_store(word, ready);
+        }
+        while (atomic_load(word) != ready) sched_yield();
+    }
+    return atomic_load_explicit(&pool->epoch, memory_order_relaxed);
+}
+
+plt_pool *plt_pool_create(const plt_services *services) {
+    plt_services s;
+    plt_services_copy(&s, services);
+    plt_pool *pool = plt_allocate(&s, sizeof *pool);
+    if (!pool) return NULL;
+    pool->services = s;
+    word_init(&pool->finished);
+    atomic_store(&pool->process, (int)getpid());
+#if defined(__linux__) && defined(MADV_WIPEONFORK)
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p != MAP_FAILED && madvise(p, page, MADV_WIPEONFORK) == 0) {
+        pool->alive = p;
+        atomic_store(pool->alive, 1);
+    } else if (p != MAP_FAILED) {
+        munmap(p, page);
+    }
+#endif
+    return pool;
+}
+
+void plt_pool_destroy(plt_pool *pool) {
+    if (!pool) return;
+    plt_pool_epoch(pool);
+    plt_services s = pool->services;
+    atomic_store(&pool->stop, 1);
+    for (int64_t i = 0; i < pool->n_workers; i++) word_bump(&pool->workers[i]->ticket);
+    for (int64_t i = 0; i < pool->n_workers; i++) {
+        pthread_join(pool->workers[i]->thread, NULL);
+        word_destroy(&pool->workers[i]->ticket);
+    }
+    for (int64_t i = 0; i < PLT_MAX_WORKERS; i++) {
+        if (pool->workers[i]) plt_release(&s, pool->workers[i], sizeof(worker));
+    }
+    word_destroy(&pool->finished);
+#ifdef __linux__
+    if (pool->alive) munmap((void *)pool->alive, (size_t)sysconf(_SC_PAGESIZE));
+#endif
+    plt_release(&s, pool, sizeof *pool);
+}
+
+#endif
+
+static void run_serially(plt_task fn, void *args, int64_t units, int64_t n) {
+    int64_t base = units / n, longer = units % n, begin = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t end = begin + base + (i < longer);
+        fn(args, begin, end, i);
+        begin = end;
+    }
+}
+
+void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
+                  int64_t grain) {
+    if (units <= 0) return;
+    int64_t n = grain > 1 ? units / grain : units;
+    if (n > call->threads) n = call->threads;
+    if (n < 1) n = 1;
+#ifndef PLT_NO_THREADS
+    plt_pool *pool = call->pool;
+    if (n > 1 && pool && !atomic_exchange(&pool->busy, 1)) {
+        start_workers(pool, n - 1);
+        int64_t helped = n - 1 < pool->n_workers ? n - 1 : pool->n_workers;
+        if (helped > 0) {
+            uint32_t seen = atomic_load(&pool->finished.value);
+            pool->fn = fn;
+            pool->args = args;
+            pool->units = units;
+            pool->chunks = n;
+            atomic_store(&pool->pending, helped);
+            for (int64_t i = 0; i < helped; i++) word_bump(&pool->workers[i]->ticket);
+            run_chunk(fn, args, units, n, 0);
+            for (int64_t i = helped + 1; i < n; i++) run_chunk(fn, args, units, n, i);
+            word_wait(&pool->finished, seen, pool->spin_ns);
+            atomic_store(&pool->busy, 0);
+            return;
+        }
+        atomic_store(&pool->busy, 0);
+    }
+#endif
+    run_serially(fn, args, units, n);
+}

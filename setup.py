@@ -1,0 +1,53 @@
+"""Builds the C runtime: one shared library beside the package that binds it.
+
+It is not a Python extension module (nothing in it knows Python), so its name carries no
+ABI suffix and the wheel is tagged for the platform alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+SOURCES = ["arena.c", "ffi.c", "planner.c", "plans.c", "rt.c", "threads.c"]
+
+
+def ffi_include() -> str:
+    """Header directory of apache-tvm-ffi, found without importing it."""
+    spec = importlib.util.find_spec("tvm_ffi")
+    if spec is None or spec.origin is None:
+        raise SystemExit("building pliant needs apache-tvm-ffi for its headers")
+    return str(Path(spec.origin).parent / "include")
+
+
+class BuildRuntime(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+
+class PlatformWheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "pliant.runtime._plt",
+            sources=[f"pliant/runtime/{name}" for name in SOURCES],
+            depends=["pliant/runtime/rt.h", "pliant/runtime/internal.h"],
+            include_dirs=[ffi_include()],
+            extra_compile_args=[
+                *("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"),
+                *("-fvisibility=hidden", "-pthread"),
+            ],
+            extra_link_args=["-pthread"],
+        )
+    ],
+    cmdclass={"build_ext": BuildRuntime, "bdist_wheel": PlatformWheel},
+)

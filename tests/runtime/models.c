@@ -1,0 +1,68 @@
+/* Small models for the binding's tests, written as generated code would be. */
+#include "rt.h"
+
+/* scale: x (n, m) f32, k scalar -> y = (x * k) + 1 over a scratch buffer.
+ * symbols: n, m, k; table: bytes, n, m, k. Guard 0: n <= 1000; guard 1: m <= 100000. */
+int64_t scale_bind(const int64_t *dims, int64_t *symbols) {
+    for (int i = 0; i < 3; i++) symbols[i] = dims[i];
+    if (dims[0] > 1000) return 1;
+    return dims[1] > 100000 ? 2 : 0;
+}
+
+void scale_sizes(const int64_t *symbols, int64_t *table) {
+    int64_t numel;
+    if (__builtin_mul_overflow(symbols[0], symbols[1], &numel) ||
+        __builtin_mul_overflow(numel, 4, &table[0])) {
+        table[0] = -1;
+    }
+    for (int i = 0; i < 3; i++) table[i + 1] = symbols[i];
+    table[4] = symbols[3];
+}
+
+struct span {
+    const float *x;
+    float *y;
+    float factor, offset;
+};
+
+static void scale_task(void *p, int64_t begin, int64_t end, int64_t worker) {
+    struct span *s = p;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) s->y[i] = s->x[i] * s->factor + s->offset;
+}
+
+void scale_run(plt_call *call) {
+    int64_t numel = call->table[1] * call->table[2];
+    float *scratch = (float *)(call->arena + call->offsets[0]);
+    struct span first = {call->inputs[0], scratch, (float)call->table[3], 0.0f};
+    struct span second = {scratch, call->outputs[0], 1.0f, 1.0f};
+    plt_parallel(call, scale_task, &first, numel, 16);
+    plt_parallel(call, scale_task, &second, numel, 16);
+    if (call->table[3] == 13) call->status = 42;
+}
+
+/* pair: x (n) f32 -> x + w, x * 2, with w a constant scalar; no scratch. */
+int64_t pair_bind(const int64_t *dims, int64_t *symbols) {
+    symbols[0] = dims[0];
+    return 0;
+}
+
+void pair_sizes(const int64_t *symbols, int64_t *table) { table[0] = symbols[0]; }
+
+void pair_run(plt_call *call) {
+    const float *x = call->inputs[0], *w = call->weights[0];
+    float *sum = call->outputs[0], *twice = call->outputs[1];
+    for (int64_t i = 0; i < call->table[0]; i++) {
+        sum[i] = x[i] + *w;
+        twice[i] = x[i] * 2;
+    }
+}
+
+/* overrun: writes one byte past its buffer, to meet the guard page. */
+void overrun_run(plt_call *call) { call->arena[call->table[0]] = 1; }
+
+/* unwritten: reads scratch it never wrote, to meet the poison. */
+void unwritten_run(plt_call *call) {
+    const float *scratch = (const float *)(call->arena + call->offsets[0]);
+    ((float *)call->outputs[0])[0] = scratch[0];
+}
