@@ -1,5 +1,6 @@
 """Symbolic dimensions: expressions, proofs about them, and run-time guards."""
 
+from pliant.sym.cond import Cond, divides, eq, ge, gt, le, lt, ne
 from pliant.sym.expr import (
     ONE,
     ZERO,
@@ -26,15 +27,18 @@ from pliant.sym.expr import (
     rebuild,
     sym,
 )
+from pliant.sym.prove import Facts
 
 __all__ = [
     "ONE",
     "ZERO",
     "Atom",
     "CeilDiv",
+    "Cond",
     "Dim",
     "DimLike",
     "Expr",
+    "Facts",
     "FloorDiv",
     "Max",
     "Min",
@@ -43,10 +47,17 @@ __all__ = [
     "as_expr",
     "ceildiv",
     "const",
+    "divides",
+    "eq",
     "floordiv",
+    "ge",
+    "gt",
+    "le",
+    "lt",
     "maximum",
     "minimum",
     "mod",
+    "ne",
     "operands",
     "parse",
     "product",

@@ -1,0 +1,693 @@
+"""What is known about symbols, and sound proofs from it.
+
+`Facts.prove` answers True or False only if that holds for every assignment that
+satisfies the facts, and None otherwise; None is an ordinary answer. A question
+becomes the sign of a polynomial, the difference of its sides:
+
+    equalities   solved for a symbol (n == 16*p) or kept as a rewrite (a*b -> c*d)
+    multiples    16 divides n: n is 16*q for a fresh q, inside proofs only
+    the rest     intervals of symbols, and expressions known to be nonnegative
+
+`bounding.py` bounds a polynomial over intervals; `search.py` adds case splits and
+the nonnegative expressions. Contradictory facts raise ValueError if noticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal, TypeAlias
+
+from pliant.sym.bounding import Interval, lower_bound
+from pliant.sym.cond import Cond, divides, eq, ge, gt, le, lt, ne
+from pliant.sym.expr import (
+    ZERO,
+    Atom,
+    CeilDiv,
+    DimLike,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Monomial,
+    Symbol,
+    as_expr,
+    const,
+    lift,
+    monomial_quotient,
+    operands,
+    rebuild,
+    sym,
+)
+from pliant.sym.samples import Sampler
+from pliant.sym.search import Search, tightened, without_quotients
+
+__all__ = ["Cond", "Facts", "divides", "eq", "ge", "gt", "le", "lt", "ne"]
+
+Order: TypeAlias = Literal["lt", "le", "eq", "ge", "gt"]
+_DEFAULT: Interval = (0, None)
+_PROPAGATION_ROUNDS = 3
+
+
+class Facts:
+    """Immutable knowledge about symbols; each `with_` returns a larger one.
+
+    A symbol is at least 0 until `with_range` states another range, which must come
+    before other facts about that symbol; later ranges only narrow.
+    """
+
+    __slots__ = (
+        "_bounds",
+        "_canonical",
+        "_equal",
+        "_known",
+        "_multiples",
+        "_nonneg",
+        "_parts",
+        "_proved",
+        "_ranges",
+        "_rules",
+        "_sampler",
+        "_solved",
+        "_unequal",
+        "stated",
+    )
+
+    def __init__(self) -> None:
+        self.stated: tuple[Cond, ...] = ()  # as given, for guards
+        self._ranges: dict[str, Interval] = {}
+        self._solved: dict[str, Expr] = {}
+        self._rules: tuple[tuple[Monomial, Expr], ...] = ()
+        self._equal: tuple[Expr, ...] = ()  # == 0, neither solved nor a rule
+        self._nonneg: tuple[Expr, ...] = ()
+        self._unequal: tuple[Expr, ...] = ()
+        self._multiples: tuple[tuple[int, Expr], ...] = ()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._bounds: dict[Expr, Interval] = {}
+        self._canonical: dict[Expr, Expr] = {}
+        self._proved: dict[Cond, bool | None] = {}
+        self._sampler: Sampler | None = None
+        self._known: tuple[Expr, ...] | None = None
+        self._parts: _Parts | None = None
+
+    def __repr__(self) -> str:
+        return f"Facts({', '.join(map(str, self.stated))})"
+
+    # --- building ---------------------------------------------------------------
+
+    def with_range(self, name: str, lo: int | None, hi: int | None) -> Facts:
+        """lo <= name <= hi; None leaves that side open."""
+        symbol = sym(name)
+        new = self._extended(
+            *([le(lo, symbol)] if lo is not None else []),
+            *([le(symbol, hi)] if hi is not None else []),
+        )
+        if name not in new._ranges and name not in new._solved:
+            new._ranges[name] = (None, None)
+        new._narrow(symbol, lo, hi)
+        return new
+
+    def with_eq(self, a: DimLike, b: DimLike) -> Facts:
+        return self.assume(eq(a, b))
+
+    def with_divides(self, k: DimLike, e: DimLike) -> Facts:
+        return self.assume(divides(k, e))
+
+    def assume(self, cond: Cond) -> Facts:
+        new = self._extended(cond)
+        match cond.kind:
+            case "eq":
+                new._add_equal(cond.lhs - cond.rhs)
+            case "ne":
+                new._add_unequal(cond.lhs - cond.rhs)
+            case "le":
+                new._add_nonneg(cond.rhs - cond.lhs)
+            case "lt":
+                new._add_nonneg(cond.rhs - cond.lhs - 1)
+            case "divides":
+                new._add_divides(cond.lhs, cond.rhs)
+        new._propagate()
+        return new
+
+    def _extended(self, *conds: Cond) -> Facts:
+        new = Facts()
+        new.stated = self.stated + conds
+        new._ranges = dict(self._ranges)
+        new._solved = self._solved
+        new._rules, new._equal = self._rules, self._equal
+        new._nonneg, new._unequal = self._nonneg, self._unequal
+        new._multiples = self._multiples
+        return new
+
+    def _narrow(self, expr: Expr, lo: int | None, hi: int | None) -> None:
+        if lo is not None:
+            self._add_nonneg(expr - lo)
+        if hi is not None:
+            self._add_nonneg(hi - expr)
+        self._propagate()
+
+    def _add_nonneg(self, expr: Expr) -> None:
+        expr = tightened(self.canonical(expr))
+        if expr.is_const:
+            _require(expr.value >= 0, self)
+        elif len(expr.symbols()) == 1 and (line := _line(expr)) is not None:
+            slope, offset = line
+            end = -(offset // slope) if slope > 0 else offset // -slope
+            self._clip(expr.symbols()[0], *((end, None) if slope > 0 else (None, end)))
+        elif expr not in self._nonneg:
+            self._nonneg += (expr,)
+            self._forget()
+
+    def _clip(self, name: str, lo: int | None, hi: int | None) -> bool:
+        """Narrow a symbol's interval; whether that changed anything."""
+        old = self._range(name)
+        new = (_tighter(max, old[0], lo), _tighter(min, old[1], hi))
+        if new == old:
+            if name not in self._ranges:
+                self._ranges[name] = new
+            return False
+        self._ranges[name] = new
+        self._forget()
+        if new[0] is not None and new[1] is not None:
+            _require(new[0] <= new[1], self)
+            if new[0] == new[1]:
+                self._solve(name, const(new[0]))
+        return True
+
+    def _add_equal(self, expr: Expr) -> None:
+        expr = self.canonical(expr)
+        divisor = gcd(*(c for c, mono in expr.terms if mono))
+        if divisor == 0:
+            _require(expr.value == 0, self)
+            return
+        _require(expr.constant % divisor == 0, self)
+        terms = tuple((c // divisor, mono) for c, mono in expr.terms)
+        expr = Expr._of(terms)
+        solution = _solvable(expr)
+        if solution is not None:
+            self._solve(*solution)
+            return
+        lead, mono = terms[0]
+        if abs(lead) == 1:
+            image = (Expr._of(((lead, mono),)) - expr) * lead
+            self._rules += ((mono, image),)
+            self._restate()
+        else:
+            self._equal += (expr,)
+        self._forget()
+
+    def _solve(self, name: str, image: Expr) -> None:
+        lo, hi = self._ranges.pop(name, _DEFAULT)
+        step = {name: image}
+        self._solved = {
+            **{known: e.substitute(step) for known, e in self._solved.items()},
+            name: image,
+        }
+        self._restate()
+        if not image.is_const:
+            self._narrow(image, lo, hi)
+
+    def _restate(self) -> None:
+        """Bring every stored fact to the canonical form of the new equalities."""
+        rules, equal, self._equal = self._rules, self._equal, ()
+        nonneg, self._nonneg = self._nonneg, ()
+        unequal, self._unequal = self._unequal, ()
+        multiples, self._multiples = self._multiples, ()
+        self._forget()
+        if any(set(image.symbols()) & self._solved.keys() for _, image in rules) or any(
+            isinstance(atom, Symbol) and atom.name in self._solved
+            for mono, _ in rules
+            for atom, _ in mono
+        ):
+            self._rules = ()
+            for mono, image in rules:
+                self._add_equal(Expr._of(((1, mono),)) - image)
+        for expr in equal:
+            self._add_equal(expr)
+        for expr in nonneg:
+            self._add_nonneg(expr)
+        for expr in unequal:
+            self._add_unequal(expr)
+        for divisor, expr in multiples:
+            self._add_divides(const(divisor), expr)
+
+    def _add_unequal(self, expr: Expr) -> None:
+        expr = self.canonical(expr)
+        _require(expr is not ZERO, self)
+        if expr.is_const:
+            return
+        lo, hi = self.bounds(expr)
+        if lo == 0:
+            self._add_nonneg(expr - 1)
+        elif hi == 0:
+            self._add_nonneg(-expr - 1)
+        if expr not in self._unequal:
+            self._unequal += (expr, -expr)
+        self._forget()
+
+    def _add_divides(self, divisor: Expr, expr: Expr) -> None:
+        expr = self.canonical(expr)
+        if not divisor.is_const or abs(divisor.value) < 2:
+            # Divisors that are expressions stay in `stated`; prove finds them there.
+            return
+        k = abs(divisor.value)
+        shared = gcd(k, *(c for c, _ in expr.terms))
+        k, expr = k // shared, Expr._of(tuple((c // shared, m) for c, m in expr.terms))
+        if k > 1 and (k, expr) not in self._multiples:
+            self._multiples += ((k, expr),)
+        self._forget()
+
+    def _propagate(self) -> None:
+        """Carry intervals through inequalities: n <= m, m <= 8 gives n <= 8."""
+        for _ in range(_PROPAGATION_ROUNDS):
+            changed = False
+            for expr in self._nonneg:
+                for coefficient, mono in expr.terms:
+                    name = _lone_symbol(mono)
+                    if name is None or name in self._solved:
+                        continue
+                    rest = expr - coefficient * sym(name)
+                    high = None if name in rest.symbols() else self.bounds(rest)[1]
+                    if high is None:
+                        continue
+                    if coefficient > 0:
+                        changed |= self._clip(name, -(high // coefficient), None)
+                    else:
+                        changed |= self._clip(name, None, high // -coefficient)
+            if not changed:
+                return
+
+    # --- asking -----------------------------------------------------------------
+
+    def _range(self, name: str) -> Interval:
+        known = self._ranges.get(name)
+        if known is None and self._parts is not None:
+            known = self._parts.ranges.get(name)
+        return _DEFAULT if known is None else known
+
+    def in_multiples(self, expr: Expr) -> Expr:
+        """`expr` with n written 16*q where 16 is known to divide n; for proofs."""
+        if not self._multiples:
+            return expr
+        return expr.substitute(self._in_parts().images)
+
+    def _in_parts(self) -> _Parts:
+        if self._parts is None:
+            ranges: dict[str, Interval] = {}
+            images: dict[str, Expr] = {}
+            for k, expr in self._multiples:
+                expr = expr.substitute(images)
+                line = _line(expr) if len(expr.symbols()) == 1 else None
+                if line is None:
+                    continue
+                # slope*s + offset == 0 modulo k  <=>  s == first modulo step
+                slope, offset = line
+                shared = gcd(slope, k)
+                if shared == 0 or offset % shared:
+                    continue
+                step = k // shared
+                first = -(offset // shared) * pow(slope // shared, -1, step) % step
+                name = expr.symbols()[0]
+                lo, hi = ranges.get(name) or self._ranges.get(name, _DEFAULT)
+                part = f"{name} / {step}"
+                ranges[part] = (
+                    None if lo is None else -((first - lo) // step),
+                    None if hi is None else (hi - first) // step,
+                )
+                image = {name: step * sym(part) + first}
+                images = {n: e.substitute(image) for n, e in images.items()} | image
+            self._parts = _Parts(images, ranges)
+        return self._parts
+
+    def known_nonneg(self) -> tuple[Expr, ...]:
+        """The stored inequalities and equalities, in the form proofs use."""
+        if self._known is None:
+            both = (expr for pair in self._equal for expr in (pair, -pair))
+            forms = (self.in_multiples(expr) for expr in (*self._nonneg, *both))
+            self._known = tuple(tightened(without_quotients(e)[0]) for e in forms)
+        return self._known
+
+    def samples(self) -> Sampler:
+        if self._sampler is None:
+            conds = [le(0, expr) for expr in self._nonneg]
+            conds += [eq(0, expr) for expr in self._equal]
+            conds += [ne(0, expr) for expr in self._unequal]
+            conds += [eq(Expr._of(((1, m),)), image) for m, image in self._rules]
+            conds += [divides(k, expr) for k, expr in self._multiples]
+            images = self._in_parts().images
+            self._sampler = Sampler(
+                tuple(cond.substitute(images) for cond in conds), self._range
+            )
+        return self._sampler
+
+    def bounds(self, e: DimLike) -> Interval:
+        """A sound interval of `e`; None is an open side."""
+        expr = as_expr(e)
+        known = self._bounds.get(expr)
+        if known is None:
+            form = self.canonical(expr)
+            known = (self._lower(form), _negated(self._lower(-form)))
+            self._bounds[expr] = known
+        return known
+
+    def _lower(self, expr: Expr) -> int | None:
+        best = lower_bound(expr.terms, self.box)
+        scaled, scale = without_quotients(expr)
+        if scaled is not expr:
+            other = lower_bound(scaled.terms, self.box)
+            best = _tighter(max, best, None if other is None else -(-other // scale))
+        return best
+
+    def box(self, atom: Atom) -> Interval:
+        """The interval of one atom, taken by itself."""
+        match atom:
+            case Symbol(name):
+                return self._range(name)
+            case FloorDiv(num, den):
+                return _quotient_interval(self.bounds(num), self.bounds(den))
+            case CeilDiv(num, den):
+                low, high = self.bounds(-num)
+                low, high = _quotient_interval((low, high), self.bounds(den))
+                return _negated(high), _negated(low)
+            case Mod(num, den):
+                return _remainder_interval(self.bounds(num), self.bounds(den))
+            case Min(args):
+                ends = [self.bounds(arg) for arg in args]
+                lows = [lo for lo, _ in ends if lo is not None]
+                highs = [hi for _, hi in ends if hi is not None]
+                low = min(lows) if len(lows) == len(ends) else None
+                return low, min(highs, default=None)
+            case Max(args):
+                ends = [self.bounds(arg) for arg in args]
+                lows = [lo for lo, _ in ends if lo is not None]
+                highs = [hi for _, hi in ends if hi is not None]
+                high = max(highs) if len(highs) == len(ends) else None
+                return max(lows, default=None), high
+            case _:
+                raise TypeError(f"unknown atom {atom!r}")
+
+    def canonical(self, e: DimLike) -> Expr:
+        """`e` with equalities applied and atoms reduced under the facts."""
+        expr = as_expr(e)
+        if expr.is_const:
+            return expr
+        known = self._canonical.get(expr)
+        if known is None:
+            known = self._rewritten(expr.map_atoms(self._reduced_atom))
+            self._canonical[expr] = known
+            self._canonical.setdefault(known, known)
+        return known
+
+    def _reduced_atom(self, atom: Atom) -> Expr:
+        if isinstance(atom, Symbol):
+            return self._solved.get(atom.name, lift(atom))
+        args = [self.canonical(arg) for arg in operands(atom)]
+        built = rebuild(atom, args)
+        match built.terms:
+            case ((1, ((same, 1),)),) if type(same) is type(atom):
+                return self._reduced_by_range(same)
+            case _:
+                return built.map_atoms(
+                    lambda inner: (
+                        lift(inner)
+                        if isinstance(inner, Symbol)
+                        else self._reduced_by_range(inner)
+                    )
+                )
+
+    def _reduced_by_range(self, atom: Atom) -> Expr:
+        match atom:
+            case Min(args):
+                kept = self._pruned(args, lambda kept, gone: gone - kept)
+                return rebuild(atom, kept)
+            case Max(args):
+                kept = self._pruned(args, lambda kept, gone: kept - gone)
+                return rebuild(atom, kept)
+            case Mod(num, den):
+                low = self.bounds(num)[0]
+                if low is not None and low >= 0 and self.nonneg(den - num - 1):
+                    return num
+                if den.is_const and self._divides(den.value, num):
+                    return ZERO
+        low, high = self.box(atom)
+        return const(low) if low is not None and low == high else lift(atom)
+
+    def _pruned(
+        self, args: tuple[Expr, ...], margin: Callable[[Expr, Expr], Expr]
+    ) -> list[Expr]:
+        kept = list(args)
+        for arg in args:
+            others = [other for other in kept if other is not arg]
+            if any(self.nonneg(margin(other, arg)) for other in others):
+                kept = others
+        return kept
+
+    def _rewritten(self, expr: Expr) -> Expr:
+        """Apply the product rules, a*b -> c*d, until none matches."""
+        changed = bool(self._rules)
+        while changed:
+            changed = False
+            for lead, image in self._rules:
+                for coefficient, mono in expr.terms:
+                    factor = monomial_quotient(mono, lead)
+                    if factor is not None:
+                        term = Expr._of(((coefficient, mono),))
+                        expr = expr - term + image * Expr._of(((coefficient, factor),))
+                        changed = True
+                        break
+        return expr
+
+    def nonneg(self, expr: Expr) -> bool:
+        """Whether expr >= 0 is certain; False means unknown."""
+        return self.prove(Cond("le", ZERO, expr)) is True
+
+    def prove(self, cond: Cond) -> bool | None:
+        """True or False if certain for every assignment of the facts, else None."""
+        try:
+            return self._proved[cond]
+        except KeyError:
+            pass
+        answer = self._decide(cond)
+        self._proved[cond] = answer
+        return answer
+
+    def _decide(self, cond: Cond) -> bool | None:
+        if cond.kind == "divides":
+            return self._decide_divides(cond)
+        difference = self.canonical(cond.rhs - cond.lhs)
+        match cond.kind:
+            case "le":
+                return self._sign(difference)
+            case "lt":
+                return self._sign(difference - 1)
+            case "eq":
+                return self._is_zero(difference)
+            case _:
+                zero = self._is_zero(difference)
+                return None if zero is None else not zero
+
+    def _sign(self, expr: Expr) -> bool | None:
+        """Whether expr >= 0."""
+        if expr.is_const:
+            return expr.value >= 0
+        if self._quick(expr):
+            return True
+        if self._quick(-expr - 1):
+            return False
+        form = self.in_multiples(expr)
+        maybe_negative, maybe_nonneg = self.samples().signs(form)
+        if not maybe_negative and Search(self).nonneg(form):
+            return True
+        if not maybe_nonneg and Search(self).nonneg(-form - 1):
+            return False
+        return None
+
+    def _quick(self, expr: Expr) -> bool:
+        low = lower_bound(expr.terms, self.box)
+        return low is not None and low >= 0
+
+    def _is_zero(self, expr: Expr) -> bool | None:
+        if expr.is_const:
+            return expr.value == 0
+        if expr in self._unequal:
+            return False
+        divisor = gcd(*(c for c, mono in expr.terms if mono))
+        if expr.constant % divisor:
+            return False
+        form = self.in_multiples(expr)
+        flat, _ = without_quotients(form)
+        if flat is ZERO:
+            return True
+        divisor = gcd(*(c for c, mono in form.terms if mono))
+        if divisor and form.constant % divisor:
+            return False
+        signs = self.samples().values(form)
+        if any(signs) and 0 in signs:
+            return None
+        if not any(signs):
+            search = Search(self)
+            if search.nonneg(form) and search.nonneg(-form):
+                return True
+        if 0 not in signs:
+            if min(signs, default=1) > 0 and Search(self).nonneg(form - 1):
+                return False
+            if max(signs, default=-1) < 0 and Search(self).nonneg(-form - 1):
+                return False
+        return None
+
+    def _decide_divides(self, cond: Cond) -> bool | None:
+        divisor, expr = self.canonical(cond.lhs), self.canonical(cond.rhs)
+        if divisor.is_const:
+            if divisor.value == 0:
+                return self.prove(eq(expr, 0))
+            answer = self._divides(abs(divisor.value), expr)
+            if answer is not None:
+                return answer
+            low, high = self.bounds(expr % divisor)
+            if low is None or low <= 0:
+                return True if low == high == 0 else None
+            return False
+        if expr is ZERO or expr % divisor is ZERO:
+            return True
+        for known in self.stated:
+            if known.kind != "divides":
+                continue
+            base = self.canonical(known.rhs)
+            same = self.canonical(known.lhs) is divisor and bool(base.terms)
+            # a multiple of something that the divisor is known to divide
+            if same and expr % base is ZERO:
+                return True
+        return None
+
+    def _divides(self, k: int, expr: Expr) -> bool | None:
+        form = self.in_multiples(expr)
+        if all(c % k == 0 for c, _ in form.terms):
+            return True
+        if all(c % k == 0 for c, mono in form.terms if mono):
+            return False
+        for base, known in self._multiples:
+            known = self.in_multiples(known)
+            if not known.terms or base % k:
+                continue
+            scale, mono = known.terms[0]
+            for coefficient, other in form.terms:
+                factor = monomial_quotient(other, mono)
+                if factor is None or coefficient % scale:
+                    continue
+                rest = form - known * Expr._of(((coefficient // scale, factor),))
+                if all(c % k == 0 for c, _ in rest.terms):
+                    return True
+        return None
+
+    def compare(self, a: DimLike, b: DimLike) -> Order | None:
+        """The strongest certain order of a and b."""
+        left, right = as_expr(a), as_expr(b)
+        if self.prove(eq(left, right)):
+            return "eq"
+        if self.prove(le(left, right)):
+            return "lt" if self.prove(lt(left, right)) else "le"
+        if self.prove(le(right, left)):
+            return "gt" if self.prove(lt(right, left)) else "ge"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Symbols with known divisors, as images over fresh symbols with ranges."""
+
+    images: dict[str, Expr]
+    ranges: dict[str, Interval]
+
+
+def _require(consistent: bool, facts: Facts) -> None:
+    if not consistent:
+        raise ValueError(f"contradictory facts: {', '.join(map(str, facts.stated))}")
+
+
+def _tighter(
+    choose: Callable[[int, int], int], left: int | None, right: int | None
+) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return choose(left, right)
+
+
+def _negated(bound: int | None) -> int | None:
+    return None if bound is None else -bound
+
+
+def _line(expr: Expr) -> tuple[int, int] | None:
+    """(a, b) if expr is a*s + b for a symbol s."""
+    match expr.terms:
+        case ((slope, ((Symbol(), 1),)),):
+            return slope, 0
+        case ((slope, ((Symbol(), 1),)), (offset, ())):
+            return slope, offset
+        case _:
+            return None
+
+
+def _lone_symbol(mono: Monomial) -> str | None:
+    match mono:
+        case ((Symbol(name), 1),):
+            return name
+        case _:
+            return None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key: s6 before s33."""
+    pieces: Iterable[str] = re.split(r"(\d+)", name)
+    return [(int(piece) if piece.isdigit() else -1, piece) for piece in pieces]
+
+
+def _solvable(expr: Expr) -> tuple[str, Expr] | None:
+    """(s, e) such that expr == 0 means s == e, for the best symbol s.
+
+    A solution without negative coefficients keeps signs visible; among those the
+    later name goes, so that s33 == s6 leaves s6.
+    """
+    best: tuple[bool, list[tuple[int, str]], str, Expr] | None = None
+    for coefficient, mono in expr.terms:
+        name = _lone_symbol(mono)
+        if name is None or abs(coefficient) != 1:
+            continue
+        rest = expr - coefficient * sym(name)
+        if name in rest.symbols():
+            continue
+        image = rest * -coefficient
+        positive = all(c > 0 for c, _ in image.terms)
+        if best is None or (positive, _natural(name)) > best[:2]:
+            best = (positive, _natural(name), name, image)
+    return None if best is None else best[2:]
+
+
+def _quotient_interval(num: Interval, den: Interval) -> Interval:
+    """num // den for den >= 1: far from zero with the least den, else the greatest."""
+    least, greatest = max(den[0] or 1, 1), den[1]
+
+    def towards_zero(end: int) -> int:
+        if greatest is None or greatest < 1:
+            return 0 if end >= 0 else -1
+        return end // greatest
+
+    low, high = num
+    if low is not None:
+        low = low // least if low < 0 else towards_zero(low)
+    if high is not None:
+        high = high // least if high >= 0 else towards_zero(high)
+    return low, high
+
+
+def _remainder_interval(num: Interval, den: Interval) -> Interval:
+    high = None if den[1] is None else max(den[1] - 1, 0)
+    if num[0] is None or num[0] < 0:
+        return 0, high
+    # x % k is at most x for x >= 0, and is x below the least den.
+    inside = num[1] is not None and num[1] < max(den[0] or 1, 1)
+    return num[0] if inside else 0, _tighter(min, high, num[1])

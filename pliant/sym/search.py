@@ -1,0 +1,224 @@
+"""Proof search for expr >= 0, where intervals alone do not decide.
+
+In this order, each step within one small budget:
+
+    quotients    a//k becomes (a - a % k)/k, the remainder an interval of its own
+    cases        min(a, b) is a where a <= b, and b where b <= a; likewise max
+    known        expr >= 0 follows from expr - t*g >= 0 for a known g >= 0 and t >= 0
+    smallest     n*n >= n: n is its least value, or at least one more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+from typing import TYPE_CHECKING
+
+from pliant.sym.bounding import Interval, lower_bound
+from pliant.sym.expr import (
+    Atom,
+    CeilDiv,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Symbol,
+    floordiv,
+    lift,
+    mod,
+    monomial_quotient,
+    operands,
+    rebuild,
+)
+
+if TYPE_CHECKING:
+    from pliant.sym.prove import Facts
+
+_STEPS = 48
+_DEPTH = 2
+
+
+def without_quotients(expr: Expr) -> tuple[Expr, int]:
+    """(e, s) with e == s * expr and s > 0, and no quotient by a constant in e.
+
+    A remainder by an expression becomes num - den * (num // den), so that each
+    pair of quotient and remainder is one unknown.
+    """
+    scale = 1
+    while True:
+        atom = next(filter(_is_flattened, expr.atoms()), None)
+        match atom:
+            case Mod(num, den):
+                image, divisor = num - den * floordiv(num, den), 1
+            case FloorDiv(num, den):
+                image, divisor = num - mod(num, den), den.value
+            case CeilDiv(num, den):
+                image, divisor = num + den - 1 - mod(num + den - 1, den), den.value
+            case _:
+                return expr, scale
+        expr, factor = _multiplied_out(expr, atom, image, divisor)
+        scale *= factor
+
+
+def _is_flattened(atom: Atom) -> bool:
+    if isinstance(atom, Mod):
+        return not atom.den.is_const
+    return isinstance(atom, FloorDiv | CeilDiv) and atom.den.is_const
+
+
+def _multiplied_out(
+    expr: Expr, atom: Atom, image: Expr, divisor: int
+) -> tuple[Expr, int]:
+    """(divisor**d * expr, divisor**d) with atom = image / divisor, d its degree."""
+    degree = max(dict(mono).get(atom, 0) for _, mono in expr.terms)
+    total = Expr._of(())
+    for coefficient, mono in expr.terms:
+        power = dict(mono).get(atom, 0)
+        rest = tuple(item for item in mono if item[0] is not atom)
+        scaled = coefficient * divisor ** (degree - power)
+        total = total + Expr._of(((scaled, rest),)) * image**power
+    return total, divisor**degree
+
+
+def _replaced(expr: Expr, old: Atom, image: Expr) -> Expr:
+    """`expr` with an atom replaced everywhere, inside other atoms too."""
+
+    def replace(atom: Atom) -> Expr:
+        if atom is old:
+            return image
+        args = operands(atom)
+        new = [_replaced(arg, old, image) for arg in args]
+        return lift(atom) if tuple(new) == args else rebuild(atom, new)
+
+    return expr.map_atoms(replace)
+
+
+def _choices(expr: Expr) -> Iterator[Min | Max]:
+    """Min and Max atoms, innermost first."""
+    for atom in expr.atoms():
+        for arg in operands(atom):
+            yield from _choices(arg)
+        if isinstance(atom, Min | Max):
+            yield atom
+
+
+def tightened(expr: Expr) -> Expr:
+    """The strongest integer form of expr >= 0: 2*n - 1 >= 0 is n - 1 >= 0."""
+    divisor = gcd(*(c for c, mono in expr.terms if mono))
+    if divisor < 2:
+        return expr
+    terms = ((c // divisor, mono) for c, mono in expr.terms)
+    return Expr._of(tuple(term for term in terms if term[0]))
+
+
+class Search:
+    """One question to `facts`; the budget is shared by all its branches."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.steps = _STEPS
+        self.lows: dict[str, int] = {}  # raised by the case in hand
+
+    def nonneg(
+        self, expr: Expr, known: tuple[Expr, ...] = (), depth: int = _DEPTH
+    ) -> bool:
+        """Whether expr >= 0 was proved, given also that each of `known` is."""
+        expr = tightened(expr)
+        if expr.is_const:
+            return expr.value >= 0
+        self.steps -= 1
+        if self.steps < 0:
+            return False
+        flat = tightened(without_quotients(expr)[0])
+        if flat.is_const:
+            return flat.value >= 0
+        if self._bounded(expr) or (flat is not expr and self._bounded(flat)):
+            return True
+        choice = next(_choices(flat), None)
+        if choice is not None:
+            return self._each_case(flat, choice, known, depth)
+        if depth == 0:
+            return False
+        facts = (*known, *self.facts.known_nonneg(), *self._about_quotients(flat))
+        if self._from_known(flat, facts, known, depth):
+            return True
+        return self._above_least(flat, known, depth)
+
+    def _box(self, atom: Atom) -> Interval:
+        low, high = self.facts.box(atom)
+        if isinstance(atom, Symbol) and atom.name in self.lows:
+            raised = self.lows[atom.name]
+            return raised if low is None else max(low, raised), high
+        return low, high
+
+    def _bounded(self, expr: Expr) -> bool:
+        low = lower_bound(expr.terms, self._box)
+        return low is not None and low >= 0
+
+    def _each_case(
+        self, expr: Expr, choice: Min | Max, known: tuple[Expr, ...], depth: int
+    ) -> bool:
+        sign = 1 if isinstance(choice, Min) else -1
+        for arg in choice.args:
+            # Where this argument is the one chosen, the others are beyond it.
+            beyond = [(other - arg) * sign for other in choice.args if other is not arg]
+            case = (*known, *beyond)
+            case = tuple(_replaced(fact, choice, arg) for fact in case)
+            if not self.nonneg(_replaced(expr, choice, arg), case, depth):
+                return False
+        return True
+
+    def _about_quotients(self, expr: Expr) -> Iterator[Expr]:
+        """den * quotient is within one den of num, for quotients by expressions."""
+        for atom in expr.atoms():
+            if isinstance(atom, FloorDiv | CeilDiv):
+                taken = atom.den * lift(atom)
+                left = (
+                    atom.num - taken if isinstance(atom, FloorDiv) else taken - atom.num
+                )
+                yield left
+                yield atom.den - 1 - left
+
+    def _from_known(
+        self,
+        expr: Expr,
+        facts: tuple[Expr, ...],
+        known: tuple[Expr, ...],
+        depth: int,
+    ) -> bool:
+        for fact in facts:
+            for debt, mono in expr.terms:
+                if debt > 0:
+                    continue
+                for paid, other in fact.terms:
+                    factor = monomial_quotient(mono, other) if paid < 0 else None
+                    if factor is None or not all(self._is_nonneg(a) for a, _ in factor):
+                        continue
+                    # Scaled so that the negative term cancels exactly.
+                    share = Expr._of(((-debt, factor),)) * fact
+                    if self.nonneg(expr * -paid - share, known, depth - 1):
+                        return True
+        return False
+
+    def _is_nonneg(self, atom: Atom) -> bool:
+        low = self._box(atom)[0]
+        return low is not None and low >= 0
+
+    def _above_least(self, expr: Expr, known: tuple[Expr, ...], depth: int) -> bool:
+        debts = (atom for c, mono in expr.terms if c < 0 for atom, _ in mono)
+        for atom in dict.fromkeys(debts):
+            low = self._box(atom)[0]
+            if not isinstance(atom, Symbol) or low is None:
+                continue
+            least = {atom.name: low}
+            known_there = tuple(fact.substitute(least) for fact in known)
+            if not self.nonneg(expr.substitute(least), known_there, depth - 1):
+                continue
+            before = dict(self.lows)
+            self.lows[atom.name] = low + 1
+            above = self.nonneg(expr, known, depth - 1)
+            self.lows = before
+            if above:
+                return True
+        return False
