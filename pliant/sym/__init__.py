@@ -27,12 +27,14 @@ from pliant.sym.expr import (
     rebuild,
     sym,
 )
+from pliant.sym.guards import Binding, Guard, Solution, solve
 from pliant.sym.prove import Facts
 
 __all__ = [
     "ONE",
     "ZERO",
     "Atom",
+    "Binding",
     "CeilDiv",
     "Cond",
     "Dim",
@@ -40,9 +42,11 @@ __all__ = [
     "Expr",
     "Facts",
     "FloorDiv",
+    "Guard",
     "Max",
     "Min",
     "Mod",
+    "Solution",
     "Symbol",
     "as_expr",
     "ceildiv",
@@ -62,5 +66,6 @@ __all__ = [
     "parse",
     "product",
     "rebuild",
+    "solve",
     "sym",
 ]
