@@ -29,13 +29,10 @@ static void arena_free(plt_arena *a, const plt_services *s) {
 static bool fit_block(plt_arena *a, const plt_services *s, int64_t need) {
     if (need == a->need) return true;
     arena_free(a, s);
-    int64_t bytes;
-    if (__builtin_add_overflow(need, PLT_ALIGN, &bytes)) return false;
-    if ((uint64_t)bytes > SIZE_MAX) return false;
-    char *p = s->allocate(s->context, (size_t)bytes);
+    if ((uint64_t)need > SIZE_MAX) return false;
+    char *p = plt_allocate_raw(s, (size_t)need);
     if (!p) return false;
-    uintptr_t base = ((uintptr_t)p + PLT_ALIGN - 1) & ~(uintptr_t)(PLT_ALIGN - 1);
-    *a = (plt_arena){(char *)base, p, bytes, need};
+    *a = (plt_arena){p, p, need, need};
     return true;
 }
 

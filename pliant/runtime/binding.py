@@ -241,7 +241,7 @@ def symbols() -> dict[str, int]:
 
 
 class _Ffi:
-    """What the runtime needs of tvm-ffi: addresses, and two function objects."""
+    """What the runtime needs of tvm-ffi: addresses and function objects."""
 
     ADDRESSES: ClassVar = {
         "ffi_env_allocator": "TVMFFIEnvGetDLPackManagedTensorAllocator",
@@ -259,6 +259,7 @@ class _Ffi:
         )
         self.array = tvm_ffi.get_global_func("ffi.Array")
         self.shape = tvm_ffi.get_global_func("ffi.Shape")
+        self.item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
         self.services.ffi_make_array = self.array.__chandle__()
         self.services.ffi_make_shape = self.shape.__chandle__()
         self.services.pool = load().plt_pool_create(byref(self.services))
@@ -293,7 +294,9 @@ class Model:
         self.spec = spec
         self._library = load()
         ffi = _ffi()
-        self._call = ffi.call
+        self._call, self._item = ffi.call, ffi.item
+        several = len(spec.outputs) > 1
+        self._several = range(len(spec.outputs)) if several else None
         inputs = [_InputDesc(i.kind, i.code, i.bits, i.rank) for i in spec.inputs]
         buffers = [_BufferDesc(b.size_index, b.first, b.last) for b in spec.buffers]
         outputs = [
@@ -331,19 +334,24 @@ class Model:
         Gives None, a tensor, or a tuple of tensors, in the framework of the arguments.
         """
         result = self._call(self._pointer, *args)
-        if isinstance(result, tvm_ffi.Array):
-            return tuple(result)
-        if isinstance(result, (tvm_ffi.Shape, int)):
+        kind = type(result)
+        if kind is tvm_ffi.Shape or kind is int:
             raise self._failure(result)
-        return result
+        if self._several is None:
+            return result
+        item = self._item  # a third of the cost of iterating over the Array
+        return tuple([item(result, i) for i in self._several])
 
     def invoke(self, *args: Any) -> Any:
         """Runs; NumPy arrays in give NumPy arrays out, read-only ones are copied."""
-        if not any(isinstance(a, np.ndarray) for a in args):
+        for argument in args:
+            if isinstance(argument, np.ndarray):
+                break
+        else:
             return self(*args)
         result = self(*[_exportable(a) for a in args])
-        if isinstance(result, tuple):
-            return tuple(_to_numpy(r) for r in result)
+        if self._several is not None:
+            return tuple([_to_numpy(r) for r in result])
         return _to_numpy(result)
 
     @staticmethod

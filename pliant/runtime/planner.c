@@ -2,13 +2,21 @@
  * found in well under a millisecond.
  *
  * Optimal packing is NP-hard; the largest sum of live sizes is a lower bound, and
- * greedy placement usually meets it under one order or another. So: try a few orders,
- * stop at the first that meets the bound, else improve the best one by placing first
- * what did not fit. Ties are broken by number: same sizes, same offsets.
- */
+ * greedy placement often meets it under one order or another. So: try a few orders,
+ * stop at the first that meets the bound, else keep improving the best one by placing
+ * earlier what did not fit. The effort is counted in comparisons, never in time, and
+ * ties are broken by number: same sizes, same offsets.
+ *
+ * Placing an item looks at those that are live together with it. These are listed once,
+ * so the cost follows the number of such pairs, not the square of the items. */
 #include "internal.h"
 
 #include <string.h>
+
+/* Comparisons spent on trying orders, at a few nanoseconds each. */
+#define PLT_EFFORT 200000
+/* Lists of pairs take eight bytes each; with more, only the sweep is tried. */
+#define PLT_MOST_PAIRS (1 << 20)
 
 typedef struct item {
     int64_t major, minor; /* sort keys, descending then ascending */
@@ -16,21 +24,27 @@ typedef struct item {
 } item;
 
 typedef struct placed {
-    int64_t begin, end;  /* bytes */
-    int64_t first, last; /* steps */
+    int64_t begin, end; /* bytes */
+    int64_t last;       /* step; used by the sweep */
 } placed;
 
 typedef struct packer {
-    const plt_interval *intervals;
-    int64_t n;          /* items that take space */
-    int64_t bound;      /* no arena is smaller */
-    int64_t best;       /* the smallest so far */
-    int64_t *best_offsets;
-    int64_t *offsets;   /* of the attempt under way */
-    item *order;
-    item *best_order;
-    placed *placed;     /* by begin */
-    int64_t stuck;      /* position in order at which an attempt gave up */
+    const plt_interval *intervals; /* [n_all] */
+    int64_t n_all;
+    int64_t n;      /* items that take space */
+    int64_t bound;  /* no arena is smaller */
+    int64_t best;   /* the smallest so far */
+    int64_t effort; /* left */
+    int64_t stuck;  /* position in order at which an attempt gave up */
+    /* scratch */
+    item *order;           /* [2 * n_all] */
+    item *best_order;      /* [n_all] */
+    placed *placed;        /* [n_all] */
+    int64_t *offsets;      /* [n_all] of the attempt under way; -1: not placed */
+    int64_t *best_offsets; /* [n_all] */
+    /* items live together with i: together[start[i] .. start[i + 1]) */
+    int64_t *start; /* [n_all + 1] */
+    int32_t *together;
 } packer;
 
 static bool before(const item *a, const item *b) {
@@ -60,15 +74,15 @@ static void sort(item *v, int64_t n) {
     }
 }
 
-/* The largest sum of sizes live at one step, or -1 on overflow. events is
- * scratch for 2n: starts are numbered below ends, so that at one step they sort first,
- * as lifetimes are inclusive. */
+/* The largest sum of sizes live at one step, or -1 on overflow. events is scratch for
+ * 2n: starts are numbered below ends, so that at one step they sort first, as lifetimes
+ * are inclusive. */
 static int64_t live_bound(const plt_interval *v, int64_t n, item *events) {
     int64_t count = 0, live = 0, most = 0;
     for (int64_t i = 0; i < n; i++) {
         if (v[i].size == 0) continue;
-        events[count++] = (item){.major = 0, .minor = v[i].first, .index = i};
-        events[count++] = (item){.major = 0, .minor = v[i].last, .index = n + i};
+        events[count++] = (item){.minor = v[i].first, .index = i};
+        events[count++] = (item){.minor = v[i].last, .index = n + i};
     }
     sort(events, count);
     for (int64_t k = 0; k < count; k++) {
@@ -84,59 +98,27 @@ static int64_t live_bound(const plt_interval *v, int64_t n, item *events) {
     return most;
 }
 
-/* Places the items of p->order one after another in the tightest gap that is free for
- * their whole life (or the lowest, if not best_fit); gives up once the arena cannot
- * beat the best. Returns whether it became the best. */
-static bool attempt(packer *p, bool best_fit) {
-    int64_t count = 0, extent = 0;
-    for (int64_t k = 0; k < p->n; k++) {
-        const plt_interval *v = &p->intervals[p->order[k].index];
-        int64_t top = 0, at = -1, slack = INT64_MAX;
-        for (int64_t j = 0; j < count; j++) {
-            const placed *q = &p->placed[j];
-            if (q->last < v->first || v->last < q->first) continue;
-            int64_t gap = q->begin - top;
-            if (gap >= v->size && gap - v->size < slack) {
-                at = top;
-                slack = gap - v->size;
-                if (!best_fit || slack == 0) break;
-            }
-            if (q->end > top) top = q->end;
-        }
-        if (at < 0) at = top;
-        int64_t end;
-        p->stuck = k;
-        if (__builtin_add_overflow(at, v->size, &end)) return false;
-        if (end >= p->best) return false;
-        if (end > extent) extent = end;
-        p->offsets[p->order[k].index] = at;
-
-        int64_t low = 0, high = count;
-        while (low < high) {
-            int64_t middle = (low + high) / 2;
-            if (p->placed[middle].begin <= at) low = middle + 1;
-            else high = middle;
-        }
-        memmove(&p->placed[low + 1], &p->placed[low],
-                (size_t)(count - low) * sizeof(placed));
-        p->placed[low] = (placed){at, end, v->first, v->last};
-        count++;
-    }
+/* The attempt under way has been completed within extent. */
+static void keep(packer *p, int64_t extent) {
     p->best = extent;
     int64_t *t = p->best_offsets;
     p->best_offsets = p->offsets;
     p->offsets = t;
     memcpy(p->best_order, p->order, (size_t)p->n * sizeof(item));
-    return true;
 }
 
-/* As attempt, for items in order of first step: what ended is forgotten, so the cost is
- * items times live items however many items there are. */
+static void insert_by_begin(placed *v, int64_t count, placed q) {
+    for (; count > 0 && v[count - 1].begin > q.begin; count--) v[count] = v[count - 1];
+    v[count] = q;
+}
+
+/* Places items in order of first step. What ended is forgotten, so that the cost is
+ * items times live items. best_fit takes the tightest gap, else the lowest. */
 static void sweep(packer *p, bool best_fit) {
     int64_t count = 0, extent = 0;
     for (int64_t k = 0; k < p->n; k++) {
         const plt_interval *v = &p->intervals[p->order[k].index];
-        int64_t kept = 0, top = 0, at = -1, slack = INT64_MAX;
+        int64_t kept = 0, top = 0, at = -1, slack = INT64_MAX, end;
         for (int64_t j = 0; j < count; j++) {
             placed q = p->placed[j];
             if (q.last < v->first) continue;
@@ -148,22 +130,47 @@ static void sweep(packer *p, bool best_fit) {
             }
             top = q.end;
         }
-        count = kept;
         if (at < 0) at = top;
-        int64_t end;
-        if (__builtin_add_overflow(at, v->size, &end)) return;
-        if (end >= p->best) return;
+        if (__builtin_add_overflow(at, v->size, &end) || end >= p->best) return;
         if (end > extent) extent = end;
         p->offsets[p->order[k].index] = at;
-        int64_t j = count++;
-        for (; j > 0 && p->placed[j - 1].begin > at; j--) p->placed[j] = p->placed[j - 1];
-        p->placed[j] = (placed){at, end, v->first, v->last};
+        insert_by_begin(p->placed, kept, (placed){at, end, v->last});
+        count = kept + 1;
     }
-    p->best = extent;
-    int64_t *t = p->best_offsets;
-    p->best_offsets = p->offsets;
-    p->offsets = t;
-    memcpy(p->best_order, p->order, (size_t)p->n * sizeof(item));
+    keep(p, extent);
+}
+
+/* Places the items in the order given; gives up once the arena cannot beat the best. */
+static bool attempt(packer *p, bool best_fit) {
+    int64_t extent = 0;
+    for (int64_t i = 0; i < p->n_all; i++) p->offsets[i] = -1;
+    for (int64_t k = 0; k < p->n; k++) {
+        int64_t i = p->order[k].index, size = p->intervals[i].size, count = 0;
+        for (int64_t e = p->start[i]; e < p->start[i + 1]; e++) {
+            int64_t j = p->together[e], begin = p->offsets[j];
+            if (begin < 0) continue;
+            placed q = {begin, begin + p->intervals[j].size, 0};
+            insert_by_begin(p->placed, count++, q);
+        }
+        p->effort -= p->start[i + 1] - p->start[i] + count * count / 4 + 1;
+        int64_t top = 0, at = -1, slack = INT64_MAX, end;
+        for (int64_t j = 0; j < count; j++) {
+            int64_t gap = p->placed[j].begin - top;
+            if (gap >= size && gap - size < slack) {
+                at = top;
+                slack = gap - size;
+                if (!best_fit || slack == 0) break;
+            }
+            if (p->placed[j].end > top) top = p->placed[j].end;
+        }
+        if (at < 0) at = top;
+        p->stuck = k;
+        if (__builtin_add_overflow(at, size, &end) || end >= p->best) return false;
+        if (end > extent) extent = end;
+        p->offsets[i] = at;
+    }
+    keep(p, extent);
+    return true;
 }
 
 enum { BY_FIRST, BY_SIZE, BY_AREA, BY_LIFE };
@@ -175,8 +182,8 @@ static void arrange(packer *p, int how) {
         int64_t life = v->last - v->first + 1, area;
         switch (how) {
         case BY_FIRST:
-            it->major = 0;
-            it->minor = v->first;
+            it->major = -v->first;
+            it->minor = -v->size;
             break;
         case BY_SIZE:
             it->major = v->size;
@@ -193,37 +200,79 @@ static void arrange(packer *p, int how) {
         }
     }
     sort(p->order, p->n);
-    if (how == BY_FIRST) {
-        /* among those that start together, the largest first; a second pass, as the
-         * comparison has room for two keys */
-        for (int64_t a = 0, b; a < p->n; a = b) {
-            int64_t first = p->order[a].minor;
-            for (b = a; b < p->n && p->order[b].minor == first; b++) {
-                p->order[b].major = p->intervals[p->order[b].index].size;
+}
+
+/* Lists, for p->order by first step, who is live together with whom: start holds counts
+ * first, then positions. Returns false if there are too many pairs, or no memory. */
+static bool list_pairs(packer *p, const plt_services *s, size_t *bytes) {
+    int64_t pairs = 0;
+    for (int fill = 0; fill < 2; fill++) {
+        int64_t live = 0; /* as indices in placed[].begin */
+        for (int64_t k = 0; k < p->n; k++) {
+            int64_t i = p->order[k].index, kept = 0;
+            for (int64_t j = 0; j < live; j++) {
+                int64_t other = p->placed[j].begin;
+                if (p->intervals[other].last < p->intervals[i].first) continue;
+                p->placed[kept++].begin = other;
+                if (fill) {
+                    p->together[p->start[i]++] = (int32_t)other;
+                    p->together[p->start[other]++] = (int32_t)i;
+                } else {
+                    p->start[i]++;
+                    p->start[other]++;
+                }
             }
-            sort(p->order + a, b - a);
+            p->placed[kept].begin = i;
+            live = kept + 1;
+            pairs += fill ? 0 : kept;
+            if (pairs > PLT_MOST_PAIRS) return false;
         }
+        int64_t sum = 0;
+        for (int64_t i = 0; i <= p->n_all; i++) {
+            /* counts become starts; after filling, each start has moved to the next */
+            int64_t t = p->start[i];
+            p->start[i] = sum;
+            sum = fill ? t : sum + t;
+        }
+        if (!fill) {
+            *bytes = (size_t)(2 * pairs + 1) * sizeof(int32_t);
+            p->together = plt_allocate_raw(s, *bytes);
+            if (!p->together) return false;
+        }
+    }
+    return true;
+}
+
+/* The item that did not fit below the best arena moves half-way to the front (the first
+ * time it is stuck; to the front itself from then on), and all are placed again. */
+static void improve(packer *p) {
+    memcpy(p->order, p->best_order, (size_t)p->n * sizeof(item));
+    for (int64_t k = 0; k < p->n; k++) p->order[k].major = 0;
+    for (int64_t round = 0; p->best > p->bound && p->effort > 0; round++) {
+        if (attempt(p, (round & 1) == 0)) continue;
+        item stuck = p->order[p->stuck];
+        int64_t to = stuck.major++ ? 0 : p->stuck / 2;
+        memmove(p->order + to + 1, p->order + to, (size_t)(p->stuck - to) * sizeof(item));
+        p->order[to] = stuck;
     }
 }
 
-/* Placing costs n * n / 2 steps of about a nanosecond; beyond this many items only the
- * sweep is affordable. */
-#define PLT_DENSE_ITEMS 1024
-/* Steps that improve() may spend: a fraction of a millisecond. */
-#define PLT_IMPROVE_STEPS 300000
-
-/* Conflict-driven: the item that could not be placed below the best arena so far goes
- * to the front, and all are placed again. */
-static void improve(packer *p) {
-    int64_t rounds = PLT_IMPROVE_STEPS / (p->n * p->n / 2 + 1);
-    if (rounds > 64) rounds = 64;
-    memcpy(p->order, p->best_order, (size_t)p->n * sizeof(item));
-    for (int64_t r = 0; r < rounds && p->best > p->bound; r++) {
-        if (attempt(p, (r & 1) == 0)) continue;
-        item stuck = p->order[p->stuck];
-        memmove(p->order + 1, p->order, (size_t)p->stuck * sizeof(item));
-        p->order[0] = stuck;
+static void pack(packer *p, const plt_services *s) {
+    size_t bytes = 0;
+    p->best = INT64_MAX;
+    p->effort = PLT_EFFORT;
+    arrange(p, BY_FIRST);
+    sweep(p, true);
+    if (p->best > p->bound) sweep(p, false);
+    if (p->best == p->bound || !list_pairs(p, s, &bytes)) return;
+    static const int orders[] = {BY_SIZE, BY_AREA, BY_LIFE};
+    for (int k = 0; k < 3 && p->best > p->bound && p->effort > 0; k++) {
+        arrange(p, orders[k]);
+        attempt(p, true);
+        if (p->best > p->bound) attempt(p, false);
     }
+    if (p->best < INT64_MAX) improve(p);
+    plt_release(s, p->together, bytes);
 }
 
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
@@ -231,50 +280,34 @@ int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
     *arena = *bound = 0;
     if (n == 0) return PLT_OK;
     size_t count = (size_t)n;
-    size_t bytes = count * (2 * sizeof(int64_t) + 3 * sizeof(item) + sizeof(placed));
+    size_t each = 3 * sizeof(item) + sizeof(placed) + 3 * sizeof(int64_t);
+    size_t bytes = count * each + sizeof(int64_t);
     char *block = plt_allocate(s, bytes);
     if (!block) return PLT_ERR_MEMORY;
 
-    packer p = {.intervals = intervals, .best = INT64_MAX};
-    p.order = (item *)block; /* [2n]: also the events of live_bound */
+    packer p = {.intervals = intervals, .n_all = n};
+    p.order = (item *)block;
     p.best_order = p.order + 2 * count;
     p.placed = (placed *)(p.best_order + count);
     p.offsets = (int64_t *)(p.placed + count);
     p.best_offsets = p.offsets + count;
+    p.start = p.best_offsets + count;
 
     int status = PLT_OK;
     p.bound = live_bound(intervals, n, p.order);
-    if (p.bound < 0) {
-        status = PLT_ERR_OVERFLOW;
-        goto done;
-    }
     for (int64_t i = 0; i < n; i++) {
         if (intervals[i].size > 0) p.order[p.n++] = (item){.index = i};
     }
-    if (p.n > 0) {
-        arrange(&p, BY_FIRST);
-        sweep(&p, true);
-        if (p.best > p.bound) sweep(&p, false);
-        if (p.n <= PLT_DENSE_ITEMS) {
-            static const int orders[] = {BY_SIZE, BY_AREA, BY_LIFE};
-            for (int k = 0; k < 3 && p.best > p.bound; k++) {
-                arrange(&p, orders[k]);
-                attempt(&p, true);
-                if (p.best > p.bound) attempt(&p, false);
-            }
-            if (p.best > p.bound && p.best < INT64_MAX) improve(&p);
-        }
-        if (p.best == INT64_MAX) {
-            status = PLT_ERR_OVERFLOW;
-            goto done;
-        }
+    if (p.bound > 0) pack(&p, s);
+    if (p.bound < 0 || p.best == INT64_MAX) {
+        status = PLT_ERR_OVERFLOW;
+    } else {
         *arena = p.best;
+        *bound = p.bound;
+        for (int64_t i = 0; i < n; i++) {
+            offsets[i] = intervals[i].size > 0 ? p.best_offsets[i] : 0;
+        }
     }
-    for (int64_t i = 0; i < n; i++) {
-        offsets[i] = intervals[i].size > 0 ? p.best_offsets[i] : 0;
-    }
-    *bound = p.bound;
-done:
     plt_release(s, block, bytes);
     return status;
 }
