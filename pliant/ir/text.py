@@ -1,0 +1,342 @@
+"""The text form of a module: printing; `parse.py` reads it back.
+
+    module    = (graph | loop | library | constant)*
+    graph     = "graph" body
+    body      = @name "(" (%value ":" type),* ")" ["sizes" "(" symbol,* ")"]
+                "{" constraint* op* "return" %value,* "}"
+    constraint= "constraint" cond ["says" attr] ["at" string]
+    op        = [(%value ":" type),+ "="] name "(" %value,* ")"
+                ["{" (name "=" attr),* "}"] ["loc" string] ("region" body)*
+    type      = dtype "[" dim,* "]" ["strides" "[" dim,* "]"]
+    attr      = true | false | none | number | string | dtype | "<" dim ">"
+              | "[" dim,+ "]"  a tuple of dims  |  "(" attr,* ")"  any other tuple
+    library   = "library" @name "symbol" string
+    constant  = "constant" @name ":" type (dense "[" number,* "]" | bytes string
+              | data hash)
+
+    loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
+    stmt      = "{" stmt* "}"                                    Block
+              | "for" symbol "=" dim "to" dim ["step" int] [kind] ["grain" dim] inner
+              | "alloc" role %buffer ":" type
+              | %buffer "[" dim,* "]" "=" value                  Store
+              | "let" symbol "=" value
+              | "local" $name ":" dtype "=" value
+              | "accumulator" $name ":" dtype "=" op
+              | "accumulate" $name "," value
+              | "if" value inner ["else" inner]
+              | "switch" dim "{" ("case" int inner)* "}"
+              | "check" value "else" int
+              | "call" @name "(" dim,* ";" (%buffer "[" dim,* "]"),* ")"
+    inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
+    value     = number ":" dtype | "index" "(" dim ")"
+              | %buffer "[" dim,* "]" ["where" value] | $name [":" dtype]
+              | op "(" value,* ")" | "cast" "(" value "," dtype ")"
+
+A dim is written as `sym.Expr` prints it. "#" starts a comment. A name that is no plain
+word is quoted: %"layers/0". A number prints by `repr`, so a float comes back exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pliant.ir.graph import Attr, Constant, Graph, Library, Module, Op, Value
+from pliant.ir.loops import (
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Block,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    Local,
+    LoopFunc,
+    LoopValue,
+    Read,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+)
+from pliant.ir.types import DType, TensorType, contiguous_strides
+from pliant.sym import Expr, Guard, sym
+
+INLINE_ELEMENTS = 16  # a constant of at most so many elements prints its data
+HASHED_BYTES = 1 << 20  # larger data is identified by samples: weights may be on disk
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 14
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
+
+
+# ---- pieces
+
+
+def name_text(name: str) -> str:
+    return name if PLAIN_NAME.fullmatch(name) else string_text(name)
+
+
+def string_text(text: str) -> str:
+    return json.dumps(text)
+
+
+def number_text(number: bool | int | float) -> str:
+    if isinstance(number, bool):
+        return "true" if number else "false"
+    return repr(number)
+
+
+def symbol_text(name: str) -> str:
+    return str(sym(name))
+
+
+def dims_text(dims: Iterable[Expr]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
+
+
+def attr_text(attr: Attr) -> str:
+    match attr:
+        case None:
+            return "none"
+        case bool() | int() | float():
+            return number_text(attr)
+        case str():
+            return string_text(attr)
+        case DType():
+            return attr.text
+        case Expr():
+            return f"<{attr}>"
+        case tuple():
+            if attr and all(isinstance(item, Expr) for item in attr):
+                return f"[{', '.join(map(str, attr))}]"
+            return f"({', '.join(map(attr_text, attr))})"
+    raise TypeError(f"not an attribute: {attr!r}")
+
+
+def typed_text(values: Sequence[Value]) -> str:
+    return ", ".join(f"%{name_text(v.name)}: {v.type}" for v in values)
+
+
+def values_text(values: Sequence[Value]) -> str:
+    return ", ".join(f"%{name_text(v.name)}" for v in values)
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else line for line in text.split("\n"))
+
+
+# ---- graphs
+
+
+def print_op(op: Op) -> str:
+    """One op, its regions on the lines after it."""
+    text = f"{typed_text(op.results)} = " if op.results else ""
+    text += f"{op.name}({values_text(op.operands)})"
+    if op.attrs:
+        attrs = (f"{name} = {attr_text(value)}" for name, value in op.attrs)
+        text += f" {{{', '.join(attrs)}}}"
+    if op.loc:
+        text += f" loc {string_text(op.loc)}"
+    for region in op.regions:
+        text += f"\n  region {indented(_body_text(region)).lstrip()}"
+    return text
+
+
+def print_graph(graph: Graph) -> str:
+    return f"graph {_body_text(graph)}\n"
+
+
+def _body_text(graph: Graph) -> str:
+    head = f"@{name_text(graph.name)}({typed_text(graph.params)})"
+    if graph.sizes:
+        head += f" sizes ({', '.join(map(symbol_text, graph.sizes))})"
+    lines = [_constraint_text(guard) for guard in graph.constraints]
+    lines += [print_op(op) for op in graph.ops]
+    lines.append(f"return {values_text(graph.results)}".rstrip())
+    return f"{head} {{\n{indented(chr(10).join(lines))}\n}}"
+
+
+def _constraint_text(guard: Guard) -> str:
+    text = f"constraint {guard.cond}"
+    if guard.message:
+        text += f" says {attr_text(guard.message)}"
+    if guard.origin:
+        text += f" at {string_text(guard.origin)}"
+    return text
+
+
+# ---- constants and libraries
+
+
+def fingerprint(constant: Constant) -> str:
+    """Names the data of a constant without printing it; cheap for large data."""
+    data = constant.data.reshape(-1).view(np.uint8)
+    if data.nbytes <= HASHED_BYTES:
+        return f"sha256:{hashlib.sha256(data.tobytes()).hexdigest()[:16]}"
+    digest = hashlib.sha256(str(data.nbytes).encode())
+    for start in np.linspace(0, data.nbytes - _SAMPLE_BYTES, _SAMPLES, dtype=np.int64):
+        digest.update(data[start : start + _SAMPLE_BYTES].tobytes())
+    return f"sample:{digest.hexdigest()[:16]}"
+
+
+def print_constant(constant: Constant) -> str:
+    head = f"constant @{name_text(constant.name)}: {constant.type}"
+    data = constant.data
+    if data.size > INLINE_ELEMENTS:
+        return f"{head} data {fingerprint(constant)}\n"
+    numbers = data.reshape(-1).tolist()
+    # A NaN has bits that its text does not show.
+    if np.array_equal(data, data):
+        return f"{head} dense [{', '.join(map(number_text, numbers))}]\n"
+    return f'{head} bytes "{data.tobytes().hex()}"\n'
+
+
+def print_library(library: Library) -> str:
+    symbol = string_text(library.symbol)
+    return f"library @{name_text(library.name)} symbol {symbol}\n"
+
+
+def print_module(module: Module) -> str:
+    parts = [print_graph(graph) for graph in module.graphs.values()]
+    parts += [print_loop(func) for func in module.loops.values()]
+    tables = [print_library(library) for library in module.libraries.values()]
+    tables += [print_constant(constant) for constant in module.constants.values()]
+    if tables:
+        parts.append("".join(tables))
+    return "\n".join(parts)
+
+
+# ---- loop functions
+
+
+def print_loop(func: LoopFunc) -> str:
+    printer = _LoopPrinter()
+    return f"loop {printer.header(func)} {printer.body(func.body)}\n"
+
+
+def print_stmt(stmt: Stmt) -> str:
+    return _LoopPrinter().stmt(stmt)
+
+
+def print_value(value: LoopValue) -> str:
+    return _LoopPrinter().value(value)
+
+
+def buffer_text(buffer: Buffer) -> str:
+    strides = buffer.strides
+    plain = strides == contiguous_strides(buffer.shape)
+    shown = TensorType(buffer.dtype, buffer.shape, None if plain else strides)
+    return f"{buffer.role.value} %{name_text(buffer.name)}: {shown}"
+
+
+class _LoopPrinter:
+    """Knows the scalars named so far: a Read of the declared type needs no type."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, DType] = {}
+
+    def header(self, func: LoopFunc) -> str:
+        sizes = ", ".join(map(symbol_text, func.sizes))
+        buffers = ", ".join(map(buffer_text, func.buffers))
+        return f"@{name_text(func.name)}({sizes}; {buffers})"
+
+    def body(self, stmt: Stmt) -> str:
+        """A statement inside another: a block in braces, any other in do .. end."""
+        if isinstance(stmt, Block):
+            return self.stmt(stmt)
+        return f"do\n{indented(self.stmt(stmt))}\nend"
+
+    def declare(self, name: str, dtype: DType) -> str:
+        self.scalars[name] = dtype
+        return f"${name_text(name)}: {dtype}"
+
+    def access(self, buffer: Buffer, index: tuple[Expr, ...]) -> str:
+        return f"%{name_text(buffer.name)}{dims_text(index)}"
+
+    def stmt(self, stmt: Stmt) -> str:
+        match stmt:
+            case Block(body):
+                if not body:
+                    return "{}"
+                inner = "\n".join(map(self.stmt, body))
+                return f"{{\n{indented(inner)}\n}}"
+            case For():
+                return f"{self.for_head(stmt)} {self.body(stmt.body)}"
+            case Alloc(buffer):
+                return f"alloc {buffer_text(buffer)}"
+            case Store(buffer, index, value):
+                return f"{self.access(buffer, index)} = {self.value(value)}"
+            case Let(name, value):
+                return f"let {symbol_text(name)} = {self.value(value)}"
+            case Local(name, dtype, value):
+                shown = self.value(value)
+                return f"local {self.declare(name, dtype)} = {shown}"
+            case Accumulator(name, dtype, op):
+                return f"accumulator {self.declare(name, dtype)} = {op}"
+            case Accumulate(name, value):
+                return f"accumulate ${name_text(name)}, {self.value(value)}"
+            case If(cond, then, otherwise):
+                text = f"if {self.value(cond)} {self.body(then)}"
+                if otherwise is not None:
+                    text += f" else {self.body(otherwise)}"
+                return text
+            case Switch(selector, cases):
+                lines = [f"case {number} {self.body(case)}" for number, case in cases]
+                inner = indented("\n".join(lines))
+                return f"switch {selector} {{\n{inner}\n}}"
+            case Check(cond, number):
+                return f"check {self.value(cond)} else {number}"
+            case Call(function, sizes, arguments):
+                passed = ", ".join(self.access(*argument) for argument in arguments)
+                dims = ", ".join(map(str, sizes))
+                return f"call @{name_text(function)}({dims}; {passed})"
+        raise TypeError(f"not a loop statement: {stmt!r}")
+
+    def for_head(self, loop: For) -> str:
+        text = f"for {symbol_text(loop.var)} = {loop.begin} to {loop.end}"
+        if loop.step != 1:
+            text += f" step {loop.step}"
+        if loop.kind is not Kind.SERIAL:
+            text += f" {loop.kind.value}"
+        if loop.grain != 1:
+            text += f" grain {loop.grain}"
+        return text
+
+    def value(self, value: LoopValue) -> str:
+        match value:
+            case Const(number, dtype):
+                return f"{number_text(number)}:{dtype}"
+            case Index(dim):
+                return f"index({dim})"
+            case Load(buffer, index, where):
+                text = self.access(buffer, index)
+                return text if where is None else f"{text} where {self.value(where)}"
+            case Read(name, dtype):
+                known = self.scalars.get(name) is dtype
+                return f"${name_text(name)}" + ("" if known else f":{dtype}")
+            case Unary(op, x):
+                return f"{op}({self.value(x)})"
+            case Binary(op, x, y):
+                return f"{op}({self.value(x)}, {self.value(y)})"
+            case Fma(x, y, z):
+                return f"fma({self.value(x)}, {self.value(y)}, {self.value(z)})"
+            case Select(cond, x, y):
+                return f"select({self.value(cond)}, {self.value(x)}, {self.value(y)})"
+            case Cast(x, dtype):
+                return f"cast({self.value(x)}, {dtype})"
+        raise TypeError(f"not a loop value: {value!r}")
