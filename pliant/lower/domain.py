@@ -1,0 +1,84 @@
+"""Iteration domains: the axes of a kernel, merged where nothing tells them apart.
+
+(batch, seq, 768) with every address linear in batch*seq + seq' is (batch*seq, 768);
+with every address the plain position it is one axis. Fewer axes mean longer vectors,
+cheaper addresses, and one kernel for shapes that differ only in how they are folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.loops import Stmt
+from pliant.lower.rebuild import dims_in, map_stmt
+from pliant.sym import Expr, Facts, as_expr, ge, lt, sym
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop: its variable, its extent, and whether a reduction runs along it."""
+
+    name: str
+    extent: Expr
+    reduced: bool = False
+
+    @property
+    def var(self) -> Expr:
+        return sym(self.name)
+
+
+def with_axes(facts: Facts, axes: Iterable[Axis]) -> Facts:
+    """Facts inside the loops: 0 <= variable < extent."""
+    for axis in axes:
+        if axis.extent.is_const:
+            facts = facts.with_range(axis.name, 0, max(axis.extent.value - 1, 0))
+        else:
+            facts = facts.assume(ge(axis.var, 0)).assume(lt(axis.var, axis.extent))
+    return facts
+
+
+def linear_coefficient(e: Expr, name: str) -> Expr | None:
+    """c where e == c*name + rest and rest and c do not contain name; else None."""
+    coefficient = as_expr(0)
+    if name not in e.symbols():
+        return coefficient
+    zero, one = e.substitute({name: 0}), e.substitute({name: 1})
+    coefficient = one - zero
+    if name in coefficient.symbols() or name in zero.symbols():
+        return None
+    return coefficient if zero + coefficient * sym(name) == e else None
+
+
+def merge(axes: Sequence[Axis], body: Sequence[Stmt]) -> tuple[list[Axis], list[Stmt]]:
+    """Merges neighbouring axes of one kind while every expression allows it."""
+    merged, stmts = list(axes), list(body)
+    k = len(merged) - 2
+    while k >= 0:
+        outer, inner = merged[k], merged[k + 1]
+        if outer.reduced == inner.reduced and _mergeable(outer, inner, stmts):
+            # outer*extent + inner is the merged variable, named as the inner one.
+            stmts = [map_stmt(s, lambda e, o=outer: _drop(e, o.name)) for s in stmts]  # type: ignore[misc]
+            joined = Axis(inner.name, outer.extent * inner.extent, inner.reduced)
+            merged[k : k + 2] = [joined]
+        k -= 1
+    return merged, stmts
+
+
+def _drop(e: Expr, name: str) -> Expr:
+    return e.substitute({name: 0}) if name in e.symbols() else e
+
+
+def _mergeable(outer: Axis, inner: Axis, body: Sequence[Stmt]) -> bool:
+    if outer.extent == as_expr(1):
+        return True
+    for e in dims_in(body):
+        if not {outer.name, inner.name} & set(e.symbols()):
+            continue
+        high = linear_coefficient(e, outer.name)
+        low = linear_coefficient(e, inner.name)
+        if high is None or low is None or high != low * inner.extent:
+            return False
+    return True
+
+

@@ -1,0 +1,339 @@
+"""Values of a fusion region at one index, as loop IR.
+
+An `Evaluator` walks from a value back to what the kernel can load, composing index maps
+on the way, so that everything between is computed in registers. Each (value, index) is
+computed once per scope and placed in the outermost scope that knows its variables: a
+row's statistics are computed once per row, whatever the loop that asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pliant.errors import InternalError
+from pliant.ir.graph import Op, Value
+from pliant.ir.loops import (
+    Binary,
+    Cast,
+    Check,
+    Const,
+    Index,
+    Let,
+    Load,
+    Local,
+    LoopValue,
+    Read,
+    Select,
+    Stmt,
+    Unary,
+    dtype_of,
+    operands,
+)
+from pliant.ir.types import DType
+from pliant.ir.access import VIEWS, pull
+from pliant.sym import Expr, Facts, as_expr, ge, lt, sym
+
+Leaf = Callable[[Value, tuple[Expr, ...], LoopValue | None], LoopValue | None]
+
+
+@dataclass(slots=True)
+class Scope:
+    """One block being written, and the variables that come into being with it."""
+
+    variables: frozenset[str]
+    body: list[Stmt] = field(default_factory=list)
+    memo: dict[tuple[Value, tuple[Expr, ...], LoopValue | None], LoopValue] = field(
+        default_factory=dict
+    )
+
+
+def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
+    return b if a is None or a == b else Binary("logical_and", a, b)
+
+
+def as_dtype(value: LoopValue, dtype: DType) -> LoopValue:
+    return value if dtype_of(value) is dtype else Cast(value, dtype)
+
+
+class Evaluator:
+    """Computes region values.
+
+    `leaf(value, index, where)` gives what the kernel loads instead of computing.
+    `check(message, loc)` numbers a run-time check.
+    `breaks` collects, per variable, the positions at which a concat changes operand.
+    """
+
+    def __init__(
+        self,
+        producers: Mapping[Value, Op],
+        leaf: Leaf,
+        facts: Facts,
+        check: Callable[[str, str], int],
+    ) -> None:
+        self.producers, self.leaf = producers, leaf
+        self.facts, self.check = facts, check
+        self.scopes: list[Scope] = [Scope(frozenset())]
+        self.breaks: dict[str, set[Expr]] = {}
+        self._depends: dict[str, frozenset[str]] = {}  # a name -> loop variables
+        self._count = 0
+
+    # ---- scopes
+
+    def push(self, variables: Iterable[str]) -> None:
+        self.scopes.append(Scope(frozenset(variables)))
+
+    def pop(self) -> list[Stmt]:
+        return self.scopes.pop().body
+
+    def emit(self, stmt: Stmt) -> None:
+        """Appends to the innermost scope."""
+        self.scopes[-1].body.append(stmt)
+
+    def fresh(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def declare(self, name: str) -> None:
+        """A name that lives in the innermost scope and varies with all its variables."""
+        known = [v for scope in self.scopes for v in scope.variables]
+        self._depends[name] = frozenset(known)
+
+    def _variables(self, value: LoopValue) -> frozenset[str]:
+        names: set[str] = set()
+        match value:
+            case Index(dim):
+                names.update(dim.symbols())
+            case Load(_, index, _):
+                names.update(s for i in index for s in i.symbols())
+            case Read(name, _):
+                names.add(name)
+            case _:
+                pass
+        out: set[str] = set()
+        for name in names:
+            out |= self._depends.get(name, frozenset((name,)))
+        for part in operands(value):
+            out |= self._variables(part)
+        return frozenset(out)
+
+    def _scope_of(self, variables: frozenset[str]) -> Scope:
+        for scope in reversed(self.scopes):
+            if variables & scope.variables:
+                return scope
+        return self.scopes[0]
+
+    def local(self, value: LoopValue) -> LoopValue:
+        """The value under a name, computed as far out as its variables allow."""
+        if isinstance(value, (Const, Read)):
+            return value
+        variables = self._variables(value)
+        name, dtype = self.fresh("v"), dtype_of(value)
+        self._depends[name] = variables
+        self._scope_of(variables).body.append(Local(name, dtype, value))
+        return Read(name, dtype)
+
+    def integer(self, value: LoopValue) -> Expr:
+        """An integer value as a symbol for indices."""
+        variables = self._variables(value)
+        name = self.fresh("i")
+        self._depends[name] = variables
+        self._scope_of(variables).body.append(Let(name, as_dtype(value, DType.I64)))
+        return sym(name)
+
+    # ---- values
+
+    def value(
+        self, v: Value, index: tuple[Expr, ...], where: LoopValue | None = None
+    ) -> LoopValue:
+        """The element of `v` at `index` in its compute type, meaningful `where`."""
+        key = (v, index, where)
+        for scope in self.scopes:
+            if key in scope.memo:
+                return scope.memo[key]
+        result = self.leaf(v, index, where)
+        if result is not None:
+            result = as_dtype(result, v.dtype.compute)
+        else:
+            result = self._op(self.producers[v], index, where)
+        if not isinstance(result, Read):
+            result = self.local(result)
+        self._scope_of(self._variables(result)).memo[key] = result
+        return result
+
+    def _op(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        if op.name in VIEWS:
+            return self.value(op.operands[0], pull(op, index, self.facts), where)
+        handler = _MOVES.get(op.name)
+        if handler is not None:
+            return handler(self, op, index, where)
+        args = [self.value(v, index, where) for v in op.operands]
+        match op.name, args:
+            case "cast", [x]:
+                dtype = op.dtype_attr("dtype")
+                return as_dtype(as_dtype(x, dtype), dtype.compute)
+            case "select", [c, x, y]:
+                return Select(c, x, y)
+            case name, [x]:
+                return Unary(name, x)
+            case name, [x, y]:
+                return Binary(name, x, y)
+        raise InternalError("lower", f"cannot evaluate {op.name} inside a kernel")
+
+    # ---- what moves data under a condition
+
+    def between(self, i: Expr, low: Expr, high: Expr) -> LoopValue | bool:
+        """low <= i < high: decided, or as a run-time value."""
+        above, below = self.facts.prove(ge(i, low)), self.facts.prove(lt(i, high))
+        if above is False or below is False:
+            return False
+        conditions: list[LoopValue] = []
+        if not above:
+            conditions.append(Binary("ge", Index(i), Index(low)))
+        if not below:
+            conditions.append(Binary("lt", Index(i), Index(high)))
+        if not conditions:
+            return True
+        whole = conditions[0]
+        for other in conditions[1:]:
+            whole = Binary("logical_and", whole, other)
+        return self.local(whole)
+
+    def concat(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        axis, low = op.int_attr("axis"), as_expr(0)
+        result: LoopValue | None = None
+        pieces: list[tuple[LoopValue, LoopValue]] = []
+        for operand in op.operands:
+            high = low + operand.shape[axis]
+            inside = self.between(index[axis], low, high)
+            if inside is not False:
+                shifted = (*index[:axis], index[axis] - low, *index[axis + 1 :])
+                if inside is True:
+                    return self.value(operand, shifted, where)
+                guard = self.local(conjunction(where, inside))
+                pieces.append((inside, self.value(operand, shifted, guard)))
+            if low != as_expr(0):
+                self._note_break(index[axis], low)
+            low = high
+        for inside, piece in reversed(pieces):
+            result = piece if result is None else Select(inside, piece, result)
+        assert result is not None, "concat without operands"
+        return result
+
+    def _note_break(self, i: Expr, at: Expr) -> None:
+        """i == var + offset: the operand changes at var == at - offset."""
+        for name in i.symbols():
+            offset = i - sym(name)
+            if not set(offset.symbols()) & {
+                v for scope in self.scopes for v in scope.variables
+            } and offset.substitute({name: 0}) == offset:
+                self.breaks.setdefault(name, set()).add(at - offset)
+
+    def pad(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        (x,) = op.operands
+        inner, guard = [], where
+        condition: LoopValue | None = None
+        for i, low, dim in zip(index, op.dims_attr("low"), x.shape, strict=True):
+            inside = self.between(i - low, as_expr(0), dim)
+            inner.append(i - low)
+            if inside is True:
+                continue
+            test: LoopValue = Const(False, DType.BOOL) if inside is False else inside
+            condition = conjunction(condition, test)
+            guard = conjunction(guard, test)
+        if guard is not None:
+            guard = self.local(guard)
+        body = self.value(x, tuple(inner), guard)
+        if condition is None:
+            return body
+        filler = _number(op.float_attr("value"), op.result.dtype.compute)
+        return Select(condition, body, filler)
+
+    def gathered(
+        self, i: LoopValue, size: Expr, loc: str, where: LoopValue | None
+    ) -> tuple[Expr, LoopValue]:
+        """A data-dependent index, wrapped if negative, and whether it may be read."""
+        wide = self.local(as_dtype(i, DType.I64))
+        negative = Binary("lt", wide, Const(0, DType.I64))
+        wrapped = Select(negative, Binary("add", wide, Index(size)), wide)
+        position = self.integer(wrapped)
+        inside = Binary(
+            "logical_and",
+            Binary("ge", Index(position), Const(0, DType.I64)),
+            Binary("lt", Index(position), Index(size)),
+        )
+        ok = self.local(inside)
+        fine = ok
+        if where is not None:
+            fine = Binary("logical_or", Unary("logical_not", where), ok)
+        number = self.check(f"an index is out of range for a dim of size {size}", loc)
+        self._scope_of(self._variables(fine)).body.append(Check(fine, number))
+        return position, self.local(conjunction(where, ok))
+
+    def index(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        x, *indices = op.operands
+        rank = indices[0].type.rank
+        position: list[Expr] = []
+        guard = where
+        for k, i in enumerate(indices):
+            at, guard = self.gathered(
+                self.value(i, index[:rank], where), x.shape[k], op.loc, guard
+            )
+            position.append(at)
+        return self.value(x, (*position, *index[rank:]), guard)
+
+    def take_along(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        x, i = op.operands
+        axis = op.int_attr("axis")
+        at, guard = self.gathered(
+            self.value(i, index, where), x.shape[axis], op.loc, where
+        )
+        return self.value(x, (*index[:axis], at, *index[axis + 1 :]), guard)
+
+    # ---- what is made from nothing
+
+    def full(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        value = op.attr("value")
+        assert isinstance(value, (bool, int, float))
+        return _number(value, op.result.dtype.compute)
+
+    def iota(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        position = Index(index[op.int_attr("axis")])
+        return as_dtype(position, op.result.dtype.compute)
+
+    def dim_value(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        return as_dtype(Index(op.dim_attr("value")), op.result.dtype.compute)
+
+
+def _number(value: float, dtype: DType) -> Const:
+    if dtype is DType.BOOL:
+        return Const(bool(value), dtype)
+    return Const(float(value) if dtype.is_float else int(value), dtype)
+
+
+_Handler = Callable[[Evaluator, Op, tuple[Expr, ...], LoopValue | None], LoopValue]
+_MOVES: dict[str, _Handler] = {
+    "concat": Evaluator.concat,
+    "pad": Evaluator.pad,
+    "index": Evaluator.index,
+    "take_along": Evaluator.take_along,
+    "full": Evaluator.full,
+    "iota": Evaluator.iota,
+    "dim_value": Evaluator.dim_value,
+}

@@ -1,0 +1,87 @@
+"""Loop nests over a domain: parallel outside, vector inside.
+
+    axes kept | axes reduced          the last axis is the vector one
+
+A map:            parallel over all but the last axis, vector over the last;
+                  a single axis is cut into blocks.
+A row reduction:  parallel over rows; inside one row, loops over the reduced axes,
+                  the last of them vector.
+A column reduction (the last axis is kept): parallel over the other kept axes, vector
+                  over the last one, serial over the reduced axes inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pliant.ir.loops import Block, For, Index, Kind, Let, Stmt
+from pliant.lower.domain import Axis
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+from pliant.sym import product as product_of
+
+BLOCK = 2048  # elements of a block when one axis is split between threads
+# Work worth handing to another thread, in units of one cheap op on one element: some
+# 10 microseconds, several times what waking a worker costs.
+THREAD_WORK = 1 << 16
+
+
+def block(body: Sequence[Stmt]) -> Stmt:
+    return body[0] if len(body) == 1 else Block(tuple(body))
+
+
+def grain(work: Expr) -> Expr:
+    """Iterations worth a thread when one iteration is `work` units."""
+    if work.is_const:
+        return as_expr(max(1, THREAD_WORK // max(work.value, 1)))
+    return maximum(1, floordiv(THREAD_WORK, maximum(work, 1)))
+
+
+def inner_loops(axes: Sequence[Axis], body: Sequence[Stmt], vector: bool) -> Stmt:
+    """Loops over `axes` around the body; the last one is vector if asked."""
+    stmt = block(body)
+    for k, axis in enumerate(reversed(axes)):
+        kind = Kind.VECTOR if vector and k == 0 else Kind.SERIAL
+        stmt = For(axis.name, as_expr(0), axis.extent, stmt, kind)
+    return stmt
+
+
+def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
+    """One parallel loop over all of `axes`; `work` is that of one iteration."""
+    live = [axis for axis in axes if axis.extent != as_expr(1)]
+    if not live:
+        return block(body)
+    if len(live) == 1:
+        (axis,) = live
+        return For(
+            axis.name,
+            as_expr(0),
+            axis.extent,
+            block(body),
+            Kind.PARALLEL,
+            grain=grain(work),
+        )
+    total, rest = product_of(a.extent for a in live), sym("p")
+    lets: list[Stmt] = []
+    for axis in reversed(live[1:]):
+        safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)
+        lets.append(Let(axis.name, Index(mod(rest, safe))))
+        rest = floordiv(rest, safe)
+    lets.append(Let(live[0].name, Index(rest)))
+    inside = block([*lets, *body])
+    return For("p", as_expr(0), total, inside, Kind.PARALLEL, grain=grain(work))
+
+
+def split(axis: Axis, body: Sequence[Stmt], work: int, size: int = BLOCK) -> Stmt:
+    """One vector axis, cut into blocks for the threads."""
+    begin = sym("p") * size
+    inner = For(
+        axis.name,
+        begin,
+        minimum(axis.extent, begin + size),
+        block(body),
+        Kind.VECTOR,
+    )
+    blocks = ceildiv(axis.extent, size)
+    return For(
+        "p", as_expr(0), blocks, inner, Kind.PARALLEL, grain=grain(as_expr(size * work))
+    )

@@ -1,0 +1,133 @@
+"""Rewriting loop IR: one function over every dimension expression of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from pliant.ir.loops import (
+    Accumulate,
+    Binary,
+    Block,
+    Call,
+    Cast,
+    Check,
+    Fma,
+    For,
+    If,
+    Index,
+    Let,
+    Load,
+    Local,
+    LoopValue,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+    operands,
+    statements,
+)
+from pliant.sym import Expr
+
+MapDim = Callable[[Expr], Expr]
+
+
+def map_value(value: LoopValue, f: MapDim) -> LoopValue:
+    match value:
+        case Index(dim):
+            return Index(f(dim))
+        case Load(buf, index, where):
+            guard = None if where is None else map_value(where, f)
+            return Load(buf, tuple(f(i) for i in index), guard)
+        case Unary(op, x):
+            return Unary(op, map_value(x, f))
+        case Binary(op, x, y):
+            return Binary(op, map_value(x, f), map_value(y, f))
+        case Fma(x, y, z):
+            return Fma(map_value(x, f), map_value(y, f), map_value(z, f))
+        case Select(c, x, y):
+            return Select(map_value(c, f), map_value(x, f), map_value(y, f))
+        case Cast(x, dtype):
+            return Cast(map_value(x, f), dtype)
+        case _:
+            return value
+
+
+def map_stmt(stmt: Stmt, f: MapDim) -> Stmt:
+    match stmt:
+        case Block(body):
+            return Block(tuple(map_stmt(s, f) for s in body))
+        case For():
+            return replace(
+                stmt,
+                begin=f(stmt.begin),
+                end=f(stmt.end),
+                grain=f(stmt.grain),
+                body=map_stmt(stmt.body, f),
+            )
+        case Store(buf, index, value):
+            return Store(buf, tuple(f(i) for i in index), map_value(value, f))
+        case Let(name, value):
+            return Let(name, map_value(value, f))
+        case Local(name, dtype, value):
+            return Local(name, dtype, map_value(value, f))
+        case Accumulate(name, value):
+            return Accumulate(name, map_value(value, f))
+        case If(cond, then, otherwise):
+            other = None if otherwise is None else map_stmt(otherwise, f)
+            return If(map_value(cond, f), map_stmt(then, f), other)
+        case Switch(selector, cases):
+            return Switch(f(selector), tuple((n, map_stmt(s, f)) for n, s in cases))
+        case Check(cond, number):
+            return Check(map_value(cond, f), number)
+        case Call(function, sizes, arguments):
+            moved = tuple((b, tuple(f(i) for i in index)) for b, index in arguments)
+            return Call(function, tuple(f(s) for s in sizes), moved)
+        case _:
+            return stmt
+
+
+def values_in(stmt: Stmt) -> Iterator[LoopValue]:
+    """Every value of a statement and of those inside it, parts included."""
+    for inner in statements(stmt):
+        match inner:
+            case Store(_, _, value) | Let(_, value) | Local(_, _, value):
+                yield from _parts(value)
+            case Accumulate(_, value) | Check(value, _) | If(value, _, _):
+                yield from _parts(value)
+            case _:
+                pass
+
+
+def _parts(value: LoopValue) -> Iterator[LoopValue]:
+    yield value
+    for part in operands(value):
+        yield from _parts(part)
+
+
+def dims_in(body: Sequence[Stmt]) -> Iterator[Expr]:
+    """Every dimension expression of some statements: indices, bounds, conditions."""
+    for stmt in body:
+        for inner in statements(stmt):
+            match inner:
+                case For():
+                    yield from (inner.begin, inner.end)
+                case Store(_, index, _):
+                    yield from index
+                case Switch(selector, _):
+                    yield selector
+                case Call(_, sizes, arguments):
+                    yield from sizes
+                    for _, index in arguments:
+                        yield from index
+                case _:
+                    pass
+        for value in values_in(stmt):
+            match value:
+                case Index(dim):
+                    yield dim
+                case Load(_, index, _):
+                    yield from index
+                case _:
+                    pass

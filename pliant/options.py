@@ -1,0 +1,19 @@
+"""The off switches: every optimisation can be left out, to measure it or to bisect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the compiler may do. All on by default."""
+
+    constraints: bool = True  # use proved dim and product equalities in fusion
+    fuse: bool = True  # several ops in one kernel
+    fold: bool = True  # compute what depends on weights alone at compile time
+    share: bool = True  # generate identical kernels once
+    order: bool = True
+    remat: bool = True
+    chunk: bool = True
+    verify: bool = True  # check the IR after every stage

@@ -1,0 +1,435 @@
+"""Composite ops -> primitive ops.
+
+    %1 = softmax(%0) {axis = 1}
+    ->
+    %1 = reduce(%0) {op = max, axes = (1), keepdims = true}
+    %2 = broadcast(%1) ..      %3 = sub(%0, %2)      %4 = exp(%3)
+    %5 = reduce(%4) {op = sum, ..}   %6 = broadcast(%5) ..   %7 = div(%4, %6)
+
+Half types are storage: a composite computes in f32 and rounds once, at its end. A
+contraction keeps its operands' type, because it accumulates in f32 by itself.
+
+`attention` stays, for its kernel; `spell_out_attention` is its meaning in primitives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.ops import einsum_labels
+from pliant.ir.rewrite import RuleSet, rewrite
+from pliant.ir.types import DType
+from pliant.sym import Expr, floordiv, maximum, product
+
+Decomposition = Callable[[Builder, Op], Value]
+
+
+def _up(b: Builder, x: Value) -> Value:
+    return b.cast(x, x.dtype.compute)
+
+
+def _scalar(b: Builder, like: Value, number: float) -> Value:
+    return b.scalar(number, like.dtype)
+
+
+def _plus(b: Builder, x: Value, number: float) -> Value:
+    return b.binary("add", x, _scalar(b, x, number))
+
+
+def _times(b: Builder, x: Value, number: float) -> Value:
+    return b.binary("mul", x, _scalar(b, x, number))
+
+
+# ---- linear, activations, softmax
+
+
+def linear(b: Builder, op: Op) -> Value:
+    x, w, *bias = op.operands
+    out = b.matmul(x, b.swap(w, 0, 1))
+    return b.binary("add", out, bias[0]) if bias else out
+
+
+def relu(b: Builder, op: Op) -> Value:
+    (x,) = op.operands
+    return b.binary("maximum", x, _scalar(b, x, 0))
+
+
+def silu(b: Builder, op: Op) -> Value:
+    x = _up(b, op.operands[0])
+    below = _plus(b, b.unary("exp", b.unary("neg", x)), 1.0)
+    return b.cast(b.binary("div", x, below), op.result.dtype)
+
+
+def gelu(b: Builder, op: Op) -> Value:
+    x = _up(b, op.operands[0])
+    if op.str_attr("approximate") == "tanh":
+        cube = b.binary("mul", b.binary("mul", x, x), x)
+        inner = b.binary("add", x, _times(b, cube, 0.044715))
+        bell = b.unary("tanh", _times(b, inner, math.sqrt(2 / math.pi)))
+    else:
+        bell = b.unary("erf", _times(b, x, math.sqrt(0.5)))
+    out = b.binary("mul", _times(b, x, 0.5), _plus(b, bell, 1.0))
+    return b.cast(out, op.result.dtype)
+
+
+def _shifted(b: Builder, x: Value, axis: int) -> Value:
+    """x minus its maximum along the axis."""
+    return b.binary("sub", x, b.reduce("max", x, [axis], keepdims=True))
+
+
+def softmax(b: Builder, op: Op) -> Value:
+    axis = op.int_attr("axis")
+    e = b.unary("exp", _shifted(b, _up(b, op.operands[0]), axis))
+    out = b.binary("div", e, b.reduce("sum", e, [axis], keepdims=True))
+    return b.cast(out, op.result.dtype)
+
+
+def log_softmax(b: Builder, op: Op) -> Value:
+    axis = op.int_attr("axis")
+    x = _shifted(b, _up(b, op.operands[0]), axis)
+    total = b.reduce("sum", b.unary("exp", x), [axis], keepdims=True)
+    out = b.binary("sub", x, b.unary("log", total))
+    return b.cast(out, op.result.dtype)
+
+
+# ---- normalisation
+
+
+def _scale_shift(b: Builder, x: Value, affine: Sequence[Value]) -> Value:
+    """x * w + b for those that are there; they align at the last dim."""
+    for name, weight in zip(("mul", "add"), affine, strict=False):
+        x = b.binary(name, x, b.cast(weight, x.dtype))
+    return x
+
+
+def _standardised(b: Builder, x: Value, axes: Sequence[int], eps: float) -> Value:
+    """Zero mean and unit variance over the axes."""
+    centred = b.binary("sub", x, b.mean(x, axes, keepdims=True))
+    variance = b.mean(b.binary("mul", centred, centred), axes, keepdims=True)
+    return b.binary("mul", centred, b.unary("rsqrt", _plus(b, variance, eps)))
+
+
+def layer_norm(b: Builder, op: Op) -> Value:
+    x, *affine = op.operands
+    axes = range(x.type.rank - op.int_attr("axes"), x.type.rank)
+    out = _standardised(b, _up(b, x), axes, op.float_attr("eps"))
+    return b.cast(_scale_shift(b, out, affine), op.result.dtype)
+
+
+def rms_norm(b: Builder, op: Op) -> Value:
+    x, *affine = op.operands
+    axes = range(x.type.rank - op.int_attr("axes"), x.type.rank)
+    wide = _up(b, x)
+    square = b.mean(b.binary("mul", wide, wide), axes, keepdims=True)
+    scale = b.unary("rsqrt", _plus(b, square, op.float_attr("eps")))
+    out = _scale_shift(b, b.binary("mul", wide, scale), affine)
+    return b.cast(out, op.result.dtype)
+
+
+def group_norm(b: Builder, op: Op) -> Value:
+    x, *affine = op.operands
+    groups, (batch, channels) = op.int_attr("groups"), x.shape[:2]
+    each = floordiv(channels, groups)
+    grouped = b.reshape(_up(b, x), (batch, groups, each, product(x.shape[2:])))
+    out = _standardised(b, grouped, (2, 3), op.float_attr("eps"))
+    weights = [b.reshape(w, (groups, each, 1)) for w in affine]
+    out = b.reshape(_scale_shift(b, out, weights), x.shape)
+    return b.cast(out, op.result.dtype)
+
+
+def batch_norm(b: Builder, op: Op) -> Value:
+    """Folds statistics and weights on the small tensors: x * scale + shift."""
+    x = _up(b, op.operands[0])
+    mean, variance, *affine = (b.cast(v, x.dtype) for v in op.operands[1:])
+    scale = b.unary("rsqrt", _plus(b, variance, op.float_attr("eps")))
+    if affine:
+        scale = b.binary("mul", affine[0], scale)
+    drop = b.binary("mul", mean, scale)
+    if len(affine) == 2:
+        shift = b.binary("sub", affine[1], drop)
+    else:
+        shift = b.unary("neg", drop)
+    out = b.emit("mul", x, b.broadcast(scale, x.shape, (1,)))
+    out = b.emit("add", out, b.broadcast(shift, x.shape, (1,)))
+    return b.cast(out, op.result.dtype)
+
+
+# ---- resize
+
+
+def _ratio(b: Builder, top: Expr, bottom: Expr, dtype: DType) -> Value:
+    """top / bottom, rounded in `dtype` as torch computes it at run time."""
+    if top.is_const and bottom.is_const and bottom != 0:
+        a, c = b.scalar(top.value, dtype), b.scalar(bottom.value, dtype)
+    else:
+        a, c = b.dim_value(top, dtype), b.dim_value(bottom, dtype)
+    return b.binary("div", a, c)
+
+
+def _source(
+    b: Builder, size: Expr, new: Expr, op: Op, scale: float | None, dtype: DType
+) -> Value:
+    """For each new position, the fractional position it comes from.  # (new,)
+
+    The arithmetic is torch's (aten/src/ATen/native/UpSample.h), in the same type.
+    """
+    mode, align = op.str_attr("mode"), op.bool_attr("align_corners")
+    align = align and mode in ("linear", "cubic")
+    if align:
+        # With one new position the ratio does not matter: it meets only index 0.
+        step = _ratio(b, size - 1, maximum(new - 1, 1), dtype)
+    elif scale is not None:
+        step = b.scalar(1.0 / scale, dtype)
+    else:
+        step = _ratio(b, size, new, dtype)
+    place = b.iota((new,), 0, dtype)
+    if align or mode == "nearest":
+        return b.binary("mul", place, step)
+    at = b.binary("mul", _plus(b, place, 0.5), step)
+    if mode == "nearest_exact":
+        return at
+    at = _plus(b, at, -0.5)
+    return at if mode == "cubic" else b.binary("maximum", at, _scalar(b, at, 0.0))
+
+
+def _clamp(b: Builder, index: Value, size: Expr) -> Value:
+    low = b.binary("maximum", index, b.scalar(0, index.dtype))
+    return b.binary("minimum", low, b.dim_value(size - 1, index.dtype))
+
+
+def _gather(b: Builder, x: Value, axis: int, index: Value) -> Value:
+    """x at the index (1-D) along one axis."""
+    front = [axis, *(i for i in range(x.type.rank) if i != axis)]
+    back = [*range(1, axis + 1), 0, *range(axis + 1, x.type.rank)]
+    return b.transpose(b.emit("index", b.transpose(x, front), index), back)
+
+
+def _cubic_weights(b: Builder, t: Value) -> list[Value]:
+    """Weights of the four neighbours of a point at fraction t; A = -0.75."""
+    a = -0.75
+
+    def near(x: Value) -> Value:  # ((a + 2)*x - (a + 3))*x*x + 1
+        inner = _plus(b, _times(b, x, a + 2), -(a + 3))
+        return _plus(b, b.binary("mul", b.binary("mul", inner, x), x), 1.0)
+
+    def far(x: Value) -> Value:  # ((a*x - 5*a)*x + 8*a)*x - 4*a
+        inner = b.binary("mul", _plus(b, _times(b, x, a), -5 * a), x)
+        return _plus(b, b.binary("mul", _plus(b, inner, 8 * a), x), -4 * a)
+
+    rest = b.binary("sub", _scalar(b, t, 1.0), t)
+    return [far(_plus(b, t, 1.0)), near(t), near(rest), far(_plus(b, rest, 1.0))]
+
+
+def _resize_axis(
+    b: Builder, x: Value, axis: int, new: Expr, op: Op, scale: float | None
+) -> Value:
+    size, mode = x.shape[axis], op.str_attr("mode")
+    at = _source(b, size, new, op, scale, x.dtype if x.dtype.is_float else DType.F32)
+    floor = b.unary("floor", at)
+    left = b.cast(floor, DType.I64)
+    if mode.startswith("nearest"):
+        return _gather(b, x, axis, _clamp(b, left, size))
+    left = b.binary("minimum", left, b.dim_value(size - 1))
+    t = b.binary("sub", at, b.cast(left, at.dtype))
+    t = b.binary("maximum", t, _scalar(b, t, 0.0))
+    t = b.binary("minimum", t, _scalar(b, t, 1.0))  # (new,)
+    if mode == "linear":
+        steps = [0, 1]
+        weights = [b.binary("sub", _scalar(b, t, 1.0), t), t]
+    else:
+        steps = [-1, 0, 1, 2]
+        weights = _cubic_weights(b, t)
+    total: Value | None = None
+    for step, weight in zip(steps, weights, strict=True):
+        index = _clamp(b, b.binary("add", left, b.scalar(step, DType.I64)), size)
+        part = _gather(b, x, axis, index)
+        part = b.emit("mul", part, b.broadcast(weight, part.shape, (axis,)))
+        total = part if total is None else b.emit("add", total, part)
+    assert total is not None
+    return total
+
+
+def resize(b: Builder, op: Op) -> Value:
+    """Axis by axis, the last first: each element sums in torch's order."""
+    (x,), shape, scales = op.operands, op.dims_attr("shape"), op.attr("scales")
+    assert isinstance(scales, tuple)
+    first = x.type.rank - len(shape)
+    if b.same_shape(x.shape[first:], shape) and (
+        len(shape) > 1 or op.str_attr("mode") in ("linear", "cubic")
+    ):
+        return x  # torch copies when no size changes, whatever the scale
+    out = x if op.str_attr("mode").startswith("nearest") else _up(b, x)
+    for i in reversed(range(len(shape))):
+        scale = scales[i] if scales else None
+        assert scale is None or isinstance(scale, float)
+        out = _resize_axis(b, out, first + i, shape[i], op, scale)
+    return b.cast(out, x.dtype)
+
+
+# ---- einsum
+
+
+def _diagonal(b: Builder, x: Value, labels: str) -> tuple[Value, str]:
+    """Repeated labels -> one: x[i, i, ..]."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            i = labels.index(label)
+            j = labels.index(label, i + 1)
+            rest = [k for k in range(len(labels)) if k not in (i, j)]
+            size = b.require_equal(x.shape[i], x.shape[j], f"label '{label}'")
+            place = b.iota((size,))
+            x = b.emit("index", b.transpose(x, [i, j, *rest]), place, place)
+            labels = label + "".join(labels[k] for k in rest)
+    return x, labels
+
+
+def _keep(b: Builder, x: Value, labels: str, wanted: str) -> tuple[Value, str]:
+    """Sums over the labels that nobody wants any more."""
+    lone = [i for i, label in enumerate(labels) if label not in wanted]
+    kept = "".join(label for label in labels if label in wanted)
+    return b.reduce("sum", x, lone) if lone else x, kept
+
+
+def _arranged(
+    b: Builder, x: Value, labels: str, batch: str, groups: Sequence[str]
+) -> Value:
+    """x as (batch dims.., one dim for each group of labels)."""
+    x = b.transpose(x, [labels.index(c) for c in batch + "".join(groups)])
+    dims = list(x.shape[: len(batch)])
+    rest = list(x.shape[len(batch) :])
+    for group in groups:
+        dims.append(product(rest[: len(group)]))
+        del rest[: len(group)]
+    return b.reshape(x, dims)
+
+
+def _contract(
+    b: Builder, x: Value, xs: str, y: Value, ys: str, wanted: str
+) -> tuple[Value, str]:
+    """One operand for two."""
+    x, xs = _keep(b, x, xs, wanted + ys)
+    y, ys = _keep(b, y, ys, wanted + xs)
+    batch = "".join(c for c in xs if c in ys and c in wanted)
+    inner = "".join(c for c in xs if c in ys and c not in wanted)
+    left = "".join(c for c in xs if c not in ys)
+    right = "".join(c for c in ys if c not in xs)
+    size = {
+        **dict(zip(ys, y.shape, strict=True)),
+        **dict(zip(xs, x.shape, strict=True)),
+    }
+    labels = batch + left + right
+    a = _arranged(b, x, xs, batch, (left, inner))
+    c = _arranged(b, y, ys, batch, (inner, right))
+    out = b.emit("matmul", a, c) if inner else b.binary("mul", a, c)
+    return b.reshape(out, [size[label] for label in labels]), labels
+
+
+def einsum(b: Builder, op: Op) -> Value:
+    """Left to right, two operands at a time, each pair one matmul."""
+    ranks = [v.type.rank for v in op.operands]
+    inputs, output = einsum_labels(op.str_attr("equation"), ranks)
+    size: dict[str, Expr] = {}
+    for labels, value in zip(inputs, op.operands, strict=True):
+        for label, dim in zip(labels, value.shape, strict=True):
+            size[label] = dim if size.get(label, dim) == 1 else size[label]
+    terms: list[tuple[Value, str]] = []
+    for labels, value in zip(inputs, op.operands, strict=True):
+        # A 1 that stands for a longer label is constant along it: it drops out.
+        pairs = zip(labels, value.shape, strict=True)
+        kept = [(c, d) for c, d in pairs if not (d == 1 and size[c] != 1)]
+        value = b.reshape(value, [d for _, d in kept])
+        terms.append(_diagonal(b, value, "".join(c for c, _ in kept)))
+    (x, xs), *rest = terms
+    for i, (y, ys) in enumerate(rest):
+        later = "".join(labels for _, labels in rest[i + 1 :])
+        x, xs = _contract(b, x, xs, y, ys, output + later)
+    x, xs = _keep(b, x, xs, output)
+    return b.transpose(x, [xs.index(c) for c in output])
+
+
+# ---- attention
+
+
+def _repeat_heads(b: Builder, x: Value, heads: Expr) -> Value:
+    """(.., Hk, S, D) -> (.., Hq, S, D), each head repeated in place."""
+    own = x.shape[-3]
+    if b.same(own, heads):
+        return x
+    lead, tail = x.shape[:-3], x.shape[-2:]
+    split = b.reshape(x, (*lead, own, 1, *tail))
+    wide = b.broadcast_to(split, (*lead, own, floordiv(heads, own), *tail))
+    return b.reshape(wide, (*lead, heads, *tail))
+
+
+def _masked_scores(b: Builder, op: Op, scores: Value) -> Value:
+    lowest = _scalar(b, scores, -math.inf)
+    if op.bool_attr("masked"):
+        mask = op.operands[3]
+        if mask.dtype is DType.BOOL:
+            scores = b.select(mask, scores, lowest)
+        else:
+            scores = b.binary("add", scores, b.cast(mask, scores.dtype))
+    if op.bool_attr("causal"):
+        grid = scores.shape[-2:]
+        seen = b.emit("le", b.iota(grid, 1), b.iota(grid, 0))
+        scores = b.select(seen, scores, lowest)
+    return scores
+
+
+def spell_out_attention(b: Builder, op: Op) -> Value:
+    """softmax(q @ k.T * scale + mask) @ v.
+
+    A row in which everything is masked gives 0, as torch's CPU kernels do (2.13, with
+    boolean and with -inf masks): its maximum is taken as 0 and its sum as 1.
+    """
+    q, k, v = (_up(b, x) for x in op.operands[:3])
+    k, v = (_repeat_heads(b, x, q.shape[-3]) for x in (k, v))
+    scores = b.matmul(q, b.swap(k, -1, -2))  # (.., Hq, Sq, Sk)
+    scale, size = op.attr("scale"), q.shape[-1]
+    if isinstance(scale, float):
+        factor = b.scalar(scale, scores.dtype)
+    elif size.is_const and size != 0:
+        factor = b.scalar(1 / math.sqrt(size.value), scores.dtype)
+    else:
+        factor = b.unary("rsqrt", b.dim_value(size, scores.dtype))
+    scores = _masked_scores(b, op, b.binary("mul", scores, factor))
+    top = b.reduce("max", scores, [-1], keepdims=True)
+    empty = b.binary("eq", top, _scalar(b, top, -math.inf))
+    top = b.select(empty, _scalar(b, top, 0.0), top)
+    e = b.unary("exp", b.binary("sub", scores, top))
+    total = b.reduce("sum", e, [-1], keepdims=True)
+    total = b.select(empty, _scalar(b, total, 1.0), total)
+    return b.cast(b.matmul(b.binary("div", e, total), v), op.result.dtype)
+
+
+# ---- the pass
+
+DECOMPOSITIONS: dict[str, Decomposition] = {
+    "linear": linear,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "relu": relu,
+    "silu": silu,
+    "gelu": gelu,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": group_norm,
+    "batch_norm": batch_norm,
+    "resize": resize,
+    "einsum": einsum,
+}
+_RULES: RuleSet = {name: (rule,) for name, rule in DECOMPOSITIONS.items()}
+_ATTENTION: RuleSet = {"attention": (spell_out_attention,)}
+
+
+def decompose(graph: Graph, cx: object = None) -> Graph:
+    """Every composite op but attention, in primitive ops."""
+    return rewrite(graph, _RULES)
+
+
+def decompose_attention(graph: Graph, cx: object = None) -> Graph:
+    """Attention in primitive ops, where no kernel takes it."""
+    return rewrite(graph, _ATTENTION)

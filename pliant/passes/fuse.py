@@ -1,0 +1,363 @@
+"""Ops become kernels: each fusion group is one.
+
+    %1 = mul(%x, %x)                       %5 = fusion(%x, %w) { kind = "row" } {
+    %2 = reduce(%1) {sum}          ->        ... the five ops ...
+    %3 = rsqrt(%2)                         }
+    %4 = broadcast(%3)
+    %5 = mul(%x, %4)
+
+Groups start as single ops and merge along producer-consumer edges, in program order,
+whenever the merged group is still one loop nest. That is a question about shapes, and
+it is put to the proved constraints (`passes/groups.py`), not to names of ops. Ops that
+only re-index (broadcast, transpose, reshape, slice) are copied into every group that
+reads through them; a matmul, convolution or attention reads its operands through strided
+views, which stay in the graph between fusions.
+
+kinds: map (elementwise), row (with reductions), and one per contraction or other root,
+named as the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pliant.ir.access import VIEWS, numel
+from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.passes.context import Context
+from pliant.passes.groups import (
+    CONTRACT,
+    OPAQUE,
+    is_transparent,
+    structure,
+)
+from pliant.passes.views import resolve
+from pliant.sym import Facts
+
+# Roots whose kernel computes what follows them while the tile is in cache.
+EPILOGUE = frozenset({"matmul", "conv"})
+# Ops too dear to compute again for every element they are broadcast to.
+DEAR = frozenset(
+    "exp expm1 log log1p sin cos tan tanh erf sigmoid pow atan2 div sqrt rsqrt".split()
+)
+MOST_OPS = 96
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    ops: list[int]  # positions in the graph, ascending
+    members: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.members = set(self.ops)
+
+
+class _Fuser:
+    def __init__(self, graph: Graph, cx: Context) -> None:
+        self.graph, self.cx = graph, cx
+        self.facts = cx.facts(graph)
+        self.ops = graph.ops
+        self.position = {v: k for k, op in enumerate(graph.ops) for v in op.results}
+        self.producers = graph.producers()
+        self.results = set(graph.results)
+        self.solid = self._solid()
+        self.group: dict[int, _Group] = {
+            k: _Group([k]) for k, op in enumerate(self.ops) if self._grouped(k, op)
+        }
+        self.readers = self._readers()
+
+    # ---- what is computed, and what is only looked through
+
+    def _grouped(self, k: int, op: Op) -> bool:
+        if op.name == "constant":
+            return False
+        return k in self.solid or not is_transparent(op)
+
+    def _solid(self) -> set[int]:
+        """Transparent ops that must be in memory all the same.
+
+        Results of the graph, and operands of contractions that no strided view gives.
+        """
+        solid: set[int] = set()
+        for value in self.graph.results:
+            op = self.producers.get(value)
+            if op is not None and is_transparent(op):
+                solid.add(self.position[value])
+        for op in self.ops:
+            if op.name not in CONTRACT:
+                continue
+            for which, value in enumerate(op.operands):
+                self._solidify(op, which, value, solid)
+        return solid
+
+    def _solidify(self, op: Op, which: int, value: Value, solid: set[int]) -> None:
+        producer = self.producers.get(value)
+        if producer is None or not is_transparent(producer):
+            return
+        view = resolve(value, self.producers, self.facts)
+        if view is None or not reads_view(op, which, view.strides):
+            solid.add(self.position[value])
+            return
+        base = self.producers.get(view.base)
+        if base is not None and is_transparent(base):
+            solid.add(self.position[view.base])
+
+    def _readers(self) -> dict[int, list[int]]:
+        """Grouped op -> grouped ops that read it, views looked through."""
+        readers: dict[int, list[int]] = {k: [] for k in self.group}
+        for k in self.group:
+            for source in self.sources(k):
+                readers[source].append(k)
+        return readers
+
+    def sources(self, k: int) -> list[int]:
+        """The grouped ops that op k reads, views looked through, latest first."""
+        found: dict[int, None] = {}
+        stack = list(self.ops[k].operands)
+        seen: set[Value] = set()
+        while stack:
+            value = stack.pop()
+            if value in seen or value not in self.position:
+                continue
+            seen.add(value)
+            at = self.position[value]
+            if at in self.group:
+                found[at] = None
+            elif self.ops[at].name != "constant":
+                stack.extend(self.ops[at].operands)
+        return sorted(found, reverse=True)
+
+    # ---- merging
+
+    def run(self) -> None:
+        for k in list(self.group):
+            for source in self.sources(k):
+                self._merge(source, k)
+
+    def _merge(self, producer: int, consumer: int) -> None:
+        a, b = self.group[producer], self.group[consumer]
+        if a is b or len(a.ops) + len(b.ops) > MOST_OPS:
+            return
+        joined = _Group(sorted(a.ops + b.ops))
+        if not self._kinds_allow(a, b) or self._cyclic(a, b, joined):
+            return
+        outputs = self.outputs(joined)
+        ops = list(self.with_views(joined, outputs))
+        if structure(ops, outputs, self.facts) is None:
+            return
+        if self._recomputes(a, joined, outputs):
+            return
+        for k in joined.ops:
+            self.group[k] = joined
+
+    def _root(self, group: _Group) -> str | None:
+        names = [self.ops[k].name for k in group.ops]
+        return next((name for name in names if name in OPAQUE), None)
+
+    def _kinds_allow(self, a: _Group, b: _Group) -> bool:
+        """A root takes followers only if its kernel has an epilogue; never leaders."""
+        if self._root(b) is not None:
+            roots = [k for k in b.ops if self.ops[k].name in OPAQUE]
+            # a may feed the epilogue, not the root itself.
+            fed = {s for k in roots for s in self.sources(k)}
+            if fed & a.members or self._root(b) not in EPILOGUE:
+                return False
+        root = self._root(a)
+        return root is None or (root in EPILOGUE and self._root(b) is None)
+
+    def _cyclic(self, a: _Group, b: _Group, joined: _Group) -> bool:
+        """Whether some path leaves the merged group and comes back."""
+        stack = [
+            self.group[r]
+            for k in joined.ops
+            for r in self.readers[k]
+            if r not in joined.members
+        ]
+        last = joined.ops[-1]
+        seen: set[int] = set()
+        while stack:
+            group = stack.pop()
+            if id(group) in seen:
+                continue
+            seen.add(id(group))
+            for k in group.ops:
+                if k > last and min(self.readers[k], default=k) > last:
+                    continue
+                for r in self.readers[k]:
+                    if r in joined.members:
+                        return True
+                    stack.append(self.group[r])
+        return False
+
+    def outputs(self, group: _Group) -> list[Value]:
+        """Values of the group that something outside reads."""
+        found: list[Value] = []
+        for k in group.ops:
+            outside = any(r not in group.members for r in self.readers[k])
+            for value in self.ops[k].results:
+                if outside or value in self.results:
+                    found.append(value)
+        return found
+
+    def _recomputes(self, a: _Group, joined: _Group, outputs: list[Value]) -> bool:
+        """Whether a dear part of `a` would be computed once per broadcast copy."""
+        shape = structure(list(self.with_views(joined, outputs)), outputs, self.facts)
+        assert shape is not None
+        if shape.reduced or self._root(a) is not None:
+            sizes = {
+                numel(shape.domain, self.facts),
+                numel(shape.row_shape, self.facts),
+            }
+        else:
+            sizes = {numel(shape.domain, self.facts)}
+        for k in a.ops:
+            op = self.ops[k]
+            dear = op.name in DEAR or op.name in ("index", "take_along", "concat")
+            if dear and numel(op.result.shape, self.facts) not in sizes:
+                return True
+        return False
+
+    # ---- building
+
+    def with_views(self, group: _Group, outputs: Iterable[Value]) -> Iterator[Op]:
+        """The group's ops and the transparent ones between and before them, in order."""
+        needed: set[int] = set(group.ops)
+        stack = [
+            v
+            for k in group.ops
+            if self.ops[k].name not in CONTRACT
+            for v in self.ops[k].operands
+        ]
+        while stack:
+            at = self.position.get(stack.pop())
+            if at is None or at in needed or at in self.group:
+                continue
+            if self.ops[at].name == "constant":
+                continue
+            needed.add(at)
+            stack.extend(self.ops[at].operands)
+        return (self.ops[k] for k in sorted(needed))
+
+    def build(self) -> Graph:
+        names = Names(names_of(self.graph))
+        emitted: list[Op] = [op for op in self.ops if op.name == "constant"]
+        mapping: dict[Value, Value] = {}
+        views = _Views(self, mapping, emitted)
+        for group in self._in_order():
+            outputs = self.outputs(group)
+            ops = list(self.with_views(group, outputs))
+            inside = {v for op in ops for v in op.results}
+            params = list(
+                dict.fromkeys(v for op in ops for v in op.operands if v not in inside)
+            )
+            for value in params:
+                views.make(value)
+            results = tuple(Value(v.name, v.type) for v in outputs)
+            region = Graph(names.fresh("region"), tuple(params), tuple(ops), ())
+            region = _renamed(region, outputs)
+            kind = self._root(group)
+            if kind is None:
+                reduces = any(op.name == "reduce" for op in ops)
+                kind = "row" if reduces else "map"
+            loc = next((op.loc for op in ops if op.loc), "")
+            emitted.append(
+                Op(
+                    "fusion",
+                    tuple(mapping.get(v, v) for v in params),
+                    (("kind", kind),),
+                    results,
+                    (region,),
+                    loc,
+                )
+            )
+            mapping.update(zip(outputs, results, strict=True))
+        final = tuple(mapping.get(v, v) for v in self.graph.results)
+        return self.graph.replace(ops=tuple(emitted), results=final)
+
+    def _in_order(self) -> list[_Group]:
+        """Groups, each after what it reads; program order of last ops where free."""
+        order: list[_Group] = []
+        done: set[int] = set()
+        for k in self.group:
+            self._visit(self.group[k], done, order)
+        return order
+
+    def _visit(self, group: _Group, done: set[int], order: list[_Group]) -> None:
+        stack = [(group, False)]
+        while stack:
+            current, ready = stack.pop()
+            if ready:
+                order.append(current)
+                continue
+            if id(current) in done:
+                continue
+            done.add(id(current))
+            stack.append((current, True))
+            for k in current.ops:
+                for source in self.sources(k):
+                    if id(self.group[source]) not in done:
+                        stack.append((self.group[source], False))
+
+
+class _Views:
+    """Copies to the new graph the views that contractions read through."""
+
+    def __init__(
+        self, fuser: _Fuser, mapping: dict[Value, Value], emitted: list[Op]
+    ) -> None:
+        self.fuser, self.mapping, self.emitted = fuser, mapping, emitted
+
+    def make(self, value: Value) -> None:
+        at = self.fuser.position.get(value)
+        if value in self.mapping or at is None or at in self.fuser.group:
+            return
+        op = self.fuser.ops[at]
+        if op.name == "constant":
+            return
+        for operand in op.operands:
+            self.make(operand)
+        result = Value(value.name, value.type)
+        operands = tuple(self.mapping.get(v, v) for v in op.operands)
+        self.emitted.append(op.replace(operands=operands, results=(result,)))
+        self.mapping[value] = result
+
+
+def _renamed(region: Graph, outputs: list[Value]) -> Graph:
+    """The region with values of its own, so that no value has two definitions."""
+    fresh: dict[Value, Value] = {v: Value(v.name, v.type) for v in region.params}
+    ops: list[Op] = []
+    for op in region.ops:
+        results = tuple(Value(v.name, v.type) for v in op.results)
+        ops.append(
+            op.replace(operands=tuple(fresh[v] for v in op.operands), results=results)
+        )
+        fresh.update(zip(op.results, results, strict=True))
+    return Graph(
+        region.name,
+        tuple(fresh[v] for v in region.params),
+        tuple(ops),
+        tuple(fresh[v] for v in outputs),
+    )
+
+
+def reads_view(op: Op, which: int, strides: tuple[object, ...]) -> bool:
+    """Whether a contraction's kernel can read this operand through these strides."""
+    if op.name in ("matmul", "attention") and which == 0:
+        # The left operand's rows are read as they are: their elements must be adjacent.
+        return strides[-1] == 1
+    return True
+
+
+def fuse(graph: Graph, cx: Context) -> Graph:
+    """Groups every op of a decomposed graph into fusions."""
+    fuser = _Fuser(graph, cx)
+    if cx.options.fuse:
+        fuser.run()
+    return fuser.build()
+
+
+def kernel_count(graph: Graph) -> int:
+    return sum(op.name == "fusion" for op in graph.ops)
+
+
+__all__ = ["VIEWS", "Facts", "fuse", "kernel_count"]
