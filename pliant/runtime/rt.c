@@ -104,6 +104,12 @@ static void carve_model(plt_model *m, carver *c, const plt_model_desc *d) {
     m->weights = carve(c, d->n_weights, sizeof *m->weights);
 }
 
+static int mismatch(int status, int64_t *detail, int64_t expected, int64_t got) {
+    detail[1] = expected;
+    detail[2] = got;
+    return status;
+}
+
 static void copy(void *to, const void *from, int64_t count, size_t each) {
     if (count > 0) memcpy(to, from, (size_t)count * each);
 }
@@ -326,9 +332,8 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
         out->sizes[i] = e->table[m->buffers[i].size_index];
     }
     if (limit >= 0 && e->peak_bytes > limit) {
-        out->detail[1] = e->peak_bytes;
-        out->detail[2] = limit;
-        status = PLT_ERR_LIMIT;
+        out->detail[0] = 0;
+        status = mismatch(PLT_ERR_LIMIT, out->detail, e->peak_bytes, limit);
     }
     plt_plans_drop(&m->services, e);
     return status;
@@ -402,12 +407,6 @@ static int check_layout(const plt_arg *a, int64_t *detail) {
     }
     detail[1] = -1;
     return PLT_ERR_LAYOUT;
-}
-
-static int mismatch(int status, int64_t *detail, int64_t expected, int64_t got) {
-    detail[1] = expected;
-    detail[2] = got;
-    return status;
 }
 
 static int check_tensor(const plt_input_desc *in, const plt_arg *a, int64_t *detail) {

@@ -48,7 +48,8 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
 #endif
 
 #define PLT_MAX_WORKERS 255
-#define PLT_SPIN_NS 50000
+#define PLT_SPIN_NS 50000  /* then park */
+#define PLT_POLITE_NS 1000 /* then yield between looks */
 /* Generated code keeps tiles in registers and buffers in the arena. */
 #define PLT_STACK_BYTES (1024 * 1024)
 
@@ -123,13 +124,16 @@ static void word_bump(signal_word *w) {
 static void word_wait(signal_word *w, uint32_t seen, int64_t spin_ns) {
     if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
     if (spin_ns > 0) {
-        int64_t until = now_ns() + spin_ns;
+        int64_t start = now_ns(), spent = 0;
         do {
             for (int i = 0; i < 32; i++) {
                 if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
                 pause_cpu();
             }
-        } while (now_ns() < until);
+            /* on a loaded machine the other side may be waiting for this very core */
+            if (spent > PLT_POLITE_NS) sched_yield();
+            spent = now_ns() - start;
+        } while (spent < spin_ns);
     }
     pthread_mutex_lock(&w->mutex);
     atomic_store(&w->parked, 1);

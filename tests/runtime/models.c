@@ -1,6 +1,9 @@
 /* Small models for the binding's tests, written as generated code would be. */
 #include "rt.h"
 
+/* plt_parallel, set by the test as a JIT would resolve it. */
+void (*parallel)(plt_call *, plt_task, void *, int64_t, int64_t);
+
 /* scale: x (n, m) f32, k scalar -> y = (x * k) + 1 over a scratch buffer.
  * symbols: n, m, k; table: bytes, n, m, k. Guard 0: n <= 1000; guard 1: m <= 100000. */
 int64_t scale_bind(const int64_t *dims, int64_t *symbols) {
@@ -36,8 +39,8 @@ void scale_run(plt_call *call) {
     float *scratch = (float *)(call->arena + call->offsets[0]);
     struct span first = {call->inputs[0], scratch, (float)call->table[3], 0.0f};
     struct span second = {scratch, call->outputs[0], 1.0f, 1.0f};
-    plt_parallel(call, scale_task, &first, numel, 16);
-    plt_parallel(call, scale_task, &second, numel, 16);
+    parallel(call, scale_task, &first, numel, 16);
+    parallel(call, scale_task, &second, numel, 16);
     if (call->table[3] == 13) call->status = 42;
 }
 
