@@ -23,7 +23,7 @@ sizes (k, `a b`) {
   constraint batch != 0
   constraint k < 9 says [k] at "x"
   constraint 4 divides seq
-  constraint seq == min(2*batch, 3*k + 1) - k//2 says ("plain")
+  constraint seq == -(k//2) + min(2*batch, 3*k + 1) says ("plain")
   %0: f32[16, 768] = constant() {name = "emb"}
   %1: f32[batch, seq, 768] = index(%0, %ids) loc "bert.py:93"
   %full: f32[] = full() {value = -inf, dtype = f32, shape = ()}
@@ -45,7 +45,7 @@ sizes (k, `a b`) {
     region @else(%p: f32[batch, seq, 768]) {
       return %p, %p
     }
-  %v: f32[seq, 4] strides [ceildiv(seq, 4)*4, 1] = view(%a) {offset = <64*seq>}
+  %v: f32[seq, 4] strides [4*ceildiv(seq, 4), 1] = view(%a) {offset = <64*seq>}
   nothing()
   return %3, %v
 }
@@ -151,7 +151,7 @@ def test_module_round_trip() -> None:
 def test_loop_round_trip() -> None:
     func = parse_loop(LOOP)
     assert print_loop(func) == LOOP
-    assert parse_loop(LOOP.replace("\n", "  # comment\n")) == parse_loop(LOOP)
+    assert same(parse_loop(LOOP.replace("\n", "  # comment\n")), func)
     kinds = {type(s).__name__ for s in loops.statements(func.body)}
     assert kinds == {t.__name__ for t in loops.Stmt.__args__}
 
