@@ -1,0 +1,1021 @@
+"""Loop functions -> LLVM IR.
+
+A loop function becomes
+
+    void @name(ptr call, i64 sizes.., ptr buffers..)
+
+where `call` is the plt_call of runtime/rt.h. A PARALLEL loop is outlined to a function
+of its own, handed to plt_parallel.
+
+A VECTOR loop runs `target.lanes` iterations side by side, whatever the element types:
+
+    for i in 0 .. n & -lanes step lanes     whole vectors
+    if something is left                    once, under a mask; or a scalar loop where
+                                            the target has no masked loads and stores
+
+A value is a scalar until it meets one that differs by lane. Each address is a
+polynomial in the vector variable: not in it -> one scalar load; coefficient 1 -> a
+vector load; any other way -> a gather. What cannot run side by side (a call, a bound
+that differs by lane) makes the loop serial, which means the same.
+
+Mutable state (accumulators, register buffers) lives in allocas of the entry block, at
+constant offsets wherever it must end up in registers: LLVM's SROA puts it there.
+Accumulators of a vector loop are several partial vectors, combined in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import llvmlite.ir as ll
+
+from pliant.codegen import llvm_ops as ops
+from pliant.codegen.llvm_dims import NO_WRAP, Dims, Lanes, Linear, as_value
+from pliant.codegen.llvm_types import (
+    I1,
+    I32,
+    I64,
+    PARALLEL_TYPE,
+    PTR,
+    STATUS_FIELD,
+    TASK_TYPE,
+    VOID,
+    compute_type,
+    constant,
+    dtype_constant,
+    iota,
+    lanes_of,
+    splat,
+    storage_type,
+    widen,
+)
+from pliant.errors import InternalError
+from pliant.ir.loops import (
+    WORKER,
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Block,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    Local,
+    LoopFunc,
+    LoopValue,
+    Read,
+    Role,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+    dtype_of,
+    operands,
+    statements,
+)
+from pliant.ir.types import DType
+from pliant.sym import ZERO, Expr
+from pliant.target import Target
+
+# A vector loop of a constant number of vectors up to this is written out.
+MOST_WRITTEN_OUT = 8
+
+
+def emit_loop_functions(
+    module_ir: ll.Module, funcs: Iterable[LoopFunc], target: Target
+) -> dict[str, ll.Function]:
+    """Adds every loop function to the module; returns them by name."""
+    todo = tuple(funcs)
+    unit = _Unit(module_ir, target)
+    for func in todo:
+        unit.functions[func.name] = _declare(module_ir, func)
+    for func in todo:
+        _define(unit, func)
+    return {func.name: unit.functions[func.name] for func in todo}
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What the functions of one LLVM module share."""
+
+    module: ll.Module
+    target: Target
+    functions: dict[str, ll.Function] = field(default_factory=dict)
+
+
+def _declare(module: ll.Module, func: LoopFunc) -> ll.Function:
+    args = [PTR, *(I64 for _ in func.sizes), *(PTR for _ in func.buffers)]
+    existing = module.globals.get(func.name)
+    function = existing or ll.Function(module, ll.FunctionType(VOID, args), func.name)
+    function.attributes.add("nounwind")
+    for arg, name in zip(
+        function.args,
+        ("call", *func.sizes, *(buf.name for buf in func.buffers)),
+        strict=True,
+    ):
+        arg.name = name
+    _mark_aliasing(function.args[1 + len(func.sizes) :], func.buffers)
+    return function
+
+
+def _mark_aliasing(args: Iterable[Any], buffers: tuple[Buffer, ...]) -> None:
+    """Inputs may be one another but are not written; an INOUT may be an input too."""
+    in_place = any(buf.role is Role.INOUT for buf in buffers)
+    for arg, buf in zip(args, buffers, strict=True):
+        alone = buf.role in (Role.OUT, Role.WORK)
+        if alone or (buf.role is Role.IN and not in_place):
+            arg.add_attribute("noalias")
+        arg.add_attribute("captures(none)")
+
+
+def _define(unit: _Unit, func: LoopFunc) -> None:
+    function = unit.functions[func.name]
+    body = _Body(unit, function, function.args[0])
+    sizes = function.args[1 : 1 + len(func.sizes)]
+    for name, arg in zip(func.sizes, sizes, strict=True):
+        body.dims.bind(name, arg)
+    body.dims.bind(WORKER, 0)
+    for buf, arg in zip(func.buffers, function.args[1 + len(sizes) :], strict=True):
+        body.buffers[buf.name] = (arg, buf)
+    body.stmt(func.body)
+    body.finish()
+
+
+@dataclass(slots=True)
+class _Accumulator:
+    """A running reduction: one slot, and partial vectors where a loop needs them."""
+
+    op: str
+    dtype: DType
+    lanes: int
+    slot: Any
+    started: Any  # the instruction behind which more partials may be initialised
+    partials: list[Any] = field(default_factory=list)
+    final: Any = None
+
+
+class _Body:
+    """Emits the statements of one LLVM function."""
+
+    def __init__(self, unit: _Unit, function: ll.Function, call: Any) -> None:
+        self.unit, self.target, self.function = unit, unit.target, function
+        self.call = call
+        self.entry = function.append_basic_block("entry")
+        self.b = ll.IRBuilder(function.append_basic_block("body"))
+        self.first = self.b.block
+        self.dims = Dims(self.b)
+        self.buffers: dict[str, tuple[Any, Buffer]] = {}
+        self.locals: dict[str, Any] = {}
+        self.accumulators: dict[str, _Accumulator] = {}
+        self.mask: Any = None  # lanes that run, None: all of them
+        self.copy = 0  # which copy of an unrolled vector loop's body this is
+        self.in_task = False
+        self._flat: dict[tuple[str, tuple[Expr, ...]], Expr] = {}
+        self._values: dict[int, Any] = {}
+
+    def finish(self) -> None:
+        self.b.ret_void()
+        ll.IRBuilder(self.entry).branch(self.first)
+
+    # ---- scopes and blocks
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """What is named inside is not seen behind it."""
+        saved = self.locals, self.accumulators, self.buffers, self.mask, self._values
+        self.locals, self.accumulators = dict(self.locals), dict(self.accumulators)
+        self.buffers, self._values = dict(self.buffers), {}
+        try:
+            with self.dims.scope():
+                yield
+        finally:
+            self.locals, self.accumulators, self.buffers, self.mask, self._values = (
+                saved
+            )
+
+    @contextmanager
+    def when(self, cond: Any, likely: bool | None = None) -> Iterator[None]:
+        """Runs what is emitted inside only if the scalar flag is set."""
+        with self.b.if_then(cond, likely), self.region():
+            yield
+
+    @contextmanager
+    def loop(self, begin: Any, end: Any, step: int, label: str) -> Iterator[Any]:
+        """A counted loop, entered only if it has an iteration."""
+        b = self.b
+        body, after = b.append_basic_block(label), b.append_basic_block(f"{label}.end")
+        before = b.block
+        b.cbranch(b.icmp_signed("<", begin, end), body, after)
+        b.position_at_end(body)
+        counter = b.phi(I64, name=label)
+        counter.add_incoming(begin, before)
+        with self.region():
+            yield counter
+        following = b.add(counter, constant(I64, step), flags=NO_WRAP)
+        counter.add_incoming(following, b.block)
+        b.cbranch(b.icmp_signed("<", following, end), body, after)
+        b.position_at_end(after)
+
+    def alloca(
+        self, typ: Any, count: int | None = None, align: int | None = None
+    ) -> Any:
+        builder = ll.IRBuilder(self.entry)
+        slot = builder.alloca(typ if count is None else ll.ArrayType(typ, count))
+        slot.align = align
+        slot.type = PTR
+        return slot
+
+    # ---- statements
+
+    def stmt(self, stmt: Stmt) -> None:
+        self._values = {}
+        match stmt:
+            case Block(body):
+                self.block(body)
+            case For():
+                self.for_(stmt)
+            case Store(buf, index, value):
+                self.store(buf, index, self.value(value))
+            case Let(name, value):
+                self.let(name, value)
+            case Local(name, _, value):
+                self.locals[name] = self.value(value)
+            case Accumulator(name, dtype, op):
+                self.accumulators[name] = self.start(op, dtype)
+            case Accumulate(name, value):
+                self.accumulate(name, self.value(value))
+            case Alloc(buf):
+                self.alloc(buf)
+            case If():
+                self.if_(stmt)
+            case Switch():
+                self.switch(stmt)
+            case Check(cond, number):
+                self.check(self.value(cond), number)
+            case Call():
+                self.call_function(stmt)
+            case _:
+                raise InternalError("codegen", f"no LLVM for the statement {stmt!r}")
+
+    def block(self, body: tuple[Stmt, ...]) -> None:
+        named = [stmt.name for stmt in body if isinstance(stmt, Accumulator)]
+        last = {
+            name: number
+            for number, stmt in enumerate(body)
+            if named
+            for name in _accumulated(stmt)
+        }
+        with self.region():
+            for number, stmt in enumerate(body):
+                self.stmt(stmt)
+                for name in named:
+                    if last.get(name) == number:
+                        accumulator = self.accumulators[name]
+                        accumulator.final = self.total(accumulator)
+
+    def let(self, name: str, value: LoopValue) -> None:
+        if isinstance(value, Index) and not self.dims.varies(value.dim):
+            signed = not self.dims.is_nonnegative(value.dim)
+            self.dims.bind(name, self.dims.number(value.dim), signed=signed)
+            return
+        number = self.cast(self.value(value), dtype_of(value), DType.I64)
+        self.dims.bind(name, number, signed=True)
+
+    def alloc(self, buf: Buffer) -> None:
+        count = 1 + sum(
+            (dim.value - 1) * step.value
+            for dim, step in zip(buf.shape, buf.strides, strict=True)
+        )
+        slot = self.alloca(storage_type(buf.dtype), count, align=64)
+        self.buffers[buf.name] = (slot, buf)
+
+    def if_(self, stmt: If) -> None:
+        cond = self.value(stmt.cond)
+        if isinstance(cond.type, ll.VectorType):
+            self.masked(cond, stmt.then)
+            if stmt.otherwise is not None:
+                self.masked(self.b.not_(cond), stmt.otherwise)
+        elif stmt.otherwise is None:
+            with self.when(cond):
+                self.stmt(stmt.then)
+        else:
+            with self.b.if_else(cond) as (then, otherwise):
+                with then, self.region():
+                    self.stmt(stmt.then)
+                with otherwise, self.region():
+                    self.stmt(stmt.otherwise)
+
+    def masked(self, cond: Any, stmt: Stmt) -> None:
+        """Runs the lanes whose flag is set; where none is, nothing at all."""
+        mask = cond if self.mask is None else self.b.and_(self.mask, cond)
+        if _only_stores_registers(stmt):
+            with self.region():
+                self.mask = mask
+                self.stmt(stmt)
+            return
+        with self.when(ops.any_lane(self.b, mask)):
+            self.mask = mask
+            self.stmt(stmt)
+
+    def switch(self, stmt: Switch) -> None:
+        after = self.b.append_basic_block("switch.end")
+        switch = self.b.switch(self.dims.scalar(stmt.selector), after)
+        for number, body in stmt.cases:
+            case = self.b.append_basic_block(f"case.{number}")
+            switch.add_case(constant(I64, number), case)
+            self.b.position_at_end(case)
+            with self.region():
+                self.stmt(body)
+            self.b.branch(after)
+        self.b.position_at_end(after)
+
+    def check(self, cond: Any, number: int) -> None:
+        failed = self.b.not_(cond)
+        if self.mask is not None:
+            failed = self.b.and_(splat(self.b, failed, self.dims.lanes), self.mask)
+        with self.b.if_then(ops.any_lane(self.b, failed), likely=False):
+            field_ = [constant(I64, STATUS_FIELD)]
+            status = self.b.gep(self.call, field_, source_etype=I64)
+            self.b.store(constant(I64, number), status)
+
+    def call_function(self, stmt: Call) -> None:
+        function = self.unit.functions.get(stmt.function)
+        if function is None:
+            args = [PTR, *(I64 for _ in stmt.sizes), *(PTR for _ in stmt.arguments)]
+            signature = ll.FunctionType(VOID, args)
+            function = ll.Function(self.unit.module, signature, stmt.function)
+            self.unit.functions[stmt.function] = function
+        sizes = [self.dims.scalar(size) for size in stmt.sizes]
+        pointers = [
+            self.pointer(buf, self.linear(self.flat(buf, index)))
+            for buf, index in stmt.arguments
+        ]
+        self.b.call(function, [self.call, *sizes, *pointers])
+
+    # ---- loops
+
+    def for_(self, loop: For) -> None:
+        begin, end = self.dims.number(loop.begin), self.dims.number(loop.end)
+        if isinstance(begin, int) and isinstance(end, int):
+            if end <= begin:
+                return
+            if loop.kind is Kind.UNROLL or begin + loop.step >= end:
+                for number in range(begin, end, loop.step):
+                    with self.region():
+                        self.dims.bind(loop.var, number)
+                        self.stmt(loop.body)
+                return
+        if (
+            loop.kind is Kind.VECTOR
+            and self.dims.lanes == 1
+            and _runs_by_lanes(loop, self)
+        ):
+            self.vector_loop(loop, begin, end)
+        elif loop.kind is Kind.PARALLEL and self.can_outline(loop):
+            self.parallel_loop(loop, begin, end)
+        else:
+            self.serial_loop(loop, begin, end)
+
+    def serial_loop(self, loop: For, begin: Any, end: Any) -> None:
+        signed = not self.dims.is_nonnegative(loop.begin)
+        with self.loop(as_value(begin), as_value(end), loop.step, loop.var) as counter:
+            self.dims.bind(loop.var, counter, signed=signed)
+            self.stmt(loop.body)
+
+    def trips(self, loop: For, begin: Any, end: Any) -> Any:
+        """How often a loop runs, at least 0."""
+        b = self.b
+        span = as_value(end)
+        if begin != 0:
+            span = b.sub(as_value(end), as_value(begin), flags=NO_WRAP)
+        if loop.step != 1:
+            span = b.add(span, constant(I64, loop.step - 1), flags=NO_WRAP)
+            span = b.sdiv(span, constant(I64, loop.step))
+        if (
+            isinstance(loop.end, Expr)
+            and begin == 0
+            and self.dims.is_nonnegative(loop.end)
+        ):
+            return span
+        zero = constant(I64, 0)
+        return b.select(b.icmp_signed(">", span, zero), span, zero)
+
+    def vector_loop(self, loop: For, begin: Any, end: Any) -> None:
+        lanes = self.target.lanes
+        if isinstance(begin, int) and isinstance(end, int):
+            trips = -(-(end - begin) // loop.step)
+            if trips <= MOST_WRITTEN_OUT * lanes:
+                self.written_out(loop, begin, trips)
+                return
+        room = self.register_room(loop)
+        if isinstance(begin, int) and room is not None:
+            self.written_out_masked(loop, begin, end, room)
+            return
+        trips = self.trips(loop, begin, end)
+        copies = _copies(loop)
+        whole = self.b.and_(trips, constant(I64, -lanes * copies))
+        with self.loop(constant(I64, 0), whole, lanes * copies, loop.var) as at:
+            base = self.first_lane(loop, begin, at)
+            for copy in range(copies):
+                self.copy = copy
+                self.lanes_body(loop, Lanes(base, loop.step, copy * lanes * loop.step))
+            self.copy = 0
+        if _has_masks(self.target, loop):
+            self.masked_rest(loop, begin, whole, trips, copies)
+        else:
+            self.scalar_rest(loop, begin, whole, trips, copies)
+
+    def first_lane(self, loop: For, begin: Any, at: Any) -> Any:
+        """begin + at * step"""
+        if loop.step != 1:
+            at = self.b.mul(at, constant(I64, loop.step), flags=NO_WRAP)
+        return at if begin == 0 else self.b.add(as_value(begin), at, flags=NO_WRAP)
+
+    def lanes_body(
+        self, loop: For, var: Any, lanes: int | None = None, mask: Any = None
+    ) -> None:
+        """The loop's body for one vector of iterations."""
+        with self.region():
+            self.dims.lanes = self.target.lanes if lanes is None else lanes
+            signed = not self.dims.is_nonnegative(loop.begin)
+            self.dims.bind(loop.var, var, signed=signed)
+            self.mask = mask
+            self.stmt(loop.body)
+
+    def left_mask(self, left: Any) -> Any:
+        """The lanes below a count."""
+        lanes, b = self.target.lanes, self.b
+        most = constant(I64, lanes)
+        few = b.select(b.icmp_signed("<", left, most), left, most)
+        count = splat(b, b.trunc(few, I32), lanes)
+        return b.icmp_signed("<", iota(I32, lanes), count)
+
+    def masked_rest(
+        self, loop: For, begin: Any, whole: Any, trips: Any, copies: int
+    ) -> None:
+        def rest(at: Any) -> None:
+            mask = self.left_mask(self.b.sub(trips, at, flags=NO_WRAP))
+            base = self.first_lane(loop, begin, at)
+            self.lanes_body(loop, Lanes(base, loop.step), mask=mask)
+
+        if copies == 1:
+            with self.when(self.b.icmp_signed("<", whole, trips)):
+                rest(whole)
+            return
+        with self.loop(whole, trips, self.target.lanes, f"{loop.var}.rest") as at:
+            rest(at)
+
+    def scalar_rest(
+        self, loop: For, begin: Any, whole: Any, trips: Any, copies: int
+    ) -> None:
+        lanes = self.target.lanes
+        if copies > 1:
+            vectors = self.b.and_(trips, constant(I64, -lanes))
+            with self.loop(whole, vectors, lanes, f"{loop.var}.vector") as at:
+                base = self.first_lane(loop, begin, at)
+                self.lanes_body(loop, Lanes(base, loop.step))
+            whole = vectors
+        with self.loop(whole, trips, 1, f"{loop.var}.rest") as at:
+            self.lanes_body(loop, self.first_lane(loop, begin, at), lanes=1)
+
+    def written_out(self, loop: For, begin: int, trips: int) -> None:
+        """Constant trips: whole vectors, then ever smaller powers of two."""
+        at, lanes, number = begin, self.target.lanes, 0
+        while trips > 0:
+            while lanes > trips:
+                lanes //= 2
+            self.copy = number % 4
+            var = Lanes(at, loop.step) if lanes > 1 else at
+            self.lanes_body(loop, var, lanes=lanes)
+            at, trips, number = at + lanes * loop.step, trips - lanes, number + 1
+        self.copy = 0
+
+    def written_out_masked(self, loop: For, begin: int, end: Any, room: int) -> None:
+        """A run-time end over registers: every vector they can hold, under a mask."""
+        lanes = self.target.lanes
+        trips = self.trips(loop, begin, end)
+        for first in range(0, room, lanes):
+            left = self.b.sub(trips, constant(I64, first), flags=NO_WRAP)
+            var = Lanes(begin + first * loop.step, loop.step)
+            with self.when(self.b.icmp_signed(">", left, constant(I64, 0))):
+                self.lanes_body(loop, var, mask=self.left_mask(left))
+
+    def register_room(self, loop: For) -> int | None:
+        """Iterations that the registers indexed by the loop's variable have room for.
+
+        None if there are no such registers, or too many to write out.
+        """
+        rooms = [
+            dim.value
+            for buf, index in _accesses(loop.body)
+            if buf.role is Role.REGISTER
+            for dim, at in zip(buf.shape, index, strict=True)
+            if loop.var in at.symbols()
+        ]
+        if not rooms or loop.step != 1:
+            return None
+        room = min(rooms)
+        fits = room % self.target.lanes == 0
+        return room if fits and room <= MOST_WRITTEN_OUT * self.target.lanes else None
+
+    # ---- parallel loops
+
+    def can_outline(self, loop: For) -> bool:
+        """Not inside a parallel loop already, and all it uses can be handed over."""
+        if self.in_task or self.dims.lanes > 1:
+            return False
+        declared = {s.name for s in statements(loop.body) if isinstance(s, Accumulator)}
+        if _accumulated(loop.body) - declared:
+            return False
+        own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
+        return all(
+            buf.role is not Role.REGISTER or buf.name in own
+            for buf, _ in _accesses(loop.body)
+        )
+
+    def parallel_loop(self, loop: For, begin: Any, end: Any) -> None:
+        b = self.b
+        start = as_value(begin)
+        sizes = {n: v for n, v in self.dims.names.items() if n in _symbols(loop)}
+        scalars = {n: self.read(n) for n in _reads(loop.body) if self.is_named(n)}
+        used = {buf.name for buf, _ in _accesses(loop.body)}
+        buffers = {n: pair for n, pair in self.buffers.items() if n in used}
+        passed = [v for v in sizes.values() if not isinstance(v, int)]
+        handed = [self.call, start, *passed, *scalars.values()]
+        handed += [pointer for pointer, _ in buffers.values()]
+        kinds = [value.type for value in handed]
+
+        name = f"{self.function.name}.{loop.var}"
+        body = ll.Function(
+            self.unit.module,
+            ll.FunctionType(VOID, [I64, I64, I64, *kinds]),
+            self.unit.module.get_unique_name(name),
+        )
+        body.linkage = "internal"
+        body.attributes.add("noinline")
+        body.attributes.add("nounwind")
+        self.task_body(body, loop, sizes, scalars, buffers)
+
+        struct = ll.LiteralStructType(kinds)
+        task = self.task_entry(body, struct)
+        packed = self.alloca(struct, align=8)
+        for number, value in enumerate(handed):
+            b.store(value, _member(b, packed, struct, number))
+        units = self.trips(loop, begin, end)
+        run = self.unit.module.globals.get("plt_parallel") or ll.Function(
+            self.unit.module, PARALLEL_TYPE, "plt_parallel"
+        )
+        grain = self.dims.scalar(loop.grain)
+        b.call(run, [self.call, task, packed, units, grain])
+
+    def is_named(self, name: str) -> bool:
+        return name in self.locals or name in self.accumulators
+
+    def task_body(
+        self,
+        function: ll.Function,
+        loop: For,
+        sizes: dict[str, Any],
+        scalars: dict[str, Any],
+        buffers: dict[str, tuple[Any, Buffer]],
+    ) -> None:
+        """Units first .. last of the loop; arguments as `parallel_loop` hands them."""
+        first, last, worker, call, start, *rest = function.args
+        inner = _Body(self.unit, function, call)
+        inner.in_task = True
+        given = iter(rest)
+        for name, value in sizes.items():
+            bound = value if isinstance(value, int) else next(given)
+            inner.dims.bind(name, bound, signed=self.dims.is_signed(name))
+        inner.dims.bind(WORKER, worker)
+        for name in scalars:
+            inner.locals[name] = next(given)
+        pointers = list(given)
+        _mark_aliasing(pointers, tuple(buf for _, buf in buffers.values()))
+        for pointer, (name, (_, buf)) in zip(pointers, buffers.items(), strict=True):
+            inner.buffers[name] = (pointer, buf)
+        signed = not self.dims.is_nonnegative(loop.begin)
+        begin = 0 if loop.begin is ZERO else start
+        with inner.loop(first, last, 1, loop.var) as unit:
+            at = inner.first_lane(loop, begin, unit)
+            inner.dims.bind(loop.var, at, signed=signed)
+            inner.stmt(loop.body)
+        inner.finish()
+
+    def task_entry(self, body: ll.Function, struct: Any) -> ll.Function:
+        """What the runtime calls: unpacks the arguments, so `body` has them noalias."""
+        name = self.unit.module.get_unique_name(f"{body.name}.task")
+        task = ll.Function(self.unit.module, TASK_TYPE, name)
+        task.linkage = "internal"
+        task.attributes.add("nounwind")
+        b = ll.IRBuilder(task.append_basic_block("entry"))
+        packed, first, last, worker = task.args
+        handed = [
+            b.load(_member(b, packed, struct, number), typ=kind)
+            for number, kind in enumerate(struct.elements)
+        ]
+        b.call(body, [first, last, worker, *handed])
+        b.ret_void()
+        return task
+
+    # ---- accumulators
+
+    def start(self, op: str, dtype: DType) -> _Accumulator:
+        lanes = self.dims.lanes
+        slot = self.alloca(compute_type(dtype, lanes))
+        initial = dtype_constant(ops.identity(op, dtype), dtype, lanes)
+        started = self.b.store(initial, slot)
+        return _Accumulator(op, dtype, lanes, slot, started)
+
+    def partial(self, accumulator: _Accumulator) -> Any:
+        """The partial vector of this copy, made and set to the identity on first use."""
+        op, dtype, lanes = accumulator.op, accumulator.dtype, self.dims.lanes
+        while len(accumulator.partials) <= self.copy:
+            slot = self.alloca(compute_type(dtype, lanes))
+            builder = ll.IRBuilder()
+            builder.position_after(accumulator.started)
+            builder.store(dtype_constant(ops.identity(op, dtype), dtype, lanes), slot)
+            accumulator.partials.append(slot)
+        return accumulator.partials[self.copy]
+
+    def accumulate(self, name: str, value: Any) -> None:
+        accumulator, b = self.accumulators[name], self.b
+        op, dtype, lanes = accumulator.op, accumulator.dtype, self.dims.lanes
+        accumulator.final = None
+        value = splat(b, value, lanes)
+        mask, slot = self.mask, accumulator.slot
+        if lanes == self.target.lanes and accumulator.lanes != lanes:
+            slot = self.partial(accumulator)
+        elif accumulator.lanes != lanes:  # fewer lanes than a whole vector
+            if mask is not None:
+                neutral = dtype_constant(ops.identity(op, dtype), dtype, lanes)
+                value, mask = b.select(mask, value, neutral), None
+            value = ops.reduce_lanes(b, op, value, dtype, self.target)
+        before = b.load(slot, typ=value.type)
+        after = ops.combine(b, op, value, before, dtype, self.target)
+        b.store(after if mask is None else b.select(mask, after, before), slot)
+
+    def total(self, accumulator: _Accumulator) -> Any:
+        """The slot and all partial vectors, combined pairwise in their order."""
+        op, dtype, b = accumulator.op, accumulator.dtype, self.b
+        total = b.load(accumulator.slot, typ=compute_type(dtype, accumulator.lanes))
+        wide = compute_type(dtype, self.target.lanes)
+        parts = [b.load(slot, typ=wide) for slot in accumulator.partials]
+        while len(parts) > 1:
+            pairs = zip(parts[1::2], parts[::2], strict=False)
+            joined = [ops.combine(b, op, y, x, dtype, self.target) for y, x in pairs]
+            parts = joined + parts[len(joined) * 2 :]
+        for part in parts:
+            lanes = ops.reduce_lanes(b, op, part, dtype, self.target)
+            total = ops.combine(b, op, lanes, total, dtype, self.target)
+        return total
+
+    def read(self, name: str) -> Any:
+        if name in self.locals:
+            return self.locals[name]
+        accumulator = self.accumulators[name]
+        return (
+            self.total(accumulator) if accumulator.final is None else accumulator.final
+        )
+
+    # ---- memory
+
+    def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
+        """The element's number in the buffer."""
+        key = (buf.name, index)
+        if key not in self._flat:
+            pairs = zip(index, buf.strides, strict=True)
+            self._flat[key] = sum((i * step for i, step in pairs), ZERO)
+        return self._flat[key]
+
+    def linear(self, expr: Expr) -> Linear:
+        found = self.dims.linear(expr)
+        assert found is not None
+        return found
+
+    def pointer(self, buf: Buffer, at: Linear) -> Any:
+        """Where lane 0 is."""
+        pointer, _ = self.buffers[buf.name]
+        element = storage_type(buf.dtype)
+        if at.dynamic is not None:
+            base, moving = pointer, at.dynamic
+            pointer, _ = self.dims.once(
+                ("pointer", buf.name, id(moving)),
+                lambda: (self.b.gep(base, [moving], source_etype=element), moving),
+            )
+        if at.offset:
+            offset = constant(I64, at.offset)
+            pointer = self.b.gep(pointer, [offset], source_etype=element)
+        return pointer
+
+    def addresses(self, buf: Buffer, expr: Expr) -> Any:
+        """One address per lane."""
+        pointer, _ = self.buffers[buf.name]
+        at = self.dims.linear(expr)
+        element = storage_type(buf.dtype)
+        if at is None:
+            return ops.pointers(self.b, pointer, element, self.dims.value(expr))
+        offsets = self.dims.steps(at.stride)
+        return ops.pointers(self.b, self.pointer(buf, at), element, offsets)
+
+    def both(self, mask: Any, other: Any) -> Any:
+        if mask is None or other is None:
+            return mask if other is None else other
+        return self.b.and_(mask, splat(self.b, other, self.dims.lanes))
+
+    def load(self, load: Load) -> Any:
+        buf, expr = load.buffer, self.flat(load.buffer, load.index)
+        where = None if load.where is None else self.value(load.where)
+        if not self.dims.varies(expr):
+            loaded = self.load_uniform(buf, expr, where)
+        else:
+            if where is not None:
+                where = splat(self.b, where, self.dims.lanes)
+            loaded = self.load_varying(buf, expr, self.both(self.mask, where))
+        return ops.from_storage(self.b, loaded, buf.dtype)
+
+    def load_uniform(self, buf: Buffer, expr: Expr, where: Any) -> Any:
+        b, typ = self.b, storage_type(buf.dtype)
+        at, align = self.linear(expr), buf.dtype.bytes
+        if where is None:
+            return b.load(self.pointer(buf, at), align=align, typ=typ)
+        mask = self.both(self.mask, where) if lanes_of(where) > 1 else where
+        zero, before = ll.Constant(typ, None), b.block
+        # The zero's edge comes from here even if the mask made blocks of its own.
+        wanted = ops.any_lane(b, mask)
+        before = b.block
+        with b.if_then(wanted):
+            with self.dims.scope():
+                found = b.load(self.pointer(buf, at), align=align, typ=typ)
+            after = b.block
+        loaded = b.phi(typ)
+        loaded.add_incoming(zero, before)
+        loaded.add_incoming(found, after)
+        if lanes_of(mask) == 1:
+            return loaded
+        wide = splat(b, loaded, lanes_of(mask))
+        return b.select(mask, wide, ll.Constant(wide.type, None))
+
+    def load_varying(self, buf: Buffer, expr: Expr, mask: Any) -> Any:
+        b, lanes, align = self.b, self.dims.lanes, buf.dtype.bytes
+        typ = storage_type(buf.dtype, lanes)
+        at = self.dims.linear(expr)
+        if at is not None and at.stride == 1:
+            if self.is_register(buf, at):
+                loaded = b.load(self.pointer(buf, at), align=align, typ=typ)
+                if mask is None:
+                    return loaded
+                return b.select(mask, loaded, ll.Constant(typ, None))
+            return ops.load_lanes(b, self.pointer(buf, at), typ, align, mask)
+        if at is not None and at.stride == -1 and mask is None:
+            last = Linear(at.dynamic, at.offset - lanes + 1, 1)
+            backwards = b.load(self.pointer(buf, last), align=align, typ=typ)
+            return ops.reverse_lanes(b, backwards)
+        return ops.gather(b, self.addresses(buf, expr), typ, align, mask)
+
+    def is_register(self, buf: Buffer, at: Linear) -> bool:
+        return buf.role is Role.REGISTER and at.dynamic is None
+
+    def store(self, buf: Buffer, index: tuple[Expr, ...], value: Any) -> None:
+        b, expr, align = self.b, self.flat(buf, index), buf.dtype.bytes
+        stored = ops.to_storage(b, value, buf.dtype)
+        if self.dims.lanes == 1:
+            b.store(stored, self.pointer(buf, self.linear(expr)), align=align)
+            return
+        stored = splat(b, stored, self.dims.lanes)
+        at = self.dims.linear(expr)
+        if at is None or at.stride != 1:
+            ops.scatter(b, stored, self.addresses(buf, expr), align, self.mask)
+            return
+        pointer, mask = self.pointer(buf, at), self.mask
+        if mask is not None and self.is_register(buf, at):
+            # A masked store would keep the buffer out of registers.
+            kept = b.load(pointer, align=align, typ=stored.type)
+            stored, mask = b.select(mask, stored, kept), None
+        ops.store_lanes(b, stored, pointer, align, mask)
+
+    # ---- values
+
+    def value(self, value: LoopValue) -> Any:
+        """Emits a value; a node shared within a statement is emitted once."""
+        found = self._values.get(id(value))
+        if found is None:
+            found = self._values[id(value)] = self.emit(value)
+        return found
+
+    def emit(self, value: LoopValue) -> Any:
+        b, target = self.b, self.target
+        match value:
+            case Const(number, dtype):
+                return dtype_constant(number, dtype)
+            case Index(dim):
+                return self.dims.value(dim)
+            case Load():
+                return self.load(value)
+            case Read(name, _):
+                return self.read(name)
+            case Unary(op, x):
+                return ops.emit_unary(b, op, self.value(x), dtype_of(x), target)
+            case Binary(op, x, y):
+                left, right = self.level(x, y)
+                return ops.emit_binary(b, op, left, right, dtype_of(x), target)
+            case Fma(x, y, z):
+                return ops.emit_fma(b, *self.level(x, y, z), dtype_of(x), target)
+            case Select(cond, x, y):
+                flag = self.value(cond)
+                left, right = self.level(x, y)
+                lanes = max(lanes_of(flag), lanes_of(left))
+                left, right = splat(b, left, lanes), splat(b, right, lanes)
+                return b.select(flag, left, right)
+            case Cast(x, dtype):
+                return self.cast(self.value(x), dtype_of(x), dtype)
+            case _:
+                raise InternalError("codegen", f"no LLVM for the value {value!r}")
+
+    def level(self, *values: LoopValue) -> list[Any]:
+        """Emits operands and brings them to one width."""
+        emitted = [self.value(value) for value in values]
+        lanes = max(map(lanes_of, emitted))
+        return [splat(self.b, value, lanes) for value in emitted]
+
+    def cast(self, value: Any, source: DType, to: DType) -> Any:
+        return ops.emit_cast(self.b, value, source, to, self.target)
+
+
+# ---- what a statement uses
+
+
+def _member(b: ll.IRBuilder, struct: Any, typ: Any, number: int) -> Any:
+    indices = [constant(I32, 0), constant(I32, number)]
+    return b.gep(struct, indices, inbounds=True, source_etype=typ)
+
+
+def _roots(stmt: Stmt) -> tuple[LoopValue, ...]:
+    match stmt:
+        case Store(_, _, value) | Let(_, value) | Local(_, _, value):
+            return (value,)
+        case Accumulate(_, value) | If(value, _, _) | Check(value, _):
+            return (value,)
+        case _:
+            return ()
+
+
+def _values(stmt: Stmt) -> Iterator[LoopValue]:
+    """Every value in a statement, once per object."""
+    seen: set[int] = set()
+    for inner in statements(stmt):
+        pending = list(_roots(inner))
+        while pending:
+            value = pending.pop()
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield value
+                pending += operands(value)
+
+
+def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    for inner in statements(stmt):
+        if isinstance(inner, Store):
+            yield inner.buffer, inner.index
+        elif isinstance(inner, Call):
+            yield from inner.arguments
+    for value in _values(stmt):
+        if isinstance(value, Load):
+            yield value.buffer, value.index
+
+
+def _symbols(loop: For) -> set[str]:
+    """Names that the indices, bounds and selectors of a loop's body use."""
+    dims: list[Expr] = []
+    for inner in statements(loop.body):
+        match inner:
+            case For():
+                dims += (inner.begin, inner.end, inner.grain)
+            case Switch(selector, _):
+                dims.append(selector)
+            case Call(_, sizes, _):
+                dims += sizes
+            case _:
+                pass
+    for buf, index in _accesses(loop.body):
+        dims += (*index, *buf.strides)
+    dims += (v.dim for v in _values(loop.body) if isinstance(v, Index))
+    return {name for dim in dims for name in dim.symbols()} - {WORKER}
+
+
+def _reads(stmt: Stmt) -> list[str]:
+    return sorted({v.name for v in _values(stmt) if isinstance(v, Read)})
+
+
+def _accumulated(stmt: Stmt) -> set[str]:
+    return {s.name for s in statements(stmt) if isinstance(s, Accumulate)}
+
+
+def _only_stores_registers(stmt: Stmt) -> bool:
+    """Whether a masked branch may run with no lane set: nothing in it reads memory at
+    one address for all lanes."""
+    return all(isinstance(s, Block | Store) for s in statements(stmt)) and all(
+        not isinstance(v, Load) or v.buffer.role is Role.REGISTER for v in _values(stmt)
+    )
+
+
+# ---- what a vector loop can do
+
+# An op that LLVM expands to many instructions weighs as much as this many.
+_HEAVY = frozenset(
+    "exp expm1 log log1p sin cos tan tanh erf sigmoid pow atan2 floordiv mod".split()
+)
+_HEAVY_WEIGHT = 12
+
+
+def _copies(loop: For) -> int:
+    """How many vectors one iteration of the main loop handles.
+
+    An accumulator's chain of dependent additions (4 cycles each, two can start per
+    cycle) binds only while the rest of the body is short.
+    """
+    declared = {s.name for s in statements(loop.body) if isinstance(s, Accumulator)}
+    if not _accumulated(loop.body) - declared:
+        return 1
+    if any(isinstance(s, For) for s in statements(loop.body)):
+        return 1
+    weight = sum(
+        _HEAVY_WEIGHT if isinstance(v, Unary | Binary) and v.op in _HEAVY else 1
+        for v in _values(loop.body)
+    )
+    return 4 if weight <= 8 else 2 if weight <= 24 else 1
+
+
+def _has_masks(target: Target, loop: For) -> bool:
+    """AVX-512 masks every element size, AVX2 those of 4 and 8 bytes."""
+    if target.has("avx512bw"):
+        return True
+    sizes = {buf.dtype.bytes for buf, _ in _accesses(loop.body)}
+    return target.has("avx2") and min(sizes, default=4) >= 4
+
+
+def _runs_by_lanes(loop: For, body: _Body) -> bool:
+    """Whether the iterations of a VECTOR loop can run side by side."""
+    return _LaneCheck(body.flat, {loop.var}).allows(loop.body)
+
+
+@dataclass(slots=True)
+class _LaneCheck:
+    flat: Callable[[Buffer, tuple[Expr, ...]], Expr]
+    varying: set[str]  # names whose value differs by lane
+
+    def differs(self, expr: Expr) -> bool:
+        return not self.varying.isdisjoint(expr.symbols())
+
+    def value_differs(self, value: LoopValue) -> bool:
+        match value:
+            case Index(dim):
+                return self.differs(dim)
+            case Load(_, index, _) if any(map(self.differs, index)):
+                return True
+            case Read(name, _):
+                return name in self.varying
+            case _:
+                return any(map(self.value_differs, operands(value)))
+
+    def allows(self, stmt: Stmt) -> bool:
+        match stmt:
+            case Block(body):
+                return all(map(self.allows, body))
+            case For():
+                alike = not (self.differs(stmt.begin) or self.differs(stmt.end))
+                nested = stmt.kind in (Kind.VECTOR, Kind.PARALLEL)
+                return alike and not nested and self.allows(stmt.body)
+            case Store(buf, index, _):
+                return self.differs(self.flat(buf, index))
+            case Let(name, value) | Local(name, _, value):
+                if self.value_differs(value):
+                    self.varying.add(name)
+                return True
+            case Accumulator(name, _, _):
+                self.varying.add(name)
+                return True
+            case If(_, then, otherwise):
+                return self.allows(then) and (
+                    otherwise is None or self.allows(otherwise)
+                )
+            case Switch(selector, cases):
+                inside = all(self.allows(body) for _, body in cases)
+                return inside and not self.differs(selector)
+            case Alloc() | Call():
+                return False
+            case _:
+                return True

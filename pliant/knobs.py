@@ -1,0 +1,93 @@
+"""Every environment knob: typed, defaulted, one docstring each.
+
+A knob is read when asked for, never at import, so tests may set it. Those with
+`in_key` change generated code and so enter cache keys (`cache_key`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Knob(Generic[T]):
+    """One environment variable: how to parse it, and its value when unset."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    doc: str
+    in_key: bool = False
+
+    def get(self) -> T:
+        text = os.environ.get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}; {self.doc}") from None
+
+
+def _optional_path(text: str) -> Path | None:
+    return Path(text)
+
+
+def _positive(text: str) -> int | None:
+    number = int(text)
+    if number < 1:
+        raise ValueError("must be at least 1")
+    return number
+
+
+def _target(text: str) -> str:
+    if text not in (names := ("host", "avx512", "avx2", "baseline")):
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return text
+
+
+DUMP: Knob[Path | None] = Knob(
+    "PLIANT_DUMP",
+    _optional_path,
+    None,
+    "Folder that receives the IR after every stage, LLVM IR and assembly.",
+)
+DEBUG: Knob[int] = Knob(
+    "PLIANT_DEBUG",
+    int,
+    0,
+    "0 quiet, 1 stage times, 2 also sizes of IR, 3 also verify after every stage.",
+)
+THREADS: Knob[int | None] = Knob(
+    "PLIANT_THREADS",
+    _positive,
+    None,
+    "Worker threads of a call where the caller does not say; unset: every core.",
+)
+TARGET: Knob[str] = Knob(
+    "PLIANT_TARGET",
+    _target,
+    "host",
+    "Instruction set of generated code: host, avx512, avx2 or baseline.",
+    in_key=True,
+)
+OPT_LEVEL: Knob[int] = Knob(
+    "PLIANT_OPT_LEVEL",
+    int,
+    2,
+    "LLVM effort from 0 to 3; 0 skips the optimiser, for bisecting miscompiles.",
+    in_key=True,
+)
+
+KNOBS: tuple[Knob[object], ...] = (DUMP, DEBUG, THREADS, TARGET, OPT_LEVEL)  # type: ignore[assignment]
+
+
+def cache_key() -> tuple[tuple[str, object], ...]:
+    """Name and value of the knobs that change generated code."""
+    return tuple((knob.name, knob.get()) for knob in KNOBS if knob.in_key)
