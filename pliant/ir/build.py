@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pliant.ir.graph import Attr, Constant, Graph, Names, Op, Value, names_of
+from pliant.ir.graph import Constant, Graph, Names, Op, Value, names_of
 from pliant.ir.ops import OPS, InferContext, infer
 from pliant.ir.types import DType, TensorType
 from pliant.sym import DimLike, Expr, Facts, Guard, as_expr, sym
@@ -382,8 +382,3 @@ def number_as(value: Number, dtype: DType) -> Number:
     if dtype is DType.BOOL:
         return bool(value)
     return float(value) if dtype.is_float else int(value)
-
-
-def attrs_of(op: Op) -> dict[str, Attr]:
-    """Attributes as keyword arguments of `emit`."""
-    return dict(op.attrs)

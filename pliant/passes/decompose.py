@@ -22,7 +22,8 @@ from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.ops import einsum_labels
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.ir.types import DType
-from pliant.sym import Expr, floordiv, maximum, product
+from pliant.passes.context import Context
+from pliant.sym import Expr, as_expr, floordiv, maximum, product
 
 Decomposition = Callable[[Builder, Op], Value]
 
@@ -227,7 +228,8 @@ def _resize_axis(
     b: Builder, x: Value, axis: int, new: Expr, op: Op, scale: float | None
 ) -> Value:
     size, mode = x.shape[axis], op.str_attr("mode")
-    at = _source(b, size, new, op, scale, x.dtype if x.dtype.is_float else DType.F32)
+    dtype = x.dtype.compute if x.dtype.is_float else DType.F32
+    at = _source(b, size, new, op, scale, dtype)
     floor = b.unary("floor", at)
     left = b.cast(floor, DType.I64)
     if mode.startswith("nearest"):
@@ -331,10 +333,12 @@ def einsum(b: Builder, op: Op) -> Value:
     """Left to right, two operands at a time, each pair one matmul."""
     ranks = [v.type.rank for v in op.operands]
     inputs, output = einsum_labels(op.str_attr("equation"), ranks)
+    one = as_expr(1)
     size: dict[str, Expr] = {}
     for labels, value in zip(inputs, op.operands, strict=True):
         for label, dim in zip(labels, value.shape, strict=True):
-            size[label] = dim if size.get(label, dim) == 1 else size[label]
+            if size.get(label, one) == 1:
+                size[label] = dim
     terms: list[tuple[Value, str]] = []
     for labels, value in zip(inputs, op.operands, strict=True):
         # A 1 that stands for a longer label is constant along it: it drops out.
@@ -425,11 +429,11 @@ _RULES: RuleSet = {name: (rule,) for name, rule in DECOMPOSITIONS.items()}
 _ATTENTION: RuleSet = {"attention": (spell_out_attention,)}
 
 
-def decompose(graph: Graph, cx: object = None) -> Graph:
+def decompose(graph: Graph, cx: Context | None = None) -> Graph:
     """Every composite op but attention, in primitive ops."""
     return rewrite(graph, _RULES)
 
 
-def decompose_attention(graph: Graph, cx: object = None) -> Graph:
+def decompose_attention(graph: Graph, cx: Context | None = None) -> Graph:
     """Attention in primitive ops, where no kernel takes it."""
     return rewrite(graph, _ATTENTION)
