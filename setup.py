@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["arena.c", "ffi.c", "planner.c", "plans.c", "rt.c", "threads.c"]
+SOURCES = ["arena.c", "call.c", "ffi.c", "planner.c", "plans.c", "rt.c", "threads.c"]
 
 
 def ffi_include() -> str:
@@ -44,7 +44,7 @@ setup(
             include_dirs=[ffi_include()],
             extra_compile_args=[
                 *("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"),
-                *("-fvisibility=hidden", "-pthread"),
+                *("-fvisibility=hidden", "-pthread", "-g0"),
             ],
             extra_link_args=["-pthread"],
         )

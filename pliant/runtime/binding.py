@@ -333,7 +333,10 @@ class Model:
 
         Gives None, a tensor, or a tuple of tensors, in the framework of the arguments.
         """
-        result = self._call(self._pointer, *args)
+        try:
+            result = self._call(self._pointer, *args)
+        except Exception as error:  # the runtime raises none: an argument is no tensor
+            raise self._not_exported(args) from error
         kind = type(result)
         if kind is tvm_ffi.Shape or kind is int:
             raise self._failure(result)
@@ -353,6 +356,15 @@ class Model:
         if self._several is not None:
             return tuple([_to_numpy(r) for r in result])
         return _to_numpy(result)
+
+    def _not_exported(self, args: Sequence[Any]) -> RuntimeStatus:
+        """The argument whose framework refuses to export it: KIND, as if unknown."""
+        for number, argument in enumerate(args):
+            try:
+                self._call(0, argument)  # no model: only converts
+            except Exception:
+                return RuntimeStatus(Status.KIND, (number, TENSOR, -1))
+        return RuntimeStatus(Status.KIND, (-1, TENSOR, -1))
 
     @staticmethod
     def _failure(result: Any) -> RuntimeStatus:

@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 
 #ifndef PLT_NO_THREADS
 #include <pthread.h>
@@ -26,6 +27,8 @@ typedef int plt_lock;
 
 #define PLT_ALIGN 64
 
+_Static_assert(sizeof(plt_call) == 9 * 8, "generated code relies on this layout");
+
 /* ---- memory through the services ---- */
 void plt_services_copy(plt_services *to, const plt_services *from);
 void *plt_allocate_raw(const plt_services *s, size_t bytes); /* 64-byte aligned */
@@ -38,6 +41,30 @@ static inline bool plt_round(int64_t size, int64_t *out) {
     if (size < 0 || __builtin_add_overflow(size, PLT_ALIGN - 1, &up)) return false;
     *out = up & ~(int64_t)(PLT_ALIGN - 1);
     return true;
+}
+
+/* Carves typed arrays out of one block: a first pass with a NULL block adds up. */
+typedef struct plt_carver {
+    char *block;
+    size_t used;
+} plt_carver;
+
+static inline void *plt_carve(plt_carver *c, int64_t count, size_t each) {
+    size_t at = c->used;
+    c->used += ((size_t)count * each + 7) & ~(size_t)7;
+    return c->block ? c->block + at : NULL;
+}
+
+/* Fills in what was expected and what came; returns the status. */
+static inline int plt_mismatch(int status, int64_t *detail, int64_t expected,
+                               int64_t got) {
+    detail[1] = expected;
+    detail[2] = got;
+    return status;
+}
+
+static inline void plt_copy(void *to, const void *from, int64_t count, size_t each) {
+    if (count > 0) memcpy(to, from, (size_t)count * each);
 }
 
 /* ---- planner.c ---- */
@@ -100,7 +127,7 @@ void plt_plans_drop(const plt_services *s, plt_entry *entry);
 /* Notices a fork and repairs the pool; the number grows by one with each fork. */
 uint32_t plt_pool_epoch(plt_pool *pool);
 
-/* ---- rt.c: a call in three parts, for plt_invoke and plt_ffi_call ---- */
+/* ---- rt.c and call.c ---- */
 /* What one call needs besides its plan; kept by the model between calls. */
 typedef struct plt_slot {
     struct plt_slot *next;
@@ -145,6 +172,13 @@ typedef struct plt_frame {
     plt_call call;
 } plt_frame;
 
+/* First thing in every entry: notices that this is a forked child. */
+void plt_enter(plt_model *m);
+/* The plan for key (symbols, then threads), with a reference for the caller. */
+int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
+void plt_slot_free(plt_model *m, plt_slot *slot);
+
+/* A call in parts, as plt_invoke and plt_ffi_call allocate outputs in their own way. */
 int plt_frame_open(plt_model *m, plt_frame *f);  /* takes a slot */
 int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail); /* uses slot->args */
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail); /* uses slot->outputs */

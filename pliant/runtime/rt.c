@@ -1,13 +1,9 @@
-/* A model and its calls: check the arguments, bind the symbols, find or make the plan,
- * fit an arena, run. */
+/* A model, its plans and its bookkeeping; call.c runs it. */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PLT_CPU 1            /* kDLCPU */
-#define PLT_IDLE_SLOTS 4     /* arenas kept for calls to come */
-#define PLT_IDLE_CALLS 16    /* after this many calls an unused one is emptied */
 #define PLT_DEFAULT_PLANS 64
 
 int64_t plt_abi_version(void) { return PLT_ABI_VERSION; }
@@ -55,18 +51,6 @@ void plt_release(const plt_services *s, void *p, size_t bytes) {
     s->release(s->context, ((void **)p)[-1], bytes + PLT_ALIGN + sizeof(void *));
 }
 
-/* Carves typed arrays out of one block: a first pass with a NULL block adds up. */
-typedef struct carver {
-    char *block;
-    size_t used;
-} carver;
-
-static void *carve(carver *c, int64_t count, size_t each) {
-    size_t at = c->used;
-    c->used += ((size_t)count * each + 7) & ~(size_t)7;
-    return c->block ? c->block + at : NULL;
-}
-
 /* ---- model ---- */
 
 static bool well_formed(const plt_model_desc *d) {
@@ -96,22 +80,12 @@ static bool well_formed(const plt_model_desc *d) {
     return true;
 }
 
-static void carve_model(plt_model *m, carver *c, const plt_model_desc *d) {
-    carve(c, 1, sizeof *m);
-    m->inputs = carve(c, d->n_inputs, sizeof *m->inputs);
-    m->buffers = carve(c, d->n_buffers, sizeof *m->buffers);
-    m->outputs = carve(c, d->n_outputs, sizeof *m->outputs);
-    m->weights = carve(c, d->n_weights, sizeof *m->weights);
-}
-
-static int mismatch(int status, int64_t *detail, int64_t expected, int64_t got) {
-    detail[1] = expected;
-    detail[2] = got;
-    return status;
-}
-
-static void copy(void *to, const void *from, int64_t count, size_t each) {
-    if (count > 0) memcpy(to, from, (size_t)count * each);
+static void carve_model(plt_model *m, plt_carver *c, const plt_model_desc *d) {
+    plt_carve(c, 1, sizeof *m);
+    m->inputs = plt_carve(c, d->n_inputs, sizeof *m->inputs);
+    m->buffers = plt_carve(c, d->n_buffers, sizeof *m->buffers);
+    m->outputs = plt_carve(c, d->n_outputs, sizeof *m->outputs);
+    m->weights = plt_carve(c, d->n_weights, sizeof *m->weights);
 }
 
 plt_model *plt_model_create(const plt_model_desc *d, const plt_services *services) {
@@ -119,12 +93,12 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     plt_services s;
     plt_services_copy(&s, services);
     plt_model measure;
-    carver c = {0};
+    plt_carver c = {0};
     carve_model(&measure, &c, d);
     plt_model *m = plt_allocate(&s, c.used);
     if (!m) return NULL;
     m->block_bytes = c.used;
-    c = (carver){.block = (char *)m};
+    c = (plt_carver){.block = (char *)m};
     carve_model(m, &c, d);
 
     m->services = s;
@@ -134,10 +108,10 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     m->n_buffers = d->n_buffers;
     m->n_outputs = d->n_outputs;
     m->n_weights = d->n_weights;
-    copy(m->inputs, d->inputs, d->n_inputs, sizeof *m->inputs);
-    copy(m->buffers, d->buffers, d->n_buffers, sizeof *m->buffers);
-    copy(m->outputs, d->outputs, d->n_outputs, sizeof *m->outputs);
-    copy(m->weights, d->weights, d->n_weights, sizeof *m->weights);
+    plt_copy(m->inputs, d->inputs, d->n_inputs, sizeof *m->inputs);
+    plt_copy(m->buffers, d->buffers, d->n_buffers, sizeof *m->buffers);
+    plt_copy(m->outputs, d->outputs, d->n_outputs, sizeof *m->outputs);
+    plt_copy(m->weights, d->weights, d->n_weights, sizeof *m->weights);
     for (int64_t i = 0; i < m->n_inputs; i++) {
         m->n_dims += m->inputs[i].kind == PLT_SCALAR ? 1 : m->inputs[i].rank;
     }
@@ -161,7 +135,7 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     return m;
 }
 
-static void slot_free(plt_model *m, plt_slot *slot) {
+void plt_slot_free(plt_model *m, plt_slot *slot) {
     atomic_fetch_sub(&m->arena_bytes, slot->arena.mapped);
     plt_arena_shrink(&slot->arena, &m->services, 0);
     plt_release(&m->services, slot, slot->block_bytes);
@@ -175,7 +149,7 @@ void plt_model_destroy(plt_model *m) {
     while (m->idle) {
         plt_slot *slot = m->idle;
         m->idle = slot->next;
-        slot_free(m, slot);
+        plt_slot_free(m, slot);
     }
     if (m->owns_pool) plt_pool_destroy(m->pool);
     plt_lock_destroy(&m->lock);
@@ -185,7 +159,7 @@ void plt_model_destroy(plt_model *m) {
 /* In a child forked since the last call: if another thread held the lock at the fork,
  * what it guards may be half changed, and is dropped. Plans and arenas of calls that
  * were running then stay allocated: their threads are gone. */
-static void enter(plt_model *m) {
+void plt_enter(plt_model *m) {
     uint32_t now = plt_pool_epoch(m->pool), seen = atomic_load(&m->epoch);
     if (seen == now) return;
     const uint32_t repairing = UINT32_MAX;
@@ -223,11 +197,11 @@ bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *b
     return true;
 }
 
-static void carve_entry(const plt_model *m, carver *c, plt_entry *e) {
-    carve(c, 1, sizeof *e);
-    e->key = carve(c, m->n_symbols + 1, sizeof(int64_t));
-    e->table = carve(c, m->n_table, sizeof(int64_t));
-    e->offsets = carve(c, m->n_buffers, sizeof(int64_t));
+static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
+    plt_carve(c, 1, sizeof *e);
+    e->key = plt_carve(c, m->n_symbols + 1, sizeof(int64_t));
+    e->table = plt_carve(c, m->n_table, sizeof(int64_t));
+    e->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
 }
 
 static int pack_buffers(plt_model *m, plt_entry *e, int64_t *detail) {
@@ -256,16 +230,16 @@ static int pack_buffers(plt_model *m, plt_entry *e, int64_t *detail) {
 static int make_plan(plt_model *m, const int64_t *key, plt_entry **out,
                      int64_t *detail) {
     plt_entry measure;
-    carver c = {0};
+    plt_carver c = {0};
     carve_entry(m, &c, &measure);
     detail[0] = -1;
     plt_entry *e = plt_allocate(&m->services, c.used);
     if (!e) return PLT_ERR_MEMORY;
     e->block_bytes = c.used;
-    c = (carver){.block = (char *)e};
+    c = (plt_carver){.block = (char *)e};
     carve_entry(m, &c, e);
     e->refs = 1;
-    copy(e->key, key, m->n_symbols + 1, sizeof *key);
+    plt_copy(e->key, key, m->n_symbols + 1, sizeof *key);
     e->hash = plt_plans_hash(key, m->n_symbols + 1);
     m->sizes(e->key, e->table);
 
@@ -289,8 +263,8 @@ static int make_plan(plt_model *m, const int64_t *key, plt_entry **out,
     return status;
 }
 
-static int find_plan(plt_model *m, const int64_t *key, plt_entry **out,
-                     int64_t *detail) {
+int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out,
+                  int64_t *detail) {
     uint64_t hash = plt_plans_hash(key, m->n_symbols + 1);
     plt_lock_take(&m->lock);
     *out = plt_plans_find(&m->plans, key, hash);
@@ -309,12 +283,12 @@ static int find_plan(plt_model *m, const int64_t *key, plt_entry **out,
 }
 
 int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info *out) {
-    enter(m);
+    plt_enter(m);
     size_t bytes = (size_t)(m->n_symbols + 1) * sizeof(int64_t);
     memset(out->detail, 0, sizeof out->detail);
     int64_t *key = plt_allocate(&m->services, bytes);
     if (!key) return PLT_ERR_MEMORY;
-    copy(key, symbols, m->n_symbols, sizeof *key);
+    plt_copy(key, symbols, m->n_symbols, sizeof *key);
     key[m->n_symbols] = atomic_load(&m->threads);
     plt_entry *e = NULL;
     int status = make_plan(m, key, &e, out->detail);
@@ -326,14 +300,14 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
     out->peak_bytes = e->peak_bytes;
     out->lower_bound = e->lower_bound;
     out->n_buffers = m->n_buffers;
-    if (out->offsets) copy(out->offsets, e->offsets, m->n_buffers, sizeof(int64_t));
-    if (out->table) copy(out->table, e->table, m->n_table, sizeof(int64_t));
+    if (out->offsets) plt_copy(out->offsets, e->offsets, m->n_buffers, sizeof(int64_t));
+    if (out->table) plt_copy(out->table, e->table, m->n_table, sizeof(int64_t));
     for (int64_t i = 0; out->sizes && i < m->n_buffers; i++) {
         out->sizes[i] = e->table[m->buffers[i].size_index];
     }
     if (limit >= 0 && e->peak_bytes > limit) {
         out->detail[0] = 0;
-        status = mismatch(PLT_ERR_LIMIT, out->detail, e->peak_bytes, limit);
+        status = plt_mismatch(PLT_ERR_LIMIT, out->detail, e->peak_bytes, limit);
     }
     plt_plans_drop(&m->services, e);
     return status;
@@ -345,270 +319,10 @@ int plt_bind(plt_model *m, const int64_t *dims, int64_t *symbols, int64_t *guard
     return failed ? PLT_ERR_GUARD : PLT_OK;
 }
 
-/* ---- a call ---- */
-
-static void carve_slot(const plt_model *m, carver *c, plt_slot *s) {
-    carve(c, 1, sizeof *s);
-    s->args = carve(c, m->n_inputs, sizeof *s->args);
-    s->dims = carve(c, m->n_dims, sizeof(int64_t));
-    s->symbols = carve(c, m->n_symbols + 1, sizeof(int64_t));
-    s->inputs = carve(c, m->n_inputs, sizeof(void *));
-    s->outputs = carve(c, m->n_outputs, sizeof(void *));
-    s->handles = carve(c, m->n_outputs, sizeof(void *));
-}
-
-static plt_slot *slot_new(const plt_model *m) {
-    plt_slot measure;
-    carver c = {0};
-    carve_slot(m, &c, &measure);
-    plt_slot *s = plt_allocate(&m->services, c.used);
-    if (!s) return NULL;
-    s->block_bytes = c.used;
-    c = (carver){.block = (char *)s};
-    carve_slot(m, &c, s);
-    return s;
-}
-
-int plt_frame_open(plt_model *m, plt_frame *f) {
-    enter(m);
-    *f = (plt_frame){0};
-    plt_lock_take(&m->lock);
-    m->sequence++;
-    f->slot = m->idle;
-    if (f->slot) {
-        m->idle = f->slot->next;
-        m->n_idle--;
-    }
-    plt_lock_give(&m->lock);
-    if (!f->slot) f->slot = slot_new(m);
-    return f->slot ? PLT_OK : PLT_ERR_MEMORY;
-}
-
-/* Row-major, ignoring strides of dims that have at most one element. */
-static int check_layout(const plt_arg *a, int64_t *detail) {
-    int64_t stride = 1;
-    for (int64_t d = a->rank; d-- > 0;) {
-        if (a->dims[d] < 0) {
-            detail[1] = d;
-            return PLT_ERR_LAYOUT;
-        }
-        if (a->dims[d] == 0) return PLT_OK;
-    }
-    for (int64_t d = a->rank; d-- > 0;) {
-        if (a->dims[d] != 1 && a->strides && a->strides[d] != stride) {
-            detail[1] = d;
-            return PLT_ERR_LAYOUT;
-        }
-        if (__builtin_mul_overflow(stride, a->dims[d], &stride)) return PLT_ERR_OVERFLOW;
-    }
-    uintptr_t item = a->bits > 8 ? (uintptr_t)(a->bits + 7) / 8 : 1;
-    if ((item & (item - 1)) == 0 && ((uintptr_t)a->data & (item - 1)) == 0 && a->data) {
-        return PLT_OK;
-    }
-    detail[1] = -1;
-    return PLT_ERR_LAYOUT;
-}
-
-static int check_tensor(const plt_input_desc *in, const plt_arg *a, int64_t *detail) {
-    if (a->device != PLT_CPU) return mismatch(PLT_ERR_DEVICE, detail, PLT_CPU, a->device);
-    if (a->code != in->code || a->bits != in->bits || a->lanes != 1) {
-        int64_t got = (int64_t)a->lanes << 16 | a->code << 8 | a->bits;
-        return mismatch(PLT_ERR_DTYPE, detail, 1 << 16 | in->code << 8 | in->bits, got);
-    }
-    if (a->rank != in->rank) return mismatch(PLT_ERR_RANK, detail, in->rank, a->rank);
-    return check_layout(a, detail);
-}
-
-static int check_args(plt_model *m, plt_slot *s, int64_t *detail) {
-    int64_t *dims = s->dims;
-    for (int64_t i = 0; i < m->n_inputs; i++) {
-        const plt_input_desc *in = &m->inputs[i];
-        const plt_arg *a = &s->args[i];
-        detail[0] = i;
-        if (a->kind != in->kind) return mismatch(PLT_ERR_KIND, detail, in->kind, a->kind);
-        if (in->kind == PLT_SCALAR) {
-            *dims++ = a->value;
-            s->inputs[i] = NULL;
-            continue;
-        }
-        int status = check_tensor(in, a, detail);
-        if (status != PLT_OK) return status;
-        for (int32_t d = 0; d < in->rank; d++) *dims++ = a->dims[d];
-        s->inputs[i] = a->data;
-    }
-    return PLT_OK;
-}
-
-/* With the lock held: idle arenas hold no more than the call now starting, and those
- * that no call has needed for a while hold nothing. */
-static void shrink_idle(plt_model *m, int64_t need) {
-    for (plt_slot *s = m->idle; s; s = s->next) {
-        bool stale = m->sequence - s->last_used > PLT_IDLE_CALLS;
-        int64_t before = s->arena.mapped;
-        if (stale || s->arena.need > need) {
-            plt_arena_shrink(&s->arena, &m->services, stale ? 0 : need);
-            atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
-        }
-    }
-}
-
-int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail) {
-    plt_slot *s = f->slot;
-    int status = check_args(m, s, detail);
-    if (status != PLT_OK) return status;
-    int64_t guard = m->bind(s->dims, s->symbols);
-    if (guard != 0) {
-        detail[0] = guard - 1;
-        return PLT_ERR_GUARD;
-    }
-    int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
-    s->symbols[m->n_symbols] = threads;
-    status = find_plan(m, s->symbols, &f->plan, detail);
-    if (status != PLT_OK) return status;
-
-    const plt_entry *plan = f->plan;
-    int64_t limit = atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
-    if (limit >= 0 && plan->peak_bytes > limit) {
-        detail[0] = 0;
-        return mismatch(PLT_ERR_LIMIT, detail, plan->peak_bytes, limit);
-    }
-    int64_t before = s->arena.mapped;
-    bool fitted = plt_arena_fit(&s->arena, &m->services, plan->arena_bytes);
-    if (s->arena.mapped != before) {
-        atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
-    }
-    if (!fitted) {
-        detail[0] = -1;
-        detail[1] = plan->arena_bytes;
-        return PLT_ERR_MEMORY;
-    }
-    f->call = (plt_call){
-        .pool = threads > 1 ? m->pool : NULL,
-        .arena = s->arena.base,
-        .table = plan->table,
-        .offsets = plan->offsets,
-        .inputs = s->inputs,
-        .outputs = s->outputs,
-        .weights = m->weights,
-        .threads = threads,
-    };
-    return PLT_OK;
-}
-
-int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
-    if (m->services.flags & PLT_FLAG_POISON) {
-        if (f->call.arena) memset(f->call.arena, 0xFF, (size_t)f->plan->arena_bytes);
-        for (int64_t i = 0; i < m->n_outputs; i++) {
-            int64_t bytes = 0;
-            plt_output_bytes(&m->outputs[i], f->plan->table, &bytes);
-            if (bytes > 0) memset(f->slot->outputs[i], 0xFF, (size_t)bytes);
-        }
-    }
-    m->run(&f->call);
-    if (f->call.status != 0) {
-        detail[0] = f->call.status;
-        return PLT_ERR_RUN;
-    }
-    return PLT_OK;
-}
-
-static void record_peak(plt_model *m, const plt_entry *plan) {
-    const memory_order relaxed = memory_order_relaxed;
-    atomic_store_explicit(&m->last_peak, plan->peak_bytes, relaxed);
-    atomic_store_explicit(&m->last_arena, plan->arena_bytes, relaxed);
-    int64_t most = atomic_load_explicit(&m->max_peak, relaxed);
-    while (plan->peak_bytes > most &&
-           !atomic_compare_exchange_weak(&m->max_peak, &most, plan->peak_bytes)) {
-    }
-}
-
-void plt_frame_close(plt_model *m, plt_frame *f, int status) {
-    _Atomic int64_t *counter = status == PLT_OK ? &m->calls : &m->failures;
-    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
-    if (status == PLT_OK) record_peak(m, f->plan);
-    if (!f->slot) return;
-    plt_slot *excess = NULL;
-    plt_lock_take(&m->lock);
-    if (m->idle) shrink_idle(m, f->slot->arena.need);
-    if (f->plan) plt_plans_drop(&m->services, f->plan);
-    f->slot->last_used = m->sequence;
-    if (m->n_idle < PLT_IDLE_SLOTS) {
-        f->slot->next = m->idle;
-        m->idle = f->slot;
-        m->n_idle++;
-    } else {
-        excess = f->slot;
-    }
-    plt_lock_give(&m->lock);
-    if (excess) slot_free(m, excess);
-}
-
-/* ---- calling without a framework ---- */
-
-static int make_outputs(plt_model *m, plt_frame *f, plt_result *out) {
-    size_t meta = (size_t)m->n_outputs * sizeof(plt_output);
-    size_t bytes = meta;
-    for (int64_t i = 0; i < m->n_outputs; i++) {
-        bytes += (size_t)m->outputs[i].rank * sizeof(int64_t);
-    }
-    out->detail[0] = -1;
-    out->outputs = plt_allocate(&m->services, bytes);
-    if (!out->outputs) return PLT_ERR_MEMORY;
-    out->n_outputs = m->n_outputs;
-    int64_t *dims = (int64_t *)((char *)out->outputs + meta);
-    for (int64_t i = 0; i < m->n_outputs; i++) {
-        plt_output *o = &out->outputs[i];
-        o->rank = m->outputs[i].rank;
-        o->dims = dims;
-        copy(dims, f->plan->table + m->outputs[i].dim_index, o->rank, sizeof *dims);
-        dims += o->rank;
-        plt_output_bytes(&m->outputs[i], f->plan->table, &o->bytes);
-        if ((uint64_t)o->bytes <= SIZE_MAX) {
-            o->data = plt_allocate_raw(&m->services, (size_t)o->bytes);
-        }
-        f->slot->outputs[i] = o->data;
-        if (!o->data) {
-            out->detail[0] = i;
-            out->detail[1] = o->bytes;
-            return PLT_ERR_MEMORY;
-        }
-    }
-    return PLT_OK;
-}
-
-void plt_result_free(plt_model *m, plt_result *r) {
-    if (!r->outputs) return;
-    size_t bytes = (size_t)r->n_outputs * sizeof(plt_output);
-    for (int64_t i = 0; i < r->n_outputs; i++) {
-        plt_release(&m->services, r->outputs[i].data, (size_t)r->outputs[i].bytes);
-        bytes += (size_t)m->outputs[i].rank * sizeof(int64_t);
-    }
-    plt_release(&m->services, r->outputs, bytes);
-    r->outputs = NULL;
-    r->n_outputs = 0;
-}
-
-int plt_invoke(plt_model *m, const plt_arg *args, int32_t n, plt_result *out) {
-    *out = (plt_result){0};
-    if (n != m->n_inputs) return mismatch(PLT_ERR_COUNT, out->detail, m->n_inputs, n);
-    plt_frame f;
-    int status = plt_frame_open(m, &f);
-    if (status == PLT_OK) {
-        copy(f.slot->args, args, n, sizeof *args);
-        status = plt_frame_prepare(m, &f, out->detail);
-        if (status == PLT_OK) status = make_outputs(m, &f, out);
-        if (status == PLT_OK) status = plt_frame_run(m, &f, out->detail);
-    }
-    plt_frame_close(m, &f, status);
-    if (status != PLT_OK) plt_result_free(m, out);
-    else memset(out->detail, 0, sizeof out->detail);
-    return status;
-}
-
 /* ---- bookkeeping ---- */
 
 void plt_stats(plt_model *m, plt_stats_info *out) {
-    enter(m);
+    plt_enter(m);
     plt_lock_take(&m->lock);
     int64_t cached = m->plans.count;
     plt_lock_give(&m->lock);
@@ -626,7 +340,7 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
 }
 
 void plt_trim(plt_model *m) {
-    enter(m);
+    plt_enter(m);
     plt_lock_take(&m->lock);
     plt_slot *idle = m->idle;
     m->idle = NULL;
@@ -635,7 +349,7 @@ void plt_trim(plt_model *m) {
     plt_lock_give(&m->lock);
     while (idle) {
         plt_slot *next = idle->next;
-        slot_free(m, idle);
+        plt_slot_free(m, idle);
         idle = next;
     }
 }

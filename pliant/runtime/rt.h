@@ -31,17 +31,29 @@ extern "C" {
 
 /* ---- What generated code sees ------------------------------------------------- */
 
-/* One call. Nine fields of eight bytes on a 64-bit target; order and size are ABI. */
+/* A pointer that takes eight bytes on every (little-endian) target. */
+#if UINTPTR_MAX > 0xFFFFFFFFu
+#define PLT_POINTER(type, name) type name
+#else
+#define PLT_POINTER(type, name) \
+    union {                     \
+        type name;              \
+        uint64_t name##_word;   \
+    }
+#endif
+
+/* One call: nine fields of eight bytes; order and size are ABI. The arrays hold pointers
+ * of the target's own size. */
 typedef struct plt_call {
-    void *pool;             /* 0 thread pool; NULL means serial */
-    char *arena;            /* 1 this call's arena, 64-byte aligned */
-    const int64_t *table;   /* 2 [n_table] the plan's evaluated expressions */
-    const int64_t *offsets; /* 3 [n_buffers] byte offset of each buffer in the arena */
-    void *const *inputs;    /* 4 [n_inputs] data of tensor inputs, NULL for scalars */
-    void *const *outputs;   /* 5 [n_outputs] data of each output */
-    void *const *weights;   /* 6 [n_weights] constants */
-    int64_t threads;        /* 7 workers available to this call, at least 1 */
-    int64_t status;         /* 8 set non-zero to fail the call (PLT_ERR_RUN) */
+    PLT_POINTER(void *, pool);             /* 0 thread pool; NULL means serial */
+    PLT_POINTER(char *, arena);            /* 1 64-byte aligned; NULL if empty */
+    PLT_POINTER(const int64_t *, table);   /* 2 [n_table] the plan's expressions */
+    PLT_POINTER(const int64_t *, offsets); /* 3 [n_buffers] bytes into the arena */
+    PLT_POINTER(void *const *, inputs);    /* 4 [n_inputs] data; NULL for scalars */
+    PLT_POINTER(void *const *, outputs);   /* 5 [n_outputs] data */
+    PLT_POINTER(void *const *, weights);   /* 6 [n_weights] constants */
+    int64_t threads;                       /* 7 workers available, at least 1 */
+    int64_t status;                        /* 8 set non-zero to fail (PLT_ERR_RUN) */
 } plt_call;
 
 typedef void (*plt_run_fn)(plt_call *call);

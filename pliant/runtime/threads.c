@@ -85,6 +85,7 @@ struct plt_pool {
     _Atomic uint32_t busy; /* a region is running */
     _Atomic uint32_t stop;
     int64_t n_workers;
+    bool refused; /* the system would not give another thread: not asked again */
     worker *workers[PLT_MAX_WORKERS];
     /* the region */
     plt_task fn;
@@ -163,7 +164,7 @@ static void *work(void *p) {
 /* Held: busy. Starts workers until there are n, or no more can be had. */
 static void start_workers(plt_pool *pool, int64_t n) {
     if (n > PLT_MAX_WORKERS) n = PLT_MAX_WORKERS;
-    if (pool->n_workers >= n) return;
+    if (pool->n_workers >= n || pool->refused) return;
     sigset_t all, old;
     pthread_attr_t attr;
     if (pthread_attr_init(&attr) != 0) return;
@@ -174,13 +175,19 @@ static void start_workers(plt_pool *pool, int64_t n) {
         worker *w = pool->workers[pool->n_workers];
         if (!w) { /* else left behind by a fork */
             w = plt_allocate(&pool->services, sizeof *w);
-            if (!w) break;
+            if (!w) {
+                pool->refused = true;
+                break;
+            }
             pool->workers[pool->n_workers] = w;
         }
         w->pool = pool;
         w->chunk = pool->n_workers + 1;
         word_init(&w->ticket);
-        if (pthread_create(&w->thread, &attr, work, w) != 0) break;
+        if (pthread_create(&w->thread, &attr, work, w) != 0) {
+            pool->refused = true;
+            break;
+        }
         pool->n_workers++;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -196,6 +203,7 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
     if (seen != ready) {
         if (seen != -1 && atomic_compare_exchange_strong(word, &seen, -1)) {
             pool->n_workers = 0;
+            pool->refused = false;
             atomic_store(&pool->busy, 0);
             atomic_store(&pool->pending, 0);
             word_init(&pool->finished);

@@ -164,6 +164,9 @@ def test_statuses(code: dict[str, int]) -> None:
     assert failure(model, x, "text") == (Status.KIND, (1, 1, -1))
     assert failure(model, x, None) == (Status.KIND, (1, 1, -1))
     assert failure(model, x, 1.5) == (Status.KIND, (1, 1, -1))
+    for odd in (x.to_sparse(), torch.empty(2, 2, device="meta"), np.array([["text"]])):
+        assert failure(model, odd, 1) == (Status.KIND, (0, 0, -1))
+    assert failure(model, x, 1 << 70) == (Status.KIND, (1, 1, -1))
     assert failure(model, x.double(), 1) == (
         Status.DTYPE,
         (0, dtype | 32, dtype | 64),

@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "pliant" / "runtime"
-SOURCES = ["arena.c", "planner.c", "plans.c", "rt.c", "threads.c"]
+SOURCES = ["arena.c", "call.c", "planner.c", "plans.c", "rt.c", "threads.c"]
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 CC = shutil.which("gcc")
 
