@@ -416,6 +416,9 @@ def mod(a: DimLike, b: DimLike) -> Expr:
         reduced = mod(*_cancel(num, den, divisor, shared))
         scale = Expr._of(((divisor, shared),))
         return scale * reduced + num.constant % divisor
+    down = floordiv(num, den)
+    if down.is_const:  # (1//(n + 1)) % 2 -> 1//(n + 1)
+        return num - den * down
     return lift(Mod(num, den))
 
 

@@ -62,6 +62,7 @@ class Facts:
     __slots__ = (
         "_bounds",
         "_canonical",
+        "_divisors",
         "_equal",
         "_known",
         "_multiples",
@@ -85,6 +86,7 @@ class Facts:
         self._nonneg: tuple[Expr, ...] = ()
         self._unequal: tuple[Expr, ...] = ()
         self._multiples: tuple[tuple[int, Expr], ...] = ()
+        self._divisors: tuple[tuple[Expr, Expr], ...] = ()
         self._forget()
 
     def _forget(self) -> None:
@@ -141,7 +143,7 @@ class Facts:
         new._solved = self._solved
         new._rules, new._equal = self._rules, self._equal
         new._nonneg, new._unequal = self._nonneg, self._unequal
-        new._multiples = self._multiples
+        new._multiples, new._divisors = self._multiples, self._divisors
         return new
 
     def _narrow(self, expr: Expr, lo: int | None, hi: int | None) -> None:
@@ -193,7 +195,7 @@ class Facts:
             self._solve(*solution)
             return
         lead, mono = terms[0]
-        if abs(lead) == 1:
+        if abs(lead) == 1 and _rewrites_outside(mono, expr):
             image = (Expr._of(((lead, mono),)) - expr) * lead
             self._rules += ((mono, image),)
             self._restate()
@@ -209,8 +211,7 @@ class Facts:
             name: image,
         }
         self._restate()
-        if not image.is_const:
-            self._narrow(image, lo, hi)
+        self._narrow(image, lo, hi)
 
     def _restate(self) -> None:
         """Bring every stored fact to the canonical form of the new equalities."""
@@ -218,6 +219,7 @@ class Facts:
         nonneg, self._nonneg = self._nonneg, ()
         unequal, self._unequal = self._unequal, ()
         multiples, self._multiples = self._multiples, ()
+        divisors, self._divisors = self._divisors, ()
         self._forget()
         if any(set(image.symbols()) & self._solved.keys() for _, image in rules) or any(
             isinstance(atom, Symbol) and atom.name in self._solved
@@ -235,6 +237,8 @@ class Facts:
             self._add_unequal(expr)
         for divisor, expr in multiples:
             self._add_divides(const(divisor), expr)
+        for by, expr in divisors:
+            self._add_divides(by, expr)
 
     def _add_unequal(self, expr: Expr) -> None:
         expr = self.canonical(expr)
@@ -246,14 +250,18 @@ class Facts:
             self._add_nonneg(expr - 1)
         elif hi == 0:
             self._add_nonneg(-expr - 1)
+        expr = _primitive(expr)
         if expr not in self._unequal:
             self._unequal += (expr, -expr)
         self._forget()
 
     def _add_divides(self, divisor: Expr, expr: Expr) -> None:
         expr = self.canonical(expr)
+        divisor = self.canonical(divisor)
+        if not divisor.is_const and expr.terms:
+            self._divisors += ((divisor, expr),)
+            self._forget()
         if not divisor.is_const or abs(divisor.value) < 2:
-            # Divisors that are expressions stay in `stated`; prove finds them there.
             return
         k = abs(divisor.value)
         shared = gcd(k, *(c for c, _ in expr.terms))
@@ -407,7 +415,10 @@ class Facts:
         if isinstance(atom, Symbol):
             return self._solved.get(atom.name, lift(atom))
         args = [self.canonical(arg) for arg in operands(atom)]
-        built = rebuild(atom, args)
+        try:
+            built = rebuild(atom, args)
+        except ZeroDivisionError:
+            return lift(atom)  # the facts leave this quotient without a value
         match built.terms:
             case ((1, ((same, 1),)),) if type(same) is type(atom):
                 return self._reduced_by_range(same)
@@ -430,9 +441,13 @@ class Facts:
                 return rebuild(atom, kept)
             case Mod(num, den):
                 low = self.bounds(num)[0]
-                if low is not None and low >= 0 and self.nonneg(den - num - 1):
+                if low is not None and low >= 0 and self._surely(den - num - 1):
                     return num
-                if den.is_const and self._divides(den.value, num):
+                if (
+                    self._divides(den.value, num)
+                    if den.is_const
+                    else (self._known_multiple(den, num))
+                ):
                     return ZERO
         low, high = self.box(atom)
         return const(low) if low is not None and low == high else lift(atom)
@@ -443,7 +458,7 @@ class Facts:
         kept = list(args)
         for arg in args:
             others = [other for other in kept if other is not arg]
-            if any(self.nonneg(margin(other, arg)) for other in others):
+            if any(self._surely(margin(other, arg)) for other in others):
                 kept = others
         return kept
 
@@ -462,9 +477,15 @@ class Facts:
                         break
         return expr
 
-    def nonneg(self, expr: Expr) -> bool:
-        """Whether expr >= 0 is certain; False means unknown."""
-        return self.prove(Cond("le", ZERO, expr)) is True
+    def _surely(self, expr: Expr) -> bool:
+        """expr >= 0 by intervals and at most one inequality between symbols.
+
+        Canonical forms rest on this alone: a search looks at canonical forms, so
+        it must not be started from within one.
+        """
+        if self._quick(expr):
+            return True
+        return any(self._quick(expr - fact) for fact in self._nonneg if _plain(fact))
 
     def prove(self, cond: Cond) -> bool | None:
         """True or False if certain for every assignment of the facts, else None."""
@@ -514,7 +535,7 @@ class Facts:
     def _is_zero(self, expr: Expr) -> bool | None:
         if expr.is_const:
             return expr.value == 0
-        if expr in self._unequal:
+        if _primitive(expr) in self._unequal:
             return False
         divisor = gcd(*(c for c, mono in expr.terms if mono))
         if expr.constant % divisor:
@@ -552,17 +573,14 @@ class Facts:
             if low is None or low <= 0:
                 return True if low == high == 0 else None
             return False
-        if expr is ZERO or expr % divisor is ZERO:
-            return True
-        for known in self.stated:
-            if known.kind != "divides":
-                continue
-            base = self.canonical(known.rhs)
-            same = self.canonical(known.lhs) is divisor and bool(base.terms)
-            # a multiple of something that the divisor is known to divide
-            if same and expr % base is ZERO:
-                return True
-        return None
+        known = expr is ZERO or expr % divisor is ZERO
+        return True if known or self._known_multiple(divisor, expr) else None
+
+    def _known_multiple(self, divisor: Expr, expr: Expr) -> bool:
+        """Whether expr is a multiple of something divisor is stated to divide."""
+        return any(
+            known is divisor and expr % base is ZERO for known, base in self._divisors
+        )
 
     def _divides(self, k: int, expr: Expr) -> bool | None:
         form = self.in_multiples(expr)
@@ -630,6 +648,28 @@ def _line(expr: Expr) -> tuple[int, int] | None:
             return slope, offset
         case _:
             return None
+
+
+def _plain(expr: Expr) -> bool:
+    """Whether expr is a polynomial in symbols only."""
+    return all(isinstance(atom, Symbol) for atom in expr.atoms())
+
+
+def _rewrites_outside(lead: Monomial, expr: Expr) -> bool:
+    """Whether `lead` can be a rewrite: its symbols are inside no atom of expr.
+
+    Otherwise the image would bring back what was rewritten, n -> min(n, m) + 4.
+    """
+    names = {atom.name for atom, _ in lead if isinstance(atom, Symbol)}
+    inner = (arg for atom in expr.atoms() for arg in operands(atom))
+    hidden = {name for arg in inner for name in arg.symbols()}
+    return len(names) == len(lead) and not names & hidden
+
+
+def _primitive(expr: Expr) -> Expr:
+    """expr over the common divisor of all its coefficients."""
+    divisor = gcd(*(c for c, _ in expr.terms))
+    return Expr._of(tuple((c // divisor, mono) for c, mono in expr.terms))
 
 
 def _lone_symbol(mono: Monomial) -> str | None:

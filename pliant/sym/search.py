@@ -10,7 +10,8 @@ In this order, each step within one small budget:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import permutations
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from pliant.sym.expr import (
     Min,
     Mod,
     Symbol,
+    ceildiv,
+    const,
     floordiv,
     lift,
     mod,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _STEPS = 48
 _DEPTH = 2
+_MOST_TERMS = 48
 
 
 def without_quotients(expr: Expr) -> tuple[Expr, int]:
@@ -48,6 +52,8 @@ def without_quotients(expr: Expr) -> tuple[Expr, int]:
     scale = 1
     while True:
         atom = next(filter(_is_flattened, expr.atoms()), None)
+        if len(expr.terms) > _MOST_TERMS:
+            return expr, scale
         match atom:
             case Mod(num, den):
                 image, divisor = num - den * floordiv(num, den), 1
@@ -130,6 +136,8 @@ class Search:
         self.steps -= 1
         if self.steps < 0:
             return False
+        if depth and self._from_known(expr, self._monotone(expr), known, depth):
+            return True
         flat = tightened(without_quotients(expr)[0])
         if flat.is_const:
             return flat.value >= 0
@@ -163,11 +171,19 @@ class Search:
         for arg in choice.args:
             # Where this argument is the one chosen, the others are beyond it.
             beyond = [(other - arg) * sign for other in choice.args if other is not arg]
-            case = (*known, *beyond)
-            case = tuple(_replaced(fact, choice, arg) for fact in case)
-            if not self.nonneg(_replaced(expr, choice, arg), case, depth):
+            if not self._in_case(expr, choice, arg, (*known, *beyond), depth):
                 return False
         return True
+
+    def _in_case(
+        self, expr: Expr, atom: Atom, image: Expr, known: tuple[Expr, ...], depth: int
+    ) -> bool:
+        try:
+            expr = _replaced(expr, atom, image)
+            known = tuple(_replaced(fact, atom, image) for fact in known)
+        except ZeroDivisionError:
+            return True  # denominators are positive, so this case never happens
+        return self.nonneg(expr, known, depth)
 
     def _about_quotients(self, expr: Expr) -> Iterator[Expr]:
         """den * quotient is within one den of num, for quotients by expressions."""
@@ -180,10 +196,25 @@ class Search:
                 yield left
                 yield atom.den - 1 - left
 
+    def _monotone(self, expr: Expr) -> Iterator[Expr]:
+        """Quotients by the same denominator are ordered as their numerators."""
+        tops = {
+            atom: atom.num if isinstance(atom, FloorDiv) else atom.num + atom.den - 1
+            for atom in expr.atoms()
+            if isinstance(atom, FloorDiv | CeilDiv)
+        }
+        for low, high in permutations(tops, 2):
+            if low.den is not high.den or not self._bounded(tops[high] - tops[low]):
+                continue
+            yield lift(high) - lift(low)
+            apart = tops[high] - tops[low]
+            if apart.is_const:
+                yield lift(low) + ceildiv(apart, low.den) - lift(high)
+
     def _from_known(
         self,
         expr: Expr,
-        facts: tuple[Expr, ...],
+        facts: Iterable[Expr],
         known: tuple[Expr, ...],
         depth: int,
     ) -> bool:
@@ -206,14 +237,12 @@ class Search:
         return low is not None and low >= 0
 
     def _above_least(self, expr: Expr, known: tuple[Expr, ...], depth: int) -> bool:
-        debts = (atom for c, mono in expr.terms if c < 0 for atom, _ in mono)
-        for atom in dict.fromkeys(debts):
+        debts = [atom for c, mono in expr.terms if c < 0 for atom, _ in mono]
+        for atom in dict.fromkeys([*debts, *expr.atoms()]):
             low = self._box(atom)[0]
             if not isinstance(atom, Symbol) or low is None:
                 continue
-            least = {atom.name: low}
-            known_there = tuple(fact.substitute(least) for fact in known)
-            if not self.nonneg(expr.substitute(least), known_there, depth - 1):
+            if not self._in_case(expr, atom, const(low), known, depth - 1):
                 continue
             before = dict(self.lows)
             self.lows[atom.name] = low + 1

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import z3
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sym_strategies import NAMES, expr_of, linear, trees
+
+from pliant.sym import (
+    Cond,
+    Facts,
+    ceildiv,
+    const,
+    divides,
+    eq,
+    ge,
+    gt,
+    le,
+    lt,
+    maximum,
+    minimum,
+    ne,
+    parse,
+    sym,
+)
+
+n, m, k, s = sym("n"), sym("m"), sym("k"), sym("s")
+a, b, c, d = sym("a"), sym("b"), sym("c"), sym("d")
+empty = Facts()
+up_to_512 = empty.with_range("s", 0, 512)
+multiple = empty.with_divides(16, n)
+reshape = empty.assume(eq(a * b, c * d))
+ordered = empty.assume(le(n, m)).assume(le(m, k))
+
+CERTAIN = [
+    (empty, eq(n * 4, 4 * n)),
+    (empty, eq((n + 1) * 2, 2 * n + 2)),
+    (up_to_512, le(s, 512)),
+    (up_to_512, eq(minimum(s, 512), s)),
+    (up_to_512, eq(maximum(s, 512), 512)),
+    (up_to_512, eq(s % 513, s)),
+    (up_to_512, eq(s // 513, 0)),
+    (up_to_512, le(s * s, 512 * s)),
+    (empty.assume(le(s, 512)), eq(minimum(s, 512), s)),
+    (empty, le(16 * (n // 16), n)),
+    (empty, lt(n, 16 * (n // 16) + 16)),
+    (empty, le(n // 16, n)),
+    (empty, lt(n % 16, 16)),
+    (empty, eq(n - 16 * (n // 16), n % 16)),
+    (empty, eq(n - m * (n // m), n % m)),
+    (empty, le(m * (n // m), n)),
+    (empty, lt(n % m, m)),
+    (empty, ge(s * s + s, s)),
+    (empty, ge(s * s, s)),
+    (empty.with_range("m", 1, None), le(2 * n * m + n, 3 * n * m)),
+    (empty, ge(ceildiv(n, 16) * 16, n)),
+    (empty, lt(ceildiv(n, 16) * 16, n + 16)),
+    (empty, le(ceildiv(n, 16), n)),
+    (empty, le(n // 16, ceildiv(n, 16))),
+    (empty, le(ceildiv(n, 16), n // 16 + 1)),
+    (reshape, eq(a * b, c * d)),
+    (reshape, eq(4 * a * b * n, c * d * n * 4)),
+    (reshape, eq((a * b) // 8, (c * d) // 8)),
+    (ordered, le(n, k)),
+    (ordered, le(n * a, k * a)),
+    (ordered, le(n + m, 2 * k)),
+    (empty, le(minimum(n, m), n)),
+    (empty, le(minimum(n, m) * k, n * k)),
+    (empty, le(maximum(n, m), n + m)),
+    (empty, eq(minimum(n, m) + maximum(n, m), n + m)),
+    (empty, le(minimum(n, 512) * m, 512 * m)),
+    (multiple, divides(16, n * m)),
+    (multiple, divides(8, n)),
+    (multiple, eq(16 * (n // 16), n)),
+    (multiple, eq(n % 8, 0)),
+    (multiple.assume(gt(n, 0)), ge(n, 16)),
+    (empty.with_divides(4, n).with_divides(6, n), divides(12, n)),
+    (empty.with_divides(4, n + 3), eq(n % 4, 1)),
+    (empty.with_divides(m, n), divides(m, n * k)),
+    (empty.with_divides(8, n * m), divides(8, n * m * k)),
+    (empty, divides(4, 8 * n + 4)),
+    (empty, divides(n, n * m)),
+    (empty, divides(16, 16 * ceildiv(n, 16))),
+    (empty.with_eq(n, 16 * k), eq(n // 16, k)),
+    (empty.with_eq(n, m + 1), ge(n, 1)),
+    (empty.with_eq(2 * n, 2 * m), eq(n, m)),
+    (empty.assume(ne(n, 0)), ge(n, 1)),
+    (empty.assume(ne(n, m)), ne(2 * n, 2 * m)),
+    (empty.with_range("n", -5, 5), le(n, 5)),
+    (empty, ne(2 * n, 2 * m + 1)),
+    (empty, ne(n + 1, n)),
+]
+
+
+@pytest.mark.parametrize(("facts", "cond"), CERTAIN, ids=lambda v: str(v)[:60])
+def test_certain(facts, cond):
+    assert facts.prove(cond) is True
+    assert facts.prove(cond.negated()) is False
+
+
+@pytest.mark.parametrize(
+    ("facts", "cond"),
+    [
+        (empty, eq(n, m)),
+        (empty, le(n, m)),
+        (empty, ge(n, 1)),
+        (up_to_512, lt(s, 512)),
+        (reshape, eq(a, c)),
+        (multiple, divides(32, n)),
+        (multiple, ge(n, 16)),
+        (empty.with_range("n", -5, 5), ge(n, 0)),
+        (empty, ge(n * n, 2 * n)),
+        (ordered, lt(n, k)),
+        (empty, divides(n, m)),
+    ],
+    ids=lambda v: str(v)[:60],
+)
+def test_open(facts, cond):
+    assert facts.prove(cond) is None
+
+
+# --- soundness -------------------------------------------------------------------
+
+limits = st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(0, 9)))
+ranges = st.fixed_dictionaries(dict.fromkeys(NAMES, limits))
+kinds = st.sampled_from(["eq", "ne", "le", "lt"])
+SMALL = (0, 1, 2, 3, 4, 5, 7, 12, 13)
+
+
+def conds_of(of: st.SearchStrategy) -> st.SearchStrategy[Cond]:
+    exprs = of.map(expr_of)
+    plain = st.builds(Cond, kinds, exprs, exprs)
+    multiples = st.builds(Cond, st.just("divides"), st.integers(1, 6).map(const), exprs)
+    return st.one_of(plain, plain, multiples)
+
+
+def facts_of(limits: dict, assumed: list[Cond]) -> tuple[Facts, list[Cond]]:
+    """Facts, or a rejected example if they are noticed to contradict."""
+    facts = Facts()
+    try:
+        for name, (low, width) in limits.items():
+            facts = facts.with_range(name, low, None if width is None else low + width)
+        for cond in assumed:
+            facts = facts.assume(cond)
+    except ValueError as error:
+        assert "contradictory" in str(error)
+        return facts, [*facts.stated, Cond("ne", const(0), const(0))]
+    return facts, list(facts.stated)
+
+
+def assignments(limits: dict, conds: list[Cond]) -> list[dict[str, int]]:
+    choices = [
+        [v for v in SMALL if v >= low and (width is None or v <= low + width)]
+        for low, width in limits.values()
+    ]
+    envs = [dict(zip(limits, v, strict=True)) for v in itertools.product(*choices)]
+    return [env for env in envs if all(cond.holds(env) for cond in conds)]
+
+
+@settings(max_examples=500, deadline=None)
+@given(ranges, st.lists(conds_of(linear), max_size=2), conds_of(trees))
+def test_no_answer_contradicts_a_sample(limits, assumed, cond):
+    try:
+        facts, _ = facts_of(limits, assumed)
+    except AssertionError:
+        raise
+    envs = assignments(limits, assumed)
+    if len(facts.stated) < sum(1 + (w is not None) for _, w in limits.values()) + len(
+        assumed
+    ):
+        assert not envs, "satisfiable facts were called contradictory"
+        assume(False)
+    answer = facts.prove(cond)
+    for env in envs:
+        assert answer in (None, cond.holds(env)), env
+        for side in (cond.lhs, cond.rhs):
+            value = side.evaluate(env)
+            assert facts.canonical(side).evaluate(env) == value
+            low, high = facts.bounds(side)
+            assert low is None or low <= value
+            assert high is None or value <= high
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranges, conds_of(trees), conds_of(trees))
+def test_nonlinear_assumptions_stay_sound(limits, assumed, cond):
+    facts, _ = facts_of(limits, [])
+    envs = assignments(limits, [assumed])
+    try:
+        facts = facts.assume(assumed)
+    except ValueError:
+        assert not envs, "satisfiable facts were called contradictory"
+        return
+    answer = facts.prove(cond)
+    for env in envs:
+        assert answer in (None, cond.holds(env)), env
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees.map(expr_of), trees.map(expr_of), ranges)
+def test_compare_is_sound(left, right, limits):
+    facts, _ = facts_of(limits, [])
+    order = facts.compare(left, right)
+    holds = {
+        "lt": lambda x, y: x < y,
+        "le": lambda x, y: x <= y,
+        "eq": lambda x, y: x == y,
+        "ge": lambda x, y: x >= y,
+        "gt": lambda x, y: x > y,
+        None: lambda x, y: True,
+    }[order]
+    for env in assignments(limits, []):
+        assert holds(left.evaluate(env), right.evaluate(env)), env
+
+
+# --- z3 ---------------------------------------------------------------------------
+
+
+def to_z3(tree, scope):
+    match tree:
+        case ("const", v):
+            return z3.IntVal(v)
+        case ("sym", name):
+            return scope[name]
+    operator, x, y = tree[0], to_z3(tree[1], scope), to_z3(tree[2], scope)
+    match operator:
+        case "+":
+            return x + y
+        case "-":
+            return x - y
+        case "//":
+            return x / y  # z3 rounds down for positive denominators
+        case "%":
+            return x % y
+        case "ceildiv":
+            return -((-x) / y)
+        case "min":
+            return z3.If(x < y, x, y)
+        case _:
+            return z3.If(x > y, x, y)
+
+
+RELATIONS = {
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+    "le": lambda x, y: x <= y,
+    "lt": lambda x, y: x < y,
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(ranges, st.tuples(kinds, linear, linear), st.tuples(kinds, linear, linear))
+def test_z3_does_not_refute(limits, assumed, asked):
+    facts, _ = facts_of(limits, [])
+    solver = z3.Solver()
+    solver.set("timeout", 500)
+    scope = {name: z3.Int(name) for name in NAMES}
+    for name, (low, width) in limits.items():
+        solver.add(scope[name] >= low)
+        if width is not None:
+            solver.add(scope[name] <= low + width)
+    kind, left, right = assumed
+    solver.add(RELATIONS[kind](to_z3(left, scope), to_z3(right, scope)))
+    try:
+        facts = facts.assume(Cond(kind, expr_of(left), expr_of(right)))
+    except ValueError:
+        assert solver.check() != z3.sat
+        return
+    kind, left, right = asked
+    answer = facts.prove(Cond(kind, expr_of(left), expr_of(right)))
+    if answer is not None:
+        relation = RELATIONS[kind](to_z3(left, scope), to_z3(right, scope))
+        solver.add(z3.Not(relation) if answer else relation)
+        assert solver.check() != z3.sat, solver.model()
+
+
+# --- facts ------------------------------------------------------------------------
+
+
+def test_canonical_applies_equalities():
+    facts = Facts().with_eq(sym("s6"), sym("s33")).with_eq(n, 16 * k)
+    assert facts.canonical(sym("s33")) is sym("s6")
+    assert facts.canonical(n * m // 16) is k * m
+    assert Facts().with_eq(n, 7).canonical(n * m) is 7 * m
+    assert Facts().with_range("n", 3, 3).canonical(n) == 3
+    chained = Facts().with_eq(a, b).with_eq(b, c)
+    assert chained.canonical(a) is chained.canonical(c)
+    assert up_to_512.canonical(minimum(s, 512) * m) is s * m
+
+
+def test_bounds():
+    assert up_to_512.bounds(s // 16) == (0, 32)
+    assert up_to_512.bounds(512 - s) == (0, 512)
+    assert empty.bounds(n + 3) == (3, None)
+    assert empty.bounds(3 - n) == (None, 3)
+    assert empty.bounds(n % 16) == (0, 15)
+    assert empty.bounds(minimum(n, 512)) == (0, 512)
+    assert ordered.assume(le(k, 9)).bounds(n) == (0, 9)
+    assert Facts().with_eq(n, 2 * k).assume(le(n, 9)).bounds(k) == (0, 4)
+
+
+def test_facts_are_immutable():
+    facts = Facts()
+    facts.with_range("n", 5, 6)
+    facts.assume(eq(n, m))
+    assert facts.bounds(n) == (0, None) and facts.canonical(m) is m
+
+
+def test_contradiction_raises():
+    for conds in (
+        [lt(n, 0)],
+        [ge(n, 5), le(n, 4)],
+        [eq(2 * n, 7)],
+        [eq(n, m), ne(n, m)],
+    ):
+        facts = Facts()
+        with pytest.raises(ValueError, match="contradictory facts"):
+            for cond in conds:
+                facts = facts.assume(cond)
+
+
+def test_condition_text():
+    assert str(le(n + 1, 4 * m)) == "n + 1 <= 4*m"
+    assert str(divides(16, n)) == "16 divides n"
+    assert lt(n, m).negated() == le(m, n)
+    assert divides(4, n).negated() == ne(n % 4, 0)
+    assert ge(n, parse("3")) == le(3, n)
