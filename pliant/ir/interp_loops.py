@@ -104,6 +104,11 @@ def _erf(x: Any) -> Any:
     return np.asarray(_ERF(x)).astype(x.dtype)[()]
 
 
+def _sign(x: Any) -> Any:
+    # As torch: 0 for NaN.
+    return ((x > 0) * x.dtype.type(1) - (x < 0) * x.dtype.type(1)).astype(x.dtype)
+
+
 def _round(x: Any) -> Any:
     return np.rint(x) if x.dtype.kind == "f" else x
 
@@ -119,7 +124,7 @@ def _power(x: Any, y: Any) -> Any:
 UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": np.negative,
     "abs": np.abs,
-    "sign": np.sign,
+    "sign": _sign,
     "exp": np.exp,
     "expm1": np.expm1,
     "log": np.log,

@@ -84,7 +84,8 @@ _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*|`[^`]+`")
 _HASH = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 _DIM_OPERAND = re.compile(r"\d+|[A-Za-z_][A-Za-z0-9_.]*|`[^`]+`")
 _DIM_FUNCTION = re.compile(r"(?:min|max|ceildiv|floordiv|mod)\s*\(")
-_DIM_OPERATOR = re.compile(r"\*\*|//|[-+*%]")
+# A "%" that a name follows is a value; the operator prints with a space.
+_DIM_OPERATOR = re.compile(r"\*\*|//|[-+*]|%(?=\s)")
 _DIVIDES = re.compile(r"divides\b")
 _SIGNS = {"==": "eq", "!=": "ne", "<=": "le", "<": "lt", "divides": "divides"}
 _ROLES = {role.value: role for role in Role}
