@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from pliant.codegen import vector_math_exp as exponential
+from pliant.codegen import vector_math_integral as integral
 from pliant.codegen import vector_math_log as logarithm
+from pliant.codegen import vector_math_trig as trigonometry
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     FLOAT,
@@ -25,6 +27,7 @@ from pliant.codegen.vector_math_lanes import (
     scalar_type,
     type_name,
 )
+from pliant.codegen.vector_math_pow import pow
 from pliant.errors import InternalError
 
 UNARY: dict[str, Callable[[Lanes], Lanes]] = {
@@ -35,6 +38,9 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "erf": exponential.erf,
     "log": logarithm.log,
     "log1p": logarithm.log1p,
+    "sin": trigonometry.sin,
+    "cos": trigonometry.cos,
+    "tan": trigonometry.tan,
     "sqrt": Lanes.square_root,
     "rsqrt": lambda x: 1.0 / x.square_root(),
     "reciprocal": lambda x: 1.0 / x,
@@ -43,9 +49,17 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "round": Lanes.nearest,
     "trunc": Lanes.truncate,
     "abs": Lanes.magnitude,
+    "sign": integral.sign,
     "neg": Lanes.__neg__,
 }
-BINARY: dict[str, Callable[[Lanes, Lanes], Lanes]] = {}
+BINARY: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
+    "pow": pow,
+    "atan2": trigonometry.atan2,
+    "minimum": integral.minimum,
+    "maximum": integral.maximum,
+    "mod": integral.mod,
+    "floordiv": integral.floordiv,
+}
 
 SUPPORTED: frozenset[str] = frozenset(UNARY) | frozenset(BINARY)
 

@@ -172,12 +172,12 @@ def exp(x: Lanes) -> Lanes:
     return scale(exp_minus_one_series(r) + 1.0, k)
 
 
-def exp_moderate(x: Lanes) -> Lanes:
+def exp_moderate(x: Lanes, series: tuple[float, ...] | None = None) -> Lanes:
     """exp where neither x nor the result can leave the normal range."""
     _, k, r = split_exponent(x)
     form = x.format
     power = ((k + form.bias) << form.mantissa).as_float()
-    return power.times_plus(exp_minus_one_series(r), power)
+    return power.times_plus(exp_minus_one_series(r, series), power)
 
 
 def expm1(x: Lanes) -> Lanes:

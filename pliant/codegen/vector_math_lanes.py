@@ -335,3 +335,36 @@ class Lanes:
         near, magnitude = self.nearest(), self.magnitude()
         beyond = near.magnitude() > magnitude
         return beyond.select(near.magnitude() - 1.0, near).with_sign_of(self)
+
+
+# -- sums and products with their rounding errors (Dekker 1971, Knuth 4.2.2)
+
+
+def two_sum(a: Lanes, b: Lanes) -> tuple[Lanes, Lanes]:
+    """(fl(a+b), what rounding lost)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def fast_two_sum(a: Lanes, b: Lanes) -> tuple[Lanes, Lanes]:
+    """The same for |a| >= |b| or a = 0."""
+    total = a + b
+    return total, b - (total - a)
+
+
+def two_product(a: Lanes, b: Operand) -> tuple[Lanes, Lanes]:
+    """(fl(a*b), what rounding lost), double; the loss itself to 2^-106 without fma."""
+    b = a.lift(b)
+    product = a * b
+    if a.fma:
+        return product, a.times_plus(b, -product)
+    a_high, a_low = _halves(a)
+    b_high, b_low = _halves(b)
+    low = (a_high * b_high - product) + a_high * b_low + a_low * b_high
+    return product, low + a_low * b_low
+
+
+def _halves(a: Lanes) -> tuple[Lanes, Lanes]:
+    high = (a.bits() & ~((1 << 27) - 1)).as_float()
+    return high, a - high
