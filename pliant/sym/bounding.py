@@ -139,3 +139,41 @@ def _least_bernstein(unit: list[Term], degrees: dict[Atom, int]) -> int:
         least = total if least is None else min(least, total)
     assert least is not None
     return -(-least // common)  # values are integers, so the bound rounds up
+
+
+def tighter(
+    choose: Callable[[int, int], int], left: int | None, right: int | None
+) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return choose(left, right)
+
+
+def negated(bound: int | None) -> int | None:
+    return None if bound is None else -bound
+
+
+def quotient_interval(num: Interval, den: Interval) -> Interval:
+    """num // den for den >= 1: far from zero with the least den, else the greatest."""
+    least, greatest = max(den[0] or 1, 1), den[1]
+
+    def towards_zero(end: int) -> int:
+        if greatest is None or greatest < 1:
+            return 0 if end >= 0 else -1
+        return end // greatest
+
+    low, high = num
+    if low is not None:
+        low = low // least if low < 0 else towards_zero(low)
+    if high is not None:
+        high = high // least if high >= 0 else towards_zero(high)
+    return low, high
+
+
+def remainder_interval(num: Interval, den: Interval) -> Interval:
+    high = None if den[1] is None else max(den[1] - 1, 0)
+    if num[0] is None or num[0] < 0:
+        return 0, high
+    # x % k is at most x for x >= 0, and is x below the least den.
+    inside = num[1] is not None and num[1] < max(den[0] or 1, 1)
+    return num[0] if inside else 0, tighter(min, high, num[1])

@@ -14,6 +14,9 @@ a denominator is positive (`n // n` is 1, although `n` may be 0 elsewhere).
 A quotient has one spelling: a numerator whose constant is one short of a multiple is
 rounded up (`(n + 15)//16` is `ceildiv(n, 16)`), every other one is rounded down
 (`(4*n + 19)//16` is `n//4 + 1`).
+
+One file, because nodes, constructors and canonical form call each other: a sum may
+join a quotient with its remainder, and a quotient divides sums.
 """
 
 from __future__ import annotations

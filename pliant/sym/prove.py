@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal, TypeAlias
 
-from pliant.sym.bounding import Interval, lower_bound
+from pliant.sym.bounding import (
+    Interval,
+    lower_bound,
+    negated,
+    quotient_interval,
+    remainder_interval,
+    tighter,
+)
 from pliant.sym.cond import Cond, divides, eq, ge, gt, le, lt, ne
 from pliant.sym.expr import (
     ZERO,
@@ -168,7 +175,7 @@ class Facts:
     def _clip(self, name: str, lo: int | None, hi: int | None) -> bool:
         """Narrow a symbol's interval; whether that changed anything."""
         old = self._range(name)
-        new = (_tighter(max, old[0], lo), _tighter(min, old[1], hi))
+        new = (tighter(max, old[0], lo), tighter(min, old[1], hi))
         if new == old:
             if name not in self._ranges:
                 self._ranges[name] = new
@@ -359,7 +366,7 @@ class Facts:
         known = self._bounds.get(expr)
         if known is None:
             form = self.canonical(expr)
-            known = (self._lower(form), _negated(self._lower(-form)))
+            known = (self._lower(form), negated(self._lower(-form)))
             self._bounds[expr] = known
         return known
 
@@ -368,7 +375,7 @@ class Facts:
         scaled, scale = without_quotients(expr)
         if scaled is not expr:
             other = lower_bound(scaled.terms, self.box)
-            best = _tighter(max, best, None if other is None else -(-other // scale))
+            best = tighter(max, best, None if other is None else -(-other // scale))
         return best
 
     def box(self, atom: Atom) -> Interval:
@@ -377,13 +384,13 @@ class Facts:
             case Symbol(name):
                 return self._range(name)
             case FloorDiv(num, den):
-                return _quotient_interval(self.bounds(num), self.bounds(den))
+                return quotient_interval(self.bounds(num), self.bounds(den))
             case CeilDiv(num, den):
                 low, high = self.bounds(-num)
-                low, high = _quotient_interval((low, high), self.bounds(den))
-                return _negated(high), _negated(low)
+                low, high = quotient_interval((low, high), self.bounds(den))
+                return negated(high), negated(low)
             case Mod(num, den):
-                return _remainder_interval(self.bounds(num), self.bounds(den))
+                return remainder_interval(self.bounds(num), self.bounds(den))
             case Min(args):
                 ends = [self.bounds(arg) for arg in args]
                 lows = [lo for lo, _ in ends if lo is not None]
@@ -627,18 +634,6 @@ def _require(consistent: bool, facts: Facts) -> None:
         raise ValueError(f"contradictory facts: {', '.join(map(str, facts.stated))}")
 
 
-def _tighter(
-    choose: Callable[[int, int], int], left: int | None, right: int | None
-) -> int | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return choose(left, right)
-
-
-def _negated(bound: int | None) -> int | None:
-    return None if bound is None else -bound
-
-
 def _line(expr: Expr) -> tuple[int, int] | None:
     """(a, b) if expr is a*s + b for a symbol s."""
     match expr.terms:
@@ -705,29 +700,3 @@ def _solvable(expr: Expr) -> tuple[str, Expr] | None:
         if best is None or (positive, _natural(name)) > best[:2]:
             best = (positive, _natural(name), name, image)
     return None if best is None else best[2:]
-
-
-def _quotient_interval(num: Interval, den: Interval) -> Interval:
-    """num // den for den >= 1: far from zero with the least den, else the greatest."""
-    least, greatest = max(den[0] or 1, 1), den[1]
-
-    def towards_zero(end: int) -> int:
-        if greatest is None or greatest < 1:
-            return 0 if end >= 0 else -1
-        return end // greatest
-
-    low, high = num
-    if low is not None:
-        low = low // least if low < 0 else towards_zero(low)
-    if high is not None:
-        high = high // least if high >= 0 else towards_zero(high)
-    return low, high
-
-
-def _remainder_interval(num: Interval, den: Interval) -> Interval:
-    high = None if den[1] is None else max(den[1] - 1, 0)
-    if num[0] is None or num[0] < 0:
-        return 0, high
-    # x % k is at most x for x >= 0, and is x below the least den.
-    inside = num[1] is not None and num[1] < max(den[0] or 1, 1)
-    return num[0] if inside else 0, _tighter(min, high, num[1])

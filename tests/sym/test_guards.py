@@ -40,9 +40,13 @@ values = st.integers(0, 40)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 40), values, values, values, st.integers(2, 40))
-def test_round_trip(*sizes):
-    env = dict(zip(("n", "m", "k", "p", "q"), sizes, strict=True))
+@given(
+    st.fixed_dictionaries(
+        {"n": st.integers(1, 40), "m": values, "k": values, "p": values}
+        | {"q": st.integers(2, 40)}
+    )
+)
+def test_round_trip(env):
     shapes = [tuple(d.evaluate(env) for d in dims) for _, dims in SHAPES]
     solution = solve(SHAPES, Facts())
     found = run(solution, SHAPES, shapes)
