@@ -35,7 +35,6 @@ import llvmlite.ir as ll
 from pliant.codegen import llvm_ops as ops
 from pliant.codegen.llvm_dims import NO_WRAP, Dims, Lanes, Linear, as_value
 from pliant.codegen.llvm_types import (
-    I1,
     I32,
     I64,
     PARALLEL_TYPE,
@@ -50,7 +49,6 @@ from pliant.codegen.llvm_types import (
     lanes_of,
     splat,
     storage_type,
-    widen,
 )
 from pliant.errors import InternalError
 from pliant.ir.loops import (
@@ -641,7 +639,7 @@ class _Body:
         return _Accumulator(op, dtype, lanes, slot, started)
 
     def partial(self, accumulator: _Accumulator) -> Any:
-        """The partial vector of this copy, made and set to the identity on first use."""
+        """The partial vector of this copy, made and initialised on first use."""
         op, dtype, lanes = accumulator.op, accumulator.dtype, self.dims.lanes
         while len(accumulator.partials) <= self.copy:
             slot = self.alloca(compute_type(dtype, lanes))
@@ -649,6 +647,8 @@ class _Body:
             builder.position_after(accumulator.started)
             builder.store(dtype_constant(ops.identity(op, dtype), dtype, lanes), slot)
             accumulator.partials.append(slot)
+            # If that was this very block, its end has moved.
+            self.b.position_at_end(self.b.block)
         return accumulator.partials[self.copy]
 
     def accumulate(self, name: str, value: Any) -> None:
@@ -833,7 +833,8 @@ class _Body:
                 left, right = self.level(x, y)
                 return ops.emit_binary(b, op, left, right, dtype_of(x), target)
             case Fma(x, y, z):
-                return ops.emit_fma(b, *self.level(x, y, z), dtype_of(x), target)
+                first, second, third = self.level(x, y, z)
+                return ops.emit_fma(b, first, second, third, dtype_of(x), target)
             case Select(cond, x, y):
                 flag = self.value(cond)
                 left, right = self.level(x, y)
@@ -936,7 +937,8 @@ def _only_stores_registers(stmt: Stmt) -> bool:
 
 # An op that LLVM expands to many instructions weighs as much as this many.
 _HEAVY = frozenset(
-    "exp expm1 log log1p sin cos tan tanh erf sigmoid pow atan2 floordiv mod".split()
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sigmoid"}
+    | {"pow", "atan2", "floordiv", "mod"}
 )
 _HEAVY_WEIGHT = 12
 

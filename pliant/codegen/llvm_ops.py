@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.ir as ll
+from llvmlite.ir import IRBuilder as Builder
 
 from pliant.codegen import vector_math
 from pliant.codegen.llvm_types import (
@@ -34,7 +35,6 @@ from pliant.ir.loops import COMPARISONS
 from pliant.ir.types import DType
 from pliant.target import Target
 
-Builder = ll.IRBuilder
 HALVES = (DType.F16, DType.BF16)
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
