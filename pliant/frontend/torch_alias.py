@@ -1,0 +1,217 @@
+"""In-place ops made functional: a write to a view reaches its base, and back.
+
+    a = x[:, 1:]; a += 1; y = x * 2      a' = a + 1
+                                         x' = concat(x[:, :1], a')
+                                         y  = x' * 2
+
+Each tensor node that shares memory with an operand has that operand as its parent.
+A write replaces the node's value, is carried up to the root by undoing each view,
+and every other view of the root is then taken anew.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_shape import (
+    moved_axes,
+    put_window,
+    select_window,
+    slice_window,
+    split_windows,
+    swap_axes,
+)
+from pliant.ir.graph import Value
+from pliant.sym import as_expr
+
+aten = torch.ops.aten
+
+# Views of every layout; the other aliasing ops may copy.
+_ALWAYS = frozenset(
+    ["view", "view_as", "unsqueeze", "squeeze", "permute", "transpose", "t", "mT", "swapaxes", "swapdims", "movedim", "moveaxis", "numpy_T", "adjoint", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "expand", "expand_as", "broadcast_to", "detach", "alias", "unfold", "diagonal", "unflatten"]
+)
+_RESHAPES = frozenset(
+    ["view", "view_as", "reshape", "reshape_as", "flatten", "ravel", "unflatten", "unsqueeze", "squeeze", "contiguous", "detach", "alias", "to", "type_as", "_unsafe_view", "lift_fresh"]
+)
+
+
+def is_in_place(target: Any) -> bool:
+    """An overload such as add_ that writes its first operand."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    first = arguments[0].alias_info if arguments else None
+    return first is not None and first.is_write and op_name(target).endswith("_")
+
+
+def op_name(target: torch._ops.OpOverload) -> str:
+    return str(target._schema.name).rpartition("::")[2]
+
+
+def functional_twin(target: torch._ops.OpOverload) -> Any:
+    """aten.add_.Tensor -> aten.add.Tensor; None if there is none."""
+    packet = getattr(aten, op_name(target)[:-1], None)
+    return getattr(packet, target._overloadname, None)
+
+
+def shares_memory(node: Node) -> Node | None:
+    """The operand whose memory this node's result is part of."""
+    if node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        return source if shares_memory(source) is not None else None
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
+        return None
+    source = node.args[0]
+    if not isinstance(source, Node):
+        return None
+    ours, theirs = _first(node.meta.get("val")), source.meta.get("val")
+    if ours is None or not isinstance(theirs, torch.Tensor):
+        return None
+    if is_in_place(node.target) or _storage(ours) == _storage(theirs):
+        return source
+    returns = node.target._schema.returns
+    if not returns or returns[0].alias_info is None or ours.dtype != theirs.dtype:
+        return None
+    if op_name(node.target) in _ALWAYS:
+        return source
+    # A saved program has lost its storages: these copy unless contiguous.
+    copies = node.kwargs.get("copy", False) or not _contiguous(theirs)
+    return None if copies else source
+
+
+def _first(val: Any) -> torch.Tensor | None:
+    if isinstance(val, list | tuple) and val:
+        val = val[0]
+    return val if isinstance(val, torch.Tensor) else None
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _contiguous(tensor: torch.Tensor) -> bool:
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if str(stride) != str(expected) and str(size) != "1":
+            return False
+        expected = expected * size
+    return True
+
+
+class Aliases:
+    """The nodes seen so far that share memory, as trees."""
+
+    def __init__(
+        self,
+        cx: Context,
+        env: dict[Node, Any],
+        resolve: Callable[[Any], Any],
+        replay: Callable[[Node], Any],
+    ) -> None:
+        self.cx, self.env = cx, env
+        self.resolve, self.replay = resolve, replay
+        self.parent: dict[Node, Node] = {}
+
+    def track(self, node: Node) -> None:
+        source = shares_memory(node)
+        if source is not None:
+            self.parent[node] = source
+
+    def root(self, node: Node) -> Node:
+        while node in self.parent:
+            node = self.parent[node]
+        return node
+
+    def write(self, node: Node, new: Value) -> None:
+        """`node` now holds `new`, and so does all that shares its memory."""
+        root = self.root(node)
+        if root.op == "placeholder":
+            kind = "an input" if root.name == root.target else "a buffer or input"
+            self.cx.unsupported(f"changes {kind} ({root.name}) in place")
+        carried = {node}
+        self.env[node] = new
+        while node in self.parent:
+            above = self.parent[node]
+            if node.target is operator.getitem:
+                pieces = list(self.env[above])
+                pieces[node.args[1]] = new  # type: ignore[index, call-overload]
+                self.env[above] = pieces
+                carried.add(above)
+                new = self._put_piece(above, int(node.args[1]), new)  # type: ignore[arg-type]
+                above = self.parent[above]
+            else:
+                new = self._undo(node, self.env[above], new)
+            self.env[above] = new
+            carried.add(above)
+            node = above
+        for other in list(self.parent):
+            if other not in carried and self.root(other) is root:
+                self.env[other] = self._again(other)
+
+    def _again(self, node: Node) -> Any:
+        if is_in_place(node.target):
+            return self.env[self.parent[node]]
+        return self.replay(node)
+
+    def _put_piece(self, split: Node, which: int, new: Value) -> Value:
+        base: Value = self.env[self.parent[split]]
+        args = self.resolve(split.args[1:])
+        before, self.cx.node = self.cx.node, split
+        axis, windows = split_windows(self.cx, base, split.target, args)
+        self.cx.node = before
+        if split.target is aten.unbind.int:
+            new = self._with_axis(base, new, axis)
+        return put_window(self.cx, base, new, axis, windows[which])
+
+    def _with_axis(self, base: Value, new: Value, axis: int) -> Value:
+        shape = (*base.shape[:axis], as_expr(1), *base.shape[axis + 1 :])
+        return self.cx.reshape(new, shape)
+
+    def _undo(self, node: Node, base: Value, new: Value) -> Value:
+        """`base` after its view `node` was replaced by `new`."""
+        cx, rank = self.cx, base.type.rank
+        if is_in_place(node.target):
+            return new
+        assert isinstance(node.target, torch._ops.OpOverload)
+        name, args = op_name(node.target), self.resolve(node.args[1:])
+        if name in _RESHAPES:
+            return cx.reshape(cx.cast(new, base.dtype), base.shape)
+        perm = _permutation(name, rank, args)
+        if perm is not None:
+            return cx.transpose(new, [perm.index(i) for i in range(rank)])
+        if name == "slice":
+            axis = cx.axis(args[0] if args else 0, rank)
+            window = slice_window(cx, base.shape[axis], *args[1:])
+            return put_window(cx, base, new, axis, window)
+        if name == "select":
+            axis = cx.axis(args[0], rank)
+            window = select_window(cx, base.shape[axis], args[1])
+            return put_window(cx, base, self._with_axis(base, new, axis), axis, window)
+        if name == "narrow":
+            axis = cx.axis(args[0], rank)
+            window = (cx.simplify(args[1]), cx.simplify(args[2]), 1)
+            return put_window(cx, base, new, axis, window)
+        cx.unsupported(f"in-place change through a view made by {name}")
+
+
+def _permutation(name: str, rank: int, args: Sequence[Any]) -> list[int] | None:
+    match name:
+        case "permute":
+            return [int(d) % rank for d in args[0]]
+        case "transpose" | "swapaxes" | "swapdims":
+            return swap_axes(rank, args[0], args[1])
+        case "t" | "mT" | "adjoint":
+            return swap_axes(rank, -1, -2) if rank > 1 else list(range(rank))
+        case "numpy_T":
+            return list(range(rank))[::-1]
+        case "movedim" | "moveaxis":
+            return moved_axes(rank, args[0], args[1])
+        case _:
+            return None

@@ -1,0 +1,359 @@
+"""Dims on the way through torch.export: names, bounds, examples, symbols.
+
+torch sees every named or bounded dim as `Dim.DYNAMIC`: it must not refuse a model
+because a bound it inferred differs from the one declared. Names and bounds are kept
+here, and come back as symbols and guards of ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+from torch.utils._sympy import functions as torch_sympy
+
+from pliant.errors import ShapeError
+from pliant.sym import (
+    Expr,
+    Guard,
+    as_expr,
+    ceildiv,
+    floordiv,
+    ge,
+    le,
+    maximum,
+    minimum,
+    mod,
+    sym,
+)
+
+DECLARED = "declared by the user"
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolInfo:
+    """What the user said about dims, by the name of torch's symbol.
+
+    `aliases` are declared names that the trace found equal to other dims.
+    """
+
+    names: Mapping[str, Expr] = field(default_factory=dict)
+    bounds: tuple[Guard, ...] = ()
+    aliases: Mapping[str, Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DimSpec:
+    """One declared dim of one input: what torch gets, and what we remember."""
+
+    for_torch: Any
+    expr: Expr | None = None  # the user's name, or an expression over names
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        return self.for_torch in (Dim.DYNAMIC, Dim.AUTO) or _is_hint(self.for_torch)
+
+
+def _is_hint(dim: Any) -> bool:
+    kind = getattr(getattr(dim, "type", None), "name", "")
+    return kind in ("DYNAMIC", "AUTO")
+
+
+def read_dim(dim: Any) -> DimSpec:
+    """A dim of `dynamic_shapes`: a Dim, a name, a hint, a number or None."""
+    if isinstance(dim, str):
+        return DimSpec(Dim.DYNAMIC, sym(dim))
+    root = getattr(dim, "root", None)
+    if root is not None:  # derived, such as 2*_half
+        slope = dim.fn(1) - dim.fn(0)
+        expr = sym(root.__name__) * int(slope) + int(dim.fn(0))
+        return DimSpec(Dim.DYNAMIC, expr, *_declared(root))
+    if isinstance(dim, Dim):
+        return DimSpec(Dim.DYNAMIC, sym(dim.__name__), *_declared(dim))
+    if _is_hint(dim):
+        kind = Dim.DYNAMIC if dim.type.name == "DYNAMIC" else Dim.AUTO
+        return DimSpec(kind, None, dim.min, dim.max)
+    return DimSpec(dim)
+
+
+def _declared(dim: Any) -> tuple[int | None, int | None]:
+    low, high = dim.min, dim.max
+    bounded = isinstance(high, int) and high < (1 << 62)
+    return (int(low) if low else None), (int(high) if bounded else None)
+
+
+# --- dynamic_shapes beside the inputs -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """The declared dims of one flat input: by axis for a tensor, -1 for an int."""
+
+    dims: Mapping[int, DimSpec]
+
+
+def named_arguments(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    signature = inspect.signature(model.forward)
+    bound = signature.bind(*args, **kwargs).arguments
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound.update(bound.pop(parameter.name, {}))
+    return dict(bound)
+
+
+def pair_dims(arguments: Mapping[str, Any], shapes: Any) -> tuple[Any, list[LeafSpec]]:
+    """(what torch gets as dynamic_shapes, one LeafSpec per flat input)"""
+    leaves: list[LeafSpec] = []
+    if shapes is None:
+        count = len(pytree.tree_leaves(list(arguments.values())))
+        return None, [LeafSpec({}) for _ in range(count)]
+    if isinstance(shapes, Mapping):
+        unknown = set(shapes) - set(arguments)
+        if unknown:
+            raise ShapeError(
+                f"dynamic_shapes names {', '.join(sorted(unknown))}, but the inputs "
+                f"are {', '.join(arguments)}"
+            )
+        out = {k: _pair(v, shapes.get(k), leaves) for k, v in arguments.items()}
+        return out, leaves
+    if len(shapes) != len(arguments):
+        raise ShapeError(
+            f"dynamic_shapes has {len(shapes)} entries for {len(arguments)} inputs "
+            f"({', '.join(arguments)})"
+        )
+    pairs = zip(arguments.values(), shapes, strict=True)
+    return tuple(_pair(value, shape, leaves) for value, shape in pairs), leaves
+
+
+def _pair(value: Any, shape: Any, leaves: list[LeafSpec]) -> Any:
+    if isinstance(value, torch.Tensor):
+        dims = _axes(shape)
+        spec = {axis % max(value.dim(), 1): read_dim(dim) for axis, dim in dims}
+        leaves.append(LeafSpec(spec))
+        return {axis: spec[axis].for_torch for axis in spec} if spec else None
+    children, kind = _children(value)
+    if kind is None:
+        spec = {} if shape is None else {-1: read_dim(shape)}
+        leaves.append(LeafSpec(spec))
+        return spec[-1].for_torch if spec else None
+    keys = list(value) if isinstance(value, Mapping) else range(len(children))
+    if shape is None:
+        shapes = [None] * len(children)
+    elif isinstance(shape, Mapping):
+        shapes = [shape.get(key) for key in keys]
+    else:
+        shapes = list(shape)
+    paired = [_pair(c, s, leaves) for c, s in zip(children, shapes, strict=True)]
+    if isinstance(value, Mapping):
+        return dict(zip(keys, paired, strict=True))
+    return tuple(paired) if isinstance(value, tuple) else paired
+
+
+def _axes(shape: Any) -> Iterator[tuple[int, Any]]:
+    if shape is None:
+        return iter(())
+    if isinstance(shape, Mapping):
+        return iter([(a, d) for a, d in shape.items() if d is not None])
+    return iter([(a, d) for a, d in enumerate(shape) if d is not None])
+
+
+def _children(value: Any) -> tuple[list[Any], Any]:
+    """The direct children of a container; (.., None) for a leaf."""
+    node_type = pytree._get_node_type(value)
+    if node_type not in pytree.SUPPORTED_NODES:
+        return [value], None
+    children, _ = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
+    return list(children), node_type
+
+
+# --- examples of size 0 and 1 ---------------------------------------------------
+
+
+def enlarged(
+    flat: Sequence[Any], leaves: Sequence[LeafSpec], *, alike: bool
+) -> list[Any] | None:
+    """The inputs with dynamic dims of 0 or 1 made larger; None if there is none.
+
+    torch specialises on 0 and 1. Unnamed dims that share an axis are taken to be
+    equal; with `alike`, all of them are.
+    """
+    sizes: dict[object, int] = {}
+    primes = iter(_PRIMES)
+    used = {
+        int(n) for leaf in flat if isinstance(leaf, torch.Tensor) for n in leaf.shape
+    }
+
+    def size_of(key: object) -> int:
+        if key not in sizes:
+            sizes[key] = next((p for p in primes if p not in used), 37)
+        return sizes[key]
+
+    out: list[Any] = []
+    for value, leaf in zip(flat, leaves, strict=True):
+        for axis, dim in leaf.dims.items():
+            if not isinstance(value, torch.Tensor) or not dim.dynamic:
+                continue
+            if value.shape[axis] > 1:
+                continue
+            key = dim.expr if dim.expr is not None else ("all" if alike else axis)
+            value = _stretched(value, axis, size_of(key))
+        out.append(value)
+    return out if sizes else None
+
+
+def _stretched(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Repeats what is there, so that ids stay valid; zeros if nothing is."""
+    if value.shape[axis] == 0:
+        shape = [size if i == axis else n for i, n in enumerate(value.shape)]
+        return torch.zeros(shape, dtype=value.dtype, device=value.device)
+    repeats = [size if i == axis else 1 for i in range(value.dim())]
+    return value.detach().repeat(repeats)
+
+
+# --- torch's symbols ------------------------------------------------------------
+
+
+def symbol_of(size: Any) -> sympy.Expr | None:
+    """The sympy expression of a SymInt, None for a plain number."""
+    return size.node.expr if isinstance(size, torch.SymInt) else None
+
+
+def declared_symbols(
+    sizes: Sequence[Mapping[int, Any]], leaves: Sequence[LeafSpec]
+) -> SymbolInfo:
+    """Names and bounds of torch's symbols; `sizes` are the traced dims by axis."""
+    names: dict[str, Expr] = {}
+    aliases: dict[str, Expr] = {}
+    pending: list[tuple[DimSpec, sympy.Expr]] = []
+    unnamed: list[tuple[DimSpec, str]] = []
+    for traced, leaf in zip(sizes, leaves, strict=True):
+        for axis, dim in leaf.dims.items():
+            expr = symbol_of(traced.get(axis))
+            if expr is None:
+                continue
+            if dim.expr is None:
+                if isinstance(expr, sympy.Symbol):
+                    unnamed.append((dim, str(expr)))
+            elif isinstance(expr, sympy.Symbol) and str(expr) not in names:
+                names[str(expr)] = dim.expr
+            else:
+                pending.append((dim, expr))
+    bounds: dict[Guard, None] = {}
+    for leaf in leaves:
+        for dim in leaf.dims.values():
+            if dim.expr is not None:
+                bounds.update(dict.fromkeys(_bounds(dim.expr, dim)))
+    for dim, expr in pending:
+        assert dim.expr is not None
+        meant = _converted(expr, names)
+        if meant is not None and meant is not dim.expr and len(dim.expr.symbols()) == 1:
+            aliases[str(dim.expr)] = meant
+    taken = {name for expr in names.values() for name in expr.symbols()}
+    for dim, name in unnamed:
+        if name not in names and (dim.low is not None or dim.high is not None):
+            names[name] = fresh_symbol(taken)
+        if name in names:
+            bounds.update(dict.fromkeys(_bounds(names[name], dim)))
+    return SymbolInfo(names, tuple(bounds), aliases)
+
+
+def _bounds(expr: Expr, dim: DimSpec) -> Iterator[Guard]:
+    if dim.low:
+        message = ("dim ", expr, f" is declared to be at least {dim.low}")
+        yield Guard(ge(expr, dim.low), message, DECLARED)
+    if dim.high is not None:
+        message = ("dim ", expr, f" is declared to be at most {dim.high}")
+        yield Guard(le(expr, dim.high), message, DECLARED)
+
+
+def fresh_symbol(taken: set[str]) -> Expr:
+    number = 0
+    while f"s{number}" in taken:
+        number += 1
+    taken.add(f"s{number}")
+    return sym(f"s{number}")
+
+
+def _converted(expr: sympy.Expr, names: Mapping[str, Expr]) -> Expr | None:
+    try:
+        return to_expr(expr, lambda name: names[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:
+    """A sympy size as an expression of ours; ValueError if it has no spelling."""
+    args = [to_expr(a, symbol) for a in expr.args] if _plain(expr) else []
+    match expr:
+        case sympy.Symbol():
+            return symbol(str(expr))
+        case sympy.Integer():
+            return as_expr(int(expr))
+        case sympy.Add():
+            return sum(args, as_expr(0))
+        case sympy.Mul():
+            out = as_expr(1)
+            for arg in args:
+                out = out * arg
+            return out
+        case sympy.Pow() if isinstance(expr.exp, sympy.Integer) and expr.exp >= 0:
+            return args[0] ** int(expr.exp)
+        case torch_sympy.PowByNatural() if args[1].is_const:
+            return args[0] ** args[1].value
+        case torch_sympy.FloorDiv() | torch_sympy.CleanDiv():
+            return floordiv(*args)
+        case torch_sympy.CeilDiv():
+            return ceildiv(*args)
+        case torch_sympy.Mod() | torch_sympy.PythonMod() | sympy.Mod():
+            return mod(*args)
+        case torch_sympy.Max() | sympy.Max():
+            return maximum(*args)
+        case torch_sympy.Min() | sympy.Min():
+            return minimum(*args)
+        case torch_sympy.FloorToInt() | torch_sympy.TruncToInt():
+            return floordiv(*_quotient(expr.args[0], symbol))
+        case torch_sympy.CeilToInt():
+            return ceildiv(*_quotient(expr.args[0], symbol))
+        case _:
+            raise ValueError(f"no integer expression for {expr}")
+
+
+def _plain(expr: sympy.Expr) -> bool:
+    rounding = (
+        torch_sympy.FloorToInt,
+        torch_sympy.TruncToInt,
+        torch_sympy.CeilToInt,
+    )
+    return not isinstance(expr, rounding)
+
+
+def _quotient(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Expr]:
+    """A float that is a ratio of integers: what a rounding rounds."""
+    if isinstance(expr, torch_sympy.IntTrueDiv):
+        return to_expr(expr.args[0], symbol), to_expr(expr.args[1], symbol)
+    if isinstance(expr, torch_sympy.ToFloat):
+        return to_expr(expr.args[0], symbol), as_expr(1)
+    if isinstance(expr, torch_sympy.FloatTrueDiv):
+        (a, b), (c, d) = (_quotient(arg, symbol) for arg in expr.args)
+        return a * d, b * c
+    if isinstance(expr, sympy.Mul):
+        top, bottom = as_expr(1), as_expr(1)
+        for arg in expr.args:
+            num, den = _quotient(arg, symbol)
+            top, bottom = top * num, bottom * den
+        return top, bottom
+    if isinstance(expr, sympy.Float | sympy.Rational):
+        near = sympy.nsimplify(expr, rational=True)
+        return as_expr(int(near.p)), as_expr(int(near.q))
+    return to_expr(expr, symbol), as_expr(1)

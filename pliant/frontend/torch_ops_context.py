@@ -1,0 +1,352 @@
+"""What an op translation works with: operands, dtype promotion, the builder.
+
+A translation gets its operands resolved: a tensor is a `Value`, an integer that
+depends on shapes an `Expr` (or an int when constant), a float that depends on shapes
+a `Real`; all else is the Python object of the exported graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+
+from pliant.ir.build import Builder
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import Cond, Expr, as_expr
+
+DTYPE_OF: dict[torch.dtype, DType] = {
+    torch.float64: DType.F64,
+    torch.float32: DType.F32,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.int64: DType.I64,
+    torch.int32: DType.I32,
+    torch.int16: DType.I16,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
+    torch.bool: DType.BOOL,
+}
+TORCH_DTYPE: dict[DType, torch.dtype] = {ours: its for its, ours in DTYPE_OF.items()}
+HALF = (DType.F16, DType.BF16)
+
+
+class Unsupported(Exception):
+    """This op, as it is used here, has no translation; collected by the walk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A float computed from sizes: a ratio of two sizes, or an f64 scalar."""
+
+    ratio: tuple[Expr, Expr] | None = None
+    value: Value | None = None
+
+
+Number: TypeAlias = "bool | int | float | Expr | Real"
+Operand: TypeAlias = "Value | Number"
+Size: TypeAlias = "int | Expr"
+
+
+class Context:
+    """The state of one import that op translations see."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b = builder
+        self.node: torch.fx.Node | None = None
+        # Tensors whose elements are known to be >= 0, so indices need no wrapping.
+        self.nonnegative: set[Value] = set()
+        # Values of torch symbols that data-dependent ops introduce.
+        self.unbacked: dict[str, Expr] = {}
+
+    # --- the node being translated ----------------------------------------------
+
+    @property
+    def val(self) -> Any:
+        assert self.node is not None
+        return self.node.meta.get("val")
+
+    @property
+    def out_dtype(self) -> DType:
+        return self.dtype(self.val.dtype)
+
+    def dtype(self, its: torch.dtype) -> DType:
+        ours = DTYPE_OF.get(its)
+        if ours is None:
+            self.unsupported(f"element type {its} is not supported")
+        return ours
+
+    def unsupported(self, reason: str) -> NoReturn:
+        raise Unsupported(reason)
+
+    # --- sizes ------------------------------------------------------------------
+
+    def simplify(self, size: Size) -> Expr:
+        return self.b.facts.canonical(as_expr(size))
+
+    def proves(self, cond: Cond) -> bool:
+        return self.b.facts.prove(cond) is True
+
+    def constant_int(self, size: object, what: str) -> int:
+        if isinstance(size, bool) or not isinstance(size, int | Expr):
+            self.unsupported(f"{what} is not an integer: {size}")
+        expr = self.simplify(size)
+        if not expr.is_const:
+            self.unsupported(f"{what} depends on a size: {expr}")
+        return expr.value
+
+    def ints(self, sizes: Size | Sequence[Size], rank: int, what: str) -> list[int]:
+        """Per-dim integers; one number stands for all dims."""
+        if isinstance(sizes, int | Expr):
+            sizes = [sizes]
+        out = [self.constant_int(s, what) for s in sizes]
+        return out * rank if len(out) == 1 else out
+
+    # --- operands ---------------------------------------------------------------
+
+    def promote(self, *operands: Operand | None) -> DType:
+        """torch's result type: tensors with dims outrank 0-dim ones and numbers."""
+        ranked: list[torch.dtype | None] = [None, None, None]
+        for operand in operands:
+            if operand is None:
+                continue
+            priority, its = _type_of(operand)
+            have = ranked[priority]
+            ranked[priority] = its if have is None else torch.promote_types(have, its)
+        full, zero_dim, number = ranked
+        result = _combine(full, _combine(zero_dim, number))
+        assert result is not None
+        return self.dtype(result)
+
+    def tensor(self, operand: Operand, dtype: DType | None = None) -> Value:
+        """The operand as a tensor of that dtype; a number becomes a scalar."""
+        match operand:
+            case Value():
+                return operand if dtype is None else self.cast(operand, dtype)
+            case Real():
+                return self.cast(self.real(operand), dtype or DType.F32)
+            case Expr() if not operand.is_const:
+                wanted = dtype or DType.I64
+                if wanted is DType.BOOL:
+                    size = self.tensor(operand, DType.I64)
+                    return self.b.binary("ne", size, self.b.scalar(0, DType.I64))
+                return self.b.emit("dim_value", value=operand, dtype=wanted)
+            case _:
+                number = operand.value if isinstance(operand, Expr) else operand
+                dtype = dtype or self.promote(number)
+                return self.b.scalar(_fit(number, dtype), dtype)
+
+    def real(self, number: Real) -> Value:
+        """The f64 scalar; a ratio divides here, where it is first needed."""
+        if number.value is not None:
+            return number.value
+        assert number.ratio is not None
+        top, bottom = (self.tensor(part, DType.F64) for part in number.ratio)
+        return self.b.binary("div", top, bottom)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        if x.dtype is dtype:
+            return x
+        out = self.b.cast(x, dtype)
+        if x in self.nonnegative or x.dtype is DType.BOOL:
+            self.nonnegative.add(out)
+        return out
+
+    def axis(self, dim: int, rank: int) -> int:
+        return dim + max(rank, 1) if dim < 0 else dim
+
+    def axes(self, dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+        """Reduced axes; none given means all of them."""
+        if dims is None or (not isinstance(dims, int) and not dims):
+            return tuple(range(rank))
+        if isinstance(dims, int):
+            dims = [dims]
+        return tuple(sorted(self.axis(d, rank) for d in dims)) if rank else ()
+
+    # --- arithmetic -------------------------------------------------------------
+
+    def arith(
+        self, op: str, x: Operand, y: Operand, dtype: DType | None = None
+    ) -> Value:
+        """A binary op in the promoted type."""
+        dtype = dtype or self.promote(x, y)
+        # torch keeps a Python number exact against half tensors: compute in f32.
+        if dtype in HALF and any(_rounds(n, dtype) for n in (x, y)):
+            wide = self.arith(op, x, y, DType.F32)
+            return wide if wide.dtype is DType.BOOL else self.cast(wide, dtype)
+        return self.b.binary(op, self.tensor(x, dtype), self.tensor(y, dtype))
+
+    def unary(self, op: str, x: Value, dtype: DType | None = None) -> Value:
+        return self.b.unary(op, x if dtype is None else self.cast(x, dtype))
+
+    def add(self, x: Operand, y: Operand) -> Value:
+        return self.arith("add", x, y)
+
+    def sub(self, x: Operand, y: Operand) -> Value:
+        return self.arith("sub", x, y)
+
+    def mul(self, x: Operand, y: Operand) -> Value:
+        return self.arith("mul", x, y)
+
+    def div(self, x: Operand, y: Operand) -> Value:
+        return self.arith("div", x, y)
+
+    def select(self, cond: Value, x: Operand, y: Operand) -> Value:
+        dtype = self.promote(x, y)
+        return self.b.select(
+            self.to_bool(cond), self.tensor(x, dtype), self.tensor(y, dtype)
+        )
+
+    def to_bool(self, x: Value) -> Value:
+        if x.dtype is DType.BOOL:
+            return x
+        return self.b.binary("ne", x, self.b.scalar(0, x.dtype))
+
+    def iota(self, shape: Sequence[Size], axis: int, dtype: DType) -> Value:
+        dims = tuple(as_expr(d) for d in shape)
+        out = self.b.emit("iota", axis=axis, dtype=dtype, shape=dims)
+        self.nonnegative.add(out)
+        return out
+
+    def full(self, value: Operand, shape: Sequence[Size], dtype: DType) -> Value:
+        dims = tuple(as_expr(d) for d in shape)
+        if isinstance(value, Expr) and value.is_const:
+            value = value.value
+        if isinstance(value, Value | Expr | Real):
+            return self.b.broadcast_to(self.tensor(value, dtype), dims)
+        number = _fit(value, dtype)
+        out = self.b.emit("full", value=number, dtype=dtype, shape=dims)
+        if number >= 0:
+            self.nonnegative.add(out)
+        return out
+
+    def broadcast_to(self, x: Value, shape: Sequence[Size]) -> Value:
+        out = self.b.broadcast_to(x, tuple(as_expr(d) for d in shape))
+        return self.keep_sign(x, out)
+
+    def keep_sign(self, x: Value, moved: Value) -> Value:
+        """`moved` holds elements of `x` only."""
+        if x in self.nonnegative:
+            self.nonnegative.add(moved)
+        return moved
+
+    def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
+        dims = tuple(as_expr(d) for d in shape)
+        return x if dims == x.shape else self.keep_sign(x, self.b.reshape(x, dims))
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        if tuple(perm) == tuple(range(x.type.rank)):
+            return x
+        return self.keep_sign(x, self.b.transpose(x, tuple(perm)))
+
+    def slice(
+        self, x: Value, axis: int, start: Size, size: Size, step: int = 1
+    ) -> Value:
+        """`size` elements of one axis; the caller has made sure that they exist."""
+        start, size = self.simplify(start), self.simplify(size)
+        if start == 0 and size == x.shape[axis] and step == 1:
+            return x
+        return self.keep_sign(x, self.b.slice_axis(x, axis, start, size, step))
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        out = self.b.emit("concat", *parts, axis=axis)
+        if all(part in self.nonnegative for part in parts):
+            self.nonnegative.add(out)
+        return out
+
+    def move_axis(self, x: Value, source: int, target: int) -> Value:
+        perm = [i for i in range(x.type.rank) if i != source]
+        perm.insert(target, source)
+        return self.transpose(x, perm)
+
+    def reduce(
+        self, op: str, x: Value, axes: Sequence[int], keepdims: bool = False
+    ) -> Value:
+        return self.b.reduce(op, x, tuple(axes), keepdims)
+
+    def count(self, x: Value, axes: Sequence[int]) -> Expr:
+        total = as_expr(1)
+        for axis in axes:
+            total = total * x.shape[axis]
+        return total
+
+    def mean(self, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
+        """Half floats sum and divide in f32, as torch does."""
+        wide = self.cast(x, x.dtype.compute)
+        total = self.reduce("sum", wide, axes, keepdims)
+        mean = self.arith("div", total, self.count(x, axes), wide.dtype)
+        return self.cast(mean, x.dtype)
+
+    def wrap_index(self, index: Value, size: Expr) -> Value:
+        """Negative indices count from the end."""
+        if index in self.nonnegative:
+            return index
+        negative = self.arith("lt", index, 0)
+        wrapped = self.arith("add", index, size, index.dtype)
+        return self.b.select(negative, wrapped, index)
+
+
+def as_index(cx: Context, index: Value) -> Value:
+    return cx.cast(index, DType.I64) if index.dtype is not DType.I64 else index
+
+
+def _type_of(operand: Operand) -> tuple[int, torch.dtype]:
+    match operand:
+        case Value():
+            return (0 if operand.type.rank else 1), TORCH_DTYPE[operand.dtype]
+        case bool():
+            return 2, torch.bool
+        case float() | Real():
+            return 2, torch.float32
+        case _:
+            return 2, torch.int64
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> Any:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_floating_point:
+        return higher
+    if higher is torch.bool or lower.is_floating_point:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def _rounds(operand: Operand, dtype: DType) -> bool:
+    """Whether a number changes when it is stored in this half type."""
+    if isinstance(operand, Real):
+        return True
+    if isinstance(operand, Value | Expr):
+        return isinstance(operand, Expr)
+    stored = torch.tensor(float(operand), dtype=TORCH_DTYPE[dtype])
+    return float(stored) != float(operand)
+
+
+def _fit(number: bool | int | float, dtype: DType) -> bool | int | float:
+    """The number as an element of that type; conversions as C and torch do them."""
+    if dtype is DType.BOOL:
+        return bool(number)
+    if dtype.is_float:
+        return float(number)
+    whole = int(number)
+    if dtype is DType.U8 or dtype.is_int:
+        bits = 8 * dtype.bytes
+        whole &= (1 << bits) - 1
+        if dtype.kind == "i" and whole >> (bits - 1):
+            whole -= 1 << bits
+    return whole
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The tensor's memory as an array; bf16 as its bits."""
+    flat = tensor.detach().contiguous()
+    if flat.dtype is torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    array: np.ndarray[Any, Any] = flat.numpy()
+    return array

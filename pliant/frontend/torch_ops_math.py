@@ -1,0 +1,595 @@
+"""Elementwise aten ops: arithmetic, comparisons, logic, activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import HALF, Context, Operand
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import Expr
+
+aten = torch.ops.aten
+Translate = Callable[..., Any]
+
+
+# --- families -------------------------------------------------------------------
+
+
+def float_unary(op: str) -> Translate:
+    """Integers are computed in torch's default float type."""
+    return lambda cx, x: cx.unary(op, x, cx.out_dtype)
+
+
+def rounding(op: str) -> Translate:
+    """floor, ceil, round, trunc: the identity on integers."""
+    return lambda cx, x: cx.unary(op, x) if x.dtype.is_float else x
+
+
+def binary(op: str) -> Translate:
+    return lambda cx, x, y: cx.arith(op, x, y)
+
+
+def compare(op: str) -> Translate:
+    return lambda cx, x, y: cx.arith(op, x, y)
+
+
+def logical(op: str) -> Translate:
+    def translate(cx: Context, x: Value, y: Value) -> Value:
+        return cx.b.binary(op, cx.to_bool(x), cx.to_bool(y))
+
+    return translate
+
+
+def bitwise(op: str) -> Translate:
+    """On booleans a bitwise op is the logical one."""
+
+    def translate(cx: Context, x: Operand, y: Operand) -> Value:
+        dtype = cx.promote(x, y)
+        name = op.replace("bitwise", "logical") if dtype is DType.BOOL else op
+        return cx.arith(name, x, y, dtype)
+
+    return translate
+
+
+def via_f32(translate: Translate) -> Translate:
+    """For activations made of several ops: half floats round once, at the end."""
+
+    def wide(cx: Context, x: Value, *args: Any, **kwargs: Any) -> Value:
+        if x.dtype not in HALF:
+            out: Value = translate(cx, x, *args, **kwargs)
+            return out
+        return cx.cast(translate(cx, cx.cast(x, DType.F32), *args, **kwargs), x.dtype)
+
+    return wide
+
+
+# --- arithmetic -----------------------------------------------------------------
+
+
+def scaled(cx: Context, y: Operand, alpha: Any) -> Operand:
+    if alpha == 1:
+        return y
+    if isinstance(y, Value):
+        return cx.arith("mul", y, alpha)
+    return y * alpha if isinstance(y, int | float | Expr) else cx.mul(y, alpha)
+
+
+def add(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+    dtype = cx.promote(x, y)
+    if dtype is DType.BOOL:
+        return cx.arith("logical_or", x, y, dtype)
+    if y == 0 and isinstance(x, Value) and x.dtype is dtype and dtype.is_int:
+        return x  # only integers: -0.0 + 0 is 0.0
+    out = cx.arith("add", x, scaled(cx, y, alpha), dtype)
+    if _nonnegative(cx, x) and _nonnegative(cx, y) and _positive(alpha):
+        cx.nonnegative.add(out)
+    return out
+
+
+def _nonnegative(cx: Context, x: Operand) -> bool:
+    if isinstance(x, Value):
+        return x in cx.nonnegative
+    return isinstance(x, int | float) and x >= 0
+
+
+def _positive(alpha: Any) -> bool:
+    return isinstance(alpha, int | float) and alpha > 0
+
+
+def sub(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+    return cx.arith("sub", x, scaled(cx, y, alpha), cx.promote(x, y))
+
+
+def rsub(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+    return sub(cx, y, x, alpha)
+
+
+def mul(cx: Context, x: Operand, y: Operand) -> Value:
+    dtype = cx.promote(x, y)
+    if dtype is DType.BOOL:
+        return cx.arith("logical_and", x, y, dtype)
+    out = cx.arith("mul", x, y, dtype)
+    if _nonnegative(cx, x) and _nonnegative(cx, y):
+        cx.nonnegative.add(out)
+    return out
+
+
+def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    dtype = cx.promote(x, y)
+    if rounding_mode == "floor":
+        return cx.arith("floordiv", x, y, dtype)
+    if rounding_mode == "trunc":
+        if dtype.is_float:
+            return cx.unary("trunc", cx.arith("div", x, y, dtype))
+        return _truncated_quotient(cx, cx.tensor(x, dtype), cx.tensor(y, dtype))
+    return cx.arith("div", x, y, dtype if dtype.is_float else cx.out_dtype)
+
+
+def _truncated_quotient(cx: Context, x: Value, y: Value) -> Value:
+    """Round towards zero: the floor of |x| / |y|, with the sign put back."""
+    if x.dtype is DType.U8:
+        return cx.arith("floordiv", x, y)
+    size = cx.arith("floordiv", cx.unary("abs", x), cx.unary("abs", y))
+    return cx.mul(size, cx.mul(cx.unary("sign", x), cx.unary("sign", y)))
+
+
+def fmod(cx: Context, x: Operand, y: Operand) -> Value:
+    """The remainder with the sign of x."""
+    dtype = cx.promote(x, y)
+    left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
+    if dtype is DType.U8:
+        return cx.arith("mod", left, right)
+    rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
+    return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+
+
+def power(cx: Context, x: Operand, y: Operand) -> Value:
+    dtype = cx.promote(x, y)
+    if not isinstance(x, Value) or isinstance(y, Value) or not dtype.is_float:
+        if isinstance(x, Value) and y == 2:
+            return cx.arith("mul", x, x)
+        return cx.arith("pow", x, y, dtype)
+    exponent = y.value if isinstance(y, Expr) and y.is_const else y
+    x = cx.tensor(x, dtype)
+    match exponent:
+        case 0.5:
+            return cx.unary("sqrt", x)
+        case -0.5:
+            return cx.unary("rsqrt", x)
+        case 1:
+            return x
+        case 2:
+            return cx.mul(x, x)
+        case 3:
+            return via_f32(lambda cx, x: cx.mul(cx.mul(x, x), x))(cx, x)  # type: ignore[no-any-return]
+        case -1:
+            return cx.unary("reciprocal", x)
+        case -2:
+            return via_f32(lambda cx, x: cx.unary("reciprocal", cx.mul(x, x)))(cx, x)  # type: ignore[no-any-return]
+        case _:
+            return cx.arith("pow", x, exponent, dtype)
+
+
+def negative(cx: Context, x: Value) -> Value:
+    return cx.unary("neg", x)
+
+
+def absolute(cx: Context, x: Value) -> Value:
+    if x.dtype in (DType.BOOL, DType.U8):
+        return x
+    out = cx.unary("abs", x)
+    if x.dtype.is_int:
+        cx.nonnegative.add(out)
+    return out
+
+
+def sign(cx: Context, x: Value) -> Value:
+    return x if x.dtype is DType.BOOL else cx.unary("sign", x)
+
+
+def round_decimals(cx: Context, x: Value, decimals: int = 0) -> Value:
+    if not x.dtype.is_float:
+        return x
+    if decimals == 0:
+        return cx.unary("round", x)
+    scale = 10.0 ** abs(decimals)
+    up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return cx.arith(down, cx.unary("round", cx.arith(up, x, scale)), scale)
+
+
+def log_base(base: float) -> Translate:
+    def translate(cx: Context, x: Value) -> Value:
+        wide = cx.cast(x, cx.out_dtype.compute)
+        return cx.arith("mul", cx.unary("log", wide), 1.0 / math.log(base))
+
+    return translate
+
+
+def exp2(cx: Context, x: Value) -> Value:
+    return cx.arith("pow", 2.0, cx.cast(x, cx.out_dtype))
+
+
+def sinh(cx: Context, x: Value) -> Value:
+    grown = cx.unary("expm1", cx.cast(x, cx.out_dtype))  # e^x - 1
+    # sinh = (g + g/(g + 1)) / 2, exact near zero.
+    small = cx.mul(cx.add(grown, cx.div(grown, cx.add(grown, 1.0))), 0.5)
+    large = cx.mul(grown, 0.5)
+    return cx.select(cx.arith("gt", x, 20.0), large, small)
+
+
+def cosh(cx: Context, x: Value) -> Value:
+    x = cx.cast(x, cx.out_dtype)
+    both = cx.add(cx.unary("exp", x), cx.unary("exp", cx.unary("neg", x)))
+    return cx.mul(both, 0.5)
+
+
+def erfc(cx: Context, x: Value) -> Value:
+    return cx.arith("sub", 1.0, cx.unary("erf", x, cx.out_dtype))
+
+
+def frac(cx: Context, x: Value) -> Value:
+    return cx.sub(x, cx.unary("trunc", x))
+
+
+def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
+    return cx.add(x, cx.mul(weight, cx.sub(end, x)))
+
+
+def addcmul(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return cx.add(x, scaled(cx, cx.mul(a, b), value))
+
+
+def addcdiv(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return cx.add(x, scaled(cx, cx.div(a, b), value))
+
+
+def hypot(cx: Context, x: Value, y: Value) -> Value:
+    return cx.unary("sqrt", cx.add(cx.mul(x, x), cx.mul(y, y)))
+
+
+# --- comparisons, choice --------------------------------------------------------
+
+
+def isfinite(cx: Context, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return cx.full(True, x.shape, DType.BOOL)
+    bad = cx.b.binary("logical_or", cx.unary("isnan", x), cx.unary("isinf", x))
+    return cx.unary("logical_not", bad)
+
+
+def float_test(op: str) -> Translate:
+    def translate(cx: Context, x: Value) -> Value:
+        if not x.dtype.is_float:
+            return cx.full(False, x.shape, DType.BOOL)
+        return cx.unary(op, x)
+
+    return translate
+
+
+def logical_not(cx: Context, x: Value) -> Value:
+    return cx.unary("logical_not", cx.to_bool(x))
+
+
+def bitwise_not(cx: Context, x: Value) -> Value:
+    return cx.unary("logical_not" if x.dtype is DType.BOOL else "bitwise_not", x)
+
+
+def clamp(
+    cx: Context, x: Value, min: Operand | None = None, max: Operand | None = None
+) -> Value:
+    dtype = cx.promote(x, min, max)
+    out = cx.cast(x, dtype)
+    if min is not None:
+        out = cx.arith("maximum", out, min, dtype)
+    if max is not None:
+        out = cx.arith("minimum", out, max, dtype)
+    if (
+        min is not None
+        and _nonnegative(cx, min)
+        and (max is None or _nonnegative(cx, max))
+    ):
+        cx.nonnegative.add(out)
+    return out
+
+
+def clamp_max(cx: Context, x: Value, max: Operand) -> Value:
+    return clamp(cx, x, None, max)
+
+
+def where(cx: Context, cond: Value, x: Operand, y: Operand) -> Value:
+    return cx.select(cond, x, y)
+
+
+def masked_fill(cx: Context, x: Value, mask: Value, value: Operand) -> Value:
+    return cx.b.select(cx.to_bool(mask), cx.tensor(value, x.dtype), x)
+
+
+def nan_to_num(
+    cx: Context,
+    x: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:
+    if not x.dtype.is_float:
+        return x
+    info = torch.finfo(cx.val.dtype)
+    out = cx.select(cx.unary("isnan", x), cx.tensor(nan or 0.0, x.dtype), x)
+    high = cx.tensor(info.max if posinf is None else posinf, x.dtype)
+    low = cx.tensor(info.min if neginf is None else neginf, x.dtype)
+    out = cx.select(cx.arith("eq", out, math.inf), high, out)
+    return cx.select(cx.arith("eq", out, -math.inf), low, out)
+
+
+# --- activations ----------------------------------------------------------------
+
+
+def composite(op: str) -> Translate:
+    return lambda cx, x: cx.b.emit(op, x)
+
+
+def relu(cx: Context, x: Value) -> Value:
+    return cx.b.emit("relu", x) if x.dtype.is_float else cx.arith("maximum", x, 0)
+
+
+def gelu(cx: Context, x: Value, approximate: str = "none") -> Value:
+    return cx.b.emit("gelu", x, approximate=approximate)
+
+
+def leaky_relu(cx: Context, x: Value, negative_slope: float = 0.01) -> Value:
+    return cx.select(cx.arith("gt", x, 0.0), x, cx.mul(x, negative_slope))
+
+
+def prelu(cx: Context, x: Value, weight: Value) -> Value:
+    if weight.type.rank == 1 and x.type.rank > 1 and not weight.shape[0] == 1:
+        weight = cx.reshape(weight, (weight.shape[0], *[1] * (x.type.rank - 2)))
+    elif x.type.rank == 0:
+        weight = cx.reshape(weight, ())
+    return cx.select(cx.arith("gt", x, 0.0), x, cx.mul(x, weight))
+
+
+def elu(
+    cx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Value:
+    below = cx.mul(cx.unary("expm1", _times(cx, x, input_scale)), alpha * scale)
+    return cx.select(cx.arith("gt", x, 0.0), _times(cx, x, scale), below)
+
+
+def _times(cx: Context, x: Value, factor: float) -> Value:
+    return x if factor == 1 else cx.mul(x, factor)
+
+
+SELU_ALPHA, SELU_SCALE = (
+    1.6732632423543772848170429916717,
+    1.0507009873554804934193349852946,
+)
+
+
+def selu(cx: Context, x: Value) -> Value:
+    return elu(cx, x, SELU_ALPHA, SELU_SCALE)
+
+
+def celu(cx: Context, x: Value, alpha: float = 1.0) -> Value:
+    return elu(cx, x, alpha, 1.0, 1.0 / alpha)
+
+
+def hardsigmoid(cx: Context, x: Value) -> Value:
+    return cx.div(clamp(cx, cx.add(x, 3.0), 0.0, 6.0), 6.0)
+
+
+def hardswish(cx: Context, x: Value) -> Value:
+    return cx.div(cx.mul(x, clamp(cx, cx.add(x, 3.0), 0.0, 6.0)), 6.0)
+
+
+def hardtanh(cx: Context, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
+    return clamp(cx, x, min_val, max_val)
+
+
+def relu6(cx: Context, x: Value) -> Value:
+    return clamp(cx, x, 0, 6)
+
+
+def softplus(cx: Context, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    scaled_x = _times(cx, x, beta)
+    soft = cx.div(cx.unary("log1p", cx.unary("exp", scaled_x)), float(beta))
+    return cx.select(cx.arith("gt", scaled_x, float(threshold)), x, soft)
+
+
+def mish(cx: Context, x: Value) -> Value:
+    return cx.mul(x, cx.unary("tanh", softplus(cx, x)))
+
+
+def log_sigmoid(cx: Context, x: Value) -> Value:
+    """min(0, x) - log1p(exp(-|x|)): never overflows."""
+    decay = cx.unary("exp", cx.unary("neg", cx.unary("abs", x)))
+    return cx.sub(cx.arith("minimum", x, 0.0), cx.unary("log1p", decay))
+
+
+def softsign(cx: Context, x: Value) -> Value:
+    return cx.div(x, cx.add(cx.unary("abs", x), 1.0))
+
+
+def softshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
+    out = cx.select(cx.arith("lt", x, -lambd), cx.add(x, lambd), cx.mul(x, 0.0))
+    return cx.select(cx.arith("gt", x, lambd), cx.sub(x, lambd), out)
+
+
+def hardshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
+    inside = cx.b.binary(
+        "logical_and", cx.arith("ge", x, -lambd), cx.arith("le", x, lambd)
+    )
+    return cx.select(inside, cx.tensor(0.0, x.dtype), x)
+
+
+def tanhshrink(cx: Context, x: Value) -> Value:
+    return cx.sub(x, cx.unary("tanh", x))
+
+
+def threshold(cx: Context, x: Value, threshold: float, value: float) -> Value:
+    return cx.select(cx.arith("le", x, threshold), cx.tensor(value, x.dtype), x)
+
+
+def glu(cx: Context, x: Value, dim: int = -1) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    half = x.shape[axis] // 2
+    cx.b.require_equal(half * 2, x.shape[axis], "glu halves an even dim")
+    first, second = cx.slice(x, axis, 0, half), cx.slice(x, axis, half, half)
+    return cx.mul(first, cx.unary("sigmoid", second))
+
+
+MATH: dict[Any, Translate] = {
+    # unary
+    aten.exp.default: float_unary("exp"),
+    aten.expm1.default: float_unary("expm1"),
+    aten.log.default: float_unary("log"),
+    aten.log1p.default: float_unary("log1p"),
+    aten.log2.default: log_base(2.0),
+    aten.log10.default: log_base(10.0),
+    aten.exp2.default: exp2,
+    aten.sqrt.default: float_unary("sqrt"),
+    aten.rsqrt.default: float_unary("rsqrt"),
+    aten.reciprocal.default: float_unary("reciprocal"),
+    aten.sin.default: float_unary("sin"),
+    aten.cos.default: float_unary("cos"),
+    aten.tan.default: float_unary("tan"),
+    aten.tanh.default: float_unary("tanh"),
+    aten.sinh.default: via_f32(sinh),
+    aten.cosh.default: via_f32(cosh),
+    aten.erf.default: float_unary("erf"),
+    aten.erfc.default: via_f32(erfc),
+    aten.sigmoid.default: float_unary("sigmoid"),
+    aten.neg.default: negative,
+    aten.abs.default: absolute,
+    aten.sign.default: sign,
+    aten.sgn.default: sign,
+    aten.floor.default: rounding("floor"),
+    aten.ceil.default: rounding("ceil"),
+    aten.trunc.default: rounding("trunc"),
+    aten.fix.default: rounding("trunc"),
+    aten.round.default: rounding("round"),
+    aten.round.decimals: round_decimals,
+    aten.frac.default: frac,
+    aten.square.default: lambda cx, x: mul(cx, x, x),
+    aten.positive.default: lambda cx, x: x,
+    aten.deg2rad.default: lambda cx, x: cx.mul(x, math.pi / 180),
+    aten.rad2deg.default: lambda cx, x: cx.mul(x, 180 / math.pi),
+    aten.isnan.default: float_test("isnan"),
+    aten.isinf.default: float_test("isinf"),
+    aten.isfinite.default: isfinite,
+    aten.logical_not.default: logical_not,
+    aten.bitwise_not.default: bitwise_not,
+    # binary
+    aten.add.Tensor: add,
+    aten.add.Scalar: add,
+    aten.sub.Tensor: sub,
+    aten.sub.Scalar: sub,
+    aten.subtract.Tensor: sub,
+    aten.rsub.Tensor: rsub,
+    aten.rsub.Scalar: rsub,
+    aten.mul.Tensor: mul,
+    aten.mul.Scalar: mul,
+    aten.multiply.Tensor: mul,
+    aten.div.Tensor: div,
+    aten.div.Scalar: div,
+    aten.div.Tensor_mode: div,
+    aten.div.Scalar_mode: div,
+    aten.divide.Tensor: div,
+    aten.true_divide.Tensor: div,
+    aten.floor_divide.default: binary("floordiv"),
+    aten.floor_divide.Scalar: binary("floordiv"),
+    aten.remainder.Tensor: binary("mod"),
+    aten.remainder.Scalar: binary("mod"),
+    aten.remainder.Scalar_Tensor: binary("mod"),
+    aten.fmod.Tensor: fmod,
+    aten.fmod.Scalar: fmod,
+    aten.pow.Tensor_Scalar: power,
+    aten.pow.Tensor_Tensor: power,
+    aten.pow.Scalar: power,
+    aten.atan2.default: binary("atan2"),
+    aten.minimum.default: binary("minimum"),
+    aten.maximum.default: binary("maximum"),
+    aten.min.other: binary("minimum"),
+    aten.max.other: binary("maximum"),
+    aten.lerp.Tensor: lerp,
+    aten.lerp.Scalar: lerp,
+    aten.addcmul.default: addcmul,
+    aten.addcdiv.default: addcdiv,
+    aten.hypot.default: hypot,
+    # comparisons and logic
+    aten.eq.Tensor: compare("eq"),
+    aten.eq.Scalar: compare("eq"),
+    aten.ne.Tensor: compare("ne"),
+    aten.ne.Scalar: compare("ne"),
+    aten.lt.Tensor: compare("lt"),
+    aten.lt.Scalar: compare("lt"),
+    aten.le.Tensor: compare("le"),
+    aten.le.Scalar: compare("le"),
+    aten.gt.Tensor: compare("gt"),
+    aten.gt.Scalar: compare("gt"),
+    aten.ge.Tensor: compare("ge"),
+    aten.ge.Scalar: compare("ge"),
+    aten.logical_and.default: logical("logical_and"),
+    aten.logical_or.default: logical("logical_or"),
+    aten.logical_xor.default: logical("logical_xor"),
+    aten.bitwise_and.Tensor: bitwise("bitwise_and"),
+    aten.bitwise_and.Scalar: bitwise("bitwise_and"),
+    aten.bitwise_or.Tensor: bitwise("bitwise_or"),
+    aten.bitwise_or.Scalar: bitwise("bitwise_or"),
+    aten.bitwise_xor.Tensor: bitwise("bitwise_xor"),
+    aten.bitwise_xor.Scalar: bitwise("bitwise_xor"),
+    aten.__and__.Tensor: bitwise("bitwise_and"),
+    aten.__and__.Scalar: bitwise("bitwise_and"),
+    aten.__or__.Tensor: bitwise("bitwise_or"),
+    aten.__or__.Scalar: bitwise("bitwise_or"),
+    aten.__xor__.Tensor: bitwise("bitwise_xor"),
+    aten.__xor__.Scalar: bitwise("bitwise_xor"),
+    aten.__lshift__.Tensor: binary("shift_left"),
+    aten.__lshift__.Scalar: binary("shift_left"),
+    aten.__rshift__.Tensor: binary("shift_right"),
+    aten.__rshift__.Scalar: binary("shift_right"),
+    aten.bitwise_left_shift.Tensor: binary("shift_left"),
+    aten.bitwise_left_shift.Tensor_Scalar: binary("shift_left"),
+    aten.bitwise_right_shift.Tensor: binary("shift_right"),
+    aten.bitwise_right_shift.Tensor_Scalar: binary("shift_right"),
+    # choice
+    aten.clamp.default: clamp,
+    aten.clamp.Tensor: clamp,
+    aten.clip.default: clamp,
+    aten.clamp_min.default: clamp,
+    aten.clamp_min.Tensor: clamp,
+    aten.clamp_max.default: clamp_max,
+    aten.clamp_max.Tensor: clamp_max,
+    aten.where.self: where,
+    aten.where.ScalarOther: where,
+    aten.where.ScalarSelf: where,
+    aten.where.Scalar: where,
+    aten.masked_fill.Scalar: masked_fill,
+    aten.masked_fill.Tensor: masked_fill,
+    aten.nan_to_num.default: nan_to_num,
+    # activations
+    aten.relu.default: relu,
+    aten.silu.default: composite("silu"),
+    aten.gelu.default: gelu,
+    aten.leaky_relu.default: via_f32(leaky_relu),
+    aten.prelu.default: prelu,
+    aten._prelu_kernel.default: prelu,
+    aten.elu.default: via_f32(elu),
+    aten.selu.default: via_f32(selu),
+    aten.celu.default: via_f32(celu),
+    aten.hardsigmoid.default: via_f32(hardsigmoid),
+    aten.hardswish.default: via_f32(hardswish),
+    aten.hardtanh.default: hardtanh,
+    aten.relu6.default: relu6,
+    aten.softplus.default: via_f32(softplus),
+    aten.mish.default: via_f32(mish),
+    aten.log_sigmoid.default: via_f32(log_sigmoid),
+    aten.softshrink.default: softshrink,
+    aten.hardshrink.default: hardshrink,
+    aten.threshold.default: threshold,
+    aten.glu.default: via_f32(glu),
+}

@@ -1,0 +1,603 @@
+"""aten ops of neural networks: products, convolutions, pools, norms, attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Context, Real, Size
+from pliant.frontend.torch_ops_math import Translate, scaled
+from pliant.frontend.torch_ops_reduce import variance
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, minimum, mod
+
+aten = torch.ops.aten
+
+
+# --- products -------------------------------------------------------------------
+
+
+def matmul(cx: Context, x: Value, y: Value) -> Value:
+    return cx.b.matmul(x, y)
+
+
+def dot(cx: Context, x: Value, y: Value) -> Value:
+    return cx.b.matmul(x, y)
+
+
+def outer(cx: Context, x: Value, y: Value) -> Value:
+    return cx.mul(cx.reshape(x, (x.shape[0], 1)), cx.reshape(y, (1, y.shape[0])))
+
+
+def plus_product(
+    cx: Context, x: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """addmm, baddbmm, addmv: beta*x + alpha*(a @ b); x is ignored if beta is 0."""
+    out = scaled(cx, cx.b.matmul(a, b), alpha)
+    assert isinstance(out, Value)
+    if beta == 0:
+        return out
+    return cx.add(out, scaled(cx, x, beta))
+
+
+def linear(cx: Context, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if weight.type.rank == 1:  # one output feature, and no dim for it
+        out = cx.b.matmul(x, weight)
+        return out if bias is None else cx.add(out, bias)
+    if bias is not None and bias.type.rank != 1:
+        return cx.add(cx.b.emit("linear", x, weight), bias)
+    return cx.b.emit("linear", x, weight, *([] if bias is None else [bias]))
+
+
+def einsum(cx: Context, equation: str, tensors: Sequence[Value], **_: Any) -> Value:
+    return cx.b.emit("einsum", *tensors, equation=equation.replace(" ", ""))
+
+
+# --- convolutions ---------------------------------------------------------------
+
+
+def convolve(
+    cx: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    rank = weight.type.rank - 2
+    strides, spread = (
+        cx.ints(stride, rank, "stride"),
+        cx.ints(dilation, rank, "dilation"),
+    )
+    if isinstance(padding, str):
+        low, high = _named_padding(cx, weight, spread, padding)
+    else:
+        low = high = cx.ints(padding, rank, "padding")
+    single = x.type.rank == rank + 1  # no batch dim
+    x = cx.reshape(x, (1, *x.shape)) if single else x
+    out = cx.b.emit(
+        "conv",
+        x,
+        weight,
+        stride=tuple(strides),
+        low=tuple(low),
+        high=tuple(high),
+        dilation=tuple(spread),
+        groups=groups,
+    )
+    out = _with_bias(cx, out, bias)
+    return cx.reshape(out, out.shape[1:]) if single else out
+
+
+def _named_padding(
+    cx: Context, weight: Value, dilation: Sequence[int], name: str
+) -> tuple[list[int], list[int]]:
+    if name == "valid":
+        return [0] * len(dilation), [0] * len(dilation)
+    kernel = [cx.constant_int(k, "kernel size") for k in weight.shape[2:]]
+    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return [t // 2 for t in total], [t - t // 2 for t in total]
+
+
+def _with_bias(cx: Context, out: Value, bias: Value | None) -> Value:
+    if bias is None:
+        return out
+    ones = (1,) * (out.type.rank - 2)
+    return cx.add(out, cx.reshape(bias, (bias.shape[0], *ones)))
+
+
+def convolve_transposed(
+    cx: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    rank = weight.type.rank - 2
+    single = x.type.rank == rank + 1
+    x = cx.reshape(x, (1, *x.shape)) if single else x
+    pads = tuple(cx.ints(padding, rank, "padding"))
+    out = cx.b.emit(
+        "conv_transpose",
+        x,
+        weight,
+        stride=tuple(cx.ints(stride, rank, "stride")),
+        low=pads,
+        high=pads,
+        dilation=tuple(cx.ints(dilation, rank, "dilation")),
+        groups=groups,
+        extra=tuple(cx.ints(output_padding, rank, "output padding")),
+    )
+    out = _with_bias(cx, out, bias)
+    return cx.reshape(out, out.shape[1:]) if single else out
+
+
+def convolution(
+    cx: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
+    if transposed:
+        return convolve_transposed(
+            cx, x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return convolve(cx, x, weight, bias, stride, padding, dilation, groups)
+
+
+# --- pools ----------------------------------------------------------------------
+
+
+def _pool(
+    cx: Context,
+    op: str,
+    x: Value,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    include_pad: bool,
+) -> Value:
+    # Rounding up reads up to stride - 1 more; windows that start behind the input
+    # and its padding are dropped again.
+    extra = [s - 1 if ceil_mode else 0 for s in stride]
+    out = cx.b.emit(
+        "pool",
+        x,
+        op=op,
+        window=tuple(window),
+        stride=tuple(stride),
+        low=tuple(padding),
+        high=tuple(p + e for p, e in zip(padding, extra, strict=True)),
+        dilation=tuple(dilation),
+        include_pad=include_pad,
+    )
+    if ceil_mode:
+        lead = x.type.rank - len(window)
+        for i, (step, pad) in enumerate(zip(stride, padding, strict=True), lead):
+            kept = minimum(out.shape[i], ceildiv(x.shape[i] + pad, step))
+            out = cx.slice(out, i, 0, kept)
+    return out
+
+
+def max_pool(rank: int) -> Translate:
+    def translate(
+        cx: Context,
+        x: Value,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Value:
+        window = cx.ints(kernel_size, rank, "kernel size")
+        steps = cx.ints(stride, rank, "stride") if _given(stride) else window
+        pads = cx.ints(padding, rank, "padding")
+        spread = cx.ints(dilation, rank, "dilation")
+        return _pool(cx, "max", x, window, steps, pads, spread, ceil_mode, True)
+
+    return translate
+
+
+def max_pool_with_indices(rank: int) -> Translate:
+    values = max_pool(rank)
+    return lambda cx, *args, **kw: [values(cx, *args, **kw), None]
+
+
+def _given(stride: Any) -> bool:
+    return isinstance(stride, int | Expr) or bool(stride)
+
+
+def avg_pool(rank: int) -> Translate:
+    def translate(
+        cx: Context,
+        x: Value,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        window = cx.ints(kernel_size, rank, "kernel size")
+        steps = cx.ints(stride, rank, "stride") if _given(stride) else window
+        pads = cx.ints(padding, rank, "padding")
+        if ceil_mode and (divisor_override or (count_include_pad and any(pads))):
+            cx.unsupported("avg_pool that rounds up and counts its padding")
+        include = count_include_pad and not ceil_mode
+        ones = [1] * rank
+        include = include or bool(divisor_override)
+        out = _pool(cx, "mean", x, window, steps, pads, ones, ceil_mode, include)
+        if divisor_override:
+            out = cx.mul(out, math.prod(window) / divisor_override)
+        return out
+
+    return translate
+
+
+def adaptive_pool(op: str, rank: int) -> Translate:
+    """Windows of a product grid: one axis after the other."""
+
+    def translate(cx: Context, x: Value, output_size: Any) -> Value:
+        sizes = [output_size] if isinstance(output_size, int | Expr) else output_size
+        sizes = list(sizes) * rank if len(sizes) == 1 else sizes
+        lead = x.type.rank - rank
+        if op == "mean" and all(s == 1 for s in sizes):
+            return cx.mean(x, range(lead, x.type.rank), keepdims=True)
+        wide = cx.cast(x, x.dtype.compute) if op == "mean" else x
+        for i, size in enumerate(sizes, lead):
+            wide = _adapt_axis(cx, op, wide, i, cx.simplify(size))
+        return cx.cast(wide, x.dtype)
+
+    return translate
+
+
+def _adapt_axis(cx: Context, op: str, x: Value, axis: int, out: Expr) -> Value:
+    size = x.shape[axis]
+    if out == size:
+        return x
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+
+    def shrink(grid: Value) -> Value:  # (.., out, window, ..)
+        if op == "mean":
+            return cx.mean(grid, (axis + 1,))
+        return cx.reduce(op, grid, (axis + 1,))
+
+    if cx.proves(eq(mod(size, out), 0)):
+        grid = (*before, out, cx.simplify(floordiv(size, out)), *after)
+        return shrink(cx.reshape(x, grid))
+    # Window i covers floor(i*size/out) .. ceil((i+1)*size/out): read the widest
+    # window everywhere, then mask what is behind the end.
+    widest = cx.simplify(ceildiv(size, out) + 1)
+    i = cx.iota((out, 1), 0, DType.I64)
+    first = cx.arith("floordiv", cx.mul(i, size), out)
+    last = cx.arith("floordiv", cx.add(cx.mul(i, size), size + out - 1), out)
+    place = cx.add(first, cx.iota((1, widest), 1, DType.I64))
+    inside = cx.arith("lt", place, last)
+    safe = cx.arith("maximum", cx.arith("minimum", place, size - 1), 0)
+    picked = cx.b.emit("index", cx.move_axis(x, axis, 0), safe)  # (out, widest, ..)
+    order = [*range(2, 2 + axis), 0, 1, *range(2 + axis, picked.type.rank)]
+    picked = cx.transpose(picked, order)
+    column = (1,) * len(after)
+    mask = cx.reshape(inside, (out, widest, *column))
+    fill = 0.0 if op == "mean" else -math.inf
+    kept = cx.select(mask, picked, cx.tensor(fill, x.dtype))
+    if op == "max":
+        return cx.reduce("max", kept, (axis + 1,))
+    counts = cx.cast(cx.reshape(cx.sub(last, first), (out, *column)), x.dtype)
+    return cx.div(cx.reduce("sum", kept, (axis + 1,)), counts)
+
+
+# --- norms ----------------------------------------------------------------------
+
+
+def _affine(weight: Value | None, bias: Value | None) -> tuple[str, list[Value]]:
+    if weight is None:
+        return "none", []
+    return ("w", [weight]) if bias is None else ("wb", [weight, bias])
+
+
+def layer_norm(
+    cx: Context,
+    x: Value,
+    normalized_shape: Sequence[Size],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Value:
+    kind, extra = _affine(weight, bias)
+    axes = len(normalized_shape)
+    out = cx.b.emit("layer_norm", x, *extra, axes=axes, eps=eps, affine=kind)
+    return cx.add(out, bias) if weight is None and bias is not None else out
+
+
+def rms_norm(
+    cx: Context,
+    x: Value,
+    normalized_shape: Sequence[Size],
+    weight: Value | None = None,
+    eps: float | None = None,
+) -> Value:
+    if eps is None:
+        eps = torch.finfo(cx.val.dtype).eps
+    kind, extra = _affine(weight, None)
+    axes = len(normalized_shape)
+    return cx.b.emit("rms_norm", x, *extra, axes=axes, eps=eps, affine=kind)
+
+
+def group_norm(
+    cx: Context,
+    x: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    kind, extra = _affine(weight, bias)
+    out = cx.b.emit("group_norm", x, *extra, groups=num_groups, eps=eps, affine=kind)
+    return _with_bias(cx, out, bias) if weight is None else out
+
+
+def batch_norm(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Value:
+    if training and running_mean is not None:
+        cx.unsupported("batch_norm in training updates its statistics: call eval()")
+    if running_mean is None or running_var is None:
+        axes = [0, *range(2, x.type.rank)]
+        running_var, running_mean = variance(cx, x, axes, 0.0, False)
+    kind, extra = _affine(weight, bias)
+    out = cx.b.emit(
+        "batch_norm", x, running_mean, running_var, *extra, eps=eps, affine=kind
+    )
+    return _with_bias(cx, out, bias) if weight is None else out
+
+
+def instance_norm(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Value:
+    if not use_input_stats:
+        return batch_norm(
+            cx, x, weight, bias, running_mean, running_var, False, momentum, eps
+        )
+    channels = cx.constant_int(x.shape[1], "number of channels")
+    return group_norm(cx, x, channels, weight, bias, eps)
+
+
+# --- attention, dropout ---------------------------------------------------------
+
+
+def attention(
+    cx: Context,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | Real | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    if dropout_p:
+        cx.unsupported("attention with dropout is random: call eval()")
+    if isinstance(scale, Real):  # computed from a dynamic size
+        q, scale = cx.arith("mul", q, scale), 1.0
+    flat = q.type.rank == 2
+    if flat:
+        q, k, v = (cx.reshape(t, (1, *t.shape)) for t in (q, k, v))
+    # Batch dims broadcast; heads do too, unless groups of them share keys.
+    lead = -3 if enable_gqa else -2
+    batch = cx.b.broadcast_shapes(*(t.shape[:lead] for t in (q, k, v)))
+    q, k, v = (cx.broadcast_to(t, (*batch, *t.shape[lead:])) for t in (q, k, v))
+    extra = [] if attn_mask is None else [attn_mask]
+    out = cx.b.emit(
+        "attention",
+        q,
+        k,
+        v,
+        *extra,
+        scale=None if scale is None else float(scale),
+        causal=is_causal,
+        masked=attn_mask is not None,
+    )
+    return cx.reshape(out, out.shape[1:]) if flat else out
+
+
+def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
+    if train and p:
+        cx.unsupported("dropout in training is random: call eval()")
+    return x
+
+
+def native_dropout(cx: Context, x: Value, p: float, train: bool = False) -> list[Any]:
+    return [dropout(cx, x, p, bool(train)), None]
+
+
+# --- resizing -------------------------------------------------------------------
+
+
+def scaled_size(cx: Context, dim: Expr, scale: float | Real) -> Expr:
+    """floor(dim * scale); a factor such as 0.7 means the decimal number."""
+    if isinstance(scale, Real):
+        if scale.ratio is None:
+            cx.unsupported("a resize factor that depends on sizes")
+        num, den = scale.ratio
+        return cx.simplify(floordiv(dim * num, den))
+    near = Fraction(scale).limit_denominator(1 << 20)
+    exact = near if float(near) == scale else Fraction(scale)
+    return cx.simplify(floordiv(dim * exact.numerator, exact.denominator))
+
+
+def _resized(
+    cx: Context,
+    x: Value,
+    mode: str,
+    rank: int,
+    sizes: Sequence[Size] | None,
+    factors: Sequence[Any] | None,
+    align_corners: bool,
+) -> Value:
+    lead = x.type.rank - rank
+    if sizes is None:
+        assert factors is not None
+        pairs = zip(x.shape[lead:], factors, strict=True)
+        sizes = [scaled_size(cx, dim, factor) for dim, factor in pairs]
+    scales: tuple[float | None, ...] = ()
+    if factors is not None and any(f is not None for f in factors):
+        scales = tuple(
+            None if f is None or isinstance(f, Real) else float(f) for f in factors
+        )
+    return cx.b.emit(
+        "resize",
+        x,
+        shape=tuple(as_expr(s) for s in sizes),
+        mode=mode,
+        align_corners=align_corners,
+        scales=scales,
+    )
+
+
+def resize(mode: str, rank: int) -> Translate:
+    """(x, sizes, [align_corners], factor per dim)"""
+    corners = mode in ("linear", "cubic")
+
+    def translate(cx: Context, x: Value, sizes: Sequence[Size], *rest: Any) -> Value:
+        align = bool(rest[0]) if corners and rest else False
+        factors = rest[1:] if corners else rest
+        padded = [*factors, *[None] * (rank - len(factors))]
+        return _resized(cx, x, mode, rank, sizes, padded, align)
+
+    return translate
+
+
+def resize_vec(mode: str, rank: int) -> Translate:
+    """(x, sizes or None, [align_corners], factors or None)"""
+    corners = mode in ("linear", "cubic")
+
+    def translate(cx: Context, x: Value, sizes: Any, *rest: Any) -> Value:
+        align = bool(rest[0]) if corners else False
+        factors = rest[1] if corners else rest[0]
+        return _resized(cx, x, mode, rank, sizes, factors, align)
+
+    return translate
+
+
+NN: dict[Any, Translate] = {
+    aten.matmul.default: matmul,
+    aten.mm.default: matmul,
+    aten.bmm.default: matmul,
+    aten.mv.default: matmul,
+    aten.dot.default: dot,
+    aten.vdot.default: dot,
+    aten.inner.default: lambda cx, x, y: linear(cx, x, y),
+    aten.outer.default: outer,
+    aten.ger.default: outer,
+    aten.addmm.default: plus_product,
+    aten.baddbmm.default: plus_product,
+    aten.addmv.default: plus_product,
+    aten.linear.default: linear,
+    aten.einsum.default: einsum,
+    aten.conv1d.default: convolve,
+    aten.conv1d.padding: convolve,
+    aten.conv2d.default: convolve,
+    aten.conv2d.padding: convolve,
+    aten.conv3d.default: convolve,
+    aten.conv3d.padding: convolve,
+    aten.convolution.default: convolution,
+    aten.conv_transpose1d.default: convolve_transposed,
+    aten.conv_transpose2d.input: convolve_transposed,
+    aten.conv_transpose3d.input: convolve_transposed,
+    aten.max_pool1d.default: max_pool(1),
+    aten.max_pool2d.default: max_pool(2),
+    aten.max_pool3d.default: max_pool(3),
+    aten.max_pool2d_with_indices.default: max_pool_with_indices(2),
+    aten.max_pool3d_with_indices.default: max_pool_with_indices(3),
+    aten.avg_pool1d.default: avg_pool(1),
+    aten.avg_pool2d.default: avg_pool(2),
+    aten.avg_pool3d.default: avg_pool(3),
+    aten.adaptive_avg_pool1d.default: adaptive_pool("mean", 1),
+    aten.adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
+    aten._adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
+    aten.adaptive_avg_pool3d.default: adaptive_pool("mean", 3),
+    aten.adaptive_max_pool1d.default: lambda cx, x, s: [
+        adaptive_pool("max", 1)(cx, x, s),
+        None,
+    ],
+    aten.adaptive_max_pool2d.default: lambda cx, x, s: [
+        adaptive_pool("max", 2)(cx, x, s),
+        None,
+    ],
+    aten.layer_norm.default: layer_norm,
+    aten.native_layer_norm.default: lambda cx, *a: [layer_norm(cx, *a), None, None],
+    aten.rms_norm.default: rms_norm,
+    aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
+    aten.group_norm.default: group_norm,
+    aten.batch_norm.default: batch_norm,
+    aten._native_batch_norm_legit_no_training.default: lambda cx, x, w, b, m, v, mo, e: [
+        batch_norm(cx, x, w, b, m, v, False, mo, e),
+        None,
+        None,
+    ],
+    aten.instance_norm.default: instance_norm,
+    aten.scaled_dot_product_attention.default: attention,
+    aten.dropout.default: dropout,
+    aten.feature_dropout.default: dropout,
+    aten.alpha_dropout.default: dropout,
+    aten.native_dropout.default: native_dropout,
+    aten.upsample_nearest1d.default: resize("nearest", 1),
+    aten.upsample_nearest2d.default: resize("nearest", 2),
+    aten.upsample_nearest3d.default: resize("nearest", 3),
+    aten._upsample_nearest_exact1d.default: resize("nearest_exact", 1),
+    aten._upsample_nearest_exact2d.default: resize("nearest_exact", 2),
+    aten.upsample_linear1d.default: resize("linear", 1),
+    aten.upsample_bilinear2d.default: resize("linear", 2),
+    aten.upsample_trilinear3d.default: resize("linear", 3),
+    aten.upsample_bicubic2d.default: resize("cubic", 2),
+    aten.upsample_nearest1d.vec: resize_vec("nearest", 1),
+    aten.upsample_nearest2d.vec: resize_vec("nearest", 2),
+    aten.upsample_nearest3d.vec: resize_vec("nearest", 3),
+    aten._upsample_nearest_exact1d.vec: resize_vec("nearest_exact", 1),
+    aten._upsample_nearest_exact2d.vec: resize_vec("nearest_exact", 2),
+    aten.upsample_linear1d.vec: resize_vec("linear", 1),
+    aten.upsample_bilinear2d.vec: resize_vec("linear", 2),
+    aten.upsample_trilinear3d.vec: resize_vec("linear", 3),
+    aten.upsample_bicubic2d.vec: resize_vec("cubic", 2),
+}

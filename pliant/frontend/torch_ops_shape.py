@@ -1,0 +1,927 @@
+"""aten ops that create, move and pick elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Context, Operand, Real, Size, as_index
+from pliant.frontend.torch_ops_math import Translate
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    ge,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mod,
+    product,
+)
+
+aten = torch.ops.aten
+END = (1 << 63) - 1  # torch's spelling of "to the end"
+
+
+# --- windows: one axis, from start, every step ----------------------------------
+
+
+def nonnegative_bound(cx: Context, bound: Size, size: Expr) -> Expr:
+    """A bound counted from the front; a negative one counts from the end."""
+    expr = cx.simplify(bound)
+    if cx.proves(lt(expr, 0)):
+        return cx.simplify(maximum(expr + size, 0))
+    if not cx.proves(ge(expr, 0)):
+        # The trace took the branch for bounds that count from the front.
+        cx.b.require_equal(maximum(expr, 0), expr, "a bound must not be negative")
+    return expr
+
+
+def slice_window(
+    cx: Context,
+    size: Expr,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> tuple[Expr, Expr, int]:
+    """(start, size, step) after torch's clamping to the dim."""
+    if not isinstance(step, int) or step < 1:
+        cx.unsupported(f"a slice of step {step}")
+    begin = nonnegative_bound(cx, 0 if start is None else start, size)
+    begin = cx.simplify(minimum(begin, size))
+    if end is None or end == END:
+        stop = size
+    else:
+        stop = nonnegative_bound(cx, end, size)
+        stop = cx.simplify(minimum(maximum(stop, begin), size))
+    return begin, cx.simplify(ceildiv(stop - begin, step)), step
+
+
+def select_window(cx: Context, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
+    at = cx.simplify(index)
+    if cx.proves(lt(at, 0)):
+        at = at + size
+    return at, as_expr(1), 1
+
+
+def piece_windows(
+    cx: Context, size: Expr, pieces: Size, count: int
+) -> list[tuple[Expr, Expr, int]]:
+    """Equal pieces, a shorter last one; the trace fixed how many there are."""
+    piece = cx.simplify(pieces)
+    if not piece.is_const or not size.is_const:
+        why = f"the model was traced for a split into {count} pieces"
+        cx.b.require_equal(maximum(ceildiv(size, piece), 1), count, why)
+    out = []
+    for i in range(count):
+        begin = cx.simplify(minimum(piece * i, size))
+        stop = size if i == count - 1 else minimum(piece * (i + 1), size)
+        out.append((begin, cx.simplify(stop - begin), 1))
+    return out
+
+
+def split_windows(
+    cx: Context, x: Value, target: Any, args: Sequence[Any]
+) -> tuple[int, list[tuple[Expr, Expr, int]]]:
+    """The axis and the windows of split, chunk and unbind."""
+    if target is aten.unbind.int:
+        axis = cx.axis(args[0] if args else 0, x.type.rank)
+        count = cx.constant_int(x.shape[axis], "number of pieces")
+        return axis, [(as_expr(i), as_expr(1), 1) for i in range(count)]
+    axis = cx.axis(args[1] if len(args) > 1 else 0, x.type.rank)
+    size, parts = x.shape[axis], args[0]
+    if isinstance(parts, Sequence):
+        begin, out = as_expr(0), []
+        for part in parts:
+            out.append((begin, cx.simplify(part), 1))
+            begin = begin + part
+        cx.b.require_equal(begin, size, "pieces of a split must add up to the dim")
+        return axis, out
+    if target is aten.chunk.default:
+        parts = maximum(ceildiv(size, parts), 1)
+    return axis, piece_windows(cx, size, parts, len(cx.val))
+
+
+def split(target: Any) -> Translate:
+    def translate(cx: Context, x: Value, *args: Any) -> list[Value]:
+        axis, windows = split_windows(cx, x, target, args)
+        parts = [cx.slice(x, axis, *window) for window in windows]
+        if target is aten.unbind.int:
+            return [_drop(cx, part, axis) for part in parts]
+        return parts
+
+    return translate
+
+
+def tensor_split(cx: Context, x: Value, sections: Size, dim: int = 0) -> list[Value]:
+    axis = cx.axis(dim, x.type.rank)
+    count = cx.constant_int(sections, "number of sections")
+    small, longer = x.shape[axis] // count, x.shape[axis] % count
+    parts, begin = [], as_expr(0)
+    for i in range(count):
+        size = cx.simplify(small + minimum(maximum(longer - i, 0), 1))
+        parts.append(cx.slice(x, axis, begin, size))
+        begin = begin + size
+    return parts
+
+
+def _drop(cx: Context, x: Value, axis: int) -> Value:
+    return cx.reshape(x, x.shape[:axis] + x.shape[axis + 1 :])
+
+
+def slice_tensor(
+    cx: Context,
+    x: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    return cx.slice(x, axis, *slice_window(cx, x.shape[axis], start, end, step))
+
+
+def select(cx: Context, x: Value, dim: int, index: Size) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    return _drop(cx, cx.slice(x, axis, *select_window(cx, x.shape[axis], index)), axis)
+
+
+def narrow(cx: Context, x: Value, dim: int, start: Size, length: Size) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    begin = nonnegative_bound(cx, start, x.shape[axis])
+    return cx.slice(x, axis, begin, length)
+
+
+def put_window(
+    cx: Context, x: Value, new: Value, axis: int, window: tuple[Expr, Expr, int]
+) -> Value:
+    """x with one window of one axis replaced."""
+    start, size, step = window
+    if step != 1:
+        cx.unsupported("writing to a slice with a step")
+    behind = cx.simplify(x.shape[axis] - start - size)
+    parts = [cx.cast(new, x.dtype)]
+    if start != 0:
+        parts.insert(0, cx.slice(x, axis, 0, start))
+    if behind != 0:
+        parts.append(cx.slice(x, axis, start + size, behind))
+    return cx.concat(parts, axis)
+
+
+def slice_scatter(
+    cx: Context,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    window = slice_window(cx, x.shape[axis], start, end, step)
+    return put_window(cx, x, src, axis, window)
+
+
+def select_scatter(cx: Context, x: Value, src: Value, dim: int, index: Size) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    row = cx.reshape(src, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    return put_window(cx, x, row, axis, select_window(cx, x.shape[axis], index))
+
+
+# --- reshapes and permutations --------------------------------------------------
+
+
+def view(cx: Context, x: Value, size: Sequence[Size]) -> Value:
+    if isinstance(size, torch.dtype):
+        cx.unsupported("a view of the same bytes as another element type")
+    dims = [cx.simplify(d) for d in size]
+    if -1 in dims:
+        hole = dims.index(as_expr(-1))
+        rest = product(dims[:hole] + dims[hole + 1 :])
+        if rest == 0:
+            cx.unsupported("a -1 beside a size of 0")
+        dims[hole] = cx.simplify(floordiv(x.type.numel, rest))
+    return cx.reshape(x, dims)
+
+
+def view_as(cx: Context, x: Value, other: Value) -> Value:
+    return cx.reshape(x, other.shape)
+
+
+def flatten(cx: Context, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    rank = x.type.rank
+    if rank == 0:
+        return cx.reshape(x, (1,))
+    low, high = cx.axis(start_dim, rank), cx.axis(end_dim, rank) + 1
+    return cx.reshape(x, (*x.shape[:low], product(x.shape[low:high]), *x.shape[high:]))
+
+
+def unflatten(cx: Context, x: Value, dim: int, sizes: Sequence[Size]) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    dims = [cx.simplify(d) for d in sizes]
+    if -1 in dims:
+        hole = dims.index(as_expr(-1))
+        rest = product(dims[:hole] + dims[hole + 1 :])
+        dims[hole] = cx.simplify(floordiv(x.shape[axis], rest))
+    return cx.reshape(x, (*x.shape[:axis], *dims, *x.shape[axis + 1 :]))
+
+
+def unsqueeze(cx: Context, x: Value, dim: int) -> Value:
+    axis = cx.axis(dim, x.type.rank + 1)
+    return cx.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+    """Drops dims of 1; a dynamic dim stays, as the trace decided (sizes fix ranks)."""
+    axes = cx.axes(dim, x.type.rank)
+    dropped = [a for a in axes if a < x.type.rank and cx.simplify(x.shape[a]) == 1]
+    out = cx.reshape(x, [d for i, d in enumerate(x.shape) if i not in dropped])
+    if out.type.rank != len(cx.val.shape):
+        cx.unsupported(f"squeeze of {x.type}: a dynamic dim decides the rank")
+    return out
+
+
+def permute(cx: Context, x: Value, dims: Sequence[int]) -> Value:
+    return cx.transpose(x, [cx.axis(d, x.type.rank) for d in dims])
+
+
+def swap_axes(rank: int, a: int, b: int) -> list[int]:
+    perm = list(range(rank))
+    if rank:
+        perm[a], perm[b] = perm[b], perm[a]
+    return perm
+
+
+def transpose(cx: Context, x: Value, dim0: int, dim1: int) -> Value:
+    return cx.transpose(x, swap_axes(x.type.rank, dim0, dim1))
+
+
+def matrix_transpose(cx: Context, x: Value) -> Value:
+    return cx.transpose(x, swap_axes(x.type.rank, -1, -2)) if x.type.rank > 1 else x
+
+
+def reverse_dims(cx: Context, x: Value) -> Value:
+    return cx.transpose(x, range(x.type.rank)[::-1])
+
+
+def moved_axes(rank: int, source: Any, destination: Any) -> list[int]:
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [destination] if isinstance(destination, int) else list(destination)
+    pairs = dict(zip((t % rank for t in targets), (s % rank for s in sources)))
+    rest = iter(i for i in range(rank) if i not in pairs.values())
+    return [pairs[i] if i in pairs else next(rest) for i in range(rank)]
+
+
+def movedim(cx: Context, x: Value, source: Any, destination: Any) -> Value:
+    return cx.transpose(x, moved_axes(x.type.rank, source, destination))
+
+
+def expand(
+    cx: Context, x: Value, size: Sequence[Size], implicit: bool = False
+) -> Value:
+    extra = len(size) - x.type.rank
+    dims = [
+        x.shape[i - extra] if i >= extra and d == -1 else cx.simplify(d)
+        for i, d in enumerate(size)
+    ]
+    return cx.broadcast_to(x, dims)
+
+
+def expand_as(cx: Context, x: Value, other: Value) -> Value:
+    return cx.broadcast_to(x, other.shape)
+
+
+def broadcast_tensors(cx: Context, tensors: Sequence[Value]) -> list[Value]:
+    shape = cx.b.broadcast_shapes(*(t.shape for t in tensors))
+    return [cx.broadcast_to(t, shape) for t in tensors]
+
+
+def meshgrid(
+    cx: Context, tensors: Sequence[Value], indexing: str = "ij"
+) -> list[Value]:
+    axes = [0, 1, *range(2, len(tensors))]
+    if indexing == "xy" and len(tensors) > 1:
+        axes[:2] = 1, 0
+    vectors = [cx.reshape(t, (t.type.numel,)) for t in tensors]
+    shape = [as_expr(1)] * len(axes[: len(vectors)])
+    for axis, vector in zip(axes, vectors):
+        shape[axis] = vector.shape[0]
+    return [
+        cx.keep_sign(vector, cx.b.broadcast(vector, shape, (axis,)))
+        for axis, vector in zip(axes, vectors)
+    ]
+
+
+# --- joining, repeating, reordering ---------------------------------------------
+
+
+def cat(cx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
+    # torch lets an empty vector stand in for nothing, whatever the rank.
+    ranks = max(t.type.rank for t in tensors)
+    kept = [t for t in tensors if t.type.rank == ranks]
+    dtype = cx.promote(*tensors)
+    return cx.concat([cx.cast(t, dtype) for t in kept], cx.axis(dim, ranks))
+
+
+def stack(cx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
+    return cat(cx, [unsqueeze(cx, t, dim) for t in tensors], dim)
+
+
+def stack_rows(first: int) -> Translate:
+    """hstack (rows of vectors join at dim 0) and vstack."""
+
+    def translate(cx: Context, tensors: Sequence[Value]) -> Value:
+        if first == 0:
+            rows = [
+                t if t.type.rank > 1 else cx.reshape(t, (1, t.type.numel))
+                for t in tensors
+            ]
+            return cat(cx, rows, 0)
+        flat = [t if t.type.rank else cx.reshape(t, (1,)) for t in tensors]
+        return cat(cx, flat, 0 if flat[0].type.rank == 1 else 1)
+
+    return translate
+
+
+def repeat(cx: Context, x: Value, repeats: Sequence[Size]) -> Value:
+    counts = [cx.simplify(r) for r in repeats]
+    extra = len(counts) - x.type.rank
+    shape = (as_expr(1),) * extra + x.shape
+    # (d0, d1) -> (r0, d0, r1, d1) -> (r0*d0, r1*d1); a count of 1 needs no dim.
+    wide: list[Expr] = []
+    axes: list[int] = []
+    for i, (count, dim) in enumerate(zip(counts, shape)):
+        if count != 1:
+            wide.append(count)
+        if i >= extra:
+            axes.append(len(wide))
+            wide.append(dim)
+        elif count == 1:
+            wide.append(dim)
+    spread = cx.keep_sign(x, cx.b.broadcast(x, wide, axes))
+    return cx.reshape(spread, [c * d for c, d in zip(counts, shape)])
+
+
+def tile(cx: Context, x: Value, dims: Sequence[Size]) -> Value:
+    missing = x.type.rank - len(dims)
+    return repeat(cx, x, [*[1] * max(missing, 0), *dims])
+
+
+def repeat_interleave(
+    cx: Context,
+    x: Value,
+    repeats: Size,
+    dim: int | None = None,
+    output_size: Size | None = None,
+) -> Value:
+    if dim is None:
+        x, dim = cx.reshape(x, (x.type.numel,)), 0
+    axis = cx.axis(dim, x.type.rank)
+    count = cx.simplify(repeats)
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    axes = [*range(axis + 1), *range(axis + 2, x.type.rank + 1)]
+    wide = cx.b.broadcast(x, (*before, size, count, *after), axes)
+    return cx.reshape(cx.keep_sign(x, wide), (*before, size * count, *after))
+
+
+def roll(cx: Context, x: Value, shifts: Any, dims: Any = ()) -> Value:
+    moves = [shifts] if isinstance(shifts, int | Expr) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    if not axes:
+        flat = _rolled(cx, cx.reshape(x, (x.type.numel,)), moves[0], 0)
+        return cx.reshape(flat, x.shape)
+    for shift, axis in zip(moves, axes, strict=True):
+        x = _rolled(cx, x, shift, cx.axis(axis, x.type.rank))
+    return x
+
+
+def _rolled(cx: Context, x: Value, shift: Size, axis: int) -> Value:
+    size = x.shape[axis]
+    # The last `tail` come first; a size of 0 must not divide.
+    tail = cx.simplify(mod(shift, maximum(size, 1)))
+    if tail == 0:
+        return x
+    head = cx.simplify(size - tail)
+    if not cx.proves(le(tail, size)):
+        tail = cx.simplify(minimum(tail, size))
+        head = cx.simplify(size - tail)
+    return cx.concat([cx.slice(x, axis, head, tail), cx.slice(x, axis, 0, head)], axis)
+
+
+def flip(cx: Context, x: Value, dims: Sequence[int]) -> Value:
+    if not dims:
+        return x
+    axes = cx.axes(dims, x.type.rank)
+    return cx.keep_sign(x, cx.b.emit("flip", x, axes=axes))
+
+
+def rot90(cx: Context, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+    a, b = (cx.axis(d, x.type.rank) for d in dims)
+    turned = swap_axes(x.type.rank, a, b)
+    match k % 4:
+        case 1:
+            return flip(cx, cx.transpose(x, turned), [a])
+        case 2:
+            return flip(cx, x, [a, b])
+        case 3:
+            return flip(cx, cx.transpose(x, turned), [b])
+        case _:
+            return x
+
+
+def triangle(op: str) -> Translate:
+    """tril keeps column - row <= diagonal, triu >= diagonal."""
+
+    def translate(cx: Context, x: Value, diagonal: Size = 0) -> Value:
+        rows, columns = x.shape[-2:]
+        row = cx.iota((rows, 1), 0, DType.I64)
+        column = cx.iota((1, columns), 1, DType.I64)
+        edge = row if diagonal == 0 else cx.add(row, diagonal)
+        keep = cx.arith(op, column, edge)
+        zero = cx.tensor(False if x.dtype is DType.BOOL else 0, x.dtype)
+        return cx.b.select(keep, x, zero)
+
+    return translate
+
+
+def pad(
+    cx: Context,
+    x: Value,
+    pad: Sequence[Size],
+    mode: str = "constant",
+    value: float | None = None,
+) -> Value:
+    """`pad` lists (before, behind) from the last dim on."""
+    pairs = [
+        (x.type.rank - 1 - i, cx.simplify(pad[2 * i]), cx.simplify(pad[2 * i + 1]))
+        for i in range(len(pad) // 2)
+    ]
+    if mode != "constant":
+        for axis, low, high in pairs:
+            x = _padded_by_own(cx, x, axis, low, high, mode)
+        return x
+    for axis, low, high in pairs:  # a negative pad cuts
+        cut_low = -low if cx.proves(lt(low, 0)) else as_expr(0)
+        cut_high = -high if cx.proves(lt(high, 0)) else as_expr(0)
+        x = cx.slice(x, axis, cut_low, x.shape[axis] - cut_low - cut_high)
+    lows, highs = [as_expr(0)] * x.type.rank, [as_expr(0)] * x.type.rank
+    for axis, low, high in pairs:
+        lows[axis] = as_expr(0) if cx.proves(lt(low, 0)) else low
+        highs[axis] = as_expr(0) if cx.proves(lt(high, 0)) else high
+    if not any(d != 0 for d in lows + highs):
+        return x
+    fill: Any = value or 0
+    if x.dtype.is_float:
+        fill = float(fill)
+    elif x.dtype is DType.BOOL:
+        fill = bool(fill)
+    else:
+        fill = int(fill)
+    return cx.b.emit("pad", x, low=tuple(lows), high=tuple(highs), value=fill)
+
+
+def constant_pad(cx: Context, x: Value, sizes: Sequence[Size], value: Any = 0) -> Value:
+    return pad(cx, x, sizes, "constant", value)
+
+
+def _padded_by_own(
+    cx: Context, x: Value, axis: int, low: Expr, high: Expr, mode: str
+) -> Value:
+    """reflect, replicate, circular: the new dim reads the old one by position."""
+    if low == 0 and high == 0:
+        return x
+    size = x.shape[axis]
+    place = cx.sub(cx.iota((size + low + high,), 0, DType.I64), low)
+    last = cx.tensor(size - 1, DType.I64)
+    match mode:
+        case "replicate":
+            place = cx.arith("maximum", cx.arith("minimum", place, last), 0)
+        case "reflect":
+            # |p| mirrors at 0; last - |last - p| mirrors at the end.
+            place = cx.unary("abs", place)
+            place = cx.sub(last, cx.unary("abs", cx.sub(last, place)))
+        case "circular":
+            place = cx.arith("mod", place, size)
+        case _:
+            cx.unsupported(f"padding mode {mode}")
+    return take(cx, x, axis, place)
+
+
+def take(cx: Context, x: Value, axis: int, places: Value) -> Value:
+    """Reads one axis at a vector of places (all inside the axis)."""
+    front = cx.move_axis(x, axis, 0)
+    picked = cx.keep_sign(x, cx.b.emit("index", front, as_index(cx, places)))
+    return cx.move_axis(picked, 0, axis)
+
+
+# --- creation -------------------------------------------------------------------
+
+
+def filled(value: Any) -> Translate:
+    """zeros, ones, empty: a size, then options."""
+    return lambda cx, size, dtype=None, **_: cx.full(value, size, cx.out_dtype)
+
+
+def filled_like(value: Any) -> Translate:
+    return lambda cx, x, dtype=None, **_: cx.full(value, x.shape, cx.out_dtype)
+
+
+def filled_new(value: Any) -> Translate:
+    return lambda cx, x, size, dtype=None, **_: cx.full(value, size, cx.out_dtype)
+
+
+def full(cx: Context, size: Sequence[Size], value: Operand, **_: Any) -> Value:
+    return cx.full(value, size, cx.out_dtype)
+
+
+def full_like(cx: Context, x: Value, value: Operand, **_: Any) -> Value:
+    return cx.full(value, x.shape, cx.out_dtype)
+
+
+def new_full(
+    cx: Context, x: Value, size: Sequence[Size], value: Operand, **_: Any
+) -> Value:
+    return cx.full(value, size, cx.out_dtype)
+
+
+def fill(cx: Context, x: Value, value: Operand) -> Value:
+    return cx.full(value, x.shape, x.dtype)
+
+
+def zero(cx: Context, x: Value) -> Value:
+    return cx.full(0, x.shape, x.dtype)
+
+
+def copy(cx: Context, x: Value, src: Value, non_blocking: bool = False) -> Value:
+    return cx.broadcast_to(cx.cast(src, x.dtype), x.shape)
+
+
+def scalar_tensor(cx: Context, value: Operand, **_: Any) -> Value:
+    return cx.tensor(value, cx.out_dtype)
+
+
+def arange_end(cx: Context, end: Any, **_: Any) -> Value:
+    return arange(cx, 0, end)
+
+
+def arange(cx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
+    dtype = cx.out_dtype
+    if any(isinstance(n, Real) for n in (start, end, step)):
+        cx.unsupported("arange between floats that depend on sizes")
+    if any(isinstance(n, float) for n in (start, end, step)):
+        numbers = [_number(cx, n) for n in (start, end, step)]
+        size = as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
+    else:
+        stride = cx.constant_int(step, "arange's step")
+        span = (as_expr(end) - start) if stride > 0 else (as_expr(start) - end)
+        size = cx.simplify(maximum(ceildiv(span, abs(stride)), 0))
+    simple = step == 1 and start == 0
+    # Floats: start + i*step in f64, as torch, then rounded once.
+    wide = DType.F64 if dtype.is_float and not simple else dtype
+    if dtype in (DType.F16, DType.BF16):
+        wide = DType.F32 if simple else DType.F64
+    out = cx.iota((size,), 0, wide)
+    if step != 1:
+        out = cx.arith("mul", out, step, wide)
+    if start != 0:
+        out = cx.arith("add", out, start, wide)
+    out = cx.cast(out, dtype)
+    grows = isinstance(start, int) and start >= 0
+    if grows and isinstance(step, int) and step > 0:
+        cx.nonnegative.add(out)
+    return out
+
+
+def _number(cx: Context, n: Any) -> float:
+    if isinstance(n, Expr):
+        return float(cx.constant_int(n, "arange's bound"))
+    return float(n)
+
+
+def linspace(cx: Context, start: float, end: float, steps: int, **_: Any) -> Value:
+    dtype = cx.out_dtype
+    if steps == 1:
+        return cx.full(start, (1,), dtype)
+    place = cx.iota((steps,), 0, DType.F64)
+    step = (end - start) / max(steps - 1, 1)
+    # Counted from the nearer end, so that both ends are exact.
+    rising = cx.add(cx.mul(place, step), float(start))
+    falling = cx.sub(float(end), cx.mul(cx.sub(float(steps - 1), place), step))
+    nearer = cx.arith("lt", place, float(steps // 2))
+    return cx.cast(cx.select(nearer, rising, falling), dtype)
+
+
+def eye(cx: Context, n: Size, m: Size | None = None, **_: Any) -> Value:
+    row = cx.iota((n, 1), 0, DType.I64)
+    column = cx.iota((1, n if m is None else m), 1, DType.I64)
+    return cx.cast(cx.arith("eq", row, column), cx.out_dtype)
+
+
+def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
+    if num_classes < 0:
+        cx.unsupported("one_hot without num_classes: its size depends on the data")
+    classes = cx.iota((num_classes,), 0, x.dtype)
+    return cx.cast(cx.arith("eq", unsqueeze(cx, x, -1), classes), DType.I64)
+
+
+# --- picking by index -----------------------------------------------------------
+
+
+def embedding(cx: Context, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+    return cx.keep_sign(weight, cx.b.emit("index", weight, indices))
+
+
+def index_select(cx: Context, x: Value, dim: int, index: Value) -> Value:
+    if x.type.rank == 0:
+        return x
+    axis = cx.axis(dim, x.type.rank)
+    return take(cx, x, axis, cx.reshape(index, (index.type.numel,)))
+
+
+def gather(cx: Context, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    if x.type.rank == 0:
+        return cx.broadcast_to(x, index.shape)
+    axis = cx.axis(dim, x.type.rank)
+    out = cx.b.emit("take_along", x, as_index(cx, index), axis=axis)
+    return cx.keep_sign(x, out)
+
+
+def take_along_dim(
+    cx: Context, x: Value, indices: Value, dim: int | None = None
+) -> Value:
+    if dim is None:
+        x, dim = cx.reshape(x, (x.type.numel,)), 0
+        indices = cx.reshape(indices, (indices.type.numel,))
+    axis = cx.axis(dim, x.type.rank)
+    # Dims beside the axis broadcast.
+    ours = [as_expr(1) if i == axis else d for i, d in enumerate(x.shape)]
+    theirs = [as_expr(1) if i == axis else d for i, d in enumerate(indices.shape)]
+    shape = list(cx.b.broadcast_shapes(ours, theirs))
+    wide = [x.shape[axis] if i == axis else d for i, d in enumerate(shape)]
+    tall = [indices.shape[axis] if i == axis else d for i, d in enumerate(shape)]
+    places = cx.wrap_index(as_index(cx, indices), x.shape[axis])
+    return gather(cx, cx.broadcast_to(x, wide), axis, cx.broadcast_to(places, tall))
+
+
+def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
+    """x[i, :, j]: index tensors broadcast together; None keeps a dim."""
+    places = _expand_masks(cx, x, indices)
+    used = [axis for axis, place in enumerate(places) if place is not None]
+    if not used:
+        return x
+    shape = cx.b.broadcast_shapes(*(p.shape for p in places if p is not None))
+    wrapped = []
+    for axis in used:
+        place = places[axis]
+        assert place is not None
+        inside = cx.wrap_index(as_index(cx, place), x.shape[axis])
+        wrapped.append(cx.broadcast_to(inside, shape))
+    rest = [a for a in range(x.type.rank) if a not in used]
+    front = cx.transpose(x, used + rest)
+    out = cx.keep_sign(x, cx.b.emit("index", front, *wrapped))
+    # Adjacent index tensors put their dims where the first one was.
+    if used == list(range(used[0], used[0] + len(used))) and used[0] > 0:
+        rank, lead = len(shape), used[0]
+        kept = [rank + i for i in range(lead)]
+        after = range(rank + lead, out.type.rank)
+        out = cx.transpose(out, [*kept, *range(rank), *after])
+    return out
+
+
+def _expand_masks(
+    cx: Context, x: Value, indices: Sequence[Value | None]
+) -> list[Value | None]:
+    """A mask of rank r stands for r index vectors, one per dim it covers."""
+    places: list[Value | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (DType.BOOL, DType.U8):
+            places.append(index)
+            continue
+        covered = x.shape[len(places) : len(places) + index.type.rank]
+        for have, want in zip(index.shape, covered, strict=True):
+            cx.b.require_equal(have, want, "a mask must have the size it masks")
+        found = cx.b.emit("nonzero", cx.to_bool(index))
+        for column in range(index.type.rank):
+            place = _drop(cx, cx.slice(found, 1, column, 1), 1)
+            cx.nonnegative.add(place)
+            places.append(place)
+    return places
+
+
+def masked_select(cx: Context, x: Value, mask: Value) -> Value:
+    shape = cx.b.broadcast_shapes(x.shape, mask.shape)
+    wide = cx.broadcast_to(x, shape)
+    return index_tensor(cx, wide, [cx.broadcast_to(mask, shape)])
+
+
+def nonzero(cx: Context, x: Value) -> Value:
+    out = cx.b.emit("nonzero", cx.to_bool(x))
+    cx.nonnegative.add(out)
+    return out
+
+
+def index_put(
+    cx: Context,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """Only x[mask] = number; other writes need a scatter."""
+    single = [i for i in indices if i is not None]
+    if len(single) == 1 and single[0].dtype is DType.BOOL and not accumulate:
+        mask, lead = single[0], list(indices).index(single[0])
+        if values.type.numel == 1:
+            tail = x.type.rank - lead - mask.type.rank
+            mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
+            fill = cx.cast(cx.reshape(values, ()), x.dtype)
+            return cx.b.select(mask, fill, x)
+    cx.unsupported("writing at computed places (only x[mask] = number is)")
+
+
+def diagonal(
+    cx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    a, b = cx.axis(dim1, x.type.rank), cx.axis(dim2, x.type.rank)
+    rows, columns = x.shape[a], x.shape[b]
+    low, high = max(-offset, 0), max(offset, 0)
+    size = cx.simplify(maximum(minimum(rows - low, columns - high), 0))
+    place = cx.iota((size,), 0, DType.I64)
+    rest = [i for i in range(x.type.rank) if i not in (a, b)]
+    front = cx.transpose(x, [a, b, *rest])
+    picked = cx.b.emit("index", front, cx.add(place, low), cx.add(place, high))
+    return cx.move_axis(picked, 0, len(rest))
+
+
+def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value:
+    """Sliding windows of one axis; the window becomes the last dim."""
+    axis = cx.axis(dimension, x.type.rank)
+    count = cx.simplify(floordiv(x.shape[axis] - size, step) + 1)
+    start = cx.iota((count, 1), 0, DType.I64)
+    start = start if step == 1 else cx.mul(start, step)
+    place = cx.add(start, cx.iota((1, size), 1, DType.I64))
+    front = cx.move_axis(x, axis, 0)
+    picked = cx.b.emit("index", front, place)  # (count, size, rest..)
+    picked = cx.move_axis(picked, 1, x.type.rank)
+    return cx.move_axis(picked, 0, axis)
+
+
+def pixel_shuffle(cx: Context, x: Value, upscale_factor: int) -> Value:
+    *lead, channels, height, width = x.shape
+    r, n = upscale_factor, len(lead)
+    split_up = cx.reshape(x, (*lead, channels // (r * r), r, r, height, width))
+    perm = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    mixed = cx.transpose(split_up, perm)
+    return cx.reshape(mixed, (*lead, channels // (r * r), height * r, width * r))
+
+
+def pixel_unshuffle(cx: Context, x: Value, downscale_factor: int) -> Value:
+    *lead, channels, height, width = x.shape
+    r, n = downscale_factor, len(lead)
+    high, wide = height // r, width // r
+    split_up = cx.reshape(x, (*lead, channels, high, r, wide, r))
+    mixed = cx.transpose(split_up, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
+    return cx.reshape(mixed, (*lead, channels * r * r, high, wide))
+
+
+# --- identity and conversion ----------------------------------------------------
+
+
+def identity(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+    return x
+
+
+def convert(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+    """to.*, _to_copy, type_as: the trace knows the result's dtype."""
+    if not x.dtype.is_float and cx.out_dtype is DType.BOOL:
+        return cx.to_bool(x)
+    return cx.cast(x, cx.out_dtype)
+
+
+def nothing(cx: Context, *_: Any, **__: Any) -> None:
+    """Assertions of the trace: our own shape rules state what must hold."""
+
+
+SHAPE: dict[Any, Translate] = {
+    aten.view.default: view,
+    aten._unsafe_view.default: view,
+    aten.reshape.default: view,
+    aten.view_as.default: view_as,
+    aten.reshape_as.default: view_as,
+    aten.flatten.using_ints: flatten,
+    aten.ravel.default: flatten,
+    aten.unflatten.int: unflatten,
+    aten.unsqueeze.default: unsqueeze,
+    aten.squeeze.default: squeeze,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
+    aten.permute.default: permute,
+    aten.transpose.int: transpose,
+    aten.swapaxes.default: transpose,
+    aten.swapdims.default: transpose,
+    aten.t.default: matrix_transpose,
+    aten.mT.default: matrix_transpose,
+    aten.adjoint.default: matrix_transpose,
+    aten.numpy_T.default: reverse_dims,
+    aten.movedim.int: movedim,
+    aten.movedim.intlist: movedim,
+    aten.moveaxis.int: movedim,
+    aten.moveaxis.intlist: movedim,
+    aten.expand.default: expand,
+    aten.broadcast_to.default: expand,
+    aten.expand_as.default: expand_as,
+    aten.broadcast_tensors.default: broadcast_tensors,
+    aten.meshgrid.default: meshgrid,
+    aten.meshgrid.indexing: meshgrid,
+    aten.slice.Tensor: slice_tensor,
+    aten.select.int: select,
+    aten.narrow.default: narrow,
+    aten.split.Tensor: split(aten.split.Tensor),
+    aten.split.sizes: split(aten.split.sizes),
+    aten.split_with_sizes.default: split(aten.split_with_sizes.default),
+    aten.chunk.default: split(aten.chunk.default),
+    aten.unbind.int: split(aten.unbind.int),
+    aten.tensor_split.sections: tensor_split,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+    aten.cat.default: cat,
+    aten.concat.default: cat,
+    aten.concatenate.default: cat,
+    aten.stack.default: stack,
+    aten.hstack.default: stack_rows(1),
+    aten.vstack.default: stack_rows(0),
+    aten.repeat.default: repeat,
+    aten.tile.default: tile,
+    aten.repeat_interleave.self_int: repeat_interleave,
+    aten.roll.default: roll,
+    aten.flip.default: flip,
+    aten.rot90.default: rot90,
+    aten.tril.default: triangle("le"),
+    aten.triu.default: triangle("ge"),
+    aten.pad.default: pad,
+    aten.constant_pad_nd.default: constant_pad,
+    # creation
+    aten.zeros.default: filled(0),
+    aten.ones.default: filled(1),
+    aten.empty.memory_format: filled(0),
+    aten.zeros_like.default: filled_like(0),
+    aten.ones_like.default: filled_like(1),
+    aten.empty_like.default: filled_like(0),
+    aten.new_zeros.default: filled_new(0),
+    aten.new_ones.default: filled_new(1),
+    aten.new_empty.default: filled_new(0),
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.new_full.default: new_full,
+    aten.fill.Scalar: fill,
+    aten.fill.Tensor: fill,
+    aten.zero.default: zero,
+    aten.copy.default: copy,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.arange.default: arange_end,
+    aten.arange.start: arange,
+    aten.arange.start_step: arange,
+    aten.linspace.default: linspace,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
+    aten.one_hot.default: one_hot,
+    # picking
+    aten.embedding.default: embedding,
+    aten.index_select.default: index_select,
+    aten.gather.default: gather,
+    aten.take_along_dim.default: take_along_dim,
+    aten.index.Tensor: index_tensor,
+    aten.index_put.default: index_put,
+    aten.masked_select.default: masked_select,
+    aten.nonzero.default: nonzero,
+    aten.diagonal.default: diagonal,
+    aten.unfold.default: unfold,
+    aten.pixel_shuffle.default: pixel_shuffle,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
+    # identity and conversion
+    aten.contiguous.default: identity,
+    aten.clone.default: identity,
+    aten.detach.default: identity,
+    aten.detach_.default: identity,
+    aten.alias.default: identity,
+    aten.lift_fresh.default: identity,
+    aten.lift_fresh_copy.default: identity,
+    aten.to.dtype: convert,
+    aten.to.device: convert,
+    aten.to.dtype_layout: convert,
+    aten.to.other: convert,
+    aten._to_copy.default: convert,
+    aten.type_as.default: convert,
+    aten._assert_tensor_metadata.default: nothing,
+    aten._assert_async.msg: nothing,
+    aten._assert_scalar.default: nothing,
+    aten.sym_constrain_range.default: nothing,
+    aten.sym_constrain_range_for_size.default: nothing,
+}

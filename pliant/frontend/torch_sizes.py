@@ -1,0 +1,158 @@
+"""Python arithmetic on sizes in an exported graph: SymInts folded to expressions."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Context, Real
+from pliant.ir.types import DType
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod
+
+
+class Undecided:
+    """A truth about sizes that the trace asserted; nothing may depend on it."""
+
+
+Fold = Callable[..., Any]
+
+
+def collapse(value: Any) -> Any:
+    """A constant expression as an int."""
+    return value.value if isinstance(value, Expr) and value.is_const else value
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, int | Expr) and not isinstance(x, bool)
+
+
+def _ratio(x: Any) -> tuple[Expr, Expr] | None:
+    if _is_whole(x):
+        return as_expr(x), as_expr(1)
+    if isinstance(x, Real):
+        return x.ratio
+    if isinstance(x, float) and math.isfinite(x):
+        near = Fraction(x).limit_denominator(1 << 20)
+        if float(near) == x:
+            return as_expr(near.numerator), as_expr(near.denominator)
+    return None
+
+
+def _real(cx: Context, op: str, x: Any, y: Any) -> Real:
+    """Float arithmetic in f64, as Python's."""
+    left, right = (cx.tensor(n, DType.F64) for n in (x, y))
+    return Real(value=cx.b.binary(op, left, right))
+
+
+def _arithmetic(op: str, whole: Callable[[Any, Any], Any]) -> Fold:
+    def fold(cx: Context, x: Any, y: Any) -> Any:
+        if _is_whole(x) and _is_whole(y):
+            return whole(as_expr(x), y)
+        if isinstance(x, float | int) and isinstance(y, float | int):
+            return whole(x, y)
+        a, b = _ratio(x), _ratio(y)
+        if a is not None and b is not None and op == "mul":
+            return Real((a[0] * b[0], a[1] * b[1]))
+        return _real(cx, op, x, y)
+
+    return fold
+
+
+def true_divide(cx: Context, x: Any, y: Any) -> Any:
+    if isinstance(x, float | int) and isinstance(y, float | int):
+        return x / y
+    a, b = _ratio(x), _ratio(y)
+    if a is not None and b is not None:
+        return Real((a[0] * b[1], a[1] * b[0]))
+    return _real(cx, "div", x, y)
+
+
+def floor_divide(cx: Context, x: Any, y: Any) -> Any:
+    if _is_whole(x) and _is_whole(y):
+        return floordiv(x, y)
+    return cx.unsupported("floor division of floats that depend on sizes")
+
+
+def power(cx: Context, x: Any, y: Any) -> Any:
+    if _is_whole(x) and isinstance(y, int) and y >= 0:
+        return as_expr(x) ** y
+    if y == 0.5:
+        return square_root(cx, x)
+    return _real(cx, "pow", x, y)
+
+
+def square_root(cx: Context, x: Any) -> Any:
+    if isinstance(x, float | int):
+        return math.sqrt(x)
+    return Real(value=cx.b.unary("sqrt", cx.tensor(x, DType.F64)))
+
+
+def _rounded(
+    divide: Callable[[Expr, Expr], Expr], plain: Callable[[float], int]
+) -> Fold:
+    def fold(cx: Context, x: Any) -> Any:
+        if isinstance(x, float):
+            return plain(x)
+        ratio = _ratio(x)
+        if ratio is None:
+            cx.unsupported("rounding a float that depends on sizes")
+        return divide(*ratio)
+
+    return fold
+
+
+def _compare(cx: Context, *_: Any) -> Undecided:
+    return Undecided()
+
+
+def to_float(cx: Context, x: Any) -> Any:
+    return (
+        float(x)
+        if isinstance(x, int | float)
+        else (x if isinstance(x, Real) else Real((as_expr(x), as_expr(1))))
+    )
+
+
+def negate(cx: Context, x: Any) -> Any:
+    return -x if isinstance(x, int | float | Expr) else _real(cx, "mul", x, -1.0)
+
+
+_floor = _rounded(floordiv, math.floor)
+
+SIZES: dict[Any, Fold] = {
+    operator.add: _arithmetic("add", operator.add),
+    operator.sub: _arithmetic("sub", operator.sub),
+    operator.mul: _arithmetic("mul", operator.mul),
+    operator.truediv: true_divide,
+    operator.floordiv: floor_divide,
+    operator.mod: lambda cx, x, y: mod(x, y),
+    operator.pow: power,
+    operator.neg: negate,
+    operator.eq: _compare,
+    operator.ne: _compare,
+    operator.lt: _compare,
+    operator.le: _compare,
+    operator.gt: _compare,
+    operator.ge: _compare,
+    operator.and_: _compare,
+    operator.or_: _compare,
+    operator.not_: _compare,
+    math.floor: _floor,
+    math.ceil: _rounded(ceildiv, math.ceil),
+    math.trunc: _floor,  # sizes are not negative
+    math.sqrt: square_root,
+    torch.sym_max: lambda cx, x, y: maximum(x, y),
+    torch.sym_min: lambda cx, x, y: minimum(x, y),
+    torch.sym_int: _floor,
+    torch.sym_float: to_float,
+    torch.sym_not: _compare,
+    torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),
+    torch._sym_sqrt: square_root,
+    torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
+    torch.ops.aten.sym_numel.default: lambda cx, x: x.type.numel,
+}

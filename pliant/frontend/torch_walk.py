@@ -1,0 +1,293 @@
+"""The walk over an exported graph: each node by the table, problems collected."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from pliant.errors import InternalError, PliantError, UnsupportedOp
+from pliant.frontend.torch_alias import Aliases, functional_twin, is_in_place
+from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_ops import TABLE
+from pliant.frontend.torch_ops_context import Context, Unsupported
+from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
+from pliant.ir.graph import Graph, Value
+from pliant.sym import Expr
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
+_TORCH_FOLDER = os.path.dirname(torch.__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where the model uses an op: "file.py:12" and with the code of that line."""
+
+    short: str
+    full: str
+
+
+def location(node: Node) -> Location:
+    """The last frame outside torch; the last one of all if none is."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return Location("", "unknown source line")
+    own = [f for f in frames if not f[0].startswith((_TORCH_FOLDER, "torch/"))]
+    path, line, function, code = (own or frames)[-1]
+    short = f"{os.path.basename(path)}:{line}"
+    return Location(short, f"{short} in {function}" + (f": {code}" if code else ""))
+
+
+class _Poison:
+    """The result of an op that could not be translated."""
+
+
+POISON = _Poison()
+IGNORED = frozenset({"_set_grad_enabled", "_assert", "_exit_autocast"})
+
+
+class Walk:
+    """Translates the nodes of one graph, and of the graphs inside it."""
+
+    def __init__(
+        self, cx: Context, symbols: dict[str, Expr], problems: list[UnsupportedOp]
+    ) -> None:
+        self.cx, self.symbols, self.problems = cx, symbols, problems
+        self.env: dict[Node, Any] = {}
+        self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used
+        self.aliases: Aliases | None = None
+        self.module: GraphModule | None = None
+
+    def run(self, module: GraphModule) -> None:
+        self.module = module
+        if any(is_in_place(node.target) for node in module.graph.nodes):
+            self.aliases = Aliases(self.cx, self.env, self.resolve, self.translate)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                self.visit(node)
+
+    def visit(self, node: Node) -> None:
+        place = location(node)
+        self.cx.b.loc = place.short
+        try:
+            if is_in_place(node.target) and functional_twin(node.target) in TABLE:
+                self.env[node] = self.update(node)
+            else:
+                self.env[node] = self.translate(node)
+            if self.aliases is not None:
+                self.aliases.track(node)
+        except Unsupported as problem:
+            self.report(node, str(problem))
+        except PliantError:
+            raise
+        except Exception as error:
+            detail = f"{node.target} at {place.full}: {type(error).__name__}: {error}"
+            raise InternalError("import", detail) from error
+
+    def report(self, node: Node, reason: str) -> None:
+        self.env[node] = POISON
+        if reason:
+            found = UnsupportedOp(str(node.target), reason, location(node).full)
+            self.problems.append(found)
+
+    def output(self, argument: Any) -> Any:
+        return self.read(argument) if isinstance(argument, Node) else argument
+
+    # operands
+
+    def read(self, node: Node) -> Any:
+        if node not in self.env and node in self.lazy:
+            self.env[node] = self.lazy[node]()
+        return self.env.get(node, POISON)
+
+    def resolve(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return collapse(self.read(argument))
+        if isinstance(argument, list | tuple):
+            return [self.resolve(a) for a in argument]
+        if isinstance(argument, dict):
+            return {k: self.resolve(v) for k, v in argument.items()}
+        return argument
+
+    def operands(self, node: Node) -> tuple[list[Any], dict[str, Any]]:
+        """Resolved operands; in a call by schema, those it can pass by position."""
+        args = [self.resolve(a) for a in node.args]
+        kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
+        if isinstance(node.target, torch._ops.OpOverload):
+            for argument in node.target._schema.arguments[len(args) :]:
+                if argument.kwarg_only or argument.name not in kwargs:
+                    break
+                args.append(kwargs.pop(argument.name))
+        return args, kwargs
+
+    # one node
+
+    def translate(self, node: Node) -> Any:
+        self.cx.node = node
+        target = node.target
+        args, kwargs = self.operands(node)
+        special = self.special(node, args)
+        known = target in TABLE or target in SIZES or special is not None
+        if not known and getattr(target, "__name__", "") in IGNORED:
+            return None
+        if not known and target is not operator.getitem:
+            raise Unsupported(_why_unknown(target))
+        if any(_poisoned(a) for a in (*args, *kwargs.values())):
+            raise Unsupported("")  # reported where it arose
+        if special is not None:
+            return special()
+        if target is operator.getitem:
+            return self.item(args[0], args[1])
+        if target in SIZES:
+            return self.fold(node, args)
+        return self.checked(node, TABLE[target](self.cx, *args, **kwargs))
+
+    def item(self, source: Any, which: Any) -> Any:
+        picked = source[which]
+        if picked is None:
+            self.cx.unsupported("this result of the op is not computed")
+        return picked
+
+    def fold(self, node: Node, args: list[Any]) -> Any:
+        if any(isinstance(a, Undecided) for a in args):
+            return Undecided()
+        return collapse(SIZES[node.target](self.cx, *args))
+
+    def update(self, node: Node) -> Any:
+        """An in-place op: its functional twin, then a write."""
+        self.cx.node = node
+        args, kwargs = self.operands(node)
+        if any(_poisoned(a) for a in (*args, *kwargs.values())):
+            raise Unsupported("")
+        target, old = node.args[0], args[0]
+        assert isinstance(target, Node) and self.aliases is not None
+        new = TABLE[functional_twin(node.target)](self.cx, *args, **kwargs)  # type: ignore[arg-type]
+        new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
+        self.aliases.write(target, new)
+        return new
+
+    def checked(self, node: Node, result: Any) -> Any:
+        """The result in the dtype the trace found; data-dependent sizes bound."""
+        val = node.meta.get("val")
+        if isinstance(result, list):
+            pairs = zip(result, val, strict=True)
+            return [self.conform(node, r, v) for r, v in pairs]
+        return self.conform(node, result, val)
+
+    def conform(self, node: Node, result: Any, val: Any) -> Any:
+        if not isinstance(result, Value) or not isinstance(val, torch.Tensor):
+            return result
+        if result.type.rank != val.dim():
+            raise AssertionError(f"{result.type} should have rank {val.dim()}")
+        for ours, size in zip(result.shape, val.shape, strict=True):
+            expr = size.node.expr if isinstance(size, torch.SymInt) else None
+            if isinstance(expr, sympy.Symbol):
+                self.symbols.setdefault(str(expr), ours)
+        return self.cx.cast(result, self.cx.dtype(val.dtype))
+
+    def size(self, val: torch.SymInt) -> Expr:
+        return to_expr(val.node.expr, self.symbols.__getitem__)
+
+    # ops with graphs inside
+
+    def special(self, node: Node, args: list[Any]) -> Callable[[], Any] | None:
+        name = str(getattr(node.target, "__name__", ""))
+        match name:
+            case "wrap_with_set_grad_enabled":
+                return lambda: self.inline(node.args[1], args[2:])
+            case "wrap_with_autocast" if args[2] is False:
+                return lambda: self.inline(node.args[4], args[5:])
+            case "cond":
+                return lambda: self.branch(node, args)
+            case "while_loop":
+                return lambda: self.loop(node, args)
+            case _:
+                return None
+
+    def inner(self, reference: Any) -> GraphModule:
+        assert isinstance(reference, Node) and self.module is not None
+        found = getattr(self.module, str(reference.target))
+        assert isinstance(found, GraphModule)
+        return found
+
+    def inline(self, reference: Any, operands: list[Any]) -> list[Any]:
+        """The results of an inner graph, its ops placed right here."""
+        module = self.inner(reference)
+        walk = Walk(self.cx, self.symbols, self.problems)
+        params = [n for n in module.graph.nodes if n.op == "placeholder"]
+        walk.env.update(zip(params, operands, strict=True))
+        walk.run(module)
+        (out,) = (n for n in module.graph.nodes if n.op == "output")
+        results = out.args[0]
+        single = not isinstance(results, tuple | list)
+        return [walk.output(r) for r in ([results] if single else results)]
+
+    def region(self, reference: Any, operands: list[Any], name: str) -> Graph:
+        """An inner graph as a region; sizes are seen from outside, tensors passed."""
+        outer = self.cx.b
+        self.cx.b = outer.child()
+        try:
+            inside = [
+                self.cx.b.param(f"{name}_arg", x.type) if isinstance(x, Value) else x
+                for x in operands
+            ]
+            results = self.inline(reference, inside)
+            if any(not isinstance(r, Value) for r in results):
+                raise Unsupported("a branch or loop body that returns no tensor")
+            return self.cx.b.finish(name, results)
+        finally:
+            self.cx.b = outer
+
+    def branch(self, node: Node, args: list[Any]) -> list[Value]:
+        condition, operands = args[0], args[3]
+        if isinstance(condition, Undecided):
+            raise Unsupported("a torch.cond on sizes: use a Python if")
+        before = len(self.problems)
+        then = self.region(node.args[1], operands, "then")
+        other = self.region(node.args[2], operands, "else")
+        if len(self.problems) > before:
+            raise Unsupported("")
+        tensors = [x for x in operands if isinstance(x, Value)]
+        condition = self.cx.b.reshape(self.cx.to_bool(self.cx.tensor(condition)), ())
+        return list(
+            self.cx.b.emit_multi("if", condition, *tensors, regions=(then, other))
+        )
+
+    def loop(self, node: Node, args: list[Any]) -> list[Value]:
+        carried, extra = args[2], args[3]
+        if any(not isinstance(x, Value) for x in (*carried, *extra)):
+            raise Unsupported("a while_loop that carries numbers: carry tensors")
+        before = len(self.problems)
+        test = self.region(node.args[0], [*carried, *extra], "cond")
+        body = self.region(node.args[1], [*carried, *extra], "body")
+        if len(self.problems) > before:
+            raise Unsupported("")
+        # Values the loop only reads are carried unchanged.
+        kept = body.params[len(carried) :]
+        body = body.replace(results=(*body.results, *kept))
+        everything = self.cx.b.emit_multi(
+            "while", *carried, *extra, regions=(test, body)
+        )
+        return list(everything[: len(carried)])
+
+
+def _poisoned(argument: Any) -> bool:
+    if isinstance(argument, list | tuple):
+        return any(_poisoned(a) for a in argument)
+    return argument is POISON
+
+
+def _why_unknown(target: Any) -> str:
+    name = str(target)
+    if "rand" in name or "bernoulli" in name or "multinomial" in name:
+        return "random numbers are not supported"
+    if is_in_place(target):
+        return "this in-place op has no translation"
+    return "this op has no translation"
