@@ -15,8 +15,7 @@ scratch (or in the result itself, where it is one).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from pliant.errors import InternalError
 from pliant.ir.access import flatten, numel
@@ -44,6 +43,7 @@ from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
 from pliant.lower.nest import block, inner_loops, parallel, split
 from pliant.lower.rebuild import dims_in, values_in
+from pliant.lower.step import NumberCheck, Scratch, Step
 from pliant.passes.groups import (
     Structure,
     domain_index,
@@ -54,8 +54,6 @@ from pliant.passes.groups import (
 from pliant.sym import Expr, Facts, as_expr, product, sym
 
 THREADS = "threads"  # the size symbol every host function knows: workers of the call
-
-NumberCheck = Callable[[str, str], int]
 
 # Relative cost of computing one element, in cheap ops: decides what is kept in scratch
 # rather than computed again, and how much work is worth a thread.
@@ -85,21 +83,6 @@ COST = {
 KEEP_COST = 6  # a value dearer than this is kept for later stages of its row
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """A work buffer the caller provides: this type for each worker."""
-
-    type: TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A loop function and what to pass for each of its buffers, in order."""
-
-    func: LoopFunc
-    arguments: tuple[Value | Scratch, ...]
-
-
 def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
     """The symbols a program uses and does not bind: its integer parameters."""
     bound = {WORKER}
@@ -122,7 +105,7 @@ def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
 
 def lower_group(
     region: Graph, name: str, facts: Facts, number_check: NumberCheck
-) -> Lowered:
+) -> Step:
     """The loop function of a map or row region."""
     shape = structure(region.ops, region.results, facts)
     if shape is None:
@@ -152,7 +135,7 @@ class _Group:
         self.stage = 0
         self.work = max(1, sum(COST.get(op.name, 1) for op in region.ops))
 
-    def lower(self, name: str) -> Lowered:
+    def lower(self, name: str) -> Step:
         domain = self.shape.domain
         body = self._nest(domain, domain_index(domain))
         buffers = (*self.inputs.values(), *self.outputs.values(), *self.kept.values())
@@ -164,7 +147,7 @@ class _Group:
         kept = zip(self.kept.values(), self.scratch, strict=True)
         owner.update({b.name: s for b, s in kept})
         func = LoopFunc(name, size_symbols(body, live), tuple(live), body)
-        return Lowered(func, tuple(owner[b.name] for b in live))
+        return Step(func, tuple(owner[b.name] for b in live))
 
     # ---- nests
 

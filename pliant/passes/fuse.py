@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pliant.ir.access import VIEWS, numel
+from pliant.ir.access import numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.passes.context import Context
 from pliant.passes.groups import (
@@ -31,8 +31,8 @@ from pliant.passes.groups import (
     is_transparent,
     structure,
 )
-from pliant.passes.views import resolve
-from pliant.sym import Facts
+from pliant.passes.views import View, resolve
+from pliant.sym import as_expr
 
 # Roots whose kernel computes what follows them while the tile is in cache.
 EPILOGUE = frozenset({"matmul", "conv"})
@@ -59,7 +59,7 @@ class _Fuser:
         self.ops = graph.ops
         self.position = {v: k for k, op in enumerate(graph.ops) for v in op.results}
         self.producers = graph.producers()
-        self.results = set(graph.results)
+        self.results = {self._stored(v) for v in graph.results}
         self.solid = self._solid()
         self.group: dict[int, _Group] = {
             k: _Group([k]) for k, op in enumerate(self.ops) if self._grouped(k, op)
@@ -73,6 +73,15 @@ class _Fuser:
             return False
         return k in self.solid or not is_transparent(op)
 
+    def _stored(self, value: Value) -> Value:
+        """What is in memory for a result: a reshape of a kernel's result is free."""
+        base = value
+        while (op := self.producers.get(base)) is not None and op.name == "reshape":
+            base = op.operands[0]
+        op = self.producers.get(base)
+        computed = op is not None and op.name != "constant" and not is_transparent(op)
+        return base if computed else value
+
     def _solid(self) -> set[int]:
         """Transparent ops that must be in memory all the same.
 
@@ -80,9 +89,9 @@ class _Fuser:
         """
         solid: set[int] = set()
         for value in self.graph.results:
-            op = self.producers.get(value)
+            op = self.producers.get(self._stored(value))
             if op is not None and is_transparent(op):
-                solid.add(self.position[value])
+                solid.add(self.position[self._stored(value)])
         for op in self.ops:
             if op.name not in CONTRACT:
                 continue
@@ -95,7 +104,7 @@ class _Fuser:
         if producer is None or not is_transparent(producer):
             return
         view = resolve(value, self.producers, self.facts)
-        if view is None or not reads_view(op, which, view.strides):
+        if view is None or not reads_view(op, which, view):
             solid.add(self.position[value])
             return
         base = self.producers.get(view.base)
@@ -271,6 +280,8 @@ class _Fuser:
                 )
             )
             mapping.update(zip(outputs, results, strict=True))
+        for value in self.graph.results:
+            views.make(value)
         final = tuple(mapping.get(v, v) for v in self.graph.results)
         return self.graph.replace(ops=tuple(emitted), results=final)
 
@@ -340,11 +351,13 @@ def _renamed(region: Graph, outputs: list[Value]) -> Graph:
     )
 
 
-def reads_view(op: Op, which: int, strides: tuple[object, ...]) -> bool:
+def reads_view(op: Op, which: int, view: View) -> bool:
     """Whether a contraction's kernel can read this operand through these strides."""
     if op.name in ("matmul", "attention") and which == 0:
         # The left operand's rows are read as they are: their elements must be adjacent.
-        return strides[-1] == 1
+        return view.strides[-1] == as_expr(1)
+    if op.name == "conv" and which == 1:
+        return view.is_contiguous()
     return True
 
 
@@ -359,5 +372,3 @@ def fuse(graph: Graph, cx: Context) -> Graph:
 def kernel_count(graph: Graph) -> int:
     return sum(op.name == "fusion" for op in graph.ops)
 
-
-__all__ = ["VIEWS", "Facts", "fuse", "kernel_count"]

@@ -1,0 +1,316 @@
+"""Matrix products and convolutions: their operands, and the epilogue on their tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pliant.ir.access import flatten, reshape_index
+from pliant.ir.graph import Constant, Graph, Op, Value
+from pliant.ir.loops import (
+    Block,
+    Buffer,
+    For,
+    Index,
+    Kind,
+    Let,
+    Load,
+    LoopFunc,
+    LoopValue,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
+from pliant.ir.types import TensorType
+from pliant.kernels.conv import Convolution, conv
+from pliant.kernels.gemm import (
+    Product,
+    TileAt,
+    gemm,
+    micro_kernels,
+    pack,
+    pack_constant,
+    packed_shape,
+)
+from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.lower.domain import Axis, merge, with_axes
+from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.nest import block
+from pliant.lower.rebuild import map_stmt
+from pliant.lower.step import (
+    Argument,
+    NumberCheck,
+    Packed,
+    Scratch,
+    Step,
+    Temporary,
+    TileAxes,
+)
+from pliant.lower.to_loops import size_symbols
+from pliant.passes.groups import domain_index
+from pliant.passes.views import View
+from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym
+from pliant.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """A region's parameters as the graph has them: views, and constants' data."""
+
+    views: dict[Value, View]
+    constants: dict[Value, Constant]  # region parameter -> its base, if constant
+
+
+class TileEpilogue:
+    """What follows a contraction inside its region, on one tile of the result."""
+
+    def __init__(
+        self, region: Graph, root: Op, facts: Facts, number_check: NumberCheck
+    ) -> None:
+        self.region, self.root, self.facts = region, root, facts
+        self.number_check = number_check
+        self.producers = region.producers()
+        taken = set(root.operands)
+        others = [v for v in region.params if v not in taken or self._read(v)]
+        self.inputs = {
+            v: buffer(f"in_{k}", v.dtype, (v.type.numel,), Role.IN)
+            for k, v in enumerate(others)
+        }
+        results = dict.fromkeys(region.results)
+        self.outputs = {
+            v: buffer(f"out_{k}", v.dtype, (v.type.numel,), Role.OUT)
+            for k, v in enumerate(results)
+        }
+
+    def _read(self, value: Value) -> bool:
+        """Whether something besides the root reads a parameter."""
+        return any(
+            value in op.operands for op in self.region.ops if op is not self.root
+        )
+
+    def write(self, tile: TileAt, axes: TileAxes) -> list[Stmt]:
+        """Loops over the tile that store every result of the region."""
+        shape = self.root.result.shape
+        index = list(domain_index(shape))
+        for axis, position in axes.batch:
+            index[axis] = position
+        rows = [Axis(f"d{k}", shape[k]) for k in axes.rows if index[k] != as_expr(0)]
+        columns = [
+            Axis(f"d{k}", shape[k], True)
+            for k in axes.columns
+            if index[k] != as_expr(0)
+        ]
+        facts = with_axes(self.facts, [*rows, *columns])
+        here = tuple(index)
+
+        def leaf(
+            value: Value, at: tuple[Expr, ...], where: LoopValue | None
+        ) -> LoopValue | None:
+            if value in self.inputs:
+                return Load(self.inputs[value], (flatten(at, value.shape),), where)
+            if value is self.root.result:
+                return tile.element(sym("em"), sym("en"))
+            return None
+
+        evaluator = Evaluator(self.producers, leaf, facts, self.number_check)
+        evaluator.push([*(a.name for a in rows), "em"])
+        evaluator.push([*(a.name for a in columns), "en"])
+        for value, target in self.outputs.items():
+            at = reshape_index(here, shape, value.shape, facts)
+            result = as_dtype(evaluator.value(value, at), value.dtype)
+            evaluator.emit(Store(target, (flatten(at, value.shape),), result))
+        inner, outer = evaluator.pop(), evaluator.pop()
+        root = evaluator.scopes[0].body
+        parts = [Block(tuple(outer)), Block(tuple(inner))]
+        axes_left, merged = merge([*rows, *columns], parts)
+        outer, inner = (list(p.body) for p in merged if isinstance(p, Block))
+        row_axes = [a for a in axes_left if not a.reduced]
+        column_axes = [a for a in axes_left if a.reduced]
+        inner = _position(column_axes, tile.column + sym("en"), inner)
+        outer = _position(
+            row_axes,
+            tile.row + sym("em"),
+            [
+                *outer,
+                For("en", as_expr(0), tile.columns, block(inner), Kind.VECTOR),
+            ],
+        )
+        return [*root, For("em", as_expr(0), tile.rows, block(outer))]
+
+
+def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
+    """The body with its axes' variables given by a flat position."""
+    if not axes:
+        return list(body)
+    if len(axes) == 1:
+        place = {axes[0].name: at}
+        return [map_stmt(s, lambda e: e.substitute(place)) for s in body]
+    lets: list[Stmt] = []
+    for axis in reversed(axes[1:]):
+        safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)
+        lets.append(Let(axis.name, Index(mod(at, safe))))
+        at = floordiv(at, safe)
+    lets.append(Let(axes[0].name, Index(at)))
+    return [*lets, *body]
+
+
+def lower_matmul(
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
+) -> list[Step]:
+    (root,) = (op for op in region.ops if op.name == "matmul")
+    epilogue = TileEpilogue(region, root, facts, number_check)
+    a, b = root.operands
+    left, right = operands.views[a], operands.views[b]
+    dtype = root.result.dtype
+    tile = gemm_tile(dtype, target)
+    *batch, m, n = root.result.shape
+    k = a.shape[-1]
+    b_batch = tuple(b.shape[:-2])
+    shared = all(dim == as_expr(1) for dim in b_batch)
+    if shared and _rows_adjacent(left):
+        # One B for all: the batch is only more rows.
+        axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
+        rows = product((*batch, m))
+        spec = Product(dtype, (), rows, n, k, left.strides[-2:], ())
+    else:
+        axes = TileAxes(
+            tuple((i, sym(f"u{i}")) for i in range(len(batch))),
+            (len(batch),),
+            (len(batch) + 1,),
+        )
+        spec = Product(
+            dtype, tuple(batch), m, n, k, _broadcast_strides(left, batch), b_batch
+        )
+
+    def write(at: TileAt) -> list[Stmt]:
+        known = dict(enumerate(at.batch))
+        placed = TileAxes(
+            tuple((i, known[i]) for i, _ in axes.batch), axes.rows, axes.columns
+        )
+        return epilogue.write(at, placed)
+
+    body, (a_buffer, b_buffer, scratch) = gemm(spec, target, write)
+    steps: list[Step] = []
+    packed: Argument
+    constant = operands.constants.get(b)
+    if constant is not None and not spec.b_batch:
+        packed = Packed(
+            ("gemm", constant.name, right.offset, right.strides, right.shape, tile),
+            lambda: _pack_weight(constant, right, tile),
+        )
+    else:
+        pack_batch = spec.b_batch
+        strides = right.strides[len(b_batch) - len(pack_batch) :]
+        func, buf = pack(f"{name}_pack", dtype, pack_batch, n, k, strides, tile)
+        packed = Temporary(
+            TensorType(dtype, packed_shape(pack_batch, n, k, tile))
+        )
+        func = _sized(func)
+        steps.append(Step(func, (right, packed)))
+    buffers: list[tuple[Buffer, Argument]] = [
+        (a_buffer, left),
+        (b_buffer, packed),
+        *((buf, v) for v, buf in epilogue.inputs.items()),
+        *((buf, v) for v, buf in epilogue.outputs.items()),
+        (scratch, _scratch(scratch)),
+    ]
+    func = _function(name, body, [buf for buf, _ in buffers])
+    helpers = tuple(micro_kernels(dtype, target))
+    steps.append(Step(func, tuple(arg for _, arg in buffers), helpers))
+    return steps
+
+
+def lower_conv(
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
+) -> list[Step]:
+    (root,) = (op for op in region.ops if op.name == "conv")
+    epilogue = TileEpilogue(region, root, facts, number_check)
+    x, w = root.operands
+    image, weight = operands.views[x], operands.views[w]
+    spec = Convolution(
+        root.result.dtype,
+        x.shape,
+        w.shape,
+        root.result.shape,
+        image.strides,
+        root.ints_attr("stride"),
+        root.dims_attr("low"),
+        root.ints_attr("dilation"),
+        root.int_attr("groups"),
+    )
+    spatial = tuple(range(2, len(x.shape)))
+
+    def write(at: TileAt) -> list[Stmt]:
+        return epilogue.write(at, TileAxes(((0, at.batch[0]),), (1,), spatial))
+
+    body, (x_buffer, w_buffer, panel, scratch) = conv(spec, target, write)
+    buffers: list[tuple[Buffer, Argument]] = [
+        (x_buffer, image),
+        (w_buffer, weight),
+        *((buf, v) for v, buf in epilogue.inputs.items()),
+        *((buf, v) for v, buf in epilogue.outputs.items()),
+        (panel, _scratch(panel)),
+        (scratch, _scratch(scratch)),
+    ]
+    func = _function(name, body, [buf for buf, _ in buffers])
+    helpers = tuple(micro_kernels(spec.dtype, target))
+    return [Step(func, tuple(arg for _, arg in buffers), helpers)]
+
+
+def _rows_adjacent(view: View) -> bool:
+    """Whether the leading axes are just more rows: one stride reaches them all."""
+    rank = len(view.shape)
+    pairs = zip(range(rank - 2), range(1, rank - 1), strict=True)
+    return all(
+        view.strides[k] == view.strides[j] * view.shape[j]
+        or view.shape[k] == as_expr(1)
+        for k, j in pairs
+    )
+
+
+def _broadcast_strides(view: View, batch: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Strides over the result's batch; a batch axis the operand lacks has none."""
+    leading = tuple(
+        as_expr(0) if dim == as_expr(1) and dim != want else stride
+        for dim, want, stride in zip(view.shape, batch, view.strides, strict=False)
+    )
+    return (*leading, *view.strides[-2:])
+
+
+def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
+    data = constant.data.reshape(-1)
+    item = data.itemsize
+    k, n = (d.value for d in view.shape[-2:])
+    strides = tuple(s.value * item for s in view.strides[-2:])
+    matrix = np.lib.stride_tricks.as_strided(
+        data[view.offset.value :], (k, n), strides
+    )
+    packed = pack_constant(matrix, tile)
+    shape = tuple(as_expr(d) for d in packed.shape)
+    kind = TensorType(constant.type.dtype, shape)
+    return Constant(f"{constant.name}.packed", kind, packed)
+
+
+def _scratch(buf: Buffer) -> Scratch:
+    return Scratch(TensorType(buf.dtype, buf.shape[1:]))
+
+
+def _sized(func: LoopFunc) -> LoopFunc:
+    return _function(func.name, func.body, func.buffers)
+
+
+def _function(name: str, body: Stmt, buffers: Sequence[Buffer]) -> LoopFunc:
+    return LoopFunc(name, size_symbols(body, buffers), tuple(buffers), body)

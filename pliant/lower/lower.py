@@ -1,0 +1,265 @@
+"""Fusions become calls of loop functions, values become buffers.
+
+    %y = fusion(%x, %w) {kind = "matmul"} region ...
+    ->
+    %y = alloc f32[batch, seq, 768]
+    %work = alloc f32[threads, 112, 32]
+    call_loop(%x, %w.packed, %y, %work) {callee = "matmul_0", sizes = [batch, seq]}
+
+The result is destination-passing: `alloc`, `view`, `call_loop` and the constants, in
+order of execution. Identical loop functions are kept once. Weights that a kernel wants
+in another layout are repacked here, and held in that layout only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pliant.errors import InternalError
+from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value, names_of
+from pliant.ir.loops import LoopFunc
+from pliant.ir.types import TensorType
+from pliant.lower.attend import lower_attention
+from pliant.lower.contract import Operands, lower_conv, lower_matmul
+from pliant.lower.scan import lower_scan
+from pliant.lower.step import Argument, Packed, Scratch, Step, Temporary
+from pliant.lower.to_loops import THREADS, lower_group
+from pliant.passes.context import Context
+from pliant.passes.views import View, resolve
+from pliant.sym import Facts, sym
+
+SCANS = frozenset({"pool", "cumulate", "argreduce", "conv_transpose"})
+
+
+@dataclass(slots=True)
+class LoweredModule:
+    """The lowered module, and the messages of its run-time checks, by number."""
+
+    module: Module
+    checks: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Lowering:
+    module: Module
+    cx: Context
+    facts: Facts
+    graph: Graph
+    names: Names
+    ops: list[Op] = field(default_factory=list)
+    values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
+    loops: dict[str, LoopFunc] = field(default_factory=dict)
+    known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    constant_values: dict[str, Value] = field(default_factory=dict)
+    packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
+    checks: list[str] = field(default_factory=list)
+
+    def number_check(self, message: str, loc: str) -> int:
+        text = f"{message} ({loc})" if loc else message
+        if text not in self.checks:
+            self.checks.append(text)
+        return self.checks.index(text) + 1
+
+    # ---- buffers
+
+    def alloc(self, kind: TensorType, hint: str) -> Value:
+        value = Value(self.names.fresh(hint), kind)
+        attrs = (("bytes", kind.bytes), ("shape", kind.shape), ("dtype", kind.dtype))
+        self.ops.append(Op("alloc", (), attrs, (value,)))
+        return value
+
+    def constant(self, constant: Constant) -> Value:
+        if constant.name not in self.constants:
+            self.constants[constant.name] = constant
+            value = Value(self.names.fresh(constant.name), constant.type)
+            self.constant_values[constant.name] = value
+            op = Op("constant", (), (("name", constant.name),), (value,))
+            self.ops.append(op)
+        return self.constant_values[constant.name]
+
+    def base(self, value: Value) -> Value:
+        """The buffer of a value that some op of the fused graph defines."""
+        if value not in self.values:
+            producer = self.graph.producers().get(value)
+            assert producer is not None and producer.name == "constant", value
+            name = producer.str_attr("name")
+            self.values[value] = self.constant(self.module.constants[name])
+        return self.values[value]
+
+    def view(self, view: View) -> Value:
+        base = self.base(view.base)
+        if view.is_contiguous() and view.shape == view.base.shape:
+            return base
+        kind = TensorType(base.dtype, view.shape, view.strides)
+        value = Value(self.names.fresh(f"{base.name}_view"), kind)
+        self.ops.append(Op("view", (base,), (("offset", view.offset),), (value,)))
+        return value
+
+    # ---- calls
+
+    def share(self, func: LoopFunc) -> str:
+        """The name under which an identical function is, or now will be, known."""
+        key = (func.sizes, func.buffers, func.body)
+        if not self.cx.options.share or key not in self.known:
+            name = func.name
+            while name in self.loops:
+                name += "_"
+            self.known[key] = name
+            self.loops[name] = LoopFunc(name, func.sizes, func.buffers, func.body)
+        return self.known[key]
+
+    def call(self, step: Step, arguments: Sequence[Value], loc: str) -> None:
+        for helper in step.helpers:
+            if helper.name not in self.loops:
+                self.loops[helper.name] = helper
+        name = self.share(step.func)
+        sizes = tuple(sym(s) for s in step.func.sizes)
+        attrs = (("callee", name), ("sizes", sizes))
+        self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
+
+
+def lower(module: Module, cx: Context) -> LoweredModule:
+    """Lowers every fusion of `main`."""
+    graph = module.main
+    state = _Lowering(module, cx, cx.facts(graph), graph, Names(names_of(graph)))
+    producers = graph.producers()
+    for param in graph.params:
+        state.values[param] = param
+    counts: dict[str, int] = {}
+    for op in graph.ops:
+        if op.name == "fusion":
+            kind = op.str_attr("kind")
+            counts[kind] = counts.get(kind, -1) + 1
+            _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
+    results = _results(state, graph, producers)
+    lowered = Graph(
+        graph.name,
+        graph.params,
+        tuple(state.ops),
+        results,
+        graph.sizes,
+        graph.constraints,
+    )
+    out = Module(
+        {**module.graphs, "main": lowered},
+        state.loops,
+        module.libraries,
+        state.constants,
+    )
+    return LoweredModule(out, tuple(state.checks))
+
+
+def _lower_fusion(
+    state: _Lowering, op: Op, producers: dict[Value, Op], name: str
+) -> None:
+    region = op.regions[0]
+    kind = op.str_attr("kind")
+    views: dict[Value, View] = {}
+    constants: dict[Value, Constant] = {}
+    for param, operand in zip(region.params, op.operands, strict=True):
+        view = resolve(operand, producers, state.facts)
+        if view is None:
+            raise InternalError("lower", f"{operand} is not a strided view")
+        views[param] = view
+        source = producers.get(view.base)
+        if source is not None and source.name == "constant":
+            constants[param] = state.module.constants[source.str_attr("name")]
+    steps = _steps(state, kind, region, name, Operands(views, constants))
+    results = dict.fromkeys(region.results)
+    buffers: dict[Value | Temporary, Value] = {}
+    for inner, outer in zip(region.results, op.results, strict=True):
+        if inner in results and inner not in buffers:
+            buffers[inner] = state.alloc(outer.type, outer.name)
+        state.values[outer] = buffers[inner]
+    for step in steps:
+        arguments = [
+            _argument(state, argument, views, buffers, name)
+            for argument in step.arguments
+        ]
+        state.call(step, arguments, op.loc)
+
+
+def _steps(
+    state: _Lowering, kind: str, region: Graph, name: str, operands: Operands
+) -> list[Step]:
+    cx = state.cx
+    check = state.number_check
+    if kind in ("map", "row"):
+        return [lower_group(region, name, state.facts, check)]
+    if kind == "matmul":
+        return lower_matmul(region, name, operands, state.facts, cx.target, check)
+    if kind == "conv":
+        return lower_conv(region, name, operands, state.facts, cx.target, check)
+    if kind == "attention":
+        return lower_attention(region, name, operands, cx.target)
+    if kind in SCANS:
+        return [lower_scan(region, name, state.facts, check)]
+    raise InternalError("lower", f"no kernel for fusions of kind {kind}")
+
+
+def _argument(
+    state: _Lowering,
+    argument: Argument,
+    views: dict[Value, View],
+    buffers: dict[Value | Temporary, Value],
+    name: str,
+) -> Value:
+    match argument:
+        case Scratch(kind):
+            shape = (sym(THREADS), *kind.shape)
+            return state.alloc(TensorType(kind.dtype, shape), f"{name}_work")
+        case Temporary():
+            if argument not in buffers:
+                buffers[argument] = state.alloc(argument.type, f"{name}_temporary")
+            return buffers[argument]
+        case Packed():
+            if argument.key not in state.packed:
+                made = argument.make()
+                unique = state.names.fresh(made.name)
+                state.packed[argument.key] = Constant(unique, made.type, made.data)
+            return state.constant(state.packed[argument.key])
+        case View():
+            return state.view(argument)
+        case Value():
+            if argument in buffers:
+                return buffers[argument]
+            return state.view(views[argument])
+    raise InternalError("lower", f"unknown argument {argument}")
+
+
+def _results(
+    state: _Lowering, graph: Graph, producers: dict[Value, Op]
+) -> tuple[Value, ...]:
+    """A buffer of its own for every result; what is not one yet is copied."""
+    out: list[Value] = []
+    taken: set[Value] = set()
+    allocated = {op.result for op in state.ops if op.name == "alloc"}
+    for result in graph.results:
+        view = resolve(result, producers, state.facts)
+        if view is not None and view.is_contiguous():
+            base = state.base(view.base)
+            if base in allocated and base not in taken:
+                taken.add(base)
+                out.append(base if view.shape == base.shape else state.view(view))
+                continue
+        out.append(_copy(state, result, view))
+    return tuple(out)
+
+
+def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
+    if view is None or not view.is_contiguous():
+        raise InternalError("lower", f"result {result} is not in memory")
+    source = Value("source", TensorType(result.dtype, view.base.shape))
+    copied = Value("copied", result.type)
+    op = Op("reshape", (source,), (("shape", result.shape),), (copied,))
+    region = Graph("copy", (source,), (op,), (copied,))
+    step = lower_group(region, "copy", state.facts, state.number_check)
+    target = state.alloc(result.type, f"{result.name}_copy")
+    buffers = {source: state.base(view.base), copied: target}
+    arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]
+    state.call(step, arguments, "")
+    return target
+
+

@@ -1,0 +1,326 @@
+"""Kernels that walk a window or an axis for each result element.
+
+pool, transposed convolution: a loop over the window inside a map over the results.
+cumulate, argreduce: a loop along one axis, everything else around it.
+What their operand is computed from is computed in place, as in any fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pliant.ir.access import flatten
+from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.loops import (
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Buffer,
+    Const,
+    For,
+    Index,
+    Load,
+    LoopFunc,
+    LoopValue,
+    Read,
+    Role,
+    Select,
+    Stmt,
+    Store,
+    Unary,
+    buffer,
+)
+from pliant.ir.types import DType
+from pliant.lower.domain import Axis, with_axes
+from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.nest import block, inner_loops, parallel
+from pliant.lower.step import NumberCheck, Step
+from pliant.lower.to_loops import size_symbols
+from pliant.passes.groups import OPAQUE, domain_index
+from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, minimum, mod, product, sym
+
+LOWEST = {
+    DType.I64: -(2**63),
+    DType.I32: -(2**31),
+    DType.I16: -(2**15),
+    DType.I8: -128,
+    DType.U8: 0,
+    DType.BOOL: False,
+}
+
+
+class _Scan:
+    def __init__(self, region: Graph, facts: Facts, check: NumberCheck) -> None:
+        (self.root,) = (op for op in region.ops if op.name in OPAQUE)
+        self.region, self.facts = region, facts
+        self.inputs = {
+            v: buffer(f"in_{k}", v.dtype, (v.type.numel,), Role.IN)
+            for k, v in enumerate(region.params)
+        }
+        result = self.root.result
+        self.out = buffer("out", result.dtype, (result.type.numel,), Role.OUT)
+        self.evaluator = Evaluator(region.producers(), self._leaf, facts, check)
+
+    def _leaf(
+        self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue | None:
+        if value not in self.inputs:
+            return None
+        return Load(self.inputs[value], (flatten(index, value.shape),), where)
+
+    def step(self, name: str, body: Stmt) -> Step:
+        buffers: list[Buffer] = [*self.inputs.values(), self.out]
+        func = LoopFunc(name, size_symbols(body, buffers), tuple(buffers), body)
+        return Step(func, (*self.inputs, self.root.result))
+
+    def axes(self, shape: Sequence[Expr]) -> list[Axis]:
+        return [Axis(f"d{k}", d) for k, d in enumerate(shape) if d != as_expr(1)]
+
+    def store(self, index: tuple[Expr, ...], value: LoopValue) -> Stmt:
+        result = self.root.result
+        at = (flatten(index, result.shape),)
+        return Store(self.out, at, as_dtype(value, result.dtype))
+
+    def over_results(
+        self, inside: Callable[[tuple[Expr, ...]], None], work: Expr
+    ) -> Stmt:
+        """A map over the result; `inside` emits what one element takes."""
+        shape = self.root.result.shape
+        axes = self.axes(shape)
+        self.evaluator.facts = with_axes(self.facts, axes)
+        self.evaluator.push(a.name for a in axes[:-1])
+        self.evaluator.push(a.name for a in axes[-1:])
+        inside(domain_index(shape))
+        inner, outer = self.evaluator.pop(), self.evaluator.pop()
+        root = self.evaluator.scopes[0].body
+        loop = inner_loops(axes[-1:], inner, vector=True)
+        width = axes[-1].extent if axes else as_expr(1)
+        return block([*root, parallel(axes[:-1], [*outer, loop], work * width)])
+
+    def window(
+        self, extents: Sequence[Expr], body: Callable[[tuple[Expr, ...]], None]
+    ) -> None:
+        """Serial loops over a window around what `body` emits."""
+        names = [f"w{k}" for k in range(len(extents))]
+        self.evaluator.push(names)
+        body(tuple(sym(n) for n in names))
+        stmt: Stmt = block(self.evaluator.pop())
+        for name, extent in reversed(list(zip(names, extents, strict=True))):
+            stmt = For(name, as_expr(0), extent, stmt)
+        self.evaluator.emit(stmt)
+
+    def accumulator(self, op: str, dtype: DType) -> str:
+        name = self.evaluator.fresh("acc")
+        self.evaluator.emit(Accumulator(name, dtype, op))
+        self.evaluator.declare(name)
+        return name
+
+
+def _pool(scan: _Scan, name: str) -> Step:
+    op = scan.root
+    (x,) = op.operands
+    window, stride = op.ints_attr("window"), op.ints_attr("stride")
+    dilation, low = op.ints_attr("dilation"), op.dims_attr("low")
+    lead = x.type.rank - len(window)
+    dtype = x.dtype.compute
+    largest = op.str_attr("op") == "max"
+
+    def element(index: tuple[Expr, ...]) -> None:
+        acc = scan.accumulator("max" if largest else "sum", dtype)
+
+        def visit(w: tuple[Expr, ...]) -> None:
+            at = [
+                index[lead + k] * stride[k] + w[k] * dilation[k] - low[k]
+                for k in range(len(window))
+            ]
+            inside = _inside(at, x.shape[lead:])
+            guard = scan.evaluator.local(inside)
+            value = scan.evaluator.value(x, (*index[:lead], *at), guard)
+            if largest:
+                value = Select(guard, value, _lowest(dtype))
+            scan.evaluator.emit(Accumulate(acc, value))
+
+        scan.window([as_expr(w) for w in window], visit)
+        result: LoopValue = Read(acc, dtype)
+        if not largest:
+            count = _pool_count(op, index, lead)
+            result = Binary("div", result, as_dtype(Index(count), dtype))
+        scan.evaluator.emit(scan.store(index, result))
+
+    work = as_expr(4)
+    for w in window:
+        work = work * w
+    return scan.step(name, scan.over_results(element, work))
+
+
+def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
+    """How many elements a mean's window holds: those inside, or inside the padding."""
+    (x,) = op.operands
+    window, stride = op.ints_attr("window"), op.ints_attr("stride")
+    low, high = op.dims_attr("low"), op.dims_attr("high")
+    count = as_expr(1)
+    for k, size in enumerate(window):
+        first = index[lead + k] * stride[k] - low[k]
+        dim = x.shape[lead + k]
+        if op.bool_attr("include_pad"):
+            last = minimum(first + size, dim + high[k])
+            count = count * (last - first)
+        else:
+            count = count * (minimum(first + size, dim) - maximum(first, 0))
+    return count
+
+
+def _conv_transpose(scan: _Scan, name: str) -> Step:
+    op = scan.root
+    x, w = op.operands
+    stride, dilation = op.ints_attr("stride"), op.ints_attr("dilation")
+    low, groups = op.dims_attr("low"), op.int_attr("groups")
+    per_group, channels = w.shape[1], floordiv(x.shape[1], groups)
+    window = w.shape[2:]
+    dtype = x.dtype.compute
+
+    def element(index: tuple[Expr, ...]) -> None:
+        acc = scan.accumulator("sum", dtype)
+        group = floordiv(index[1], per_group)
+
+        def visit(at: tuple[Expr, ...]) -> None:
+            channel = group * channels + at[0]
+            position: list[Expr] = []
+            conditions: list[LoopValue] = []
+            for k in range(len(window)):
+                spread = index[2 + k] + low[k] - at[1 + k] * dilation[k]
+                position.append(floordiv(spread, stride[k]))
+                whole = Binary("eq", Index(mod(spread, stride[k])), _ZERO)
+                conditions.append(whole)
+            guard = _inside(position, x.shape[2:])
+            for condition in conditions:
+                guard = Binary("logical_and", guard, condition)
+            guard = scan.evaluator.local(guard)
+            a = scan.evaluator.value(x, (index[0], channel, *position), guard)
+            within = mod(index[1], per_group)
+            b = scan.evaluator.value(w, (channel, within, *at[1:]))
+            scan.evaluator.emit(Accumulate(acc, Binary("mul", a, b)))
+
+        scan.window((channels, *window), visit)
+        scan.evaluator.emit(scan.store(index, Read(acc, dtype)))
+
+    work = 4 * channels * product(window)
+    return scan.step(name, scan.over_results(element, work))
+
+
+def _along(
+    scan: _Scan, name: str, axis: int, body: Callable[[tuple[Expr, ...]], list[Stmt]]
+) -> Step:
+    """One loop per position of all axes but `axis`; the body walks along it."""
+    (x, *_) = scan.root.operands
+    index = list(domain_index(x.shape))
+    index[axis] = sym("w0")
+    axes = [a for a in scan.axes(x.shape) if a.name != f"d{axis}"]
+    scan.evaluator.facts = with_axes(scan.facts, axes)
+    scan.evaluator.push(a.name for a in axes)
+    rest = body(tuple(index))
+    inner = [*scan.evaluator.pop(), *rest]
+    root = scan.evaluator.scopes[0].body
+    work = 4 * x.shape[axis]
+    return scan.step(name, block([*root, parallel(axes, inner, work)]))
+
+
+def _cumulate(scan: _Scan, name: str) -> Step:
+    (x,) = scan.root.operands
+    axis = scan.root.int_attr("axis")
+    dtype = x.dtype.compute
+
+    def walk(index: tuple[Expr, ...]) -> list[Stmt]:
+        acc = scan.accumulator(scan.root.str_attr("op"), dtype)
+
+        def visit(_: tuple[Expr, ...]) -> None:
+            scan.evaluator.emit(Accumulate(acc, scan.evaluator.value(x, index)))
+            scan.evaluator.emit(scan.store(index, Read(acc, dtype)))
+
+        scan.window([x.shape[axis]], visit)
+        return []
+
+    return _along(scan, name, axis, walk)
+
+
+def _argreduce(scan: _Scan, name: str) -> Step:
+    """The first position of the extreme value; the first NaN, if there is one."""
+    op = scan.root
+    (x,) = op.operands
+    axis = op.int_attr("axis")
+    dtype = x.dtype.compute
+    better = "gt" if op.str_attr("op") == "max" else "lt"
+    best = buffer("best", dtype, (1,), Role.REGISTER)
+    where = buffer("where", DType.I64, (1,), Role.REGISTER)
+    zero = (as_expr(0),)
+
+    def walk(index: tuple[Expr, ...]) -> list[Stmt]:
+        emit = scan.evaluator.emit
+        emit(Alloc(best))
+        emit(Alloc(where))
+        emit(Store(where, zero, _ZERO))
+        start: LoopValue = Const(0 if not dtype.is_float else 0.0, dtype)
+        if dtype is DType.BOOL:
+            start = Const(False, dtype)
+        emit(Store(best, zero, start))
+
+        def visit(w: tuple[Expr, ...]) -> None:
+            value = scan.evaluator.value(x, index)
+            held = Load(best, zero)
+            take: LoopValue = Binary(better, value, held)
+            if dtype.is_float:
+                fresh_nan = Binary(
+                    "logical_and",
+                    Unary("isnan", value),
+                    Unary("logical_not", Unary("isnan", held)),
+                )
+                take = Binary("logical_or", take, fresh_nan)
+            first = Binary("eq", Index(w[0]), _ZERO)
+            name_ = scan.evaluator.local(Binary("logical_or", first, take))
+            chosen = scan.evaluator.local(Select(name_, value, held))
+            place = scan.evaluator.local(Select(name_, Index(w[0]), Load(where, zero)))
+            scan.evaluator.emit(Store(best, zero, chosen))
+            scan.evaluator.emit(Store(where, zero, place))
+
+        scan.window([x.shape[axis]], visit)
+        kept = tuple(i for k, i in enumerate(index) if k != axis)
+        if op.bool_attr("keepdims"):
+            kept = (*kept[:axis], as_expr(0), *kept[axis:])
+        return [scan.store(kept, Load(where, zero))]
+
+    return _along(scan, name, axis, walk)
+
+
+_ZERO = Const(0, DType.I64)
+
+
+def _inside(at: Sequence[Expr], shape: Sequence[Expr]) -> LoopValue:
+    whole: LoopValue | None = None
+    for i, dim in zip(at, shape, strict=True):
+        for test in (
+            Binary("ge", Index(i), Index(as_expr(0))),
+            Binary("lt", Index(i), Index(dim)),
+        ):
+            whole = test if whole is None else Binary("logical_and", whole, test)
+    assert whole is not None
+    return whole
+
+
+def _lowest(dtype: DType) -> Const:
+    return Const(LOWEST.get(dtype, float("-inf")), dtype)
+
+
+_KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
+    "pool": _pool,
+    "conv_transpose": _conv_transpose,
+    "cumulate": _cumulate,
+    "argreduce": _argreduce,
+}
+
+
+def lower_scan(region: Graph, name: str, facts: Facts, check: NumberCheck) -> Step:
+    scan = _Scan(region, facts, check)
+    return _KERNELS[scan.root.name](scan, name)
+
+

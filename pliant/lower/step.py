@@ -1,0 +1,58 @@
+"""What lowering a fusion gives: calls of loop functions and what they are passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pliant.ir.graph import Constant, Value
+from pliant.ir.loops import LoopFunc
+from pliant.ir.types import TensorType
+from pliant.passes.views import View
+from pliant.sym import Expr
+
+NumberCheck = Callable[[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory for one call: this type for each worker, the worker leading."""
+
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Temporary:
+    """Memory that lives from one call of a fusion to a later one."""
+
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A constant in another layout, made at compile time; shared by its key."""
+
+    key: tuple[object, ...]
+    make: Callable[[], Constant]
+
+
+# A region's parameter or result, a strided view of a value of the graph, or memory.
+Argument = Value | View | Scratch | Temporary | Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call; `helpers` are loop functions that it calls in turn."""
+
+    func: LoopFunc
+    arguments: tuple[Argument, ...]
+    helpers: tuple[LoopFunc, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TileAxes:
+    """How a contraction's tile covers the axes of its result."""
+
+    batch: tuple[tuple[int, Expr], ...]  # axis and its position
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
