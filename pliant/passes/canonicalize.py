@@ -340,8 +340,10 @@ def short_flip(cx: Rewriter, op: Op) -> Value | None:
 
 
 def short_reduce(cx: Rewriter, op: Op) -> Value | None:
-    """Over dims of size 1 it only reshapes."""
+    """Over dims of size 1 it only reshapes; but a float sum turns -0.0 into 0.0."""
     (x,) = op.operands
+    if op.str_attr("op") == "sum" and x.dtype.is_float:
+        return None
     if any(x.shape[a] != 1 for a in op.ints_attr("axes")):
         return None
     return cx.emit("reshape", x, shape=op.result.shape)

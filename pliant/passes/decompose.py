@@ -54,8 +54,10 @@ def linear(b: Builder, op: Op) -> Value:
 
 
 def relu(b: Builder, op: Op) -> Value:
+    """x < 0 ? 0 : x keeps NaN and -0.0, as torch does; `maximum` may lose the sign."""
     (x,) = op.operands
-    return b.binary("maximum", x, _scalar(b, x, 0))
+    zero = _scalar(b, x, 0)
+    return b.select(b.binary("lt", x, zero), zero, x)
 
 
 def silu(b: Builder, op: Op) -> Value:
