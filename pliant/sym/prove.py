@@ -528,6 +528,12 @@ class Facts:
         if self._quick(-expr - 1):
             return False
         form = self.in_multiples(expr)
+        flat, _ = without_quotients(form)
+        if flat is not expr:
+            if self._quick(flat):
+                return True
+            if self._quick(-flat - 1):
+                return False
         maybe_negative, maybe_nonneg = self.samples().signs(form)
         if not maybe_negative and Search(self).nonneg(form):
             return True
