@@ -29,6 +29,12 @@ class BuildRuntime(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".so"
 
+    def copy_extensions_to_source(self) -> None:
+        # writing over a library that a process has mapped would crash that process
+        for extension in self.extensions:
+            Path(self.get_ext_filename(extension.name)).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+
 
 class PlatformWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:

@@ -51,7 +51,8 @@ static char *map_arena(size_t bytes) {
     if (bytes >= PLT_HUGE && bytes < SIZE_MAX - PLT_HUGE) {
         char *p = map_pages(bytes + PLT_HUGE);
         if (p) {
-            uintptr_t start = ((uintptr_t)p + PLT_HUGE - 1) & ~(uintptr_t)(PLT_HUGE - 1);
+            uintptr_t start = (uintptr_t)p + PLT_HUGE - 1;
+            start -= start % PLT_HUGE;
             size_t head = start - (uintptr_t)p;
             if (head) munmap(p, head);
             if (head < PLT_HUGE) munmap((char *)start + bytes, PLT_HUGE - head);
@@ -95,7 +96,9 @@ bool plt_arena_fit(plt_arena *a, const plt_services *s, int64_t need) {
             return false;
         }
         pages -= pages % page;
-        if (s->flags & PLT_FLAG_GUARD_PAGES) return fit_guarded(a, s, need, pages, page);
+        if (s->flags & PLT_FLAG_GUARD_PAGES) {
+            return fit_guarded(a, s, need, pages, page);
+        }
         if (pages < a->mapped) {
             munmap(a->map + pages, (size_t)(a->mapped - pages));
             a->mapped = pages;

@@ -55,11 +55,11 @@ static int check_layout(const plt_arg *a, int64_t *detail) {
         if (a->dims[d] == 0) return PLT_OK;
     }
     for (int64_t d = a->rank; d-- > 0;) {
-        if (a->dims[d] != 1 && a->strides && a->strides[d] != stride) {
+        if ((a->dims[d] != 1 && a->strides && a->strides[d] != stride) ||
+            __builtin_mul_overflow(stride, a->dims[d], &stride)) {
             detail[1] = d;
             return PLT_ERR_LAYOUT;
         }
-        if (__builtin_mul_overflow(stride, a->dims[d], &stride)) return PLT_ERR_OVERFLOW;
     }
     uintptr_t item = a->bits > 8 ? (uintptr_t)(a->bits + 7) / 8 : 1;
     if ((item & (item - 1)) == 0 && ((uintptr_t)a->data & (item - 1)) == 0 && a->data) {
@@ -70,12 +70,17 @@ static int check_layout(const plt_arg *a, int64_t *detail) {
 }
 
 static int check_tensor(const plt_input_desc *in, const plt_arg *a, int64_t *detail) {
-    if (a->device != PLT_CPU) return plt_mismatch(PLT_ERR_DEVICE, detail, PLT_CPU, a->device);
-    if (a->code != in->code || a->bits != in->bits || a->lanes != 1) {
-        int64_t got = (int64_t)a->lanes << 16 | a->code << 8 | a->bits;
-        return plt_mismatch(PLT_ERR_DTYPE, detail, 1 << 16 | in->code << 8 | in->bits, got);
+    if (a->device != PLT_CPU) {
+        return plt_mismatch(PLT_ERR_DEVICE, detail, PLT_CPU, a->device);
     }
-    if (a->rank != in->rank) return plt_mismatch(PLT_ERR_RANK, detail, in->rank, a->rank);
+    if (a->code != in->code || a->bits != in->bits || a->lanes != 1) {
+        int64_t expected = 1 << 16 | in->code << 8 | in->bits;
+        int64_t got = (int64_t)a->lanes << 16 | a->code << 8 | a->bits;
+        return plt_mismatch(PLT_ERR_DTYPE, detail, expected, got);
+    }
+    if (a->rank != in->rank) {
+        return plt_mismatch(PLT_ERR_RANK, detail, in->rank, a->rank);
+    }
     return check_layout(a, detail);
 }
 
@@ -85,7 +90,9 @@ static int check_args(plt_model *m, plt_slot *s, int64_t *detail) {
         const plt_input_desc *in = &m->inputs[i];
         const plt_arg *a = &s->args[i];
         detail[0] = i;
-        if (a->kind != in->kind) return plt_mismatch(PLT_ERR_KIND, detail, in->kind, a->kind);
+        if (a->kind != in->kind) {
+            return plt_mismatch(PLT_ERR_KIND, detail, in->kind, a->kind);
+        }
         if (in->kind == PLT_SCALAR) {
             *dims++ = a->value;
             s->inputs[i] = NULL;
@@ -250,7 +257,9 @@ void plt_result_free(plt_model *m, plt_result *r) {
 
 int plt_invoke(plt_model *m, const plt_arg *args, int32_t n, plt_result *out) {
     *out = (plt_result){0};
-    if (n != m->n_inputs) return plt_mismatch(PLT_ERR_COUNT, out->detail, m->n_inputs, n);
+    if (n != m->n_inputs) {
+        return plt_mismatch(PLT_ERR_COUNT, out->detail, m->n_inputs, n);
+    }
     plt_frame f;
     int status = plt_frame_open(m, &f);
     if (status == PLT_OK) {

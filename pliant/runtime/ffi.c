@@ -132,7 +132,8 @@ static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
             .dtype = {(uint8_t)o->code, (uint8_t)o->bits, 1},
             .shape = (int64_t *)(f->plan->table + o->dim_index),
         };
-        TVMFFIObjectHandle h = framework ? env_alloc(s, &like) : own_alloc(s, &like, bytes);
+        TVMFFIObjectHandle h =
+            framework ? env_alloc(s, &like) : own_alloc(s, &like, bytes);
         if (!h) {
             detail[0] = i;
             detail[1] = bytes;
@@ -168,7 +169,8 @@ static int give_outputs(plt_model *m, plt_frame *f, TVMFFIAny *result) {
         return PLT_ERR_MEMORY;
     }
     for (int64_t i = 0; i < m->n_outputs; i++) {
-        views[i] = (TVMFFIAny){.type_index = kTVMFFITensor, .v_obj = f->slot->handles[i]};
+        TVMFFIObject *object = f->slot->handles[i];
+        views[i] = (TVMFFIAny){.type_index = kTVMFFITensor, .v_obj = object};
     }
     int status = PLT_OK;
     if (m->n_outputs == 1) {

@@ -179,9 +179,11 @@ int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *de
 void plt_slot_free(plt_model *m, plt_slot *slot);
 
 /* A call in parts, as plt_invoke and plt_ffi_call allocate outputs in their own way. */
-int plt_frame_open(plt_model *m, plt_frame *f);  /* takes a slot */
-int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail); /* uses slot->args */
-int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail); /* uses slot->outputs */
+int plt_frame_open(plt_model *m, plt_frame *f); /* takes a slot */
+/* Reads slot->args, as the caller filled them in. */
+int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail);
+/* Writes to slot->outputs, as the caller allocated them. */
+int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail);
 void plt_frame_close(plt_model *m, plt_frame *f, int status);
 bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes);
 

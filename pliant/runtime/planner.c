@@ -252,8 +252,9 @@ static void improve(packer *p) {
         if (attempt(p, (round & 1) == 0)) continue;
         item stuck = p->order[p->stuck];
         int64_t to = stuck.major++ ? 0 : p->stuck / 2;
-        memmove(p->order + to + 1, p->order + to, (size_t)(p->stuck - to) * sizeof(item));
-        p->order[to] = stuck;
+        item *hole = p->order + to;
+        memmove(hole + 1, hole, (size_t)(p->stuck - to) * sizeof(item));
+        *hole = stuck;
     }
 }
 

@@ -144,7 +144,7 @@ void plt_slot_free(plt_model *m, plt_slot *slot) {
 void plt_model_destroy(plt_model *m) {
     if (!m) return;
     plt_services s = m->services;
-    if (m->pool) plt_pool_epoch(m->pool);
+    if (m->pool && m->plans.buckets) plt_enter(m);
     plt_plans_destroy(&m->plans, &s);
     while (m->idle) {
         plt_slot *slot = m->idle;
@@ -163,7 +163,8 @@ void plt_enter(plt_model *m) {
     uint32_t now = plt_pool_epoch(m->pool), seen = atomic_load(&m->epoch);
     if (seen == now) return;
     const uint32_t repairing = UINT32_MAX;
-    if (seen != repairing && atomic_compare_exchange_strong(&m->epoch, &seen, repairing)) {
+    if (seen != repairing &&
+        atomic_compare_exchange_strong(&m->epoch, &seen, repairing)) {
         if (plt_lock_try(&m->lock)) {
             plt_lock_give(&m->lock);
         } else {

@@ -42,8 +42,8 @@ extern "C" {
     }
 #endif
 
-/* One call: nine fields of eight bytes; order and size are ABI. The arrays hold pointers
- * of the target's own size. */
+/* One call: nine fields of eight bytes; order and size are ABI. The arrays hold
+ * pointers of the target's own size. */
 typedef struct plt_call {
     PLT_POINTER(void *, pool);             /* 0 thread pool; NULL means serial */
     PLT_POINTER(char *, arena);            /* 1 64-byte aligned; NULL if empty */
@@ -83,7 +83,7 @@ enum {                    /* detail[0], [1], [2] */
     PLT_OK = 0,           /* */
     PLT_ERR_COUNT = 1,    /* -, expected arguments, got */
     PLT_ERR_KIND = 2,     /* argument, expected plt_kind, got (-1: unknown object) */
-    PLT_ERR_DTYPE = 3,    /* argument, expected code << 8 | bits, got (lanes << 16) */
+    PLT_ERR_DTYPE = 3,    /* argument, expected lanes << 16 | code << 8 | bits, got */
     PLT_ERR_RANK = 4,     /* argument, expected rank, got */
     PLT_ERR_DEVICE = 5,   /* argument, expected DLPack device type, got */
     PLT_ERR_LAYOUT = 6,   /* argument, dim (-1: misaligned or no data), - */
@@ -220,8 +220,9 @@ typedef struct plt_stats_info {
 
 PLT_API void plt_stats(plt_model *model, plt_stats_info *out);
 PLT_API void plt_trim(plt_model *model); /* gives back every idle arena and plan */
-PLT_API int plt_set_limit(plt_model *model, int64_t limit);     /* -1: none */
-PLT_API int plt_set_threads(plt_model *model, int64_t threads); /* PLT_ERR_COUNT if < 1 */
+PLT_API int plt_set_limit(plt_model *model, int64_t limit); /* -1: none */
+/* PLT_ERR_COUNT if below 1. */
+PLT_API int plt_set_threads(plt_model *model, int64_t threads);
 
 /* ---- Calling without a framework ---------------------------------------------- */
 

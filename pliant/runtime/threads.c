@@ -7,8 +7,8 @@
  * Ticket and parked flag are written and read in opposite order by the two sides, both
  * sequentially consistent, so one of them always sees the other: no wake-up is lost.
  *
- * Fork: a child has no workers. Where the system can wipe a page on fork, a word in such
- * a page tells; elsewhere the process id does. */
+ * Fork: a child has no workers. Where the system can wipe a page on fork, a word in
+ * such a page tells; elsewhere the process id does. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -122,13 +122,17 @@ static void word_bump(signal_word *w) {
     }
 }
 
+static bool word_changed(signal_word *w, uint32_t seen) {
+    return atomic_load_explicit(&w->value, memory_order_acquire) != seen;
+}
+
 static void word_wait(signal_word *w, uint32_t seen, int64_t spin_ns) {
-    if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
+    if (word_changed(w, seen)) return;
     if (spin_ns > 0) {
         int64_t start = now_ns(), spent = 0;
         do {
             for (int i = 0; i < 32; i++) {
-                if (atomic_load_explicit(&w->value, memory_order_acquire) != seen) return;
+                if (word_changed(w, seen)) return;
                 pause_cpu();
             }
             /* on a loaded machine the other side may be waiting for this very core */
@@ -225,7 +229,8 @@ plt_pool *plt_pool_create(const plt_services *services) {
     atomic_store(&pool->process, (int)getpid());
 #if defined(__linux__) && defined(MADV_WIPEONFORK)
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    void *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *p = mmap(NULL, page, access, flags, -1, 0);
     if (p != MAP_FAILED && madvise(p, page, MADV_WIPEONFORK) == 0) {
         pool->alive = p;
         atomic_store(pool->alive, 1);

@@ -1,5 +1,6 @@
 /* Unit tests of the C runtime, built by test_c.py under each sanitizer. Run with the
- * names of tests, or with none for all; prints the name of each that passed. */
+ * names of tests, or with none for all, or with -name for all but that one; prints the
+ * name of each that passed. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -67,8 +68,8 @@ static void count_release(void *context, void *p, size_t bytes) {
 
 static plt_services counted(counting *c) {
     *c = (counting){.fail_after = -1};
-    plt_services s = {.context = c, .allocate = count_allocate, .release = count_release};
-    return s;
+    return (plt_services){
+        .context = c, .allocate = count_allocate, .release = count_release};
 }
 
 /* ---- planner ---- */
@@ -79,7 +80,8 @@ static void check_packing(const plt_interval *v, int64_t n, const int64_t *offse
     for (int64_t i = 0; i < n; i++) {
         CHECK(offsets[i] >= 0 && offsets[i] % PLT_ALIGN == 0);
         int64_t live = 0;
-        if (v[i].size && offsets[i] + v[i].size > extent) extent = offsets[i] + v[i].size;
+        int64_t end = offsets[i] + v[i].size;
+        if (v[i].size && end > extent) extent = end;
         for (int64_t j = 0; j < n; j++) {
             if (v[j].first <= v[i].first && v[i].first <= v[j].last) live += v[j].size;
             if (j >= i || !v[i].size || !v[j].size) continue;
@@ -104,9 +106,10 @@ static void test_planner(void) {
     int64_t offsets[MOST], arena, bound, exact = 0, trials = 400;
     double excess = 0;
     for (int64_t t = 0; t < trials; t++) {
-        int64_t n = below(&seed, t < 300 ? 24 : MOST), steps = 1 + below(&seed, 2 * n + 2);
+        int64_t n = below(&seed, t < 300 ? 24 : MOST);
+        int64_t steps = 1 + below(&seed, 2 * n + 2);
         for (int64_t i = 0; i < n; i++) {
-            v[i].size = below(&seed, 5) ? PLT_ALIGN * below(&seed, 1 << below(&seed, 12)) : 0;
+            v[i].size = PLT_ALIGN * below(&seed, 1 << below(&seed, 12));
             v[i].first = below(&seed, steps);
             v[i].last = v[i].first + below(&seed, 1 + below(&seed, 12));
         }
@@ -137,7 +140,8 @@ static void test_planner_overflow(void) {
     v[2].first = v[2].last = 3; /* not live together: fits */
     CHECK(plt_pack(&s, v, 3, offsets, &arena, &bound) == PLT_OK && arena == 2 * big);
     CHECK(!plt_round(-1, &rounded) && !plt_round(INT64_MAX, &rounded));
-    CHECK(plt_round(INT64_MAX - 63, &rounded) && plt_round(1, &rounded) && rounded == 64);
+    CHECK(plt_round(INT64_MAX - 63, &rounded));
+    CHECK(plt_round(1, &rounded) && rounded == 64);
     CHECK(c.blocks == 0);
 }
 
@@ -167,7 +171,7 @@ static void test_planner_time(void) {
     }
 }
 
-/* ---- a model in C: x (n) i64, k -> out (n) = (x + k) summed through two buffers ---- */
+/* ---- a model: x (n) i64, k -> x + k + 1 + constant, through two buffers ---- */
 
 static int64_t bind(const int64_t *dims, int64_t *symbols) {
     symbols[0] = dims[0];
@@ -209,7 +213,8 @@ static void run(plt_call *call) {
 static const int64_t constant = 1000;
 
 static plt_model *make_model(const plt_services *s, int64_t threads, int64_t capacity) {
-    static const plt_input_desc inputs[] = {{PLT_TENSOR, 0, 64, 1}, {PLT_SCALAR, 0, 0, 0}};
+    static const plt_input_desc inputs[] = {
+        {PLT_TENSOR, 0, 64, 1}, {PLT_SCALAR, 0, 0, 0}};
     static const plt_buffer_desc buffers[] = {{0, 0, 1}, {0, 1, 2}};
     static const plt_output_desc outputs[] = {{0, 64, 1, 1}};
     void *weights[] = {(void *)&constant};
@@ -528,7 +533,8 @@ static void test_regions(void) {
     for (int k = 0; k < 2000; k++) {
         plt_call call = {.pool = pool, .threads = 1 + below(&seed, 6)};
         plt_call alone = {.pool = NULL, .threads = call.threads};
-        int64_t units = below(&seed, 1 + below(&seed, UNITS)), grain = below(&seed, 300);
+        int64_t units = below(&seed, 1 + below(&seed, UNITS));
+        int64_t grain = below(&seed, 300);
         check_region(&call, r, units, grain);
         check_region(&alone, serial, units, grain);
         CHECK(memcmp(r->begins, serial->begins, sizeof r->begins) == 0);
@@ -626,6 +632,9 @@ static void test_parking(void) {
 static void wait_for(pid_t child) {
     int status;
     CHECK(waitpid(child, &status, 0) == child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+        fprintf(stderr, "child ended with wait status %#x\n", (unsigned)status);
+    }
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
@@ -667,7 +676,9 @@ static void *call_until_stopped(void *p) {
 static void test_fork_in_call(void) {
     plt_model *m = make_model(NULL, 2, 4);
     pthread_t threads[2];
-    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, call_until_stopped, m);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, call_until_stopped, m) == 0);
+    }
     for (int k = 0; k < 40; k++) {
         pid_t child = fork();
         if (child == 0) {
@@ -776,8 +787,13 @@ static const struct {
 
 int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        bool wanted = argc == 1;
-        for (int k = 1; k < argc; k++) wanted |= strcmp(argv[k], tests[i].name) == 0;
+        bool wanted = argc == 1 || argv[1][0] == '-';
+        for (int k = 1; k < argc; k++) {
+            if (strcmp(argv[k], tests[i].name) == 0) wanted = true;
+            if (argv[k][0] == '-' && strcmp(argv[k] + 1, tests[i].name) == 0) {
+                wanted = false;
+            }
+        }
         if (!wanted) continue;
         double start = now();
         tests[i].run();
