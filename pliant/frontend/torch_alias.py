@@ -34,10 +34,57 @@ aten = torch.ops.aten
 
 # Views of every layout; the other aliasing ops may copy.
 _ALWAYS = frozenset(
-    ["view", "view_as", "unsqueeze", "squeeze", "permute", "transpose", "t", "mT", "swapaxes", "swapdims", "movedim", "moveaxis", "numpy_T", "adjoint", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "expand", "expand_as", "broadcast_to", "detach", "alias", "unfold", "diagonal", "unflatten"]
+    [
+        "view",
+        "view_as",
+        "unsqueeze",
+        "squeeze",
+        "permute",
+        "transpose",
+        "t",
+        "mT",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "numpy_T",
+        "adjoint",
+        "slice",
+        "select",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "detach",
+        "alias",
+        "unfold",
+        "diagonal",
+        "unflatten",
+    ]
 )
 _RESHAPES = frozenset(
-    ["view", "view_as", "reshape", "reshape_as", "flatten", "ravel", "unflatten", "unsqueeze", "squeeze", "contiguous", "detach", "alias", "to", "type_as", "_unsafe_view", "lift_fresh"]
+    [
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "flatten",
+        "ravel",
+        "unflatten",
+        "unsqueeze",
+        "squeeze",
+        "contiguous",
+        "detach",
+        "alias",
+        "to",
+        "type_as",
+        "_unsafe_view",
+        "lift_fresh",
+    ]
 )
 
 
@@ -54,7 +101,7 @@ def op_name(target: torch._ops.OpOverload) -> str:
     return str(target._schema.name).rpartition("::")[2]
 
 
-def functional_twin(target: torch._ops.OpOverload) -> Any:
+def functional_twin(target: Any) -> Any:
     """aten.add_.Tensor -> aten.add.Tensor; None if there is none."""
     packet = getattr(aten, op_name(target)[:-1], None)
     return getattr(packet, target._overloadname, None)
@@ -98,7 +145,9 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _contiguous(tensor: torch.Tensor) -> bool:
     expected: Any = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+    for size, stride in zip(
+        reversed(tensor.shape), reversed(tensor.stride()), strict=True
+    ):
         if str(stride) != str(expected) and str(size) != "1":
             return False
         expected = expected * size
@@ -141,7 +190,7 @@ class Aliases:
             above = self.parent[node]
             if node.target is operator.getitem:
                 pieces = list(self.env[above])
-                pieces[node.args[1]] = new  # type: ignore[index, call-overload]
+                pieces[node.args[1]] = new  # type: ignore[index]
                 self.env[above] = pieces
                 carried.add(above)
                 new = self._put_piece(above, int(node.args[1]), new)  # type: ignore[arg-type]
@@ -198,7 +247,7 @@ class Aliases:
             axis = cx.axis(args[0], rank)
             window = (cx.simplify(args[1]), cx.simplify(args[2]), 1)
             return put_window(cx, base, new, axis, window)
-        cx.unsupported(f"in-place change through a view made by {name}")
+        return cx.unsupported(f"in-place change through a view made by {name}")
 
 
 def _permutation(name: str, rank: int, args: Sequence[Any]) -> list[int] | None:

@@ -14,12 +14,11 @@ the model states (a table of 512 positions) comes out as a guard with its source
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -41,7 +40,7 @@ from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import TensorType
-from pliant.sym import Cond, Expr, Guard, as_expr, eq, ge, gt, le, lt, ne, sym
+from pliant.sym import Cond, Expr, Facts, Guard, as_expr, eq, ge, gt, le, lt, ne, sym
 
 # --- what an import is ----------------------------------------------------------
 
@@ -362,19 +361,17 @@ def _assumptions(ep: ExportedProgram, symbols: Mapping[str, Expr]) -> list[Guard
     guards = getattr(getattr(mode, "shape_env", None), "guards", ())
     out: dict[Cond, Guard] = {}
     for guard in guards:
-        place = re.sub(r"[()]", "", str(guard.sloc.framework_loc or guard.sloc))
-        if _in_torch(guard.sloc):
-            continue
+        frame = guard.sloc.framework_loc
+        path = getattr(frame, "filename", _TORCH_FOLDER)
+        if path.startswith(_TORCH_FOLDER):
+            continue  # a question of torch's own code, called by the model
         cond = _condition(guard.expr, symbols)
-        if cond is not None and cond not in out:
-            message = ("the trace took the branch for ", cond.lhs, " with ", cond.rhs)
-            out[cond] = Guard(cond, message, place)
+        if cond is None or cond in out or Facts().prove(cond) is True:
+            continue
+        place = f"{os.path.basename(path)}:{frame.lineno}"
+        message = (f"the trace took the branch at {place} for {cond}",)
+        out[cond] = Guard(cond, message, place)
     return list(out.values())
-
-
-def _in_torch(sloc: Any) -> bool:
-    """Whether the comparison was made by torch's code, called from the model's."""
-    return getattr(sloc, "maybe_user_loc", None) is not None
 
 
 def _condition(expr: Any, symbols: Mapping[str, Expr]) -> Cond | None:

@@ -346,7 +346,7 @@ def leaky_relu(cx: Context, x: Value, negative_slope: float = 0.01) -> Value:
 
 
 def prelu(cx: Context, x: Value, weight: Value) -> Value:
-    if weight.type.rank == 1 and x.type.rank > 1 and not weight.shape[0] == 1:
+    if weight.type.rank == 1 and x.type.rank > 1 and weight.shape[0] != 1:
         weight = cx.reshape(weight, (weight.shape[0], *[1] * (x.type.rank - 2)))
     elif x.type.rank == 0:
         weight = cx.reshape(weight, ())

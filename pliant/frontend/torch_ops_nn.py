@@ -382,6 +382,20 @@ def batch_norm(
     return _with_bias(cx, out, bias) if weight is None else out
 
 
+def batch_norm_with_statistics(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Any]:
+    out = batch_norm(cx, x, weight, bias, mean, var, False, momentum, eps)
+    return [out, None, None]
+
+
 def instance_norm(
     cx: Context,
     x: Value,
@@ -571,11 +585,7 @@ NN: dict[Any, Translate] = {
     aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
     aten.group_norm.default: group_norm,
     aten.batch_norm.default: batch_norm,
-    aten._native_batch_norm_legit_no_training.default: lambda cx, x, w, b, m, v, mo, e: [
-        batch_norm(cx, x, w, b, m, v, False, mo, e),
-        None,
-        None,
-    ],
+    aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
     aten.instance_norm.default: instance_norm,
     aten.scaled_dot_product_attention.default: attention,
     aten.dropout.default: dropout,

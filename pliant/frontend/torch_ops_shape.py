@@ -274,7 +274,7 @@ def reverse_dims(cx: Context, x: Value) -> Value:
 def moved_axes(rank: int, source: Any, destination: Any) -> list[int]:
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
-    pairs = dict(zip((t % rank for t in targets), (s % rank for s in sources)))
+    pairs = {t % rank: s % rank for t, s in zip(targets, sources, strict=True)}
     rest = iter(i for i in range(rank) if i not in pairs.values())
     return [pairs[i] if i in pairs else next(rest) for i in range(rank)]
 
@@ -306,16 +306,16 @@ def broadcast_tensors(cx: Context, tensors: Sequence[Value]) -> list[Value]:
 def meshgrid(
     cx: Context, tensors: Sequence[Value], indexing: str = "ij"
 ) -> list[Value]:
-    axes = [0, 1, *range(2, len(tensors))]
+    axes = list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
         axes[:2] = 1, 0
     vectors = [cx.reshape(t, (t.type.numel,)) for t in tensors]
-    shape = [as_expr(1)] * len(axes[: len(vectors)])
-    for axis, vector in zip(axes, vectors):
+    shape = [as_expr(1)] * len(vectors)
+    for axis, vector in zip(axes, vectors, strict=True):
         shape[axis] = vector.shape[0]
     return [
         cx.keep_sign(vector, cx.b.broadcast(vector, shape, (axis,)))
-        for axis, vector in zip(axes, vectors)
+        for axis, vector in zip(axes, vectors, strict=True)
     ]
 
 
@@ -357,7 +357,7 @@ def repeat(cx: Context, x: Value, repeats: Sequence[Size]) -> Value:
     # (d0, d1) -> (r0, d0, r1, d1) -> (r0*d0, r1*d1); a count of 1 needs no dim.
     wide: list[Expr] = []
     axes: list[int] = []
-    for i, (count, dim) in enumerate(zip(counts, shape)):
+    for i, (count, dim) in enumerate(zip(counts, shape, strict=True)):
         if count != 1:
             wide.append(count)
         if i >= extra:
@@ -366,7 +366,7 @@ def repeat(cx: Context, x: Value, repeats: Sequence[Size]) -> Value:
         elif count == 1:
             wide.append(dim)
     spread = cx.keep_sign(x, cx.b.broadcast(x, wide, axes))
-    return cx.reshape(spread, [c * d for c, d in zip(counts, shape)])
+    return cx.reshape(spread, [c * d for c, d in zip(counts, shape, strict=True)])
 
 
 def tile(cx: Context, x: Value, dims: Sequence[Size]) -> Value:
@@ -743,7 +743,7 @@ def index_put(
             mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
             fill = cx.cast(cx.reshape(values, ()), x.dtype)
             return cx.b.select(mask, fill, x)
-    cx.unsupported("writing at computed places (only x[mask] = number is)")
+    return cx.unsupported("writing at computed places (only x[mask] = number is)")
 
 
 def diagonal(

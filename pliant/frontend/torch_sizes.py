@@ -152,7 +152,7 @@ SIZES: dict[Any, Fold] = {
     torch.sym_float: to_float,
     torch.sym_not: _compare,
     torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),
-    torch._sym_sqrt: square_root,
+    torch._sym_sqrt: square_root,  # type: ignore[attr-defined]
     torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
     torch.ops.aten.sym_numel.default: lambda cx, x: x.type.numel,
 }

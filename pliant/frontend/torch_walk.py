@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import GraphModule, Node
 
@@ -168,7 +168,7 @@ class Walk:
             raise Unsupported("")
         target, old = node.args[0], args[0]
         assert isinstance(target, Node) and self.aliases is not None
-        new = TABLE[functional_twin(node.target)](self.cx, *args, **kwargs)  # type: ignore[arg-type]
+        new = TABLE[functional_twin(node.target)](self.cx, *args, **kwargs)
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
         self.aliases.write(target, new)
         return new
@@ -177,7 +177,7 @@ class Walk:
         """The result in the dtype the trace found; data-dependent sizes bound."""
         val = node.meta.get("val")
         if isinstance(result, list):
-            pairs = zip(result, val, strict=True)
+            pairs = zip(result, val or (), strict=True)
             return [self.conform(node, r, v) for r, v in pairs]
         return self.conform(node, result, val)
 
