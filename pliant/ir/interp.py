@@ -33,7 +33,7 @@ from pliant.ir.interp_loops import (
     run_loop,
     storage,
 )
-from pliant.ir.loops import LoopFunc, Role
+from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr, Facts, Symbol, solve
@@ -127,6 +127,7 @@ class Interpreter:
         for value, given in zip(graph.params, inputs, strict=True):
             arrays.append(self.accept(value, np.asarray(given)))
         env = sizes | solved(graph, [a.shape for a in arrays], sizes)
+        env.setdefault("threads", self.workers)  # what every lowered function knows
         return self.run(graph, arrays, env)
 
     def accept(self, value: Value, given: Array) -> Array:
@@ -621,7 +622,8 @@ def _attention(op: Op, q: Array, k: Array, v: Array, *mask: Array) -> Array:
     masked = top == -np.inf
     exp = np.exp(scores - np.where(masked, 0, top))
     weights = exp / np.sum(exp, -1, keepdims=True)
-    return np.where(masked, 0, np.matmul(weights, v)).astype(q.dtype)
+    result = np.where(masked, 0, np.matmul(weights, v)).astype(q.dtype)
+    return np.swapaxes(result, -2, -3) if op.bool_attr("swapped") else result
 
 
 def _einsum(op: Op, *operands: Array) -> Array:
@@ -887,34 +889,6 @@ def _call_loop(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> 
             memories.append(_poisoned(math.prod(shape) * buffer.dtype.bytes))
     options = {"workers": run.workers, "check_races": run.check_races}
     run_loop(func, run.module, sizes, memories, **options)  # type: ignore[arg-type]
-
-
-def destinations(func: LoopFunc, op: Op) -> list[Value | None]:
-    """The value behind each buffer of a called loop function.
-
-    Results take the "out" buffers, operands the others in order. Without results the
-    operands are all the buffers. Scratch that is not passed is None.
-    """
-    operands, results = list(op.operands), list(op.results)
-    lacking = len(func.buffers) - len(operands) - len(results)
-    scratch = sum(buffer.role is Role.WORK for buffer in func.buffers)
-    omitted = scratch > 0 and lacking == scratch
-    found: list[Value | None] = []
-    for buffer in func.buffers:
-        if buffer.role is Role.WORK and omitted:
-            found.append(None)
-            continue
-        queue = results if results and buffer.role is Role.OUT else operands
-        if not queue:
-            raise InternalError(
-                "interpreter",
-                f"call of @{func.name}: nothing is given for buffer %{buffer.name}",
-            )
-        found.append(queue.pop(0))
-    if operands or results:
-        left = ", ".join(map(str, operands + results))
-        raise InternalError("interpreter", f"call of @{func.name}: {left} is left over")
-    return found
 
 
 def _call_library(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:

@@ -81,6 +81,8 @@ INLINE_ELEMENTS = 16  # a constant of at most so many elements prints its data
 HASHED_BYTES = 1 << 20  # larger data is identified by samples: weights may be on disk
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 14
 
+MARK = "# <-- here"
+
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -224,8 +226,9 @@ def print_module(module: Module) -> str:
 # ---- loop functions
 
 
-def print_loop(func: LoopFunc) -> str:
-    printer = _LoopPrinter()
+def print_loop(func: LoopFunc, mark: Stmt | None = None) -> str:
+    """A loop function; a comment points at the statement `mark`."""
+    printer = _LoopPrinter(mark)
     return f"loop {printer.header(func)} {printer.body(func.body)}\n"
 
 
@@ -247,8 +250,9 @@ def buffer_text(buffer: Buffer) -> str:
 class _LoopPrinter:
     """Knows the scalars named so far: a Read of the declared type needs no type."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Stmt | None = None) -> None:
         self.scalars: dict[str, DType] = {}
+        self.mark = mark
 
     def header(self, func: LoopFunc) -> str:
         sizes = ", ".join(map(symbol_text, func.sizes))
@@ -269,6 +273,13 @@ class _LoopPrinter:
         return f"%{name_text(buffer.name)}{dims_text(index)}"
 
     def stmt(self, stmt: Stmt) -> str:
+        text = self.plain(stmt)
+        if stmt is not self.mark:
+            return text
+        first, line, rest = text.partition("\n")
+        return f"{first}  {MARK}{line}{rest}"
+
+    def plain(self, stmt: Stmt) -> str:
         match stmt:
             case Block(body):
                 if not body:
