@@ -1,0 +1,34 @@
+"""Pliant compiles a model once into native code that serves every input shape."""
+
+from pliant.api import compile
+from pliant.errors import (
+    ArtifactError,
+    DTypeError,
+    IndexRangeError,
+    InternalError,
+    MemoryLimitError,
+    PliantError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from pliant.model import CompiledModel, MemoryPlan
+from pliant.options import Options
+from pliant.target import Target
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "CompiledModel",
+    "DTypeError",
+    "IndexRangeError",
+    "InternalError",
+    "MemoryLimitError",
+    "MemoryPlan",
+    "Options",
+    "PliantError",
+    "ShapeError",
+    "Target",
+    "UnsupportedOpError",
+    "compile",
+]

@@ -11,6 +11,7 @@ class Options:
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
+    attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
     share: bool = True  # generate identical kernels once
     order: bool = True

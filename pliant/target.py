@@ -7,6 +7,7 @@ always carries its feature list in full, and that list is what the code generato
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -121,7 +122,12 @@ def host() -> Target:
     raise NotImplementedError(f"no code generation for {llvm.get_default_triple()}")
 
 
-NAMED = {"host": host, "baseline": baseline, "avx2": avx2, "avx512": avx512}
+NAMED: dict[str, Callable[[], Target]] = {
+    "host": host,
+    "baseline": baseline,
+    "avx2": avx2,
+    "avx512": avx512,
+}
 
 
 def named(name: str) -> Target:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -19,10 +20,11 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ll
 
 from pliant import knobs
+from pliant.errors import InternalError
 from pliant.target import Target
 
-# Generated code calls nothing else outside its module than what `symbols` names.
-LIBC_SYMBOLS = ("memset", "memcpy", "memmove")
+# LLVM may turn loops into these; the process has them.
+LIBC_SYMBOLS = frozenset({"memset", "memcpy", "memmove"})
 
 _numbers = itertools.count()
 _lock = threading.Lock()
@@ -59,6 +61,7 @@ class CompiledCode:
         library.add_current_process()
         for name, address in symbols.items():
             library.import_symbol(name, address)
+        _check_symbols(module, symbols)
         self._names = frozenset(
             f.name
             for f in module.functions
@@ -67,6 +70,8 @@ class CompiledCode:
         for name in self._names:
             library.export_symbol(name)
         self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
+        # In this order: the code belongs to the JIT.
+        weakref.finalize(self, _free, self._tracker, self._jit)
 
     def address(self, name: str) -> int:
         """Where a function with external linkage starts; KeyError if there is none."""
@@ -85,6 +90,22 @@ class CompiledCode:
     def llvm_ir(self) -> str:
         """The module after optimisation."""
         return str(self._module)
+
+
+def _check_symbols(module: Any, symbols: Mapping[str, int]) -> None:
+    """Generated code calls no library; a call that LLVM made up would be our bug."""
+    known = LIBC_SYMBOLS | symbols.keys()
+    for function in module.functions:
+        if function.is_declaration and not function.name.startswith("llvm."):
+            if function.name not in known:
+                raise InternalError(
+                    "jit", f"generated code calls '{function.name}', which is not there"
+                )
+
+
+def _free(tracker: Any, jit: Any) -> None:
+    tracker.close()
+    jit.close()
 
 
 def compile_ir(
@@ -131,6 +152,15 @@ def optimise(module: Any, target: Target, opt_level: int = 2) -> None:
     """Runs the pass pipeline over a parsed module, in place."""
     if opt_level == 0:
         return
+    passes, inline, simplify = _pipeline(target, opt_level)
+    inline.run(module, passes)
+    for function in module.functions:
+        if not function.is_declaration:
+            simplify.run(function, passes)
+
+
+@lru_cache(maxsize=8)  # llvmlite frees a pass builder only in part
+def _pipeline(target: Target, opt_level: int) -> tuple[Any, Any, Any]:
     tuning = llvm.create_pipeline_tuning_options(opt_level)
     tuning.loop_vectorization = tuning.slp_vectorization = False
     tuning.loop_unrolling = tuning.loop_interleaving = False
@@ -138,11 +168,7 @@ def optimise(module: Any, target: Target, opt_level: int = 2) -> None:
     inline = llvm.create_new_module_pass_manager()
     inline.add_always_inliner_pass()
     inline.add_global_dead_code_eliminate_pass()
-    inline.run(module, passes)
-    simplify = passes.getFunctionPassManager()
-    for function in module.functions:
-        if not function.is_declaration:
-            simplify.run(function, passes)
+    return passes, inline, passes.getFunctionPassManager()
 
 
 def _initialise() -> None:

@@ -25,7 +25,7 @@ Accumulators of a vector loop are several partial vectors, combined in a fixed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ from typing import Any
 import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
-from pliant.codegen.llvm_dims import NO_WRAP, Dims, Lanes, Linear, as_value
+from pliant.codegen.llvm_dims import NO_WRAP, Dims, Lanes, Memory, as_value
 from pliant.codegen.llvm_types import (
     I32,
     I64,
@@ -42,7 +42,6 @@ from pliant.codegen.llvm_types import (
     STATUS_FIELD,
     TASK_TYPE,
     VOID,
-    compute_type,
     constant,
     dtype_constant,
     iota,
@@ -112,6 +111,7 @@ class _Unit:
     module: ll.Module
     target: Target
     functions: dict[str, ll.Function] = field(default_factory=dict)
+    by_lanes: dict[int, bool] = field(default_factory=dict)  # by id of a For
 
 
 def _declare(module: ll.Module, func: LoopFunc) -> ll.Function:
@@ -129,14 +129,13 @@ def _declare(module: ll.Module, func: LoopFunc) -> ll.Function:
     return function
 
 
-def _mark_aliasing(args: Iterable[Any], buffers: tuple[Buffer, ...]) -> None:
+def _mark_aliasing(args: Iterable[Any], buffers: Sequence[Buffer]) -> None:
     """Inputs may be one another but are not written; an INOUT may be an input too."""
     in_place = any(buf.role is Role.INOUT for buf in buffers)
     for arg, buf in zip(args, buffers, strict=True):
         alone = buf.role in (Role.OUT, Role.WORK)
         if alone or (buf.role is Role.IN and not in_place):
             arg.add_attribute("noalias")
-        arg.add_attribute("captures(none)")
 
 
 def _define(unit: _Unit, func: LoopFunc) -> None:
@@ -147,22 +146,9 @@ def _define(unit: _Unit, func: LoopFunc) -> None:
         body.dims.bind(name, arg)
     body.dims.bind(WORKER, 0)
     for buf, arg in zip(func.buffers, function.args[1 + len(sizes) :], strict=True):
-        body.buffers[buf.name] = (arg, buf)
+        body.memory.buffers[buf.name] = arg
     body.stmt(func.body)
     body.finish()
-
-
-@dataclass(slots=True)
-class _Accumulator:
-    """A running reduction: one slot, and partial vectors where a loop needs them."""
-
-    op: str
-    dtype: DType
-    lanes: int
-    slot: Any
-    started: Any  # the instruction behind which more partials may be initialised
-    partials: list[Any] = field(default_factory=list)
-    final: Any = None
 
 
 class _Body:
@@ -175,13 +161,12 @@ class _Body:
         self.b = ll.IRBuilder(function.append_basic_block("body"))
         self.first = self.b.block
         self.dims = Dims(self.b)
-        self.buffers: dict[str, tuple[Any, Buffer]] = {}
+        self.memory = Memory(self.dims)
         self.locals: dict[str, Any] = {}
-        self.accumulators: dict[str, _Accumulator] = {}
+        self.accumulators: dict[str, ops.Reduction] = {}
         self.mask: Any = None  # lanes that run, None: all of them
         self.copy = 0  # which copy of an unrolled vector loop's body this is
         self.in_task = False
-        self._flat: dict[tuple[str, tuple[Expr, ...]], Expr] = {}
         self._values: dict[int, Any] = {}
 
     def finish(self) -> None:
@@ -193,14 +178,15 @@ class _Body:
     @contextmanager
     def region(self) -> Iterator[None]:
         """What is named inside is not seen behind it."""
-        saved = self.locals, self.accumulators, self.buffers, self.mask, self._values
+        memory = self.memory
+        saved = self.locals, self.accumulators, self.mask, self._values, memory.buffers
         self.locals, self.accumulators = dict(self.locals), dict(self.accumulators)
-        self.buffers, self._values = dict(self.buffers), {}
+        memory.buffers, self._values = dict(memory.buffers), {}
         try:
             with self.dims.scope():
                 yield
         finally:
-            self.locals, self.accumulators, self.buffers, self.mask, self._values = (
+            self.locals, self.accumulators, self.mask, self._values, memory.buffers = (
                 saved
             )
 
@@ -246,15 +232,18 @@ class _Body:
             case For():
                 self.for_(stmt)
             case Store(buf, index, value):
-                self.store(buf, index, self.value(value))
+                self.memory.store(buf, index, self.value(value), self.mask)
             case Let(name, value):
                 self.let(name, value)
             case Local(name, _, value):
                 self.locals[name] = self.value(value)
             case Accumulator(name, dtype, op):
-                self.accumulators[name] = self.start(op, dtype)
+                self.accumulators[name] = ops.Reduction(
+                    self.b, op, dtype, self.dims.lanes, self.alloca, self.target
+                )
             case Accumulate(name, value):
-                self.accumulate(name, self.value(value))
+                new = splat(self.b, self.value(value), self.dims.lanes)
+                self.accumulators[name].add(self.b, new, self.mask, self.copy)
             case Alloc(buf):
                 self.alloc(buf)
             case If():
@@ -282,7 +271,7 @@ class _Body:
                 for name in named:
                     if last.get(name) == number:
                         accumulator = self.accumulators[name]
-                        accumulator.final = self.total(accumulator)
+                        accumulator.final = accumulator.total(self.b)
 
     def let(self, name: str, value: LoopValue) -> None:
         if isinstance(value, Index) and not self.dims.varies(value.dim):
@@ -298,7 +287,7 @@ class _Body:
             for dim, step in zip(buf.shape, buf.strides, strict=True)
         )
         slot = self.alloca(storage_type(buf.dtype), count, align=64)
-        self.buffers[buf.name] = (slot, buf)
+        self.memory.buffers[buf.name] = slot
 
     def if_(self, stmt: If) -> None:
         cond = self.value(stmt.cond)
@@ -357,10 +346,7 @@ class _Body:
             function = ll.Function(self.unit.module, signature, stmt.function)
             self.unit.functions[stmt.function] = function
         sizes = [self.dims.scalar(size) for size in stmt.sizes]
-        pointers = [
-            self.pointer(buf, self.linear(self.flat(buf, index)))
-            for buf, index in stmt.arguments
-        ]
+        pointers = [self.memory.address(buf, index) for buf, index in stmt.arguments]
         self.b.call(function, [self.call, *sizes, *pointers])
 
     # ---- loops
@@ -549,11 +535,13 @@ class _Body:
         start = as_value(begin)
         sizes = {n: v for n, v in self.dims.names.items() if n in _symbols(loop)}
         scalars = {n: self.read(n) for n in _reads(loop.body) if self.is_named(n)}
-        used = {buf.name for buf, _ in _accesses(loop.body)}
-        buffers = {n: pair for n, pair in self.buffers.items() if n in used}
+        outer = self.memory.buffers
+        used = {b.name: b for b, _ in _accesses(loop.body) if b.name in outer}
+        own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
+        buffers = [buf for name, buf in used.items() if name not in own]
         passed = [v for v in sizes.values() if not isinstance(v, int)]
         handed = [self.call, start, *passed, *scalars.values()]
-        handed += [pointer for pointer, _ in buffers.values()]
+        handed += [outer[buf.name] for buf in buffers]
         kinds = [value.type for value in handed]
 
         name = f"{self.function.name}.{loop.var}"
@@ -588,7 +576,7 @@ class _Body:
         loop: For,
         sizes: dict[str, Any],
         scalars: dict[str, Any],
-        buffers: dict[str, tuple[Any, Buffer]],
+        buffers: list[Buffer],
     ) -> None:
         """Units first .. last of the loop; arguments as `parallel_loop` hands them."""
         first, last, worker, call, start, *rest = function.args
@@ -602,9 +590,9 @@ class _Body:
         for name in scalars:
             inner.locals[name] = next(given)
         pointers = list(given)
-        _mark_aliasing(pointers, tuple(buf for _, buf in buffers.values()))
-        for pointer, (name, (_, buf)) in zip(pointers, buffers.items(), strict=True):
-            inner.buffers[name] = (pointer, buf)
+        _mark_aliasing(pointers, buffers)
+        for pointer, buf in zip(pointers, buffers, strict=True):
+            inner.memory.buffers[buf.name] = pointer
         signed = not self.dims.is_nonnegative(loop.begin)
         begin = 0 if loop.begin is ZERO else start
         with inner.loop(first, last, 1, loop.var) as unit:
@@ -629,183 +617,16 @@ class _Body:
         b.ret_void()
         return task
 
-    # ---- accumulators
-
-    def start(self, op: str, dtype: DType) -> _Accumulator:
-        lanes = self.dims.lanes
-        slot = self.alloca(compute_type(dtype, lanes))
-        initial = dtype_constant(ops.identity(op, dtype), dtype, lanes)
-        started = self.b.store(initial, slot)
-        return _Accumulator(op, dtype, lanes, slot, started)
-
-    def partial(self, accumulator: _Accumulator) -> Any:
-        """The partial vector of this copy, made and initialised on first use."""
-        op, dtype, lanes = accumulator.op, accumulator.dtype, self.dims.lanes
-        while len(accumulator.partials) <= self.copy:
-            slot = self.alloca(compute_type(dtype, lanes))
-            builder = ll.IRBuilder()
-            builder.position_after(accumulator.started)
-            builder.store(dtype_constant(ops.identity(op, dtype), dtype, lanes), slot)
-            accumulator.partials.append(slot)
-            # If that was this very block, its end has moved.
-            self.b.position_at_end(self.b.block)
-        return accumulator.partials[self.copy]
-
-    def accumulate(self, name: str, value: Any) -> None:
-        accumulator, b = self.accumulators[name], self.b
-        op, dtype, lanes = accumulator.op, accumulator.dtype, self.dims.lanes
-        accumulator.final = None
-        value = splat(b, value, lanes)
-        mask, slot = self.mask, accumulator.slot
-        if lanes == self.target.lanes and accumulator.lanes != lanes:
-            slot = self.partial(accumulator)
-        elif accumulator.lanes != lanes:  # fewer lanes than a whole vector
-            if mask is not None:
-                neutral = dtype_constant(ops.identity(op, dtype), dtype, lanes)
-                value, mask = b.select(mask, value, neutral), None
-            value = ops.reduce_lanes(b, op, value, dtype, self.target)
-        before = b.load(slot, typ=value.type)
-        after = ops.combine(b, op, value, before, dtype, self.target)
-        b.store(after if mask is None else b.select(mask, after, before), slot)
-
-    def total(self, accumulator: _Accumulator) -> Any:
-        """The slot and all partial vectors, combined pairwise in their order."""
-        op, dtype, b = accumulator.op, accumulator.dtype, self.b
-        total = b.load(accumulator.slot, typ=compute_type(dtype, accumulator.lanes))
-        wide = compute_type(dtype, self.target.lanes)
-        parts = [b.load(slot, typ=wide) for slot in accumulator.partials]
-        while len(parts) > 1:
-            pairs = zip(parts[1::2], parts[::2], strict=False)
-            joined = [ops.combine(b, op, y, x, dtype, self.target) for y, x in pairs]
-            parts = joined + parts[len(joined) * 2 :]
-        for part in parts:
-            lanes = ops.reduce_lanes(b, op, part, dtype, self.target)
-            total = ops.combine(b, op, lanes, total, dtype, self.target)
-        return total
-
     def read(self, name: str) -> Any:
+        """A local, or an accumulator's result."""
         if name in self.locals:
             return self.locals[name]
         accumulator = self.accumulators[name]
         return (
-            self.total(accumulator) if accumulator.final is None else accumulator.final
+            accumulator.total(self.b)
+            if accumulator.final is None
+            else accumulator.final
         )
-
-    # ---- memory
-
-    def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
-        """The element's number in the buffer."""
-        key = (buf.name, index)
-        if key not in self._flat:
-            pairs = zip(index, buf.strides, strict=True)
-            self._flat[key] = sum((i * step for i, step in pairs), ZERO)
-        return self._flat[key]
-
-    def linear(self, expr: Expr) -> Linear:
-        found = self.dims.linear(expr)
-        assert found is not None
-        return found
-
-    def pointer(self, buf: Buffer, at: Linear) -> Any:
-        """Where lane 0 is."""
-        pointer, _ = self.buffers[buf.name]
-        element = storage_type(buf.dtype)
-        if at.dynamic is not None:
-            base, moving = pointer, at.dynamic
-            pointer, _ = self.dims.once(
-                ("pointer", buf.name, id(moving)),
-                lambda: (self.b.gep(base, [moving], source_etype=element), moving),
-            )
-        if at.offset:
-            offset = constant(I64, at.offset)
-            pointer = self.b.gep(pointer, [offset], source_etype=element)
-        return pointer
-
-    def addresses(self, buf: Buffer, expr: Expr) -> Any:
-        """One address per lane."""
-        pointer, _ = self.buffers[buf.name]
-        at = self.dims.linear(expr)
-        element = storage_type(buf.dtype)
-        if at is None:
-            return ops.pointers(self.b, pointer, element, self.dims.value(expr))
-        offsets = self.dims.steps(at.stride)
-        return ops.pointers(self.b, self.pointer(buf, at), element, offsets)
-
-    def both(self, mask: Any, other: Any) -> Any:
-        if mask is None or other is None:
-            return mask if other is None else other
-        return self.b.and_(mask, splat(self.b, other, self.dims.lanes))
-
-    def load(self, load: Load) -> Any:
-        buf, expr = load.buffer, self.flat(load.buffer, load.index)
-        where = None if load.where is None else self.value(load.where)
-        if not self.dims.varies(expr):
-            loaded = self.load_uniform(buf, expr, where)
-        else:
-            if where is not None:
-                where = splat(self.b, where, self.dims.lanes)
-            loaded = self.load_varying(buf, expr, self.both(self.mask, where))
-        return ops.from_storage(self.b, loaded, buf.dtype)
-
-    def load_uniform(self, buf: Buffer, expr: Expr, where: Any) -> Any:
-        b, typ = self.b, storage_type(buf.dtype)
-        at, align = self.linear(expr), buf.dtype.bytes
-        if where is None:
-            return b.load(self.pointer(buf, at), align=align, typ=typ)
-        mask = self.both(self.mask, where) if lanes_of(where) > 1 else where
-        zero, before = ll.Constant(typ, None), b.block
-        # The zero's edge comes from here even if the mask made blocks of its own.
-        wanted = ops.any_lane(b, mask)
-        before = b.block
-        with b.if_then(wanted):
-            with self.dims.scope():
-                found = b.load(self.pointer(buf, at), align=align, typ=typ)
-            after = b.block
-        loaded = b.phi(typ)
-        loaded.add_incoming(zero, before)
-        loaded.add_incoming(found, after)
-        if lanes_of(mask) == 1:
-            return loaded
-        wide = splat(b, loaded, lanes_of(mask))
-        return b.select(mask, wide, ll.Constant(wide.type, None))
-
-    def load_varying(self, buf: Buffer, expr: Expr, mask: Any) -> Any:
-        b, lanes, align = self.b, self.dims.lanes, buf.dtype.bytes
-        typ = storage_type(buf.dtype, lanes)
-        at = self.dims.linear(expr)
-        if at is not None and at.stride == 1:
-            if self.is_register(buf, at):
-                loaded = b.load(self.pointer(buf, at), align=align, typ=typ)
-                if mask is None:
-                    return loaded
-                return b.select(mask, loaded, ll.Constant(typ, None))
-            return ops.load_lanes(b, self.pointer(buf, at), typ, align, mask)
-        if at is not None and at.stride == -1 and mask is None:
-            last = Linear(at.dynamic, at.offset - lanes + 1, 1)
-            backwards = b.load(self.pointer(buf, last), align=align, typ=typ)
-            return ops.reverse_lanes(b, backwards)
-        return ops.gather(b, self.addresses(buf, expr), typ, align, mask)
-
-    def is_register(self, buf: Buffer, at: Linear) -> bool:
-        return buf.role is Role.REGISTER and at.dynamic is None
-
-    def store(self, buf: Buffer, index: tuple[Expr, ...], value: Any) -> None:
-        b, expr, align = self.b, self.flat(buf, index), buf.dtype.bytes
-        stored = ops.to_storage(b, value, buf.dtype)
-        if self.dims.lanes == 1:
-            b.store(stored, self.pointer(buf, self.linear(expr)), align=align)
-            return
-        stored = splat(b, stored, self.dims.lanes)
-        at = self.dims.linear(expr)
-        if at is None or at.stride != 1:
-            ops.scatter(b, stored, self.addresses(buf, expr), align, self.mask)
-            return
-        pointer, mask = self.pointer(buf, at), self.mask
-        if mask is not None and self.is_register(buf, at):
-            # A masked store would keep the buffer out of registers.
-            kept = b.load(pointer, align=align, typ=stored.type)
-            stored, mask = b.select(mask, stored, kept), None
-        ops.store_lanes(b, stored, pointer, align, mask)
 
     # ---- values
 
@@ -823,8 +644,9 @@ class _Body:
                 return dtype_constant(number, dtype)
             case Index(dim):
                 return self.dims.value(dim)
-            case Load():
-                return self.load(value)
+            case Load(buf, index, where):
+                flag = None if where is None else self.value(where)
+                return self.memory.load(buf, index, flag, self.mask)
             case Read(name, _):
                 return self.read(name)
             case Unary(op, x):
@@ -971,7 +793,11 @@ def _has_masks(target: Target, loop: For) -> bool:
 
 def _runs_by_lanes(loop: For, body: _Body) -> bool:
     """Whether the iterations of a VECTOR loop can run side by side."""
-    return _LaneCheck(body.flat, {loop.var}).allows(loop.body)
+    known = body.unit.by_lanes
+    if id(loop) not in known:
+        check = _LaneCheck(body.memory.flat, {loop.var})
+        known[id(loop)] = check.allows(loop.body)
+    return known[id(loop)]
 
 
 @dataclass(slots=True)

@@ -1,7 +1,11 @@
-"""Dimension expressions as i64 arithmetic, and addresses classified by lane.
+"""Dimension expressions as i64 arithmetic, and the memory they address.
 
 A name is bound to an int (an unrolled variable), a scalar, a `Lanes` (the variable of
 the vector loop being generated) or a vector (an integer bound by Let inside one).
+
+An address is a polynomial too, and how it depends on the lane decides how memory is
+accessed: not at all -> one scalar load; one element per lane -> a vector load or store;
+any other way -> a gather or scatter.
 
 Sums are added up outermost names first, so what an inner loop repeats is loop-invariant
 code that LLVM hoists, and the constant comes last, where x86 addresses it for free.
@@ -16,6 +20,7 @@ from typing import Any
 
 import llvmlite.ir as ll
 
+from pliant.codegen import llvm_ops as ops
 from pliant.codegen.llvm_types import (
     F64,
     I64,
@@ -23,9 +28,11 @@ from pliant.codegen.llvm_types import (
     iota,
     lanes_of,
     splat,
+    storage_type,
     widen,
 )
-from pliant.sym import Expr
+from pliant.ir.loops import Buffer, Role
+from pliant.sym import ZERO, Expr
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 
 NO_WRAP = ("nsw",)
@@ -434,3 +441,132 @@ def _parts(lanes: Lanes) -> tuple[Any, int]:
     if isinstance(lanes.base, int):
         return None, lanes.base + lanes.offset
     return lanes.base, lanes.offset
+
+
+class Memory:
+    """The buffers in scope of one function, and access to them."""
+
+    def __init__(self, dims: Dims) -> None:
+        self.dims, self.builder = dims, dims.builder
+        self.buffers: dict[str, Any] = {}  # name -> address of element 0
+        self._flat: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], Expr] = {}
+
+    def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
+        """The element's number in the buffer."""
+        key = (buf.strides, index)
+        if key not in self._flat:
+            pairs = zip(index, buf.strides, strict=True)
+            self._flat[key] = sum((i * step for i, step in pairs), ZERO)
+        return self._flat[key]
+
+    def address(self, buf: Buffer, index: tuple[Expr, ...]) -> Any:
+        """Where an element is that is the same for all lanes."""
+        return self._pointer(buf, self._uniform(self.flat(buf, index)))
+
+    def load(self, buf: Buffer, index: tuple[Expr, ...], where: Any, mask: Any) -> Any:
+        """An element, or one per lane; zero, and not read, where a flag is false."""
+        b, expr = self.builder, self.flat(buf, index)
+        if not self.dims.varies(expr):
+            if where is not None and lanes_of(where) > 1:
+                where = self._both(mask, where)
+            loaded = self._load_uniform(buf, self._uniform(expr), where)
+        else:
+            loaded = self._load_varying(buf, expr, self._both(mask, where))
+        return ops.from_storage(b, loaded, buf.dtype)
+
+    def store(
+        self, buf: Buffer, index: tuple[Expr, ...], value: Any, mask: Any
+    ) -> None:
+        """Writes the lanes of the mask; None stands for all of them."""
+        b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
+        stored = ops.to_storage(b, value, buf.dtype)
+        if self.dims.lanes == 1:
+            b.store(stored, self._pointer(buf, self._uniform(expr)), align=align)
+            return
+        stored = splat(b, stored, self.dims.lanes)
+        at = self.dims.linear(expr)
+        if at is None or at.stride != 1:
+            ops.scatter(b, stored, self._addresses(buf, expr), align, mask)
+            return
+        pointer = self._pointer(buf, at)
+        if mask is not None and _is_register(buf, at):
+            # A masked store would keep the buffer out of registers.
+            kept = b.load(pointer, align=align, typ=stored.type)
+            stored, mask = b.select(mask, stored, kept), None
+        ops.store_lanes(b, stored, pointer, align, mask)
+
+    def _uniform(self, expr: Expr) -> Linear:
+        found = self.dims.linear(expr)
+        assert found is not None, f"'{expr}' varies by lane"
+        return found
+
+    def _pointer(self, buf: Buffer, at: Linear) -> Any:
+        """Where lane 0 is."""
+        pointer, element = self.buffers[buf.name], storage_type(buf.dtype)
+        if at.dynamic is not None:
+            base, moving = pointer, at.dynamic
+            pointer, _ = self.dims.once(
+                ("pointer", buf.name, id(moving)),
+                lambda: (
+                    self.builder.gep(base, [moving], source_etype=element),
+                    moving,
+                ),
+            )
+        if at.offset:
+            offset = constant(I64, at.offset)
+            pointer = self.builder.gep(pointer, [offset], source_etype=element)
+        return pointer
+
+    def _addresses(self, buf: Buffer, expr: Expr) -> Any:
+        """One address per lane."""
+        at, element = self.dims.linear(expr), storage_type(buf.dtype)
+        if at is None:
+            base, offsets = self.buffers[buf.name], self.dims.value(expr)
+        else:
+            base, offsets = self._pointer(buf, at), self.dims.steps(at.stride)
+        return ops.pointers(self.builder, base, element, offsets)
+
+    def _both(self, mask: Any, other: Any) -> Any:
+        """The lanes in both masks; None stands for all lanes."""
+        if other is None:
+            return mask
+        other = splat(self.builder, other, self.dims.lanes)
+        return other if mask is None else self.builder.and_(mask, other)
+
+    def _load_uniform(self, buf: Buffer, at: Linear, where: Any) -> Any:
+        b, typ, align = self.builder, storage_type(buf.dtype), buf.dtype.bytes
+        if where is None:
+            return b.load(self._pointer(buf, at), align=align, typ=typ)
+        wanted = ops.any_lane(b, where)
+        before = b.block
+        with b.if_then(wanted):
+            with self.dims.scope():
+                found = b.load(self._pointer(buf, at), align=align, typ=typ)
+            after = b.block
+        loaded = b.phi(typ)
+        loaded.add_incoming(ll.Constant(typ, None), before)
+        loaded.add_incoming(found, after)
+        if lanes_of(where) == 1:
+            return loaded
+        wide = splat(b, loaded, lanes_of(where))
+        return b.select(where, wide, ll.Constant(wide.type, None))
+
+    def _load_varying(self, buf: Buffer, expr: Expr, mask: Any) -> Any:
+        b, lanes, align = self.builder, self.dims.lanes, buf.dtype.bytes
+        typ = storage_type(buf.dtype, lanes)
+        at = self.dims.linear(expr)
+        if at is not None and at.stride == 1:
+            if _is_register(buf, at):
+                loaded = b.load(self._pointer(buf, at), align=align, typ=typ)
+                zero = ll.Constant(typ, None)
+                return loaded if mask is None else b.select(mask, loaded, zero)
+            return ops.load_lanes(b, self._pointer(buf, at), typ, align, mask)
+        if at is not None and at.stride == -1 and mask is None:
+            last = Linear(at.dynamic, at.offset - lanes + 1, 1)
+            backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
+            return ops.reverse_lanes(b, backwards)
+        return ops.gather(b, self._addresses(buf, expr), typ, align, mask)
+
+
+def _is_register(buf: Buffer, at: Linear) -> bool:
+    return buf.role is Role.REGISTER and at.dynamic is None

@@ -26,6 +26,7 @@ from pliant.codegen.llvm_types import (
     call_intrinsic,
     compute_type,
     constant,
+    dtype_constant,
     lanes_of,
     mangle,
     scalar_of,
@@ -446,6 +447,76 @@ def reduce_lanes(b: Builder, op: str, x: Any, dtype: DType, target: Target) -> A
         if isinstance(x.type, ll.VectorType)
         else x
     )
+
+
+class Reduction:
+    """An accumulator: a slot in the entry block, and partial vectors where needed.
+
+    `lanes` is the width it was declared at. Added to by wider code, it keeps one
+    partial vector per copy of that code, so that copies do not wait for one another.
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        op: str,
+        dtype: DType,
+        lanes: int,
+        alloca: Callable[[Any], Any],
+        target: Target,
+    ) -> None:
+        self.op, self.dtype, self.lanes, self.target = op, dtype, lanes, target
+        self.alloca = alloca
+        self.slot = alloca(compute_type(dtype, lanes))
+        self.started = b.store(self.neutral(lanes), self.slot)
+        self.partials: list[Any] = []
+        self.final: Any = None  # the total, once nothing more is added
+
+    def neutral(self, lanes: int) -> Any:
+        return dtype_constant(identity(self.op, self.dtype), self.dtype, lanes)
+
+    def join(self, b: Builder, new: Any, before: Any) -> Any:
+        return combine(b, self.op, new, before, self.dtype, self.target)
+
+    def add(self, b: Builder, new: Any, mask: Any, copy: int) -> None:
+        """Adds a value, or the lanes of one that are in the mask."""
+        lanes, slot = lanes_of(new), self.slot
+        self.final = None
+        if lanes == self.target.lanes and self.lanes != lanes:
+            slot = self._partial(b, copy)
+        elif self.lanes != lanes:  # fewer lanes than a whole vector
+            if mask is not None:
+                new, mask = b.select(mask, new, self.neutral(lanes)), None
+            new = reduce_lanes(b, self.op, new, self.dtype, self.target)
+        before = b.load(slot, typ=new.type)
+        after = self.join(b, new, before)
+        b.store(after if mask is None else b.select(mask, after, before), slot)
+
+    def _partial(self, b: Builder, copy: int) -> Any:
+        lanes = self.target.lanes
+        while len(self.partials) <= copy:
+            slot = self.alloca(compute_type(self.dtype, lanes))
+            behind = Builder()
+            behind.position_after(self.started)
+            behind.store(self.neutral(lanes), slot)
+            self.partials.append(slot)
+            # If that was the block being written, its end has moved.
+            b.position_at_end(b.block)
+        return self.partials[copy]
+
+    def total(self, b: Builder) -> Any:
+        """The slot and all partial vectors, combined pairwise in their order."""
+        total = b.load(self.slot, typ=compute_type(self.dtype, self.lanes))
+        wide = compute_type(self.dtype, self.target.lanes)
+        parts = [b.load(slot, typ=wide) for slot in self.partials]
+        while len(parts) > 1:
+            pairs = zip(parts[1::2], parts[::2], strict=False)
+            joined = [self.join(b, right, left) for right, left in pairs]
+            parts = joined + parts[len(joined) * 2 :]
+        for part in parts:
+            one = reduce_lanes(b, self.op, part, self.dtype, self.target)
+            total = self.join(b, one, total)
+        return total
 
 
 def any_lane(b: Builder, mask: Any) -> Any:

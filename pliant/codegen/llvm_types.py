@@ -69,10 +69,20 @@ def int_of_size(typ: Any) -> Any:
     return widen(scalar, typ.count if isinstance(typ, ll.VectorType) else 1)
 
 
+class SplatConstant(ll.Constant):  # type: ignore[misc]
+    """A vector constant, printed as LLVM prints it: short however many the lanes."""
+
+    def __init__(self, typ: Any, scalar: Any) -> None:
+        self.type, self.constant = typ, scalar
+
+    def _get_reference(self) -> str:
+        return f"splat ({self.constant})"
+
+
 def constant(typ: Any, number: float | int | bool) -> Any:
     """A constant, the same in every lane."""
     if isinstance(typ, ll.VectorType):
-        return ll.Constant(typ, [constant(typ.element, number)] * typ.count)
+        return SplatConstant(typ, constant(typ.element, number))
     if isinstance(typ, ll.IntType):
         bits = typ.width
         wrapped = int(number) & ((1 << bits) - 1)
@@ -129,7 +139,7 @@ def splat(builder: ll.IRBuilder, value: Any, lanes: int) -> Any:
         return value
     typ = ll.VectorType(value.type, lanes)
     if isinstance(value, ll.Constant):
-        return ll.Constant(typ, [value] * lanes)
+        return SplatConstant(typ, value)
     one = builder.insert_element(
         ll.Constant(typ, ll.Undefined), value, ll.Constant(I32, 0)
     )

@@ -103,6 +103,8 @@ def op_name(target: torch._ops.OpOverload) -> str:
 
 def functional_twin(target: Any) -> Any:
     """aten.add_.Tensor -> aten.add.Tensor; None if there is none."""
+    if not is_in_place(target):
+        return None
     packet = getattr(aten, op_name(target)[:-1], None)
     return getattr(packet, target._overloadname, None)
 

@@ -118,6 +118,12 @@ def var_mean(
     return list(variance(cx, x, axes, correction, keepdim))
 
 
+def var_mean_dim(
+    cx: Context, x: Value, dim: Dims, unbiased: bool = True, keepdim: bool = False
+) -> list[Value]:
+    return var_mean(cx, x, dim, 1.0 if unbiased else 0.0, keepdim)
+
+
 def extreme(op: str) -> Translate:
     """amax, amin, and max/min over everything."""
 
@@ -336,6 +342,7 @@ REDUCE: dict[Any, Translate] = {
     aten.std.dim: root_of(var),
     aten.std.correction: root_of(var_correction),
     aten.var_mean.correction: var_mean,
+    aten.var_mean.dim: var_mean_dim,
     aten.amax.default: extreme("max"),
     aten.amin.default: extreme("min"),
     aten.aminmax.default: aminmax,

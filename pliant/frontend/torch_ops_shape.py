@@ -50,8 +50,9 @@ def slice_window(
     start: Size | None = None,
     end: Size | None = None,
     step: int = 1,
+    axis: int | None = None,
 ) -> tuple[Expr, Expr, int]:
-    """(start, size, step) after torch's clamping to the dim."""
+    """(start, size, step) after torch's clamping; `axis` is the sliced one."""
     if not isinstance(step, int) or step < 1:
         cx.unsupported(f"a slice of step {step}")
     begin = nonnegative_bound(cx, 0 if start is None else start, size)
@@ -61,7 +62,19 @@ def slice_window(
     else:
         stop = nonnegative_bound(cx, end, size)
         stop = cx.simplify(minimum(maximum(stop, begin), size))
-    return begin, cx.simplify(ceildiv(stop - begin, step)), step
+    return begin, one_if_traced(cx, ceildiv(stop - begin, step), axis), step
+
+
+def one_if_traced(cx: Context, size: Expr, axis: int | None) -> Expr:
+    """x[:, :1] is traced as one element, which then broadcasts: it must be there.
+
+    A longer slice keeps its formula, min(n, 5), and so serves shorter dims too.
+    """
+    size = cx.simplify(size)
+    known = None if axis is None else cx.val.shape[axis]
+    if not size.is_const and isinstance(known, int) and known == 1:
+        return cx.b.require_equal(size, 1, "a slice of one element must have it")
+    return size
 
 
 def select_window(cx: Context, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
@@ -145,7 +158,8 @@ def slice_tensor(
     step: int = 1,
 ) -> Value:
     axis = cx.axis(dim, x.type.rank)
-    return cx.slice(x, axis, *slice_window(cx, x.shape[axis], start, end, step))
+    window = slice_window(cx, x.shape[axis], start, end, step, axis)
+    return cx.slice(x, axis, *window)
 
 
 def select(cx: Context, x: Value, dim: int, index: Size) -> Value:

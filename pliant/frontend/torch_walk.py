@@ -20,7 +20,7 @@ from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr
+from pliant.sym import Expr, as_expr
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
@@ -77,7 +77,7 @@ class Walk:
         place = location(node)
         self.cx.b.loc = place.short
         try:
-            if is_in_place(node.target) and functional_twin(node.target) in TABLE:
+            if _writes(node.target):
                 self.env[node] = self.update(node)
             else:
                 self.env[node] = self.translate(node)
@@ -144,16 +144,16 @@ class Walk:
         if special is not None:
             return special()
         if target is operator.getitem:
-            return self.item(args[0], args[1])
+            return self.item(node, args[0], args[1])
         if target in SIZES:
             return self.fold(node, args)
         return self.checked(node, TABLE[target](self.cx, *args, **kwargs))
 
-    def item(self, source: Any, which: Any) -> Any:
+    def item(self, node: Node, source: Any, which: Any) -> Any:
         picked = source[which]
-        if picked is None:
+        if picked is None and node.users:
             self.cx.unsupported("this result of the op is not computed")
-        return picked
+        return POISON if picked is None else picked
 
     def fold(self, node: Node, args: list[Any]) -> Any:
         if any(isinstance(a, Undecided) for a in args):
@@ -190,6 +190,15 @@ class Walk:
             expr = size.node.expr if isinstance(size, torch.SymInt) else None
             if isinstance(expr, sympy.Symbol):
                 self.symbols.setdefault(str(expr), ours)
+        # The trace broadcasts a dim that it knows to be 1: ours must be one too.
+        ones = [
+            i for i, size in enumerate(val.shape) if isinstance(size, int) and size == 1
+        ]
+        if any(not result.shape[i].is_const for i in ones):
+            shape = [as_expr(1) if i in ones else d for i, d in enumerate(result.shape)]
+            for i in ones:
+                self.cx.b.require_equal(result.shape[i], 1, "traced as a dim of 1")
+            result = self.cx.reshape(result, shape)
         return self.cx.cast(result, self.cx.dtype(val.dtype))
 
     def size(self, val: torch.SymInt) -> Expr:
@@ -276,6 +285,11 @@ class Walk:
             "while", *carried, *extra, regions=(test, body)
         )
         return list(everything[: len(carried)])
+
+
+def _writes(target: Any) -> bool:
+    """An in-place op; detach_ and its like are in the table and write nothing."""
+    return target not in TABLE and functional_twin(target) in TABLE
 
 
 def _poisoned(argument: Any) -> bool:

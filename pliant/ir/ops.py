@@ -49,7 +49,7 @@ COMPOSITE (decomposed by passes/decompose.py)
           rms_norm (x[, w]) {axes, eps, affine}
           group_norm (x[, w, b]) {groups, eps, affine}
           batch_norm (x, mean, var[, w, b]) {eps, affine}    channels at dim 1
-          attention (q, k, v[, mask]) {scale, causal, masked}
+          attention (q, k, v[, mask]) {scale, causal, masked, swapped}
                                       q (.., Hq, Sq, D), k v (.., Hk, Sk, D|Dv), mask
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
@@ -69,7 +69,7 @@ front. A trailing `?` marks a kind that may be None. Every shape rule is forward
 the operands' types to the results'; `infer` also checks, so it is the op's verifier.
 
 More on single ops
-  attention   scale None is 1/sqrt(D); causal keeps column <= row, both counted from 0;
+  attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D); causal keeps column <= row, both counted from 0;
               Hq is a multiple of Hk; a row with every column masked gives 0
   index       an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
               run time
@@ -722,7 +722,8 @@ def _attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         for a, b in zip(mask.shape, full[len(full) - mask.rank :], strict=True):
             if a != 1:
                 cx.require_equal(a, b, "mask must fit the scores")
-    return (TensorType(dtype, (*batch, heads, rows, v.shape[-1])),)
+    middle = (rows, heads) if attrs.flag("swapped") else (heads, rows)
+    return (TensorType(dtype, (*batch, *middle, v.shape[-1])),)
 
 
 def _resize(cx: InferContext, types: Types, attrs: Attrs) -> Types:
@@ -1131,6 +1132,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("scale", "float?", None),
         _A("causal", "bool", False),
         _A("masked", "bool", False),
+        _A("swapped", "bool", False),
     ),
     _def(
         "resize",

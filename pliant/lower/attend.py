@@ -7,7 +7,18 @@ from pliant.ir.types import TensorType, contiguous_strides
 from pliant.kernels.attention import Attention, attention
 from pliant.lower.contract import Operands
 from pliant.lower.step import Argument, Scratch, Step
+from pliant.passes.views import View
+from pliant.sym import Expr, as_expr
 from pliant.target import Target
+
+
+def _aligned(mask: View, rank: int) -> tuple[Expr, ...]:
+    """A mask's strides over (batch.., head, query, key): 0 where it is broadcast."""
+    strides = [
+        as_expr(0) if dim == as_expr(1) else stride
+        for dim, stride in zip(mask.shape, mask.strides, strict=True)
+    ]
+    return (*[as_expr(0)] * (rank - len(strides)), *strides)
 
 
 def lower_attention(
@@ -18,6 +29,7 @@ def lower_attention(
     views = [operands.views[value] for value in root.operands]
     mask = rest[0] if rest else None
     *batch, heads, q_len, head = q.shape
+    scale = root.attr("scale")
     out = contiguous_strides(root.result.shape)
     if root.bool_attr("swapped"):
         # The result is (.., position, head, element): what a following transpose of
@@ -37,9 +49,9 @@ def lower_attention(
         v_strides=views[2].strides,
         out_strides=out,
         mask=None if mask is None else mask.dtype,
-        mask_strides=() if mask is None else views[3].strides,
+        mask_strides=() if mask is None else _aligned(views[3], len(batch) + 3),
         causal=root.bool_attr("causal"),
-        scale=root.float_attr("scale"),
+        scale=head.value**-0.5 if scale is None else root.float_attr("scale"),
     )
     kernel = attention(name, spec, target)
     work: list[Argument] = [

@@ -247,7 +247,7 @@ def lower_conv(
         root.result.shape,
         image.strides,
         root.ints_attr("stride"),
-        root.dims_attr("low"),
+        tuple(as_expr(p) for p in root.ints_attr("low")),
         root.ints_attr("dilation"),
         root.int_attr("groups"),
     )

@@ -121,7 +121,7 @@ def _pool(scan: _Scan, name: str) -> Step:
     op = scan.root
     (x,) = op.operands
     window, stride = op.ints_attr("window"), op.ints_attr("stride")
-    dilation, low = op.ints_attr("dilation"), op.dims_attr("low")
+    dilation, low = op.ints_attr("dilation"), op.ints_attr("low")
     lead = x.type.rank - len(window)
     dtype = x.dtype.compute
     largest = op.str_attr("op") == "max"
@@ -158,7 +158,7 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
     """How many elements a mean's window holds: those inside, or inside the padding."""
     (x,) = op.operands
     window, stride = op.ints_attr("window"), op.ints_attr("stride")
-    low, high = op.dims_attr("low"), op.dims_attr("high")
+    low, high = op.ints_attr("low"), op.ints_attr("high")
     count = as_expr(1)
     for k, size in enumerate(window):
         first = index[lead + k] * stride[k] - low[k]
@@ -175,7 +175,7 @@ def _conv_transpose(scan: _Scan, name: str) -> Step:
     op = scan.root
     x, w = op.operands
     stride, dilation = op.ints_attr("stride"), op.ints_attr("dilation")
-    low, groups = op.dims_attr("low"), op.int_attr("groups")
+    low, groups = op.ints_attr("low"), op.int_attr("groups")
     per_group, channels = w.shape[1], floordiv(x.shape[1], groups)
     window = w.shape[2:]
     dtype = x.dtype.compute

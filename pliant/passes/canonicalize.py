@@ -514,6 +514,7 @@ def attention_mask(cx: Rewriter, op: Op) -> Value | None:
         scale=op.attr("scale"),
         causal=op.attr("causal"),
         masked=False,
+        swapped=op.attr("swapped"),
     )
 
 

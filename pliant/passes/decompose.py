@@ -408,7 +408,8 @@ def spell_out_attention(b: Builder, op: Op) -> Value:
     e = b.unary("exp", b.binary("sub", scores, top))
     total = b.reduce("sum", e, [-1], keepdims=True)
     total = b.select(empty, _scalar(b, total, 1.0), total)
-    return b.cast(b.matmul(b.binary("div", e, total), v), op.result.dtype)
+    out = b.cast(b.matmul(b.binary("div", e, total), v), op.result.dtype)
+    return b.swap(out, -2, -3) if op.bool_attr("swapped") else out
 
 
 # ---- the pass
@@ -432,10 +433,7 @@ _ATTENTION: RuleSet = {"attention": (spell_out_attention,)}
 
 
 def decompose(graph: Graph, cx: Context | None = None) -> Graph:
-    """Every composite op but attention, in primitive ops."""
+    """Every composite op in primitive ops; attention only if its kernel is off."""
+    if cx is not None and not cx.options.attention:
+        return rewrite(graph, _RULES | _ATTENTION)
     return rewrite(graph, _RULES)
-
-
-def decompose_attention(graph: Graph, cx: Context | None = None) -> Graph:
-    """Attention in primitive ops, where no kernel takes it."""
-    return rewrite(graph, _ATTENTION)

@@ -1,0 +1,53 @@
+"""What a compiled model is, as text for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pliant.passes.memory import peak_terms
+from pliant.pipeline import Program
+from pliant.sym import as_expr, sym
+
+
+def formula(program: Program, threads: int) -> str:
+    """Peak bytes over the dims: the largest of a few polynomials."""
+    terms = [
+        e.substitute({"threads": as_expr(threads)})
+        for e in peak_terms(program.memory, program.facts)
+    ]
+    texts = sorted({str(e) for e in terms})
+    return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
+
+
+def explain(program: Program, threads: int) -> str:
+    """Symbols, constraints with their origin, kernels, guards, order, memory."""
+    lines: list[str] = []
+    add = lines.append
+    add("symbols")
+    for binding in program.solution.bindings:
+        name = program.shapes[binding.source][0]
+        low, high = program.facts.bounds(sym(binding.symbol))
+        bounds = f"{0 if low is None else low} .. {'any' if high is None else high}"
+        add(f"  {binding.symbol:12} dim {binding.axis} of input '{name}', {bounds}")
+    add("\nguards (checked at every call)")
+    for guard in program.guards:
+        add(f"  {guard.cond}   from {guard.origin}")
+    kinds = Counter(
+        op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
+    )
+    add(f"\nkernels: {sum(kinds.values())} calls of {len(program.lowered.loops)}")
+    for kind, count in kinds.most_common():
+        add(f"  {count:4} {kind}")
+    add("\norder")
+    for k, op in enumerate(program.lowered.main.ops):
+        if op.name == "call_loop":
+            add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
+    add("\nmemory")
+    add(f"  peak bytes = {formula(program, threads)}")
+    for buffer in program.memory.buffers:
+        add(
+            f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
+            f"  {buffer.bytes} bytes"
+        )
+    return "\n".join(lines)
+

@@ -1,0 +1,731 @@
+"""Scaled dot product attention in one pass over tiles, softmax on the way.
+
+    out[row] = softmax(scale * q[row] . k + mask[row]) x v
+
+Scores never leave the first cache. A unit of work is a block of query rows of one key
+head: with grouped heads the rows of all query heads that share the keys, one head after
+the other, so that keys are packed once for them. Memory is the unit's rows and one
+block of keys per worker, whatever the lengths.
+
+    for unit in batch x key heads x row blocks  parallel
+      rows *= scale, into scratch; maximum, sum = -inf, 0
+      for block of keys                             those above the diagonal not at all
+        pack keys into panels (D, NR)
+        for tile of up to MR rows
+          scores = rows x panels                    registers -> scratch (MR, KC)
+          for row: scores += mask
+                   maximum' = max(maximum, scores)
+                   scores = exp(scores - maximum')
+                   sum = sum * exp(maximum - maximum') + total(scores)
+          result = result * exp(maximum - maximum') + scores x values
+      out = result / sum
+
+A row without any column left (its maximum stays -inf) gives 0, as torch does; NaN goes
+through. Masked by a flag means -inf is added, so NaN scores stay NaN; columns above the
+causal diagonal are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.loops import (
+    WORKER,
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Block,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    Local,
+    LoopFunc,
+    LoopValue,
+    Read,
+    Role,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+    buffer,
+    dtype_of,
+)
+from pliant.ir.types import DType
+from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.lower.to_loops import size_symbols
+from pliant.sym import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    sym,
+)
+from pliant.target import Target
+
+# Columns of a block of keys: its panels and values stream from the second cache while
+# a tile's scores, MR * 128 floats, stay in the first.
+KC = 128
+# Rows of a unit. Packing keys costs what about 10 rows of arithmetic do.
+ROWS = 256
+# Up to so many rows, dot products on the keys in place are cheaper than packing.
+FEW_ROWS = 2
+UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+
+THREADS = sym("threads")
+SCRATCH = (sym(WORKER),)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One use. Strides are of (batch.., head, position, element), in elements.
+
+    The last stride of q and out is 1. The mask's are of (batch.., head, query, key), 0
+    where it is broadcast; a BOOL mask keeps where true, a float one is added.
+    """
+
+    dtype: DType
+    batch: tuple[Expr, ...]
+    heads: Expr
+    kv_heads: Expr
+    q_len: Expr
+    kv_len: Expr
+    head: Expr
+    value_head: Expr
+    q_strides: tuple[Expr, ...]
+    k_strides: tuple[Expr, ...]
+    v_strides: tuple[Expr, ...]
+    out_strides: tuple[Expr, ...]
+    mask: DType | None = None
+    mask_strides: tuple[Expr, ...] = ()
+    causal: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """The loop function (q, k, v[, mask], out, work..), what it calls, its scratch."""
+
+    function: LoopFunc
+    helpers: tuple[LoopFunc, ...]
+    work: tuple[Buffer, ...]
+
+
+def attention(name: str, spec: Attention, target: Target) -> AttentionKernel:
+    return _Builder(spec, target).build(name)
+
+
+# ---- micro-kernels
+
+
+def _loop(
+    var: str, end: Expr | int, body: Stmt, kind: Kind = Kind.SERIAL, begin: Expr = ZERO
+) -> For:
+    return For(var, begin, as_expr(end), body, kind)
+
+
+def _zero(dtype: DType) -> Const:
+    return Const(0.0, dtype)
+
+
+def _over_tile(
+    height: int, width: Expr | int, store: Callable[[Expr, Expr], Stmt]
+) -> Stmt:
+    """Every element of a register tile, a row's columns as vectors."""
+    columns = _loop("j", width, store(sym("i"), sym("j")), Kind.VECTOR)
+    return _loop("i", height, columns, Kind.UNROLL)
+
+
+def _suffix(dim: Expr) -> str:
+    """What tells kernels apart: a number known when they are made."""
+    return f"_{dim.value}" if dim.is_const else ""
+
+
+def _sizes(*dims: Expr) -> tuple[Expr, ...]:
+    """Those that are parameters."""
+    return tuple(dim for dim in dims if not dim.is_const)
+
+
+def _names(dims: Sequence[Expr]) -> tuple[str, ...]:
+    return tuple(str(dim) for dim in dims)
+
+
+def scores_kernel_name(dtype: DType, height: int, tile: Tile, head: Expr) -> str:
+    return f"attention_scores_{dtype}_{height}x{tile.NR}{_suffix(head)}"
+
+
+def scores_kernel(
+    dtype: DType, height: int, tile: Tile, head: Expr, lanes: int
+) -> LoopFunc:
+    """`height` rows of q times `wide` panels, then times the first vector of one more.
+
+    The rows' distance is a number in the instructions where the head size is known.
+    """
+    depth = head if head.is_const else sym("D")
+    wide, narrow, p, d = sym("wide"), sym("narrow"), sym("p"), sym("d")
+    q = buffer("q", dtype, (height, depth), Role.IN)
+    k = buffer("k", dtype, (wide + narrow, depth, tile.NR), Role.IN)
+    s = buffer("s", dtype, (height, KC), Role.OUT)
+
+    def panel(width: int) -> Stmt:
+        acc = buffer("acc", dtype, (height, width), Role.REGISTER)
+
+        def step(i: Expr, j: Expr) -> Stmt:
+            value = Fma(Load(q, (i, d)), Load(k, (p, d, j)), Load(acc, (i, j)))
+            return Store(acc, (i, j), value)
+
+        def finish(i: Expr, j: Expr) -> Stmt:
+            return Store(s, (i, p * tile.NR + j), Load(acc, (i, j)))
+
+        clear = _over_tile(height, width, lambda i, j: Store(acc, (i, j), _zero(dtype)))
+        run = _loop("d", depth, _over_tile(height, width, step))
+        return Block((Alloc(acc), clear, run, _over_tile(height, width, finish)))
+
+    body = Block(
+        (
+            _loop("p", wide, panel(tile.NR)),
+            _loop("p", wide + narrow, panel(lanes), begin=wide),
+        )
+    )
+    name = scores_kernel_name(dtype, height, tile, head)
+    return LoopFunc(name, _names((*_sizes(depth), wide, narrow)), (q, k, s), body)
+
+
+def values_kernel_name(dtype: DType, height: int, tile: Tile, head: Expr) -> str:
+    return f"attention_values_{dtype}_{height}x{tile.NR}{_suffix(head)}"
+
+
+def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc:
+    """result = probabilities x values, plus, behind the first block, result * factor."""
+    nr = tile.NR
+    width = head if head.is_const else sym("E")
+    keys, ldv, later = sym("N"), sym("ldv"), sym("later")
+    n, c = sym("n"), sym("c")
+    s = buffer("s", dtype, (height, KC), Role.IN)
+    v = buffer("v", dtype, (keys, width), Role.IN, (ldv, ONE))
+    factor = buffer("factor", dtype, (height,), Role.IN)
+    o = buffer("o", dtype, (height, width), Role.INOUT)
+
+    def columns(first: Expr, room: int, count: Expr | int) -> Stmt:
+        acc = buffer("acc", dtype, (height, room), Role.REGISTER)
+
+        def step(i: Expr, j: Expr) -> Stmt:
+            value = Fma(Load(s, (i, n)), Load(v, (n, first + j)), Load(acc, (i, j)))
+            return Store(acc, (i, j), value)
+
+        def finish(i: Expr, j: Expr) -> Stmt:
+            return Store(o, (i, first + j), Load(acc, (i, j)))
+
+        def join(i: Expr, j: Expr) -> Stmt:
+            at = (i, first + j)
+            return Store(o, at, Fma(Load(o, at), Load(factor, (i,)), Load(acc, (i, j))))
+
+        return Block(
+            (
+                Alloc(acc),
+                _over_tile(height, room, lambda i, j: Store(acc, (i, j), _zero(dtype))),
+                _loop("n", keys, _over_tile(height, count, step)),
+                If(
+                    Binary("gt", Index(later), Index(ZERO)),
+                    _over_tile(height, count, join),
+                    _over_tile(height, count, finish),
+                ),
+            )
+        )
+
+    body: list[Stmt] = []
+    whole = floordiv(width, nr)
+    if whole != ZERO:
+        body.append(_loop("c", whole, columns(c * nr, nr, nr)))
+    if not width.is_const:
+        rest = width - whole * nr
+        body.append(_loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole))
+    elif width.value % nr:
+        body.append(columns(whole * nr, width.value % nr, width.value % nr))
+    name = values_kernel_name(dtype, height, tile, head)
+    sizes = _names((*_sizes(width), keys, ldv, later))
+    return LoopFunc(name, sizes, (s, v, factor, o), Block(tuple(body)))
+
+
+# ---- the kernel
+
+
+def _sum_stats() -> tuple[Expr, Expr, Expr]:
+    return as_expr(0), as_expr(1), as_expr(2)
+
+
+MAXIMUM, SUM, FACTOR = _sum_stats()  # rows of the statistics buffer
+
+
+def _at(name: str) -> Expr:
+    """A name of this kernel, apart from the sizes of the model."""
+    return sym(f"at_{name}")
+
+
+def _let(name: str, dim: Expr | int) -> Let:
+    return Let(f"at_{name}", Index(as_expr(dim)))
+
+
+def _is(op: str, x: Expr, y: Expr | int) -> LoopValue:
+    return Binary(op, Index(x), Index(as_expr(y)))
+
+
+class _Builder:
+    """One use on its way to loops; names as in the module docstring."""
+
+    def __init__(self, spec: Attention, target: Target) -> None:
+        self.spec, self.compute = spec, spec.dtype.compute
+        self.tile = gemm_tile(self.compute, target)
+        self.lanes = target.vector_bytes // self.compute.bytes
+        batch, compute, nr = spec.batch, self.compute, self.tile.NR
+        self.group = (
+            ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
+        )
+        self.rows = self.group * spec.q_len
+        q_shape = (*batch, spec.heads, spec.q_len, spec.head)
+        k_shape = (*batch, spec.kv_heads, spec.kv_len, spec.head)
+        v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
+        out_shape = (*batch, spec.heads, spec.q_len, spec.value_head)
+        mask_shape = (*batch, spec.heads, spec.q_len, spec.kv_len)
+        self.q = buffer("at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
+        self.k = buffer("at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
+        self.v = buffer("at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
+        self.out = buffer("at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
+        self.mask = (
+            None
+            if spec.mask is None
+            else buffer("at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
+        )
+        room = minimum(ROWS, self.rows)
+        panels = minimum(KC // nr, ceildiv(spec.kv_len, nr))
+
+        def work(name: str, *shape: Expr | int) -> Buffer:
+            return buffer(f"at_{name}", compute, (THREADS, *shape), Role.WORK)
+
+        self.queries = work("queries", room, spec.head)
+        self.panels = work("panels", panels, spec.head, nr)
+        self.scores = work("scores", self.tile.MR, KC)
+        self.result = work("result", room, spec.value_head)
+        self.stats = work("stats", 3, room)
+        # Values are read in place where their rows are vectors of the right type.
+        in_place = spec.dtype is compute and spec.v_strides[-1] == ONE
+        length = minimum(KC, spec.kv_len)
+        self.values = None if in_place else work("values", length, spec.value_head)
+
+    def build(self, name: str) -> AttentionKernel:
+        every = (self.queries, self.panels, self.scores, self.result, self.stats)
+        work = every if self.values is None else (*every, self.values)
+        masks = () if self.mask is None else (self.mask,)
+        buffers = (self.q, self.k, self.v, *masks, self.out, *work)
+        body = self.body()
+        function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
+        heights = range(1, self.tile.MR + 1)
+        c, s = self.compute, self.spec
+        helpers = (
+            *(scores_kernel(c, h, self.tile, s.head, self.lanes) for h in heights),
+            *(values_kernel(c, h, self.tile, s.value_head) for h in heights),
+        )
+        return AttentionKernel(function, helpers, work)
+
+    def body(self) -> Stmt:
+        spec = self.spec
+        outer = product(spec.batch) * spec.kv_heads
+        # Enough row blocks for every thread where heads alone are too few.
+        tiles = ceildiv(self.rows, self.tile.MR)
+        split = minimum(tiles, ceildiv(2 * THREADS, maximum(outer, 1)))
+        split = Select(_is("lt", outer, THREADS), Index(split), Index(ONE))
+        blocks = maximum(ceildiv(self.rows, ROWS), _at("split"), 1)
+        extents = (*spec.batch, spec.kv_heads, _at("row_blocks"))
+        lets, at = _unflatten(_at("u"), extents)
+        self.batch_at, self.kv_head = at[:-2], at[-2]
+        work = _at("block_rows") * spec.kv_len * (spec.head + spec.value_head)
+        unit = _loop(
+            "at_u",
+            outer * _at("row_blocks"),
+            Block((*lets, _let("first", at[-1] * _at("block_rows")), *self.unit())),
+            Kind.PARALLEL,
+        )
+        grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+        return Block(
+            (
+                Let("at_split", split),
+                _let("row_blocks", blocks),
+                _let("block_rows", ceildiv(self.rows, _at("row_blocks"))),
+                For("at_u", ZERO, unit.end, unit.body, Kind.PARALLEL, grain=grain),
+            )
+        )
+
+    # ---- rows
+
+    def position(self, row: Expr) -> tuple[list[Stmt], Expr, Expr]:
+        """Head and query of a row of the key head; bound in the enclosing block."""
+        if self.group == ONE:
+            return [], self.kv_head, row
+        length = maximum(self.spec.q_len, 1)
+        lets: list[Stmt] = [
+            _let("head", self.kv_head * self.group + floordiv(row, length)),
+            _let("query", mod(row, length)),
+        ]
+        return lets, _at("head"), _at("query")
+
+    def last_query(self, first: Expr, rows: Expr) -> Expr:
+        """The last query of a range of rows."""
+        if self.group == ONE:
+            return first + rows - 1
+        length = maximum(self.spec.q_len, 1)
+        return minimum(length - 1, mod(first, length) + rows - 1)
+
+    def widened(self, load: Load) -> LoopValue:
+        return Cast(load, self.compute) if dtype_of(load) != self.compute else load
+
+    # ---- a unit
+
+    def unit(self) -> list[Stmt]:
+        first, rows, end = _at("first"), _at("rows"), _at("end")
+        length, blocks = _at("length"), _at("kv_blocks")
+        seen = self.spec.kv_len
+        if self.spec.causal:
+            seen = minimum(seen, self.last_query(first, rows) + 1)
+        block, start = _at("b"), _at("start")
+        tiles = maximum(_at("tiles"), 1)
+        even, over = floordiv(rows, tiles), mod(rows, tiles)
+        t = _at("t")
+        tile_loop = _loop(
+            "at_t",
+            _at("tiles"),
+            Block(
+                (
+                    _let("start", t * even + minimum(t, over)),
+                    _let("height", floordiv(rows + tiles - 1 - t, tiles)),
+                    *self.row_tile(),
+                )
+            ),
+        )
+        columns = Block(
+            (
+                _let("column", block * length),
+                _let("count", minimum(length, end - block * length)),
+                self.pack(),
+                *self.pack_values(),
+                tile_loop,
+            )
+        )
+        # Even blocks, a whole number of vectors; one of no columns where there are none.
+        cut = ceildiv(ceildiv(end, blocks), self.lanes) * self.lanes
+        return [
+            _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
+            _let("tiles", ceildiv(rows, self.tile.MR)),
+            _let("end", seen),
+            _let("kv_blocks", maximum(ceildiv(end, KC), 1)),
+            _let("length", cut),
+            self.load_rows(),
+            _loop("at_b", blocks, columns),
+            self.store_rows(),
+        ]
+
+    def load_rows(self) -> Stmt:
+        """Scaled queries into scratch, and empty statistics."""
+        i, d = _at("i"), _at("d")
+        lets, head, query = self.position(_at("first") + i)
+        loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
+        scaled = Binary("mul", loaded, Const(self.spec.scale, self.compute))
+        store = Store(self.queries, (*SCRATCH, i, d), scaled)
+        lowest = Const(float("-inf"), self.compute)
+        body = (
+            *lets,
+            _loop("at_d", self.spec.head, store, Kind.VECTOR),
+            Store(self.stats, (*SCRATCH, MAXIMUM, i), lowest),
+            Store(self.stats, (*SCRATCH, SUM, i), _zero(self.compute)),
+        )
+        return _loop("at_i", _at("rows"), Block(body))
+
+    def store_rows(self) -> Stmt:
+        i, e = _at("i"), _at("e")
+        lets, head, query = self.position(_at("first") + i)
+        total = Read("at_total", self.compute)
+        inverse = Select(
+            Binary("eq", total, _zero(self.compute)),
+            _zero(self.compute),
+            Binary("div", Const(1.0, self.compute), total),
+        )
+        value: LoopValue = Binary(
+            "mul",
+            Load(self.result, (*SCRATCH, i, e)),
+            Read("at_inverse", self.compute),
+        )
+        if self.spec.dtype is not self.compute:
+            value = Cast(value, self.spec.dtype)
+        store = Store(self.out, (*self.batch_at, head, query, e), value)
+        body = (
+            *lets,
+            Local("at_total", self.compute, Load(self.stats, (*SCRATCH, SUM, i))),
+            Local("at_inverse", self.compute, inverse),
+            _loop("at_e", self.spec.value_head, store, Kind.VECTOR),
+        )
+        return _loop("at_i", _at("rows"), Block(body))
+
+    # ---- a block of keys
+
+    def pack(self) -> Stmt:
+        """Keys of the block as panels (D, NR); no more is written than is read."""
+        nr, p, d, j = self.tile.NR, _at("p"), _at("d"), _at("j")
+        count, column = _at("count"), _at("column")
+
+        def panel(width: int, masked: bool) -> Stmt:
+            at = p * nr + j
+            where = _is("lt", at, count) if masked else None
+            load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
+            store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
+            return _loop(
+                "at_d", self.spec.head, _loop("at_j", width, store, Kind.VECTOR)
+            )
+
+        whole = floordiv(count, nr)
+        rest = mod(count, nr)
+        body = Block(
+            (
+                _loop("at_p", whole, panel(nr, False)),
+                _loop(
+                    "at_p",
+                    ceildiv(count, nr),
+                    If(
+                        _is("gt", rest, self.lanes),
+                        panel(nr, True),
+                        panel(self.lanes, True),
+                    ),
+                    begin=whole,
+                ),
+            )
+        )
+        return If(_is("gt", _at("rows"), FEW_ROWS), body)
+
+    def pack_values(self) -> list[Stmt]:
+        if self.values is None:
+            return []
+        n, e = _at("n"), _at("e")
+        index = (*self.batch_at, self.kv_head, _at("column") + n, e)
+        store = Store(self.values, (*SCRATCH, n, e), self.widened(Load(self.v, index)))
+        columns = _loop("at_e", self.spec.value_head, store, Kind.VECTOR)
+        return [_loop("at_n", _at("count"), columns)]
+
+    # ---- a tile of rows
+
+    def row_tile(self) -> list[Stmt]:
+        columns = _at("count")
+        if not self.spec.causal:
+            return [_let("columns", columns), *self.tile_steps()]
+        last = self.last_query(_at("first") + _at("start"), _at("height"))
+        columns = minimum(columns, last + 1 - _at("column"))
+        # The first block has a column for every row, unless there are none at all.
+        some = _is("ge", _at("columns"), minimum(1, self.spec.kv_len))
+        return [_let("columns", columns), If(some, Block(tuple(self.tile_steps())))]
+
+    def tile_steps(self) -> list[Stmt]:
+        return [
+            If(_is("gt", _at("rows"), FEW_ROWS), self.scores_call(), self.dots()),
+            self.softmax(),
+            self.values_call(),
+        ]
+
+    def switch(self, call: Callable[[int], Call]) -> Stmt:
+        heights = range(1, self.tile.MR + 1)
+        return Switch(_at("height"), tuple((h, call(h)) for h in heights))
+
+    def scores_call(self) -> Stmt:
+        nr, lanes, columns = self.tile.NR, self.lanes, _at("columns")
+        # What is left behind whole panels takes one vector of them, or both.
+        wide = floordiv(columns + (nr - lanes - 1), nr)
+        narrow = ceildiv(maximum(columns - _at("wide") * nr, 0), lanes)
+        head = self.spec.head
+
+        def call(height: int) -> Call:
+            return Call(
+                scores_kernel_name(self.compute, height, self.tile, head),
+                (*_sizes(head), _at("wide"), _at("narrow")),
+                (
+                    (self.queries, (*SCRATCH, _at("start"), ZERO)),
+                    (self.panels, (*SCRATCH, ZERO, ZERO, ZERO)),
+                    (self.scores, (*SCRATCH, ZERO, ZERO)),
+                ),
+            )
+
+        return Block((_let("wide", wide), _let("narrow", narrow), self.switch(call)))
+
+    def dots(self) -> Stmt:
+        i, n, d = _at("i"), _at("n"), _at("d")
+        index = (*self.batch_at, self.kv_head, _at("column") + n, d)
+        product_ = Binary(
+            "mul",
+            Load(self.queries, (*SCRATCH, _at("start") + i, d)),
+            self.widened(Load(self.k, index)),
+        )
+        body = Block(
+            (
+                Accumulator("at_dot", self.compute, "sum"),
+                _loop(
+                    "at_d", self.spec.head, Accumulate("at_dot", product_), Kind.VECTOR
+                ),
+                Store(self.scores, (*SCRATCH, i, n), Read("at_dot", self.compute)),
+            )
+        )
+        return _loop("at_i", _at("height"), _loop("at_n", _at("columns"), body))
+
+    def values_call(self) -> Stmt:
+        head = self.spec.value_head
+        if self.values is None:
+            ldv = self.spec.v_strides[-2]
+            source = (
+                self.v,
+                (*self.batch_at, self.kv_head, _at("column"), ZERO),
+            )
+        else:
+            ldv = head
+            source = (self.values, (*SCRATCH, ZERO, ZERO))
+
+        def call(height: int) -> Call:
+            return Call(
+                values_kernel_name(self.compute, height, self.tile, head),
+                (*_sizes(head), _at("columns"), ldv, _at("b")),
+                (
+                    (self.scores, (*SCRATCH, ZERO, ZERO)),
+                    source,
+                    (self.stats, (*SCRATCH, FACTOR, _at("start"))),
+                    (self.result, (*SCRATCH, _at("start"), ZERO)),
+                ),
+            )
+
+        return self.switch(call)
+
+    # ---- softmax of a tile
+
+    def softmax(self) -> Stmt:
+        """Scores become probabilities, up to a factor of their row."""
+        spec, compute = self.spec, self.compute
+        i, j = _at("i"), _at("j")
+        row = _at("start") + i
+        score = (*SCRATCH, i, j)
+        lets: list[Stmt] = []
+        query = head = ZERO
+        if spec.causal or self.mask is not None:
+            lets, head, query = self.position(_at("first") + row)
+        seen, columns = _at("seen"), _at("columns")
+        visible = columns
+        if spec.causal:
+            visible = maximum(minimum(columns, query + 1 - _at("column")), 0)
+
+        found: LoopValue = Load(self.scores, score)
+        masked: list[Stmt] = []
+        if self.mask is not None:
+            index = (*self.batch_at, head, query, _at("column") + j)
+            found = Binary("add", found, self.mask_value(Load(self.mask, index)))
+            masked = [Store(self.scores, score, Read("at_score", compute))]
+        find = Block(
+            (
+                Local("at_score", compute, found),
+                *masked,
+                Accumulate("at_highest", Read("at_score", compute)),
+            )
+        )
+        raised = Unary(
+            "exp", Binary("sub", Load(self.scores, score), Read("at_shift", compute))
+        )
+        raise_ = Block(
+            (
+                Local("at_power", compute, raised),
+                Store(self.scores, score, Read("at_power", compute)),
+                Accumulate("at_sum", Read("at_power", compute)),
+            )
+        )
+        hidden = Store(self.scores, score, _zero(compute))
+        body = (
+            *lets,
+            _let("seen", visible),
+            Accumulator("at_highest", compute, "max"),
+            _loop("at_j", seen, find, Kind.VECTOR),
+            *self.new_maximum(row),
+            Accumulator("at_sum", compute, "sum"),
+            _loop("at_j", seen, raise_, Kind.VECTOR),
+            *(
+                [_loop("at_j", columns, hidden, Kind.VECTOR, begin=seen)]
+                if spec.causal
+                else []
+            ),
+            *self.new_sum(row),
+        )
+        return _loop("at_i", _at("height"), Block(body))
+
+    def mask_value(self, load: Load) -> LoopValue:
+        if dtype_of(load) is not DType.BOOL:
+            return self.widened(load)
+        lowest = Const(float("-inf"), self.compute)
+        return Select(load, _zero(self.compute), lowest)
+
+    def new_maximum(self, row: Expr) -> list[Stmt]:
+        """The new maximum, and what is subtracted: 0 where all columns are masked."""
+        compute, lowest = self.compute, Const(float("-inf"), self.compute)
+        before, after = Read("at_before", compute), Read("at_after", compute)
+        at = (*SCRATCH, MAXIMUM, row)
+        shift = Select(Binary("eq", after, lowest), _zero(compute), after)
+        both = Binary("maximum", before, Read("at_highest", compute))
+        return [
+            Local("at_before", compute, Load(self.stats, at)),
+            Local("at_after", compute, both),
+            Local("at_shift", compute, shift),
+            Store(self.stats, at, after),
+        ]
+
+    def new_sum(self, row: Expr) -> list[Stmt]:
+        """The sum, and the factor for what was computed with the maximum before."""
+        compute = self.compute
+        before, after = Read("at_before", compute), Read("at_after", compute)
+        total, factor = (*SCRATCH, SUM, row), (*SCRATCH, FACTOR, row)
+        changed = Unary("exp", Binary("sub", before, Read("at_shift", compute)))
+        later = Binary(
+            "logical_and", _is("gt", _at("b"), 0), Binary("gt", after, before)
+        )
+        joined = Fma(
+            Load(self.stats, total),
+            Load(self.stats, factor),
+            Read("at_sum", compute),
+        )
+        return [
+            If(
+                later,
+                Store(self.stats, factor, changed),
+                Store(self.stats, factor, Const(1.0, compute)),
+            ),
+            Store(self.stats, total, joined),
+        ]
+
+
+def _unflatten(
+    position: Expr, extents: Sequence[Expr]
+) -> tuple[list[Stmt], tuple[Expr, ...]]:
+    """Lets that take a unit number apart, and the index they give."""
+    lets: list[Stmt] = []
+    index: list[Expr] = []
+    for k, extent in reversed(list(enumerate(extents))):
+        if extent == ONE:
+            index.append(ZERO)
+            continue
+        safe = extent if extent.is_const else maximum(extent, 1)
+        lets.append(_let(f"u{k}", position if k == 0 else mod(position, safe)))
+        position = floordiv(position, safe)
+        index.append(_at(f"u{k}"))
+    return lets, tuple(reversed(index))

@@ -1,0 +1,359 @@
+"""A compiled model: call it, ask it for its memory, ask it what it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pliant.errors import (
+    IndexRangeError,
+    InternalError,
+    MemoryLimitError,
+    PliantError,
+    ShapeError,
+)
+from pliant.explain import explain, formula
+from pliant.ir.types import DType
+from pliant.passes.fuse import kernel_count
+from pliant.pipeline import Program
+from pliant.runtime.binding import (
+    SCALAR,
+    BufferSpec,
+    InputSpec,
+    Model,
+    ModelSpec,
+    OutputSpec,
+    RuntimeStatus,
+    Status,
+)
+from pliant.signature import Signature, SizeSlot, TensorSlot
+from pliant.sym import Guard
+
+# DLPack type codes: (code, bits).
+DLPACK: dict[DType, tuple[int, int]] = {
+    DType.F64: (2, 64),
+    DType.F32: (2, 32),
+    DType.F16: (2, 16),
+    DType.BF16: (4, 16),
+    DType.I64: (0, 64),
+    DType.I32: (0, 32),
+    DType.I16: (0, 16),
+    DType.I8: (0, 8),
+    DType.U8: (1, 8),
+    DType.BOOL: (6, 8),
+}
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(limit: int | str | None) -> int | None:
+    """512, "512MiB", "1.5 GiB", "200MB" in bytes; None stays None."""
+    if limit is None:
+        return None
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        if limit < 0:
+            raise ValueError(f"a memory limit cannot be negative: {limit}")
+        return limit
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(limit))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(
+            f"not a memory limit: {limit!r}; use bytes or a text such as '512MiB'"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory of one call, told without running it."""
+
+    peak_bytes: int  # all that the call allocates at its highest moment
+    arena_bytes: int
+    output_bytes: int
+    weight_bytes: int
+    lower_bound: int  # what no placement of these buffers could beat
+    dims: Mapping[str, int]
+    knobs: Mapping[str, object] = field(default_factory=dict)
+
+
+class CompiledModel:
+    """Native code for every shape. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        program: Program,
+        signature: Signature,
+        threads: int,
+        memory_limit: int | None,
+        seconds: Mapping[str, float],
+    ) -> None:
+        self._program, self._signature = program, signature
+        self._seconds = dict(seconds)
+        self._weights = [
+            program.lowered.constants[name] for name in program.host.constants
+        ]
+        self._runtime = Model(
+            _spec(program, signature, threads, memory_limit),
+            program.code.address("pliant_run"),
+            program.code.address("pliant_sizes"),
+            program.code.address("pliant_bind"),
+            [c.data.ctypes.data for c in self._weights],
+        )
+        self._threads, self._limit = threads, memory_limit
+        self._direct = signature.is_direct
+
+    # ---- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model: torch in gives torch out, NumPy in gives NumPy out."""
+        if self._direct and not kwargs:
+            try:
+                return self._runtime(*args)
+            except RuntimeStatus:
+                pass  # the careful path says what is wrong, or mends it
+        return self._signature.rebuild(self._run(args, kwargs), self.symbols_of)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        flat = self._signature.flatten(args, kwargs)
+        values = [_plain(v) for v in flat]
+        try:
+            return values, self._runtime.invoke(*values)
+        except RuntimeStatus as status:
+            raise self._error(status, values) from None
+
+    def symbols_of(self, flat: Sequence[Any]) -> dict[str, int]:
+        """The value of every symbol for these inputs."""
+        return self._bind(self._sizes(flat))
+
+    def _sizes(self, flat: Sequence[Any]) -> list[int]:
+        sizes: list[int] = []
+        for value in flat:
+            sizes.extend([value] if isinstance(value, int) else value.shape)
+        return [int(s) for s in sizes]
+
+    def _bind(self, sizes: list[int]) -> dict[str, int]:
+        try:
+            values = self._runtime.bind(sizes)
+        except RuntimeStatus as status:
+            guard = self._program.guards[status.detail[0]]
+            raise self._guard_error(guard, sizes) from None
+        return dict(zip(self.dims, values, strict=True))
+
+    # ---- memory
+
+    def memory_plan(
+        self, *inputs: Any, memory_limit: int | str | None = None, **dims: int
+    ) -> MemoryPlan:
+        """The peak of a call, from inputs (only shapes are read) or from dims."""
+        if inputs:
+            flat = self._signature.flatten(inputs, {})
+            self._signature.check(flat)
+            values = self._bind(self._sizes(flat))
+        else:
+            values = self._named(dims)
+        limit = parse_bytes(memory_limit)
+        limit = self._limit if limit is None else limit
+        order = [values[name] for name in self.dims]
+        try:
+            info = self._runtime.plan(order, limit)
+        except RuntimeStatus as status:
+            raise self._error(status, []) from None
+        return MemoryPlan(
+            info.peak_bytes,
+            info.arena_bytes,
+            info.output_bytes,
+            self.weight_bytes,
+            info.lower_bound,
+            values,
+        )
+
+    def _named(self, dims: Mapping[str, int]) -> dict[str, int]:
+        unknown = [name for name in dims if name not in self.dims]
+        missing = [name for name in self.dims if name not in dims]
+        if unknown or missing:
+            raise ShapeError(
+                f"memory_plan takes the dims {', '.join(self.dims)}; "
+                f"missing: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(unknown) or 'none'}",
+                expected=self.dims,
+                got=tuple(dims),
+            )
+        for name, value in dims.items():
+            if value < 0:
+                raise ShapeError(f"dim {name} is {value}: a size is at least 0")
+        env = {name: int(value) for name, value in dims.items()}
+        for guard in self._program.guards:
+            known = all(s in env for s in guard.cond.symbols())
+            if known and not guard.cond.holds(env):
+                raise ShapeError(f"{guard.render(env)} ({guard.origin})")
+        return env
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(c.data.nbytes for c in self._weights)
+
+    @property
+    def peak_formula(self) -> str:
+        """The peak with every knob off, as a function of the dims."""
+        return formula(self._program, self._threads)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Cap on all that one call allocates, in bytes; may change between calls."""
+        return self._limit
+
+    @memory_limit.setter
+    def memory_limit(self, limit: int | str | None) -> None:
+        self._limit = parse_bytes(limit)
+        self._runtime.set_limit(self._limit)
+
+    def trim(self) -> None:
+        """Gives the arena back to the system."""
+        self._runtime.trim()
+
+    # ---- what it is
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The free symbols, in order of first appearance."""
+        return self._program.host.symbols
+
+    @property
+    def compile_count(self) -> int:
+        """How often code was generated: once."""
+        return 1
+
+    def stats(self) -> dict[str, Any]:
+        run = self._runtime.stats()
+        return {
+            "compiles": self.compile_count,
+            "calls": run.calls,
+            "failures": run.failures,
+            "plans": run.plans_made,
+            "plan_hits": run.plan_hits,
+            "plans_cached": run.plans_cached,
+            "arena_bytes": run.arena_bytes,
+            "last_peak_bytes": run.last_peak_bytes,
+            "last_arena_bytes": run.last_arena_bytes,
+            "weight_bytes": self.weight_bytes,
+            "kernels": len(self._program.lowered.loops),
+            "kernel_calls": kernel_count(self._program.fused.main),
+            "threads": self._threads,
+            "compile_seconds": sum(self._seconds.values()),
+            "stage_seconds": dict(self._seconds),
+        }
+
+    def explain(self) -> str:
+        """Symbols, constraints with their origin, kernels, guards, order, memory."""
+        return explain(self._program, self._threads)
+
+    # ---- errors
+
+    def _error(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
+        self._signature.check(flat)
+        first, second, _ = status.detail
+        match status.status:
+            case Status.GUARD:
+                guard = self._program.guards[first]
+                return self._guard_error(guard, self._sizes(flat))
+            case Status.LIMIT:
+                limit, least = first, second
+                return MemoryLimitError(
+                    f"this call needs {least} bytes, the memory limit is {limit}; "
+                    f"raise the limit or use smaller sizes",
+                    limit=limit,
+                    least=least,
+                )
+            case Status.RUN:
+                message = self._program.checks[first - 1]
+                return IndexRangeError(message)
+            case Status.OVERFLOW:
+                return ShapeError("these sizes overflow 64-bit arithmetic")
+            case Status.MEMORY:
+                return MemoryLimitError(
+                    "the system has no memory for this call; use smaller sizes",
+                    limit=0,
+                    least=first,
+                )
+            case other:
+                return InternalError("run", f"{other.name} {status.detail}")
+
+    def _guard_error(self, guard: Guard, sizes: list[int]) -> ShapeError:
+        """The failed guard with the numbers of this call."""
+        env: dict[str, int] = {}
+        at = 0
+        for name, shape in self._program.shapes:
+            for axis in range(len(shape)):
+                env[f"{name}.{axis}"] = sizes[at]
+                at += 1
+        for binding in self._program.solution.bindings:
+            source = self._program.shapes[binding.source][0]
+            known = {**env, "d": env[f"{source}.{binding.axis}"]}
+            env[binding.symbol] = binding.value.evaluate(known)
+        culprit = next((s for s in guard.cond.symbols() if "." in s), None)
+        if culprit is None:
+            culprit = self._source_of(guard)
+        owner, _, axis = culprit.rpartition(".")
+        return ShapeError(
+            f"{guard.render(env)} ({guard.origin})",
+            input=owner or None,
+            dim=int(axis) if axis.isdigit() else None,
+            expected=str(guard.cond),
+            got=env.get(culprit),
+        )
+
+    def _source_of(self, guard: Guard) -> str:
+        """The input dim that a guard's first symbol is read from."""
+        for binding in self._program.solution.bindings:
+            if binding.symbol in guard.cond.symbols():
+                name = self._program.shapes[binding.source][0]
+                return f"{name}.{binding.axis}"
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    """What the runtime takes: contiguous, and outside autograd."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value) if value.ndim else value
+    if hasattr(value, "is_contiguous"):
+        value = value.detach() if value.requires_grad else value
+        return value if value.is_contiguous() else value.contiguous()
+    return value
+
+
+def _spec(
+    program: Program, signature: Signature, threads: int, limit: int | None
+) -> ModelSpec:
+    inputs: list[InputSpec] = []
+    for slot in signature.slots:
+        match slot:
+            case TensorSlot():
+                code, bits = DLPACK[slot.type.dtype]
+                inputs.append(InputSpec(0, code, bits, slot.type.rank))
+            case SizeSlot():
+                inputs.append(InputSpec(SCALAR, 0, 64, 0))
+    host = program.host
+    buffers = tuple(
+        BufferSpec(slot, b.first, b.last)
+        for slot, b in zip(host.buffer_slots, program.memory.buffers, strict=True)
+    )
+    outputs = []
+    for value, slot_index in zip(
+        program.lowered.main.results, host.output_slots, strict=True
+    ):
+        code, bits = DLPACK[value.dtype]
+        outputs.append(OutputSpec(code, bits, value.type.rank, slot_index))
+    return ModelSpec(
+        tuple(inputs),
+        len(host.symbols),
+        len(host.table.entries),
+        buffers,
+        tuple(outputs),
+        threads=threads,
+        memory_limit=limit,
+    )
+
+

@@ -1,0 +1,121 @@
+"""What depends on weights alone is computed at compile time, by the interpreter.
+
+Batch norm's scale and shift, a position table that every call slices the same way,
+weights cast to the type a kernel computes in: each becomes one constant. Only results
+with known sizes, at most as large as what they are made of plus a little, are folded;
+views of weights are left to the kernels that read through them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pliant.ir.access import VIEWS
+from pliant.ir.graph import Constant, Graph, Module, Op, Value
+from pliant.ir.interp import run_graph
+from pliant.ir.types import NUMPY, DType
+from pliant.passes.context import Context
+
+SLACK = 1 << 16  # elements a folded value may have beyond its operands
+NEVER = frozenset({"constant", "full", "iota", "dim_value", "fusion", "index"})
+
+
+def _static(value: Value) -> bool:
+    return all(d.is_const for d in value.shape)
+
+
+def _elements(value: Value) -> int:
+    return int(np.prod([d.value for d in value.shape], dtype=object))
+
+
+def _foldable(op: Op, known: dict[Value, Constant], cheap: set[Value]) -> bool:
+    if op.name in NEVER or op.regions or len(op.results) != 1:
+        return False
+    if not op.operands or not _static(op.result):
+        return False
+    if not all(v in known or v in cheap for v in op.operands):
+        return False
+    if not any(v in known for v in op.operands):
+        return False
+    size = sum(_elements(v) for v in op.operands if v in known)
+    return _elements(op.result) <= size + SLACK
+
+
+def fold(module: Module, cx: Context) -> Module:
+    """Replaces foldable ops of `main` with constants."""
+    graph = module.main
+    known: dict[Value, Constant] = {}
+    cheap: set[Value] = set()  # sizes known and no data: full, iota
+    constants = dict(module.constants)
+    producers = graph.producers()
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.name == "constant":
+            known[op.result] = constants[op.str_attr("name")]
+        elif op.name in ("full", "iota") and _static(op.result):
+            cheap.add(op.result)
+        elif op.name in VIEWS and op.operands[0] in cheap and _static(op.result):
+            cheap.add(op.result)
+        elif _foldable(op, known, cheap):
+            data = _evaluate(op, known, producers, module)
+            made = Constant(f"{op.result.name}.folded", op.result.type, data)
+            known[op.result] = made
+            if op.name not in VIEWS:
+                constants[made.name] = made
+                attrs = (("name", made.name),)
+                ops.append(Op("constant", (), attrs, (op.result,), (), op.loc))
+                continue
+        ops.append(op)
+    if len(constants) == len(module.constants):
+        return module
+    return _without_dead(module, graph.replace(ops=tuple(ops)), constants)
+
+
+def _evaluate(
+    op: Op, known: dict[Value, Constant], producers: dict[Value, Op], module: Module
+) -> np.ndarray:
+    """The op's value; operands that are not constants are created on the spot."""
+    ops: list[Op] = []
+    constants: dict[str, Constant] = {}
+
+    def need(value: Value) -> None:
+        if any(value in o.results for o in ops):
+            return
+        if value in known:
+            constant = known[value]
+            constants[constant.name] = constant
+            attrs = (("name", constant.name),)
+            ops.append(Op("constant", (), attrs, (value,)))
+            return
+        producer = producers[value]
+        for operand in producer.operands:
+            need(operand)
+        ops.append(producer)
+
+    for operand in op.operands:
+        need(operand)
+    ops.append(op)
+    graph = Graph("main", (), tuple(ops), (op.result,))
+    (result,) = run_graph(Module({"main": graph}, constants=constants), [])
+    if op.result.dtype is DType.BF16:
+        bits = np.ascontiguousarray(result, np.float32).view(np.uint32)
+        return (bits >> 16).astype(np.uint16)
+    return np.ascontiguousarray(result, NUMPY[op.result.dtype])
+
+
+def _without_dead(
+    module: Module, graph: Graph, constants: dict[str, Constant]
+) -> Module:
+    """Drops ops and constants that nothing reads any more."""
+    live = set(graph.results)
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(v in live for v in op.results):
+            live.update(op.operands)
+            kept.append(op)
+    ops = tuple(reversed(kept))
+    names = {op.str_attr("name") for op in ops if op.name == "constant"}
+    alive = {name: c for name, c in constants.items() if name in names}
+    return module.replace(
+        graphs={**module.graphs, "main": graph.replace(ops=ops)}, constants=alive
+    )

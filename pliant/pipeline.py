@@ -1,0 +1,202 @@
+"""What happens to a model, in order. Read this file first.
+
+    import        torch.export's graph -> tensor ops with symbolic shapes  frontend/
+    canonicalize  fold identities, share equal values, drop dead ones      passes/
+    decompose     norms, softmax, linear, ... -> primitive ops
+    contractions  matmul, conv, attention in the form their kernels take
+    canonicalize
+    fold          what depends on weights alone is computed now
+    fuse          ops -> kernels, as far as proved constraints allow
+    lower         each kernel -> a loop function; values -> buffers        lower/
+    memory        which buffer lives when, and its size as a formula
+    codegen       loop functions and the host flow -> LLVM IR              codegen/
+    compile       LLVM IR -> machine code in this process                  backend/
+
+Every stage takes and gives legal IR (ir/spec.py), is timed, and is written to
+PLIANT_DUMP as NN_name.ir if that is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import llvmlite.ir as ll
+
+from pliant import knobs
+from pliant.backend.jit import CompiledCode, compile_ir
+from pliant.codegen.host import HostPlan, emit_host
+from pliant.codegen.llvm import emit_loop_functions
+from pliant.errors import InternalError, PliantError
+from pliant.ir.graph import Graph, Module
+from pliant.ir.spec import Stage, verify
+from pliant.ir.text import print_module
+from pliant.lower.lower import lower
+from pliant.options import Options
+from pliant.passes.canonicalize import canonicalize
+from pliant.passes.context import Context
+from pliant.passes.contractions import contractions
+from pliant.passes.decompose import decompose
+from pliant.passes.fold import fold
+from pliant.passes.fuse import fuse
+from pliant.passes.memory import Memory, liveness
+from pliant.runtime.binding import symbols as runtime_symbols
+from pliant.sym import Expr, Facts, Guard, Solution, solve
+from pliant.target import Target
+
+GraphPass = Callable[[Graph, Context], Graph]
+
+# (name, pass over `main`, what is legal afterwards)
+GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
+    ("canonicalize", canonicalize, Stage.IMPORTED),
+    ("decompose", decompose, Stage.DECOMPOSED),
+    ("contractions", contractions, Stage.DECOMPOSED),
+    ("simplify", canonicalize, Stage.DECOMPOSED),
+)
+
+
+@dataclass(slots=True)
+class Program:
+    """A compiled model, before the runtime has it."""
+
+    imported: Module
+    fused: Module
+    lowered: Module
+    memory: Memory
+    host: HostPlan
+    solution: Solution
+    guards: tuple[Guard, ...]
+    facts: Facts
+    code: CompiledCode
+    checks: tuple[str, ...]
+    shapes: tuple[tuple[str, tuple[Expr, ...]], ...]
+    seconds: dict[str, float]
+
+
+@dataclass(slots=True)
+class Driver:
+    """Runs stages: times, verifies and dumps each."""
+
+    cx: Context
+    seconds: dict[str, float] = field(default_factory=dict)
+    number: int = 0
+
+    def time(self, name: str, started: float) -> None:
+        spent = perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    def check(self, name: str, module: Module, stage: Stage) -> None:
+        folder = knobs.DUMP.get()
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{self.number:02}_{name}.ir"
+            path.write_text(print_module(module))
+        self.number += 1
+        if self.cx.options.verify:
+            started = perf_counter()
+            verify(module, stage)
+            self.time("verify", started)
+
+    def run(self, name: str, module: Module, apply: Callable[[], Module]) -> Module:
+        started = perf_counter()
+        try:
+            result = apply()
+        except PliantError:
+            raise
+        except Exception as error:
+            raise InternalError(name, f"{type(error).__name__}: {error}") from error
+        self.time(name, started)
+        return result
+
+
+def compile_module(
+    module: Module,
+    inputs: tuple[tuple[str, tuple[Expr, ...]], ...],
+    numbers: dict[str, int],
+    options: Options,
+    target: Target,
+) -> Program:
+    """From an imported module to machine code.
+
+    `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
+    dim), `numbers` which of them each parameter of `main` is.
+    """
+    driver = Driver(Context(options, target))
+    driver.check("import", module, Stage.IMPORTED)
+    imported = module
+    cx = driver.cx
+    for name, apply, stage in GRAPH_PASSES:
+        before = module
+        module = driver.run(
+            name, before, lambda m=before, f=apply: m.with_main(f(m.main, cx))  # type: ignore[misc]
+        )
+        driver.check(name, module, stage)
+    if options.fold:
+        module = driver.run("fold", module, lambda: fold(module, cx))
+        driver.check("fold", module, Stage.DECOMPOSED)
+    unfused = module
+    module = driver.run(
+        "fuse", unfused, lambda: unfused.with_main(fuse(unfused.main, cx))
+    )
+    driver.check("fuse", module, Stage.FUSED)
+    fused = module
+    checks: list[tuple[str, ...]] = []
+
+    def lowering() -> Module:
+        result = lower(fused, cx)
+        checks.append(result.checks)
+        return result.module
+
+    lowered = driver.run("lower", fused, lowering)
+    driver.check("lower", lowered, Stage.LOWERED)
+
+    started = perf_counter()
+    memory = liveness(lowered.main)
+    facts = cx.facts(lowered.main)
+    solution = solve(inputs, facts)
+    guards = distinct((*solution.guards, *lowered.main.constraints))
+    driver.time("memory", started)
+
+    started = perf_counter()
+    unit = ll.Module("pliant")
+    emit_loop_functions(unit, lowered.loops.values(), target)
+    host = emit_host(
+        unit,
+        lowered.main,
+        memory,
+        solution,
+        guards,
+        inputs,
+        {v: numbers[v.name] for v in lowered.main.params},
+    )
+    driver.time("codegen", started)
+    started = perf_counter()
+    code = compile_ir(unit, target, runtime_symbols())
+    driver.time("compile", started)
+    folder = knobs.DUMP.get()
+    if folder is not None:
+        (folder / "llvm.ll").write_text(code.llvm_ir())
+        (folder / "code.s").write_text(code.assembly())
+    return Program(
+        imported,
+        fused,
+        lowered,
+        memory,
+        host,
+        solution,
+        guards,
+        facts,
+        code,
+        checks[0],
+        inputs,
+        driver.seconds,
+    )
+
+
+def distinct(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
+    """Guards with different conditions; the first stated wins."""
+    seen: dict[object, Guard] = {}
+    for guard in guards:
+        seen.setdefault(guard.cond, guard)
+    return tuple(seen.values())
