@@ -101,6 +101,7 @@ def filled(buf: Buffer, sizes: dict[str, int], rng: np.random.Generator) -> Any:
     if all(shape):
         count = 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
     kind = storage(buf.dtype)
+    values: Any
     if buf.dtype is BF16:
         values = rng.standard_normal(count).astype(np.float32).view(np.uint32) >> 16
     elif buf.dtype.is_float:
@@ -199,10 +200,27 @@ def elementwise(
 # ---- elementwise ops and casts
 
 INTS = (DType.I64, DType.I32, DType.I16, DType.I8, DType.U8)
-FLOAT_UNARY = ("neg", "abs", "sign", "exp", "sqrt", "reciprocal", "tanh", "floor")
+FLOAT_UNARY: tuple[str, ...] = (
+    "neg",
+    "abs",
+    "sign",
+    "exp",
+    "sqrt",
+    "reciprocal",
+    "tanh",
+    "floor",
+)
 FLOAT_UNARY += ("ceil", "round", "trunc", "sigmoid", "rsqrt", "log")
 FLOAT_BINARY = ("add", "sub", "mul", "div", "minimum", "maximum")
-INT_BINARY = ("add", "sub", "mul", "floordiv", "mod", "minimum", "maximum")
+INT_BINARY: tuple[str, ...] = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "minimum",
+    "maximum",
+)
 INT_BINARY += ("bitwise_and", "bitwise_or", "bitwise_xor")
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, np.inf, -np.inf, np.nan, 1e30, -1e30]
@@ -238,7 +256,8 @@ def test_float_ops(dtype: DType) -> None:
 def test_int_ops(dtype: DType) -> None:
     x, y = (buffer(name, dtype, (n,), Role.IN) for name in ("x", "y"))
     a, b = Load(x, (i,)), Load(y, (i,))
-    outs = [(dtype, Unary(op, a)) for op in ("neg", "abs", "sign", "bitwise_not")]
+    outs: list[tuple[DType, LoopValue]] = []
+    outs += [(dtype, Unary(op, a)) for op in ("neg", "abs", "sign", "bitwise_not")]
     outs += [(dtype, Binary(op, a, b)) for op in INT_BINARY]
     outs += [(BOOL, Binary(op, a, b)) for op in COMPARE]
     outs += [(BOOL, Unary("logical_not", a))]
@@ -877,3 +896,50 @@ def test_same_bits_every_time() -> None:
         outs.append(y)
     np.testing.assert_array_equal(outs[0], outs[1])
     np.testing.assert_array_equal(outs[0], outs[2])
+
+
+# ---- dimension expressions
+
+
+def random_dim(rng: np.random.Generator, depth: int) -> Expr:
+    if depth == 0:
+        return [i, n, m, as_expr(int(rng.integers(-3, 9)))][rng.integers(0, 4)]
+    left, right = random_dim(rng, depth - 1), random_dim(rng, depth - 1)
+    size = [as_expr(int(rng.choice([1, 2, 3, 5, 8, 16]))), n + 1, m + 2][
+        rng.integers(0, 3)
+    ]
+    makers = [
+        lambda: left + right,
+        lambda: left - right,
+        lambda: left * right,
+        lambda: left // size,
+        lambda: left % size,
+        lambda: ceildiv(left, size),
+        lambda: minimum(left, right),
+        lambda: maximum(left, right),
+    ]
+    return makers[rng.integers(0, len(makers))]()
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.VECTOR, Kind.SERIAL], ids=lambda kind: kind.value
+)
+def test_random_dims(kind: Kind) -> None:
+    rng = np.random.default_rng(17)
+    dims = [random_dim(rng, int(rng.integers(1, 4))) for _ in range(60)]
+    out = buffer("out", I64, (len(dims), n), Role.OUT)
+    stores = tuple(
+        Store(out, (as_expr(row), i), Index(dim)) for row, dim in enumerate(dims)
+    )
+    loop = For("i", ZERO, n, Block(stores), kind)
+    func = LoopFunc("dims", ("n", "m"), (out,), loop)
+    for to in TARGETS:
+        code = compiled([func], to)
+        for size, other in ((1, 0), (5, 3), (19, 7)):
+            got = np.zeros((len(dims), size), np.int64)
+            run(code, "dims", (size, other), [got])
+            for row, dim in enumerate(dims):
+                wanted = [
+                    dim.evaluate({"n": size, "m": other, "i": at}) for at in range(size)
+                ]
+                assert got[row].tolist() == wanted, (to.name, str(dim))
