@@ -96,11 +96,10 @@ def _check_symbols(module: Any, symbols: Mapping[str, int]) -> None:
     """Generated code calls no library; a call that LLVM made up would be our bug."""
     known = LIBC_SYMBOLS | symbols.keys()
     for function in module.functions:
-        if function.is_declaration and not function.name.startswith("llvm."):
-            if function.name not in known:
-                raise InternalError(
-                    "jit", f"generated code calls '{function.name}', which is not there"
-                )
+        name = function.name
+        outside = function.is_declaration and not name.startswith("llvm.")
+        if outside and name not in known:
+            raise InternalError("jit", f"generated code calls '{name}', not given")
 
 
 def _free(tracker: Any, jit: Any) -> None:

@@ -25,7 +25,7 @@ Accumulators of a vector loop are several partial vectors, combined in a fixed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ from typing import Any
 import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
-from pliant.codegen.llvm_dims import NO_WRAP, Dims, Lanes, Memory, as_value
+from pliant.codegen.llvm_dims import NO_WRAP, Dims, LaneCheck, Lanes, Memory, as_value
 from pliant.codegen.llvm_types import (
     I32,
     I64,
@@ -365,13 +365,20 @@ class _Body:
         if (
             loop.kind is Kind.VECTOR
             and self.dims.lanes == 1
-            and _runs_by_lanes(loop, self)
+            and self.runs_by_lanes(loop)
         ):
             self.vector_loop(loop, begin, end)
         elif loop.kind is Kind.PARALLEL and self.can_outline(loop):
             self.parallel_loop(loop, begin, end)
         else:
             self.serial_loop(loop, begin, end)
+
+    def runs_by_lanes(self, loop: For) -> bool:
+        known = self.unit.by_lanes
+        if id(loop) not in known:
+            check = LaneCheck(self.memory.flat, {loop.var})
+            known[id(loop)] = check.allows(loop.body)
+        return known[id(loop)]
 
     def serial_loop(self, loop: For, begin: Any, end: Any) -> None:
         signed = not self.dims.is_nonnegative(loop.begin)
@@ -789,61 +796,3 @@ def _has_masks(target: Target, loop: For) -> bool:
         return True
     sizes = {buf.dtype.bytes for buf, _ in _accesses(loop.body)}
     return target.has("avx2") and min(sizes, default=4) >= 4
-
-
-def _runs_by_lanes(loop: For, body: _Body) -> bool:
-    """Whether the iterations of a VECTOR loop can run side by side."""
-    known = body.unit.by_lanes
-    if id(loop) not in known:
-        check = _LaneCheck(body.memory.flat, {loop.var})
-        known[id(loop)] = check.allows(loop.body)
-    return known[id(loop)]
-
-
-@dataclass(slots=True)
-class _LaneCheck:
-    flat: Callable[[Buffer, tuple[Expr, ...]], Expr]
-    varying: set[str]  # names whose value differs by lane
-
-    def differs(self, expr: Expr) -> bool:
-        return not self.varying.isdisjoint(expr.symbols())
-
-    def value_differs(self, value: LoopValue) -> bool:
-        match value:
-            case Index(dim):
-                return self.differs(dim)
-            case Load(_, index, _) if any(map(self.differs, index)):
-                return True
-            case Read(name, _):
-                return name in self.varying
-            case _:
-                return any(map(self.value_differs, operands(value)))
-
-    def allows(self, stmt: Stmt) -> bool:
-        match stmt:
-            case Block(body):
-                return all(map(self.allows, body))
-            case For():
-                alike = not (self.differs(stmt.begin) or self.differs(stmt.end))
-                nested = stmt.kind in (Kind.VECTOR, Kind.PARALLEL)
-                return alike and not nested and self.allows(stmt.body)
-            case Store(buf, index, _):
-                return self.differs(self.flat(buf, index))
-            case Let(name, value) | Local(name, _, value):
-                if self.value_differs(value):
-                    self.varying.add(name)
-                return True
-            case Accumulator(name, _, _):
-                self.varying.add(name)
-                return True
-            case If(_, then, otherwise):
-                return self.allows(then) and (
-                    otherwise is None or self.allows(otherwise)
-                )
-            case Switch(selector, cases):
-                inside = all(self.allows(body) for _, body in cases)
-                return inside and not self.differs(selector)
-            case Alloc() | Call():
-                return False
-            case _:
-                return True

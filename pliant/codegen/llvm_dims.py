@@ -31,7 +31,27 @@ from pliant.codegen.llvm_types import (
     storage_type,
     widen,
 )
-from pliant.ir.loops import Buffer, Role
+from pliant.ir.loops import (
+    Accumulator,
+    Alloc,
+    Block,
+    Buffer,
+    Call,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    Local,
+    LoopValue,
+    Read,
+    Role,
+    Stmt,
+    Store,
+    Switch,
+)
+from pliant.ir.loops import operands as value_operands
 from pliant.sym import ZERO, Expr
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 
@@ -570,3 +590,54 @@ class Memory:
 
 def _is_register(buf: Buffer, at: Linear) -> bool:
     return buf.role is Role.REGISTER and at.dynamic is None
+
+
+@dataclass(slots=True)
+class LaneCheck:
+    """Whether the iterations of a VECTOR loop can run side by side."""
+
+    flat: Callable[[Buffer, tuple[Expr, ...]], Expr]
+    varying: set[str]  # names whose value differs by lane
+
+    def differs(self, expr: Expr) -> bool:
+        return not self.varying.isdisjoint(expr.symbols())
+
+    def value_differs(self, value: LoopValue) -> bool:
+        match value:
+            case Index(dim):
+                return self.differs(dim)
+            case Load(_, index, _) if any(map(self.differs, index)):
+                return True
+            case Read(name, _):
+                return name in self.varying
+            case _:
+                return any(map(self.value_differs, value_operands(value)))
+
+    def allows(self, stmt: Stmt) -> bool:
+        match stmt:
+            case Block(body):
+                return all(map(self.allows, body))
+            case For():
+                alike = not (self.differs(stmt.begin) or self.differs(stmt.end))
+                nested = stmt.kind in (Kind.VECTOR, Kind.PARALLEL)
+                return alike and not nested and self.allows(stmt.body)
+            case Store(buf, index, _):
+                return self.differs(self.flat(buf, index))
+            case Let(name, value) | Local(name, _, value):
+                if self.value_differs(value):
+                    self.varying.add(name)
+                return True
+            case Accumulator(name, _, _):
+                self.varying.add(name)
+                return True
+            case If(_, then, otherwise):
+                return self.allows(then) and (
+                    otherwise is None or self.allows(otherwise)
+                )
+            case Switch(selector, cases):
+                inside = all(self.allows(body) for _, body in cases)
+                return inside and not self.differs(selector)
+            case Alloc() | Call():
+                return False
+            case _:
+                return True

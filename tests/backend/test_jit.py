@@ -56,7 +56,7 @@ def test_calls_what_it_is_given() -> None:
     assert address is not None
     code = compile_ir(source, target.host(), {"other": address})
     assert kind(code.address("twice"))(4) == 104
-    with pytest.raises(InternalError, match="calls 'other', which is not there"):
+    with pytest.raises(InternalError, match="calls 'other', not given"):
         compile_ir(source, target.host())
 
 

@@ -798,10 +798,11 @@ def test_vector_inside_vector_and_registers_in_a_loop() -> None:
 # ---- the micro-kernel
 
 
-def gemm(rows: int, columns: int, edges: bool = False) -> LoopFunc:
-    """C[rows, columns] = A.T @ B for packed A (K, rows) and B (K, columns)."""
+def gemm(rows: int, columns: int, edges: bool = False, packed: bool = True) -> LoopFunc:
+    """C = A @ B for A (rows, K), packed as (K, rows) or not, and B (K, columns)."""
     depth, width = sym("K"), sym("ldc")
-    a = buffer("a", F32, (depth, rows), Role.IN)
+    strides = (1, rows) if packed else (depth, 1)
+    a = buffer("a", F32, (rows, depth), Role.IN, strides=strides)
     b = buffer("b", F32, (depth, columns), Role.IN)
     c = buffer("c", F32, (rows, columns), Role.OUT, strides=(width, 1))
     acc = buffer("acc", F32, (rows, columns), Role.REGISTER)
@@ -809,7 +810,7 @@ def gemm(rows: int, columns: int, edges: bool = False) -> LoopFunc:
     def tile(body: Stmt, end: Expr | int = columns) -> Stmt:
         return unroll("i", rows, vector("j", end, body))
 
-    product = Fma(Load(a, (k, i)), Load(b, (k, j)), Load(acc, (i, j)))
+    product = Fma(Load(a, (i, k)), Load(b, (k, j)), Load(acc, (i, j)))
     out = tile(Store(c, (i, j), Load(acc, (i, j))), n if edges else columns)
     body = Block(
         (
@@ -859,8 +860,11 @@ def inner_loop(assembly: str) -> list[str]:
     MICRO,
     ids=lambda v: str(v.name if isinstance(v, Target) else v),
 )
-def test_micro_kernel_stays_in_registers(to: Target, rows: int, columns: int) -> None:
-    code = compiled([gemm(rows, columns)], to)
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "rows"])
+def test_micro_kernel_stays_in_registers(
+    to: Target, rows: int, columns: int, packed: bool
+) -> None:
+    code = compiled([gemm(rows, columns, packed=packed)], to)
     loop = inner_loop(code.assembly())
     if to.fma:
         multiplies = [line for line in loop if line.startswith("vfmadd")]
