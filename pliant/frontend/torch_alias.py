@@ -12,13 +12,12 @@ and every other view of the root is then taken anew.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
-from pliant.frontend.torch_ops_context import Context
 from pliant.frontend.torch_ops_shape import (
     moved_axes,
     put_window,
@@ -29,6 +28,9 @@ from pliant.frontend.torch_ops_shape import (
 )
 from pliant.ir.graph import Value
 from pliant.sym import as_expr
+
+if TYPE_CHECKING:
+    from pliant.frontend.torch_walk import Walk
 
 aten = torch.ops.aten
 
@@ -159,15 +161,8 @@ def _contiguous(tensor: torch.Tensor) -> bool:
 class Aliases:
     """The nodes seen so far that share memory, as trees."""
 
-    def __init__(
-        self,
-        cx: Context,
-        env: dict[Node, Any],
-        resolve: Callable[[Any], Any],
-        replay: Callable[[Node], Any],
-    ) -> None:
-        self.cx, self.env = cx, env
-        self.resolve, self.replay = resolve, replay
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.cx, self.env = walk, walk.cx, walk.env
         self.parent: dict[Node, Node] = {}
 
     def track(self, node: Node) -> None:
@@ -180,12 +175,19 @@ class Aliases:
             node = self.parent[node]
         return node
 
+    def check_writable(self, node: Node) -> None:
+        root = self.root(node)
+        if root in self.walk.lazy:
+            self.cx.unsupported(
+                f"changes the buffer {root.name} in place: state that lasts from call "
+                "to call is not supported"
+            )
+        if root.op == "placeholder":
+            self.cx.unsupported(f"changes the input {root.name} in place")
+
     def write(self, node: Node, new: Value) -> None:
         """`node` now holds `new`, and so does all that shares its memory."""
         root = self.root(node)
-        if root.op == "placeholder":
-            kind = "an input" if root.name == root.target else "a buffer or input"
-            self.cx.unsupported(f"changes {kind} ({root.name}) in place")
         carried = {node}
         self.env[node] = new
         while node in self.parent:
@@ -209,11 +211,11 @@ class Aliases:
     def _again(self, node: Node) -> Any:
         if is_in_place(node.target):
             return self.env[self.parent[node]]
-        return self.replay(node)
+        return self.walk.translate(node)
 
     def _put_piece(self, split: Node, which: int, new: Value) -> Value:
         base: Value = self.env[self.parent[split]]
-        args = self.resolve(split.args[1:])
+        args = self.walk.resolve(split.args[1:])
         before, self.cx.node = self.cx.node, split
         axis, windows = split_windows(self.cx, base, split.target, args)
         self.cx.node = before
@@ -231,7 +233,7 @@ class Aliases:
         if is_in_place(node.target):
             return new
         assert isinstance(node.target, torch._ops.OpOverload)
-        name, args = op_name(node.target), self.resolve(node.args[1:])
+        name, args = op_name(node.target), self.walk.resolve(node.args[1:])
         if name in _RESHAPES:
             return cx.reshape(cx.cast(new, base.dtype), base.shape)
         perm = _permutation(name, rank, args)

@@ -99,8 +99,8 @@ class Imported:
     """A graph, and how a model's arguments and results map to it.
 
     `in_spec` flattens `(args, kwargs)`. `declared` are the user's bounds; they are
-    among the graph's constraints. `assumptions` are choices that Python code of the
-    model made by size while it was traced; they are not enforced.
+    among the graph's constraints. `assumptions` are choices that the model's Python
+    code made by size while it was traced; they are not enforced.
     """
 
     module: Module
@@ -218,7 +218,7 @@ class _Import:
             spec.in_spec,
             spec.out_spec,
             self.info.bounds,
-            tuple(_assumptions(self.ep, self.symbols)),
+            (*_assumptions(self.ep, self.symbols), *self.cx.assumptions),
             self.info.aliases,
         )
 

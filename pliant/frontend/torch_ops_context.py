@@ -17,7 +17,7 @@ import torch
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Cond, Expr, as_expr
+from pliant.sym import Cond, Expr, Guard, as_expr
 
 DTYPE_OF: dict[torch.dtype, DType] = {
     torch.float64: DType.F64,
@@ -60,8 +60,8 @@ class Context:
         self.node: torch.fx.Node | None = None
         # Tensors whose elements are known to be >= 0, so indices need no wrapping.
         self.nonnegative: set[Value] = set()
-        # Values of torch symbols that data-dependent ops introduce.
-        self.unbacked: dict[str, Expr] = {}
+        # What the trace decided by size and no rule of ours demands.
+        self.assumptions: list[Guard] = []
 
     # --- the node being translated ----------------------------------------------
 
@@ -90,6 +90,10 @@ class Context:
 
     def proves(self, cond: Cond) -> bool:
         return self.b.facts.prove(cond) is True
+
+    def assume(self, cond: Cond, why: str) -> None:
+        """Noted, not enforced."""
+        self.assumptions.append(Guard(cond, (f"{why}: {cond}",), self.b.loc))
 
     def constant_int(self, size: object, what: str) -> int:
         if isinstance(size, bool) or not isinstance(size, int | Expr):

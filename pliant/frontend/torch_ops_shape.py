@@ -23,6 +23,7 @@ from pliant.sym import (
     maximum,
     minimum,
     mod,
+    ne,
     product,
 )
 
@@ -253,8 +254,11 @@ def unsqueeze(cx: Context, x: Value, dim: int) -> Value:
 
 
 def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
-    """Drops dims of 1; a dynamic dim stays, as the trace decided (sizes fix ranks)."""
+    """Drops dims of 1; a dynamic dim stays even if it is 1, so that ranks are fixed."""
     axes = cx.axes(dim, x.type.rank)
+    for axis in axes:
+        if x.type.rank and not x.shape[axis].is_const:
+            cx.assume(ne(x.shape[axis], 1), "squeeze keeps a dynamic dim")
     dropped = [a for a in axes if a < x.type.rank and cx.simplify(x.shape[a]) == 1]
     out = cx.reshape(x, [d for i, d in enumerate(x.shape) if i not in dropped])
     if out.type.rank != len(cx.val.shape):

@@ -68,7 +68,7 @@ class Walk:
     def run(self, module: GraphModule) -> None:
         self.module = module
         if any(is_in_place(node.target) for node in module.graph.nodes):
-            self.aliases = Aliases(self.cx, self.env, self.resolve, self.translate)
+            self.aliases = Aliases(self)
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self.visit(node)
@@ -103,6 +103,8 @@ class Walk:
     # operands
 
     def read(self, node: Node) -> Any:
+        if node.op == "get_attr":
+            return node  # an inner graph, or a constant of one
         if node not in self.env and node in self.lazy:
             self.env[node] = self.lazy[node]()
         return self.env.get(node, POISON)
@@ -163,11 +165,13 @@ class Walk:
     def update(self, node: Node) -> Any:
         """An in-place op: its functional twin, then a write."""
         self.cx.node = node
+        target = node.args[0]
+        assert isinstance(target, Node) and self.aliases is not None
+        self.aliases.check_writable(target)
         args, kwargs = self.operands(node)
         if any(_poisoned(a) for a in (*args, *kwargs.values())):
             raise Unsupported("")
-        target, old = node.args[0], args[0]
-        assert isinstance(target, Node) and self.aliases is not None
+        old = args[0]
         new = TABLE[functional_twin(node.target)](self.cx, *args, **kwargs)
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
         self.aliases.write(target, new)

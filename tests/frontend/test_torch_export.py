@@ -1,0 +1,364 @@
+"""Symbols, bounds, pytrees, in-place ops and errors of the torch frontend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch_oracle import imported_from, matches_eager, run, same
+
+from pliant.errors import PliantError, ShapeError, UnsupportedOpError
+from pliant.frontend.torch_export import (
+    ConstantInput,
+    SizeInput,
+    export_module,
+    from_exported,
+)
+from pliant.ir.types import DType
+
+
+class Call(nn.Module):
+    def __init__(self, function: Any, **weights: torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, tensor in weights.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Add(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+def params(imported: Any) -> list[str]:
+    return [str(value.type) for value in imported.module.main.params]
+
+
+# --- symbols --------------------------------------------------------------------
+
+
+def test_names_come_from_strings_and_dims() -> None:
+    batch = Dim("batch", max=64)
+    shapes = ({0: batch, 1: "seq"}, {0: batch, 1: "seq"})
+    imported = imported_from(Add(), (torch.ones(2, 5), torch.ones(2, 5)), shapes)
+    assert params(imported) == ["f32[batch, seq]", "f32[batch, seq]"]
+    assert [str(g.cond) for g in imported.declared] == ["batch <= 64"]
+    assert {g.origin for g in imported.declared} == {"declared by the user"}
+    assert imported.input_names == ("x", "y")
+    with pytest.raises(ShapeError, match="at most 64"):
+        run(imported, (torch.ones(65, 1), torch.ones(65, 1)))
+
+
+def test_unnamed_dims_are_numbered_in_order_of_appearance() -> None:
+    hints = {0: Dim.DYNAMIC, 1: Dim.AUTO}
+    model = Call(lambda x, y: (x * 2, y + 1))
+    imported = imported_from(
+        model, (torch.ones(2, 3), torch.ones(4, 5)), ((hints, hints),)
+    )
+    assert params(imported) == ["f32[s0, s1]", "f32[s2, s3]"]
+    assert not imported.module.main.constraints
+
+
+def test_dims_that_the_model_unifies_share_a_symbol() -> None:
+    shapes = {"x": {0: "a"}, "y": {0: "b"}}
+    imported = imported_from(Add(), (torch.ones(3, 2), torch.ones(3, 2)), shapes)
+    assert params(imported) == ["f32[a, 2]", "f32[a, 2]"]
+    assert {k: str(v) for k, v in imported.aliases.items()} == {"b": "a"}
+
+
+def test_derived_dims() -> None:
+    half = Dim("half", min=1, max=9)
+    model = Call(lambda x, y: torch.cat([x, y, y]))
+    imported = imported_from(
+        model, (torch.ones(8), torch.ones(4)), (({0: 2 * half}, {0: half}),)
+    )
+    assert params(imported) == ["f32[2*half]", "f32[half]"]
+    same(run(imported, (torch.ones(6), torch.ones(3))), torch.ones(12))
+
+
+def test_a_program_given_directly_has_no_declared_bounds() -> None:
+    seq = Dim("seq", min=2, max=9)
+    ep = torch.export.export(
+        Call(torch.exp), (torch.ones(3),), dynamic_shapes=(({0: seq},),)
+    )
+    imported = from_exported(ep)
+    assert params(imported) == ["f32[s0]"]
+    assert not imported.declared and not imported.module.main.constraints
+    named = from_exported(ep, {next(iter(map(str, ep.range_constraints))): "length"})
+    assert params(named) == ["f32[length]"]
+
+
+def test_a_table_of_positions_bounds_the_length() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 16, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table[:, : x.shape[1]]
+
+    shapes = ({0: "b", 1: "seq"},)
+    calls = [(torch.randn(b, n, 4),) for b, n in ((1, 1), (2, 16), (3, 0))]
+    imported = matches_eager(Positions(), (torch.randn(2, 5, 4),), shapes, *calls)
+    (guard,) = imported.module.main.constraints
+    assert "test_torch_export.py:" in guard.origin
+    with pytest.raises(ShapeError, match="16"):
+        run(imported, (torch.randn(1, 17, 4),))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (0, 3), (1, 7)])
+def test_example_sizes_of_zero_and_one(size: tuple[int, int]) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
+    example = (torch.full(size, 9),)
+    calls = [(torch.randint(0, 10, s),) for s in ((1, 1), (5, 2), (2, 0))]
+    imported = matches_eager(model, example, ({0: "b", 1: "n"},), *calls)
+    assert params(imported) == ["i64[b, n]"]
+    model = Call(lambda x, y: x.sum(1) @ y)  # unnamed dims that must agree
+    pair = (torch.ones(1, 1, 1), torch.ones(1, 2))
+    hints = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC, 2: Dim.DYNAMIC}
+    imported_from(model, pair, ((hints, {0: Dim.DYNAMIC}),))
+
+
+def test_one_element_slices_broadcast() -> None:
+    model = Call(lambda x: x * x[:, :1] + x[:1])
+    calls = [(torch.randn(1, 1),), (torch.randn(4, 1),), (torch.randn(7, 3),)]
+    matches_eager(model, (torch.randn(2, 5),), (({0: "b", 1: "n"},),), *calls)
+
+
+def test_slices_longer_than_the_dim() -> None:
+    model = Call(lambda x: (x[:, :5], x[:, 2:7], x[:, -3:], x[:, 1:].exp(), x[::3]))
+    calls = [(torch.randn(b, n),) for b, n in ((1, 1), (3, 4), (2, 9), (0, 0), (5, 13))]
+    matches_eager(model, (torch.randn(2, 8),), (({0: "b", 1: "n"},),), *calls)
+
+
+def test_branches_on_sizes_are_told() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 100 else x + 1
+
+    imported = imported_from(Call(branch), (torch.ones(4),), (({0: "n"},),))
+    (told,) = imported.assumptions
+    assert str(told.cond) == "n <= 100" and told.origin.startswith("test_torch_export")
+    assert not imported.module.main.constraints
+
+
+# --- weights --------------------------------------------------------------------
+
+
+def test_weights_share_memory_and_ties() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Embedding(8, 4)
+            self.b = nn.Linear(4, 8, bias=False)
+            self.b.weight = self.a.weight
+            self.c = nn.Parameter(torch.randn(4, 4).to(torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x) @ self.c.t().float())
+
+    model = Tied()
+    imported = imported_from(model, (torch.tensor([1, 2]),), ({0: "n"},))
+    constants = imported.module.constants
+    assert len(constants) == 2
+    (table,) = (c for c in constants.values() if c.type.dtype is DType.F32)
+    assert table.data.__array_interface__["data"][0] == model.a.weight.data_ptr()
+    (bits,) = (c for c in constants.values() if c.type.dtype is DType.BF16)
+    assert bits.data.dtype == "uint16"
+    same(run(imported, (torch.tensor([3]),)), model(torch.tensor([3])))
+
+
+# --- pytrees --------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    value: torch.Tensor
+    size: int
+    rest: Any
+
+
+torch.export.register_dataclass(Answer, serialized_type_name="tests.Answer")
+
+
+def test_nested_inputs_and_outputs() -> None:
+    class Nested(nn.Module):
+        def forward(
+            self, data: dict[str, Any], n: int, *, flag: bool, scale: float
+        ) -> Any:
+            x, (y, z) = data["x"], data["pair"]
+            out = x * scale + y if flag else x
+            return Answer(out, x.shape[0] * 2, [z, None, 5, {"n": n + 1}, x])
+
+    def inputs(b: int, n: int) -> Any:
+        pair = (torch.randn(b, 3), torch.arange(b))
+        return ({"x": torch.randn(b, 3), "pair": pair}, n), {"flag": True, "scale": 0.5}
+
+    args, kwargs = inputs(4, 7)
+    rows = {0: "b"}
+    shapes = {
+        "data": {"x": rows, "pair": (rows, rows)},
+        "n": Dim.DYNAMIC,
+        "flag": None,
+        "scale": None,
+    }
+    model = Nested()
+    imported = imported_from(model, args, shapes, example_kwargs=kwargs)
+    assert [type(slot) for slot in imported.inputs[3:]] == [
+        SizeInput,
+        ConstantInput,
+        ConstantInput,
+    ]
+    for b, n in ((4, 7), (1, 0), (0, 3), (9, 100)):
+        args, kwargs = inputs(b, n)
+        same(run(imported, args, kwargs), model(*args, **kwargs))
+
+
+def test_integer_inputs_as_sizes() -> None:
+    model = Call(lambda x, n: (x[:, :n] * n, torch.arange(n)))
+    calls = [(torch.randn(2, 9), n) for n in (0, 1, 5, 9)]
+    imported = matches_eager(
+        model, (torch.randn(2, 8), 4), (({1: "width"}, "n"),), *calls
+    )
+    assert imported.module.main.sizes == ("n",)
+
+
+# --- in-place ops ---------------------------------------------------------------
+
+
+def in_place_chain(x: torch.Tensor) -> Any:
+    y = x * 1
+    row = y[0]
+    tail = y[:, 1:]
+    tail += 1
+    y[:, 0] = 5.0
+    row.mul_(2)
+    turned = y.t()
+    turned[0].add_(x.sum())
+    flat = y.view(-1)
+    flat.clamp_(min=-1)
+    return y, row, tail, turned, flat
+
+
+def in_place_pieces(x: torch.Tensor) -> Any:
+    y = torch.stack([x, x, x], 1).clone()
+    a, b, c = y.unbind(1)
+    b.zero_()
+    first, second = y.chunk(2, dim=1)
+    second.fill_(3)
+    y[:, 0].copy_(x.exp())
+    return a, b, c, first, second, y.masked_fill_(y > 4, 0.5)
+
+
+def in_place_mask(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y[y > 0] = -1.0
+    z = y.transpose(0, 1).clone()
+    z.relu_()
+    return y, z.add_(1).sigmoid_(), nn.functional.relu(y + 1, inplace=True)
+
+
+@pytest.mark.parametrize("function", [in_place_chain, in_place_pieces, in_place_mask])
+def test_in_place(function: Any) -> None:
+    calls = [(torch.randn(b, n),) for b, n in ((1, 1), (5, 2), (3, 7))]
+    example = (torch.randn(3, 4),)
+    matches_eager(Call(function), example, (({0: "b", 1: "n"},),), *calls)
+
+
+def test_changing_an_input_or_a_buffer_is_refused() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(1)
+            return x.add_(self.seen)
+
+    with pytest.raises(UnsupportedOpError) as raised:
+        imported_from(Counts(), (torch.ones(3),), None)
+    assert len(raised.value.ops) == 2
+    assert "buffer" in str(raised.value) and "in place" in str(raised.value)
+
+
+# --- control flow ---------------------------------------------------------------
+
+
+def test_cond() -> None:
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x * 2, (x,))
+
+    calls = [(torch.ones(3),), (-torch.ones(7),), (torch.ones(1),)]
+    matches_eager(Call(choose), (torch.ones(4),), (({0: "n"},),), *calls)
+
+
+def test_while_loop() -> None:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def double(x: torch.Tensor) -> Any:
+        count = torch.tensor(0)
+        return while_loop(
+            lambda i, x: i < 5, lambda i, x: (i + 1, x * 2 + i), (count, x)
+        )
+
+    calls = [(torch.ones(3),), (torch.randn(7),), (torch.ones(1),)]
+    matches_eager(Call(double), (torch.ones(4),), (({0: "n"},),), *calls)
+
+
+def test_no_grad_inside() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x.exp()
+        return y + x
+
+    matches_eager(Call(inner), (torch.ones(4),), (({0: "n"},),), (torch.ones(1),))
+    ep = torch.export.export(Call(inner), (torch.ones(4, requires_grad=True),))
+    same(run(from_exported(ep), (torch.ones(4),)), inner(torch.ones(4)))
+
+
+# --- errors ---------------------------------------------------------------------
+
+
+def test_every_unsupported_op_is_listed_once() -> None:
+    class Several(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            ordered = torch.sort(x, 1).values
+            noise = torch.randn_like(x)
+            return torch.linalg.det(ordered @ ordered.t()) + noise, ordered.exp()
+
+    with pytest.raises(UnsupportedOpError) as raised:
+        imported_from(Several(), (torch.randn(4, 4),), None)
+    ops = raised.value.ops
+    assert [op.name.split(".")[1] for op in ops] == ["sort", "randn_like", "linalg_det"]
+    assert "random" in ops[1].reason
+    for op in ops:
+        assert "test_torch_export.py:" in op.loc and "in forward: " in op.loc
+    assert "torch.sort(x, 1)" in ops[0].loc
+
+
+def test_training_mode_is_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)).train()
+    with torch.no_grad():
+        ep = torch.export.export(model, (torch.randn(4, 3),))
+    with pytest.raises(UnsupportedOpError, match="eval"):
+        from_exported(ep)
+
+
+def test_failures_of_the_trace_are_ours_to_tell() -> None:
+    with pytest.raises(PliantError, match="could not trace"):
+        export_module(Call(lambda x: x if x.sum() > 0 else -x), (torch.ones(2),))
+    with pytest.raises(ShapeError, match="2 entries for 1"):
+        export_module(nn.Identity(), (torch.ones(2),), ({}, {}))
+    with pytest.raises(ShapeError, match="names wrong"):
+        export_module(nn.Identity(), (torch.ones(2),), {"wrong": None})
+
+
+def test_complex_inputs_are_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="complex64"):
+        imported_from(Call(lambda x: x), (torch.ones(2, dtype=torch.complex64),), None)
