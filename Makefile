@@ -1,0 +1,64 @@
+# `make demo` and `make test` work from a clean clone: whatever is missing is set up first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
+CHECKED := pliant tests bench demo setup.py
+# `make bench MODELS="bert gpt2"`; see `bench/models.py --help` for the rest.
+MODELS ?= bert tinybert
+
+.PHONY: demo test lint format types unit sweep bench ablation clean distclean setup
+
+test: lint types unit
+
+demo: setup
+	$(BIN)/python -m demo.embed
+
+lint: setup
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest
+
+# The slow tests alone: every model of the zoo over many shapes.
+sweep: setup
+	$(BIN)/python -m pytest -m slow
+
+# Tables on the terminal and in bench/results. Needs an otherwise idle machine.
+bench: setup
+	$(BIN)/python -m bench.models $(MODELS)
+
+ablation: setup
+	$(BIN)/python -m bench.ablation
+
+format: setup
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+setup: $(VENV)/.installed
+
+# torch comes first and by its exact version: packages that only ask for "torch" then
+# keep this one instead of pulling a build with CUDA.
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(TORCH)
+	touch $@
+
+# The install also builds the C runtime, hence its sources here.
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(RUNTIME)
+	$(BIN)/python -m pip install -q -e '.[torch,demo,test]'
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f pliant/runtime/*.so $(VENV)/.installed
+	find pliant tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
