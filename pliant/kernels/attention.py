@@ -28,7 +28,7 @@ causal diagonal are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.ir.loops import (
     WORKER,
@@ -84,8 +84,8 @@ from pliant.target import Target
 KC = 128
 # Rows of a unit. Packing keys costs what about 10 rows of arithmetic do.
 ROWS = 256
-# Up to so many rows, dot products on the keys in place are cheaper than packing.
-FEW_ROWS = 2
+# Of so many rows, dot products on the keys in place are cheaper than packing.
+FEW = (1, 2)
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 
 THREADS = sym("threads")
@@ -122,7 +122,7 @@ class Attention:
 class AttentionKernel:
     """The loop function (q, k, v[, mask], out, work..), what it calls, its scratch."""
 
-    function: LoopFunc
+    func: LoopFunc
     helpers: tuple[LoopFunc, ...]
     work: tuple[Buffer, ...]
 
@@ -212,7 +212,7 @@ def values_kernel_name(dtype: DType, height: int, tile: Tile, head: Expr) -> str
 
 
 def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc:
-    """result = probabilities x values, plus, behind the first block, result * factor."""
+    """result = probabilities x values (+ result * factor, behind the first block)."""
     nr = tile.NR
     width = head if head.is_const else sym("E")
     keys, ldv, later = sym("N"), sym("ldv"), sym("later")
@@ -255,7 +255,9 @@ def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc
         body.append(_loop("c", whole, columns(c * nr, nr, nr)))
     if not width.is_const:
         rest = width - whole * nr
-        body.append(_loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole))
+        body.append(
+            _loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole)
+        )
     elif width.value % nr:
         body.append(columns(whole * nr, width.value % nr, width.value % nr))
     name = values_kernel_name(dtype, height, tile, head)
@@ -266,11 +268,17 @@ def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc
 # ---- the kernel
 
 
-def _sum_stats() -> tuple[Expr, Expr, Expr]:
-    return as_expr(0), as_expr(1), as_expr(2)
+def _tile(dtype: DType, target: Target) -> tuple[Tile, int]:
+    """The register tile, its height a multiple of the step that heights are made in.
+
+    Rows up to a whole step are computed and thrown away: few kernels, quick to compile.
+    """
+    tile = gemm_tile(dtype, target)
+    step = 4 if tile.MR >= 8 else 2
+    return replace(tile, MR=tile.MR // step * step), step
 
 
-MAXIMUM, SUM, FACTOR = _sum_stats()  # rows of the statistics buffer
+MAXIMUM, SUM, FACTOR = ZERO, ONE, as_expr(2)  # rows of the statistics buffer
 
 
 def _at(name: str) -> Expr:
@@ -291,9 +299,11 @@ class _Builder:
 
     def __init__(self, spec: Attention, target: Target) -> None:
         self.spec, self.compute = spec, spec.dtype.compute
-        self.tile = gemm_tile(self.compute, target)
+        self.tile, self.step = _tile(self.compute, target)
         self.lanes = target.vector_bytes // self.compute.bytes
         batch, compute, nr = spec.batch, self.compute, self.tile.NR
+        self.tall = range(self.step, self.tile.MR + 1, self.step)
+        self.heights = sorted({*FEW, *self.tall})
         self.group = (
             ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
         )
@@ -312,7 +322,7 @@ class _Builder:
             if spec.mask is None
             else buffer("at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
         )
-        room = minimum(ROWS, self.rows)
+        room = ceildiv(minimum(ROWS, self.rows), self.step) * self.step
         panels = minimum(KC // nr, ceildiv(spec.kv_len, nr))
 
         def work(name: str, *shape: Expr | int) -> Buffer:
@@ -335,11 +345,10 @@ class _Builder:
         buffers = (self.q, self.k, self.v, *masks, self.out, *work)
         body = self.body()
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
-        heights = range(1, self.tile.MR + 1)
-        c, s = self.compute, self.spec
+        c, s, tall = self.compute, self.spec, self.tall
         helpers = (
-            *(scores_kernel(c, h, self.tile, s.head, self.lanes) for h in heights),
-            *(values_kernel(c, h, self.tile, s.value_head) for h in heights),
+            *(scores_kernel(c, h, self.tile, s.head, self.lanes) for h in tall),
+            *(values_kernel(c, h, self.tile, s.value_head) for h in self.heights),
         )
         return AttentionKernel(function, helpers, work)
 
@@ -348,8 +357,8 @@ class _Builder:
         outer = product(spec.batch) * spec.kv_heads
         # Enough row blocks for every thread where heads alone are too few.
         tiles = ceildiv(self.rows, self.tile.MR)
-        split = minimum(tiles, ceildiv(2 * THREADS, maximum(outer, 1)))
-        split = Select(_is("lt", outer, THREADS), Index(split), Index(ONE))
+        most = minimum(tiles, ceildiv(2 * THREADS, maximum(outer, 1)))
+        split = Select(_is("lt", outer, THREADS), Index(most), Index(ONE))
         blocks = maximum(ceildiv(self.rows, ROWS), _at("split"), 1)
         extents = (*spec.batch, spec.kv_heads, _at("row_blocks"))
         lets, at = _unflatten(_at("u"), extents)
@@ -402,17 +411,17 @@ class _Builder:
         seen = self.spec.kv_len
         if self.spec.causal:
             seen = minimum(seen, self.last_query(first, rows) + 1)
-        block, start = _at("b"), _at("start")
-        tiles = maximum(_at("tiles"), 1)
-        even, over = floordiv(rows, tiles), mod(rows, tiles)
-        t = _at("t")
+        block = _at("b")
+        t, tiles, step = _at("t"), maximum(_at("tiles"), 1), _at("step")
+        steps = ceildiv(rows, step)
+        even, over = floordiv(steps, tiles), mod(steps, tiles)
         tile_loop = _loop(
             "at_t",
             _at("tiles"),
             Block(
                 (
-                    _let("start", t * even + minimum(t, over)),
-                    _let("height", floordiv(rows + tiles - 1 - t, tiles)),
+                    _let("start", (t * even + minimum(t, over)) * step),
+                    _let("height", floordiv(steps + tiles - 1 - t, tiles) * step),
                     *self.row_tile(),
                 )
             ),
@@ -426,10 +435,17 @@ class _Builder:
                 tile_loop,
             )
         )
-        # Even blocks, a whole number of vectors; one of no columns where there are none.
+        # Even blocks of whole vectors; a single empty one where there are no columns.
         cut = ceildiv(ceildiv(end, blocks), self.lanes) * self.lanes
         return [
             _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
+            # A few rows are one tile; others are cut evenly into tiles of whole steps.
+            Let(
+                "at_step",
+                Select(
+                    _is("gt", rows, FEW[-1]), Index(as_expr(self.step)), Index(rows)
+                ),
+            ),
             _let("tiles", ceildiv(rows, self.tile.MR)),
             _let("end", seen),
             _let("kv_blocks", maximum(ceildiv(end, KC), 1)),
@@ -440,7 +456,7 @@ class _Builder:
         ]
 
     def load_rows(self) -> Stmt:
-        """Scaled queries into scratch, and empty statistics."""
+        """Scaled queries into scratch, empty statistics, zeros up to a whole tile."""
         i, d = _at("i"), _at("d")
         lets, head, query = self.position(_at("first") + i)
         loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
@@ -453,7 +469,22 @@ class _Builder:
             Store(self.stats, (*SCRATCH, MAXIMUM, i), lowest),
             Store(self.stats, (*SCRATCH, SUM, i), _zero(self.compute)),
         )
-        return _loop("at_i", _at("rows"), Block(body))
+        padding = (
+            _loop(
+                "at_d",
+                self.spec.head,
+                Store(self.queries, (*SCRATCH, i, d), _zero(self.compute)),
+                Kind.VECTOR,
+            ),
+            Store(self.stats, (*SCRATCH, FACTOR, i), _zero(self.compute)),
+        )
+        end = ceildiv(_at("rows"), self.step) * self.step
+        return Block(
+            (
+                _loop("at_i", _at("rows"), Block(body)),
+                _loop("at_i", end, Block(padding), begin=_at("rows")),
+            )
+        )
 
     def store_rows(self) -> Stmt:
         i, e = _at("i"), _at("e")
@@ -513,7 +544,7 @@ class _Builder:
                 ),
             )
         )
-        return If(_is("gt", _at("rows"), FEW_ROWS), body)
+        return If(_is("gt", _at("rows"), FEW[-1]), body)
 
     def pack_values(self) -> list[Stmt]:
         if self.values is None:
@@ -538,13 +569,12 @@ class _Builder:
 
     def tile_steps(self) -> list[Stmt]:
         return [
-            If(_is("gt", _at("rows"), FEW_ROWS), self.scores_call(), self.dots()),
+            If(_is("gt", _at("rows"), FEW[-1]), self.scores_call(), self.dots()),
             self.softmax(),
             self.values_call(),
         ]
 
-    def switch(self, call: Callable[[int], Call]) -> Stmt:
-        heights = range(1, self.tile.MR + 1)
+    def switch(self, heights: Sequence[int], call: Callable[[int], Call]) -> Stmt:
         return Switch(_at("height"), tuple((h, call(h)) for h in heights))
 
     def scores_call(self) -> Stmt:
@@ -565,7 +595,9 @@ class _Builder:
                 ),
             )
 
-        return Block((_let("wide", wide), _let("narrow", narrow), self.switch(call)))
+        return Block(
+            (_let("wide", wide), _let("narrow", narrow), self.switch(self.tall, call))
+        )
 
     def dots(self) -> Stmt:
         i, n, d = _at("i"), _at("n"), _at("d")
@@ -610,7 +642,7 @@ class _Builder:
                 ),
             )
 
-        return self.switch(call)
+        return self.switch(self.heights, call)
 
     # ---- softmax of a tile
 
@@ -668,7 +700,9 @@ class _Builder:
             ),
             *self.new_sum(row),
         )
-        return _loop("at_i", _at("height"), Block(body))
+        return _loop(
+            "at_i", minimum(_at("height"), _at("rows") - _at("start")), Block(body)
+        )
 
     def mask_value(self, load: Load) -> LoopValue:
         if dtype_of(load) is not DType.BOOL:
