@@ -202,14 +202,22 @@ def enlarged(
     out: list[Any] = []
     for value, leaf in zip(flat, leaves, strict=True):
         for axis, dim in leaf.dims.items():
-            if not isinstance(value, torch.Tensor) or not dim.dynamic:
-                continue
-            if value.shape[axis] > 1:
+            if not dim.dynamic or _size(value, axis) not in (0, 1):
                 continue
             key = dim.expr if dim.expr is not None else ("all" if alike else axis)
-            value = _stretched(value, axis, size_of(key))
+            size = size_of(key)
+            if isinstance(value, torch.Tensor):
+                value = _stretched(value, axis, size)
+            else:
+                value = size
         out.append(value)
     return out if sizes else None
+
+
+def _size(value: Any, axis: int) -> int | None:
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[axis])
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _stretched(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:

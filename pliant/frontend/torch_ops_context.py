@@ -7,6 +7,7 @@ a `Real`; all else is the Python object of the exported graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
@@ -17,7 +18,7 @@ import torch
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Cond, Expr, Guard, as_expr
+from pliant.sym import Cond, Expr, Guard, Min, as_expr, le
 
 DTYPE_OF: dict[torch.dtype, DType] = {
     torch.float64: DType.F64,
@@ -182,7 +183,40 @@ class Context:
         if dtype in HALF and any(_rounds(n, dtype) for n in (x, y)):
             wide = self.arith(op, x, y, DType.F32)
             return wide if wide.dtype is DType.BOOL else self.cast(wide, dtype)
-        return self.b.binary(op, self.tensor(x, dtype), self.tensor(y, dtype))
+        left, right = self.aligned(self.tensor(x, dtype), self.tensor(y, dtype))
+        return self.b.binary(op, left, right)
+
+    def aligned(self, *values: Value) -> list[Value]:
+        """The values, ready to broadcast against each other."""
+        shapes = [v.shape for v in values]
+        return [
+            functools.reduce(self.unit_dims, shapes[:i] + shapes[i + 1 :], v)
+            for i, v in enumerate(values)
+        ]
+
+    def unit_dims(self, x: Value, shape: Sequence[Expr] | None = None) -> Value:
+        """A dim of x that is at most 1 must be 1 where it broadcasts.
+
+        x[:, :1] has min(n, 1) columns. The trace took it for 1, and a dim of 1
+        broadcasts: where `shape` differs, so must ours. (All dims, without `shape`.)
+        """
+        if not any(_capped(dim) for dim in x.shape):
+            return x
+        dims = list(x.shape)
+        beside: list[Expr | None] = list(shape or ())
+        if shape is None:
+            beside = [None] * len(dims)
+        beside = [*[as_expr(1)] * (len(dims) - len(beside)), *beside]
+        for i, other in enumerate(beside[len(beside) - len(dims) :]):
+            if not _capped(dims[i]) or not self.proves(le(dims[i], 1)):
+                continue
+            if other is None or not (other == 1 or self.b.same(dims[i], other)):
+                why = "a slice of one element must have it"
+                self.b.require_equal(dims[i], 1, why)
+                dims[i] = as_expr(1)
+        if tuple(dims) == x.shape:
+            return x
+        return self.keep_sign(x, self.b.emit("reshape", x, shape=tuple(dims)))
 
     def unary(self, op: str, x: Value, dtype: DType | None = None) -> Value:
         return self.b.unary(op, x if dtype is None else self.cast(x, dtype))
@@ -201,9 +235,9 @@ class Context:
 
     def select(self, cond: Value, x: Operand, y: Operand) -> Value:
         dtype = self.promote(x, y)
-        return self.b.select(
-            self.to_bool(cond), self.tensor(x, dtype), self.tensor(y, dtype)
-        )
+        parts = self.to_bool(cond), self.tensor(x, dtype), self.tensor(y, dtype)
+        cond, left, right = self.aligned(*parts)
+        return self.b.select(cond, left, right)
 
     def to_bool(self, x: Value) -> Value:
         if x.dtype is DType.BOOL:
@@ -229,8 +263,8 @@ class Context:
         return out
 
     def broadcast_to(self, x: Value, shape: Sequence[Size]) -> Value:
-        out = self.b.broadcast_to(x, tuple(as_expr(d) for d in shape))
-        return self.keep_sign(x, out)
+        dims = tuple(as_expr(d) for d in shape)
+        return self.keep_sign(x, self.b.broadcast_to(self.unit_dims(x, dims), dims))
 
     def keep_sign(self, x: Value, moved: Value) -> Value:
         """`moved` holds elements of `x` only."""
@@ -298,6 +332,10 @@ class Context:
 
 def as_index(cx: Context, index: Value) -> Value:
     return cx.cast(index, DType.I64) if index.dtype is not DType.I64 else index
+
+
+def _capped(dim: Expr) -> bool:
+    return any(isinstance(atom, Min) for atom in dim.atoms())
 
 
 def _type_of(operand: Operand) -> tuple[int, torch.dtype]:

@@ -40,7 +40,8 @@ def compare(op: str) -> Translate:
 
 def logical(op: str) -> Translate:
     def translate(cx: Context, x: Value, y: Value) -> Value:
-        return cx.b.binary(op, cx.to_bool(x), cx.to_bool(y))
+        x, y = cx.aligned(cx.to_bool(x), cx.to_bool(y))
+        return cx.b.binary(op, x, y)
 
     return translate
 
@@ -306,7 +307,9 @@ def where(cx: Context, cond: Value, x: Operand, y: Operand) -> Value:
 
 
 def masked_fill(cx: Context, x: Value, mask: Value, value: Operand) -> Value:
-    return cx.b.select(cx.to_bool(mask), cx.tensor(value, x.dtype), x)
+    parts = cx.to_bool(mask), cx.tensor(value, x.dtype), x
+    mask, fill, x = cx.aligned(*parts)
+    return cx.b.select(mask, fill, x)
 
 
 def nan_to_num(

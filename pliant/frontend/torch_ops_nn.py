@@ -23,6 +23,8 @@ aten = torch.ops.aten
 
 
 def matmul(cx: Context, x: Value, y: Value) -> Value:
+    if x.type.rank > 2 or y.type.rank > 2:
+        x, y = cx.unit_dims(x), cx.unit_dims(y)
     return cx.b.matmul(x, y)
 
 
@@ -55,6 +57,7 @@ def linear(cx: Context, x: Value, weight: Value, bias: Value | None = None) -> V
 
 
 def einsum(cx: Context, equation: str, tensors: Sequence[Value], **_: Any) -> Value:
+    tensors = [cx.unit_dims(t) for t in tensors]
     return cx.b.emit("einsum", *tensors, equation=equation.replace(" ", ""))
 
 
@@ -439,6 +442,7 @@ def attention(
         q, k, v = (cx.reshape(t, (1, *t.shape)) for t in (q, k, v))
     # Batch dims broadcast; heads do too, unless groups of them share keys.
     lead = -3 if enable_gqa else -2
+    q, k, v = cx.unit_dims(q), cx.unit_dims(k), cx.unit_dims(v)
     batch = cx.b.broadcast_shapes(*(t.shape[:lead] for t in (q, k, v)))
     q, k, v = (cx.broadcast_to(t, (*batch, *t.shape[lead:])) for t in (q, k, v))
     extra = [] if attn_mask is None else [attn_mask]

@@ -51,9 +51,8 @@ def slice_window(
     start: Size | None = None,
     end: Size | None = None,
     step: int = 1,
-    axis: int | None = None,
 ) -> tuple[Expr, Expr, int]:
-    """(start, size, step) after torch's clamping; `axis` is the sliced one."""
+    """(start, size, step) after torch's clamping to the dim."""
     if not isinstance(step, int) or step < 1:
         cx.unsupported(f"a slice of step {step}")
     begin = nonnegative_bound(cx, 0 if start is None else start, size)
@@ -63,19 +62,7 @@ def slice_window(
     else:
         stop = nonnegative_bound(cx, end, size)
         stop = cx.simplify(minimum(maximum(stop, begin), size))
-    return begin, one_if_traced(cx, ceildiv(stop - begin, step), axis), step
-
-
-def one_if_traced(cx: Context, size: Expr, axis: int | None) -> Expr:
-    """x[:, :1] is traced as one element, which then broadcasts: it must be there.
-
-    A longer slice keeps its formula, min(n, 5), and so serves shorter dims too.
-    """
-    size = cx.simplify(size)
-    known = None if axis is None else cx.val.shape[axis]
-    if not size.is_const and isinstance(known, int) and known == 1:
-        return cx.b.require_equal(size, 1, "a slice of one element must have it")
-    return size
+    return begin, cx.simplify(ceildiv(stop - begin, step)), step
 
 
 def select_window(cx: Context, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
@@ -159,8 +146,7 @@ def slice_tensor(
     step: int = 1,
 ) -> Value:
     axis = cx.axis(dim, x.type.rank)
-    window = slice_window(cx, x.shape[axis], start, end, step, axis)
-    return cx.slice(x, axis, *window)
+    return cx.slice(x, axis, *slice_window(cx, x.shape[axis], start, end, step))
 
 
 def select(cx: Context, x: Value, dim: int, index: Size) -> Value:
@@ -255,11 +241,14 @@ def unsqueeze(cx: Context, x: Value, dim: int) -> Value:
 
 def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """Drops dims of 1; a dynamic dim stays even if it is 1, so that ranks are fixed."""
-    axes = cx.axes(dim, x.type.rank)
-    for axis in axes:
-        if x.type.rank and not x.shape[axis].is_const:
-            cx.assume(ne(x.shape[axis], 1), "squeeze keeps a dynamic dim")
-    dropped = [a for a in axes if a < x.type.rank and cx.simplify(x.shape[a]) == 1]
+    dropped = []
+    for axis in cx.axes(dim, x.type.rank):
+        size = cx.simplify(x.shape[axis])
+        if size == 1 or cx.proves(le(size, 1)):
+            cx.b.require_equal(size, 1, "a dim that the trace dropped must be 1")
+            dropped.append(axis)
+        elif not size.is_const:
+            cx.assume(ne(size, 1), "squeeze keeps a dynamic dim")
     out = cx.reshape(x, [d for i, d in enumerate(x.shape) if i not in dropped])
     if out.type.rank != len(cx.val.shape):
         cx.unsupported(f"squeeze of {x.type}: a dynamic dim decides the rank")
@@ -317,6 +306,7 @@ def expand_as(cx: Context, x: Value, other: Value) -> Value:
 
 
 def broadcast_tensors(cx: Context, tensors: Sequence[Value]) -> list[Value]:
+    tensors = cx.aligned(*tensors)
     shape = cx.b.broadcast_shapes(*(t.shape for t in tensors))
     return [cx.broadcast_to(t, shape) for t in tensors]
 
@@ -694,11 +684,10 @@ def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Valu
     used = [axis for axis, place in enumerate(places) if place is not None]
     if not used:
         return x
-    shape = cx.b.broadcast_shapes(*(p.shape for p in places if p is not None))
+    aligned = cx.aligned(*(p for p in places if p is not None))
+    shape = cx.b.broadcast_shapes(*(p.shape for p in aligned))
     wrapped = []
-    for axis in used:
-        place = places[axis]
-        assert place is not None
+    for axis, place in zip(used, aligned, strict=True):
         inside = cx.wrap_index(as_index(cx, place), x.shape[axis])
         wrapped.append(cx.broadcast_to(inside, shape))
     rest = [a for a in range(x.type.rank) if a not in used]
@@ -734,6 +723,7 @@ def _expand_masks(
 
 
 def masked_select(cx: Context, x: Value, mask: Value) -> Value:
+    x, mask = cx.aligned(x, mask)
     shape = cx.b.broadcast_shapes(x.shape, mask.shape)
     wide = cx.broadcast_to(x, shape)
     return index_tensor(cx, wide, [cx.broadcast_to(mask, shape)])

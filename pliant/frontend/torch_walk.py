@@ -20,7 +20,7 @@ from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr, as_expr
+from pliant.sym import Expr
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
@@ -194,15 +194,6 @@ class Walk:
             expr = size.node.expr if isinstance(size, torch.SymInt) else None
             if isinstance(expr, sympy.Symbol):
                 self.symbols.setdefault(str(expr), ours)
-        # The trace broadcasts a dim that it knows to be 1: ours must be one too.
-        ones = [
-            i for i, size in enumerate(val.shape) if isinstance(size, int) and size == 1
-        ]
-        if any(not result.shape[i].is_const for i in ones):
-            shape = [as_expr(1) if i in ones else d for i, d in enumerate(result.shape)]
-            for i in ones:
-                self.cx.b.require_equal(result.shape[i], 1, "traced as a dim of 1")
-            result = self.cx.reshape(result, shape)
         return self.cx.cast(result, self.cx.dtype(val.dtype))
 
     def size(self, val: torch.SymInt) -> Expr:

@@ -227,6 +227,8 @@ def test_integer_inputs_as_sizes() -> None:
         model, (torch.randn(2, 8), 4), (({1: "width"}, "n"),), *calls
     )
     assert imported.module.main.sizes == ("n",)
+    again = imported_from(model, (torch.randn(2, 8), 1), (({1: "width"}, "n"),))
+    assert again.module.main.sizes == ("n",)
 
 
 # --- in-place ops ---------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""The development models: imported, legal, and equal to eager on unseen sizes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
+if not ZOO.is_dir():
+    pytest.skip("the model zoo is not beside the repository", allow_module_level=True)
+sys.path.insert(0, str(ZOO))
+zoo = pytest.importorskip("zoo")
+
+from torch_oracle import run, same  # noqa: E402
+
+from pliant.errors import ShapeError  # noqa: E402
+from pliant.frontend.torch_export import (  # noqa: E402
+    Imported,
+    export_module,
+    from_exported,
+)
+from pliant.ir.spec import Stage, verify  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to build a model small, and the sizes to run it on."""
+
+    options: dict[str, int]
+    params: list[str]
+    sizes: list[tuple[int, ...]]
+
+
+TEXT = [(1, 1), (3, 7)]
+PLANS = {
+    "bert": Plan({"layers": 1, "hidden": 128}, ["i64[s0, s1]", "i64[s2, s1]"], TEXT),
+    "tinybert": Plan({}, ["i64[s0, s1]", "i64[s2, s1]"], TEXT),
+    "minilm": Plan({}, ["i64[s0, s1]", "i64[s0, s1]"], TEXT),
+    "gpt2": Plan({"layers": 1}, ["i64[s0, s1]"], TEXT),
+    "llama": Plan({"layers": 1}, ["i64[s0, s1]"], TEXT),
+    "t5_encoder": Plan({"layers": 1}, ["i64[s0, s1]", "i64[s2, s1]"], TEXT),
+    "vit": Plan({"layers": 1}, ["f32[s0, 3, s1, s2]"], [(1, 1), (1, 14)]),
+    "resnet": Plan({}, ["f32[s0, 3, s1, s2]"], [(1, 33, 64)]),
+    "evoformer": Plan(
+        {},
+        ["f32[s0, s1, 1024]", "f32[s0, s1, s1, 128]", "f32[s0, s1]"],
+        [(1, 1), (1, 5)],
+    ),
+    "unet": Plan({}, ["f32[s0, 4, s1, s2]", "f32[]", "f32[s0, s3, 64]"], [(1, 1, 3)]),
+}
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def model(request: Any) -> tuple[str, Any, Imported]:
+    plan = PLANS[request.param]
+    torch.manual_seed(0)
+    case = getattr(zoo, request.param)(**plan.options)
+    ep, info = export_module(
+        case.model, case.inputs(*case.example), case.dynamic_shapes
+    )
+    return request.param, case, from_exported(ep, info)
+
+
+def test_model(model: tuple[str, Any, Imported]) -> None:
+    name, case, imported = model
+    verify(imported.module, Stage.IMPORTED)
+    assert [str(p.type) for p in imported.module.main.params] == PLANS[name].params
+    for size in PLANS[name].sizes:
+        args = case.inputs(*size)
+        with torch.no_grad():
+            want = case.model(*args)
+        same(run(imported, args), want, tolerance=1e-4)
+
+
+def test_what_the_models_demand(model: tuple[str, Any, Imported]) -> None:
+    name, case, imported = model
+    demands = [f"{g.cond}" for g in imported.module.main.constraints]
+    if name in ("gpt2", "llama", "t5_encoder", "evoformer"):
+        assert not demands
+    if name in ("bert", "tinybert", "minilm"):
+        assert demands[0] == "min(s1, 512) == s1"
+        with pytest.raises(ShapeError, match=r"modeling_bert\.py:\d+"):
+            run(imported, case.inputs(1, 513))
+    if name == "unet":
+        assert any(str(g.cond) == "s0 < 64" for g in imported.assumptions)
+        assert "2*ceildiv(s1, 2) == s1" in demands
