@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
 CHECKED := pliant tests bench demo setup.py
-# `make bench MODELS="bert gpt2"`; see `bench/models.py --help` for the rest.
+# `make bench MODELS="bert gpt2"`; the rest: `python -m bench.models --help`.
 MODELS ?= bert tinybert
 
 .PHONY: demo test lint format types unit sweep bench ablation clean distclean setup
@@ -33,6 +33,7 @@ sweep: setup
 # Tables on the terminal and in bench/results. Needs an otherwise idle machine.
 bench: setup
 	$(BIN)/python -m bench.models $(MODELS)
+	$(BIN)/python -m bench.costs
 
 ablation: setup
 	$(BIN)/python -m bench.ablation

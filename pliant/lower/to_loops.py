@@ -51,7 +51,7 @@ from pliant.passes.groups import (
     result_index,
     structure,
 )
-from pliant.sym import Expr, Facts, as_expr, product, sym
+from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
 
 THREADS = "threads"  # the size symbol every host function knows: workers of the call
 
@@ -166,7 +166,9 @@ class _Group:
         stmt = self._map(axes, evaluator)
         for axis in axes:
             if axis.name in evaluator.breaks and extents == self.shape.domain:
-                return self._segments(axis, sorted_breaks(evaluator, axis, facts))
+                breaks = sorted_breaks(evaluator, axis, facts)
+                if breaks:
+                    return self._segments(axis, breaks)
         return stmt
 
     def _segments(self, axis: Axis, breaks: Sequence[Expr]) -> Stmt:
@@ -398,7 +400,11 @@ def _depths(region: Graph) -> dict[Value, int]:
 
 def sorted_breaks(evaluator: Evaluator, axis: Axis, facts: Facts) -> list[Expr]:
     """The breaks of an axis in order, if their order is provable; else none."""
-    found = list(evaluator.breaks[axis.name])
+    found = [
+        e
+        for e in evaluator.breaks[axis.name]
+        if not facts.prove(le(e, 0)) and not facts.prove(ge(e, axis.extent))
+    ]
     ordered: list[Expr] = []
     for e in found:
         k = 0
