@@ -13,6 +13,7 @@ the model states (a table of 512 positions) comes out as a guard with its source
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,8 +100,8 @@ class Imported:
     """A graph, and how a model's arguments and results map to it.
 
     `in_spec` flattens `(args, kwargs)`. `declared` are the user's bounds; they are
-    among the graph's constraints. `assumptions` are choices that the model's Python
-    code made by size while it was traced; they are not enforced.
+    among the graph's constraints, and so is what the model's Python code asserts.
+    `assumptions` are the branches on sizes that it took; they are not enforced.
     """
 
     module: Module
@@ -200,9 +201,11 @@ class _Import:
 
     def run(self) -> Imported:
         for guard in self.info.bounds:
-            self.cx.b.facts = self.cx.b.facts.assume(guard.cond)
-            self.cx.b.guards.append(guard)
+            self._require(guard)
         self._read_inputs()
+        checks, branches = _decisions(self.ep, self.symbols)
+        for guard in checks:
+            self._require(guard)
         self._check_mutations()
         self.walk.run(self.ep.graph_module)
         results, outputs = self._read_outputs()
@@ -218,9 +221,13 @@ class _Import:
             spec.in_spec,
             spec.out_spec,
             self.info.bounds,
-            (*_assumptions(self.ep, self.symbols), *self.cx.assumptions),
+            (*branches, *self.cx.assumptions),
             self.info.aliases,
         )
+
+    def _require(self, guard: Guard) -> None:
+        self.cx.b.facts = self.cx.b.facts.assume(guard.cond)
+        self.cx.b.guards.append(guard)
 
     # inputs
 
@@ -353,25 +360,39 @@ _RELATIONS = {
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
 
 
-def _assumptions(ep: ExportedProgram, symbols: Mapping[str, Expr]) -> list[Guard]:
-    """Branches on sizes that the model's own Python code took."""
+def _decisions(
+    ep: ExportedProgram, symbols: Mapping[str, Expr]
+) -> tuple[list[Guard], list[Guard]]:
+    """(checks, branches) on sizes in the model's own Python code, as they went."""
     vals = (node.meta.get("val") for node in ep.graph.nodes)
     modes = (getattr(v, "fake_mode", None) for v in vals if isinstance(v, torch.Tensor))
     mode = next((m for m in modes if m is not None), None)
-    guards = getattr(getattr(mode, "shape_env", None), "guards", ())
-    out: dict[Cond, Guard] = {}
-    for guard in guards:
+    checks: dict[Cond, Guard] = {}
+    branches: dict[Cond, Guard] = {}
+    for guard in getattr(getattr(mode, "shape_env", None), "guards", ()):
         frame = guard.sloc.framework_loc
         path = getattr(frame, "filename", _TORCH_FOLDER)
         if path.startswith(_TORCH_FOLDER):
             continue  # a question of torch's own code, called by the model
         cond = _condition(guard.expr, symbols)
-        if cond is None or cond in out or Facts().prove(cond) is True:
+        if cond is None or Facts().prove(cond) is True:
             continue
         place = f"{os.path.basename(path)}:{frame.lineno}"
-        message = (f"the trace took the branch at {place} for {cond}",)
-        out[cond] = Guard(cond, message, place)
-    return list(out.values())
+        if _is_check(path, frame.lineno):
+            message = (f"the model checks that {cond}: ", cond.lhs, " and ", cond.rhs)
+            checks.setdefault(cond, Guard(cond, message, place))
+        else:
+            told = (f"the trace took the branch at {place} for {cond}",)
+            branches.setdefault(cond, Guard(cond, told, place))
+    return list(checks.values()), list(branches.values())
+
+
+def _is_check(path: str, line: int) -> bool:
+    """Whether that line of the model asserts, or raises if its condition fails."""
+    code = linecache.getline(path, line).strip()
+    if code.startswith("assert") or "torch._check" in code:
+        return True
+    return linecache.getline(path, line + 1).strip().startswith("raise ")
 
 
 def _condition(expr: Any, symbols: Mapping[str, Expr]) -> Cond | None:

@@ -148,6 +148,24 @@ def test_branches_on_sizes_are_told() -> None:
     assert not imported.module.main.constraints
 
 
+def test_checks_of_sizes_are_enforced() -> None:
+    class Checks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[0] < 50
+            torch._check(x.shape[1] <= 10)
+            if x.shape[1] % 2:
+                raise ValueError("an even number of columns, please")
+            return x.view(-1, 2).sum(1)
+
+    model = Checks()
+    calls = [(torch.randn(b, n),) for b, n in ((1, 2), (49, 10), (3, 0))]
+    imported = matches_eager(model, (torch.randn(4, 6),), ({0: "b", 1: "n"},), *calls)
+    assert not imported.assumptions
+    for b, n in ((50, 2), (1, 12), (1, 3)):
+        with pytest.raises(ShapeError, match=r"test_torch_export\.py:\d+"):
+            run(imported, (torch.randn(b, n),))
+
+
 # --- weights --------------------------------------------------------------------
 
 
