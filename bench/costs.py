@@ -1,0 +1,153 @@
+"""What is paid once and what is paid per call: `python -m bench.costs`.
+
+Compile seconds per stage for BERT-base (12 layers), its planned peaks, and the fixed
+cost of a call. The last is found from unfused chains of element-wise kernels at size
+(1, 1): time = fixed cost + kernels * cost of one, fitted over the length of the chain.
+Writes bench/results/costs.json and bench/results/costs.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import linear_regression
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import pliant
+from bench.timing import (
+    RESULTS,
+    Report,
+    Spread,
+    eager,
+    interleaved,
+    machine,
+    machine_line,
+    mebibytes,
+    store,
+    zoo,
+)
+
+CHAINS = (1, 8, 16, 24)
+PEAKS = ((1, 1), (1, 32), (1, 128), (8, 128), (1, 512), (8, 512))
+
+
+class Chain(torch.nn.Module):
+    """`length` element-wise ops in a row."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(self.length):
+            x = x.sin() if number % 2 else x.exp()
+        return x
+
+
+def call_cost(repetitions: int) -> dict[str, float]:
+    """Microseconds: fixed part and per kernel, of pliant and of eager."""
+    torch.set_num_threads(1)
+    x = torch.zeros(1, 1)
+    calls: dict[str, Any] = {}
+    for length in CHAINS:
+        module = Chain(length)
+        compiled = pliant.compile(
+            module,
+            (torch.zeros(2, 3),),
+            ({0: "rows", 1: "columns"},),
+            threads=1,
+            options=pliant.Options(fuse=False),
+        )
+        assert compiled.stats()["kernel_calls"] == length
+        calls[f"pliant {length}"] = lambda m=compiled: m(x)
+        calls[f"eager {length}"] = lambda m=module: eager(m, (x,))
+    samples = interleaved(calls, repetitions)
+    costs: dict[str, float] = {}
+    for engine in ("pliant", "eager"):
+        times = [Spread.of(samples[f"{engine} {n}"]).median * 1e6 for n in CHAINS]
+        slope, start = linear_regression(CHAINS, times)
+        costs |= {f"{engine}_fixed_us": start, f"{engine}_kernel_us": slope}
+    return costs
+
+
+def compile_cost(layers: int) -> dict[str, Any]:
+    """Seconds per stage for BERT-base, and what its calls will allocate."""
+    case = zoo().bert(layers)
+    model = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
+    stats = model.stats()
+    peaks = []
+    for shape in PEAKS:
+        plan = model.memory_plan(*(x.to("meta") for x in case.inputs(*shape)))
+        peaks.append((shape, plan.peak_bytes, plan.output_bytes))
+    return {
+        "stage_seconds": stats["stage_seconds"],
+        "kernels": stats["kernels"],
+        "kernel_calls": stats["kernel_calls"],
+        "weight_bytes": stats["weight_bytes"],
+        "peak_formula": model.peak_formula,
+        "peaks": peaks,
+    }
+
+
+def reports(result: dict[str, Any]) -> list[Report]:
+    call, once = result["call"], result["compile"]
+    layers = result["layers"]
+    seconds = once["stage_seconds"]
+    stages = [(name, f"{value:.2f}") for name, value in seconds.items()]
+    stages.append(("all", f"{sum(seconds.values()):.2f}"))
+    peaks = [
+        (str(tuple(shape)), mebibytes(peak), mebibytes(output))
+        for shape, peak, output in once["peaks"]
+    ]
+    return [
+        Report(
+            "Cost of one call at size (1, 1), 1 thread",
+            ("", "pliant µs", "eager µs"),
+            tuple(
+                (label, f"{call[f'pliant_{key}']:.2f}", f"{call[f'eager_{key}']:.2f}")
+                for label, key in (
+                    ("fixed", "fixed_us"),
+                    ("each kernel", "kernel_us"),
+                )
+            ),
+        ),
+        Report(
+            f"Compiling BERT of {layers} layers: {once['kernels']} loop functions, "
+            f"{once['kernel_calls']} kernel calls",
+            ("stage", "seconds"),
+            tuple(stages),
+        ),
+        Report(
+            f"Planned memory of BERT of {layers} layers",
+            ("(batch, seq)", "peak MiB", "of it outputs"),
+            tuple(peaks),
+        ),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.costs", description=__doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--repetitions", type=int, default=30)
+    arguments = parser.parse_args()
+    result = {
+        "machine": machine(),
+        "layers": arguments.layers,
+        "call": call_cost(arguments.repetitions),
+        "compile": compile_cost(arguments.layers),
+    }
+    tables = reports(result)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for table in tables:
+        table.show(console)
+    store("costs.json", result)
+    parts = [*(t.markdown() for t in tables), machine_line(machine()) + "\n"]
+    (RESULTS / "costs.md").write_text("\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
