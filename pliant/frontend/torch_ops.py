@@ -11,7 +11,8 @@ from typing import Any
 
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
+from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
 
-TABLE: dict[Any, Translate] = {**MATH, **REDUCE, **SHAPE, **NN}
+TABLE: dict[Any, Translate] = {**MATH, **REDUCE, **SHAPE, **PICK, **NN}

@@ -1,0 +1,330 @@
+"""aten ops that create tensors, and that pick elements by index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Context, Operand, Real, Size, as_index
+from pliant.frontend.torch_ops_math import Translate
+from pliant.frontend.torch_ops_shape import drop_axis, take, unsqueeze
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum
+
+aten = torch.ops.aten
+
+
+# --- creation -------------------------------------------------------------------
+
+
+def filled(value: Any) -> Translate:
+    """zeros, ones, empty: a size, then options."""
+    return lambda cx, size, dtype=None, **_: cx.full(value, size, cx.out_dtype)
+
+
+def filled_like(value: Any) -> Translate:
+    return lambda cx, x, dtype=None, **_: cx.full(value, x.shape, cx.out_dtype)
+
+
+def filled_new(value: Any) -> Translate:
+    return lambda cx, x, size, dtype=None, **_: cx.full(value, size, cx.out_dtype)
+
+
+def full(cx: Context, size: Sequence[Size], value: Operand, **_: Any) -> Value:
+    return cx.full(value, size, cx.out_dtype)
+
+
+def full_like(cx: Context, x: Value, value: Operand, **_: Any) -> Value:
+    return cx.full(value, x.shape, cx.out_dtype)
+
+
+def new_full(
+    cx: Context, x: Value, size: Sequence[Size], value: Operand, **_: Any
+) -> Value:
+    return cx.full(value, size, cx.out_dtype)
+
+
+def fill(cx: Context, x: Value, value: Operand) -> Value:
+    return cx.full(value, x.shape, x.dtype)
+
+
+def zero(cx: Context, x: Value) -> Value:
+    return cx.full(0, x.shape, x.dtype)
+
+
+def copy(cx: Context, x: Value, src: Value, non_blocking: bool = False) -> Value:
+    return cx.broadcast_to(cx.cast(src, x.dtype), x.shape)
+
+
+def scalar_tensor(cx: Context, value: Operand, **_: Any) -> Value:
+    return cx.tensor(value, cx.out_dtype)
+
+
+def arange_end(cx: Context, end: Any, **_: Any) -> Value:
+    return arange(cx, 0, end)
+
+
+def arange(cx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
+    dtype = cx.out_dtype
+    if any(isinstance(n, Real) for n in (start, end, step)):
+        cx.unsupported("arange between floats that depend on sizes")
+    if any(isinstance(n, float) for n in (start, end, step)):
+        numbers = [_number(cx, n) for n in (start, end, step)]
+        size = as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
+    else:
+        stride = cx.constant_int(step, "arange's step")
+        span = (as_expr(end) - start) if stride > 0 else (as_expr(start) - end)
+        size = cx.simplify(maximum(ceildiv(span, abs(stride)), 0))
+    simple = step == 1 and start == 0
+    # Floats: start + i*step in f64, as torch, then rounded once.
+    wide = DType.F64 if dtype.is_float and not simple else dtype
+    if dtype in (DType.F16, DType.BF16):
+        wide = DType.F32 if simple else DType.F64
+    out = cx.iota((size,), 0, wide)
+    if step != 1:
+        out = cx.arith("mul", out, step, wide)
+    if start != 0:
+        out = cx.arith("add", out, start, wide)
+    out = cx.cast(out, dtype)
+    grows = isinstance(start, int) and start >= 0
+    if grows and isinstance(step, int) and step > 0:
+        cx.nonnegative.add(out)
+    return out
+
+
+def _number(cx: Context, n: Any) -> float:
+    if isinstance(n, Expr):
+        return float(cx.constant_int(n, "arange's bound"))
+    return float(n)
+
+
+def linspace(cx: Context, start: float, end: float, steps: int, **_: Any) -> Value:
+    dtype = cx.out_dtype
+    if steps == 1:
+        return cx.full(start, (1,), dtype)
+    place = cx.iota((steps,), 0, DType.F64)
+    step = (end - start) / max(steps - 1, 1)
+    # Counted from the nearer end, so that both ends are exact.
+    rising = cx.add(cx.mul(place, step), float(start))
+    falling = cx.sub(float(end), cx.mul(cx.sub(float(steps - 1), place), step))
+    nearer = cx.arith("lt", place, float(steps // 2))
+    return cx.cast(cx.select(nearer, rising, falling), dtype)
+
+
+def eye(cx: Context, n: Size, m: Size | None = None, **_: Any) -> Value:
+    row = cx.iota((n, 1), 0, DType.I64)
+    column = cx.iota((1, n if m is None else m), 1, DType.I64)
+    return cx.cast(cx.arith("eq", row, column), cx.out_dtype)
+
+
+def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
+    if num_classes < 0:
+        cx.unsupported("one_hot without num_classes: its size depends on the data")
+    classes = cx.iota((num_classes,), 0, x.dtype)
+    return cx.cast(cx.arith("eq", unsqueeze(cx, x, -1), classes), DType.I64)
+
+
+# --- picking by index -----------------------------------------------------------
+
+
+def embedding(cx: Context, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+    return cx.keep_sign(weight, cx.b.emit("index", weight, indices))
+
+
+def index_select(cx: Context, x: Value, dim: int, index: Value) -> Value:
+    if x.type.rank == 0:
+        return x
+    axis = cx.axis(dim, x.type.rank)
+    return take(cx, x, axis, cx.reshape(index, (index.type.numel,)))
+
+
+def gather(cx: Context, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    if x.type.rank == 0:
+        return cx.broadcast_to(x, index.shape)
+    axis = cx.axis(dim, x.type.rank)
+    out = cx.b.emit("take_along", x, as_index(cx, index), axis=axis)
+    return cx.keep_sign(x, out)
+
+
+def take_along_dim(
+    cx: Context, x: Value, indices: Value, dim: int | None = None
+) -> Value:
+    if dim is None:
+        x, dim = cx.reshape(x, (x.type.numel,)), 0
+        indices = cx.reshape(indices, (indices.type.numel,))
+    axis = cx.axis(dim, x.type.rank)
+    # Dims beside the axis broadcast.
+    ours = [as_expr(1) if i == axis else d for i, d in enumerate(x.shape)]
+    theirs = [as_expr(1) if i == axis else d for i, d in enumerate(indices.shape)]
+    shape = list(cx.b.broadcast_shapes(ours, theirs))
+    wide = [x.shape[axis] if i == axis else d for i, d in enumerate(shape)]
+    tall = [indices.shape[axis] if i == axis else d for i, d in enumerate(shape)]
+    places = cx.wrap_index(as_index(cx, indices), x.shape[axis])
+    return gather(cx, cx.broadcast_to(x, wide), axis, cx.broadcast_to(places, tall))
+
+
+def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
+    """x[i, :, j]: index tensors broadcast together; None keeps a dim."""
+    places = _expand_masks(cx, x, indices)
+    used = [axis for axis, place in enumerate(places) if place is not None]
+    if not used:
+        return x
+    aligned = cx.aligned(*(p for p in places if p is not None))
+    shape = cx.b.broadcast_shapes(*(p.shape for p in aligned))
+    wrapped = []
+    for axis, place in zip(used, aligned, strict=True):
+        inside = cx.wrap_index(as_index(cx, place), x.shape[axis])
+        wrapped.append(cx.broadcast_to(inside, shape))
+    rest = [a for a in range(x.type.rank) if a not in used]
+    front = cx.transpose(x, used + rest)
+    out = cx.keep_sign(x, cx.b.emit("index", front, *wrapped))
+    # Adjacent index tensors put their dims where the first one was.
+    if used == list(range(used[0], used[0] + len(used))) and used[0] > 0:
+        rank, lead = len(shape), used[0]
+        kept = [rank + i for i in range(lead)]
+        after = range(rank + lead, out.type.rank)
+        out = cx.transpose(out, [*kept, *range(rank), *after])
+    return out
+
+
+def _expand_masks(
+    cx: Context, x: Value, indices: Sequence[Value | None]
+) -> list[Value | None]:
+    """A mask of rank r stands for r index vectors, one per dim it covers."""
+    places: list[Value | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (DType.BOOL, DType.U8):
+            places.append(index)
+            continue
+        covered = x.shape[len(places) : len(places) + index.type.rank]
+        for have, want in zip(index.shape, covered, strict=True):
+            cx.b.require_equal(have, want, "a mask must have the size it masks")
+        found = cx.b.emit("nonzero", cx.to_bool(index))
+        for column in range(index.type.rank):
+            place = drop_axis(cx, cx.slice(found, 1, column, 1), 1)
+            cx.nonnegative.add(place)
+            places.append(place)
+    return places
+
+
+def masked_select(cx: Context, x: Value, mask: Value) -> Value:
+    x, mask = cx.aligned(x, mask)
+    shape = cx.b.broadcast_shapes(x.shape, mask.shape)
+    wide = cx.broadcast_to(x, shape)
+    return index_tensor(cx, wide, [cx.broadcast_to(mask, shape)])
+
+
+def nonzero(cx: Context, x: Value) -> Value:
+    out = cx.b.emit("nonzero", cx.to_bool(x))
+    cx.nonnegative.add(out)
+    return out
+
+
+def index_put(
+    cx: Context,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """Only x[mask] = number; other writes need a scatter."""
+    single = [i for i in indices if i is not None]
+    if len(single) == 1 and single[0].dtype is DType.BOOL and not accumulate:
+        mask, lead = single[0], list(indices).index(single[0])
+        if values.type.numel == 1:
+            tail = x.type.rank - lead - mask.type.rank
+            mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
+            fill = cx.cast(cx.reshape(values, ()), x.dtype)
+            return cx.b.select(mask, fill, x)
+    return cx.unsupported("writing at computed places (only x[mask] = number is)")
+
+
+def diagonal(
+    cx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    a, b = cx.axis(dim1, x.type.rank), cx.axis(dim2, x.type.rank)
+    rows, columns = x.shape[a], x.shape[b]
+    low, high = max(-offset, 0), max(offset, 0)
+    size = cx.simplify(maximum(minimum(rows - low, columns - high), 0))
+    place = cx.iota((size,), 0, DType.I64)
+    rest = [i for i in range(x.type.rank) if i not in (a, b)]
+    front = cx.transpose(x, [a, b, *rest])
+    picked = cx.b.emit("index", front, cx.add(place, low), cx.add(place, high))
+    return cx.move_axis(picked, 0, len(rest))
+
+
+def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value:
+    """Sliding windows of one axis; the window becomes the last dim."""
+    axis = cx.axis(dimension, x.type.rank)
+    count = cx.simplify(floordiv(x.shape[axis] - size, step) + 1)
+    start = cx.iota((count, 1), 0, DType.I64)
+    start = start if step == 1 else cx.mul(start, step)
+    place = cx.add(start, cx.iota((1, size), 1, DType.I64))
+    front = cx.move_axis(x, axis, 0)
+    picked = cx.b.emit("index", front, place)  # (count, size, rest..)
+    picked = cx.move_axis(picked, 1, x.type.rank)
+    return cx.move_axis(picked, 0, axis)
+
+
+def pixel_shuffle(cx: Context, x: Value, upscale_factor: int) -> Value:
+    *lead, channels, height, width = x.shape
+    r, n = upscale_factor, len(lead)
+    split_up = cx.reshape(x, (*lead, channels // (r * r), r, r, height, width))
+    perm = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    mixed = cx.transpose(split_up, perm)
+    return cx.reshape(mixed, (*lead, channels // (r * r), height * r, width * r))
+
+
+def pixel_unshuffle(cx: Context, x: Value, downscale_factor: int) -> Value:
+    *lead, channels, height, width = x.shape
+    r, n = downscale_factor, len(lead)
+    high, wide = height // r, width // r
+    split_up = cx.reshape(x, (*lead, channels, high, r, wide, r))
+    mixed = cx.transpose(split_up, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
+    return cx.reshape(mixed, (*lead, channels * r * r, high, wide))
+
+
+PICK: dict[Any, Translate] = {
+    # creation
+    aten.zeros.default: filled(0),
+    aten.ones.default: filled(1),
+    aten.empty.memory_format: filled(0),
+    aten.zeros_like.default: filled_like(0),
+    aten.ones_like.default: filled_like(1),
+    aten.empty_like.default: filled_like(0),
+    aten.new_zeros.default: filled_new(0),
+    aten.new_ones.default: filled_new(1),
+    aten.new_empty.default: filled_new(0),
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.new_full.default: new_full,
+    aten.fill.Scalar: fill,
+    aten.fill.Tensor: fill,
+    aten.zero.default: zero,
+    aten.copy.default: copy,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.arange.default: arange_end,
+    aten.arange.start: arange,
+    aten.arange.start_step: arange,
+    aten.linspace.default: linspace,
+    aten.eye.default: eye,
+    aten.eye.m: eye,
+    aten.one_hot.default: one_hot,
+    # picking
+    aten.embedding.default: embedding,
+    aten.index_select.default: index_select,
+    aten.gather.default: gather,
+    aten.take_along_dim.default: take_along_dim,
+    aten.index.Tensor: index_tensor,
+    aten.index_put.default: index_put,
+    aten.masked_select.default: masked_select,
+    aten.nonzero.default: nonzero,
+    aten.diagonal.default: diagonal,
+    aten.unfold.default: unfold,
+    aten.pixel_shuffle.default: pixel_shuffle,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
+}
