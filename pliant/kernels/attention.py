@@ -28,7 +28,7 @@ causal diagonal are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pliant.ir.loops import (
     WORKER,
@@ -62,7 +62,7 @@ from pliant.ir.loops import (
     dtype_of,
 )
 from pliant.ir.types import DType
-from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.kernels.tiles import gemm_tile
 from pliant.lower.to_loops import size_symbols
 from pliant.sym import (
     ONE,
@@ -79,11 +79,7 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
-# Columns of a block of keys: its panels and values stream from the second cache while
-# a tile's scores, MR * 128 floats, stay in the first.
-KC = 128
-# Rows of a unit. Packing keys costs what about 10 rows of arithmetic do.
-ROWS = 256
+ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
 # Of so many rows, dot products on the keys in place are cheaper than packing.
 FEW = (1, 2)
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
@@ -116,6 +112,38 @@ class Attention:
     mask_strides: tuple[Expr, ...] = ()
     causal: bool = False
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Sizes of tiles; they follow from element type and target.
+
+    Heights of tiles are multiples of `step`. Rows up to a whole step are computed and
+    thrown away: few kernels, quick to compile.
+    """
+
+    MR: int
+    NR: int
+    KC: int  # columns of a block of keys
+    lanes: int
+    step: int
+
+
+def blocking(dtype: DType, target: Target) -> Blocking:
+    """Long blocks, as each costs a pass over the result of every row.
+
+    But the scores of a tile, MR x KC, take at most half of the first cache, and keys
+    and values, each (KC, 128) for the larger heads in use, half of the second.
+    """
+    tile, size = gemm_tile(dtype, target), dtype.bytes
+    step = 4 if tile.MR >= 8 else 2
+    mr = tile.MR // step * step
+    kc = 512
+    while kc > 4 * tile.NR and (
+        2 * mr * kc * size > target.l1 or 4 * kc * 128 * size > target.l2
+    ):
+        kc //= 2
+    return Blocking(mr, tile.NR, kc, target.vector_bytes // size, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +194,11 @@ def _names(dims: Sequence[Expr]) -> tuple[str, ...]:
     return tuple(str(dim) for dim in dims)
 
 
-def scores_kernel_name(dtype: DType, height: int, tile: Tile, head: Expr) -> str:
+def scores_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
     return f"attention_scores_{dtype}_{height}x{tile.NR}{_suffix(head)}"
 
 
-def scores_kernel(
-    dtype: DType, height: int, tile: Tile, head: Expr, lanes: int
-) -> LoopFunc:
+def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
     """`height` rows of q times `wide` panels, then times the first vector of one more.
 
     The rows' distance is a number in the instructions where the head size is known.
@@ -181,7 +207,7 @@ def scores_kernel(
     wide, narrow, p, d = sym("wide"), sym("narrow"), sym("p"), sym("d")
     q = buffer("q", dtype, (height, depth), Role.IN)
     k = buffer("k", dtype, (wide + narrow, depth, tile.NR), Role.IN)
-    s = buffer("s", dtype, (height, KC), Role.OUT)
+    s = buffer("s", dtype, (height, tile.KC), Role.OUT)
 
     def panel(width: int) -> Stmt:
         acc = buffer("acc", dtype, (height, width), Role.REGISTER)
@@ -200,24 +226,24 @@ def scores_kernel(
     body = Block(
         (
             _loop("p", wide, panel(tile.NR)),
-            _loop("p", wide + narrow, panel(lanes), begin=wide),
+            _loop("p", wide + narrow, panel(tile.lanes), begin=wide),
         )
     )
     name = scores_kernel_name(dtype, height, tile, head)
     return LoopFunc(name, _names((*_sizes(depth), wide, narrow)), (q, k, s), body)
 
 
-def values_kernel_name(dtype: DType, height: int, tile: Tile, head: Expr) -> str:
+def values_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
     return f"attention_values_{dtype}_{height}x{tile.NR}{_suffix(head)}"
 
 
-def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc:
+def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
     """result = probabilities x values (+ result * factor, behind the first block)."""
     nr = tile.NR
     width = head if head.is_const else sym("E")
     keys, ldv, later = sym("N"), sym("ldv"), sym("later")
     n, c = sym("n"), sym("c")
-    s = buffer("s", dtype, (height, KC), Role.IN)
+    s = buffer("s", dtype, (height, tile.KC), Role.IN)
     v = buffer("v", dtype, (keys, width), Role.IN, (ldv, ONE))
     factor = buffer("factor", dtype, (height,), Role.IN)
     o = buffer("o", dtype, (height, width), Role.INOUT)
@@ -268,17 +294,7 @@ def values_kernel(dtype: DType, height: int, tile: Tile, head: Expr) -> LoopFunc
 # ---- the kernel
 
 
-def _tile(dtype: DType, target: Target) -> tuple[Tile, int]:
-    """The register tile, its height a multiple of the step that heights are made in.
-
-    Rows up to a whole step are computed and thrown away: few kernels, quick to compile.
-    """
-    tile = gemm_tile(dtype, target)
-    step = 4 if tile.MR >= 8 else 2
-    return replace(tile, MR=tile.MR // step * step), step
-
-
-MAXIMUM, SUM, FACTOR = ZERO, ONE, as_expr(2)  # rows of the statistics buffer
+MAXIMUM, SUM, FACTOR = map(as_expr, range(3))  # rows of the statistics buffer
 
 
 def _at(name: str) -> Expr:
@@ -299,10 +315,9 @@ class _Builder:
 
     def __init__(self, spec: Attention, target: Target) -> None:
         self.spec, self.compute = spec, spec.dtype.compute
-        self.tile, self.step = _tile(self.compute, target)
-        self.lanes = target.vector_bytes // self.compute.bytes
+        self.tile = blocking(self.compute, target)
         batch, compute, nr = spec.batch, self.compute, self.tile.NR
-        self.tall = range(self.step, self.tile.MR + 1, self.step)
+        self.tall = range(self.tile.step, self.tile.MR + 1, self.tile.step)
         self.heights = sorted({*FEW, *self.tall})
         self.group = (
             ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
@@ -322,20 +337,20 @@ class _Builder:
             if spec.mask is None
             else buffer("at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
         )
-        room = ceildiv(minimum(ROWS, self.rows), self.step) * self.step
-        panels = minimum(KC // nr, ceildiv(spec.kv_len, nr))
+        room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
+        panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
 
         def work(name: str, *shape: Expr | int) -> Buffer:
             return buffer(f"at_{name}", compute, (THREADS, *shape), Role.WORK)
 
         self.queries = work("queries", room, spec.head)
         self.panels = work("panels", panels, spec.head, nr)
-        self.scores = work("scores", self.tile.MR, KC)
+        self.scores = work("scores", self.tile.MR, self.tile.KC)
         self.result = work("result", room, spec.value_head)
         self.stats = work("stats", 3, room)
         # Values are read in place where their rows are vectors of the right type.
         in_place = spec.dtype is compute and spec.v_strides[-1] == ONE
-        length = minimum(KC, spec.kv_len)
+        length = minimum(self.tile.KC, spec.kv_len)
         self.values = None if in_place else work("values", length, spec.value_head)
 
     def build(self, name: str) -> AttentionKernel:
@@ -347,7 +362,7 @@ class _Builder:
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
         c, s, tall = self.compute, self.spec, self.tall
         helpers = (
-            *(scores_kernel(c, h, self.tile, s.head, self.lanes) for h in tall),
+            *(scores_kernel(c, h, self.tile, s.head) for h in tall),
             *(values_kernel(c, h, self.tile, s.value_head) for h in self.heights),
         )
         return AttentionKernel(function, helpers, work)
@@ -436,19 +451,21 @@ class _Builder:
             )
         )
         # Even blocks of whole vectors; a single empty one where there are no columns.
-        cut = ceildiv(ceildiv(end, blocks), self.lanes) * self.lanes
+        cut = ceildiv(ceildiv(end, blocks), self.tile.lanes) * self.tile.lanes
         return [
             _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
             # A few rows are one tile; others are cut evenly into tiles of whole steps.
             Let(
                 "at_step",
                 Select(
-                    _is("gt", rows, FEW[-1]), Index(as_expr(self.step)), Index(rows)
+                    _is("gt", rows, FEW[-1]),
+                    Index(as_expr(self.tile.step)),
+                    Index(rows),
                 ),
             ),
             _let("tiles", ceildiv(rows, self.tile.MR)),
             _let("end", seen),
-            _let("kv_blocks", maximum(ceildiv(end, KC), 1)),
+            _let("kv_blocks", maximum(ceildiv(end, self.tile.KC), 1)),
             _let("length", cut),
             self.load_rows(),
             _loop("at_b", blocks, columns),
@@ -478,7 +495,7 @@ class _Builder:
             ),
             Store(self.stats, (*SCRATCH, FACTOR, i), _zero(self.compute)),
         )
-        end = ceildiv(_at("rows"), self.step) * self.step
+        end = ceildiv(_at("rows"), self.tile.step) * self.tile.step
         return Block(
             (
                 _loop("at_i", _at("rows"), Block(body)),
@@ -536,9 +553,9 @@ class _Builder:
                     "at_p",
                     ceildiv(count, nr),
                     If(
-                        _is("gt", rest, self.lanes),
+                        _is("gt", rest, self.tile.lanes),
                         panel(nr, True),
-                        panel(self.lanes, True),
+                        panel(self.tile.lanes, True),
                     ),
                     begin=whole,
                 ),
@@ -570,7 +587,7 @@ class _Builder:
     def tile_steps(self) -> list[Stmt]:
         return [
             If(_is("gt", _at("rows"), FEW[-1]), self.scores_call(), self.dots()),
-            self.softmax(),
+            *self.softmax(),
             self.values_call(),
         ]
 
@@ -578,7 +595,7 @@ class _Builder:
         return Switch(_at("height"), tuple((h, call(h)) for h in heights))
 
     def scores_call(self) -> Stmt:
-        nr, lanes, columns = self.tile.NR, self.lanes, _at("columns")
+        nr, lanes, columns = self.tile.NR, self.tile.lanes, _at("columns")
         # What is left behind whole panels takes one vector of them, or both.
         wide = floordiv(columns + (nr - lanes - 1), nr)
         narrow = ceildiv(maximum(columns - _at("wide") * nr, 0), lanes)
@@ -646,106 +663,127 @@ class _Builder:
 
     # ---- softmax of a tile
 
-    def softmax(self) -> Stmt:
-        """Scores become probabilities, up to a factor of their row."""
-        spec, compute = self.spec, self.compute
-        i, j = _at("i"), _at("j")
-        row = _at("start") + i
-        score = (*SCRATCH, i, j)
-        lets: list[Stmt] = []
-        query = head = ZERO
-        if spec.causal or self.mask is not None:
-            lets, head, query = self.position(_at("first") + row)
-        seen, columns = _at("seen"), _at("columns")
-        visible = columns
-        if spec.causal:
-            visible = maximum(minimum(columns, query + 1 - _at("column")), 0)
+    def softmax(self) -> list[Stmt]:
+        """Scores become probabilities, up to a factor of their row.
 
-        found: LoopValue = Load(self.scores, score)
-        masked: list[Stmt] = []
-        if self.mask is not None:
-            index = (*self.batch_at, head, query, _at("column") + j)
-            found = Binary("add", found, self.mask_value(Load(self.mask, index)))
-            masked = [Store(self.scores, score, Read("at_score", compute))]
-        find = Block(
-            (
-                Local("at_score", compute, found),
-                *masked,
-                Accumulate("at_highest", Read("at_score", compute)),
-            )
-        )
-        raised = Unary(
-            "exp", Binary("sub", Load(self.scores, score), Read("at_shift", compute))
-        )
-        raise_ = Block(
+        In two loops over the rows: the maximum of a row is a long chain of
+        instructions, which those of the next rows fill; no branch depends on it.
+        """
+        rows = minimum(_at("height"), _at("rows") - _at("start"))
+        return [
+            _let("tile_rows", rows),
+            _loop("at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
+            _loop("at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
+        ]
+
+    def seen(self, query: Expr) -> Expr:
+        """How many columns of the tile a query sees."""
+        if not self.spec.causal:
+            return _at("columns")
+        return maximum(minimum(_at("columns"), query + 1 - _at("column")), 0)
+
+    def stat(self, which: Expr) -> tuple[Expr, ...]:
+        return (*SCRATCH, which, _at("start") + _at("i"))
+
+    def find_maximum(self) -> list[Stmt]:
+        """Adds the mask; the maximum so far, and the factor for what came before it.
+
+        The maximum need not keep NaN, the sum does: so it is a comparison and a choice
+        in registers, one instruction, and not an accumulator.
+        """
+        compute, nr = self.compute, self.tile.NR
+        c, j = _at("c"), _at("j")
+        lets, head, query = self.position(_at("first") + _at("start") + _at("i"))
+        best = buffer("at_best", compute, (nr,), Role.REGISTER)
+        lowest = Const(float("-inf"), compute)
+        score, highest = Read("at_score", compute), Read("at_highest", compute)
+
+        def columns(tail: bool) -> Stmt:
+            at = c * nr + j
+            inside = _is("lt", at, _at("seen")) if tail else None
+            place = (*SCRATCH, _at("i"), at)
+            found: LoopValue = Load(self.scores, place)
+            kept: list[Stmt] = []
+            if self.mask is not None:
+                index = (*self.batch_at, head, query, _at("column") + at)
+                mask = self.mask_value(Load(self.mask, index, inside))
+                found = Binary("add", found, mask)
+                kept = [Store(self.scores, place, score)]
+            if inside is not None:
+                found = Select(inside, found, lowest)
+            top = Load(best, (j,))
+            chosen = Select(Binary("gt", score, top), score, top)
+            body = (Local("at_score", compute, found), *kept, Store(best, (j,), chosen))
+            return _loop("at_j", nr, Block(body), Kind.VECTOR)
+
+        before, after = Read("at_before", compute), Read("at_after", compute)
+        both = Select(Binary("gt", highest, before), highest, before)
+        change = Unary("exp", Binary("sub", before, self.shift(after)))
+        whole = floordiv(_at("seen"), nr)
+        return [
+            *(lets if self.spec.causal or self.mask is not None else []),
+            _let("seen", self.seen(query)),
+            Alloc(best),
+            _loop("at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
+            _loop("at_c", whole, columns(tail=False)),
+            _loop("at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
+            Accumulator("at_highest", compute, "max"),
+            _loop("at_j", nr, Accumulate("at_highest", Load(best, (j,))), Kind.VECTOR),
+            Local("at_before", compute, Load(self.stats, self.stat(MAXIMUM))),
+            Local("at_after", compute, both),
+            Store(self.stats, self.stat(MAXIMUM), after),
+            If(
+                _is("gt", _at("b"), 0),
+                Store(self.stats, self.stat(FACTOR), change),
+                Store(self.stats, self.stat(FACTOR), Const(1.0, compute)),
+            ),
+        ]
+
+    def raise_scores(self) -> list[Stmt]:
+        """exp of the scores, and their sum."""
+        compute, j = self.compute, _at("j")
+        score = (*SCRATCH, _at("i"), j)
+        power, shift = Read("at_power", compute), Read("at_shift", compute)
+        highest = Load(self.stats, self.stat(MAXIMUM))
+        raised = Unary("exp", Binary("sub", Load(self.scores, score), shift))
+        body = Block(
             (
                 Local("at_power", compute, raised),
-                Store(self.scores, score, Read("at_power", compute)),
-                Accumulate("at_sum", Read("at_power", compute)),
+                Store(self.scores, score, power),
+                Accumulate("at_sum", power),
             )
         )
-        hidden = Store(self.scores, score, _zero(compute))
-        body = (
-            *lets,
-            _let("seen", visible),
-            Accumulator("at_highest", compute, "max"),
-            _loop("at_j", seen, find, Kind.VECTOR),
-            *self.new_maximum(row),
+        total = Fma(
+            Load(self.stats, self.stat(SUM)),
+            Load(self.stats, self.stat(FACTOR)),
+            Read("at_sum", compute),
+        )
+        steps: list[Stmt] = [
+            Local("at_shift", compute, self.shift(highest)),
             Accumulator("at_sum", compute, "sum"),
-            _loop("at_j", seen, raise_, Kind.VECTOR),
-            *(
-                [_loop("at_j", columns, hidden, Kind.VECTOR, begin=seen)]
-                if spec.causal
-                else []
-            ),
-            *self.new_sum(row),
-        )
-        return _loop(
-            "at_i", minimum(_at("height"), _at("rows") - _at("start")), Block(body)
-        )
+            _loop("at_j", _at("seen"), body, Kind.VECTOR),
+            Store(self.stats, self.stat(SUM), total),
+        ]
+        lets: list[Stmt] = []
+        query = ZERO
+        if self.spec.causal:
+            lets, _, query = self.position(_at("first") + _at("start") + _at("i"))
+            hidden = Store(self.scores, score, _zero(compute))
+            steps.append(
+                _loop("at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
+            )
+        return [*lets, _let("seen", self.seen(query)), *steps]
+
+    def shift(self, highest: LoopValue) -> LoopValue:
+        """What is subtracted: the maximum, or 0 where all columns are masked."""
+        lowest = Const(float("-inf"), self.compute)
+        return Select(Binary("eq", highest, lowest), _zero(self.compute), highest)
 
     def mask_value(self, load: Load) -> LoopValue:
         if dtype_of(load) is not DType.BOOL:
             return self.widened(load)
         lowest = Const(float("-inf"), self.compute)
         return Select(load, _zero(self.compute), lowest)
-
-    def new_maximum(self, row: Expr) -> list[Stmt]:
-        """The new maximum, and what is subtracted: 0 where all columns are masked."""
-        compute, lowest = self.compute, Const(float("-inf"), self.compute)
-        before, after = Read("at_before", compute), Read("at_after", compute)
-        at = (*SCRATCH, MAXIMUM, row)
-        shift = Select(Binary("eq", after, lowest), _zero(compute), after)
-        both = Binary("maximum", before, Read("at_highest", compute))
-        return [
-            Local("at_before", compute, Load(self.stats, at)),
-            Local("at_after", compute, both),
-            Local("at_shift", compute, shift),
-            Store(self.stats, at, after),
-        ]
-
-    def new_sum(self, row: Expr) -> list[Stmt]:
-        """The sum, and the factor for what was computed with the maximum before."""
-        compute = self.compute
-        before, after = Read("at_before", compute), Read("at_after", compute)
-        total, factor = (*SCRATCH, SUM, row), (*SCRATCH, FACTOR, row)
-        changed = Unary("exp", Binary("sub", before, Read("at_shift", compute)))
-        later = Binary(
-            "logical_and", _is("gt", _at("b"), 0), Binary("gt", after, before)
-        )
-        joined = Fma(
-            Load(self.stats, total),
-            Load(self.stats, factor),
-            Read("at_sum", compute),
-        )
-        return [
-            If(
-                later,
-                Store(self.stats, factor, changed),
-                Store(self.stats, factor, Const(1.0, compute)),
-            ),
-            Store(self.stats, total, joined),
-        ]
 
 
 def _unflatten(
