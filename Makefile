@@ -47,6 +47,7 @@ setup: $(VENV)/.installed
 # torch comes first and by its exact version: packages that only ask for "torch" then
 # keep this one instead of pulling a build with CUDA.
 $(VENV)/.torch:
+	@echo "Setting up $(VENV): about two minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
 	touch $@

@@ -115,13 +115,13 @@ def reports(result: dict[str, Any]) -> list[Report]:
             ),
         ),
         Report(
-            f"Compiling BERT of {layers} layers: {once['kernels']} loop functions, "
+            f"Compiling BERT, {layers} layers: {once['kernels']} loop functions, "
             f"{once['kernel_calls']} kernel calls",
             ("stage", "seconds"),
             tuple(stages),
         ),
         Report(
-            f"Planned memory of BERT of {layers} layers",
+            f"Planned memory of BERT, {layers} layers",
             ("(batch, seq)", "peak MiB", "of it outputs"),
             tuple(peaks),
         ),
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repetitions", type=int, default=30)
     arguments = parser.parse_args()
-    result = {
+    result: dict[str, Any] = {
         "machine": machine(),
         "layers": arguments.layers,
         "call": call_cost(arguments.repetitions),
@@ -144,7 +144,7 @@ def main() -> int:
     for table in tables:
         table.show(console)
     store("costs.json", result)
-    parts = [*(t.markdown() for t in tables), machine_line(machine()) + "\n"]
+    parts = [*(t.markdown() for t in tables), machine_line(result["machine"]) + "\n"]
     (RESULTS / "costs.md").write_text("\n".join(parts))
     return 0
 

@@ -2,7 +2,8 @@
 
 Every model and thread count runs in a process of its own. Results are checked against
 an fp64 reference before anything is timed. Writes bench/results/<model>_<threads>t.json
-and, from all such files present, bench/results/models.md.
+and, from all such files present, bench/results/models.md; a run over chosen shapes
+(--shape) is only printed.
 """
 
 from __future__ import annotations
@@ -171,15 +172,23 @@ def write_summary() -> None:
     (RESULTS / "models.md").write_text("\n".join(parts))
 
 
-def run_worker(name: str, threads: int, arguments: argparse.Namespace) -> bool:
-    """One measurement in a process of its own; whether it succeeded."""
+def run_worker(
+    name: str, threads: int, arguments: argparse.Namespace
+) -> dict[str, Any] | None:
+    """One measurement in a process of its own; None if it failed."""
     command = [sys.executable, "-m", "bench.models", "--worker", name]
     command += ["--threads", str(threads)]
     command += ["--repetitions", str(arguments.repetitions)]
     for shape in arguments.shape or ():
         command += ["--shape", "x".join(map(str, shape))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode != 0:
+        return None
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def dims(text: str) -> tuple[int, ...]:
@@ -202,18 +211,32 @@ def main() -> int:
         except (Wrong, pliant.PliantError) as failure:
             print(f"{name}: {failure}", file=sys.stderr)
             return 1
-        store(f"{name}_{threads}t.json", result)
+        print(json.dumps(result))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        console.print(
+            f"[yellow]The machine is busy (load {load:.1f}). torch's thread pool waits "
+            "for whole time slices then; do not trust these times.[/yellow]"
+        )
     failed = []
     for name in arguments.models:
         for threads in arguments.threads:
-            if not run_worker(name, threads, arguments):
+            file = f"{name}_{threads}t.json"
+            if not arguments.shape:
+                # a failure must not leave an older version's numbers behind
+                (RESULTS / file).unlink(missing_ok=True)
+            found = run_worker(name, threads, arguments)
+            if found is None:
                 failed.append(f"{name} with {threads} thread(s)")
                 continue
-            stored = json.loads((RESULTS / f"{name}_{threads}t.json").read_text())
-            report(stored).show(console)
-    write_summary()
+            found["machine"]["load"] = f"load {load:.1f} before the run"
+            report(found).show(console)
+            if not arguments.shape:
+                store(file, found)
+    if not arguments.shape:
+        write_summary()
     for item in failed:
         console.print(f"[red]failed: {item}[/red]")
     return 1 if failed else 0

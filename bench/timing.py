@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 SETTLE_SECONDS = 0.005  # libgomp spins for 1 to 2 ms after a parallel region
 TURN_SECONDS = 0.005  # short calls are repeated until a turn lasts this long
-MOST_CALLS_A_TURN = 50
+MOST_CALLS_A_TURN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,7 @@ def _cpu_name() -> str:
 
 
 def machine_line(about: Mapping[str, str]) -> str:
-    keys = ("date", "cpu", "features", "versions")
-    return "; ".join(about[key] for key in keys)
+    return "; ".join(about.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,8 @@ class Report:
     rows: tuple[tuple[str, ...], ...]
 
     def show(self, console: Console) -> None:
-        table = Table(title=self.title, title_justify="left")
+        console.print(self.title, style="bold", highlight=False)
+        table = Table()
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
         for row in self.rows:
