@@ -82,6 +82,8 @@ from pliant.target import Target
 ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
 # Of so many rows, dot products on the keys in place are cheaper than packing.
 FEW = (1, 2)
+# exp is a normal number from here on; weights below are 0.
+LEAST_EXPONENT = {DType.F32: -87.0, DType.F64: -708.0}
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 
 THREADS = sym("threads")
@@ -745,10 +747,17 @@ class _Builder:
         score = (*SCRATCH, _at("i"), j)
         power, shift = Read("at_power", compute), Read("at_shift", compute)
         highest = Load(self.stats, self.stat(MAXIMUM))
-        raised = Unary("exp", Binary("sub", Load(self.scores, score), shift))
+        below = Read("at_below", compute)
+        # exp of the hidden columns' -inf would take the slow path of tiny results.
+        least = Const(LEAST_EXPONENT[compute], compute)
+        tiny = Binary("lt", below, least)
+        raised = Unary("exp", Select(tiny, least, below))
         body = Block(
             (
-                Local("at_power", compute, raised),
+                Local(
+                    "at_below", compute, Binary("sub", Load(self.scores, score), shift)
+                ),
+                Local("at_power", compute, Select(tiny, _zero(compute), raised)),
                 Store(self.scores, score, power),
                 Accumulate("at_sum", power),
             )
