@@ -8,21 +8,25 @@ between shapes of one size costs nothing and a transpose costs only its strides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pliant.ir.graph import Op
 from pliant.ir.types import contiguous_strides
 from pliant.sym import (
+    Atom,
     Expr,
     Facts,
+    Max,
+    Mod,
+    Symbol,
     as_expr,
     floordiv,
     ge,
-    lt,
     mod,
     operands,
     product,
     rebuild,
+    sym,
 )
 
 Index = tuple[Expr, ...]
@@ -39,12 +43,92 @@ def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     return total
 
 
-def divide(e: Expr, by: Expr, facts: Facts) -> tuple[Expr, Expr]:
+class Space:
+    """What is known inside a loop nest: the facts, and 0 <= variable < extent.
+
+    Questions about variables are answered by their corners, structurally: fast, and
+    enough for the mixed-radix arithmetic of reshapes. Questions about sizes alone go to
+    the prover. Inside the nest no extent is 0.
+    """
+
+    def __init__(self, facts: Facts, extents: Mapping[str, Expr]) -> None:
+        self.facts = facts
+        self.extents = {v: facts.canonical(e) for v, e in extents.items()}
+        self._known: dict[Expr, bool | None] = {}
+
+    def canonical(self, e: Expr) -> Expr:
+        return self.facts.canonical(e)
+
+    def at_least(self, e: Expr, low: Expr) -> bool | None:
+        """Whether e >= low everywhere (True), nowhere (False), or can't say."""
+        difference = self.canonical(e - low)
+        if difference not in self._known:
+            self._known[difference] = self._sign(difference)
+        return self._known[difference]
+
+    def _sign(self, difference: Expr) -> bool | None:
+        if not any(name in self.extents for name in difference.symbols()):
+            return self.facts.prove(ge(difference, 0))
+        if _nonnegative(self._corner(difference)):
+            return True
+        if _nonnegative(self._corner(-difference - 1)):
+            return False
+        return None
+
+    def _corner(self, e: Expr) -> Expr:
+        """The least value over the variables, where each is linear and one-signed."""
+        for name, extent in self.extents.items():
+            if name not in e.symbols():
+                continue
+            low, step = e.substitute({name: 0}), linear_coefficient(e, name)
+            if step is None:
+                return as_expr(-1)
+            if _nonnegative(step):
+                e = low
+            elif _nonnegative(-step):
+                e = self.canonical(low + step * (extent - 1))
+            else:
+                return as_expr(-1)
+        return e
+
+
+def linear_coefficient(e: Expr, name: str) -> Expr | None:
+    """c where e == c*name + rest and rest and c do not contain name; else None."""
+    if name not in e.symbols():
+        return as_expr(0)
+    zero, one = e.substitute({name: 0}), e.substitute({name: 1})
+    coefficient = one - zero
+    if name in coefficient.symbols() or name in zero.symbols():
+        return None
+    return coefficient if zero + coefficient * sym(name) == e else None
+
+
+def _nonnegative(e: Expr) -> bool:
+    """Plain to see: no negative coefficient, and every atom a size or made of such."""
+    return all(
+        c >= 0 and all(_plainly_nonnegative(atom) for atom, _ in monomial)
+        for c, monomial in e.terms
+    )
+
+
+def _plainly_nonnegative(atom: Atom) -> bool:
+    match atom:
+        case Symbol():
+            return True
+        case Mod():
+            return True
+        case Max(args):
+            return any(map(_nonnegative, args))
+        case _:
+            return all(map(_nonnegative, operands(atom)))
+
+
+def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:
     """(e // by, e % by), with the part of `e` that is provably below `by` split off."""
     if by.is_const and by.value == 1:
         return e, as_expr(0)
     whole, rest = _multiples(e, by)
-    if facts.prove(ge(rest, 0)) and facts.prove(lt(rest, by)):
+    if space.at_least(rest, as_expr(0)) and space.at_least(by - 1, rest):
         return whole, rest
     return whole + floordiv(rest, by), mod(rest, by)
 
@@ -65,11 +149,11 @@ def _multiples(e: Expr, by: Expr) -> tuple[Expr, Expr]:
     return whole, rest
 
 
-def unflatten(position: Expr, shape: Sequence[Expr], facts: Facts) -> Index:
+def unflatten(position: Expr, shape: Sequence[Expr], space: Space) -> Index:
     """The index of a row-major position; the leading one is not wrapped."""
     index: list[Expr] = []
     for dim in reversed(shape[1:]):
-        position, low = divide(position, dim, facts)
+        position, low = divide(position, dim, space)
         index.append(low)
     if shape:
         index.append(position)
@@ -77,60 +161,54 @@ def unflatten(position: Expr, shape: Sequence[Expr], facts: Facts) -> Index:
 
 
 def segments(
-    a: Sequence[Expr], b: Sequence[Expr], facts: Facts
+    a: Sequence[Expr], b: Sequence[Expr], facts: Facts | Space
 ) -> list[tuple[range, range]]:
     """Cuts two shapes of one size into the smallest runs of equal product.
 
-    (b, s, 12, 64) and (b, s, 768) give b|b, s|s, (12, 64)|(768).
+    (b, s, 12, 64) and (b, s, 768) give b|b, s|s, (12, 64)|(768). A cut is where the
+    products of all dims before it are equal; axes of one element are paired in order.
     """
-    out: list[tuple[range, range]] = []
-    i = j = 0
-    while i < len(a) or j < len(b):
-        first_i, first_j = i, j
-        pa = pb = as_expr(1)
-        while True:
-            if pa == pb and i > first_i and j > first_j:
-                break
-            if i == len(a) and j == len(b):
-                break
-            take_a = j == len(b) or (i < len(a) and _first(pa, pb, facts))
-            if take_a:
-                pa, i = pa * facts.canonical(a[i]), i + 1
-            else:
-                pb, j = pb * facts.canonical(b[j]), j + 1
-        out.append((range(first_i, i), range(first_j, j)))
-    return out
+    cuts: list[tuple[int, int]] = []
+    left, right = _prefixes(a, facts), _prefixes(b, facts)
+    for size, i in left.items():
+        cuts.extend(zip(i, right.get(size, ()), strict=False))
+    if (len(a), len(b)) not in cuts:
+        cuts.append((len(a), len(b)))
+    return [
+        (range(i, next_i), range(j, next_j))
+        for (i, j), (next_i, next_j) in zip(cuts, cuts[1:], strict=False)
+    ]
 
 
-def _first(pa: Expr, pb: Expr, facts: Facts) -> bool:
-    """Whether the a side should take its next dim: it is not the larger one so far."""
-    if pa == pb:
-        return True
-    order = facts.compare(pa, pb)
-    if order in ("lt", "le"):
-        return True
-    if order in ("gt", "ge"):
-        return False
-    # Undecided: the side whose product lacks a factor of the other takes the next.
-    return len(pa.symbols()) <= len(pb.symbols())
+def _prefixes(
+    shape: Sequence[Expr], facts: Facts | Space
+) -> dict[Expr, list[int]]:
+    """Product of leading dims -> how many dims it is the product of."""
+    table: dict[Expr, list[int]] = {}
+    size = as_expr(1)
+    table[size] = [0]
+    for k, dim in enumerate(shape):
+        size = size * facts.canonical(dim)
+        table.setdefault(size, []).append(k + 1)
+    return table
 
 
 def reshape_index(
-    index: Index, shape: Sequence[Expr], to: Sequence[Expr], facts: Facts
+    index: Index, shape: Sequence[Expr], to: Sequence[Expr], space: Space
 ) -> Index:
     """The index in `to` of the element at `index` of `shape` (row-major reshape)."""
     out: list[Expr] = []
-    for here, there in segments(shape, to, facts):
+    for here, there in segments(shape, to, space):
         if len(here) == 1 and len(there) == 1:
             out.append(index[here.start])
             continue
         dims = [shape[k] for k in here]
         position = flatten([index[k] for k in here], dims)
-        out.extend(unflatten(position, [to[k] for k in there], facts))
+        out.extend(unflatten(position, [to[k] for k in there], space))
     return tuple(out)
 
 
-def pull(op: Op, index: Index, facts: Facts) -> Index:
+def pull(op: Op, index: Index, space: Space) -> Index:
     """The operand index of one of VIEWS' ops at a result index."""
     x = op.operands[0]
     match op.name:
@@ -141,7 +219,7 @@ def pull(op: Op, index: Index, facts: Facts) -> Index:
                 for k, axis in enumerate(axes)
             )
         case "reshape":
-            return reshape_index(index, op.result.shape, x.shape, facts)
+            return reshape_index(index, op.result.shape, x.shape, space)
         case "transpose":
             perm = op.ints_attr("perm")
             out = [as_expr(0)] * len(perm)
@@ -166,6 +244,6 @@ def _is_one(dim: Expr) -> bool:
     return dim.is_const and dim.value == 1
 
 
-def numel(shape: Sequence[Expr], facts: Facts) -> Expr:
+def numel(shape: Sequence[Expr], facts: Facts | Space) -> Expr:
     """The number of elements, in canonical dims so that equal sizes are one object."""
     return product(facts.canonical(d) for d in shape)

@@ -80,6 +80,7 @@ from pliant.sym import (
 from pliant.target import Target
 
 ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
+LEAST_ROWS = 48  # below, a unit is not split for the sake of threads
 # Of so many rows, dot products on the keys in place are cheaper than packing.
 FEW = (1, 2)
 # exp is a normal number from here on; weights below are 0.
@@ -372,10 +373,12 @@ class _Builder:
     def body(self) -> Stmt:
         spec = self.spec
         outer = product(spec.batch) * spec.kv_heads
-        # Enough row blocks for every thread where heads alone are too few.
-        tiles = ceildiv(self.rows, self.tile.MR)
-        most = minimum(tiles, ceildiv(2 * THREADS, maximum(outer, 1)))
-        split = Select(_is("lt", outer, THREADS), Index(most), Index(ONE))
+        # Heads that do not share out evenly among threads are split into row blocks.
+        most = minimum(
+            ceildiv(self.rows, LEAST_ROWS), ceildiv(2 * THREADS, maximum(outer, 1))
+        )
+        even = _is("eq", mod(outer, THREADS), 0)
+        split = Select(even, Index(ONE), Index(most))
         blocks = maximum(ceildiv(self.rows, ROWS), _at("split"), 1)
         extents = (*spec.batch, spec.kv_heads, _at("row_blocks"))
         lets, at = _unflatten(_at("u"), extents)

@@ -103,7 +103,7 @@ class TileEpilogue:
             for k in axes.columns
             if index[k] != as_expr(0)
         ]
-        facts = with_axes(self.facts, [*rows, *columns])
+        space = with_axes(self.facts, [*rows, *columns])
         here = tuple(index)
 
         def leaf(
@@ -115,11 +115,11 @@ class TileEpilogue:
                 return tile.element(sym("em"), sym("en"))
             return None
 
-        evaluator = Evaluator(self.producers, leaf, facts, self.number_check)
+        evaluator = Evaluator(self.producers, leaf, space, self.number_check)
         evaluator.push([*(a.name for a in rows), "em"])
         evaluator.push([*(a.name for a in columns), "en"])
         for value, target in self.outputs.items():
-            at = reshape_index(here, shape, value.shape, facts)
+            at = reshape_index(here, shape, value.shape, space)
             result = as_dtype(evaluator.value(value, at), value.dtype)
             evaluator.emit(Store(target, (flatten(at, value.shape),), result))
         inner, outer = evaluator.pop(), evaluator.pop()

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pliant.ir.access import Space, linear_coefficient
 from pliant.ir.loops import Stmt
 from pliant.lower.rebuild import dims_in, map_stmt
-from pliant.sym import Expr, Facts, as_expr, ge, lt, sym
+from pliant.sym import Expr, Facts, as_expr, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +29,9 @@ class Axis:
         return sym(self.name)
 
 
-def with_axes(facts: Facts, axes: Iterable[Axis]) -> Facts:
-    """Facts inside the loops: 0 <= variable < extent."""
-    for axis in axes:
-        if axis.extent.is_const:
-            facts = facts.with_range(axis.name, 0, max(axis.extent.value - 1, 0))
-        else:
-            facts = facts.assume(ge(axis.var, 0)).assume(lt(axis.var, axis.extent))
-    return facts
-
-
-def linear_coefficient(e: Expr, name: str) -> Expr | None:
-    """c where e == c*name + rest and rest and c do not contain name; else None."""
-    coefficient = as_expr(0)
-    if name not in e.symbols():
-        return coefficient
-    zero, one = e.substitute({name: 0}), e.substitute({name: 1})
-    coefficient = one - zero
-    if name in coefficient.symbols() or name in zero.symbols():
-        return None
-    return coefficient if zero + coefficient * sym(name) == e else None
+def with_axes(facts: Facts, axes: Iterable[Axis]) -> Space:
+    """Inside the loops: 0 <= variable < extent."""
+    return Space(facts, {axis.name: axis.extent for axis in axes})
 
 
 def merge(axes: Sequence[Axis], body: Sequence[Stmt]) -> tuple[list[Axis], list[Stmt]]:

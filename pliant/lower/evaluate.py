@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pliant.errors import InternalError
+from pliant.ir.access import VIEWS, Space, pull
 from pliant.ir.graph import Op, Value
 from pliant.ir.loops import (
     Binary,
@@ -31,8 +32,7 @@ from pliant.ir.loops import (
     operands,
 )
 from pliant.ir.types import DType
-from pliant.ir.access import VIEWS, pull
-from pliant.sym import Expr, Facts, as_expr, ge, lt, sym
+from pliant.sym import Expr, as_expr, sym
 
 Leaf = Callable[[Value, tuple[Expr, ...], LoopValue | None], LoopValue | None]
 
@@ -68,11 +68,11 @@ class Evaluator:
         self,
         producers: Mapping[Value, Op],
         leaf: Leaf,
-        facts: Facts,
+        space: Space,
         check: Callable[[str, str], int],
     ) -> None:
         self.producers, self.leaf = producers, leaf
-        self.facts, self.check = facts, check
+        self.space, self.check = space, check
         self.scopes: list[Scope] = [Scope(frozenset())]
         self.breaks: dict[str, set[Expr]] = {}
         self._depends: dict[str, frozenset[str]] = {}  # a name -> loop variables
@@ -165,7 +165,7 @@ class Evaluator:
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue:
         if op.name in VIEWS:
-            return self.value(op.operands[0], pull(op, index, self.facts), where)
+            return self.value(op.operands[0], pull(op, index, self.space), where)
         handler = _MOVES.get(op.name)
         if handler is not None:
             return handler(self, op, index, where)
@@ -186,7 +186,7 @@ class Evaluator:
 
     def between(self, i: Expr, low: Expr, high: Expr) -> LoopValue | bool:
         """low <= i < high: decided, or as a run-time value."""
-        above, below = self.facts.prove(ge(i, low)), self.facts.prove(lt(i, high))
+        above, below = self.space.at_least(i, low), self.space.at_least(high - 1, i)
         if above is False or below is False:
             return False
         conditions: list[LoopValue] = []

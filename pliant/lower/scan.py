@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pliant.ir.access import flatten
+from pliant.ir.access import Space, flatten
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.loops import (
     Accumulate,
@@ -60,7 +60,8 @@ class _Scan:
         }
         result = self.root.result
         self.out = buffer("out", result.dtype, (result.type.numel,), Role.OUT)
-        self.evaluator = Evaluator(region.producers(), self._leaf, facts, check)
+        space = Space(facts, {})
+        self.evaluator = Evaluator(region.producers(), self._leaf, space, check)
 
     def _leaf(
         self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
@@ -88,7 +89,7 @@ class _Scan:
         """A map over the result; `inside` emits what one element takes."""
         shape = self.root.result.shape
         axes = self.axes(shape)
-        self.evaluator.facts = with_axes(self.facts, axes)
+        self.evaluator.space = with_axes(self.facts, axes)
         self.evaluator.push(a.name for a in axes[:-1])
         self.evaluator.push(a.name for a in axes[-1:])
         inside(domain_index(shape))
@@ -217,7 +218,7 @@ def _along(
     index = list(domain_index(x.shape))
     index[axis] = sym("w0")
     axes = [a for a in scan.axes(x.shape) if a.name != f"d{axis}"]
-    scan.evaluator.facts = with_axes(scan.facts, axes)
+    scan.evaluator.space = with_axes(scan.facts, axes)
     scan.evaluator.push(a.name for a in axes)
     rest = body(tuple(index))
     inner = [*scan.evaluator.pop(), *rest]

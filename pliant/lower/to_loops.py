@@ -47,6 +47,7 @@ from pliant.lower.step import NumberCheck, Scratch, Step
 from pliant.passes.groups import (
     Structure,
     domain_index,
+    domain_space,
     is_row,
     result_index,
     structure,
@@ -129,6 +130,7 @@ class _Group:
         self.outputs: dict[Value, Buffer] = {}
         for k, v in enumerate(dict.fromkeys(region.results)):
             self.outputs[v] = buffer(f"out_{k}", v.dtype, (v.type.numel,), Role.OUT)
+        self._domain = domain_space(shape.domain, facts)
         self.depth = _depths(region)
         self.kept: dict[Value, Buffer] = {}  # scratch that later stages read
         self.scratch: list[Scratch] = []
@@ -158,15 +160,15 @@ class _Group:
             for k, extent in enumerate(extents)
             if not (extent.is_const and extent.value == 1)
         ]
-        facts = with_axes(self.facts, axes)
-        self.index, self.inner_facts = index, facts
-        evaluator = Evaluator(self.producers, self._leaf, facts, self.number_check)
+        space = with_axes(self.facts, axes)
+        self.index, self.space = index, space
+        evaluator = Evaluator(self.producers, self._leaf, space, self.number_check)
         if self.shape.reduced:
             return self._rows(axes, evaluator)
         stmt = self._map(axes, evaluator)
         for axis in axes:
             if axis.name in evaluator.breaks and extents == self.shape.domain:
-                breaks = sorted_breaks(evaluator, axis, facts)
+                breaks = sorted_breaks(evaluator, axis, self.facts)
                 if breaks:
                     return self._segments(axis, breaks)
         return stmt
@@ -282,7 +284,7 @@ class _Group:
 
     def _place(self, value: Value) -> tuple[Expr, ...]:
         """Where a result stands, for the box of the domain being written."""
-        here = result_index(value, self.shape, self.inner_facts)
+        here = result_index(value, self.shape, self._domain)
         assert here is not None
         if self.index == domain_index(self.shape.domain):
             return here

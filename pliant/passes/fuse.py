@@ -28,6 +28,7 @@ from pliant.passes.context import Context
 from pliant.passes.groups import (
     CONTRACT,
     OPAQUE,
+    Structure,
     is_transparent,
     structure,
 )
@@ -152,9 +153,8 @@ class _Fuser:
             return
         outputs = self.outputs(joined)
         ops = list(self.with_views(joined, outputs))
-        if structure(ops, outputs, self.facts) is None:
-            return
-        if self._recomputes(a, joined, outputs):
+        shape = structure(ops, outputs, self.facts)
+        if shape is None or self._recomputes(a, shape):
             return
         for k in joined.ops:
             self.group[k] = joined
@@ -208,10 +208,8 @@ class _Fuser:
                     found.append(value)
         return found
 
-    def _recomputes(self, a: _Group, joined: _Group, outputs: list[Value]) -> bool:
+    def _recomputes(self, a: _Group, shape: Structure) -> bool:
         """Whether a dear part of `a` would be computed once per broadcast copy."""
-        shape = structure(list(self.with_views(joined, outputs)), outputs, self.facts)
-        assert shape is not None
         if shape.reduced or self._root(a) is not None:
             sizes = {
                 numel(shape.domain, self.facts),

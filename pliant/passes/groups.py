@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.access import VIEWS, numel, pull, reshape_index
+from pliant.ir.access import VIEWS, Space, numel, pull, reshape_index
 from pliant.ir.graph import Op, Value
-from pliant.sym import Expr, Facts, as_expr, ge, lt, sym
+from pliant.sym import Expr, Facts, as_expr, sym
 
 # Computed element by element from the same element of the operands.
 CREATE = frozenset({"full", "iota", "dim_value"})
@@ -55,31 +55,25 @@ def domain_index(domain: Sequence[Expr]) -> tuple[Expr, ...]:
     )
 
 
-def domain_facts(domain: Sequence[Expr], facts: Facts) -> Facts:
+def domain_space(domain: Sequence[Expr], facts: Facts) -> Space:
     """0 <= d_k < F_k."""
-    for k, extent in enumerate(domain):
-        if extent.is_const:
-            facts = facts.with_range(f"d{k}", 0, max(extent.value - 1, 0))
-        else:
-            var = sym(f"d{k}")
-            facts = facts.assume(ge(var, 0)).assume(lt(var, extent))
-    return facts
+    return Space(facts, {f"d{k}": extent for k, extent in enumerate(domain)})
 
 
 def result_index(
-    value: Value, structure: Structure, facts: Facts
+    value: Value, structure: Structure, space: Space
 ) -> tuple[Expr, ...] | None:
     """Where a result's element stands in terms of the domain, or None if nowhere."""
     variables = domain_index(structure.domain)
-    if is_row(value, structure, facts):
+    if is_row(value, structure, space):
         kept = tuple(variables[k] for k in structure.kept)
-        return reshape_index(kept, structure.row_shape, value.shape, facts)
-    if numel(value.shape, facts) != numel(structure.domain, facts):
+        return reshape_index(kept, structure.row_shape, value.shape, space)
+    if numel(value.shape, space) != numel(structure.domain, space):
         return None
-    return reshape_index(variables, structure.domain, value.shape, facts)
+    return reshape_index(variables, structure.domain, value.shape, space)
 
 
-def is_row(value: Value, structure: Structure, facts: Facts) -> bool:
+def is_row(value: Value, structure: Structure, facts: Facts | Space) -> bool:
     """Whether a result has one element per row rather than per domain element."""
     if not structure.reduced:
         return False
@@ -106,7 +100,7 @@ def structure(
     else:
         domain, reduced = _widest(results, facts), ()
     domain = tuple(facts.canonical(d) for d in domain)
-    inner = domain_facts(domain, facts)
+    inner = domain_space(domain, facts)
     shape = Structure(domain, tuple(sorted(reduced)))
     walk = _Walk(ops, shape, inner)
     for value in results:
@@ -133,9 +127,9 @@ def _same_shape(a: Sequence[Expr], b: Sequence[Expr], facts: Facts) -> bool:
 class _Walk:
     """Follows every access from the results; fails where a row is not met as a row."""
 
-    def __init__(self, ops: Collection[Op], shape: Structure, facts: Facts) -> None:
+    def __init__(self, ops: Collection[Op], shape: Structure, space: Space) -> None:
         self.producers = {v: op for op in ops for v in op.results}
-        self.shape, self.facts = shape, facts
+        self.shape, self.space = shape, space
         self.seen: set[tuple[Value, tuple[Expr, ...]]] = set()
         variables = domain_index(shape.domain)
         self.row = tuple(variables[k] for k in shape.kept)
@@ -153,7 +147,7 @@ class _Walk:
         if op.name in OPAQUE:
             return self._full_access(value, index)
         if op.name in VIEWS:
-            return self.reach(op.operands[0], pull(op, index, self.facts))
+            return self.reach(op.operands[0], pull(op, index, self.space))
         if op.name in GATHER:
             # Computed positions: what is behind them must not need a row of its own.
             return self._elementwise_only(op)
@@ -161,11 +155,11 @@ class _Walk:
 
     def _row_access(self, value: Value, index: tuple[Expr, ...]) -> bool:
         """The index must be the row's own position."""
-        here = reshape_index(self.row, self.shape.row_shape, value.shape, self.facts)
+        here = reshape_index(self.row, self.shape.row_shape, value.shape, self.space)
         return here == index
 
     def _full_access(self, value: Value, index: tuple[Expr, ...]) -> bool:
-        here = reshape_index(self.full, self.shape.domain, value.shape, self.facts)
+        here = reshape_index(self.full, self.shape.domain, value.shape, self.space)
         return here == index
 
     def _elementwise_only(self, op: Op) -> bool:
