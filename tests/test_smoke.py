@@ -81,7 +81,8 @@ def test_memory_limit(compiled: pliant.CompiledModel) -> None:
         compiled.memory_limit = least
         compiled(x)
         compiled.memory_limit = least - 1
-        with pytest.raises(pliant.MemoryLimitError):
+        with pytest.raises(pliant.MemoryLimitError) as caught:
             compiled(x)
+        assert (caught.value.limit, caught.value.least) == (least - 1, least)
     finally:
         compiled.memory_limit = None
