@@ -114,7 +114,7 @@ class Attention:
     mask: DType | None = None
     mask_strides: tuple[Expr, ...] = ()
     causal: bool = False
-    scale: float = 1.0
+    scale: float | None = None  # 1/sqrt(head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,19 +384,16 @@ class _Builder:
         lets, at = _unflatten(_at("u"), extents)
         self.batch_at, self.kv_head = at[:-2], at[-2]
         work = _at("block_rows") * spec.kv_len * (spec.head + spec.value_head)
-        unit = _loop(
-            "at_u",
-            outer * _at("row_blocks"),
-            Block((*lets, _let("first", at[-1] * _at("block_rows")), *self.unit())),
-            Kind.PARALLEL,
-        )
+        units = outer * _at("row_blocks")
+        first = _let("first", at[-1] * _at("block_rows"))
+        unit = Block((*lets, first, *self.unit()))
         grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
         return Block(
             (
                 Let("at_split", split),
                 _let("row_blocks", blocks),
                 _let("block_rows", ceildiv(self.rows, _at("row_blocks"))),
-                For("at_u", ZERO, unit.end, unit.body, Kind.PARALLEL, grain=grain),
+                For("at_u", ZERO, units, unit, Kind.PARALLEL, grain=grain),
             )
         )
 
@@ -455,19 +452,13 @@ class _Builder:
                 tile_loop,
             )
         )
+        tall, few = Index(as_expr(self.tile.step)), Index(maximum(rows, 1))
         # Even blocks of whole vectors; a single empty one where there are no columns.
         cut = ceildiv(ceildiv(end, blocks), self.tile.lanes) * self.tile.lanes
         return [
             _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
             # A few rows are one tile; others are cut evenly into tiles of whole steps.
-            Let(
-                "at_step",
-                Select(
-                    _is("gt", rows, FEW[-1]),
-                    Index(as_expr(self.tile.step)),
-                    Index(rows),
-                ),
-            ),
+            Let("at_step", Select(_is("gt", rows, FEW[-1]), tall, few)),
             _let("tiles", ceildiv(rows, self.tile.MR)),
             _let("end", seen),
             _let("kv_blocks", maximum(ceildiv(end, self.tile.KC), 1)),
@@ -482,7 +473,7 @@ class _Builder:
         i, d = _at("i"), _at("d")
         lets, head, query = self.position(_at("first") + i)
         loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
-        scaled = Binary("mul", loaded, Const(self.spec.scale, self.compute))
+        scaled = Binary("mul", loaded, Read("at_scale", self.compute))
         store = Store(self.queries, (*SCRATCH, i, d), scaled)
         lowest = Const(float("-inf"), self.compute)
         body = (
@@ -491,44 +482,45 @@ class _Builder:
             Store(self.stats, (*SCRATCH, MAXIMUM, i), lowest),
             Store(self.stats, (*SCRATCH, SUM, i), _zero(self.compute)),
         )
+        clear = Store(self.queries, (*SCRATCH, i, d), _zero(self.compute))
         padding = (
-            _loop(
-                "at_d",
-                self.spec.head,
-                Store(self.queries, (*SCRATCH, i, d), _zero(self.compute)),
-                Kind.VECTOR,
-            ),
+            _loop("at_d", self.spec.head, clear, Kind.VECTOR),
             Store(self.stats, (*SCRATCH, FACTOR, i), _zero(self.compute)),
         )
         end = ceildiv(_at("rows"), self.tile.step) * self.tile.step
         return Block(
             (
+                Local("at_scale", self.compute, self.scale()),
                 _loop("at_i", _at("rows"), Block(body)),
                 _loop("at_i", end, Block(padding), begin=_at("rows")),
             )
         )
 
+    def scale(self) -> LoopValue:
+        head, compute = self.spec.head, self.compute
+        if self.spec.scale is not None:
+            return Const(self.spec.scale, compute)
+        if head.is_const:
+            return Const(max(head.value, 1) ** -0.5, compute)
+        root = Unary("sqrt", Cast(Index(maximum(head, 1)), compute))
+        return Binary("div", Const(1.0, compute), root)
+
     def store_rows(self) -> Stmt:
         i, e = _at("i"), _at("e")
         lets, head, query = self.position(_at("first") + i)
-        total = Read("at_total", self.compute)
-        inverse = Select(
-            Binary("eq", total, _zero(self.compute)),
-            _zero(self.compute),
-            Binary("div", Const(1.0, self.compute), total),
-        )
-        value: LoopValue = Binary(
-            "mul",
-            Load(self.result, (*SCRATCH, i, e)),
-            Read("at_inverse", self.compute),
-        )
-        if self.spec.dtype is not self.compute:
+        compute = self.compute
+        total, zero = Read("at_total", compute), _zero(compute)
+        inverse = Binary("div", Const(1.0, compute), total)
+        inverse_or_zero = Select(Binary("eq", total, zero), zero, inverse)
+        found, factor = Load(self.result, (*SCRATCH, i, e)), Read("at_inverse", compute)
+        value: LoopValue = Binary("mul", found, factor)
+        if self.spec.dtype is not compute:
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)
         body = (
             *lets,
-            Local("at_total", self.compute, Load(self.stats, (*SCRATCH, SUM, i))),
-            Local("at_inverse", self.compute, inverse),
+            Local("at_total", compute, Load(self.stats, (*SCRATCH, SUM, i))),
+            Local("at_inverse", compute, inverse_or_zero),
             _loop("at_e", self.spec.value_head, store, Kind.VECTOR),
         )
         return _loop("at_i", _at("rows"), Block(body))
@@ -545,28 +537,16 @@ class _Builder:
             where = _is("lt", at, count) if masked else None
             load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
             store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
-            return _loop(
-                "at_d", self.spec.head, _loop("at_j", width, store, Kind.VECTOR)
-            )
+            columns = _loop("at_j", width, store, Kind.VECTOR)
+            return _loop("at_d", self.spec.head, columns)
 
-        whole = floordiv(count, nr)
-        rest = mod(count, nr)
-        body = Block(
-            (
-                _loop("at_p", whole, panel(nr, False)),
-                _loop(
-                    "at_p",
-                    ceildiv(count, nr),
-                    If(
-                        _is("gt", rest, self.tile.lanes),
-                        panel(nr, True),
-                        panel(self.tile.lanes, True),
-                    ),
-                    begin=whole,
-                ),
-            )
+        whole, lanes = floordiv(count, nr), self.tile.lanes
+        rest = If(_is("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
+        body = (
+            _loop("at_p", whole, panel(nr, False)),
+            _loop("at_p", ceildiv(count, nr), rest, begin=whole),
         )
-        return If(_is("gt", _at("rows"), FEW[-1]), body)
+        return If(_is("gt", _at("rows"), FEW[-1]), Block(body))
 
     def pack_values(self) -> list[Stmt]:
         if self.values is None:
@@ -644,10 +624,7 @@ class _Builder:
         head = self.spec.value_head
         if self.values is None:
             ldv = self.spec.v_strides[-2]
-            source = (
-                self.v,
-                (*self.batch_at, self.kv_head, _at("column"), ZERO),
-            )
+            source = (self.v, (*self.batch_at, self.kv_head, _at("column"), ZERO))
         else:
             ldv = head
             source = (self.values, (*SCRATCH, ZERO, ZERO))
@@ -755,11 +732,10 @@ class _Builder:
         least = Const(LEAST_EXPONENT[compute], compute)
         tiny = Binary("lt", below, least)
         raised = Unary("exp", Select(tiny, least, below))
+        distance = Binary("sub", Load(self.scores, score), shift)
         body = Block(
             (
-                Local(
-                    "at_below", compute, Binary("sub", Load(self.scores, score), shift)
-                ),
+                Local("at_below", compute, distance),
                 Local("at_power", compute, Select(tiny, _zero(compute), raised)),
                 Store(self.scores, score, power),
                 Accumulate("at_sum", power),

@@ -26,7 +26,7 @@ from pliant.ir.loops import Buffer
 from pliant.ir.types import DType, contiguous_strides
 from pliant.kernels.attention import Attention, AttentionKernel, attention
 from pliant.runtime import binding
-from pliant.sym import Expr, as_expr, sym
+from pliant.sym import Expr, as_expr, floordiv, sym
 from pliant.target import named, runs_here
 
 TORCH = {
@@ -52,9 +52,22 @@ class Case:
     mask_axes: str = "bhqk"  # axes the mask has; others are broadcast
     causal: bool = False
     layout: str = "bhsd"  # order of the axes in memory
-    scale: float = 0.125
+    scale: float | None = None
+    batch: str = "one"  # batch axes: none, one, or pairs of it
 
     def spec(self) -> Attention:
+        spec = self.one_batch_spec()
+        names = ["q_strides", "k_strides", "v_strides", "out_strides", "mask_strides"]
+        strides = {name: getattr(spec, name) for name in names if getattr(spec, name)}
+        if self.batch == "none":
+            cut = {name: steps[1:] for name, steps in strides.items()}
+            return replace(spec, batch=(), **cut)
+        if self.batch == "pairs":
+            both = {name: (2 * steps[0], *steps) for name, steps in strides.items()}
+            return replace(spec, batch=(floordiv(B, 2), as_expr(2)), **both)
+        return spec
+
+    def one_batch_spec(self) -> Attention:
         head = D if self.head is None else as_expr(self.head)
         value_head = head if self.value_head is None else as_expr(self.value_head)
         kv_heads = H
@@ -138,7 +151,7 @@ def inputs(
         flat = torch.randn(room, generator=generator, dtype=torch.float64)
         return flat.to(TORCH[case.dtype]).as_strided(shape, steps)
 
-    spec = case.spec()
+    spec = case.one_batch_spec()
     tensors = [
         view((b, h * group, s, head), spec.q_strides),
         view((b, h, t, head), spec.k_strides),
@@ -215,7 +228,8 @@ def reference(case: Case, given: Inputs, *, exact: bool = True) -> torch.Tensor:
         )
     wide = [x.double().numpy() for x in (q, k, v)]
     keys, values = (np.repeat(x, group, axis=1) for x in wide[1:])
-    scores = case.scale * wide[0] @ keys.swapaxes(-1, -2)
+    scale = max(q.shape[-1], 1) ** -0.5 if case.scale is None else case.scale
+    scores = scale * wide[0] @ keys.swapaxes(-1, -2)
     for mask in masks:
         added = mask.numpy() if mask.dtype is torch.bool else mask.double().numpy()
         scores = (
@@ -276,7 +290,7 @@ def test_lengths(target: str, causal: bool) -> None:
 @any_target
 @pytest.mark.parametrize("head", [1, 3, 16, 64, 80, 128])
 def test_head_sizes(target: str, head: int) -> None:
-    case = Case(head=head, scale=head**-0.5)
+    case = Case(head=head)
     for s, t in ((1, 33), (7, 7), (33, 129), (64, 64)):
         given = inputs(case, 1, 3, s, t)
         check(case, given, run_jit(case, target, given))
@@ -350,6 +364,14 @@ def test_threads_agree(target: str) -> None:
             check(case, given, first)
             given.out.fill_(3)
             assert torch.equal(first, run_jit(case, target, given, threads))
+
+
+@any_target
+@pytest.mark.parametrize("batch", ["none", "pairs"])
+def test_batch_axes(target: str, batch: str) -> None:
+    case = Case(batch=batch, head=8, mask=DType.F32, mask_axes="bk", scale=-0.3)
+    given = inputs(case, 1 if batch == "none" else 6, 2, 20, 40)
+    check(case, given, run_jit(case, target, given))
 
 
 @any_target
