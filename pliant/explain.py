@@ -50,4 +50,3 @@ def explain(program: Program, threads: int) -> str:
             f"  {buffer.bytes} bytes"
         )
     return "\n".join(lines)
-

@@ -296,11 +296,11 @@ class CompiledModel:
         culprit = next((s for s in guard.cond.symbols() if "." in s), None)
         if culprit is None:
             culprit = self._source_of(guard)
-        owner, _, axis = culprit.rpartition(".")
+        owner, _, number = culprit.rpartition(".")
         return ShapeError(
             f"{guard.render(env)} ({guard.origin})",
             input=owner or None,
-            dim=int(axis) if axis.isdigit() else None,
+            dim=int(number) if number.isdigit() else None,
             expected=str(guard.cond),
             got=env.get(culprit),
         )
@@ -355,5 +355,3 @@ def _spec(
         threads=threads,
         memory_limit=limit,
     )
-
-

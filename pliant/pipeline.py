@@ -28,8 +28,14 @@ from pliant import knobs
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.host import HostPlan, emit_host
 from pliant.codegen.llvm import emit_loop_functions
-from pliant.errors import InternalError, PliantError
+from pliant.errors import (
+    InternalError,
+    PliantError,
+    UnsupportedOp,
+    UnsupportedOpError,
+)
 from pliant.ir.graph import Graph, Module
+from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.lower.lower import lower
@@ -98,15 +104,19 @@ class Driver:
             verify(module, stage)
             self.time("verify", started)
 
-    def run(self, name: str, module: Module, apply: Callable[[], Module]) -> Module:
+    def run(
+        self, name: str, apply: Callable[[Module], Module], module: Module, stage: Stage
+    ) -> Module:
+        """One stage; an unexpected failure is a bug of ours and says where."""
         started = perf_counter()
         try:
-            result = apply()
+            result = apply(module)
         except PliantError:
             raise
         except Exception as error:
             raise InternalError(name, f"{type(error).__name__}: {error}") from error
         self.time(name, started)
+        self.check(name, result, stage)
         return result
 
 
@@ -127,29 +137,13 @@ def compile_module(
     imported = module
     cx = driver.cx
     for name, apply, stage in GRAPH_PASSES:
-        before = module
-        module = driver.run(
-            name, before, lambda m=before, f=apply: m.with_main(f(m.main, cx))  # type: ignore[misc]
-        )
-        driver.check(name, module, stage)
+        module = driver.run(name, over_main(apply, cx), module, stage)
+    reject_unsupported(module.main)
     if options.fold:
-        module = driver.run("fold", module, lambda: fold(module, cx))
-        driver.check("fold", module, Stage.DECOMPOSED)
-    unfused = module
-    module = driver.run(
-        "fuse", unfused, lambda: unfused.with_main(fuse(unfused.main, cx))
-    )
-    driver.check("fuse", module, Stage.FUSED)
-    fused = module
-    checks: list[tuple[str, ...]] = []
-
-    def lowering() -> Module:
-        result = lower(fused, cx)
-        checks.append(result.checks)
-        return result.module
-
-    lowered = driver.run("lower", fused, lowering)
-    driver.check("lower", lowered, Stage.LOWERED)
+        module = driver.run("fold", lambda m: fold(m, cx), module, Stage.DECOMPOSED)
+    fused = driver.run("fuse", over_main(fuse, cx), module, Stage.FUSED)
+    checks: list[str] = []
+    lowered = driver.run("lower", lambda m: lower(m, cx, checks), fused, Stage.LOWERED)
 
     started = perf_counter()
     memory = liveness(lowered.main)
@@ -188,10 +182,25 @@ def compile_module(
         guards,
         facts,
         code,
-        checks[0],
+        tuple(checks),
         inputs,
         driver.seconds,
     )
+
+
+def over_main(apply: GraphPass, cx: Context) -> Callable[[Module], Module]:
+    return lambda module: module.with_main(apply(module.main, cx))
+
+
+def reject_unsupported(graph: Graph) -> None:
+    """Control flow and data-dependent sizes have no native host flow yet."""
+    found = [
+        UnsupportedOp(op.name, "no native code for it yet", op.loc or "unknown place")
+        for op in graph.ops
+        if has_trait(op, Trait.CONTROL)
+    ]
+    if found:
+        raise UnsupportedOpError(found)
 
 
 def distinct(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:

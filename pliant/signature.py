@@ -1,8 +1,8 @@
 """How a call's arguments and results map to the compiled function's.
 
-A front end makes a `Signature`; the compiled model only asks it to flatten arguments, to
-check them (that is where wrong kinds, dtypes and ranks get their message) and to rebuild
-the structure that the model returns.
+A front end makes a `Signature`; the compiled model only asks it to flatten arguments,
+to check them (that is where wrong kinds, dtypes and ranks get their message) and to
+rebuild the structure that the model returns.
 """
 
 from __future__ import annotations

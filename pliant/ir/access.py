@@ -180,9 +180,7 @@ def segments(
     ]
 
 
-def _prefixes(
-    shape: Sequence[Expr], facts: Facts | Space
-) -> dict[Expr, list[int]]:
+def _prefixes(shape: Sequence[Expr], facts: Facts | Space) -> dict[Expr, list[int]]:
     """Product of leading dims -> how many dims it is the product of."""
     table: dict[Expr, list[int]] = {}
     size = as_expr(1)

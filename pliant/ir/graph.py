@@ -204,7 +204,6 @@ def substitute(op: Op, mapping: Mapping[Value, Value]) -> Op:
     return op.replace(operands=operands)
 
 
-
 class Names:
     """Hands out value names that are unique in one function."""
 

@@ -175,7 +175,7 @@ def _gather(
     pixels: Expr,
     nr: int,
 ) -> Stmt:
-    """Fills the panel: panel[c, window.., j] = the patch element of pixel column + j."""
+    """Fills the panel: [c, window.., j] is the patch element of pixel column + j."""
     channels, window = spec.w_shape[1], spec.w_shape[2:]
     spatial = len(window)
     j, c = sym("j"), sym("c")
@@ -202,13 +202,10 @@ def _gather(
     for k in range(spatial):
         low = Binary("ge", Index(at[k]), Index(as_expr(0)))
         high = Binary("lt", Index(at[k]), Index(spec.x_shape[2 + k]))
-        inside = Binary(
-            "logical_and", inside, Binary("logical_and", low, high)
-        )
+        inside = Binary("logical_and", inside, Binary("logical_and", low, high))
     value = Load(x, (image, channel, *at), inside)
     stmt: Stmt = Store(panel, (sym(WORKER), offset, j), value)
     for k in reversed(range(spatial)):
         stmt = For(f"w{k}", as_expr(0), window[k], stmt)
     stmt = For("c", as_expr(0), channels, stmt)
     return For("j", as_expr(0), as_expr(nr), Block((*lets, stmt)), Kind.VECTOR)
-

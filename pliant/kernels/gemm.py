@@ -3,9 +3,9 @@
     C (M, N) = A (M, K) x B (K, N), then the epilogue on each tile while it is in cache
 
 B is read in panels of NR columns, packed (P, K, NR) and zero-padded: a constant B is
-packed once at compile time, another by `pack` before the product. A is read in place, its
-rows adjacent in K. Work is cut into (row block, panel) units; a unit's rows are cut into
-tiles as even as can be, each by the micro-kernel of that height.
+packed once at compile time, another by `pack` before the product. A is read in place,
+its rows adjacent in K. Work is cut into (row block, panel) units; a unit's rows are cut
+into tiles as even as can be, each by the micro-kernel of that height.
 
     for unit in blocks x panels  parallel
       for tile in rows of the block
@@ -59,9 +59,8 @@ from pliant.target import Target
 
 THREADS = sym("threads")
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
-NUMPY_BITS = {8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}
 
-# Writes the results of one tile: rows m0.., columns n0.., sizes, and the tile's element.
+# Writes the results that one tile of the product makes.
 Epilogue = Callable[["TileAt"], list[Stmt]]
 
 
@@ -108,9 +107,7 @@ def micro_kernel(dtype: DType, height: int, tile: Tile) -> LoopFunc:
         )
         return For("i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
 
-    step = multiply_add(
-        Load(a, (i, at)), Load(b, (at, j)), Load(acc, (i, j)), dtype
-    )
+    step = multiply_add(Load(a, (i, at)), Load(b, (at, j)), Load(acc, (i, j)), dtype)
     body = Block(
         (
             Alloc(acc),
@@ -143,9 +140,7 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     panels = -(-n // tile.NR)
     padded = np.zeros((k, panels * tile.NR), weight.dtype)
     padded[:, :n] = weight
-    return np.ascontiguousarray(
-        padded.reshape(k, panels, tile.NR).transpose(1, 0, 2)
-    )
+    return np.ascontiguousarray(padded.reshape(k, panels, tile.NR).transpose(1, 0, 2))
 
 
 def pack(
@@ -156,7 +151,7 @@ def pack(
     k: Expr,
     strides: tuple[Expr, ...],
     tile: Tile,
-) -> tuple[LoopFunc, Buffer]:
+) -> LoopFunc:
     """B, strided (batch.., K, N), into panels."""
     nr = tile.NR
     b = buffer("b", dtype, (*batch, k, n), Role.IN, strides)
@@ -173,10 +168,8 @@ def pack(
     rows = For("k", as_expr(0), k, inner)
     units = product((*batch, panels))
     grain = maximum(1, floordiv(1 << 14, maximum(k * nr, 1)))
-    body = For(
-        "u", as_expr(0), units, Block((*lets, rows)), Kind.PARALLEL, grain=grain
-    )
-    return LoopFunc(name, (), (b, packed), body), packed
+    body = For("u", as_expr(0), units, Block((*lets, rows)), Kind.PARALLEL, grain=grain)
+    return LoopFunc(name, (), (b, packed), body)
 
 
 # ---- the product
@@ -208,9 +201,7 @@ def gemm(
     split = minimum(ceildiv(p.m, tile.MR), ceildiv(2 * THREADS, maximum(outer, 1)))
     blocks = maximum(ceildiv(p.m, tile.rows), split, 1)
     block_rows = ceildiv(p.m, blocks)
-    scratch = buffer(
-        "scratch", p.dtype, (THREADS, tile.rows, tile.NR), Role.WORK
-    )
+    scratch = buffer("scratch", p.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
     lets, at = unflatten_unit(sym("u"), (*p.batch, sym("blocks"), panels))
     batch, block, panel = at[:-2], at[-2], at[-1]
     row = block * sym("block_rows")
@@ -251,9 +242,7 @@ def gemm(
         ),
     )
     column = panel * tile.NR
-    done = TileAt(
-        batch, row, column, rows, minimum(tile.NR, p.n - column), scratch
-    )
+    done = TileAt(batch, row, column, rows, minimum(tile.NR, p.n - column), scratch)
     unit = Block(
         (
             *lets,

@@ -209,10 +209,8 @@ def lower_matmul(
     else:
         pack_batch = spec.b_batch
         strides = right.strides[len(b_batch) - len(pack_batch) :]
-        func, buf = pack(f"{name}_pack", dtype, pack_batch, n, k, strides, tile)
-        packed = Temporary(
-            TensorType(dtype, packed_shape(pack_batch, n, k, tile))
-        )
+        func = pack(f"{name}_pack", dtype, pack_batch, n, k, strides, tile)
+        packed = Temporary(TensorType(dtype, packed_shape(pack_batch, n, k, tile)))
         func = _sized(func)
         steps.append(Step(func, (right, packed)))
     buffers: list[tuple[Buffer, Argument]] = [
@@ -295,9 +293,7 @@ def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
     item = data.itemsize
     k, n = (d.value for d in view.shape[-2:])
     strides = tuple(s.value * item for s in view.strides[-2:])
-    matrix = np.lib.stride_tricks.as_strided(
-        data[view.offset.value :], (k, n), strides
-    )
+    matrix = np.lib.stride_tricks.as_strided(data[view.offset.value :], (k, n), strides)
     packed = pack_constant(matrix, tile)
     shape = tuple(as_expr(d) for d in packed.shape)
     kind = TensorType(constant.type.dtype, shape)

@@ -64,5 +64,3 @@ def _mergeable(outer: Axis, inner: Axis, body: Sequence[Stmt]) -> bool:
         if high is None or low is None or high != low * inner.extent:
             return False
     return True
-
-

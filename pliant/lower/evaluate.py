@@ -95,7 +95,7 @@ class Evaluator:
         return f"{hint}{self._count}"
 
     def declare(self, name: str) -> None:
-        """A name that lives in the innermost scope and varies with all its variables."""
+        """A name of the innermost scope, varying with all variables known there."""
         known = [v for scope in self.scopes for v in scope.variables]
         self._depends[name] = frozenset(known)
 
@@ -229,9 +229,11 @@ class Evaluator:
         """i == var + offset: the operand changes at var == at - offset."""
         for name in i.symbols():
             offset = i - sym(name)
-            if not set(offset.symbols()) & {
-                v for scope in self.scopes for v in scope.variables
-            } and offset.substitute({name: 0}) == offset:
+            if (
+                not set(offset.symbols())
+                & {v for scope in self.scopes for v in scope.variables}
+                and offset.substitute({name: 0}) == offset
+            ):
                 self.breaks.setdefault(name, set()).add(at - offset)
 
     def pad(

@@ -33,20 +33,13 @@ SCANS = frozenset({"pool", "cumulate", "argreduce", "conv_transpose"})
 
 
 @dataclass(slots=True)
-class LoweredModule:
-    """The lowered module, and the messages of its run-time checks, by number."""
-
-    module: Module
-    checks: tuple[str, ...]
-
-
-@dataclass(slots=True)
 class _Lowering:
     module: Module
     cx: Context
     facts: Facts
     graph: Graph
     names: Names
+    checks: list[str]
     ops: list[Op] = field(default_factory=list)
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
     loops: dict[str, LoopFunc] = field(default_factory=dict)
@@ -54,7 +47,6 @@ class _Lowering:
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_values: dict[str, Value] = field(default_factory=dict)
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
-    checks: list[str] = field(default_factory=list)
 
     def number_check(self, message: str, loc: str) -> int:
         text = f"{message} ({loc})" if loc else message
@@ -120,10 +112,11 @@ class _Lowering:
         self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
 
 
-def lower(module: Module, cx: Context) -> LoweredModule:
-    """Lowers every fusion of `main`."""
+def lower(module: Module, cx: Context, checks: list[str]) -> Module:
+    """Lowers every fusion of `main`; `checks` gets the messages of run-time checks."""
     graph = module.main
-    state = _Lowering(module, cx, cx.facts(graph), graph, Names(names_of(graph)))
+    names = Names(names_of(graph))
+    state = _Lowering(module, cx, cx.facts(graph), graph, names, checks)
     producers = graph.producers()
     for param in graph.params:
         state.values[param] = param
@@ -142,13 +135,12 @@ def lower(module: Module, cx: Context) -> LoweredModule:
         graph.sizes,
         graph.constraints,
     )
-    out = Module(
+    return Module(
         {**module.graphs, "main": lowered},
         state.loops,
         module.libraries,
         state.constants,
     )
-    return LoweredModule(out, tuple(state.checks))
 
 
 def _lower_fusion(
@@ -261,5 +253,3 @@ def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
     arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]
     state.call(step, arguments, "")
     return target
-
-

@@ -38,7 +38,17 @@ from pliant.lower.nest import block, inner_loops, parallel
 from pliant.lower.step import NumberCheck, Step
 from pliant.lower.to_loops import size_symbols
 from pliant.passes.groups import OPAQUE, domain_index
-from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, minimum, mod, product, sym
+from pliant.sym import (
+    Expr,
+    Facts,
+    as_expr,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    sym,
+)
 
 LOWEST = {
     DType.I64: -(2**63),
@@ -323,5 +333,3 @@ _KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
 def lower_scan(region: Graph, name: str, facts: Facts, check: NumberCheck) -> Step:
     scan = _Scan(region, facts, check)
     return _KERNELS[scan.root.name](scan, name)
-
-

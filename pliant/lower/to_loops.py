@@ -16,6 +16,7 @@ scratch (or in the result itself, where it is one).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from pliant.errors import InternalError
 from pliant.ir.access import flatten, numel
@@ -178,7 +179,7 @@ class _Group:
         k = int(axis.name[1:])
         nests: list[Stmt] = []
         bounds = [as_expr(0), *breaks, axis.extent]
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise(bounds):
             extents = list(self.shape.domain)
             extents[k] = high - low
             index = list(domain_index(self.shape.domain))
@@ -428,4 +429,3 @@ def _buffers_in(body: Stmt) -> Iterator[Buffer]:
     for value in values_in(body):
         if isinstance(value, Load):
             yield value.buffer
-

@@ -17,5 +17,5 @@ class Context:
     target: Target
 
     def facts(self, graph: Graph) -> Facts:
-        """The graph's proved constraints; nothing, if they are switched off."""
-        return facts_of(graph) if self.options.constraints else Facts()
+        """What the graph's constraints state of its symbols."""
+        return facts_of(graph)

@@ -10,6 +10,9 @@ Products accumulate in f32 whatever is stored, and attention writes its result a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.passes.context import Context
@@ -22,6 +25,14 @@ def _swaps(op: Op) -> bool:
     perm = op.ints_attr("perm")
     rank = len(perm)
     return perm == (*range(rank - 3), rank - 2, rank - 3, rank - 1)
+
+
+def _emit(
+    builder: Builder, op: Op, operands: Sequence[Value], **changes: object
+) -> Value:
+    """The op again, on other operands and with some attributes changed."""
+    attrs: dict[str, Any] = {**dict(op.attrs), **changes}
+    return builder.emit(op.name, *operands, **attrs)
 
 
 def contractions(graph: Graph, cx: Context) -> Graph:
@@ -37,13 +48,12 @@ def contractions(graph: Graph, cx: Context) -> Graph:
             wide = op.result.dtype.compute
             with builder.at(op.loc):
                 parts = [builder.cast(v, wide) for v in operands]
-                product = builder.emit(op.name, *parts, **dict(op.attrs))
+                product = _emit(builder, op, parts)
                 replaced[op.result] = builder.cast(product, op.result.dtype)
             changed = True
         elif op.name == "attention" and _swapped_after(op, users, results):
-            attrs = {**dict(op.attrs), "swapped": True}
             with builder.at(op.loc):
-                made = builder.emit("attention", *operands, **attrs)
+                made = _emit(builder, op, operands, swapped=True)
             for transpose in users[op.result]:
                 replaced[transpose.result] = made
             changed = True
@@ -57,9 +67,7 @@ def contractions(graph: Graph, cx: Context) -> Graph:
     return graph.replace(ops=tuple(builder.ops), results=final)
 
 
-def _swapped_after(
-    op: Op, users: dict[Value, list[Op]], results: set[Value]
-) -> bool:
+def _swapped_after(op: Op, users: dict[Value, list[Op]], results: set[Value]) -> bool:
     if op.bool_attr("swapped") or op.result in results:
         return False
     readers = users.get(op.result, [])

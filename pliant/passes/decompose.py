@@ -435,5 +435,5 @@ _ATTENTION: RuleSet = {"attention": (spell_out_attention,)}
 def decompose(graph: Graph, cx: Context | None = None) -> Graph:
     """Every composite op in primitive ops; attention only if its kernel is off."""
     if cx is not None and not cx.options.attention:
-        return rewrite(graph, _RULES | _ATTENTION)
+        return rewrite(graph, {**_RULES, **_ATTENTION})
     return rewrite(graph, _RULES)

@@ -10,8 +10,8 @@ Groups start as single ops and merge along producer-consumer edges, in program o
 whenever the merged group is still one loop nest. That is a question about shapes, and
 it is put to the proved constraints (`passes/groups.py`), not to names of ops. Ops that
 only re-index (broadcast, transpose, reshape, slice) are copied into every group that
-reads through them; a matmul, convolution or attention reads its operands through strided
-views, which stay in the graph between fusions.
+reads through them; a matmul, convolution or attention reads its operands through
+strided views, which stay in the graph between fusions.
 
 kinds: map (elementwise), row (with reductions), and one per contraction or other root,
 named as the op.
@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 
 from pliant.ir.access import numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.ir.ops import Trait, has_trait
+from pliant.ir.types import TensorType
 from pliant.passes.context import Context
 from pliant.passes.groups import (
     CONTRACT,
@@ -33,13 +35,29 @@ from pliant.passes.groups import (
     structure,
 )
 from pliant.passes.views import View, resolve
-from pliant.sym import as_expr
+from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes what follows them while the tile is in cache.
 EPILOGUE = frozenset({"matmul", "conv"})
 # Ops too dear to compute again for every element they are broadcast to.
 DEAR = frozenset(
-    "exp expm1 log log1p sin cos tan tanh erf sigmoid pow atan2 div sqrt rsqrt".split()
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "pow",
+        "atan2",
+        "div",
+        "sqrt",
+        "rsqrt",
+    ]
 )
 MOST_OPS = 96
 
@@ -227,7 +245,7 @@ class _Fuser:
     # ---- building
 
     def with_views(self, group: _Group, outputs: Iterable[Value]) -> Iterator[Op]:
-        """The group's ops and the transparent ones between and before them, in order."""
+        """The group's ops and the transparent ones among and before them."""
         needed: set[int] = set(group.ops)
         stack = [
             v
@@ -359,14 +377,49 @@ def reads_view(op: Op, which: int, view: View) -> bool:
     return True
 
 
+def forget(graph: Graph) -> Graph:
+    """The graph as one sees it without constraints, op for op.
+
+    A symbolic dim is known to be another only where an elementwise op says so of its
+    own operand and result; every other result's symbolic dims are new symbols.
+    """
+    values: dict[Value, Value] = {}
+    ops: list[Op] = []
+
+    def strange(value: Value) -> Value:
+        shape = tuple(
+            d if d.is_const else sym(f"{value.name}?{k}")
+            for k, d in enumerate(value.shape)
+        )
+        return Value(value.name, TensorType(value.dtype, shape))
+
+    for param in graph.params:
+        values[param] = strange(param)
+    for op in graph.ops:
+        operands = tuple(values[v] for v in op.operands)
+        for value in op.results:
+            values[value] = strange(value)
+            if has_trait(op, Trait.ELEMENTWISE):
+                kind = TensorType(value.dtype, operands[0].shape)
+                values[value] = Value(value.name, kind)
+        results = tuple(values[v] for v in op.results)
+        ops.append(op.replace(operands=operands, results=results))
+    params = tuple(values[v] for v in graph.params)
+    outputs = tuple(values[v] for v in graph.results)
+    return graph.replace(params=params, ops=tuple(ops), results=outputs)
+
+
 def fuse(graph: Graph, cx: Context) -> Graph:
     """Groups every op of a decomposed graph into fusions."""
     fuser = _Fuser(graph, cx)
-    if cx.options.fuse:
+    if cx.options.fuse and cx.options.constraints:
         fuser.run()
+    elif cx.options.fuse:
+        blind = _Fuser(forget(graph), cx)
+        blind.run()
+        fuser.group = blind.group
     return fuser.build()
 
 
 def kernel_count(graph: Graph) -> int:
     return sum(op.name == "fusion" for op in graph.ops)
-

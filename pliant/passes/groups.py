@@ -88,8 +88,9 @@ def structure(
     roots = [op for op in ops if op.name in OPAQUE]
     if len(roots) > 1 or (roots and reduces):
         return None
+    reduced: tuple[int, ...] = ()
     if roots:
-        domain, reduced = roots[0].result.shape, ()
+        domain = roots[0].result.shape
     elif reduces:
         domain, reduced = reduces[0].operands[0].shape, reduces[0].ints_attr("axes")
         for op in reduces[1:]:
@@ -98,7 +99,7 @@ def structure(
             if op.ints_attr("axes") != reduced:
                 return None
     else:
-        domain, reduced = _widest(results, facts), ()
+        domain = _widest(results)
     domain = tuple(facts.canonical(d) for d in domain)
     inner = domain_space(domain, facts)
     shape = Structure(domain, tuple(sorted(reduced)))
@@ -113,7 +114,7 @@ def structure(
     return shape
 
 
-def _widest(results: Sequence[Value], facts: Facts) -> tuple[Expr, ...]:
+def _widest(results: Sequence[Value]) -> tuple[Expr, ...]:
     """All results have one size; the one of highest rank names the axes."""
     return max((v.shape for v in results), key=len)
 
@@ -172,5 +173,3 @@ class _Walk:
                 return False
             stack.extend(producer.operands)
         return True
-
-

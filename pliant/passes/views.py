@@ -1,13 +1,15 @@
 """Strided views: which chains of data movement need no copy.
 
-A view is a base value, an offset and a stride per axis, all symbolic. Slices, transposes,
-broadcasts and flips always are; a reshape is if every axis it merges is contiguous.
+A view is a base value, an offset and a stride per axis, all symbolic. Slices,
+transposes, broadcasts and flips always are; a reshape is if every axis it merges is
+contiguous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pliant.ir.access import VIEWS, segments
 from pliant.ir.graph import Op, Value
@@ -81,7 +83,7 @@ def _reshape(source: View, shape: tuple[Expr, ...], facts: Facts) -> View | None
     strides: list[Expr] = []
     for here, there in segments(source.shape, shape, facts):
         dims = [k for k in here if not _is_one(source.shape[k])]
-        for k, inner in zip(dims, dims[1:], strict=False):
+        for k, inner in pairwise(dims):
             if source.strides[k] != source.strides[inner] * source.shape[inner]:
                 return None
         step = source.strides[dims[-1]] if dims else as_expr(0)

@@ -7,12 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pliant import target
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
 from pliant.ir.ops import OPS, Trait
 from pliant.ir.types import DType, tensor
-from pliant.passes.decompose import decompose, decompose_attention
+from pliant.options import Options
+from pliant.passes.context import Context
+from pliant.passes.decompose import decompose
 from pliant.sym import sym
 
 DTYPE = {
@@ -48,8 +51,7 @@ def check(name, inputs, want, dynamic=((0, 0),), attrs=None):
         values.append(b.param(f"x{i}", tensor(DTYPE[t.dtype], *dims)))
     attrs = attrs(*values) if callable(attrs) else attrs or {}
     graph = b.finish("main", [b.emit(name, *values, **attrs)])
-    for change in (decompose, decompose_attention):
-        graph = change(graph)
+    graph = decompose(graph, Context(Options(attention=False), target.host()))
     assert not any(Trait.COMPOSITE in OPS[op.name].traits for op in graph.ops)
     (got,) = run_graph(Module({"main": graph}), [array(t) for t in inputs])
     assert got.shape == tuple(want.shape)
