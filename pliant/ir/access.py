@@ -9,6 +9,7 @@ between shapes of one size costs nothing and a transpose costs only its strides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from pliant.ir.graph import Op
 from pliant.ir.types import contiguous_strides
@@ -176,7 +177,7 @@ def segments(
         cuts.append((len(a), len(b)))
     return [
         (range(i, next_i), range(j, next_j))
-        for (i, j), (next_i, next_j) in zip(cuts, cuts[1:], strict=False)
+        for (i, j), (next_i, next_j) in pairwise(cuts)
     ]
 
 

@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pliant.ir.types import DType, contiguous_strides
-from pliant.sym import Expr, as_expr
+from pliant.sym import ONE, Expr, as_expr
 
 WORKER = "worker"
 
@@ -194,7 +194,7 @@ class For:
     body: Stmt
     kind: Kind = Kind.SERIAL
     step: int = 1
-    grain: Expr = as_expr(1)
+    grain: Expr = ONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls a loop function of the module; a buffer argument is its address at index."""
+    """Calls a loop function; a buffer argument is its address at the index."""
 
     function: str
     sizes: tuple[Expr, ...]

@@ -69,7 +69,8 @@ front. A trailing `?` marks a kind that may be None. Every shape rule is forward
 the operands' types to the results'; `infer` also checks, so it is the op's verifier.
 
 More on single ops
-  attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D); causal keeps column <= row, both counted from 0;
+  attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D);
+              causal keeps column <= row, both counted from 0;
               Hq is a multiple of Hk; a row with every column masked gives 0
   index       an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
               run time

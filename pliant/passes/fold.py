@@ -28,6 +28,11 @@ def _elements(value: Value) -> int:
     return int(np.prod([d.value for d in value.shape], dtype=object))
 
 
+def _is_cheap(op: Op, cheap: set[Value]) -> bool:
+    """Made of no data: a number, an iota, or a view of one."""
+    return op.name in ("full", "iota") or (op.name in VIEWS and op.operands[0] in cheap)
+
+
 def _foldable(op: Op, known: dict[Value, Constant], cheap: set[Value]) -> bool:
     if op.name in NEVER or op.regions or len(op.results) != 1:
         return False
@@ -52,9 +57,7 @@ def fold(module: Module, cx: Context) -> Module:
     for op in graph.ops:
         if op.name == "constant":
             known[op.result] = constants[op.str_attr("name")]
-        elif op.name in ("full", "iota") and _static(op.result):
-            cheap.add(op.result)
-        elif op.name in VIEWS and op.operands[0] in cheap and _static(op.result):
+        elif _static(op.result) and _is_cheap(op, cheap):
             cheap.add(op.result)
         elif _foldable(op, known, cheap):
             data = _evaluate(op, known, producers, module)

@@ -2,8 +2,8 @@
 
 Every `alloc` that is not a result lives in the arena, from the first call that touches
 it to the last; results are allocated by the caller's framework and live to the end.
-Offsets are chosen per shape at run time (runtime/planner.c) from exactly these intervals
-and sizes, so the peak can be told without running.
+Offsets are chosen per shape at run time (runtime/planner.c) from exactly these
+intervals and sizes, so the peak can be told without running.
 """
 
 from __future__ import annotations
