@@ -527,6 +527,8 @@ class Facts:
             return True
         if self._quick(-expr - 1):
             return False
+        if tightened(expr) in self._nonneg:
+            return True
         form = self.in_multiples(expr)
         flat, _ = without_quotients(form)
         if flat is not expr:
@@ -548,8 +550,11 @@ class Facts:
     def _is_zero(self, expr: Expr) -> bool | None:
         if expr.is_const:
             return expr.value == 0
-        if _primitive(expr) in self._unequal:
+        part = _primitive(expr)
+        if part in self._unequal:
             return False
+        if part in self._equal or -part in self._equal:
+            return True
         divisor = gcd(*(c for c, mono in expr.terms if mono))
         if expr.constant % divisor:
             return False

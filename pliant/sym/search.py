@@ -170,7 +170,8 @@ class Search:
         sign = 1 if isinstance(choice, Min) else -1
         for arg in choice.args:
             # Where this argument is the one chosen, the others are beyond it.
-            beyond = [(other - arg) * sign for other in choice.args if other is not arg]
+            gaps = [(other - arg) * sign for other in choice.args if other is not arg]
+            beyond = [tightened(without_quotients(gap)[0]) for gap in gaps]
             if not self._in_case(expr, choice, arg, (*known, *beyond), depth):
                 return False
         return True

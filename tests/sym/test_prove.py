@@ -293,6 +293,25 @@ def test_bounds():
     assert Facts().with_eq(n, 2 * k).assume(le(n, 9)).bounds(k) == (0, 4)
 
 
+STATED = [
+    le(minimum(n % maximum(m, 1), k) + minimum(k, 3), m * minimum(n, 2)),
+    eq(4 * n * minimum(m, 4), 8 * n * (minimum(m, 4) // 2)),
+    le(2 * (n % maximum(m, 1)), 2 * minimum(n, k) + 1),
+]
+
+
+@pytest.mark.parametrize("cond", STATED, ids=str)
+def test_what_was_stated_is_proved(cond: Cond) -> None:
+    assert empty.prove(cond) is None
+    assert empty.assume(cond).prove(cond) is True
+
+
+def test_choices_between_quotients() -> None:
+    assert empty.prove(le(minimum(ceildiv(n, 2), n // 2), n // 2)) is True
+    least = minimum(n, 1)
+    assert empty.prove(le(minimum(7 * least, 3), minimum(7 * least, 6))) is True
+
+
 def test_facts_are_immutable():
     facts = Facts()
     facts.with_range("n", 5, 6)
