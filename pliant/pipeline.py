@@ -18,7 +18,7 @@ PLIANT_DUMP as NN_name.ir if that is set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -50,6 +50,8 @@ from pliant.passes.memory import Memory, liveness
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
 from pliant.target import Target
+
+RESERVED = frozenset({"threads", "worker"})
 
 GraphPass = Callable[[Graph, Context], Graph]
 
@@ -132,6 +134,7 @@ def compile_module(
     `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
     dim), `numbers` which of them each parameter of `main` is.
     """
+    reject_reserved(inputs)
     driver = Driver(Context(options, target))
     driver.check("import", module, Stage.IMPORTED)
     imported = module
@@ -186,6 +189,16 @@ def compile_module(
         inputs,
         driver.seconds,
     )
+
+
+def reject_reserved(inputs: Sequence[tuple[str, tuple[Expr, ...]]]) -> None:
+    """Names that kernels give their own variables are not names of dims."""
+    for name, dims in inputs:
+        for symbol in (s for d in dims for s in d.symbols()):
+            if symbol.startswith("_") or symbol in RESERVED:
+                raise PliantError(
+                    f"dim name '{symbol}' of input '{name}' is reserved: choose another"
+                )
 
 
 def over_main(apply: GraphPass, cx: Context) -> Callable[[Module], Module]:

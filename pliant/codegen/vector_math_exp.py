@@ -167,9 +167,12 @@ def scale(x: Lanes, k: Lanes) -> Lanes:
 
 def exp(x: Lanes) -> Lanes:
     table = exp_table(x)
-    x = x.at_most(table.overflow).at_least(table.underflow)
+    # Masked scores are far below: to round them to 0 through a subnormal product would
+    # cost tens of cycles a vector, so those lanes compute something normal.
+    nothing = x <= table.underflow
+    x = nothing.select(0.0, x.at_most(table.overflow))
     _, k, r = split_exponent(x)
-    return scale(exp_minus_one_series(r) + 1.0, k)
+    return nothing.select(0.0, scale(exp_minus_one_series(r) + 1.0, k))
 
 
 def exp_moderate(x: Lanes, series: tuple[float, ...] | None = None) -> Lanes:

@@ -302,11 +302,11 @@ MAXIMUM, SUM, FACTOR = map(as_expr, range(3))  # rows of the statistics buffer
 
 def _at(name: str) -> Expr:
     """A name of this kernel, apart from the sizes of the model."""
-    return sym(f"at_{name}")
+    return sym(f"_at_{name}")
 
 
 def _let(name: str, dim: Expr | int) -> Let:
-    return Let(f"at_{name}", Index(as_expr(dim)))
+    return Let(f"_at_{name}", Index(as_expr(dim)))
 
 
 def _is(op: str, x: Expr, y: Expr | int) -> LoopValue:
@@ -331,20 +331,20 @@ class _Builder:
         v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
         out_shape = (*batch, spec.heads, spec.q_len, spec.value_head)
         mask_shape = (*batch, spec.heads, spec.q_len, spec.kv_len)
-        self.q = buffer("at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
-        self.k = buffer("at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
-        self.v = buffer("at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
-        self.out = buffer("at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
+        self.q = buffer("_at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
+        self.k = buffer("_at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
+        self.v = buffer("_at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
+        self.out = buffer("_at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
         self.mask = (
             None
             if spec.mask is None
-            else buffer("at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
+            else buffer("_at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
         )
         room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
         panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
 
         def work(name: str, *shape: Expr | int) -> Buffer:
-            return buffer(f"at_{name}", compute, (THREADS, *shape), Role.WORK)
+            return buffer(f"_at_{name}", compute, (THREADS, *shape), Role.WORK)
 
         self.queries = work("queries", room, spec.head)
         self.panels = work("panels", panels, spec.head, nr)
@@ -390,10 +390,10 @@ class _Builder:
         grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
         return Block(
             (
-                Let("at_split", split),
+                Let("_at_split", split),
                 _let("row_blocks", blocks),
                 _let("block_rows", ceildiv(self.rows, _at("row_blocks"))),
-                For("at_u", ZERO, units, unit, Kind.PARALLEL, grain=grain),
+                For("_at_u", ZERO, units, unit, Kind.PARALLEL, grain=grain),
             )
         )
 
@@ -433,7 +433,7 @@ class _Builder:
         steps = ceildiv(rows, step)
         even, over = floordiv(steps, tiles), mod(steps, tiles)
         tile_loop = _loop(
-            "at_t",
+            "_at_t",
             _at("tiles"),
             Block(
                 (
@@ -458,13 +458,13 @@ class _Builder:
         return [
             _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
             # A few rows are one tile; others are cut evenly into tiles of whole steps.
-            Let("at_step", Select(_is("gt", rows, FEW[-1]), tall, few)),
+            Let("_at_step", Select(_is("gt", rows, FEW[-1]), tall, few)),
             _let("tiles", ceildiv(rows, self.tile.MR)),
             _let("end", seen),
             _let("kv_blocks", maximum(ceildiv(end, self.tile.KC), 1)),
             _let("length", cut),
             self.load_rows(),
-            _loop("at_b", blocks, columns),
+            _loop("_at_b", blocks, columns),
             self.store_rows(),
         ]
 
@@ -473,26 +473,26 @@ class _Builder:
         i, d = _at("i"), _at("d")
         lets, head, query = self.position(_at("first") + i)
         loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
-        scaled = Binary("mul", loaded, Read("at_scale", self.compute))
+        scaled = Binary("mul", loaded, Read("_at_scale", self.compute))
         store = Store(self.queries, (*SCRATCH, i, d), scaled)
         lowest = Const(float("-inf"), self.compute)
         body = (
             *lets,
-            _loop("at_d", self.spec.head, store, Kind.VECTOR),
+            _loop("_at_d", self.spec.head, store, Kind.VECTOR),
             Store(self.stats, (*SCRATCH, MAXIMUM, i), lowest),
             Store(self.stats, (*SCRATCH, SUM, i), _zero(self.compute)),
         )
         clear = Store(self.queries, (*SCRATCH, i, d), _zero(self.compute))
         padding = (
-            _loop("at_d", self.spec.head, clear, Kind.VECTOR),
+            _loop("_at_d", self.spec.head, clear, Kind.VECTOR),
             Store(self.stats, (*SCRATCH, FACTOR, i), _zero(self.compute)),
         )
         end = ceildiv(_at("rows"), self.tile.step) * self.tile.step
         return Block(
             (
-                Local("at_scale", self.compute, self.scale()),
-                _loop("at_i", _at("rows"), Block(body)),
-                _loop("at_i", end, Block(padding), begin=_at("rows")),
+                Local("_at_scale", self.compute, self.scale()),
+                _loop("_at_i", _at("rows"), Block(body)),
+                _loop("_at_i", end, Block(padding), begin=_at("rows")),
             )
         )
 
@@ -509,21 +509,24 @@ class _Builder:
         i, e = _at("i"), _at("e")
         lets, head, query = self.position(_at("first") + i)
         compute = self.compute
-        total, zero = Read("at_total", compute), _zero(compute)
+        total, zero = Read("_at_total", compute), _zero(compute)
         inverse = Binary("div", Const(1.0, compute), total)
         inverse_or_zero = Select(Binary("eq", total, zero), zero, inverse)
-        found, factor = Load(self.result, (*SCRATCH, i, e)), Read("at_inverse", compute)
+        found, factor = (
+            Load(self.result, (*SCRATCH, i, e)),
+            Read("_at_inverse", compute),
+        )
         value: LoopValue = Binary("mul", found, factor)
         if self.spec.dtype is not compute:
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)
         body = (
             *lets,
-            Local("at_total", compute, Load(self.stats, (*SCRATCH, SUM, i))),
-            Local("at_inverse", compute, inverse_or_zero),
-            _loop("at_e", self.spec.value_head, store, Kind.VECTOR),
+            Local("_at_total", compute, Load(self.stats, (*SCRATCH, SUM, i))),
+            Local("_at_inverse", compute, inverse_or_zero),
+            _loop("_at_e", self.spec.value_head, store, Kind.VECTOR),
         )
-        return _loop("at_i", _at("rows"), Block(body))
+        return _loop("_at_i", _at("rows"), Block(body))
 
     # ---- a block of keys
 
@@ -537,14 +540,14 @@ class _Builder:
             where = _is("lt", at, count) if masked else None
             load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
             store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
-            columns = _loop("at_j", width, store, Kind.VECTOR)
-            return _loop("at_d", self.spec.head, columns)
+            columns = _loop("_at_j", width, store, Kind.VECTOR)
+            return _loop("_at_d", self.spec.head, columns)
 
         whole, lanes = floordiv(count, nr), self.tile.lanes
         rest = If(_is("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
         body = (
-            _loop("at_p", whole, panel(nr, False)),
-            _loop("at_p", ceildiv(count, nr), rest, begin=whole),
+            _loop("_at_p", whole, panel(nr, False)),
+            _loop("_at_p", ceildiv(count, nr), rest, begin=whole),
         )
         return If(_is("gt", _at("rows"), FEW[-1]), Block(body))
 
@@ -554,8 +557,8 @@ class _Builder:
         n, e = _at("n"), _at("e")
         index = (*self.batch_at, self.kv_head, _at("column") + n, e)
         store = Store(self.values, (*SCRATCH, n, e), self.widened(Load(self.v, index)))
-        columns = _loop("at_e", self.spec.value_head, store, Kind.VECTOR)
-        return [_loop("at_n", _at("count"), columns)]
+        columns = _loop("_at_e", self.spec.value_head, store, Kind.VECTOR)
+        return [_loop("_at_n", _at("count"), columns)]
 
     # ---- a tile of rows
 
@@ -611,14 +614,17 @@ class _Builder:
         )
         body = Block(
             (
-                Accumulator("at_dot", self.compute, "sum"),
+                Accumulator("_at_dot", self.compute, "sum"),
                 _loop(
-                    "at_d", self.spec.head, Accumulate("at_dot", product_), Kind.VECTOR
+                    "_at_d",
+                    self.spec.head,
+                    Accumulate("_at_dot", product_),
+                    Kind.VECTOR,
                 ),
-                Store(self.scores, (*SCRATCH, i, n), Read("at_dot", self.compute)),
+                Store(self.scores, (*SCRATCH, i, n), Read("_at_dot", self.compute)),
             )
         )
-        return _loop("at_i", _at("height"), _loop("at_n", _at("columns"), body))
+        return _loop("_at_i", _at("height"), _loop("_at_n", _at("columns"), body))
 
     def values_call(self) -> Stmt:
         head = self.spec.value_head
@@ -654,8 +660,8 @@ class _Builder:
         rows = minimum(_at("height"), _at("rows") - _at("start"))
         return [
             _let("tile_rows", rows),
-            _loop("at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
-            _loop("at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
+            _loop("_at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
+            _loop("_at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
         ]
 
     def seen(self, query: Expr) -> Expr:
@@ -676,9 +682,9 @@ class _Builder:
         compute, nr = self.compute, self.tile.NR
         c, j = _at("c"), _at("j")
         lets, head, query = self.position(_at("first") + _at("start") + _at("i"))
-        best = buffer("at_best", compute, (nr,), Role.REGISTER)
+        best = buffer("_at_best", compute, (nr,), Role.REGISTER)
         lowest = Const(float("-inf"), compute)
-        score, highest = Read("at_score", compute), Read("at_highest", compute)
+        score, highest = Read("_at_score", compute), Read("_at_highest", compute)
 
         def columns(tail: bool) -> Stmt:
             at = c * nr + j
@@ -695,10 +701,14 @@ class _Builder:
                 found = Select(inside, found, lowest)
             top = Load(best, (j,))
             chosen = Select(Binary("gt", score, top), score, top)
-            body = (Local("at_score", compute, found), *kept, Store(best, (j,), chosen))
-            return _loop("at_j", nr, Block(body), Kind.VECTOR)
+            body = (
+                Local("_at_score", compute, found),
+                *kept,
+                Store(best, (j,), chosen),
+            )
+            return _loop("_at_j", nr, Block(body), Kind.VECTOR)
 
-        before, after = Read("at_before", compute), Read("at_after", compute)
+        before, after = Read("_at_before", compute), Read("_at_after", compute)
         both = Select(Binary("gt", highest, before), highest, before)
         change = Unary("exp", Binary("sub", before, self.shift(after)))
         whole = floordiv(_at("seen"), nr)
@@ -706,13 +716,15 @@ class _Builder:
             *(lets if self.spec.causal or self.mask is not None else []),
             _let("seen", self.seen(query)),
             Alloc(best),
-            _loop("at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
-            _loop("at_c", whole, columns(tail=False)),
-            _loop("at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
-            Accumulator("at_highest", compute, "max"),
-            _loop("at_j", nr, Accumulate("at_highest", Load(best, (j,))), Kind.VECTOR),
-            Local("at_before", compute, Load(self.stats, self.stat(MAXIMUM))),
-            Local("at_after", compute, both),
+            _loop("_at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
+            _loop("_at_c", whole, columns(tail=False)),
+            _loop("_at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
+            Accumulator("_at_highest", compute, "max"),
+            _loop(
+                "_at_j", nr, Accumulate("_at_highest", Load(best, (j,))), Kind.VECTOR
+            ),
+            Local("_at_before", compute, Load(self.stats, self.stat(MAXIMUM))),
+            Local("_at_after", compute, both),
             Store(self.stats, self.stat(MAXIMUM), after),
             If(
                 _is("gt", _at("b"), 0),
@@ -725,9 +737,9 @@ class _Builder:
         """exp of the scores, and their sum."""
         compute, j = self.compute, _at("j")
         score = (*SCRATCH, _at("i"), j)
-        power, shift = Read("at_power", compute), Read("at_shift", compute)
+        power, shift = Read("_at_power", compute), Read("_at_shift", compute)
         highest = Load(self.stats, self.stat(MAXIMUM))
-        below = Read("at_below", compute)
+        below = Read("_at_below", compute)
         # exp of the hidden columns' -inf would take the slow path of tiny results.
         least = Const(LEAST_EXPONENT[compute], compute)
         tiny = Binary("lt", below, least)
@@ -735,21 +747,21 @@ class _Builder:
         distance = Binary("sub", Load(self.scores, score), shift)
         body = Block(
             (
-                Local("at_below", compute, distance),
-                Local("at_power", compute, Select(tiny, _zero(compute), raised)),
+                Local("_at_below", compute, distance),
+                Local("_at_power", compute, Select(tiny, _zero(compute), raised)),
                 Store(self.scores, score, power),
-                Accumulate("at_sum", power),
+                Accumulate("_at_sum", power),
             )
         )
         total = Fma(
             Load(self.stats, self.stat(SUM)),
             Load(self.stats, self.stat(FACTOR)),
-            Read("at_sum", compute),
+            Read("_at_sum", compute),
         )
         steps: list[Stmt] = [
-            Local("at_shift", compute, self.shift(highest)),
-            Accumulator("at_sum", compute, "sum"),
-            _loop("at_j", _at("seen"), body, Kind.VECTOR),
+            Local("_at_shift", compute, self.shift(highest)),
+            Accumulator("_at_sum", compute, "sum"),
+            _loop("_at_j", _at("seen"), body, Kind.VECTOR),
             Store(self.stats, self.stat(SUM), total),
         ]
         lets: list[Stmt] = []
@@ -758,7 +770,7 @@ class _Builder:
             lets, _, query = self.position(_at("first") + _at("start") + _at("i"))
             hidden = Store(self.scores, score, _zero(compute))
             steps.append(
-                _loop("at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
+                _loop("_at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
             )
         return [*lets, _let("seen", self.seen(query)), *steps]
 

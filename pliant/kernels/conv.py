@@ -100,15 +100,15 @@ def conv(
     scratch = buffer("scratch", spec.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
     panels = ceildiv(pixels, tile.NR)
     lets, (image, group, at) = unflatten_unit(
-        sym("u"), (spec.x_shape[0], as_expr(spec.groups), panels)
+        sym("_u"), (spec.x_shape[0], as_expr(spec.groups), panels)
     )
     column = at * tile.NR
     columns = minimum(tile.NR, pixels - column)
     gather = _gather(spec, x, panel, image, group, column, pixels, tile.NR)
     blocks = ceildiv(rows_all, tile.rows)
-    block, rows, tiles = sym("block"), sym("rows"), sym("tiles")
+    block, rows, tiles = sym("_block"), sym("_rows"), sym("_tiles")
     first = block * tile.rows
-    t, start = sym("t"), sym("start")
+    t, start = sym("_t"), sym("_start")
     calls = tuple(
         (
             h,
@@ -127,26 +127,26 @@ def conv(
     even, over = floordiv(rows, maximum(tiles, 1)), mod(rows, maximum(tiles, 1))
     height = floordiv(rows + tiles - 1 - t, maximum(tiles, 1))
     tile_loop = For(
-        "t",
+        "_t",
         as_expr(0),
         tiles,
         Block(
             (
-                Let("start", Index(t * even + minimum(t, over))),
-                Let("height", Index(height)),
-                Switch(sym("height"), calls),
+                Let("_start", Index(t * even + minimum(t, over))),
+                Let("_height", Index(height)),
+                Switch(sym("_height"), calls),
             )
         ),
     )
     done = TileAt((image,), group * rows_all + first, column, rows, columns, scratch)
     block_loop = For(
-        "block",
+        "_block",
         as_expr(0),
         blocks,
         Block(
             (
-                Let("rows", Index(minimum(tile.rows, rows_all - first))),
-                Let("tiles", Index(ceildiv(rows, tile.MR))),
+                Let("_rows", Index(minimum(tile.rows, rows_all - first))),
+                Let("_tiles", Index(ceildiv(rows, tile.MR))),
                 tile_loop,
                 *epilogue(done),
             )
@@ -155,7 +155,7 @@ def conv(
     units = spec.x_shape[0] * spec.groups * panels
     work = maximum(rows_all * depth * tile.NR, 1)
     body = For(
-        "u",
+        "_u",
         as_expr(0),
         units,
         Block((*lets, gather, block_loop)),
@@ -178,27 +178,27 @@ def _gather(
     """Fills the panel: [c, window.., j] is the patch element of pixel column + j."""
     channels, window = spec.w_shape[1], spec.w_shape[2:]
     spatial = len(window)
-    j, c = sym("j"), sym("c")
+    j, c = sym("_j"), sym("_c")
     channel = group * channels + c
     lets: list[Stmt] = []
     inside: LoopValue = Binary("lt", Index(column + j), Index(pixels))
     if spec.pointwise:
         value = Load(x, (image, channel, column + j), inside)
         store = Store(panel, (sym(WORKER), c, j), value)
-        inner = For("j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-        return For("c", as_expr(0), channels, inner)
+        inner = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
+        return For("_c", as_expr(0), channels, inner)
     position = column + j
     for k in reversed(range(1, spatial)):
         extent = maximum(spec.out_shape[2 + k], 1)
-        lets.append(Let(f"o{k}", Index(mod(position, extent))))
+        lets.append(Let(f"_o{k}", Index(mod(position, extent))))
         position = floordiv(position, extent)
-    lets.append(Let("o0", Index(position)))
+    lets.append(Let("_o0", Index(position)))
     at: list[Expr] = []
     offset = c
     for k in range(spatial):
-        step = sym(f"w{k}") * spec.dilation[k]
-        at.append(sym(f"o{k}") * spec.stride[k] + step - spec.low[k])
-        offset = offset * window[k] + sym(f"w{k}")
+        step = sym(f"_w{k}") * spec.dilation[k]
+        at.append(sym(f"_o{k}") * spec.stride[k] + step - spec.low[k])
+        offset = offset * window[k] + sym(f"_w{k}")
     for k in range(spatial):
         low = Binary("ge", Index(at[k]), Index(as_expr(0)))
         high = Binary("lt", Index(at[k]), Index(spec.x_shape[2 + k]))
@@ -206,6 +206,6 @@ def _gather(
     value = Load(x, (image, channel, *at), inside)
     stmt: Stmt = Store(panel, (sym(WORKER), offset, j), value)
     for k in reversed(range(spatial)):
-        stmt = For(f"w{k}", as_expr(0), window[k], stmt)
-    stmt = For("c", as_expr(0), channels, stmt)
-    return For("j", as_expr(0), as_expr(nr), Block((*lets, stmt)), Kind.VECTOR)
+        stmt = For(f"_w{k}", as_expr(0), window[k], stmt)
+    stmt = For("_c", as_expr(0), channels, stmt)
+    return For("_j", as_expr(0), as_expr(nr), Block((*lets, stmt)), Kind.VECTOR)

@@ -99,20 +99,20 @@ def micro_kernel(dtype: DType, height: int, tile: Tile) -> LoopFunc:
     b = buffer("b", dtype, (k, nr), Role.IN)
     c = buffer("c", dtype, (height, nr), Role.OUT)
     acc = buffer("acc", dtype, (height, nr), Role.REGISTER)
-    i, j, at = sym("i"), sym("j"), sym("k")
+    i, j, at = sym("_i"), sym("_j"), sym("_k")
 
     def over_tile(value: LoopValue, target: Buffer) -> Stmt:
         columns = For(
-            "j", as_expr(0), as_expr(nr), Store(target, (i, j), value), Kind.VECTOR
+            "_j", as_expr(0), as_expr(nr), Store(target, (i, j), value), Kind.VECTOR
         )
-        return For("i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
+        return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
 
     step = multiply_add(Load(a, (i, at)), Load(b, (at, j)), Load(acc, (i, j)), dtype)
     body = Block(
         (
             Alloc(acc),
             over_tile(zero(dtype), acc),
-            For("k", as_expr(0), k, over_tile(step, acc)),
+            For("_k", as_expr(0), k, over_tile(step, acc)),
             over_tile(Load(acc, (i, j)), c),
         )
     )
@@ -137,10 +137,11 @@ def packed_shape(
 def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     """(K, N) as panels (P, K, NR), zero-padded."""
     k, n = weight.shape
-    panels = -(-n // tile.NR)
-    padded = np.zeros((k, panels * tile.NR), weight.dtype)
-    padded[:, :n] = weight
-    return np.ascontiguousarray(padded.reshape(k, panels, tile.NR).transpose(1, 0, 2))
+    packed = np.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
+    for p, first in enumerate(range(0, n, tile.NR)):  # a panel at a time stays in cache
+        columns = weight[:, first : first + tile.NR]
+        packed[p, :, : columns.shape[1]] = columns
+    return packed
 
 
 def pack(
@@ -157,18 +158,20 @@ def pack(
     b = buffer("b", dtype, (*batch, k, n), Role.IN, strides)
     packed = buffer("packed", dtype, packed_shape(batch, n, k, tile), Role.OUT)
     panels = ceildiv(n, nr)
-    lets, at = unflatten_unit(sym("u"), (*batch, panels))
+    lets, at = unflatten_unit(sym("_u"), (*batch, panels))
     batch_at, panel = at[:-1], at[-1]
-    column, row = sym("j"), sym("k")
+    column, row = sym("_j"), sym("_k")
     n_at = panel * nr + column
     inside = Binary("lt", Index(n_at), Index(n))
     value = Load(b, (*batch_at, row, n_at), inside)
     store = Store(packed, (*batch_at, panel, row, column), value)
-    inner = For("j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-    rows = For("k", as_expr(0), k, inner)
+    inner = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
+    rows = For("_k", as_expr(0), k, inner)
     units = product((*batch, panels))
     grain = maximum(1, floordiv(1 << 14, maximum(k * nr, 1)))
-    body = For("u", as_expr(0), units, Block((*lets, rows)), Kind.PARALLEL, grain=grain)
+    body = For(
+        "_u", as_expr(0), units, Block((*lets, rows)), Kind.PARALLEL, grain=grain
+    )
     return LoopFunc(name, (), (b, packed), body)
 
 
@@ -202,11 +205,11 @@ def gemm(
     blocks = maximum(ceildiv(p.m, tile.rows), split, 1)
     block_rows = ceildiv(p.m, blocks)
     scratch = buffer("scratch", p.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
-    lets, at = unflatten_unit(sym("u"), (*p.batch, sym("blocks"), panels))
+    lets, at = unflatten_unit(sym("_u"), (*p.batch, sym("_blocks"), panels))
     batch, block, panel = at[:-2], at[-2], at[-1]
-    row = block * sym("block_rows")
-    rows, tiles = sym("rows"), sym("tiles")
-    t, start = sym("t"), sym("start")
+    row = block * sym("_block_rows")
+    rows, tiles = sym("_rows"), sym("_tiles")
+    t, start = sym("_t"), sym("_start")
     height = floordiv(rows + tiles - 1 - t, maximum(tiles, 1))
     b_at = tuple(
         as_expr(0) if dim == as_expr(1) else i
@@ -230,14 +233,14 @@ def gemm(
     even = floordiv(rows, maximum(tiles, 1))
     over = mod(rows, maximum(tiles, 1))
     tile_loop = For(
-        "t",
+        "_t",
         as_expr(0),
         tiles,
         Block(
             (
-                Let("start", Index(t * even + minimum(t, over))),
-                Let("height", Index(height)),
-                Switch(sym("height"), calls),
+                Let("_start", Index(t * even + minimum(t, over))),
+                Let("_height", Index(height)),
+                Switch(sym("_height"), calls),
             )
         ),
     )
@@ -246,20 +249,20 @@ def gemm(
     unit = Block(
         (
             *lets,
-            Let("rows", Index(minimum(sym("block_rows"), p.m - row))),
-            Let("tiles", Index(ceildiv(rows, tile.MR))),
+            Let("_rows", Index(minimum(sym("_block_rows"), p.m - row))),
+            Let("_tiles", Index(ceildiv(rows, tile.MR))),
             tile_loop,
             *epilogue(done),
         )
     )
-    work = sym("block_rows") * p.k * tile.NR
-    units = product(p.batch) * sym("blocks") * panels
+    work = sym("_block_rows") * p.k * tile.NR
+    units = product(p.batch) * sym("_blocks") * panels
     body = Block(
         (
-            Let("blocks", Index(blocks)),
-            Let("block_rows", Index(block_rows)),
+            Let("_blocks", Index(blocks)),
+            Let("_block_rows", Index(block_rows)),
             For(
-                "u",
+                "_u",
                 as_expr(0),
                 units,
                 unit,
@@ -282,7 +285,7 @@ def unflatten_unit(
             index.append(as_expr(0))
             continue
         safe = extent if extent.is_const else maximum(extent, 1)
-        name = f"u{k}"
+        name = f"_u{k}"
         last = k == 0
         lets.append(Let(name, Index(position if last else mod(position, safe))))
         position = floordiv(position, safe)

@@ -8,9 +8,9 @@ each step of K loads V vectors of B, broadcasts MR elements of A and does MR*V F
     loads:     (MR + V) per MR*V FMAs, two loads and two FMAs a cycle
 
 V = 2 keeps the loads well below the FMAs and leaves the tallest tile: 6 x 16 floats
-with 16 registers of 8 (12 + 2 + 1 = 15), 14 x 32 with 32 registers of 16 (28 + 2 + 1 = 31).
-Heights 1..MR are all generated, so rows are cut evenly: 7 rows are one tile of 7,
-15 are 8 + 7, and no row is computed that is not wanted.
+with 16 registers of 8 (12 + 2 + 1 = 15), 14 x 32 with 32 registers of 16
+(28 + 2 + 1 = 31). Heights 1..MR are all generated, so rows are cut evenly: 7 rows are
+one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted.
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ class TileEpilogue:
         index = list(domain_index(shape))
         for axis, position in axes.batch:
             index[axis] = position
-        rows = [Axis(f"d{k}", shape[k]) for k in axes.rows if index[k] != as_expr(0)]
+        rows = [Axis(f"_d{k}", shape[k]) for k in axes.rows if index[k] != as_expr(0)]
         columns = [
-            Axis(f"d{k}", shape[k], True)
+            Axis(f"_d{k}", shape[k], True)
             for k in axes.columns
             if index[k] != as_expr(0)
         ]
@@ -112,12 +112,12 @@ class TileEpilogue:
             if value in self.inputs:
                 return Load(self.inputs[value], (flatten(at, value.shape),), where)
             if value is self.root.result:
-                return tile.element(sym("em"), sym("en"))
+                return tile.element(sym("_em"), sym("_en"))
             return None
 
         evaluator = Evaluator(self.producers, leaf, space, self.number_check)
-        evaluator.push([*(a.name for a in rows), "em"])
-        evaluator.push([*(a.name for a in columns), "en"])
+        evaluator.push([*(a.name for a in rows), "_em"])
+        evaluator.push([*(a.name for a in columns), "_en"])
         for value, target in self.outputs.items():
             at = reshape_index(here, shape, value.shape, space)
             result = as_dtype(evaluator.value(value, at), value.dtype)
@@ -129,16 +129,16 @@ class TileEpilogue:
         outer, inner = (list(p.body) for p in merged if isinstance(p, Block))
         row_axes = [a for a in axes_left if not a.reduced]
         column_axes = [a for a in axes_left if a.reduced]
-        inner = _position(column_axes, tile.column + sym("en"), inner)
+        inner = _position(column_axes, tile.column + sym("_en"), inner)
         outer = _position(
             row_axes,
-            tile.row + sym("em"),
+            tile.row + sym("_em"),
             [
                 *outer,
-                For("en", as_expr(0), tile.columns, block(inner), Kind.VECTOR),
+                For("_en", as_expr(0), tile.columns, block(inner), Kind.VECTOR),
             ],
         )
-        return [*root, For("em", as_expr(0), tile.rows, block(outer))]
+        return [*root, For("_em", as_expr(0), tile.rows, block(outer))]
 
 
 def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
@@ -182,7 +182,7 @@ def lower_matmul(
         spec = Product(dtype, (), rows, n, k, left.strides[-2:], ())
     else:
         axes = TileAxes(
-            tuple((i, sym(f"u{i}")) for i in range(len(batch))),
+            tuple((i, as_expr(0)) for i in range(len(batch))),
             (len(batch),),
             (len(batch) + 1,),
         )

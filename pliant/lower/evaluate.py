@@ -128,7 +128,7 @@ class Evaluator:
         if isinstance(value, (Const, Read)):
             return value
         variables = self._variables(value)
-        name, dtype = self.fresh("v"), dtype_of(value)
+        name, dtype = self.fresh("_v"), dtype_of(value)
         self._depends[name] = variables
         self._scope_of(variables).body.append(Local(name, dtype, value))
         return Read(name, dtype)
@@ -136,7 +136,7 @@ class Evaluator:
     def integer(self, value: LoopValue) -> Expr:
         """An integer value as a symbol for indices."""
         variables = self._variables(value)
-        name = self.fresh("i")
+        name = self.fresh("_i")
         self._depends[name] = variables
         self._scope_of(variables).body.append(Let(name, as_dtype(value, DType.I64)))
         return sym(name)

@@ -60,7 +60,7 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
             Kind.PARALLEL,
             grain=grain(work),
         )
-    total, rest = product_of(a.extent for a in live), sym("p")
+    total, rest = product_of(a.extent for a in live), sym("_p")
     lets: list[Stmt] = []
     for axis in reversed(live[1:]):
         safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)
@@ -68,12 +68,12 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
         rest = floordiv(rest, safe)
     lets.append(Let(live[0].name, Index(rest)))
     inside = block([*lets, *body])
-    return For("p", as_expr(0), total, inside, Kind.PARALLEL, grain=grain(work))
+    return For("_p", as_expr(0), total, inside, Kind.PARALLEL, grain=grain(work))
 
 
 def split(axis: Axis, body: Sequence[Stmt], work: int, size: int = BLOCK) -> Stmt:
     """One vector axis, cut into blocks for the threads."""
-    begin = sym("p") * size
+    begin = sym("_p") * size
     inner = For(
         axis.name,
         begin,
@@ -83,5 +83,10 @@ def split(axis: Axis, body: Sequence[Stmt], work: int, size: int = BLOCK) -> Stm
     )
     blocks = ceildiv(axis.extent, size)
     return For(
-        "p", as_expr(0), blocks, inner, Kind.PARALLEL, grain=grain(as_expr(size * work))
+        "_p",
+        as_expr(0),
+        blocks,
+        inner,
+        Kind.PARALLEL,
+        grain=grain(as_expr(size * work)),
     )

@@ -86,7 +86,7 @@ class _Scan:
         return Step(func, (*self.inputs, self.root.result))
 
     def axes(self, shape: Sequence[Expr]) -> list[Axis]:
-        return [Axis(f"d{k}", d) for k, d in enumerate(shape) if d != as_expr(1)]
+        return [Axis(f"_d{k}", d) for k, d in enumerate(shape) if d != as_expr(1)]
 
     def store(self, index: tuple[Expr, ...], value: LoopValue) -> Stmt:
         result = self.root.result
@@ -113,7 +113,7 @@ class _Scan:
         self, extents: Sequence[Expr], body: Callable[[tuple[Expr, ...]], None]
     ) -> None:
         """Serial loops over a window around what `body` emits."""
-        names = [f"w{k}" for k in range(len(extents))]
+        names = [f"_w{k}" for k in range(len(extents))]
         self.evaluator.push(names)
         body(tuple(sym(n) for n in names))
         stmt: Stmt = block(self.evaluator.pop())
@@ -226,8 +226,8 @@ def _along(
     """One loop per position of all axes but `axis`; the body walks along it."""
     (x, *_) = scan.root.operands
     index = list(domain_index(x.shape))
-    index[axis] = sym("w0")
-    axes = [a for a in scan.axes(x.shape) if a.name != f"d{axis}"]
+    index[axis] = sym("_w0")
+    axes = [a for a in scan.axes(x.shape) if a.name != f"_d{axis}"]
     scan.evaluator.space = with_axes(scan.facts, axes)
     scan.evaluator.push(a.name for a in axes)
     rest = body(tuple(index))

@@ -135,6 +135,9 @@ class _Group:
         self.depth = _depths(region)
         self.kept: dict[Value, Buffer] = {}  # scratch that later stages read
         self.scratch: list[Scratch] = []
+        # Numbered, not named after values: equal kernels must be equal objects.
+        reduces = [op for op in region.ops if op.name == "reduce"]
+        self.accumulators = {op.result: f"_acc{k}" for k, op in enumerate(reduces)}
         self.stage = 0
         self.work = max(1, sum(COST.get(op.name, 1) for op in region.ops))
 
@@ -157,7 +160,7 @@ class _Group:
     def _nest(self, extents: tuple[Expr, ...], index: tuple[Expr, ...]) -> Stmt:
         """The loops over a box of the domain; `index` is a position in the domain."""
         axes = [
-            Axis(f"d{k}", extent, k in self.shape.reduced)
+            Axis(f"_d{k}", extent, k in self.shape.reduced)
             for k, extent in enumerate(extents)
             if not (extent.is_const and extent.value == 1)
         ]
@@ -176,7 +179,7 @@ class _Group:
 
     def _segments(self, axis: Axis, breaks: Sequence[Expr]) -> Stmt:
         """A nest per run of an axis in which every concat reads one operand."""
-        k = int(axis.name[1:])
+        k = int(axis.name[2:])
         nests: list[Stmt] = []
         bounds = [as_expr(0), *breaks, axis.extent]
         for low, high in pairwise(bounds):
@@ -254,7 +257,7 @@ class _Group:
         if not (reduces or full or kept):
             return
         for op in reduces:
-            name = f"acc_{op.result.name}"
+            name = self.accumulators[op.result]
             kind = {"any": "max", "all": "min"}.get(op.str_attr("op"))
             dtype = op.result.dtype.compute
             evaluator.emit(Accumulator(name, dtype, kind or op.str_attr("op")))
@@ -267,7 +270,7 @@ class _Group:
             evaluator.emit(Store(self.kept[value], self._scratch_index(), result))
         for op in reduces:
             x = evaluator.value(op.operands[0], self.index)
-            evaluator.emit(Accumulate(f"acc_{op.result.name}", x))
+            evaluator.emit(Accumulate(self.accumulators[op.result], x))
         inner = evaluator.pop()
         evaluator.emit(For(_INNER, as_expr(0), as_expr(0), Block(tuple(inner))))
 
@@ -290,7 +293,7 @@ class _Group:
         if self.index == domain_index(self.shape.domain):
             return here
         moved = {
-            f"d{k}": i
+            f"_d{k}": i
             for k, i in enumerate(self.index)
             if domain_index(self.shape.domain)[k] != i
         }
@@ -309,7 +312,7 @@ class _Group:
             return Load(self.inputs[value], (flatten(index, value.shape),), where)
         op = self.producers[value]
         if op.name == "reduce":
-            return Read(f"acc_{value.name}", value.dtype.compute)
+            return Read(self.accumulators[value], value.dtype.compute)
         if self.stage > self.depth[value] and where is None:
             if value in self.kept and index == self._place(value):
                 return Load(self.kept[value], self._scratch_index())
@@ -380,7 +383,7 @@ class _Group:
         return cost + 2 * len(leaves & set(self.region.params))
 
 
-_INNER = "inner"  # marks a stage's loop until the axes are merged
+_INNER = "_inner"  # marks a stage's loop until the axes are merged
 COLUMN_BLOCK = 64
 
 

@@ -33,7 +33,7 @@ def _is_cheap(op: Op, cheap: set[Value]) -> bool:
     return op.name in ("full", "iota") or (op.name in VIEWS and op.operands[0] in cheap)
 
 
-def _foldable(op: Op, known: dict[Value, Constant], cheap: set[Value]) -> bool:
+def _foldable(op: Op, known: dict[Value, Constant | None], cheap: set[Value]) -> bool:
     if op.name in NEVER or op.regions or len(op.results) != 1:
         return False
     if not op.operands or not _static(op.result):
@@ -49,7 +49,7 @@ def _foldable(op: Op, known: dict[Value, Constant], cheap: set[Value]) -> bool:
 def fold(module: Module, cx: Context) -> Module:
     """Replaces foldable ops of `main` with constants."""
     graph = module.main
-    known: dict[Value, Constant] = {}
+    known: dict[Value, Constant | None] = {}  # None: a view of constants, not computed
     cheap: set[Value] = set()  # sizes known and no data: full, iota
     constants = dict(module.constants)
     producers = graph.producers()
@@ -57,17 +57,16 @@ def fold(module: Module, cx: Context) -> Module:
     for op in graph.ops:
         if op.name == "constant":
             known[op.result] = constants[op.str_attr("name")]
-        elif _static(op.result) and _is_cheap(op, cheap):
+        elif len(op.results) == 1 and _static(op.result) and _is_cheap(op, cheap):
             cheap.add(op.result)
         elif _foldable(op, known, cheap):
-            data = _evaluate(op, known, producers, module)
-            made = Constant(f"{op.result.name}.folded", op.result.type, data)
-            known[op.result] = made
+            known[op.result] = None
             if op.name not in VIEWS:
-                constants[made.name] = made
+                data = _evaluate(op, known, producers)
+                made = Constant(f"{op.result.name}.folded", op.result.type, data)
+                known[op.result] = constants[made.name] = made
                 attrs = (("name", made.name),)
-                ops.append(Op("constant", (), attrs, (op.result,), (), op.loc))
-                continue
+                op = Op("constant", (), attrs, (op.result,), (), op.loc)
         ops.append(op)
     if len(constants) == len(module.constants):
         return module
@@ -75,29 +74,28 @@ def fold(module: Module, cx: Context) -> Module:
 
 
 def _evaluate(
-    op: Op, known: dict[Value, Constant], producers: dict[Value, Op], module: Module
+    op: Op, known: dict[Value, Constant | None], producers: dict[Value, Op]
 ) -> np.ndarray:
-    """The op's value; operands that are not constants are created on the spot."""
+    """The op's value; what it is made of beyond constants is computed on the spot."""
     ops: list[Op] = []
     constants: dict[str, Constant] = {}
+    made: set[Value] = set()
 
     def need(value: Value) -> None:
-        if any(value in o.results for o in ops):
+        if value in made:
             return
-        if value in known:
-            constant = known[value]
+        made.add(value)
+        constant = known.get(value)
+        if constant is not None:
             constants[constant.name] = constant
             attrs = (("name", constant.name),)
             ops.append(Op("constant", (), attrs, (value,)))
             return
-        producer = producers[value]
-        for operand in producer.operands:
+        for operand in producers[value].operands:
             need(operand)
-        ops.append(producer)
+        ops.append(producers[value])
 
-    for operand in op.operands:
-        need(operand)
-    ops.append(op)
+    need(op.result)
     graph = Graph("main", (), tuple(ops), (op.result,))
     (result,) = run_graph(Module({"main": graph}, constants=constants), [])
     if op.result.dtype is DType.BF16:

@@ -50,14 +50,14 @@ class Structure:
 def domain_index(domain: Sequence[Expr]) -> tuple[Expr, ...]:
     """One variable per axis; an axis of one element needs none."""
     return tuple(
-        as_expr(0) if extent.is_const and extent.value == 1 else sym(f"d{k}")
+        as_expr(0) if extent.is_const and extent.value == 1 else sym(f"_d{k}")
         for k, extent in enumerate(domain)
     )
 
 
 def domain_space(domain: Sequence[Expr], facts: Facts) -> Space:
     """0 <= d_k < F_k."""
-    return Space(facts, {f"d{k}": extent for k, extent in enumerate(domain)})
+    return Space(facts, {f"_d{k}": extent for k, extent in enumerate(domain)})
 
 
 def result_index(
