@@ -46,6 +46,8 @@ DLPACK: dict[DType, tuple[int, int]] = {
     DType.U8: (1, 8),
     DType.BOOL: (6, 8),
 }
+# What flattening, copying or a better message may help with.
+_MENDABLE = (Status.KIND, Status.LAYOUT, Status.COUNT)
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -111,9 +113,10 @@ class CompiledModel:
         """Runs the model: torch in gives torch out, NumPy in gives NumPy out."""
         if self._direct and not kwargs:
             try:
-                return self._runtime(*args)
-            except RuntimeStatus:
-                pass  # the careful path says what is wrong, or mends it
+                return self._runtime.invoke(*args)
+            except RuntimeStatus as status:
+                if status.status not in _MENDABLE:
+                    raise self._error(status, args) from None
         return self._signature.rebuild(self._run(args, kwargs), self.symbols_of)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -254,13 +257,12 @@ class CompiledModel:
 
     def _error(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
         self._signature.check(flat)
-        first, second, _ = status.detail
+        first, least, limit = status.detail
         match status.status:
             case Status.GUARD:
                 guard = self._program.guards[first]
                 return self._guard_error(guard, self._sizes(flat))
             case Status.LIMIT:
-                limit, least = first, second
                 return MemoryLimitError(
                     f"this call needs {least} bytes, the memory limit is {limit}; "
                     f"raise the limit or use smaller sizes",

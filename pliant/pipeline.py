@@ -1,7 +1,8 @@
 """What happens to a model, in order. Read this file first.
 
     import        torch.export's graph -> tensor ops with symbolic shapes  frontend/
-    canonicalize  fold identities, share equal values, drop dead ones      passes/
+    inline        calls of graph functions and match-casts go away         passes/
+    canonicalize  fold identities, share equal values, drop dead ones
     decompose     norms, softmax, linear, ... -> primitive ops
     contractions  matmul, conv, attention in the form their kernels take
     canonicalize
@@ -18,6 +19,7 @@ PLIANT_DUMP as NN_name.ir if that is set.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -46,6 +48,7 @@ from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
+from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
@@ -139,6 +142,7 @@ def compile_module(
     driver.check("import", module, Stage.IMPORTED)
     imported = module
     cx = driver.cx
+    module = driver.run("inline", inline, module, Stage.IMPORTED)
     for name, apply, stage in GRAPH_PASSES:
         module = driver.run(name, over_main(apply, cx), module, stage)
     reject_unsupported(module.main)
@@ -152,7 +156,9 @@ def compile_module(
     memory = liveness(lowered.main)
     facts = cx.facts(lowered.main)
     solution = solve(inputs, facts)
-    guards = distinct((*solution.guards, *lowered.main.constraints))
+    # Facts are the graph's constraints, which know where they come from.
+    observed = [guard for guard in solution.guards if guard.origin != "facts"]
+    guards = distinct((*observed, *lowered.main.constraints))
     driver.time("memory", started)
 
     started = perf_counter()
@@ -166,10 +172,11 @@ def compile_module(
         guards,
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
+        lowered.libraries,
     )
     driver.time("codegen", started)
     started = perf_counter()
-    code = compile_ir(unit, target, runtime_symbols())
+    code = compile_ir(unit, target, runtime_symbols() | library_symbols(lowered))
     driver.time("compile", started)
     folder = knobs.DUMP.get()
     if folder is not None:
@@ -199,6 +206,21 @@ def reject_reserved(inputs: Sequence[tuple[str, tuple[Expr, ...]]]) -> None:
                 raise PliantError(
                     f"dim name '{symbol}' of input '{name}' is reserved: choose another"
                 )
+
+
+def library_symbols(module: Module) -> dict[str, int]:
+    """Addresses of the library functions that a module calls, from this process."""
+    process = ctypes.CDLL(None)
+    found: dict[str, int] = {}
+    for library in module.libraries.values():
+        function = getattr(process, library.symbol, None)
+        if function is None:
+            raise PliantError(
+                f"library function '{library.symbol}' is not loaded: load its shared "
+                "library with ctypes.CDLL(path, ctypes.RTLD_GLOBAL) before compiling"
+            )
+        found[library.symbol] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return found
 
 
 def over_main(apply: GraphPass, cx: Context) -> Callable[[Module], Module]:

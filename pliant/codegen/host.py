@@ -10,7 +10,7 @@ straight-line code over the plan's table: no shape is interpreted at run time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import llvmlite.ir as ll
 
 from pliant.codegen.llvm_dims import Dims
 from pliant.codegen.llvm_types import I64, PTR, VOID
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Graph, Library, Value
 from pliant.passes.memory import Memory
 from pliant.sym import Cond, Expr, Guard, Solution, sym
 
@@ -68,6 +68,7 @@ def emit_host(
     guards: tuple[Guard, ...],
     shapes: Sequence[tuple[str, tuple[Expr, ...]]],
     input_numbers: dict[Value, int],
+    libraries: Mapping[str, Library],
 ) -> HostPlan:
     """Adds the three functions; `shapes` are the inputs' names and symbolic dims."""
     symbols = tuple(b.symbol for b in solution.bindings)
@@ -76,7 +77,7 @@ def emit_host(
         table.slot(sym(name))
     buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
     output_slots = tuple(table.run(v.shape) for v in graph.results)
-    constants = _emit_run(module, graph, memory, table, input_numbers)
+    constants = _emit_run(module, graph, memory, table, input_numbers, libraries)
     _emit_sizes(module, symbols, table)
     _emit_bind(module, solution, guards, shapes)
     return HostPlan(symbols, guards, table, buffer_slots, output_slots, constants)
@@ -162,6 +163,7 @@ def _emit_run(
     memory: Memory,
     table: Table,
     input_numbers: dict[Value, int],
+    libraries: Mapping[str, Library],
 ) -> tuple[str, ...]:
     function, builder = _function(module, RUN, VOID, 1)
     (call,) = function.args
@@ -202,8 +204,7 @@ def _emit_run(
             case "alloc":
                 pass  # nothing reads or writes it
             case "view":
-                item = op.operands[0].dtype.bytes
-                offset = size(op.dim_attr("offset") * item)
+                offset = size(op.dim_attr("offset"))
                 byte = ll.IntType(8)
                 base = pointers[op.operands[0]]
                 pointers[op.result] = builder.gep(base, [offset], source_etype=byte)
@@ -211,6 +212,15 @@ def _emit_run(
                 callee = module.globals[op.str_attr("callee")]
                 arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
                 arguments += [pointers[v] for v in op.operands]
+                builder.call(callee, arguments)
+            case "call_library":
+                arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
+                arguments += [pointers[v] for v in op.operands]
+                symbol = libraries[op.str_attr("callee")].symbol
+                kinds = [value.type for value in arguments]
+                callee = module.globals.get(symbol) or ll.Function(
+                    module, ll.FunctionType(VOID, kinds), symbol
+                )
                 builder.call(callee, arguments)
             case name:
                 raise NotImplementedError(f"host flow of op {name}")

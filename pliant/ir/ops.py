@@ -61,7 +61,8 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
 LOWERED   alloc {bytes, shape, dtype}   view {offset}   call_loop {callee, sizes}
-          call_library {callee}
+          call_library {callee, sizes}
+          the calls may stand in any function; with results they are made destinations
 
 Attributes: `ints` are Python ints (strides, windows, conv and pool padding, axes, perm,
 steps); `dims` are expressions (shapes, slice starts, pad widths). Axes count from the
@@ -264,10 +265,12 @@ class InferContext:
         return a is b or self.facts.prove(eq(a, b)) is True
 
     def require_equal(self, a: Expr, b: Expr, why: str) -> Expr:
-        """The dim that both are: the constant one if there is one."""
+        """The dim that both are: the constant one if there is one, else the plainer."""
         if a is not b:
-            self.require(eq(a, b), why)
-        return b if b.is_const else a
+            self.require(eq(a, b).plain(), why)
+        if a.is_const or b.is_const:
+            return a if a.is_const else b
+        return a if len(str(a)) <= len(str(b)) else b
 
     def require(self, cond: Cond, why: str) -> None:
         """Proved, or known from here on and guarded; ShapeError if impossible."""
@@ -1190,7 +1193,15 @@ _TABLE: tuple[OpDef, ...] = (
         _A("sizes", "dims", ()),
         pure=False,
     ),
-    _def("call_library", _LO, (0, None), _declared, _A("callee", "str"), pure=False),
+    _def(
+        "call_library",
+        _LO,
+        (0, None),
+        _declared,
+        _A("callee", "str"),
+        _A("sizes", "dims", ()),
+        pure=False,
+    ),
 )
 
 OPS: dict[str, OpDef] = {definition.name: definition for definition in _TABLE}

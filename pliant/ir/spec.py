@@ -63,7 +63,7 @@ from pliant.ir.text import MARK, print_loop, print_op, print_value
 from pliant.ir.types import NUMPY, DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Facts, Symbol, eq, le, solve, sym
 
-HOST_SYMBOLS = frozenset({"threads"})  # every lowered function knows them
+HOST_SYMBOLS = frozenset({"threads"})  # every function knows them
 _NEIGHBOURS = 5
 _FRESH = "?"  # names of symbols that a shape rule makes up, while it is checked
 _REDUCTIONS = ("sum", "prod", "max", "min")
@@ -114,9 +114,14 @@ def _verify_constant(constant: Constant, stage: Stage) -> None:
 # ---- which ops a stage has
 
 
+CALLS = frozenset({"call_loop", "call_library"})  # side by side with tensor ops
+
+
 def allowed(op: str, stage: Stage, fused: bool) -> bool:
     """Whether an op may stand in a function, or (fused) in a fusion's region."""
     traits = OPS[op].traits
+    if op in CALLS:
+        return True
     composite = Trait.COMPOSITE in traits and op != "attention"
     control = Trait.CONTROL in traits
     if fused:
@@ -173,9 +178,7 @@ class _GraphChecker:
 
     def function(self) -> None:
         graph = self.graph
-        symbols = set(graph.sizes)
-        if self.stage is Stage.LOWERED:
-            symbols |= HOST_SYMBOLS
+        symbols = set(graph.sizes) | HOST_SYMBOLS
         try:
             if len(set(graph.sizes)) != len(graph.sizes):
                 raise _Breach(f"sizes ({', '.join(graph.sizes)}) repeat")

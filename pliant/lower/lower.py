@@ -17,17 +17,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pliant.errors import InternalError
-from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value, names_of
+from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, names_of
 from pliant.ir.loops import LoopFunc
+from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.lower.attend import lower_attention
 from pliant.lower.contract import Operands, lower_conv, lower_matmul
 from pliant.lower.scan import lower_scan
-from pliant.lower.step import Argument, Packed, Scratch, Step, Temporary
+from pliant.lower.step import (
+    Argument,
+    LibraryStep,
+    Packed,
+    Scratch,
+    Step,
+    Temporary,
+)
 from pliant.lower.to_loops import THREADS, lower_group
 from pliant.passes.context import Context
+from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
-from pliant.sym import Facts, sym
+from pliant.sym import Expr, Facts, sym
 
 SCANS = frozenset({"pool", "cumulate", "argreduce", "conv_transpose"})
 
@@ -86,7 +95,8 @@ class _Lowering:
             return base
         kind = TensorType(base.dtype, view.shape, view.strides)
         value = Value(self.names.fresh(f"{base.name}_view"), kind)
-        self.ops.append(Op("view", (base,), (("offset", view.offset),), (value,)))
+        offset = view.offset * base.dtype.bytes
+        self.ops.append(Op("view", (base,), (("offset", offset),), (value,)))
         return value
 
     # ---- calls
@@ -102,12 +112,19 @@ class _Lowering:
             self.loops[name] = LoopFunc(name, func.sizes, func.buffers, func.body)
         return self.known[key]
 
-    def call(self, step: Step, arguments: Sequence[Value], loc: str) -> None:
+    def call(
+        self, step: Step | LibraryStep, arguments: Sequence[Value], loc: str
+    ) -> None:
+        if isinstance(step, LibraryStep):
+            attrs: tuple[tuple[str, Attr], ...]
+            attrs = (("callee", step.callee), ("sizes", step.sizes))
+            self.ops.append(Op("call_library", tuple(arguments), attrs, (), (), loc))
+            return
         for helper in step.helpers:
             if helper.name not in self.loops:
                 self.loops[helper.name] = helper
         name = self.share(step.func)
-        sizes = tuple(sym(s) for s in step.func.sizes)
+        sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes))
         self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
 
@@ -175,7 +192,7 @@ def _lower_fusion(
 
 def _steps(
     state: _Lowering, kind: str, region: Graph, name: str, operands: Operands
-) -> list[Step]:
+) -> Sequence[Step | LibraryStep]:
     cx = state.cx
     check = state.number_check
     if kind in ("map", "row"):
@@ -186,9 +203,33 @@ def _steps(
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "attention":
         return lower_attention(region, name, operands, cx.target)
+    if kind in CALLS:
+        return [_call_step(state, region)]
     if kind in SCANS:
         return [lower_scan(region, name, state.facts, check)]
     raise InternalError("lower", f"no kernel for fusions of kind {kind}")
+
+
+def _call_step(state: _Lowering, region: Graph) -> Step | LibraryStep:
+    """A call that stood in the graph: its results become destinations."""
+    (op,) = region.ops
+    if op.name == "call_library":
+        arguments = (*op.operands, *op.results)
+        return LibraryStep(op.str_attr("callee"), arguments, op.dims_attr("sizes"))
+    func = state.module.loops[op.str_attr("callee")]
+    given: list[Argument] = []
+    for buf, value in zip(func.buffers, destinations(func, op), strict=True):
+        if value is None:
+            shape = tuple(d.substitute(_sizes_of(func, op)) for d in buf.shape[1:])
+            given.append(Scratch(TensorType(buf.dtype, shape)))
+        else:
+            given.append(value)
+    others = tuple(f for f in state.module.loops.values() if f is not func)
+    return Step(func, tuple(given), others, op.dims_attr("sizes"))
+
+
+def _sizes_of(func: LoopFunc, op: Op) -> dict[str, Expr]:
+    return dict(zip(func.sizes, op.dims_attr("sizes"), strict=True))
 
 
 def _argument(

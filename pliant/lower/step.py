@@ -47,6 +47,16 @@ class Step:
     func: LoopFunc
     arguments: tuple[Argument, ...]
     helpers: tuple[LoopFunc, ...] = ()
+    sizes: tuple[Expr, ...] | None = None  # of func; None: the symbols of those names
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryStep:
+    """One call of an external function: (call, sizes.., inputs.., results..)."""
+
+    callee: str
+    arguments: tuple[Argument, ...]
+    sizes: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)

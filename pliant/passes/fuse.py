@@ -28,7 +28,8 @@ from pliant.ir.ops import Trait, has_trait
 from pliant.ir.types import TensorType
 from pliant.passes.context import Context
 from pliant.passes.groups import (
-    CONTRACT,
+    CALLS,
+    IN_MEMORY,
     OPAQUE,
     Structure,
     is_transparent,
@@ -112,7 +113,7 @@ class _Fuser:
             if op is not None and is_transparent(op):
                 solid.add(self.position[self._stored(value)])
         for op in self.ops:
-            if op.name not in CONTRACT:
+            if op.name not in IN_MEMORY:
                 continue
             for which, value in enumerate(op.operands):
                 self._solidify(op, which, value, solid)
@@ -250,7 +251,7 @@ class _Fuser:
         stack = [
             v
             for k in group.ops
-            if self.ops[k].name not in CONTRACT
+            if self.ops[k].name not in IN_MEMORY
             for v in self.ops[k].operands
         ]
         while stack:
@@ -372,7 +373,7 @@ def reads_view(op: Op, which: int, view: View) -> bool:
     if op.name in ("matmul", "attention") and which == 0:
         # The left operand's rows are read as they are: their elements must be adjacent.
         return view.strides[-1] == as_expr(1)
-    if op.name == "conv" and which == 1:
+    if op.name in CALLS or (op.name == "conv" and which == 1):
         return view.is_contiguous()
     return True
 

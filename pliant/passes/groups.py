@@ -23,7 +23,9 @@ CREATE = frozenset({"full", "iota", "dim_value"})
 GATHER = frozenset({"concat", "pad", "index", "take_along"})
 # Roots of kernels of their own, with their producers' results in memory.
 CONTRACT = frozenset({"matmul", "conv", "conv_transpose", "attention"})
-OPAQUE = CONTRACT | frozenset({"pool", "cumulate", "argreduce"})
+CALLS = frozenset({"call_loop", "call_library"})
+OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "argreduce"})
+IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them
 
 
 def is_transparent(op: Op) -> bool:

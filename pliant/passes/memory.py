@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr, Facts, as_expr
+from pliant.sym import Expr, Facts, as_expr, ceildiv
 
 ALIGN = 64  # offsets are multiples of a cache line
 
@@ -64,8 +64,7 @@ def liveness(graph: Graph) -> Memory:
 def peak_terms(memory: Memory, facts: Facts) -> list[Expr]:
     """Live bytes at every moment that could be the peak, results included.
 
-    Sizes are rounded as the planner rounds them only where they are constant: the
-    formula is the sum of the exact sizes of what is live.
+    Sizes in the arena are rounded up to whole cache lines, as the planner rounds them.
     """
     results = as_expr(0)
     for value in dict.fromkeys(memory.outputs):
@@ -76,7 +75,7 @@ def peak_terms(memory: Memory, facts: Facts) -> list[Expr]:
         live = results
         for b in memory.buffers:
             if b.first <= k <= b.last:
-                live = live + b.bytes
+                live = live + ALIGN * ceildiv(b.bytes, ALIGN)
         sums.append(live)
     return largest(sums or [results], facts)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pliant.sym.expr import DimLike, Expr, as_expr, mod
+from pliant.sym.expr import DimLike, Expr, Max, Min, as_expr, mod
 
 Kind: TypeAlias = Literal["eq", "ne", "le", "lt", "divides"]
 _SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<", "divides": "divides"}
@@ -47,6 +47,20 @@ class Cond:
             case "divides":
                 # A divisor is positive, as every denominator.
                 return Cond("ne", mod(self.rhs, self.lhs), as_expr(0))
+
+    def plain(self) -> Cond:
+        """As a person would state it: min(n, 512) == n is n <= 512."""
+        if self.kind != "eq":
+            return self
+        for one, other in ((self.lhs, self.rhs), (self.rhs, self.lhs)):
+            match one.terms:
+                case ((1, ((Min((a, b)), 1),)),) if other is a or other is b:
+                    return Cond("le", other, b if other is a else a)
+                case ((1, ((Max((a, b)), 1),)),) if other is a or other is b:
+                    return Cond("le", b if other is a else a, other)
+                case _:
+                    pass
+        return self
 
     def symbols(self) -> tuple[str, ...]:
         return tuple(sorted({*self.lhs.symbols(), *self.rhs.symbols()}))

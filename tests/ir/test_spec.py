@@ -100,7 +100,7 @@ graph @main(%x: f32[n, 8]) {
   %v: f32[n, 4] strides [8, 1] = view(%a) {offset = <16>}
   call_loop(%x, %s) {callee = "row", sizes = [threads, n]}
   %r: f32[n, 8] = call_loop(%s) {callee = "row", sizes = [threads, n]}
-  %q: f32[2] = call_library(%x) {callee = "blas"}
+  %q: f32[2] = call_library(%x) {callee = "blas", sizes = []}
   return %r, %v, %q
 }
 library @blas symbol "blas"
