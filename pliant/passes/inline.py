@@ -58,7 +58,9 @@ class _Writer:
             operands = tuple(values[v] for v in op.operands)
             if op.name == "call":
                 callee = self.module.graphs[op.str_attr("callee")]
-                results = self._call(callee, operands, inside)
+                sizes = [d.substitute(symbols) for d in op.dims_attr("sizes")]
+                given = dict(zip(callee.sizes, sizes, strict=True))
+                results = self._call(callee, operands, given, inside)
                 values.update(zip(op.results, results, strict=True))
             elif op.name == "match_cast":
                 self._bind(operands[0].type, op.result.type, symbols, op.loc)
@@ -78,9 +80,13 @@ class _Writer:
         return tuple(values[v] for v in graph.results)
 
     def _call(
-        self, callee: Graph, operands: tuple[Value, ...], stack: tuple[str, ...]
+        self,
+        callee: Graph,
+        operands: tuple[Value, ...],
+        symbols: dict[str, Expr],
+        stack: tuple[str, ...],
     ) -> tuple[Value, ...]:
-        symbols: dict[str, Expr] = {}
+        """The callee's ops; `symbols` are its integer arguments."""
         for param, operand in zip(callee.params, operands, strict=True):
             self._bind(operand.type, param.type, symbols, f"@{callee.name}")
         for guard in callee.constraints:

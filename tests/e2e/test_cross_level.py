@@ -1,4 +1,4 @@
-"""Graph ops, user-written loop functions, library calls and graph calls in one module."""
+"""Graph ops, loop functions, library calls and graph calls in one module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPS = """
 graph @main(%x: f32[n, 8]) {
   %a: f32[n, 8] = exp(%x)
   %b: f32[n, 8] = call_loop(%a) {callee = "scale", sizes = [n, threads]}
-  %c: f32[n, 8] = call(%b) {callee = "twice"}
+  %c: f32[n, 8] = call(%b) {callee = "twice", sizes = []}
   %d: f32[m, 8] = match_cast(%c) {shape = [m, 8]}
   %e: f32[m] = reduce(%d) {op = "sum", axes = (1), keepdims = false}
   return %e
@@ -31,7 +31,8 @@ graph @twice(%y: f32[k, j]) {
   %z: f32[k, j] = add(%y, %y)
   return %z
 }
-loop @scale(rows, threads; in %p: f32[rows, 8], out %q: f32[rows, 8], work %w: f32[threads, 8]) {
+loop @scale(rows, threads; in %p: f32[rows, 8], out %q: f32[rows, 8],
+            work %w: f32[threads, 8]) {
   for i = 0 to rows parallel grain 4 {
     for j = 0 to 8 vector do %w[worker, j] = mul(%p[i, j], 3.0:f32) end
     for l = 0 to 8 vector do %q[i, l] = %w[worker, l] end
