@@ -1,0 +1,302 @@
+"""Every stage keeps what a model computes: interpreted after each, then run natively.
+
+Small models with different parts go through the pipeline one pass at a time. After each
+pass the module is legal, prints and parses back exactly, and gives the results it gave
+before, at sizes 0, 1, odd, prime and one larger. The loop functions run with one and two
+workers, every access checked for races. The machine code is compared with eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import pliant
+from pliant.frontend.torch_export import TensorInput, export_module, from_exported
+from pliant.frontend.torch_ops_context import to_numpy
+from pliant.ir.graph import Module
+from pliant.ir.interp import run_graph
+from pliant.ir.parse import parse_module
+from pliant.ir.spec import Stage, verify
+from pliant.ir.text import print_module
+from pliant.lower.lower import lower
+from pliant.options import Options
+from pliant.passes.context import Context
+from pliant.passes.fold import fold
+from pliant.passes.fuse import fuse
+from pliant.pipeline import GRAPH_PASSES
+from pliant.target import avx2, baseline, host, named, runs_here
+
+SIZES = (0, 1, 5, 13, 34)
+
+
+def randn(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    return torch.randn(shape, generator=generator)
+
+
+def integers(high: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(0, high, shape, generator=generator)
+
+
+class Feedforward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(12), nn.Linear(12, 20)
+        self.down = nn.Linear(20, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class MaskedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        mask = keep[:, None, None, :] > 0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class SpelledOutAttention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / 2.0
+        causal = torch.ones(q.shape[1], k.shape[1]).tril() == 0
+        return scores.masked_fill(causal, -1e9).softmax(-1) @ k
+
+
+class ConvNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5)
+        self.norm.running_mean.copy_(randn(5))
+        self.norm.running_var.copy_(randn(5).abs() + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(self.norm(self.conv(x))), 2, padding=1)
+
+
+class GroupNormSilu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 6)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(x))
+
+
+class Embeddings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 6), nn.Embedding(64, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1])
+        return self.norm(self.words(ids) + self.places(positions))
+
+
+class Rotary(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(x.shape[1], dtype=torch.float32)
+        angles = steps[:, None] * torch.tensor([1.0, 0.1, 0.01, 1.0, 0.1, 0.01])
+        left, right = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-right, left), -1) * angles.sin()
+
+
+class Einsum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        rows = torch.einsum("bsc,btc->s", x, y)
+        return torch.einsum("bsc,btc->bst", x, y) + rows[:, None]
+
+
+class Scans(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        best = torch.cat([x, torch.zeros(x.shape[0], 1, 3)], 1).argmax(1)
+        return x.cumsum(1), (x * 2).cumsum(-1), best
+
+
+class Movement(nn.Module):
+    def forward(self, x: Tensor, picks: Tensor) -> tuple[Tensor, ...]:
+        padded = F.pad(x, (1, 2, 0, 3), value=0.5)
+        cut = padded.flip(1)[:, :, 1:6:2]
+        return cut, x.gather(2, picks), torch.cat([padded, padded * 2], 1)[:, 3:]
+
+
+class MeanPool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.normalize(x.mean(1) + x.amax(2).sum(1, keepdim=True), dim=1))
+
+
+class Results(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.exp()
+        return y, y.sum(-1), x, y.transpose(0, 1), y, y.flatten(), x[:, :2], y.sum() > 0
+
+
+def bf16_linear() -> nn.Module:
+    model = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4))
+    return model.to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int, int], tuple[Tensor, ...]]
+    dynamic: tuple[dict[int, str], ...]
+    sizes: tuple[int, ...] = SIZES
+    tolerance: float = 2e-5
+
+
+BS = {0: "batch", 1: "length"}
+IMAGE = {0: "batch", 2: "high", 3: "wide"}
+CASES = {
+    "feedforward": Case(Feedforward, lambda b, s: (randn(b, s, 12),), (BS,)),
+    "attention": Case(
+        MaskedAttention,
+        lambda b, s: (randn(b, s, 8), (randn(b, s) > -1).long()),
+        (BS, BS),
+    ),
+    "spelled out": Case(
+        SpelledOutAttention, lambda b, s: (randn(b, s, 4), randn(b, s, 4)), (BS, BS)
+    ),
+    "conv": Case(ConvNorm, lambda b, s: (randn(b, 3, s, s + 2),), (IMAGE,), (1, 5, 13)),
+    "group norm": Case(GroupNormSilu, lambda b, s: (randn(b, 6, s, 3),), (IMAGE,)),
+    "embeddings": Case(Embeddings, lambda b, s: (integers(11, b, s),), (BS,)),
+    "rotary": Case(Rotary, lambda b, s: (randn(b, s, 6),), (BS,)),
+    "einsum": Case(
+        Einsum,
+        lambda b, s: (randn(b, s, 3), randn(b, 2 * s + 1, 3)),
+        (BS, {0: "batch", 1: "other"}),
+    ),
+    "scans": Case(Scans, lambda b, s: (randn(b, s, 3),), (BS,)),
+    "movement": Case(
+        Movement, lambda b, s: (randn(b, s, 4), integers(4, b, s, 7)), (BS, BS)
+    ),
+    "mean pool": Case(MeanPool, lambda b, s: (randn(b, s, 5),), (BS,), (1, 5, 13, 34)),
+    "results": Case(Results, lambda b, s: (randn(b, s),), (BS,)),
+    "bf16": Case(
+        bf16_linear,
+        lambda b, s: (randn(b * s, 7).to(torch.bfloat16),),
+        ({0: "n"},),
+        tolerance=3e-2,
+    ),
+}
+
+
+@cache
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return CASES[name].make().eval().requires_grad_(False)
+
+
+def example_of(case: Case) -> tuple[Tensor, ...]:
+    return case.inputs(2, 7)
+
+
+def imported_from(name: str) -> Module:
+    case = CASES[name]
+    program, info = export_module(model_of(name), example_of(case), case.dynamic)
+    made = from_exported(program, info)
+    assert all(isinstance(slot, TensorInput) for slot in made.inputs)
+    return made.module
+
+
+def stages(module: Module, cx: Context) -> Iterator[tuple[str, Module, Stage]]:
+    """What `pipeline.compile_module` does before machine code."""
+    yield "import", module, Stage.IMPORTED
+    for name, apply, stage in GRAPH_PASSES:
+        module = module.with_main(apply(module.main, cx))
+        yield name, module, stage
+    module = fold(module, cx)
+    yield "fold", module, Stage.DECOMPOSED
+    module = module.with_main(fuse(module.main, cx))
+    yield "fuse", module, Stage.FUSED
+    yield "lower", lower(module, cx, []), Stage.LOWERED
+
+
+def round_trips(module: Module) -> None:
+    text = print_module(module)
+    assert print_module(parse_module(text, module.constants)) == text
+
+
+def equal(got: list[Any], want: list[Any], tolerance: float, where: str) -> None:
+    for number, (a, b) in enumerate(zip(got, want, strict=True)):
+        message = f"{where}, result {number}"
+        assert a.shape == b.shape, message
+        assert a.dtype == b.dtype, message
+        np.testing.assert_allclose(
+            a, b, rtol=tolerance, atol=tolerance, equal_nan=True, err_msg=message
+        )
+
+
+@pytest.mark.parametrize("target", ["avx512", "baseline"])
+@pytest.mark.parametrize("name", CASES)
+def test_stages(name: str, target: str) -> None:
+    case = CASES[name]
+    cx = Context(Options(), named(target))
+    before: dict[int, list[Any]] = {}
+    for stage_name, module, stage in stages(imported_from(name), cx):
+        verify(module, stage)
+        round_trips(module)
+        for size in case.sizes:
+            where = f"{stage_name}, size {size}"
+            inputs = [to_numpy(t) for t in case.inputs(2, size)]
+            if stage is not Stage.LOWERED:
+                got = run_graph(module, inputs)
+                equal(got, before.get(size, got), case.tolerance, where)
+                before[size] = got
+                continue
+            if size > 13:
+                continue
+            for workers in (1, 2):
+                got = run_graph(module, inputs, workers=workers, check_races=True)
+                equal(got, before[size], case.tolerance, f"{where}, {workers} workers")
+
+
+@pytest.mark.parametrize("make_target", [host, avx2, baseline], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", CASES)
+def test_native(name: str, make_target: Callable[[], Any]) -> None:
+    target = make_target()
+    if not runs_here(target):
+        pytest.skip(f"this machine does not run {target.name}")
+    case, model = CASES[name], model_of(name)
+    compiled = pliant.compile(
+        model, example_of(case), case.dynamic, target=target, threads=2
+    )
+    for batch, size in [(2, s) for s in case.sizes] + [(0, 5), (1, 5), (3, 97)]:
+        if name == "embeddings" and size > 64:
+            continue
+        if batch == 0 and 0 not in case.sizes:
+            continue
+        inputs = case.inputs(batch, size)
+        got = pytree.tree_leaves(compiled(*inputs))
+        want = pytree.tree_leaves(model(*inputs))
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype is b.dtype
+            torch.testing.assert_close(
+                a,
+                b,
+                rtol=case.tolerance,
+                atol=case.tolerance,
+                equal_nan=True,
+                msg=lambda m, at=(batch, size): f"{name} at {at}: {m}",
+            )
