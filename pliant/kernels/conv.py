@@ -17,7 +17,6 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
-    Call,
     For,
     Index,
     Kind,
@@ -27,7 +26,6 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
-    Switch,
     buffer,
 )
 from pliant.ir.types import DType
@@ -36,7 +34,7 @@ from pliant.kernels.gemm import (
     UNIT_WORK,
     Epilogue,
     TileAt,
-    micro_kernel_name,
+    row_tiles,
     unflatten_unit,
 )
 from pliant.kernels.tiles import gemm_tile
@@ -106,37 +104,15 @@ def conv(
     columns = minimum(tile.NR, pixels - column)
     gather = _gather(spec, x, panel, image, group, column, pixels, tile.NR)
     blocks = ceildiv(rows_all, tile.rows)
-    block, rows, tiles = sym("_block"), sym("_rows"), sym("_tiles")
+    block, rows = sym("_block"), sym("_rows")
     first = block * tile.rows
-    t, start = sym("_t"), sym("_start")
-    calls = tuple(
-        (
-            h,
-            Call(
-                micro_kernel_name(spec.dtype, h, tile),
-                (depth, depth),
-                (
-                    (w, (group, first + start, as_expr(0))),
-                    (panel, (sym(WORKER), as_expr(0), as_expr(0))),
-                    (scratch, (sym(WORKER), start, as_expr(0))),
-                ),
-            ),
-        )
-        for h in range(1, tile.MR + 1)
-    )
-    even, over = floordiv(rows, maximum(tiles, 1)), mod(rows, maximum(tiles, 1))
-    height = floordiv(rows + tiles - 1 - t, maximum(tiles, 1))
-    tile_loop = For(
-        "_t",
-        as_expr(0),
-        tiles,
-        Block(
-            (
-                Let("_start", Index(t * even + minimum(t, over))),
-                Let("_height", Index(height)),
-                Switch(sym("_height"), calls),
-            )
-        ),
+    tiles = row_tiles(
+        (spec.dtype, tile),
+        rows,
+        (depth, depth),
+        lambda start: (w, (group, first + start, as_expr(0))),
+        (panel, (sym(WORKER), as_expr(0), as_expr(0))),
+        scratch,
     )
     done = TileAt((image,), group * rows_all + first, column, rows, columns, scratch)
     block_loop = For(
@@ -146,8 +122,7 @@ def conv(
         Block(
             (
                 Let("_rows", Index(minimum(tile.rows, rows_all - first))),
-                Let("_tiles", Index(ceildiv(rows, tile.MR))),
-                tile_loop,
+                *tiles,
                 *epilogue(done),
             )
         ),

@@ -60,6 +60,7 @@ from pliant.target import Target
 THREADS = sym("threads")
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 
+Address = tuple[Buffer, tuple[Expr, ...]]
 # Writes the results that one tile of the product makes.
 Epilogue = Callable[["TileAt"], list[Stmt]]
 
@@ -208,41 +209,18 @@ def gemm(
     lets, at = unflatten_unit(sym("_u"), (*p.batch, sym("_blocks"), panels))
     batch, block, panel = at[:-2], at[-2], at[-1]
     row = block * sym("_block_rows")
-    rows, tiles = sym("_rows"), sym("_tiles")
-    t, start = sym("_t"), sym("_start")
-    height = floordiv(rows + tiles - 1 - t, maximum(tiles, 1))
     b_at = tuple(
         as_expr(0) if dim == as_expr(1) else i
         for dim, i in zip(p.b_batch, batch, strict=True)
     )
-    calls = tuple(
-        (
-            h,
-            Call(
-                micro_kernel_name(p.dtype, h, tile),
-                (p.k, p.a_strides[-2]),
-                (
-                    (a, (*batch, row + start, as_expr(0))),
-                    (b, (*b_at, panel, as_expr(0), as_expr(0))),
-                    (scratch, (sym(WORKER), start, as_expr(0))),
-                ),
-            ),
-        )
-        for h in range(1, tile.MR + 1)
-    )
-    even = floordiv(rows, maximum(tiles, 1))
-    over = mod(rows, maximum(tiles, 1))
-    tile_loop = For(
-        "_t",
-        as_expr(0),
-        tiles,
-        Block(
-            (
-                Let("_start", Index(t * even + minimum(t, over))),
-                Let("_height", Index(height)),
-                Switch(sym("_height"), calls),
-            )
-        ),
+    rows = sym("_rows")
+    tiles = row_tiles(
+        (p.dtype, tile),
+        rows,
+        (p.k, p.a_strides[-2]),
+        lambda start: (a, (*batch, row + start, as_expr(0))),
+        (b, (*b_at, panel, as_expr(0), as_expr(0))),
+        scratch,
     )
     column = panel * tile.NR
     done = TileAt(batch, row, column, rows, minimum(tile.NR, p.n - column), scratch)
@@ -250,8 +228,7 @@ def gemm(
         (
             *lets,
             Let("_rows", Index(minimum(sym("_block_rows"), p.m - row))),
-            Let("_tiles", Index(ceildiv(rows, tile.MR))),
-            tile_loop,
+            *tiles,
             *epilogue(done),
         )
     )
@@ -272,6 +249,46 @@ def gemm(
         )
     )
     return body, (a, b, scratch)
+
+
+def row_tiles(
+    kind: tuple[DType, Tile],
+    rows: Expr,
+    sizes: tuple[Expr, Expr],
+    a: Callable[[Expr], Address],
+    panel: Address,
+    scratch: Buffer,
+) -> list[Stmt]:
+    """`rows` rows of A (from `a(row)` on) times one panel, into scratch.
+
+    The rows are cut into as few tiles as can be, as even as can be: tile t of n has
+    rows//n rows, and one more if t < rows % n. `sizes` are K and A's row stride.
+    """
+    dtype, tile = kind
+    t, start, tiles = sym("_t"), sym("_start"), maximum(sym("_tiles"), 1)
+    calls = tuple(
+        (
+            h,
+            Call(
+                micro_kernel_name(dtype, h, tile),
+                sizes,
+                (a(start), panel, (scratch, (sym(WORKER), start, as_expr(0)))),
+            ),
+        )
+        for h in range(1, tile.MR + 1)
+    )
+    first = t * floordiv(rows, tiles) + minimum(t, mod(rows, tiles))
+    one = Block(
+        (
+            Let("_start", Index(first)),
+            Let("_height", Index(floordiv(rows + tiles - 1 - t, tiles))),
+            Switch(sym("_height"), calls),
+        )
+    )
+    return [
+        Let("_tiles", Index(ceildiv(rows, tile.MR))),
+        For("_t", as_expr(0), sym("_tiles"), one),
+    ]
 
 
 def unflatten_unit(
