@@ -1,0 +1,156 @@
+"""Shape rules of the composite ops, those that passes/decompose.py takes apart."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from pliant.errors import ShapeError
+from pliant.ir.infer import Attrs, InferContext, Types
+from pliant.ir.types import DType, TensorType
+from pliant.sym import Expr, divides, le
+
+
+def axis_kept(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    if "axis" in attrs:
+        cx.axis(attrs.integer("axis"), types[0])
+    cx.want(types[0], "f")
+    return types
+
+
+def relu(cx: InferContext, types: Types, _: Attrs) -> Types:
+    cx.want(types[0], "fiu")
+    return types
+
+
+def linear(cx: InferContext, types: Types, _: Attrs) -> Types:
+    x, w, *bias = types
+    dtype = cx.same_dtype(types)
+    cx.require_rank(w, 2, "weight")
+    if x.rank < 1:
+        cx.fail("input must have a last dim")
+    cx.require_equal(x.shape[-1], w.shape[1], "features must agree")
+    for b in bias:
+        cx.require_rank(b, 1, "bias")
+        cx.require_equal(b.shape[0], w.shape[0], "bias must fit the weight")
+    return (TensorType(dtype, (*x.shape[:-1], w.shape[0])),)
+
+
+AFFINE = {"none": 0, "w": 1, "wb": 2}
+
+
+def _affine(cx: InferContext, types: Types, attrs: Attrs, fixed: int) -> Types:
+    """The weight and bias that follow the fixed operands."""
+    count = AFFINE[attrs.text("affine")]
+    if len(types) != fixed + count:
+        cx.fail(f"affine '{attrs.text('affine')}' takes {fixed + count} operands")
+    cx.want(types[0], "f")
+    return types[fixed:]
+
+
+def layer_norm(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    x, axes = types[0], attrs.integer("axes")
+    if not 1 <= axes <= x.rank:
+        cx.fail(f"cannot normalise {axes} dims of {x}")
+    tail = x.with_shape(x.shape[x.rank - axes :])
+    for w in _affine(cx, types, attrs, 1):
+        cx.same_shape((tail, w), "weights must have the normalised shape")
+    return (x,)
+
+
+def channel_norm(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    x = types[0]
+    if x.rank < 2:
+        cx.fail(f"input must be (N, C, ..), is {x}")
+    fixed = 1 if "groups" in attrs else 3
+    for w in (*types[1:fixed], *_affine(cx, types, attrs, fixed)):
+        cx.require_rank(w, 1, "per-channel operand")
+        cx.require_equal(w.shape[0], x.shape[1], "channels must agree")
+    if "groups" in attrs:
+        groups = attrs.integer("groups")
+        cx.require(divides(groups, x.shape[1]), "groups must divide channels")
+    return (x,)
+
+
+def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    q, k, v = types[:3]
+    dtype = cx.same_dtype(types[:3])
+    cx.want(q, "f")
+    if not q.rank == k.rank == v.rank or q.rank < 3:
+        cx.fail(f"q, k, v must have one rank of at least 3, are {q}, {k}, {v}")
+    if attrs.flag("masked") != (len(types) == 4):
+        cx.fail("the mask operand and the attribute 'masked' must agree")
+    batch = cx.same_shape([t.with_shape(t.shape[:-3]) for t in types[:3]], "batch")
+    heads, rows = q.shape[-3], q.shape[-2]
+    cx.require_equal(k.shape[-3], v.shape[-3], "heads of k and v must agree")
+    cx.require_equal(k.shape[-2], v.shape[-2], "lengths of k and v must agree")
+    cx.require_equal(q.shape[-1], k.shape[-1], "head sizes of q and k must agree")
+    if heads is not k.shape[-3]:
+        cx.require(divides(k.shape[-3], heads), "heads of k must divide heads of q")
+    for mask in types[3:]:
+        if mask.dtype is not DType.BOOL:
+            cx.want(mask, "f", "mask")
+        full = (*batch, heads, rows, k.shape[-2])
+        if mask.rank > len(full):
+            cx.fail(f"mask {mask} has more dims than the scores")
+        for a, b in zip(mask.shape, full[len(full) - mask.rank :], strict=True):
+            if a != 1:
+                cx.require_equal(a, b, "mask must fit the scores")
+    middle = (rows, heads) if attrs.flag("swapped") else (heads, rows)
+    return (TensorType(dtype, (*batch, *middle, v.shape[-1])),)
+
+
+def resize(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (x,), shape, scales = types, attrs.dims("shape"), attrs["scales"]
+    assert isinstance(scales, tuple)
+    if len(shape) > x.rank - 2 or len(scales) not in (0, len(shape)):
+        cx.fail(f"shape {shape} and scales {scales} do not fit {x}")
+    if attrs.text("mode") not in ("nearest", "nearest_exact"):
+        cx.want(x, "f")
+    lead = x.rank - len(shape)
+    for i, dim in enumerate(x.shape[lead:]):
+        cx.require(le(1, dim), f"spatial dim {i} must have elements")
+    return (x.with_shape(x.shape[:lead] + shape),)
+
+
+def einsum_labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """One label string per operand, and the result's; `...` gets labels of its own.
+
+    Ellipses align at the end, as in torch; without `->` the result holds the labels
+    seen once, sorted, behind the ellipsis.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(ranks):
+        raise ShapeError(f"einsum '{equation}' takes {len(inputs)} operands")
+    # Greek letters never clash with the labels a model may use.
+    spare = "αβγδεζηθικλμνξοπρστυφχψω"
+    dots = ""
+    out = []
+    for labels, rank in zip(inputs, ranks, strict=True):
+        if "..." in labels:
+            hidden = rank - (len(labels) - 3)
+            own = spare[len(spare) - hidden :] if hidden else ""
+            dots = own if len(own) > len(dots) else dots
+            labels = labels.replace("...", own)
+        if len(labels) != rank:
+            raise ShapeError(f"einsum '{equation}': '{labels}' names rank {rank}")
+        out.append(labels)
+    if not arrow:
+        names = sorted(set(left) & set(string.ascii_letters))
+        return out, dots + "".join(c for c in names if left.count(c) == 1)
+    return out, right.replace("...", dots)
+
+
+def einsum(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    dtype = cx.same_dtype(types)
+    inputs, output = einsum_labels(attrs.text("equation"), [t.rank for t in types])
+    size: dict[str, Expr] = {}
+    for labels, type in zip(inputs, types, strict=True):
+        for label, dim in zip(labels, type.shape, strict=True):
+            known = size.get(label, dim)
+            if known == 1 or dim == 1:  # torch broadcasts a 1 along a label
+                size[label] = dim if known == 1 else known
+            else:
+                size[label] = cx.require_equal(known, dim, f"label '{label}'")
+    return (TensorType(dtype, tuple(size[label] for label in output)),)
