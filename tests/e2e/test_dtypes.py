@@ -1,0 +1,346 @@
+"""Every element type, against eager; and what floats do at their edges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from e2e_oracle import check, same
+from torch import nn
+from torch.nn import functional as F
+
+import pliant
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+SIZES = [0, 1, 7, 31, 257]
+
+
+class Fn(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.call(*args)
+
+
+def compiled_fn(call: Callable[..., Any], *example: torch.Tensor) -> Any:
+    """Compiles with the first axis of every input dynamic, under one name."""
+    shapes = (tuple({0: "n"} if x.dim() else None for x in example),)
+    return pliant.compile(Fn(call), example, shapes)
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 50), None
+        self.down = nn.Linear(50, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.up(self.norm(x)))
+        return x + self.down(hidden).softmax(-1)
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+NETS: dict[str, tuple[type[nn.Module], Callable[[int], tuple[int, ...]]]] = {
+    "dense": (Dense, lambda n: (n, 24)),
+    "convolution": (Convolution, lambda n: (min(n, 8), 3, 13, 9)),
+    "attention": (Attention, lambda n: (min(n, 3), n, 32)),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: str(d).rpartition(".")[2])
+@pytest.mark.parametrize("name", NETS)
+def test_float_net(name: str, dtype: torch.dtype) -> None:
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    model = make().eval().requires_grad_(False).to(dtype)
+    exact = copy.deepcopy(model).double()
+    dims = {0: "b", 1: "n"} if name == "attention" else {0: "n"}
+    example = torch.randn(shape(5)).to(dtype)
+    compiled = pliant.compile(model, (example,), (dims,))
+    for n in SIZES:
+        check(compiled, model, (torch.randn(shape(n)).to(dtype),), exact)
+
+
+def integers(dtype: torch.dtype, n: int, zero: bool = True) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.rand(n, 5) > 0.5
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    low, high = max(low, -(2**40)), min(high, 2**40)
+    x = torch.randint(low, high + 1, (n, 5), dtype=torch.int64)
+    x = torch.where(torch.rand(n, 5) > 0.5, x, x % 7 - (3 if low else 0)).to(dtype)
+    return x if zero else torch.where(x == 0, torch.ones_like(x), x)
+
+
+def arithmetic(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x + y, x - y, x * y, x + 3, -x, torch.minimum(x, y), x.clamp(1, 9), x.abs()
+
+
+def division(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.div(x, y, rounding_mode="floor"),
+        torch.div(x, y, rounding_mode="trunc"),
+        torch.remainder(x, y),
+        torch.fmod(x, y),
+        x // 3,
+        x % 3,
+        x / y,
+    )
+
+
+def comparison(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    chosen = torch.where(x < y, x, y)
+    return x < y, x <= y, x == y, x != y, x > 2, (x >= y) & (y > 1), chosen
+
+
+def reduction(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.sum(), x.sum(0), x.sum(1), x.cumsum(0), x.cumsum(1), x.any(0), x.all()
+
+
+def extremum(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), y.max(1).values
+
+
+def bitwise(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x & y, x | y, x ^ y, ~x
+
+
+def logic(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.logical_and(x, y),
+        torch.logical_or(x, y),
+        torch.logical_not(x),
+        torch.logical_xor(x, y),
+        x.to(torch.float32),
+        x.to(torch.int64),
+        x.to(torch.bool),
+    )
+
+
+GROUPS = [arithmetic, division, comparison, reduction, extremum, bitwise, logic]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool]
+OF_NUMBERS = {arithmetic, division, extremum}  # eager has no such thing for bool
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: str(d).rpartition(".")[2])
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.__name__)
+def test_integers(group: Callable[..., Any], dtype: torch.dtype) -> None:
+    if dtype is torch.bool and group in OF_NUMBERS:
+        pytest.skip("not defined for bool")
+    torch.manual_seed(0)
+    example = integers(dtype, 3), integers(dtype, 3, zero=False)
+    compiled = compiled_fn(group, *example)
+    for n in (0, 1, 7, 31, 4099):
+        inputs = integers(dtype, n), integers(dtype, n, zero=False)
+        check(compiled, group, inputs, group)
+
+
+def test_smallest_integer_over_minus_one() -> None:
+    """The one signed division that overflows: a result, whatever it is, no trap."""
+    for dtype in (torch.int32, torch.int64):
+        x = torch.full((3, 5), torch.iinfo(dtype).min, dtype=dtype)
+        y = torch.full((3, 5), -1, dtype=dtype)
+        compiled = compiled_fn(
+            lambda a, b: (torch.div(a, b, rounding_mode="floor"), a % b), x, y
+        )
+        quotient, rest = compiled(x, y)
+        assert quotient.shape == rest.shape == x.shape
+        assert not rest.any()
+
+
+def test_integer_division_by_zero() -> None:
+    """Eager raises here; a typed error or a value are fine, the process lives."""
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        x, y = torch.ones(3, 5, dtype=dtype), torch.zeros(3, 5, dtype=dtype)
+        compiled = compiled_fn(
+            lambda a, b: (torch.div(a, b, rounding_mode="floor"), a % b), x, y + 1
+        )
+        try:
+            compiled(x, y)
+        except pliant.PliantError as error:
+            assert not isinstance(error, pliant.InternalError)
+        assert torch.equal(compiled(x, y + 1)[0], x)
+
+
+# ---- floats at their edges
+
+INF, NAN = float("inf"), float("nan")
+EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-45, 3.4e38, -88.8, 89.0])
+
+
+def edges(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.meshgrid(EDGES.to(dtype), EDGES.to(dtype), indexing="ij")
+    return x.contiguous(), y.contiguous()
+
+
+ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "mul_zero": lambda x, y: x * 0.0 + y,
+    "add_zero": lambda x, y: (x + 0.0) * y,
+    "div": lambda x, y: x / y,
+    "reciprocal": lambda x, y: 1.0 / x,
+    "neg": lambda x, y: -x,
+    "zero_minus": lambda x, y: 0.0 - x,
+    "abs": lambda x, y: x.abs(),
+    "relu": lambda x, y: x.relu(),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "clamp": lambda x, y: x.clamp(-1.0, 1.0),
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "exp": lambda x, y: x.exp(),
+    "log": lambda x, y: x.log(),
+    "log1p": lambda x, y: x.log1p(),
+    "expm1": lambda x, y: x.expm1(),
+    "sqrt": lambda x, y: x.sqrt(),
+    "rsqrt": lambda x, y: x.rsqrt(),
+    "tanh": lambda x, y: x.tanh(),
+    "sigmoid": lambda x, y: x.sigmoid(),
+    "silu": lambda x, y: F.silu(x),
+    "gelu": lambda x, y: F.gelu(x),
+    "erf": lambda x, y: x.erf(),
+    "sin": lambda x, y: x.sin(),
+    "floor": lambda x, y: x.floor(),
+    "round": lambda x, y: x.round(),
+    "sign": lambda x, y: x.sign(),
+    "pow": lambda x, y: x**2,
+    "self_minus": lambda x, y: x - x + y,
+    "self_over": lambda x, y: x / x,
+    "chain": lambda x, y: ((x + y) * 2.0 - y).relu().exp() - 1.0,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_edges(name: str) -> None:
+    call = ELEMENTWISE[name]
+    x, y = edges(torch.float32)
+    compiled = compiled_fn(call, *(torch.ones(3, 11), torch.ones(3, 11)))
+    got, eager, exact = compiled(x, y), call(x, y), call(x.double(), y.double()).float()
+    fits = same(got, eager) | same(got, exact)
+    odd = ~(got.isfinite() & eager.isfinite())
+    assert fits[odd].all(), (x[odd & ~fits], y[odd & ~fits], got[odd & ~fits])
+    torch.testing.assert_close(got[~odd], eager[~odd], rtol=1e-6, atol=1e-6)
+    zero = eager == 0
+    assert torch.equal(got[zero].signbit(), eager[zero].signbit())
+
+
+COMPARE = {
+    "comparisons": lambda x, y: (x < y, x <= y, x == y, x != y, x > y, x >= y),
+    "kinds": lambda x, y: (x.isnan(), x.isinf(), x.isfinite(), x == x),
+    "truth": lambda x, y: (torch.logical_not(x), torch.logical_and(x, y), x.bool()),
+    "ifs": lambda x, y: (torch.where(x == x, x, 0.0), x.nan_to_num(0.0, 1.0, -1.0)),
+}
+
+
+@pytest.mark.parametrize("name", COMPARE)
+def test_edges_compared(name: str) -> None:
+    call = COMPARE[name]
+    x, y = edges(torch.float32)
+    compiled = compiled_fn(call, torch.ones(3, 11), torch.ones(3, 11))
+    check(compiled, call, (x, y), call)
+
+
+def rows(n: int) -> torch.Tensor:
+    """Rows that are ordinary, all -inf, part -inf, with NaN, with +inf, constant."""
+    x = torch.randn(6, n)
+    x[1] = -INF
+    x[2, : n // 2] = -INF
+    x[3, n // 2] = NAN
+    x[4, n - 1] = INF
+    x[5] = 3.0
+    return x
+
+
+ROWS: dict[str, Callable[..., torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: x.amin(-1),
+    "max": lambda x: x.max(),
+    "max_values": lambda x: x.max(-1).values,
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(-1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "any": lambda x: x.isnan().any(-1),
+    "layer_norm": lambda x: (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str) -> None:
+    call = ROWS[name]
+    shapes = (({1: "n"},),)
+    compiled = pliant.compile(Fn(call), (torch.randn(6, 5),), shapes)
+    torch.manual_seed(0)
+    for n in (2, 3, 7, 16, 31, 257):
+        check(compiled, call, (rows(n),), call)
+
+
+WHOLE: dict[str, Callable[..., torch.Tensor]] = {
+    "twice the sum": lambda x: x.sum() * 2,
+    "sum as double": lambda x: x.sum().double(),
+    "maximum as integer": lambda x: x.nan_to_num().amax().long(),
+    "any as integer": lambda x: (x > 0).any().long(),
+    "all as byte": lambda x: (x > 0).all().to(torch.uint8),
+    "norm": lambda x: x / x.square().sum().sqrt(),
+    "mean": lambda x: x.mean().exp() + 1,
+    "variance": lambda x: (x - x.mean()).square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole(name: str) -> None:
+    """A reduction over every axis, and more work on its one number."""
+    call = WHOLE[name]
+    compiled = compiled_fn(call, torch.randn(3, 5))
+    torch.manual_seed(0)
+    for n in (1, 7, 257):
+        check(compiled, call, (torch.randn(n, 5),), call)
+
+
+@pytest.mark.parametrize("masked", ["some", "all"])
+def test_attention_mask_of_minus_infinity(masked: str) -> None:
+    def call(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    shapes = (({0: "b", 2: "n"}, {0: "b", 2: "n", 3: "n"}),)
+    torch.manual_seed(0)
+    compiled = pliant.compile(
+        Fn(call), (torch.randn(2, 3, 5, 8), torch.zeros(2, 1, 5, 5)), shapes
+    )
+    for n in (2, 7, 33):
+        q, mask = torch.randn(2, 3, n, 8), torch.zeros(2, 1, n, n)
+        mask[0, 0, :, n // 2 :] = -INF
+        if masked == "all":
+            mask[1, 0, 0] = -INF
+        check(compiled, call, (q, mask), call)

@@ -1,0 +1,464 @@
+"""Wrong calls: a typed error that names input, dim, expected, got; then all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import pliant
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, LONGEST = 97, 512
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = transformers.BertModel(
+            transformers.BertConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=LONGEST,
+            ),
+            add_pooling_layer=False,
+        )
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+def inputs(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, VOCABULARY, (batch, seq))
+    return ids, torch.ones(batch, seq, dtype=torch.long)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return Encoder().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def bert(encoder: nn.Module) -> pliant.CompiledModel:
+    shapes = ({0: "batch", 1: "seq"}, {0: "batch", 1: "seq"})
+    return pliant.compile(encoder, inputs(2, 13), shapes)
+
+
+@pytest.fixture(scope="module")
+def usable(encoder: nn.Module, bert: pliant.CompiledModel) -> Callable[[], None]:
+    """Checks that the model works and holds no more memory than it did."""
+    x = inputs(3, 17)
+    right = encoder(*x)
+    bert(*x)
+
+    def check() -> None:
+        torch.testing.assert_close(bert(*x), right, rtol=1e-5, atol=1e-5)
+
+    return check
+
+
+@contextmanager
+def fails(
+    model: pliant.CompiledModel, kind: type[Exception], usable: Callable[[], None]
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block raises `kind`, twenty times over keeps no memory, and does no harm."""
+    usable()
+    arena = model.stats()["arena_bytes"]
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert not isinstance(caught.value, pliant.InternalError)
+    assert caught.value.__cause__ is None
+    usable()
+    assert model.stats()["arena_bytes"] == arena
+
+
+# ---- shapes
+
+
+def test_rank(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    with fails(bert, pliant.ShapeError, usable) as caught:
+        bert(ids[0], mask)
+    error = caught.value
+    assert (error.input, error.expected, error.got) == ("ids", 2, 1)
+    assert "'ids' must have 2 dims" in str(error)
+    with fails(bert, pliant.ShapeError, usable) as caught:
+        bert(ids, mask[:, :, None])
+    assert (caught.value.input, caught.value.got) == ("mask", 3)
+
+
+def test_longer_than_the_positions(
+    bert: pliant.CompiledModel, usable: Callable[[], None]
+) -> None:
+    with fails(bert, pliant.ShapeError, usable) as caught:
+        bert(*inputs(1, LONGEST + 1))
+    error = caught.value
+    assert (error.input, error.dim, error.got) == ("ids", 1, LONGEST + 1)
+    assert str(LONGEST) in str(error.expected)
+    for part in (str(LONGEST), str(LONGEST + 1), "seq"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize(
+    ("axis", "other"), [(0, (3, 5)), (1, (2, 6)), (0, (1, 5)), (1, (2, 1))], ids=str
+)
+def test_dims_that_must_be_equal(
+    bert: pliant.CompiledModel,
+    usable: Callable[[], None],
+    axis: int,
+    other: tuple[int, int],
+) -> None:
+    ids, _ = inputs(2, 5)
+    with fails(bert, pliant.ShapeError, usable) as caught:
+        bert(ids, torch.ones(other, dtype=torch.long))
+    error = caught.value
+    assert (error.input, error.dim, error.got) == ("mask", axis, other[axis])
+    assert str(other[axis]) in str(error)
+    assert str(ids.shape[axis]) in str(error)
+
+
+def test_unnamed_dims_that_must_be_equal(encoder: nn.Module) -> None:
+    """With Dim.DYNAMIC the mask's batch is its own symbol: enough, or an error."""
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
+    compiled = pliant.compile(encoder, inputs(2, 13), shapes)
+    ids, mask = inputs(4, 5)
+    for wrong in (mask[:3], mask[:2]):  # eager has no row to read there either
+        with pytest.raises(pliant.PliantError) as caught:
+            compiled(ids, wrong)
+        assert isinstance(caught.value, pliant.ShapeError | pliant.IndexRangeError)
+    torch.testing.assert_close(compiled(ids, mask), encoder(ids, mask))
+
+
+class Affine(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2.0 + y
+
+
+@pytest.fixture(scope="module")
+def bounded() -> pliant.CompiledModel:
+    rows = Dim("rows", min=2, max=64)
+    x = torch.ones(4, 8)
+    return pliant.compile(Affine(), (x, x), ({0: rows}, {0: rows}))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65, 1000])
+def test_bounds_of_a_dim(bounded: pliant.CompiledModel, rows: int) -> None:
+    x = torch.ones(rows, 8)
+    with pytest.raises(pliant.ShapeError) as caught:
+        bounded(x, x)
+    error = caught.value
+    assert (error.input, error.dim, error.got) == ("x", 0, rows)
+    assert "rows" in str(error)
+    assert str(rows) in str(error)
+    with pytest.raises(pliant.ShapeError):
+        bounded.memory_plan(x, x)
+    with pytest.raises(pliant.ShapeError):
+        bounded.memory_plan(rows=rows)
+
+
+@pytest.mark.parametrize("rows", [2, 64])
+def test_ends_of_the_bounds(bounded: pliant.CompiledModel, rows: int) -> None:
+    x = torch.ones(rows, 8)
+    assert torch.equal(bounded(x, x), 3 * x)
+
+
+def test_fixed_dim(bounded: pliant.CompiledModel) -> None:
+    x = torch.ones(4, 9)
+    with pytest.raises(pliant.ShapeError) as caught:
+        bounded(x, x)
+    error = caught.value
+    assert (error.input, error.dim, error.got) == ("x", 1, 9)
+    assert "8" in str(error.expected)
+
+
+def test_multiple_of_a_number() -> None:
+    class Pairs(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 2, 3).sum(1)
+
+    half = Dim("half", max=1000)
+    compiled = pliant.compile(Pairs(), (torch.ones(8, 3),), ({0: 2 * half},))
+    assert torch.equal(compiled(torch.ones(6, 3)), torch.full((3, 3), 2.0))
+    with pytest.raises(pliant.ShapeError) as caught:
+        compiled(torch.ones(7, 3))
+    assert (caught.value.input, caught.value.dim, caught.value.got) == ("x", 0, 7)
+
+
+# ---- types and counts
+
+
+def test_dtype(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    with fails(bert, pliant.DTypeError, usable) as caught:
+        bert(ids.int(), mask)
+    error = caught.value
+    assert (error.input, error.expected, error.got) == ("ids", "i64", "i32")
+    for part in ("'ids'", "i64", "i32"):
+        assert part in str(error)
+    for wrong, name in (
+        (mask.float(), "f32"),
+        (mask.bool(), "bool"),
+        (mask.to(torch.complex64), "complex64"),
+        (mask.numpy().astype(np.uint32), "uint32"),
+    ):
+        with fails(bert, pliant.DTypeError, usable) as caught:
+            bert(ids, wrong)
+        assert (caught.value.input, caught.value.got) == ("mask", name)
+
+
+def test_device(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    with fails(bert, pliant.DTypeError, usable) as caught:
+        bert(ids.to("meta"), mask)
+    error = caught.value
+    assert (error.input, error.expected, error.got) == ("ids", "cpu", "meta")
+    assert "meta" in str(error)
+    assert "cpu" in str(error)
+
+
+@pytest.mark.parametrize("wrong", ["text", None, 3, 3.5, [[1, 2]], object()], ids=repr)
+def test_python_type(
+    bert: pliant.CompiledModel, usable: Callable[[], None], wrong: object
+) -> None:
+    ids, _ = inputs(1, 2)
+    with fails(bert, pliant.PliantError, usable) as caught:
+        bert(ids, wrong)
+    if not isinstance(wrong, list):  # a list changes the count, which is told first
+        assert isinstance(caught.value, pliant.DTypeError)
+        assert caught.value.input == "mask"
+        assert type(wrong).__name__ in str(caught.value)
+
+
+def test_sparse(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    with fails(bert, pliant.PliantError, usable):
+        bert(ids, mask.to_sparse())
+
+
+def test_count(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    for wrong in ((), (ids,), (ids, mask, mask)):
+        with fails(bert, pliant.ShapeError, usable) as caught:
+            bert(*wrong)
+        assert (caught.value.expected, caught.value.got) == (2, len(wrong))
+        assert str(len(wrong)) in str(caught.value)
+
+
+def test_unknown_name(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    ids, mask = inputs(2, 5)
+    with fails(bert, pliant.PliantError, usable) as caught:
+        bert(ids, cover=mask)
+    assert "cover" in str(caught.value)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    "wrong", [VOCABULARY, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
+)
+def test_token_id(
+    bert: pliant.CompiledModel, usable: Callable[[], None], wrong: int
+) -> None:
+    ids, mask = inputs(4, 33)
+    ids[3, 32] = wrong
+    with fails(bert, pliant.IndexRangeError, usable) as caught:
+        bert(ids, mask)
+    assert isinstance(caught.value, IndexError)
+    assert str(VOCABULARY) in str(caught.value)
+
+
+def test_index_too_negative() -> None:
+    """In indexing, -n counts from the end, and below that there is nothing."""
+
+    class Pick(nn.Module):
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return x[at]
+
+    x, at = torch.randn(7, 3), torch.tensor([0, -7, 6, -1])
+    compiled = pliant.compile(Pick(), (x, at), ({0: "n"}, {0: "m"}))
+    assert torch.equal(compiled(x, at), x[at])
+    for wrong in (7, -8, 2**62, -(2**62)):
+        with pytest.raises(pliant.IndexRangeError):
+            compiled(x, torch.tensor([0, wrong, 1]))
+    with pytest.raises(pliant.IndexRangeError):
+        compiled(x[:0], at)
+    assert torch.equal(compiled(x, at), x[at])
+
+
+# ---- memory
+
+
+def test_limit(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
+    x = inputs(2, 64)
+    before = bert(*x)
+    try:
+        with fails(bert, pliant.MemoryLimitError, lambda: None) as caught:
+            bert.memory_limit = 1000
+            bert(*x)
+        error = caught.value
+        assert error.limit == 1000
+        assert 1000 < error.least <= bert.memory_plan(*x, memory_limit=2**40).peak_bytes
+        assert "1000" in str(error)
+        assert str(error.least) in str(error)
+        with pytest.raises(pliant.MemoryLimitError) as planned:
+            bert.memory_plan(*x)
+        assert planned.value.least == error.least
+        bert.memory_limit = error.least  # is really enough
+        torch.testing.assert_close(bert(*x), before, rtol=1e-5, atol=1e-5)
+        assert bert.stats()["last_peak_bytes"] <= error.least
+        bert.memory_limit = error.least - 1  # and nothing less is
+        with pytest.raises(pliant.MemoryLimitError):
+            bert(*x)
+        bert.memory_limit = "64MiB"
+        assert bert.memory_limit == 64 * 2**20
+        torch.testing.assert_close(bert(*x), before, rtol=1e-5, atol=1e-5)
+    finally:
+        bert.memory_limit = None
+    assert bert.memory_limit is None
+    usable()
+    assert bert.compile_count == 1
+
+
+def test_limit_of_nothing(bert: pliant.CompiledModel) -> None:
+    try:
+        bert.memory_limit = 0
+        with pytest.raises(pliant.MemoryLimitError) as caught:
+            bert(*inputs(1, 2))
+        assert caught.value.limit == 0
+    finally:
+        bert.memory_limit = None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1KiB", 1024), ("1.5 GiB", 3 * 2**29), (" 2 mb ", 2 * 10**6), ("77", 77)],
+)
+def test_limit_text(bert: pliant.CompiledModel, text: str, count: int) -> None:
+    try:
+        bert.memory_limit = text
+        assert bert.memory_limit == count
+    finally:
+        bert.memory_limit = None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "lots", "12XB", "-5MiB", -1, "1.2.3MiB", ".", "MiB", True, 1.5, "1e9"]
+)
+def test_limit_that_is_none(
+    bert: pliant.CompiledModel, usable: Callable[[], None], wrong: object
+) -> None:
+    bert.memory_limit = "1GiB"
+    try:
+        with pytest.raises(ValueError, match="memory limit") as caught:
+            bert.memory_limit = wrong  # type: ignore[assignment]
+        assert str(wrong) in str(caught.value)
+        assert bert.memory_limit == 2**30
+    finally:
+        bert.memory_limit = None
+    with pytest.raises(ValueError, match="memory limit"):
+        bert.memory_plan(batch=1, seq=1, memory_limit=wrong)  # type: ignore[arg-type]
+    usable()
+
+
+def test_plan_of_wrong_dims(bert: pliant.CompiledModel) -> None:
+    for wrong in ({"batch": 1}, {"batch": 1, "seq": 2, "depth": 3}, {}):
+        with pytest.raises(pliant.ShapeError, match="batch, seq"):
+            bert.memory_plan(**wrong)
+    for wrong in ({"batch": 1, "seq": LONGEST + 1}, {"batch": -1, "seq": 2}):
+        with pytest.raises(pliant.ShapeError):
+            bert.memory_plan(**wrong)
+    for wrong in ({"batch": 2**40, "seq": 500}, {"batch": 2**62, "seq": 500}):
+        with pytest.raises(pliant.PliantError) as caught:
+            plan = bert.memory_plan(**wrong)
+            assert plan.peak_bytes > 2**40 * 500 * 32
+            raise pliant.ShapeError("a plan of that size is right as well")
+        assert not isinstance(caught.value, pliant.InternalError)
+
+
+def test_more_than_the_machine_has() -> None:
+    """Sizes that no machine has: a typed error, before anything is touched."""
+
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, None, None] * x[None, :, None] * x).exp()
+
+    compiled = pliant.compile(Outer(), (torch.ones(3),), ({0: "n"},))
+    for n in (2**17, 2**21):
+        with pytest.raises(pliant.PliantError) as caught:
+            compiled(torch.ones(n))
+        assert isinstance(caught.value, pliant.ShapeError | pliant.MemoryLimitError)
+    x = torch.rand(5)
+    right = Outer()(x)
+    torch.testing.assert_close(compiled(x), right)
+
+
+def test_many_failures_hold_nothing(
+    bert: pliant.CompiledModel, usable: Callable[[], None]
+) -> None:
+    usable()
+    arena = bert.stats()["arena_bytes"]
+    ids, mask = inputs(2, 30)
+    bad = ids.clone()
+    bad[1, 29] = VOCABULARY
+    for _ in range(200):
+        for wrong in ((ids,), (ids.int(), mask), (ids, mask[:, :7]), (bad, mask)):
+            with pytest.raises(pliant.PliantError):
+                bert(*wrong)
+    usable()
+    assert bert.stats()["arena_bytes"] <= arena
+
+
+# ---- compiling
+
+
+class Strange(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.fft(x).abs()  # first strange line
+        values = torch.linalg.svdvals(x)  # second strange line
+        return spectrum.sum() + values.sum() + torch.special.i0(x).sum()  # third
+
+
+def test_unsupported_ops_are_all_listed() -> None:
+    with pytest.raises(pliant.UnsupportedOpError) as caught:
+        pliant.compile(Strange(), (torch.randn(4, 4),), ({0: Dim.AUTO},))
+    error = caught.value
+    names = " ".join(op.name for op in error.ops)
+    for name in ("fft", "svd", "i0"):
+        assert name in names
+        assert name in str(error)
+    source = __import__("inspect").getsourcelines(Strange.forward)
+    first = source[1] + 1
+    lines = {op.name: op.loc for op in error.ops}
+    for part, line in (("fft", first), ("svd", first + 1), ("i0", first + 2)):
+        locs = [loc for name, loc in lines.items() if part in name]
+        assert any(f"test_calls.py:{line}" in loc for loc in locs), lines
+
+
+def test_not_a_model() -> None:
+    for wrong in (3, "model", object(), lambda x: x):
+        with pytest.raises(pliant.PliantError, match="cannot compile"):
+            pliant.compile(wrong, (torch.ones(2),))
+    with pytest.raises(pliant.PliantError, match="example_inputs"):
+        pliant.compile(Affine())
+
+
+@pytest.mark.parametrize("threads", [-1, 0])
+def test_threads(threads: int) -> None:
+    x = torch.ones(2)
+    if threads == 0:  # the default: every core
+        assert torch.equal(pliant.compile(Affine(), (x, x), threads=0)(x, x), 3 * x)
+        return
+    with pytest.raises(ValueError, match="threads"):
+        pliant.compile(Affine(), (x, x), threads=threads)
