@@ -71,6 +71,7 @@ class Facts:
         "_canonical",
         "_divisors",
         "_equal",
+        "_forms",
         "_known",
         "_multiples",
         "_nonneg",
@@ -102,6 +103,7 @@ class Facts:
         self._proved: dict[Cond, bool | None] = {}
         self._sampler: Sampler | None = None
         self._known: tuple[Expr, ...] | None = None
+        self._forms: tuple[frozenset[Expr], frozenset[Expr]] | None = None
         self._parts: _Parts | None = None
 
     def __repr__(self) -> str:
@@ -347,6 +349,15 @@ class Facts:
             self._known = tuple(tightened(without_quotients(e)[0]) for e in forms)
         return self._known
 
+    def _stated_forms(self) -> tuple[frozenset[Expr], frozenset[Expr]]:
+        """What is stated to be >= 0 and == 0, as questions about it now read."""
+        if self._forms is None:
+            nonneg = (tightened(self.canonical(e)) for e in self._nonneg)
+            zero = [self.canonical(e) for e in self._equal]
+            parts = [_primitive(e) for e in zero if not e.is_const]
+            self._forms = frozenset(nonneg), frozenset([*parts, *(-p for p in parts)])
+        return self._forms
+
     def samples(self) -> Sampler:
         if self._sampler is None:
             conds = [le(0, expr) for expr in self._nonneg]
@@ -527,7 +538,7 @@ class Facts:
             return True
         if self._quick(-expr - 1):
             return False
-        if tightened(expr) in self._nonneg:
+        if tightened(expr) in self._stated_forms()[0]:
             return True
         form = self.in_multiples(expr)
         flat, _ = without_quotients(form)
@@ -553,7 +564,7 @@ class Facts:
         part = _primitive(expr)
         if part in self._unequal:
             return False
-        if part in self._equal or -part in self._equal:
+        if part in self._stated_forms()[1]:
             return True
         divisor = gcd(*(c for c, mono in expr.terms if mono))
         if expr.constant % divisor:

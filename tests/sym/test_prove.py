@@ -338,3 +338,12 @@ def test_condition_text():
     assert lt(n, m).negated() == le(m, n)
     assert divides(4, n).negated() == ne(n % 4, 0)
     assert ge(n, parse("3")) == le(3, n)
+
+
+def test_stated_before_its_parts_were_known() -> None:
+    """A range learned later rewrites the question: the fact must follow."""
+    equal = eq(minimum(n, 2), minimum(n, 3) - minimum(n, 1))
+    below = le(minimum(n % maximum(m, 1), k), m * minimum(n, 2) - minimum(n, 1))
+    for cond in (equal, below):
+        assert empty.prove(cond) is None
+        assert empty.assume(cond).assume(le(1, n)).prove(cond) is True
