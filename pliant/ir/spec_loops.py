@@ -1,0 +1,407 @@
+"""What a legal loop function is, and its verifier.
+
+Names (sizes, loop variables, Lets; buffers; scalars) are defined before use, in an
+enclosing block, and not twice. Values have one type throughout; half floats are
+only loaded, stored, selected and cast. `worker` is the first index of scratch and
+nothing else. Registers have constant indices once loops of constant bounds are
+written out. A parallel loop contains no other, not through calls either, and what
+is accumulated or kept in registers does not cross it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NoReturn
+
+from pliant.errors import InternalError, PliantError
+from pliant.ir.graph import Module
+from pliant.ir.infer import Attrs, InferContext, bare
+from pliant.ir.loops import (
+    WORKER,
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Block,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    Local,
+    LoopFunc,
+    LoopValue,
+    Read,
+    Role,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+    dtype_of,
+    statements,
+)
+from pliant.ir.ops import OPS, Trait
+from pliant.ir.text import MARK, print_loop, print_value
+from pliant.ir.types import DType, TensorType
+from pliant.sym import Expr, Facts
+
+NEIGHBOURS = 5  # lines shown before and behind what is wrong
+_REDUCTIONS = ("sum", "prod", "max", "min")
+
+
+def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
+    """Raises InternalError if the loop function is not legal."""
+    _LoopChecker(func, module).function()
+
+
+@lru_cache(maxsize=4096)
+def _scalar_result(op: str, dtypes: tuple[DType, ...]) -> DType | str:
+    """The dtype an elementwise op gives, or what is wrong."""
+    definition = OPS.get(op)
+    arity = (len(dtypes), len(dtypes))
+    if definition is None or not definition.is_(Trait.ELEMENTWISE):
+        return f"there is no elementwise op {op}"
+    if definition.arity != arity:
+        return f"{op} does not take {len(dtypes)} operands"
+    types = tuple(TensorType(dtype, ()) for dtype in dtypes)
+    cx = InferContext(Facts(), op=op)
+    try:
+        return definition.infer(cx, types, Attrs(op, ()))[0].dtype
+    except PliantError as error:
+        return str(error)
+
+
+class _LoopChecker:
+    """One loop function, statement by statement."""
+
+    def __init__(self, func: LoopFunc, module: Module | None) -> None:
+        self.func, self.module = func, module
+        self.symbols: set[str] = set()
+        self.constant: set[str] = set()  # variables of written-out loops
+        self.buffers: dict[str, Buffer] = {}
+        self.scalars: dict[str, Local | Accumulator] = {}
+        self.outside: frozenset[str] = frozenset()  # scalars, registers beyond parallel
+        self.partial: frozenset[str] = frozenset()  # accumulators of vector loops
+        self.parallel = False
+        self.checked: dict[int, DType] = {}  # values of the statement, by identity
+        self.at: Stmt | None = None
+
+    def fail(self, problem: str) -> NoReturn:
+        lines = print_loop(self.func, self.at).splitlines()
+        marked = next((i for i, line in enumerate(lines) if MARK in line), 0)
+        first = max(marked - NEIGHBOURS, 0)
+        shown = "\n".join(lines[first : marked + NEIGHBOURS + 1])
+        raise InternalError(
+            "verify loop", f"loop @{self.func.name}: {problem}\n{shown}"
+        )
+
+    def function(self) -> None:
+        func = self.func
+        for size in func.sizes:
+            self.name_symbol(size)
+        for buffer in func.buffers:
+            if buffer.role is Role.REGISTER:
+                self.fail(f"register %{buffer.name} cannot be a parameter")
+            self.declare(buffer)
+            self.dims((*buffer.shape, *buffer.strides), f"buffer %{buffer.name}")
+        self.stmt(func.body)
+
+    # -- names
+
+    def name_symbol(self, name: str) -> None:
+        if name == WORKER or name in self.symbols:
+            self.fail(f"the name {name} is taken")
+        self.symbols.add(name)
+
+    def name_scalar(self, stmt: Local | Accumulator) -> None:
+        if stmt.name in self.scalars:
+            self.fail(f"the name ${stmt.name} is taken")
+        self.scalars[stmt.name] = stmt
+
+    def declare(self, buffer: Buffer) -> None:
+        if buffer.name in self.buffers:
+            self.fail(f"the name %{buffer.name} is taken")
+        if len(buffer.strides) != len(buffer.shape):
+            self.fail(f"buffer %{buffer.name} has strides of another rank")
+        self.buffers[buffer.name] = buffer
+
+    def dims(self, dims: Sequence[Expr], what: str) -> None:
+        for dim in dims:
+            for name in dim.symbols():
+                if name == WORKER:
+                    self.fail(
+                        f"worker is used in {what}, not as first index of scratch"
+                    )
+                if name not in self.symbols:
+                    self.fail(f"{name} in {what} is not in scope")
+
+    def access(self, buffer: Buffer, index: tuple[Expr, ...], what: str) -> None:
+        known = self.buffers.get(buffer.name)
+        if known is None:
+            self.fail(f"buffer %{buffer.name} is not in scope")
+        if known != buffer:
+            self.fail(f"buffer %{buffer.name} is not as it was declared")
+        if len(index) != len(buffer.shape):
+            self.fail(
+                f"{what} of %{buffer.name} has {len(index)} indices, its rank is "
+                f"{len(buffer.shape)}"
+            )
+        plain = index
+        if buffer.role is Role.WORK and index and bare(index[0]) == WORKER:
+            plain = index[1:]
+        self.dims(plain, f"{what} of %{buffer.name}")
+        if buffer.role is Role.REGISTER:
+            if f"%{buffer.name}" in self.outside:
+                self.fail(f"registers %{buffer.name} are outside the parallel loop")
+            loose = {s for i in index for s in i.symbols()} - self.constant
+            if loose:
+                self.fail(
+                    f"index of registers %{buffer.name} is not constant: "
+                    f"{', '.join(sorted(loose))} is no variable of an unrolled or "
+                    "vector loop with constant bounds"
+                )
+
+    # -- values
+
+    def value(self, value: LoopValue) -> DType:
+        """The type of a value that is legal here; a shared part is checked once."""
+        if id(value) not in self.checked:
+            self.checked[id(value)] = self.checked_value(value)
+        return self.checked[id(value)]
+
+    def checked_value(self, value: LoopValue) -> DType:
+        match value:
+            case Const(number, dtype):
+                fits = dtype.is_float or float(number).is_integer()
+                if isinstance(number, bool) != (dtype is DType.BOOL) or not fits:
+                    self.fail(f"{number!r} is no literal of {dtype}")
+            case Index(dim):
+                self.dims((dim,), f"index({dim})")
+            case Load(buffer, index, where):
+                if where is not None:
+                    self.truth(where, "the predicate of a load")
+                self.access(buffer, index, "load")
+            case Read(name, dtype):
+                self.read(name, dtype)
+            case Unary(op, x):
+                self.elementwise(op, (x,), value)
+            case Binary(op, x, y):
+                self.elementwise(op, (x, y), value)
+            case Fma(x, y, z):
+                self.elementwise("mul", (x, y), value)
+                self.elementwise("add", (x, z), value)
+            case Select(cond, x, y):
+                self.truth(cond, "the condition of a select")
+                self.same(self.value(x), self.value(y), value)
+            case Cast(x, _):
+                self.value(x)
+            case _:
+                self.fail(f"unknown value {value!r}")
+        return dtype_of(value)
+
+    def read(self, name: str, dtype: DType) -> None:
+        declared = self.scalars.get(name)
+        if declared is None:
+            self.fail(f"${name} is not in scope")
+        if declared.dtype is not dtype:
+            self.fail(f"${name} is {declared.dtype}, read as {dtype}")
+        if name in self.partial:
+            self.fail(f"${name} is read inside the vector loop that accumulates it")
+
+    def elementwise(
+        self, op: str, parts: tuple[LoopValue, ...], value: LoopValue
+    ) -> None:
+        dtypes = tuple(self.value(part) for part in parts)
+        for dtype in dtypes:
+            self.same(dtypes[0], dtype, value)
+            if dtype.compute is not dtype:
+                self.fail(
+                    f"{print_value(value)} computes in {dtype}, which is storage "
+                    f"only: cast to {dtype.compute}"
+                )
+        found = _scalar_result(op, dtypes)
+        if isinstance(found, str):
+            self.fail(found)
+        if not isinstance(value, Fma) and found is not dtype_of(value):
+            self.fail(f"{print_value(value)} is {dtype_of(value)}, should be {found}")
+
+    def same(self, a: DType, b: DType, value: LoopValue) -> None:
+        if a is not b:
+            self.fail(f"operands of {print_value(value)} are {a} and {b}")
+
+    def truth(self, value: LoopValue, what: str) -> None:
+        dtype = self.value(value)
+        if dtype is not DType.BOOL:
+            self.fail(f"{what} is {dtype}, not bool")
+
+    # -- statements
+
+    def inner(self, stmt: Stmt) -> None:
+        """A statement inside another: its names end with it."""
+        kept = set(self.symbols), dict(self.buffers), dict(self.scalars)
+        self.stmt(stmt)
+        self.symbols, self.buffers, self.scalars = kept
+
+    def stmt(self, stmt: Stmt) -> None:
+        before, self.at = self.at, stmt
+        self.checked = {}
+        self.check(stmt)
+        self.at = before
+
+    def check(self, stmt: Stmt) -> None:
+        match stmt:
+            case Block(body):
+                kept = set(self.symbols), dict(self.buffers), dict(self.scalars)
+                for part in body:
+                    self.stmt(part)
+                self.symbols, self.buffers, self.scalars = kept
+            case For():
+                self.loop(stmt)
+            case Alloc(buffer):
+                if buffer.role is not Role.REGISTER:
+                    self.fail(f"%{buffer.name} is {buffer.role.value}, not register")
+                if not all(d.is_const for d in (*buffer.shape, *buffer.strides)):
+                    self.fail(f"registers %{buffer.name} have no static shape")
+                self.declare(buffer)
+            case Store(buffer, index, value):
+                dtype = self.value(value)
+                self.access(buffer, index, "store")
+                if buffer.role is Role.IN:
+                    self.fail(f"%{buffer.name} is an input")
+                if dtype is not buffer.dtype:
+                    self.fail(f"%{buffer.name} is {buffer.dtype}, the value is {dtype}")
+            case Let(name, value):
+                dtype = self.value(value)
+                if dtype is not DType.I64:
+                    self.fail(f"{name} is {dtype}, not i64")
+                self.name_symbol(name)
+            case Local(name, dtype, value):
+                found = self.value(value)
+                if found is not dtype:
+                    self.fail(f"${name} is {dtype}, the value is {found}")
+                self.name_scalar(stmt)
+            case Accumulator(name, dtype, op):
+                if op not in _REDUCTIONS:
+                    self.fail(f"no reduction is called {op}")
+                if dtype.compute is not dtype:
+                    self.fail(f"${name} accumulates in {dtype}, which is storage only")
+                self.name_scalar(stmt)
+            case Accumulate(name, value):
+                self.accumulate(name, self.value(value))
+            case If(cond, then, otherwise):
+                self.truth(cond, "the condition")
+                self.inner(then)
+                if otherwise is not None:
+                    self.inner(otherwise)
+            case Switch(selector, cases):
+                self.dims((selector,), "the selector")
+                numbers = [number for number, _ in cases]
+                if len(set(numbers)) != len(numbers):
+                    self.fail(f"cases {numbers} repeat")
+                for _, case in cases:
+                    self.inner(case)
+            case Check(cond, _):
+                self.truth(cond, "the condition")
+            case Call():
+                self.call(stmt)
+            case _:
+                self.fail(f"unknown statement {stmt!r}")
+
+    def loop(self, loop: For) -> None:
+        self.dims((loop.begin, loop.end), "the bounds")
+        self.dims((loop.grain,), "the grain")
+        if loop.step < 1:
+            self.fail(f"step {loop.step} is not positive")
+        static = loop.begin.is_const and loop.end.is_const
+        if loop.kind is Kind.UNROLL and not static:
+            self.fail(f"the unrolled loop over {loop.var} has no constant bounds")
+        kept = (
+            set(self.symbols),
+            self.constant,
+            self.outside,
+            self.partial,
+            self.parallel,
+        )
+        self.name_symbol(loop.var)
+        if static and loop.kind in (Kind.UNROLL, Kind.VECTOR):
+            self.constant = self.constant | {loop.var}
+        if loop.kind is Kind.PARALLEL:
+            if self.parallel:
+                self.fail(f"parallel loop over {loop.var} is inside another")
+            self.parallel = True
+            registers = {
+                f"%{b.name}" for b in self.buffers.values() if b.role is Role.REGISTER
+            }
+            self.outside = frozenset(self.scalars) | registers
+        if loop.kind is Kind.VECTOR:
+            grown = {s.name for s in statements(loop.body) if isinstance(s, Accumulate)}
+            self.partial = self.partial | (grown & set(self.scalars))
+        self.inner(loop.body)
+        self.symbols, self.constant, self.outside, self.partial, self.parallel = kept
+
+    def accumulate(self, name: str, dtype: DType) -> None:
+        declared = self.scalars.get(name)
+        if not isinstance(declared, Accumulator):
+            self.fail(f"${name} is no accumulator in scope")
+        if name in self.outside:
+            self.fail(f"${name} is accumulated across a parallel loop")
+        if declared.dtype is not dtype:
+            self.fail(f"${name} is {declared.dtype}, the value is {dtype}")
+
+    def call(self, call: Call) -> None:
+        self.dims(call.sizes, "the sizes of a call")
+        for buffer, index in call.arguments:
+            self.access(buffer, index, "argument")
+            if buffer.role is Role.REGISTER:
+                self.fail(f"registers %{buffer.name} have no address to pass")
+        if self.module is None:
+            return
+        callee = self.module.loops.get(call.function)
+        if callee is None:
+            self.fail(f"there is no loop @{call.function}")
+        wanted = (len(callee.sizes), len(callee.buffers))
+        if (len(call.sizes), len(call.arguments)) != wanted:
+            self.fail(f"@{callee.name} takes {wanted[0]} sizes, {wanted[1]} buffers")
+        for (buffer, _), target in zip(call.arguments, callee.buffers, strict=True):
+            if buffer.dtype is not target.dtype:
+                self.fail(
+                    f"%{buffer.name} is {buffer.dtype}, %{target.name} of "
+                    f"@{callee.name} is {target.dtype}"
+                )
+            if buffer.role is Role.IN and target.role is not Role.IN:
+                self.fail(f"@{callee.name} writes to %{buffer.name}, an input")
+        reached = list(self.reachable(callee))
+        if any(func.name == self.func.name for func in reached):
+            self.fail(f"@{callee.name} calls @{self.func.name} back")
+        for func in reached:
+            if self.parallel and _is_parallel(func):
+                self.fail(f"@{func.name} has a parallel loop and is called from one")
+
+    def reachable(self, func: LoopFunc) -> Iterator[LoopFunc]:
+        assert self.module is not None
+        seen: dict[str, LoopFunc] = {func.name: func}
+        queue = [func]
+        while queue:
+            for stmt in statements(queue.pop().body):
+                if isinstance(stmt, Call) and stmt.function not in seen:
+                    found = self.module.loops.get(stmt.function)
+                    if found is not None:
+                        seen[stmt.function] = found
+                        queue.append(found)
+        return iter(seen.values())
+
+
+def _is_parallel(func: LoopFunc) -> bool:
+    return any(
+        isinstance(stmt, For) and stmt.kind is Kind.PARALLEL
+        for stmt in statements(func.body)
+    )
