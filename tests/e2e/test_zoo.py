@@ -153,6 +153,8 @@ PLANS = {
     ),
 }
 
+MASKED = {"bert", "tinybert", "minilm", "t5_encoder", "evoformer"}
+
 CASES = [
     pytest.param(name, size, id=f"{name}-{'x'.join(map(str, size))}", marks=marks)
     for name, plan in PLANS.items()
@@ -199,14 +201,27 @@ def test_size(name: str, size: Dims) -> None:
     if 0 in size:
         nothing(subject, size, inputs)
     else:
-        with torch.no_grad():
-            eager = subject.model(*inputs)
-            truth = subject.exact(*double(inputs))
-        got = subject.compiled(*inputs)
-        assert [tuple(x.shape) for x in tensors(got)] == subject.result(*size)
-        assert_close(got, eager, truth)
+        compare(subject, size, inputs)
         memory(subject.compiled, inputs)
+        if name in MASKED and 2 <= size[1] <= 64:
+            compare(subject, size, padded(inputs))
     assert subject.compiled.compile_count == 1
+
+
+def compare(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> None:
+    with torch.no_grad():
+        eager = subject.model(*inputs)
+        truth = subject.exact(*double(inputs))
+    got = subject.compiled(*inputs)
+    assert [tuple(x.shape) for x in tensors(got)] == subject.result(*size)
+    assert_close(got, eager, truth)
+
+
+def padded(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The mask, which is the last input, hides the end of some rows."""
+    *others, mask = inputs
+    lengths = torch.randint(1, mask.shape[1] + 1, (mask.shape[0], 1))
+    return *others, (torch.arange(mask.shape[1]) < lengths).to(mask.dtype)
 
 
 def nothing(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> None:

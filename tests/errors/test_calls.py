@@ -246,6 +246,37 @@ def test_sparse(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
         bert(ids, mask.to_sparse())
 
 
+class Duck:
+    """Says that it is a tensor, and is none."""
+
+    shape, dtype = (2, 5), torch.int64
+
+
+class BrokenDuck(Duck):
+    def __dlpack__(self, **_: object) -> object:
+        raise RuntimeError("boom")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["duck", "broken", "class", "nested", "big endian"])
+def test_almost_a_tensor(
+    bert: pliant.CompiledModel, usable: Callable[[], None], kind: str
+) -> None:
+    ids, mask = inputs(2, 5)
+    wrong: Any = {
+        "duck": Duck,
+        "broken": BrokenDuck,
+        "class": lambda: torch.Tensor,
+        "nested": lambda: torch.nested.nested_tensor([mask[0], mask[1, :2]]),
+        "big endian": lambda: mask.numpy().astype(">i8"),
+    }[kind]()
+    with fails(bert, pliant.DTypeError, usable) as caught:
+        bert(ids, wrong)
+    assert caught.value.input == "mask"
+
+
 def test_count(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
     ids, mask = inputs(2, 5)
     for wrong in ((), (ids,), (ids, mask, mask)):
@@ -341,6 +372,17 @@ def test_limit_of_nothing(bert: pliant.CompiledModel) -> None:
         bert.memory_limit = None
 
 
+def test_limit_beyond_64_bits(bert: pliant.CompiledModel) -> None:
+    """More than any machine has: no limit, or a ValueError; never a small one."""
+    for limit in (2**63 - 1, 2**63, 2**64, 2**70, f"{2**60}GiB"):
+        try:
+            bert.memory_limit = limit
+        except ValueError:
+            continue
+        bert(*inputs(1, 2))
+    bert.memory_limit = None
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("1KiB", 1024), ("1.5 GiB", 3 * 2**29), (" 2 mb ", 2 * 10**6), ("77", 77)],
@@ -354,7 +396,9 @@ def test_limit_text(bert: pliant.CompiledModel, text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "lots", "12XB", "-5MiB", -1, "1.2.3MiB", ".", "MiB", True, 1.5, "1e9"]
+    "wrong",
+    ["", "lots", "12XB", "-5MiB", -1, "1.2.3MiB", ".", "MiB", True, 1.5, "1e9", [1]]
+    + ["9" * 400],
 )
 def test_limit_that_is_none(
     bert: pliant.CompiledModel, usable: Callable[[], None], wrong: object
@@ -379,6 +423,11 @@ def test_plan_of_wrong_dims(bert: pliant.CompiledModel) -> None:
     for wrong in ({"batch": 1, "seq": LONGEST + 1}, {"batch": -1, "seq": 2}):
         with pytest.raises(pliant.ShapeError):
             bert.memory_plan(**wrong)
+    for value in (2.5, "3", None):
+        with pytest.raises(pliant.PliantError, match="batch"):
+            bert.memory_plan(batch=value, seq=3)
+    with pytest.raises(pliant.ShapeError):  # not cut to 64 bits
+        bert.memory_plan(batch=2**80 + 1, seq=3)
     for wrong in ({"batch": 2**40, "seq": 500}, {"batch": 2**62, "seq": 500}):
         with pytest.raises(pliant.PliantError) as caught:
             plan = bert.memory_plan(**wrong)
