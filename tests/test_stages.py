@@ -33,6 +33,7 @@ from pliant.options import Options
 from pliant.passes.context import Context
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
+from pliant.passes.inline import inline
 from pliant.pipeline import GRAPH_PASSES
 from pliant.target import avx2, baseline, host, named, runs_here
 
@@ -223,6 +224,8 @@ def imported_from(name: str) -> Module:
 def stages(module: Module, cx: Context) -> Iterator[tuple[str, Module, Stage]]:
     """What `pipeline.compile_module` does before machine code."""
     yield "import", module, Stage.IMPORTED
+    module = inline(module)
+    yield "inline", module, Stage.IMPORTED
     for name, apply, stage in GRAPH_PASSES:
         module = module.with_main(apply(module.main, cx))
         yield name, module, stage
@@ -272,7 +275,9 @@ def test_stages(name: str, target: str) -> None:
                 equal(got, before[size], case.tolerance, f"{where}, {workers} workers")
 
 
-@pytest.mark.parametrize("make_target", [host, avx2, baseline], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make_target", [host, avx2, baseline], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("name", CASES)
 def test_native(name: str, make_target: Callable[[], Any]) -> None:
     target = make_target()

@@ -119,7 +119,10 @@ def test_strided_operands() -> None:
     params = [(f32, (2 * M + 1, 2 * K + 2)), (f32, (K + 1, N + 5))]
     model = compile_graph(params, build)
     for m, n, k in itertools.product((0, 1, 15), (0, 1, 33), (0, 1, 7)):
-        x, y = random(np.float32, 2 * m + 1, 2 * k + 2), random(np.float32, k + 1, n + 5)
+        x, y = (
+            random(np.float32, 2 * m + 1, 2 * k + 2),
+            random(np.float32, k + 1, n + 5),
+        )
         rows, right = x[1 : 1 + 2 * m : 2], y[1 : k + 1, 3 : 3 + n]
         inner = rows[:, 2 : 2 + k]
         wants = [
@@ -237,10 +240,10 @@ def test_packing() -> None:
 def test_tiles_fill_the_registers() -> None:
     for target, tall, wide in ((avx512(), 14, 32), (avx2(), 6, 16), (baseline(), 6, 8)):
         tile = gemm_tile(DType.F32, target)
-        assert (tile.MR, tile.NR) == (tall, wide)
+        assert (tall, wide) == (tile.MR, tile.NR)
         vectors = wide * 4 // target.vector_bytes
         assert tile.MR * vectors + vectors + 1 <= target.registers
-        assert gemm_tile(DType.F64, target).NR == wide // 2
+        assert wide // 2 == gemm_tile(DType.F64, target).NR
 
 
 class Epilogues(nn.Module):

@@ -1,0 +1,145 @@
+"""The loops themselves: which axes become one, what is parallel, what is vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pliant.ir.build import Builder
+from pliant.ir.graph import Module, Value
+from pliant.ir.loops import For, Kind, LoopFunc, statements
+from pliant.ir.spec import Stage, verify
+from pliant.ir.types import DType, tensor
+from pliant.lower.domain import Axis, merge
+from pliant.lower.lower import lower
+from pliant.lower.nest import BLOCK
+from pliant.options import Options
+from pliant.passes.context import Context
+from pliant.passes.fuse import fuse
+from pliant.sym import Expr, as_expr, ceildiv, sym
+from pliant.target import avx512
+
+B, S, N = sym("b"), sym("s"), sym("n")
+F32 = DType.F32
+
+
+def lowered(
+    build: Callable[..., Value | Sequence[Value]], *shapes: tuple[int | Expr, ...]
+) -> list[LoopFunc]:
+    b = Builder()
+    params = [b.param(f"x{k}", tensor(F32, *dims)) for k, dims in enumerate(shapes)]
+    made = build(b, *params)
+    graph = b.finish("main", [made] if isinstance(made, Value) else list(made))
+    cx = Context(Options(), avx512())
+    module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx, [])
+    verify(module, Stage.LOWERED)
+    return list(module.loops.values())
+
+
+def loops(func: LoopFunc) -> list[tuple[Kind, Expr]]:
+    """Kind and extent of each loop, outermost first; a block of a split axis is one."""
+    found = [s for s in statements(func.body) if isinstance(s, For)]
+    return [(s.kind, s.end - s.begin) for s in found]
+
+
+def kinds(func: LoopFunc) -> list[Kind]:
+    return [kind for kind, _ in loops(func)]
+
+
+def test_elementwise_is_one_axis() -> None:
+    (func,) = lowered(lambda b, x: b.unary("exp", x), (B, S, 768))
+    assert kinds(func) == [Kind.PARALLEL, Kind.VECTOR]
+    assert func.sizes == ("b", "s")
+    (_, blocks), _ = loops(func)
+    assert blocks == ceildiv(768 * B * S, BLOCK)
+
+
+def test_bias_keeps_its_axis() -> None:
+    (func,) = lowered(lambda b, x, y: b.binary("add", x, y), (B, S, 768), (768,))
+    assert loops(func) == [(Kind.PARALLEL, B * S), (Kind.VECTOR, as_expr(768))]
+
+
+def test_transpose_is_not_merged() -> None:
+    def build(b: Builder, x: Value) -> Value:
+        return b.unary("exp", b.transpose(x, (0, 2, 1)))
+
+    (func,) = lowered(build, (B, S, N))
+    assert loops(func) == [(Kind.PARALLEL, B * N), (Kind.VECTOR, S)]
+
+
+def test_swapped_leading_axes_keep_the_last() -> None:
+    def build(b: Builder, x: Value) -> Value:
+        return b.unary("exp", b.transpose(x, (1, 0, 2)))
+
+    (func,) = lowered(build, (B, S, N))
+    assert loops(func) == [(Kind.PARALLEL, B * S), (Kind.VECTOR, N)]
+
+
+def test_reshape_costs_no_division() -> None:
+    """(b, s, 12, 64) and (b, s, 768) meet in one loop over positions."""
+
+    def build(b: Builder, x: Value, y: Value) -> Value:
+        return b.binary("add", b.reshape(x, (B, S, 768)), y)
+
+    (func,) = lowered(build, (B, S, 12, 64), (B, S, 768))
+    assert kinds(func) == [Kind.PARALLEL, Kind.VECTOR]
+    text = str(func.body)
+    assert "Mod" not in text
+
+
+def test_rows_are_parallel() -> None:
+    def softmax(b: Builder, x: Value) -> Value:
+        top = b.reduce("max", x, (2,), keepdims=True)
+        e = b.unary("exp", b.binary("sub", x, top))
+        return b.binary("div", e, b.reduce("sum", e, (2,), keepdims=True))
+
+    (func,) = lowered(softmax, (B, S, N))
+    (outer, *inner) = loops(func)
+    assert outer == (Kind.PARALLEL, B * S)
+    assert inner == [(Kind.VECTOR, N)] * 3
+
+
+def test_columns_are_vector() -> None:
+    (func,) = lowered(lambda b, x: b.reduce("sum", x, (1,)), (B, S, N))
+    assert loops(func) == [
+        (Kind.PARALLEL, B),
+        (Kind.VECTOR, N),
+        (Kind.SERIAL, S),
+    ]
+
+
+def test_reduced_axes_merge() -> None:
+    (func,) = lowered(lambda b, x: b.reduce("sum", x, (1, 2)), (B, S, N))
+    assert loops(func) == [(Kind.PARALLEL, B), (Kind.VECTOR, S * N)]
+
+
+def test_concat_is_cut_where_its_operands_meet() -> None:
+    """Two nests, and no comparison in either."""
+    (func,) = lowered(lambda b, x, y: b.concat([x, y], 1), (B, S), (B, N))
+    assert loops(func) == [
+        (Kind.PARALLEL, B),
+        (Kind.VECTOR, S),
+        (Kind.PARALLEL, B),
+        (Kind.VECTOR, N),
+    ]
+    assert "Select" not in str(func.body)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_axes_of_one_element_are_no_loops(count: int) -> None:
+    shape = (*(1,) * count, S, 1)
+    (func,) = lowered(lambda b, x: b.unary("exp", x), shape)
+    assert kinds(func) == [Kind.PARALLEL, Kind.VECTOR]
+
+
+def test_no_loop_for_a_scalar() -> None:
+    (func,) = lowered(lambda b, x: b.unary("exp", x), ())
+    assert kinds(func) == []
+
+
+def test_merge_keeps_kinds_apart() -> None:
+    axes = [Axis("_d0", B), Axis("_d1", S, True), Axis("_d2", N, True)]
+    merged, _ = merge(axes, [])
+    assert [a.reduced for a in merged] == [False, True]
+    assert merged[1].extent == S * N

@@ -1,0 +1,111 @@
+"""Half-precision products compute in f32; attention writes what is asked for next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Module, Value
+from pliant.ir.interp import run_graph
+from pliant.ir.spec import Stage, verify
+from pliant.ir.types import DType, tensor
+from pliant.options import Options
+from pliant.passes.context import Context
+from pliant.passes.contractions import contractions
+from pliant.sym import sym
+from pliant.target import baseline
+
+B, S = sym("b"), sym("s")
+CX = Context(Options(), baseline())
+
+
+def contracted(b: Builder, *results: Value, tolerance: float = 1e-6) -> Graph:
+    graph = b.finish("main", results)
+    out = contractions(graph, CX)
+    verify(Module({"main": out}), Stage.DECOMPOSED)
+    for env in ({"b": 0, "s": 3}, {"b": 1, "s": 1}, {"b": 2, "s": 7}):
+        source = np.random.default_rng(0)
+        inputs = []
+        for p in graph.params:
+            shape = [d.evaluate(env) for d in p.shape]
+            kind = np.float16 if p.dtype is DType.F16 else np.float32
+            data = source.standard_normal(shape).astype(kind)
+            if p.dtype is DType.BF16:
+                bits = data.view(np.uint32) & np.uint32(0xFFFF0000)
+                data = bits.view(np.float32)
+            inputs.append(data)
+        got = run_graph(Module({"main": out}), inputs)
+        want = run_graph(Module({"main": graph}), inputs)
+        for a, c in zip(got, want, strict=True):
+            assert a.shape == c.shape
+            np.testing.assert_allclose(a, c, rtol=tolerance, atol=tolerance)
+    return out
+
+
+def names(graph: Graph) -> list[str]:
+    return [op.name for op in graph.ops]
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_half_products(dtype: DType) -> None:
+    b = Builder()
+    x, w = b.param("x", tensor(dtype, S, 5)), b.param("w", tensor(dtype, 5, 3))
+    out = contracted(b, b.matmul(x, w), tolerance=2e-2)
+    assert names(out) == ["cast", "cast", "matmul", "cast"]
+    assert out.results[0].dtype is dtype
+    assert out.ops[2].result.dtype is DType.F32
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.I64])
+def test_other_products_stay(dtype: DType) -> None:
+    b = Builder()
+    x, w = b.param("x", tensor(dtype, S, 5)), b.param("w", tensor(dtype, 5, 3))
+    graph = b.finish("main", [b.matmul(x, w)])
+    assert contractions(graph, CX) is graph
+
+
+def attention(
+    make: Callable[[Builder, Value], list[Value]],
+) -> Graph:
+    b = Builder()
+    kind = tensor(DType.F32, B, 2, S, 4)
+    q, k, v = (b.param(name, kind) for name in "qkv")
+    mixed = b.emit("attention", q, k, v)
+    return contracted(b, *make(b, mixed), tolerance=1e-5)
+
+
+def swapped(b: Builder, x: Value) -> Value:
+    return b.transpose(x, (0, 2, 1, 3))
+
+
+def test_the_transpose_after_attention_is_taken_in() -> None:
+    out = attention(lambda b, x: [swapped(b, x)])
+    assert names(out) == ["attention"]
+    assert out.ops[0].bool_attr("swapped")
+
+
+def test_two_equal_transposes() -> None:
+    out = attention(lambda b, x: [b.unary("exp", swapped(b, x)), swapped(b, x)])
+    assert names(out) == ["attention", "exp"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, x: [x],
+        lambda b, x: [x, swapped(b, x)],
+        lambda b, x: [b.unary("exp", x), swapped(b, x)],
+        lambda b, x: [b.transpose(x, (0, 1, 3, 2))],
+        lambda b, x: [b.transpose(x, (1, 2, 0, 3))],
+    ],
+    ids=["none", "also a result", "also read", "another", "also moves the batch"],
+)
+def test_transposes_that_stay(
+    make: Callable[[Builder, Value], list[Value]],
+) -> None:
+    out = attention(make)
+    (found,) = (op for op in out.ops if op.name == "attention")
+    assert not found.bool_attr("swapped")
