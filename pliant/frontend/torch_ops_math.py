@@ -216,17 +216,21 @@ def exp2(cx: Context, x: Value) -> Value:
 
 
 def sinh(cx: Context, x: Value) -> Value:
-    grown = cx.unary("expm1", cx.cast(x, cx.out_dtype))  # e^x - 1
+    x = cx.cast(x, cx.out_dtype)
+    size = cx.unary("abs", x)
+    grown = cx.unary("expm1", size)  # e^|x| - 1
     # sinh = (g + g/(g + 1)) / 2, exact near zero.
     small = cx.mul(cx.add(grown, cx.div(grown, cx.add(grown, 1.0))), 0.5)
-    large = cx.mul(grown, 0.5)
-    return cx.select(cx.arith("gt", x, 20.0), large, small)
+    # e^|x| overflows before sinh does: the square of a root does not.
+    root = cx.unary("exp", cx.mul(size, 0.5))
+    out = cx.select(cx.arith("gt", size, 20.0), cx.mul(cx.mul(root, 0.5), root), small)
+    return cx.select(cx.arith("lt", x, 0.0), cx.unary("neg", out), out)
 
 
 def cosh(cx: Context, x: Value) -> Value:
-    x = cx.cast(x, cx.out_dtype)
-    both = cx.add(cx.unary("exp", x), cx.unary("exp", cx.unary("neg", x)))
-    return cx.mul(both, 0.5)
+    root = cx.unary("exp", cx.mul(cx.unary("abs", cx.cast(x, cx.out_dtype)), 0.5))
+    # e^|x| overflows before cosh does: the square of a root does not.
+    return cx.add(cx.mul(cx.mul(root, 0.5), root), cx.div(0.5, cx.mul(root, root)))
 
 
 def erfc(cx: Context, x: Value) -> Value:
@@ -250,7 +254,16 @@ def addcdiv(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
 
 
 def hypot(cx: Context, x: Value, y: Value) -> Value:
-    return cx.unary("sqrt", cx.add(cx.mul(x, x), cx.mul(y, y)))
+    """The larger side times a root that neither overflows nor vanishes."""
+    x, y = cx.unary("abs", x), cx.unary("abs", y)
+    long, short = cx.arith("maximum", x, y), cx.arith("minimum", x, y)
+    flat = cx.arith("eq", long, 0.0)
+    ratio = cx.div(short, cx.select(flat, cx.full(1.0, (), long.dtype), long))
+    out = cx.mul(long, cx.unary("sqrt", cx.add(cx.mul(ratio, ratio), 1.0)))
+    endless = cx.arith(  # even beside a NaN
+        "logical_or", cx.unary("isinf", x), cx.unary("isinf", y), DType.BOOL
+    )
+    return cx.select(endless, cx.full(math.inf, (), out.dtype), out)
 
 
 # --- comparisons, choice --------------------------------------------------------
