@@ -1,0 +1,106 @@
+"""Random models, compiled once and run at many sizes, against eager in f64.
+
+Memory is hostile: guard pages end every buffer, and what nothing has written is NaN.
+A failure prints the model as a program; graphs.py makes the same one from its seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs import SIZES, Program, compare, program, references
+
+import pliant
+from pliant import Options
+
+REGULAR = range(25)
+# An index that no loop variable changes is checked where there is nothing to index.
+EMPTY_CHECK = pytest.mark.xfail(raises=pliant.IndexRangeError, reason="empty loops")
+KNOWN = {17: EMPTY_CHECK}
+SWEEP = range(1000, 1300)
+VARIANTS = {
+    "plain": Options(),
+    "unfused": Options(fuse=False),
+    "unconstrained": Options(constraints=False),
+    "attention spelled out": Options(attention=False),
+    "nothing folded or shared": Options(fold=False, share=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    spec = pliant.model._spec
+
+    def guarded(*args: Any) -> Any:
+        return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
+
+    monkeypatch.setattr(pliant.model, "_spec", guarded)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def wrong(made: Program, options: Options) -> list[str]:
+    """What differs from eager; empty where the model is refused, loudly."""
+    model = made.module()
+    answers = {sizes: references(made, model, sizes) for sizes in SIZES}
+    example = answers[SIZES[0]]
+    if example is None:
+        return []
+    try:
+        ours = pliant.compile(
+            model, example[0], made.dynamic(), options=options, threads=2
+        )
+    except pliant.PliantError as error:
+        if "could not trace" in str(error):
+            return []  # torch.export made a constant of a dim
+        raise
+    found: list[str] = []
+    for sizes, answer in answers.items():
+        if answer is None:
+            continue
+        args, eager, exact = answer
+        try:
+            got = ours(*args)
+        except pliant.ShapeError:  # a size the trace ruled out
+            assert sizes != SIZES[0]
+            continue
+        for name, *values in zip(made.outputs, got, eager, exact, strict=True):
+            problem = compare(*values)
+            if problem:
+                found.append(f"{name} at b, n, m = {sizes}: {problem}")
+    return found
+
+
+def check(seed: int, options: Options) -> None:
+    made = program(seed)
+    try:
+        found = wrong(made, options)
+    except pliant.InternalError as error:
+        found = [str(error)]
+    assert not found, "\n".join([*found, made.source()])
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=KNOWN[s]) if s in KNOWN else s for s in REGULAR]
+)
+def test_regular(seed: int) -> None:
+    check(seed, VARIANTS["plain"])
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS)[1:])
+@pytest.mark.parametrize("seed", REGULAR[:5])
+def test_variants(seed: int, variant: str) -> None:
+    check(seed, VARIANTS[variant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("seed", SWEEP)
+def test_sweep(seed: int, variant: str) -> None:
+    check(seed, VARIANTS[variant])
