@@ -163,6 +163,11 @@ class _Fuser:
             for source in self.sources(k):
                 self._merge(source, k)
 
+    def adopt(self, other: _Fuser) -> None:
+        """The groups that another found for the same ops."""
+        self.solid, self.group = other.solid, other.group
+        self.readers = self._readers()
+
     def _merge(self, producer: int, consumer: int) -> None:
         a, b = self.group[producer], self.group[consumer]
         if a is b or len(a.ops) + len(b.ops) > MOST_OPS:
@@ -418,7 +423,7 @@ def fuse(graph: Graph, cx: Context) -> Graph:
     elif cx.options.fuse:
         blind = _Fuser(forget(graph), cx)
         blind.run()
-        fuser.group = blind.group
+        fuser.adopt(blind)
     return fuser.build()
 
 
