@@ -2,8 +2,8 @@
 
 Small models with different parts go through the pipeline one pass at a time. After each
 pass the module is legal, prints and parses back exactly, and gives the results it gave
-before, at sizes 0, 1, odd, prime and one larger. The loop functions run with one and two
-workers, every access checked for races. The machine code is compared with eager.
+before, at sizes 0, 1, odd, prime and one larger. The loop functions run with one and
+two workers, every access checked for races. The machine code is compared with eager.
 """
 
 from __future__ import annotations
