@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -175,11 +176,13 @@ def lower_matmul(
     k = a.shape[-1]
     b_batch = tuple(b.shape[:-2])
     shared = all(dim == as_expr(1) for dim in b_batch)
-    if shared and _rows_adjacent(left):
+    row_stride = _row_stride(left)
+    if shared and row_stride is not None:
         # One B for all: the batch is only more rows.
         axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
         rows = product((*batch, m))
-        spec = Product(dtype, (), rows, n, k, left.strides[-2:], ())
+        layout = (row_stride, left.strides[-1])
+        spec = Product(dtype, (), rows, n, k, layout, ())
     else:
         axes = TileAxes(
             tuple((i, as_expr(0)) for i in range(len(batch))),
@@ -268,15 +271,13 @@ def lower_conv(
     return [Step(func, tuple(arg for _, arg in buffers), helpers)]
 
 
-def _rows_adjacent(view: View) -> bool:
-    """Whether the leading axes are just more rows: one stride reaches them all."""
-    rank = len(view.shape)
-    pairs = zip(range(rank - 2), range(1, rank - 1), strict=True)
-    return all(
-        view.strides[k] == view.strides[j] * view.shape[j]
-        or view.shape[k] == as_expr(1)
-        for k, j in pairs
-    )
+def _row_stride(view: View) -> Expr | None:
+    """The one stride that reaches all rows of all leading axes, if there is one."""
+    live = [k for k in range(len(view.shape) - 1) if view.shape[k] != as_expr(1)]
+    for k, j in pairwise(live):
+        if view.strides[k] != view.strides[j] * view.shape[j]:
+            return None
+    return view.strides[live[-1]] if live else view.strides[-2]
 
 
 def _broadcast_strides(view: View, batch: Sequence[Expr]) -> tuple[Expr, ...]:

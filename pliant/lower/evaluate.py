@@ -96,8 +96,12 @@ class Evaluator:
 
     def declare(self, name: str) -> None:
         """A name of the innermost scope, varying with all variables known there."""
-        known = [v for scope in self.scopes for v in scope.variables]
-        self._depends[name] = frozenset(known)
+        # It is a variable of its scope itself: what reads it must not be placed further
+        # out, even where no loop variable says so (a reduction over everything).
+        self.scopes[-1].variables |= {name}
+        self._depends[name] = frozenset(
+            v for scope in self.scopes for v in scope.variables
+        )
 
     def _variables(self, value: LoopValue) -> frozenset[str]:
         names: set[str] = set()
@@ -261,11 +265,8 @@ class Evaluator:
     def gathered(
         self, i: LoopValue, size: Expr, loc: str, where: LoopValue | None
     ) -> tuple[Expr, LoopValue]:
-        """A data-dependent index, wrapped if negative, and whether it may be read."""
-        wide = self.local(as_dtype(i, DType.I64))
-        negative = Binary("lt", wide, Const(0, DType.I64))
-        wrapped = Select(negative, Binary("add", wide, Index(size)), wide)
-        position = self.integer(wrapped)
+        """A data-dependent index, and whether it may be read."""
+        position = self.integer(i)
         inside = Binary(
             "logical_and",
             Binary("ge", Index(position), Const(0, DType.I64)),
@@ -276,7 +277,10 @@ class Evaluator:
         if where is not None:
             fine = Binary("logical_or", Unary("logical_not", where), ok)
         number = self.check(f"an index is out of range for a dim of size {size}", loc)
-        self._scope_of(self._variables(fine)).body.append(Check(fine, number))
+        scope = self._scope_of(self._variables(fine))
+        if scope is self.scopes[0]:  # where no loop may run, nothing is to be checked
+            scope = self.scopes[-1]
+        scope.body.append(Check(fine, number))
         return position, self.local(conjunction(where, ok))
 
     def index(

@@ -377,7 +377,12 @@ class _Group:
         return found
 
     def _cost(self, value: Value) -> int:
-        cone = self._cone(value, self.depth[value])
+        size = numel(self.shape.domain, self.facts)
+        cone = {
+            v
+            for v in self._cone(value, self.depth[value])
+            if numel(v.shape, self.facts) == size  # the rest is computed once a row
+        }
         cost = sum(COST.get(self.producers[v].name, 1) for v in cone)
         leaves = {v for c in cone for v in self.producers[c].operands}
         return cost + 2 * len(leaves & set(self.region.params))

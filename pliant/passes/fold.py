@@ -99,9 +99,9 @@ def _evaluate(
     graph = Graph("main", (), tuple(ops), (op.result,))
     (result,) = run_graph(Module({"main": graph}, constants=constants), [])
     if op.result.dtype is DType.BF16:
-        bits = np.ascontiguousarray(result, np.float32).view(np.uint32)
+        bits = np.array(result, np.float32, order="C").view(np.uint32)
         return (bits >> 16).astype(np.uint16)
-    return np.ascontiguousarray(result, NUMPY[op.result.dtype])
+    return np.array(result, NUMPY[op.result.dtype], order="C")
 
 
 def _without_dead(

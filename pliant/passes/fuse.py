@@ -277,6 +277,7 @@ class _Fuser:
         for group in self._in_order():
             outputs = self.outputs(group)
             ops = list(self.with_views(group, outputs))
+            ops = self._with_operands(ops, views, names)
             inside = {v for op in ops for v in op.results}
             params = list(
                 dict.fromkeys(v for op in ops for v in op.operands if v not in inside)
@@ -306,6 +307,22 @@ class _Fuser:
             views.make(value)
         final = tuple(mapping.get(v, v) for v in self.graph.results)
         return self.graph.replace(ops=tuple(emitted), results=final)
+
+    def _with_operands(self, ops: list[Op], views: _Views, names: Names) -> list[Op]:
+        """A view that an epilogue computes through and its root reads is two values.
+
+        The root reads memory: its operand stays a view of the graph.
+        """
+        made = {v for op in ops for v in op.results}
+        out: list[Op] = []
+        for op in ops:
+            if op.name in IN_MEMORY and any(v in made for v in op.operands):
+                operands = tuple(
+                    views.twin(v, names) if v in made else v for v in op.operands
+                )
+                op = op.replace(operands=operands)
+            out.append(op)
+        return out
 
     def _in_order(self) -> list[_Group]:
         """Groups, each after what it reads; program order of last ops where free."""
@@ -339,6 +356,13 @@ class _Views:
         self, fuser: _Fuser, mapping: dict[Value, Value], emitted: list[Op]
     ) -> None:
         self.fuser, self.mapping, self.emitted = fuser, mapping, emitted
+
+    def twin(self, value: Value, names: Names) -> Value:
+        """Another name for a view, to be read from memory."""
+        self.make(value)
+        other = Value(names.fresh(value.name), value.type)
+        self.mapping[other] = self.mapping[value]
+        return other
 
     def make(self, value: Value) -> None:
         at = self.fuser.position.get(value)
