@@ -45,6 +45,7 @@ from pliant.lower.step import (
     Argument,
     NumberCheck,
     Packed,
+    PackedWeight,
     Scratch,
     Step,
     Temporary,
@@ -205,10 +206,7 @@ def lower_matmul(
     packed: Argument
     constant = operands.constants.get(b)
     if constant is not None and not spec.b_batch:
-        packed = Packed(
-            ("gemm", constant.name, right.offset, right.strides, right.shape, tile),
-            lambda: _pack_weight(constant, right, tile),
-        )
+        packed = packed_weight(constant, right, tile)
     else:
         pack_batch = spec.b_batch
         strides = right.strides[len(b_batch) - len(pack_batch) :]
@@ -287,6 +285,29 @@ def _broadcast_strides(view: View, batch: Sequence[Expr]) -> tuple[Expr, ...]:
         for dim, want, stride in zip(view.shape, batch, view.strides, strict=False)
     )
     return (*leading, *view.strides[-2:])
+
+
+def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
+    """The panels of a constant right operand."""
+    layout = (view.offset, view.strides[-2:], view.shape[-2:])
+    return Packed(
+        ("gemm", constant.name, layout, tile),
+        lambda: _pack_weight(constant, view, tile),
+    )
+
+
+def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | None:
+    """The panels, if they hold every element of a 2-d weight."""
+    if constant.type.rank != 2 or view.offset != as_expr(0):
+        return None
+    rows, columns = constant.type.shape
+    by_columns = (columns, as_expr(1)), (rows, columns)
+    by_rows = (as_expr(1), columns), (columns, rows)
+    have = (view.strides[-2:], view.shape[-2:])
+    if have not in (by_columns, by_rows):
+        return None
+    axis = 0 if have == by_rows else 1
+    return PackedWeight(packed_weight(constant, view, tile), axis, tile.NR)
 
 
 def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:

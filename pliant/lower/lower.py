@@ -21,13 +21,15 @@ from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, nam
 from pliant.ir.loops import LoopFunc
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
+from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
-from pliant.lower.contract import Operands, lower_conv, lower_matmul
+from pliant.lower.contract import Operands, lower_conv, lower_matmul, whole_weight
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
     LibraryStep,
     Packed,
+    PackedWeight,
     Scratch,
     Step,
     Temporary,
@@ -36,7 +38,7 @@ from pliant.lower.to_loops import THREADS, lower_group
 from pliant.passes.context import Context
 from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
-from pliant.sym import Expr, Facts, sym
+from pliant.sym import Expr, Facts, as_expr, sym
 
 SCANS = frozenset({"pool", "cumulate", "argreduce", "conv_transpose"})
 
@@ -56,6 +58,7 @@ class _Lowering:
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_values: dict[str, Value] = field(default_factory=dict)
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
+    held_packed: dict[str, PackedWeight] = field(default_factory=dict)
 
     def number_check(self, message: str, loc: str) -> int:
         text = f"{message} ({loc})" if loc else message
@@ -137,6 +140,7 @@ def lower(module: Module, cx: Context, checks: list[str]) -> Module:
     producers = graph.producers()
     for param in graph.params:
         state.values[param] = param
+    state.held_packed.update(_packed_weights(state, producers))
     counts: dict[str, int] = {}
     for op in graph.ops:
         if op.name == "fusion":
@@ -158,6 +162,34 @@ def lower(module: Module, cx: Context, checks: list[str]) -> Module:
         module.libraries,
         state.constants,
     )
+
+
+def _packed_weights(
+    state: _Lowering, producers: dict[Value, Op]
+) -> dict[str, PackedWeight]:
+    """Weights that a product packs whole: other kernels read the panels too.
+
+    So a weight that is tied (an embedding that is also the output layer) is held once.
+    """
+    found: dict[str, PackedWeight] = {}
+    for op in state.graph.ops:
+        if op.name != "fusion" or op.str_attr("kind") != "matmul":
+            continue
+        (root,) = (o for o in op.regions[0].ops if o.name == "matmul")
+        b = root.operands[1]
+        if any(d != as_expr(1) for d in b.shape[:-2]):
+            continue
+        given = dict(zip(op.regions[0].params, op.operands, strict=True))
+        view = resolve(given[b], producers, state.facts)
+        source = None if view is None else producers.get(view.base)
+        if view is None or source is None or source.name != "constant":
+            continue
+        constant = state.module.constants[source.str_attr("name")]
+        tile = gemm_tile(root.result.dtype, state.cx.target)
+        whole = whole_weight(constant, view, tile)
+        if whole is not None:
+            found.setdefault(constant.name, whole)
+    return found
 
 
 def _lower_fusion(
@@ -196,7 +228,13 @@ def _steps(
     cx = state.cx
     check = state.number_check
     if kind in ("map", "row"):
-        return [lower_group(region, name, state.facts, check)]
+        packed = {
+            param: state.held_packed[constant.name]
+            for param, constant in operands.constants.items()
+            if constant.name in state.held_packed
+            and operands.views[param].base.shape == param.shape
+        }
+        return [lower_group(region, name, state.facts, check, packed)]
     if kind == "matmul":
         return lower_matmul(region, name, operands, state.facts, cx.target, check)
     if kind == "conv":

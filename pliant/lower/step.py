@@ -9,7 +9,7 @@ from pliant.ir.graph import Constant, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import TensorType
 from pliant.passes.views import View
-from pliant.sym import Expr
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
 
 NumberCheck = Callable[[str, str], int]
 
@@ -34,6 +34,27 @@ class Packed:
 
     key: tuple[object, ...]
     make: Callable[[], Constant]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A 2-d weight held only as the panels of a matrix product: (P, K, NR).
+
+    `axis` is the axis of the weight that the panels cut, the product's N.
+    """
+
+    packed: Packed
+    axis: int
+    width: int  # NR
+
+    def index(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Where in the panels an element of the weight stands."""
+        n, k = at if self.axis == 0 else (at[1], at[0])
+        return (floordiv(n, self.width), k, mod(n, self.width))
+
+    def shape(self, shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        n, k = shape if self.axis == 0 else (shape[1], shape[0])
+        return (ceildiv(n, self.width), k, as_expr(self.width))
 
 
 # A region's parameter or result, a strided view of a value of the graph, or memory.

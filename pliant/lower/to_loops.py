@@ -15,7 +15,7 @@ scratch (or in the result itself, where it is one).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from pliant.errors import InternalError
@@ -44,7 +44,7 @@ from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
 from pliant.lower.nest import block, inner_loops, parallel, split
 from pliant.lower.rebuild import dims_in, values_in
-from pliant.lower.step import NumberCheck, Scratch, Step
+from pliant.lower.step import Argument, NumberCheck, PackedWeight, Scratch, Step
 from pliant.passes.groups import (
     Structure,
     domain_index,
@@ -106,26 +106,44 @@ def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
 
 
 def lower_group(
-    region: Graph, name: str, facts: Facts, number_check: NumberCheck
+    region: Graph,
+    name: str,
+    facts: Facts,
+    number_check: NumberCheck,
+    packed: Mapping[Value, PackedWeight] | None = None,
 ) -> Step:
-    """The loop function of a map or row region."""
+    """The loop function of a map or row region.
+
+    `packed` are parameters that exist only as panels of a matrix product.
+    """
     shape = structure(region.ops, region.results, facts)
     if shape is None:
         raise InternalError("lower", f"fusion {name} is not one loop nest")
-    return _Group(region, shape, facts, number_check).lower(name)
+    return _Group(region, shape, facts, number_check, packed or {}).lower(name)
 
 
 class _Group:
     """One region on its way to loops."""
 
     def __init__(
-        self, region: Graph, shape: Structure, facts: Facts, number_check: NumberCheck
+        self,
+        region: Graph,
+        shape: Structure,
+        facts: Facts,
+        number_check: NumberCheck,
+        packed: Mapping[Value, PackedWeight],
     ) -> None:
+        self.packed = packed
         self.region, self.shape, self.facts = region, shape, facts
         self.number_check = number_check
         self.producers = region.producers()
         self.inputs = {
-            v: buffer(f"in_{k}", v.dtype, (v.type.numel,), Role.IN)
+            v: buffer(
+                f"in_{k}",
+                v.dtype,
+                packed[v].shape(v.shape) if v in packed else (v.type.numel,),
+                Role.IN,
+            )
             for k, v in enumerate(region.params)
         }
         self.outputs: dict[Value, Buffer] = {}
@@ -147,8 +165,9 @@ class _Group:
         buffers = (*self.inputs.values(), *self.outputs.values(), *self.kept.values())
         used = {b.name for b in _buffers_in(body)}
         live = [b for b in buffers if b.name in used or b.role is Role.OUT]
-        owner: dict[str, Value | Scratch] = {}
-        owner.update({b.name: v for v, b in self.inputs.items()})
+        owner: dict[str, Argument] = {}
+        for v, b in self.inputs.items():
+            owner[b.name] = self.packed[v].packed if v in self.packed else v
         owner.update({b.name: v for v, b in self.outputs.items()})
         kept = zip(self.kept.values(), self.scratch, strict=True)
         owner.update({b.name: s for b, s in kept})
@@ -308,6 +327,9 @@ class _Group:
     def _leaf(
         self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue | None:
+        if value in self.packed:
+            at = self.packed[value].index(index)
+            return Load(self.inputs[value], at, where)
         if value in self.inputs:
             return Load(self.inputs[value], (flatten(index, value.shape),), where)
         op = self.producers[value]
