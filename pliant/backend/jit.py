@@ -70,8 +70,9 @@ class CompiledCode:
         for name in self._names:
             library.export_symbol(name)
         self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
-        # In this order: the code belongs to the JIT.
-        weakref.finalize(self, _free, self._tracker, self._jit)
+        # In this order: the code belongs to the JIT. Not at exit: a daemon thread may
+        # be running the code, and the process ends anyway.
+        weakref.finalize(self, _free, self._tracker, self._jit).atexit = False
 
     def address(self, name: str) -> int:
         """Where a function with external linkage starts; KeyError if there is none."""
