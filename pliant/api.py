@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
 from pliant import knobs, target
-from pliant.errors import PliantError
+from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.ir.graph import Graph, Module
-from pliant.model import CompiledModel, parse_bytes
+from pliant.model import CompiledModel, is_integer, parse_bytes, shown
 from pliant.options import Options
 from pliant.pipeline import compile_module
 from pliant.signature import (
     FixedSlot,
+    Parameters,
     Result,
     Signature,
     SizeSlot,
     TensorSlot,
 )
+from pliant.sym import Guard
+from pliant.target import Target
+
+MOST_THREADS = 1024
 
 
 def compile(
     model: Any,
-    example_inputs: tuple[Any, ...] | None = None,
+    example_inputs: tuple[Any, ...] | list[Any] | None = None,
     dynamic_shapes: Any = None,
     *,
     memory_limit: int | str | None = None,
     threads: int | None = None,
     options: Options | None = None,
-    target: target.Target | None = None,
+    target: Target | None = None,
 ) -> CompiledModel:
     """Compiles a model once, for every shape.
 
@@ -38,18 +44,22 @@ def compile(
     or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
     such as "512MiB". `threads` defaults to every core.
     """
-    options = options or Options()
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise OptionError(f"options must be pliant.Options, not {shown(options)}")
     limit = parse_bytes(memory_limit)
-    chosen = target or _default_target()
+    chosen = _default_target() if target is None else target
+    if not isinstance(chosen, Target):
+        raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
+    _check_threads(threads)
     workers = threads or knobs.THREADS.get() or chosen.cores
-    if workers < 1:
-        raise ValueError(f"threads must be at least 1, not {workers}")
     seconds: dict[str, float] = {}
     started = perf_counter()
+    assumptions: tuple[Guard, ...] = ()
     if isinstance(model, Module):
         module, signature = model, _plain_signature(model.main)
     else:
-        module, signature = _import_torch(
+        module, signature, assumptions = _import_torch(
             model, example_inputs, dynamic_shapes, seconds
         )
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
@@ -64,8 +74,18 @@ def compile(
     }
     program = compile_module(module, inputs, numbers, options, chosen)
     return CompiledModel(
-        program, signature, workers, limit, {**seconds, **program.seconds}
+        program, signature, workers, limit, {**seconds, **program.seconds}, assumptions
     )
+
+
+def _check_threads(threads: Any) -> None:
+    if threads is None:
+        return
+    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
+        raise OptionError(
+            f"threads must be an int from 1 to {MOST_THREADS}, or None for every core; "
+            f"not {shown(threads)}"
+        )
 
 
 def _sym(slot: SizeSlot) -> Any:
@@ -74,9 +94,9 @@ def _sym(slot: SizeSlot) -> Any:
     return sym(slot.symbol)
 
 
-def _default_target() -> target.Target:
+def _default_target() -> Target:
     name = knobs.TARGET.get()
-    made: target.Target = getattr(target, name)()
+    made: Target = getattr(target, name)()
     return made
 
 
@@ -87,9 +107,10 @@ def _plain_signature(graph: Graph) -> Signature:
     ]
     arguments += [SizeSlot(name, name) for name in graph.sizes]
 
+    parameters = Parameters(tuple(a.name for a in arguments))
+
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        _check_count(len(arguments), len(args) + len(kwargs))
-        return list(args)
+        return list(parameters.bind(args, kwargs)[0])
 
     results = tuple(Result(tensor=k) for k in range(len(graph.results)))
     return Signature(
@@ -97,23 +118,12 @@ def _plain_signature(graph: Graph) -> Signature:
     )
 
 
-def _check_count(expected: int, got: int) -> None:
-    from pliant.errors import ShapeError
-
-    if expected != got:
-        raise ShapeError(
-            f"the model takes {expected} inputs, got {got}",
-            expected=expected,
-            got=got,
-        )
-
-
 def _import_torch(
     model: Any,
-    example_inputs: tuple[Any, ...] | None,
+    example_inputs: tuple[Any, ...] | list[Any] | None,
     dynamic_shapes: Any,
     seconds: dict[str, float],
-) -> tuple[Module, Signature]:
+) -> tuple[Module, Signature, tuple[Guard, ...]]:
     try:
         import torch
     except ImportError as error:
@@ -124,25 +134,66 @@ def _import_torch(
 
     info: Any = None
     if isinstance(model, torch.nn.Module):
-        if example_inputs is None:
-            raise PliantError("compiling an nn.Module needs example_inputs")
+        examples = _examples(model, example_inputs)
         started = perf_counter()
-        program, info = front.export_module(
-            model, tuple(example_inputs), dynamic_shapes
-        )
+        program, info = front.export_module(model, examples, dynamic_shapes)
         seconds["export"] = perf_counter() - started
     elif isinstance(model, torch.export.ExportedProgram):
         program = model
     else:
-        raise PliantError(
+        raise OptionError(
             f"cannot compile a {type(model).__name__}: give an nn.Module, "
             "an ExportedProgram or a pliant IR module"
         )
     imported = front.from_exported(program, info)
-    return imported.module, _torch_signature(imported)
+    parameters = _parameters(model, program)
+    assumptions = tuple(getattr(imported, "assumptions", ()))
+    return imported.module, _torch_signature(imported, parameters), assumptions
 
 
-def _torch_signature(imported: Any) -> Signature:
+def _examples(model: Any, given: Any) -> tuple[Any, ...]:
+    if given is None:
+        raise OptionError("compiling an nn.Module needs example_inputs")
+    if not isinstance(given, tuple | list):
+        raise OptionError(
+            "example_inputs must be a tuple of the model's inputs, got "
+            f"{type(given).__name__}; for a single input write (x,)"
+        )
+    try:
+        inspect.signature(model.forward).bind(*given)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"example_inputs do not fit the model's forward: {error}"
+        ) from None
+    return tuple(given)
+
+
+def _parameters(model: Any, program: Any) -> Parameters:
+    """The names of the arguments, and the defaults of those left out.
+
+    An exported program knows only the arguments of its example.
+    """
+    by_position, by_name = program.call_spec.in_spec.children()
+    count, keywords = by_position.num_children, tuple(by_name.context)
+    if model is program:
+        told = program.module_call_graph[0].signature
+        names = () if told is None else tuple(told.forward_arg_names or ())
+        return Parameters(_numbered(names, count), keywords)
+    names, defaults = (), {}
+    for item in inspect.signature(model.forward).parameters.values():
+        if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD):
+            names = (*names, item.name)
+        if item.default is not item.empty:
+            defaults[item.name] = item.default
+    return Parameters(_numbered(names, count), keywords, names[count:], defaults)
+
+
+def _numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """`count` names; those of *args, which no keyword can give, are numbers."""
+    return (*names[:count], *(f"#{k}" for k in range(len(names), count)))
+
+
+def _torch_signature(imported: Any, parameters: Parameters) -> Signature:
     from torch.utils import _pytree as pytree
 
     from pliant.frontend import torch_export as front
@@ -169,11 +220,11 @@ def _torch_signature(imported: Any) -> Signature:
     spec, out_spec = imported.in_spec, imported.out_spec
 
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        flat, given = pytree.tree_flatten((args, dict(kwargs)))
-        _check_count(len(arguments), len(flat))
-        if given != spec:
-            flat = _by_name(args, kwargs, spec, given)
-        return flat
+        bound = parameters.bind(args, kwargs)
+        try:
+            return list(spec.flatten_up_to(bound))
+        except ValueError:
+            raise _other_structure(parameters, spec, bound) from None
 
     def unflatten(leaves: list[Any]) -> Any:
         return pytree.tree_unflatten(leaves, out_spec)
@@ -190,14 +241,24 @@ def _torch_signature(imported: Any) -> Signature:
     )
 
 
-def _by_name(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any, given: Any
-) -> list[Any]:
-    from pliant.errors import ShapeError
+def _other_structure(parameters: Parameters, spec: Any, bound: Any) -> ShapeError:
+    """Names the first argument that is nested in another way than the example's."""
+    from torch.utils import _pytree as pytree
 
-    raise ShapeError(
-        f"the arguments have another structure than the example's: "
-        f"expected {spec}, got {given}",
-        expected=str(spec),
-        got=str(given),
-    )
+    by_position, by_name = spec.children()
+    expected = [*by_position.children(), *by_name.children()]
+    given = [*bound[0], *bound[1].values()]
+    names = [*parameters.positional, *parameters.keywords]
+    for name, wanted, value in zip(names, expected, given, strict=True):
+        try:
+            wanted.flatten_up_to(value)
+        except ValueError:
+            got = pytree.tree_structure(value)
+            return ShapeError(
+                f"input '{name}' has another structure than the example's: "
+                f"expected {wanted}, got {got}",
+                input=name,
+                expected=str(wanted),
+                got=str(got),
+            )
+    return ShapeError("the arguments have another structure than the example's")

@@ -37,6 +37,10 @@ class UnsupportedOpError(PliantError):
         )
 
 
+class OptionError(PliantError, ValueError):
+    """What was asked of `compile`, or a memory limit, makes no sense."""
+
+
 class ShapeError(PliantError):
     """An input's size breaks what the model was compiled for."""
 

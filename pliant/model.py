@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from fractions import Fraction
+from numbers import Integral
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from pliant.errors import (
+    DTypeError,
     IndexRangeError,
     InternalError,
     MemoryLimitError,
+    OptionError,
     PliantError,
     ShapeError,
 )
@@ -30,7 +34,7 @@ from pliant.runtime.binding import (
     RuntimeStatus,
     Status,
 )
-from pliant.signature import Signature, SizeSlot, TensorSlot
+from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
 from pliant.sym import Guard
 
 # DLPack type codes: (code, bits).
@@ -52,20 +56,40 @@ _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
+_LIMIT = re.compile(
+    r"\s*([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})\s*([A-Za-z]*)\s*", re.ASCII
+)
+
+
 def parse_bytes(limit: int | str | None) -> int | None:
-    """512, "512MiB", "1.5 GiB", "200MB" in bytes; None stays None."""
+    """512, "512MiB", "1.5 GiB", "200MB" in bytes; None stays None.
+
+    More than 64 bits can say is cut to the most they can, which no call reaches.
+    """
     if limit is None:
         return None
-    if isinstance(limit, int) and not isinstance(limit, bool):
+    if is_integer(limit):
         if limit < 0:
-            raise ValueError(f"a memory limit cannot be negative: {limit}")
-        return limit
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(limit))
+            raise OptionError(f"a memory limit cannot be negative: {shown(limit)}")
+        return min(int(limit), LARGEST)
+    match = _LIMIT.fullmatch(limit) if isinstance(limit, str) else None
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(
+        raise OptionError(
             f"not a memory limit: {limit!r}; use bytes or a text such as '512MiB'"
         )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return min(int(Fraction(match[1]) * _UNITS[match[2].upper()]), LARGEST)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """An int of Python or NumPy; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """A value for a message; Python refuses to print very long numbers."""
+    if is_integer(value) and int(value).bit_length() > 256:
+        return f"a number of {int(value).bit_length()} bits"
+    return repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +115,10 @@ class CompiledModel:
         threads: int,
         memory_limit: int | None,
         seconds: Mapping[str, float],
+        assumptions: Sequence[Guard] = (),
     ) -> None:
         self._program, self._signature = program, signature
+        self._assumptions = tuple(assumptions)
         self._seconds = dict(seconds)
         self._weights = [
             program.lowered.constants[name] for name in program.host.constants
@@ -109,21 +135,33 @@ class CompiledModel:
 
     # ---- running
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model: torch in gives torch out, NumPy in gives NumPy out."""
-        if self._direct and not kwargs:
-            try:
-                return self._runtime.invoke(*args)
-            except RuntimeStatus as status:
-                if status.status not in _MENDABLE:
-                    raise self._error(status, args) from None
-        return self._signature.rebuild(self._run(args, kwargs), self.symbols_of)
-
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        flat = self._signature.flatten(args, kwargs)
-        values = [_plain(v) for v in flat]
+        direct = self._direct and not kwargs
+        flat = args if direct else self._signature.flatten(args, kwargs)
         try:
-            return values, self._runtime.invoke(*values)
+            result = self._runtime.invoke(*flat)
+        except RuntimeStatus as status:
+            if status.status not in _MENDABLE:
+                raise self._error(status, flat) from None
+            if direct:  # a default may be missing, or the count be wrong
+                flat = self._signature.flatten(args, kwargs)
+            result = self._run_mended(flat)
+        if direct:
+            return result
+        return self._signature.rebuild((flat, result), self.symbols_of)
+
+    def _run_mended(self, flat: Sequence[Any]) -> Any:
+        """Checks the arguments, copies what the runtime cannot read, and runs."""
+        self._signature.check(flat)
+        values: list[Any] = []
+        for slot, value in zip(self._signature.slots, flat, strict=True):
+            try:
+                values.append(_plain(value))
+            except Exception:  # a tensor class without memory of its own
+                raise _unreadable(slot, value) from None
+        try:
+            return self._runtime.invoke(*values)
         except RuntimeStatus as status:
             raise self._error(status, values) from None
 
@@ -142,18 +180,18 @@ class CompiledModel:
             values = self._runtime.bind(sizes)
         except RuntimeStatus as status:
             guard = self._program.guards[status.detail[0]]
-            raise self._guard_error(guard, sizes) from None
+            raise self._guard_error(guard, self._observed(sizes)) from None
         return dict(zip(self.dims, values, strict=True))
 
     # ---- memory
 
     def memory_plan(
-        self, *inputs: Any, memory_limit: int | str | None = None, **dims: int
+        self, /, *inputs: Any, memory_limit: int | str | None = None, **dims: Any
     ) -> MemoryPlan:
         """The peak of a call, from inputs (only shapes are read) or from dims."""
-        if inputs:
-            flat = self._signature.flatten(inputs, {})
-            self._signature.check(flat)
+        if inputs or any(_is_shaped(value) for value in dims.values()):
+            flat = self._signature.flatten(inputs, dims)
+            self._signature.check(flat, shapes_only=True)
             values = self._bind(self._sizes(flat))
         else:
             values = self._named(dims)
@@ -173,7 +211,7 @@ class CompiledModel:
             values,
         )
 
-    def _named(self, dims: Mapping[str, int]) -> dict[str, int]:
+    def _named(self, dims: Mapping[str, Any]) -> dict[str, int]:
         unknown = [name for name in dims if name not in self.dims]
         missing = [name for name in self.dims if name not in dims]
         if unknown or missing:
@@ -185,13 +223,17 @@ class CompiledModel:
                 got=tuple(dims),
             )
         for name, value in dims.items():
-            if value < 0:
-                raise ShapeError(f"dim {name} is {value}: a size is at least 0")
+            if not is_integer(value) or not 0 <= value <= LARGEST:
+                raise ShapeError(
+                    f"dim {name} is {shown(value)}: a size is an int from 0 to 2**63-1",
+                    expected="a size",
+                    got=value,
+                )
         env = {name: int(value) for name, value in dims.items()}
         for guard in self._program.guards:
             known = all(s in env for s in guard.cond.symbols())
             if known and not guard.cond.holds(env):
-                raise ShapeError(f"{guard.render(env)} ({guard.origin})")
+                raise self._guard_error(guard, env)
         return env
 
     @property
@@ -251,7 +293,7 @@ class CompiledModel:
 
     def explain(self) -> str:
         """Symbols, constraints with their origin, kernels, guards, order, memory."""
-        return explain(self._program, self._threads)
+        return explain(self._program, self._threads, self._assumptions)
 
     # ---- errors
 
@@ -261,7 +303,7 @@ class CompiledModel:
         match status.status:
             case Status.GUARD:
                 guard = self._program.guards[first]
-                return self._guard_error(guard, self._sizes(flat))
+                return self._guard_error(guard, self._observed(self._sizes(flat)))
             case Status.LIMIT:
                 return MemoryLimitError(
                     f"this call needs {least} bytes, the memory limit is {limit}; "
@@ -271,7 +313,16 @@ class CompiledModel:
                 )
             case Status.RUN:
                 message = self._program.checks[first - 1]
-                return IndexRangeError(message)
+                words = set(re.findall(r"\w+", message))
+                sizes = [
+                    f"{name}={value}"
+                    for name, value in self.symbols_of(flat).items()
+                    if name in words
+                ]
+                told = f", with {', '.join(sizes)}" if sizes else ""
+                return IndexRangeError(message + told)
+            case Status.KIND | Status.LAYOUT:
+                return _unreadable(self._signature.slots[first], flat[first])
             case Status.OVERFLOW:
                 return ShapeError("these sizes overflow 64-bit arithmetic")
             case Status.MEMORY:
@@ -283,8 +334,8 @@ class CompiledModel:
             case other:
                 return InternalError("run", f"{other.name} {status.detail}")
 
-    def _guard_error(self, guard: Guard, sizes: list[int]) -> ShapeError:
-        """The failed guard with the numbers of this call."""
+    def _observed(self, sizes: list[int]) -> dict[str, int]:
+        """The sizes of all inputs by "input.axis", and the symbols read from them."""
         env: dict[str, int] = {}
         at = 0
         for name, shape in self._program.shapes:
@@ -295,12 +346,17 @@ class CompiledModel:
             source = self._program.shapes[binding.source][0]
             known = {**env, "d": env[f"{source}.{binding.axis}"]}
             env[binding.symbol] = binding.value.evaluate(known)
+        return env
+
+    def _guard_error(self, guard: Guard, env: Mapping[str, int]) -> ShapeError:
+        """The failed guard with the numbers of this call."""
         culprit = next((s for s in guard.cond.symbols() if "." in s), None)
         if culprit is None:
             culprit = self._source_of(guard)
         owner, _, number = culprit.rpartition(".")
+        place = f" ({guard.origin})" if guard.origin else ""
         return ShapeError(
-            f"{guard.render(env)} ({guard.origin})",
+            guard.render(env) + place,
             input=owner or None,
             dim=int(number) if number.isdigit() else None,
             expected=str(guard.cond),
@@ -316,13 +372,22 @@ class CompiledModel:
         return ""
 
 
+def _unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:
+    return not_a_tensor(slot, value, "one that cannot be read: ")
+
+
+def _is_shaped(value: object) -> bool:
+    return hasattr(value, "shape") and not is_integer(value)
+
+
 def _plain(value: Any) -> Any:
-    """What the runtime takes: contiguous, and outside autograd."""
-    if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value) if value.ndim else value
+    """What the runtime takes: contiguous, aligned, and outside autograd."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.require(value, requirements=("C_CONTIGUOUS", "ALIGNED"))
     if hasattr(value, "is_contiguous"):
         value = value.detach() if value.requires_grad else value
-        return value if value.is_contiguous() else value.contiguous()
+        value = value.contiguous()
+        return value.clone() if value.data_ptr() % value.element_size() else value
     return value
 
 

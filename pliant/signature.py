@@ -2,13 +2,14 @@
 
 A front end makes a `Signature`; the compiled model only asks it to flatten arguments,
 to check them (that is where wrong kinds, dtypes and ranks get their message) and to
-rebuild the structure that the model returns.
+rebuild the structure that the model returns. `Parameters` brings arguments given by
+name into the order of the example's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr
 
 Flatten = Callable[[tuple[Any, ...], Mapping[str, Any]], list[Any]]
+
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,59 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameters:
+    """The names that a call may use.
+
+    The example gave `positional` by position and `keywords` by name. `more` are the
+    model's positional parameters after them: like every other parameter that the
+    example left out, they must stay at their default.
+    """
+
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as the example gave them; ShapeError names what is wrong."""
+        if len(args) == len(self.positional) and not kwargs and not self.keywords:
+            return args, {}
+        names = (*self.positional, *self.keywords)
+        order = (*self.positional, *self.more)
+        values = dict(zip(order, args, strict=False))
+        twice = [name for name in kwargs if name in values]
+        values = {**self.defaults, **values, **kwargs}
+        missing = [name for name in names if name not in values]
+        unknown = [name for name in values if self._is_unknown(name, values[name])]
+        problems = [
+            f"{what}: {', '.join(found)}"
+            for what, found in (
+                ("missing", missing),
+                ("unknown", [n for n in unknown if n not in self.defaults]),
+                ("not among the example's", [n for n in unknown if n in self.defaults]),
+                ("given twice", twice),
+            )
+            if found
+        ]
+        got = len(args) + len(kwargs)
+        if problems or len(args) > len(order):
+            count = f"{len(names)} input{'' if len(names) == 1 else 's'}"
+            told = f"the model takes {count} ({', '.join(names)}), got {got}"
+            raise ShapeError("; ".join([told, *problems]), expected=len(names), got=got)
+        return (
+            tuple(values[name] for name in self.positional),
+            {name: values[name] for name in self.keywords},
+        )
+
+    def _is_unknown(self, name: str, value: object) -> bool:
+        if name in self.positional or name in self.keywords:
+            return False
+        return name not in self.defaults or value is not self.defaults[name]
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     arguments: tuple[TensorSlot | SizeSlot | FixedSlot, ...]  # flat, as the user gives
     results: tuple[Result, ...]
@@ -78,7 +134,7 @@ class Signature:
         for slot, value in zip(self.arguments, flat, strict=True):
             if not isinstance(slot, FixedSlot):
                 out.append(value)
-            elif value is not slot.value and value != slot.value:
+            elif not _same(value, slot.value):
                 raise ShapeError(
                     f"input '{slot.name}' was fixed to {slot.value!r} when the model "
                     f"was compiled, got {value!r}; compile again for another value",
@@ -88,19 +144,16 @@ class Signature:
                 )
         return out
 
-    def check(self, flat: Sequence[Any]) -> None:
-        """Raises for the first argument of a wrong kind, device, dtype or rank."""
+    def check(self, flat: Sequence[Any], shapes_only: bool = False) -> None:
+        """Raises for the first argument of a wrong kind, device, dtype or rank.
+
+        With `shapes_only`, tensors without data (torch's meta device) will do.
+        """
         for slot, value in zip(self.slots, flat, strict=False):
             if isinstance(slot, SizeSlot):
-                if isinstance(value, bool) or not isinstance(value, int):
-                    raise DTypeError(
-                        f"input '{slot.name}' must be an int, got {type(value)}",
-                        input=slot.name,
-                        expected="int",
-                        got=type(value).__name__,
-                    )
-                continue
-            _check_tensor(slot, value)
+                _check_size(slot, value)
+            else:
+                _check_tensor(slot, value, shapes_only)
 
     def rebuild(
         self, call: tuple[Sequence[Any], Any], symbols: Callable[..., Mapping[str, int]]
@@ -125,8 +178,8 @@ class Signature:
 
 def dtype_name(value: Any) -> str | None:
     """A tensor's element type in our spelling, or None if it is no tensor."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or not hasattr(value, "shape"):
+    dtype = _field(value, "dtype")
+    if dtype is None or isinstance(value, type):
         return None
     if isinstance(dtype, np.dtype):
         for ours, theirs in NUMPY.items():
@@ -151,21 +204,67 @@ _TORCH_NAMES = {
 }
 
 
-def _check_tensor(slot: TensorSlot, value: Any) -> None:
-    got = dtype_name(value)
-    if got is None:
-        raise DTypeError(
-            f"input '{slot.name}' must be a tensor of {slot.type}, "
-            f"got {type(value).__name__}",
+def not_a_tensor(slot: TensorSlot | SizeSlot, value: object, why: str) -> DTypeError:
+    """The error for a value of which the runtime can make nothing."""
+    expected = "an int"
+    if isinstance(slot, TensorSlot):
+        expected = f"a dense tensor of {slot.type}"
+    kind = value.__name__ if isinstance(value, type) else type(value).__name__
+    return DTypeError(
+        f"input '{slot.name}' must be {expected}, got {why}{kind}",
+        input=slot.name,
+        expected=str(slot.type) if isinstance(slot, TensorSlot) else "int",
+        got=kind,
+    )
+
+
+def _field(value: Any, name: str) -> Any:
+    """An attribute; None if there is none or it cannot be read."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # whatever the caller's class raises
+        return None
+
+
+def _same(value: object, fixed: object) -> bool:
+    """Whether the trace would have gone the same way: True is not 1, nor is 1.0."""
+    if value is fixed:
+        return True
+    try:
+        return type(value) is type(fixed) and bool(value == fixed)
+    except Exception:  # a comparison of the caller's class
+        return False
+
+
+def _check_size(slot: SizeSlot, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise not_a_tensor(slot, value, "a ")
+    if not -LARGEST <= value <= LARGEST:
+        raise ShapeError(
+            f"input '{slot.name}' does not fit in 64 bits",
             input=slot.name,
-            expected=str(slot.type),
-            got=type(value).__name__,
+            expected="a 64-bit int",
+            got=value,
         )
-    device = str(getattr(value, "device", "cpu"))
-    if device not in ("cpu", "meta"):
+
+
+def _check_tensor(slot: TensorSlot, value: Any, shapes_only: bool) -> None:
+    got = dtype_name(value)
+    if isinstance(value, type):
+        raise not_a_tensor(slot, value, "the class ")
+    if got is None:
+        raise not_a_tensor(slot, value, "")
+    if not isinstance(value, np.generic) and not hasattr(value, "__dlpack__"):
+        raise not_a_tensor(slot, value, "no data (no __dlpack__) in a ")
+    layout = str(_field(value, "layout") or "torch.strided")
+    if layout != "torch.strided" or _field(value, "is_nested") is True:
+        kind = "nested" if _field(value, "is_nested") is True else layout
+        raise not_a_tensor(slot, value, f"a {kind} ")
+    device = str(_field(value, "device") or "cpu")
+    if device != "cpu" and not (shapes_only and device == "meta"):
+        advice = "it has no data" if device == "meta" else "move it with .cpu()"
         raise DTypeError(
-            f"input '{slot.name}' is on {device}; this model runs on the cpu: "
-            "move it with .cpu()",
+            f"input '{slot.name}' is on {device}; this model runs on the cpu: {advice}",
             input=slot.name,
             expected="cpu",
             got=device,
@@ -177,11 +276,14 @@ def _check_tensor(slot: TensorSlot, value: Any) -> None:
             expected=slot.type.dtype.text,
             got=got,
         )
-    if len(value.shape) != slot.type.rank:
+    shape = _field(value, "shape")
+    if not isinstance(shape, Sequence):
+        raise not_a_tensor(slot, value, "no shape in a ")
+    if len(shape) != slot.type.rank:
         raise ShapeError(
             f"input '{slot.name}' must have {slot.type.rank} dims {slot.type}, "
-            f"got {len(value.shape)}: {tuple(value.shape)}",
+            f"got {len(shape)}: {tuple(shape)}",
             input=slot.name,
             expected=slot.type.rank,
-            got=len(value.shape),
+            got=len(shape),
         )

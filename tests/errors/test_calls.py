@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 
 import pliant
+from pliant.errors import OptionError
 
 transformers = pytest.importorskip("transformers")
 
@@ -162,6 +164,7 @@ def test_bounds_of_a_dim(bounded: pliant.CompiledModel, rows: int) -> None:
     assert (error.input, error.dim, error.got) == ("x", 0, rows)
     assert "rows" in str(error)
     assert str(rows) in str(error)
+    assert "()" not in str(error)
     with pytest.raises(pliant.ShapeError):
         bounded.memory_plan(x, x)
     with pytest.raises(pliant.ShapeError):
@@ -261,7 +264,20 @@ class BrokenDuck(Duck):
         return (1, 0)
 
 
-@pytest.mark.parametrize("kind", ["duck", "broken", "class", "nested", "big endian"])
+class DeafDuck:
+    """Nothing of it can be read."""
+
+    @property
+    def dtype(self) -> object:
+        raise RuntimeError("boom")
+
+    shape = dtype
+
+
+ALMOST = ["duck", "broken", "deaf", "class", "nested", "jagged", "csr", "fake", "freed"]
+
+
+@pytest.mark.parametrize("kind", [*ALMOST, "big endian"])
 def test_almost_a_tensor(
     bert: pliant.CompiledModel, usable: Callable[[], None], kind: str
 ) -> None:
@@ -269,13 +285,43 @@ def test_almost_a_tensor(
     wrong: Any = {
         "duck": Duck,
         "broken": BrokenDuck,
+        "deaf": DeafDuck,
         "class": lambda: torch.Tensor,
+        "jagged": lambda: torch.nested.nested_tensor(list(mask), layout=torch.jagged),
+        "csr": mask.to_sparse_csr,
+        "fake": lambda: FakeTensorMode().from_tensor(mask),
+        "freed": lambda: freed(mask),
         "nested": lambda: torch.nested.nested_tensor([mask[0], mask[1, :2]]),
         "big endian": lambda: mask.numpy().astype(">i8"),
     }[kind]()
     with fails(bert, pliant.DTypeError, usable) as caught:
         bert(ids, wrong)
     assert caught.value.input == "mask"
+
+
+def freed(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def test_meta_only_for_plans(bert: pliant.CompiledModel) -> None:
+    ids, mask = (x.to("meta") for x in inputs(2, 5))
+    assert bert.memory_plan(ids, mask) == bert.memory_plan(batch=2, seq=5)
+    assert bert.memory_plan(mask=mask, ids=ids) == bert.memory_plan(batch=2, seq=5)
+    with pytest.raises(pliant.DTypeError):
+        bert(ids, mask)
+
+
+def test_misaligned() -> None:
+    """A copy mends it."""
+    x = torch.rand(3, 5)
+    raw = np.zeros(x.nbytes + 1, np.uint8)
+    odd = raw[1:].view(np.float32).reshape(x.shape)
+    odd[:] = x.numpy()
+    compiled = pliant.compile(Affine(), (x, x), ({0: "n"}, {0: "n"}))
+    assert torch.equal(compiled(torch.from_numpy(odd), x), 3 * x)
+    np.testing.assert_array_equal(compiled(odd, odd), (3 * x).numpy())
 
 
 def test_count(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
@@ -285,13 +331,58 @@ def test_count(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
             bert(*wrong)
         assert (caught.value.expected, caught.value.got) == (2, len(wrong))
         assert str(len(wrong)) in str(caught.value)
+        if len(wrong) < 2:
+            names = ["ids", "mask"][len(wrong) :]
+            assert f"missing: {', '.join(names)}" in str(caught.value)
 
 
 def test_unknown_name(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
     ids, mask = inputs(2, 5)
     with fails(bert, pliant.PliantError, usable) as caught:
         bert(ids, cover=mask)
-    assert "cover" in str(caught.value)
+    assert "unknown: cover" in str(caught.value)
+    assert "missing: mask" in str(caught.value)
+    with fails(bert, pliant.ShapeError, usable) as caught:
+        bert(ids, mask, ids=ids)
+    assert "twice: ids" in str(caught.value)
+
+
+def test_defaults() -> None:
+    """A parameter that the example left out must stay at its default."""
+
+    class Shifted(nn.Module):
+        def forward(self, x: Any, by: int = 4, *, mask: Any = None) -> Any:
+            return x + by if mask is None else x * mask
+
+    x = torch.rand(3)
+    compiled = pliant.compile(Shifted(), (x,), ({0: "n"},))
+    for y in (compiled(x, 4), compiled(x=x, mask=None), compiled(x, by=4, mask=None)):
+        assert torch.equal(y, x + 4)
+    for wrong in ({"by": 5}, {"mask": x}):
+        with pytest.raises(pliant.ShapeError, match=next(iter(wrong))):
+            compiled(x, **wrong)
+    fixed = pliant.compile(Shifted(), (x, 4), ({0: "n"}, None))
+    assert torch.equal(fixed(x), x + 4)
+    for other in (5, 4.0, torch.ones(3)):
+        with pytest.raises(pliant.ShapeError, match="'by' was fixed to 4"):
+            fixed(x, other)
+
+
+def test_structure() -> None:
+    class Tree(nn.Module):
+        def forward(self, tree: Any, z: torch.Tensor) -> torch.Tensor:
+            return tree["a"] + tree["b"][0] * z
+
+    x = torch.rand(3)
+    shapes = ({"a": {0: "n"}, "b": [{0: "n"}]}, {0: "n"})
+    compiled = pliant.compile(Tree(), ({"a": x, "b": [x.clone()]}, x.clone()), shapes)
+    right = x + x * x
+    torch.testing.assert_close(compiled({"b": [x], "a": x}, z=x), right)
+    for wrong in ({"a": x, "b": x}, {"a": x, "b": [x, x]}, {"b": [x]}, [x], x):
+        with pytest.raises(pliant.ShapeError, match="'tree' has another structure"):
+            compiled(wrong, x)
+    with pytest.raises(pliant.DTypeError, match="'z'"):
+        compiled({"a": x, "b": [x]}, [x])
 
 
 # ---- values
@@ -322,7 +413,7 @@ def test_index_too_negative() -> None:
     compiled = pliant.compile(Pick(), (x, at), ({0: "n"}, {0: "m"}))
     assert torch.equal(compiled(x, at), x[at])
     for wrong in (7, -8, 2**62, -(2**62)):
-        with pytest.raises(pliant.IndexRangeError):
+        with pytest.raises(pliant.IndexRangeError, match="n=7"):
             compiled(x, torch.tensor([0, wrong, 1]))
     with pytest.raises(pliant.IndexRangeError):
         compiled(x[:0], at)
@@ -438,11 +529,11 @@ def test_plan_of_wrong_dims(bert: pliant.CompiledModel) -> None:
     for wrong in ({"batch": 1, "seq": LONGEST + 1}, {"batch": -1, "seq": 2}):
         with pytest.raises(pliant.ShapeError):
             bert.memory_plan(**wrong)
-    for value in (2.5, "3", None):
-        with pytest.raises(pliant.PliantError, match="batch"):
+    for value in (2.5, "3", None, True, 2**80 + 1, 2**63, 10**5000):
+        with pytest.raises(pliant.ShapeError, match="batch"):
             bert.memory_plan(batch=value, seq=3)
-    with pytest.raises(pliant.ShapeError):  # not cut to 64 bits
-        bert.memory_plan(batch=2**80 + 1, seq=3)
+    plan = bert.memory_plan(batch=np.int64(2), seq=3)
+    assert plan == bert.memory_plan(batch=2, seq=3)
     for wrong in ({"batch": 2**40, "seq": 500}, {"batch": 2**62, "seq": 500}):
         with pytest.raises(pliant.PliantError) as caught:
             plan = bert.memory_plan(**wrong)
@@ -513,15 +604,29 @@ def test_not_a_model() -> None:
     for wrong in (3, "model", object(), lambda x: x):
         with pytest.raises(pliant.PliantError, match="cannot compile"):
             pliant.compile(wrong, (torch.ones(2),))
-    with pytest.raises(pliant.PliantError, match="example_inputs"):
+    with pytest.raises(OptionError, match="example_inputs"):
         pliant.compile(Affine())
 
 
-@pytest.mark.parametrize("threads", [-1, 0])
-def test_threads(threads: int) -> None:
+@pytest.mark.parametrize("threads", [-1, 0, "2", 2.0, True, 2**70, [1]], ids=str)
+def test_threads(threads: Any) -> None:
     x = torch.ones(2)
-    if threads == 0:  # the default: every core
-        assert torch.equal(pliant.compile(Affine(), (x, x), threads=0)(x, x), 3 * x)
-        return
-    with pytest.raises(ValueError, match="threads"):
+    with pytest.raises(OptionError, match="threads") as caught:
         pliant.compile(Affine(), (x, x), threads=threads)
+    assert isinstance(caught.value, ValueError)
+    assert str(threads) in str(caught.value)
+
+
+def test_example_inputs() -> None:
+    x = torch.ones(2)
+    assert torch.equal(pliant.compile(Affine(), [x, x])(x, x), 3 * x)
+    for wrong in (x, 5, {"x": x, "y": x}, (x,), (x, x, x)):
+        with pytest.raises(OptionError, match="example_inputs"):
+            pliant.compile(Affine(), wrong)  # type: ignore[arg-type]
+
+
+def test_other_options() -> None:
+    x = torch.ones(2)
+    for name in ("options", "target"):
+        with pytest.raises(OptionError, match=name):
+            pliant.compile(Affine(), (x, x), **{name: "fast"})  # type: ignore[arg-type]
