@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from pliant.passes.memory import peak_terms
 from pliant.pipeline import Program
-from pliant.sym import as_expr, sym
+from pliant.sym import Guard, as_expr, sym
 
 
 def formula(program: Program, threads: int) -> str:
@@ -19,7 +20,15 @@ def formula(program: Program, threads: int) -> str:
     return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
 
 
-def explain(program: Program, threads: int) -> str:
+def _from(guard: Guard) -> str:
+    return f"   from {guard.origin}" if guard.origin else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -> str:
     """Symbols, constraints with their origin, kernels, guards, order, memory."""
     lines: list[str] = []
     add = lines.append
@@ -31,11 +40,17 @@ def explain(program: Program, threads: int) -> str:
         add(f"  {binding.symbol:12} dim {binding.axis} of input '{name}', {bounds}")
     add("\nguards (checked at every call)")
     for guard in program.guards:
-        add(f"  {guard.cond}   from {guard.origin}")
+        add(f"  {guard.cond}{_from(guard)}")
+    if assumptions:
+        add("\nassumed by the trace, not checked")
+        for guard in assumptions:
+            add(f"  {guard.cond}{_from(guard)}")
     kinds = Counter(
         op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
     )
-    add(f"\nkernels: {sum(kinds.values())} calls of {len(program.lowered.loops)}")
+    calls = _count(sum(kinds.values()), "call")
+    functions = _count(len(program.lowered.loops), "kernel function")
+    add(f"\nkernels: {calls} of {functions}")
     for kind, count in kinds.most_common():
         add(f"  {count:4} {kind}")
     add("\norder")

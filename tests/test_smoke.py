@@ -64,7 +64,10 @@ def test_numpy(block: Block, compiled: pliant.CompiledModel) -> None:
 def test_names(compiled: pliant.CompiledModel) -> None:
     assert compiled.dims == ("batch", "seq")
     assert "batch" in compiled.peak_formula
-    assert "batch" in compiled.explain()
+    text = compiled.explain()
+    assert "batch" in text
+    assert "kernel functions" in text
+    assert "()" not in text
 
 
 def test_wrong_width(block: Block, compiled: pliant.CompiledModel) -> None:
