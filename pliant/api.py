@@ -219,8 +219,13 @@ def _torch_signature(imported: Any, parameters: Parameters) -> Signature:
                 results.append(Result(fixed=value))
     spec, out_spec = imported.in_spec, imported.out_spec
 
+    plain = pytree.tree_structure((tuple(0 for _ in arguments), {}))
+    positional = spec == plain
+
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         bound = parameters.bind(args, kwargs)
+        if positional:
+            return list(bound[0])
         try:
             return list(spec.flatten_up_to(bound))
         except ValueError:
@@ -230,13 +235,12 @@ def _torch_signature(imported: Any, parameters: Parameters) -> Signature:
         return pytree.tree_unflatten(leaves, out_spec)
 
     leaf = pytree.tree_structure(0)
-    plain = pytree.tree_structure((tuple(0 for _ in arguments), {}))
     return Signature(
         tuple(arguments),
         tuple(results),
         flatten,
         unflatten,
-        spec == plain,
+        positional,
         out_spec == leaf and len(results) == 1 and results[0].tensor is not None,
     )
 
