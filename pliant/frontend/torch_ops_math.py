@@ -132,21 +132,35 @@ def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -
 
 
 def _truncated_quotient(cx: Context, x: Value, y: Value) -> Value:
-    """Round towards zero: the floor of |x| / |y|, with the sign put back."""
+    """Round towards zero: the floor, and one more where it is below a fraction.
+
+    Not by way of |x|: the least integer has none.
+    """
+    floor = cx.arith("floordiv", x, y)
     if x.dtype is DType.U8:
-        return cx.arith("floordiv", x, y)
-    size = cx.arith("floordiv", cx.unary("abs", x), cx.unary("abs", y))
-    return cx.mul(size, cx.mul(cx.unary("sign", x), cx.unary("sign", y)))
+        return floor
+    return cx.select(_rounded_down(cx, x, y), cx.arith("add", floor, 1), floor)
+
+
+def _rounded_down(cx: Context, x: Value, y: Value) -> Value:
+    """Where the floor of x / y is not what it is when rounded towards zero."""
+    rest = cx.arith("mod", x, y)  # of y's sign
+    inexact = cx.arith("ne", rest, 0)
+    opposite = cx.arith("ne", cx.arith("lt", x, 0), cx.arith("lt", y, 0))
+    return cx.arith("logical_and", inexact, opposite)
 
 
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """The remainder with the sign of x."""
     dtype = cx.promote(x, y)
     left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
+    if dtype.is_float:
+        rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
+        return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+    rest = cx.arith("mod", left, right)
     if dtype is DType.U8:
-        return cx.arith("mod", left, right)
-    rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
-    return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+        return rest
+    return cx.select(_rounded_down(cx, left, right), cx.sub(rest, right), rest)
 
 
 def power(cx: Context, x: Operand, y: Operand) -> Value:
