@@ -8,6 +8,7 @@ here, and come back as symbols and guards of ours.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,15 @@ from torch.utils._sympy import functions as torch_sympy
 
 from pliant.errors import ShapeError
 from pliant.sym import (
+    Cond,
     Expr,
+    Facts,
     Guard,
     as_expr,
     ceildiv,
     floordiv,
     ge,
+    gt,
     le,
     maximum,
     minimum,
@@ -33,6 +37,7 @@ from pliant.sym import (
     sym,
 )
 
+_FAR = 10_000  # sizes to look at when a condition is restated
 DECLARED = "declared by the user"
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 
@@ -41,12 +46,14 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 class SymbolInfo:
     """What the user said about dims, by the name of torch's symbol.
 
-    `aliases` are declared names that the trace found equal to other dims.
+    `aliases` are declared names that the trace found equal to other dims. `shortcuts`
+    are torch's conditions of branches that compute the same either way.
     """
 
     names: Mapping[str, Expr] = field(default_factory=dict)
     bounds: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
+    shortcuts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +337,9 @@ def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:
         case torch_sympy.Min() | sympy.Min():
             return minimum(*args)
         case torch_sympy.FloorToInt() | torch_sympy.TruncToInt():
-            return floordiv(*_quotient(expr.args[0], symbol))
+            return floordiv(*to_ratio(expr.args[0], symbol))
         case torch_sympy.CeilToInt():
-            return ceildiv(*_quotient(expr.args[0], symbol))
+            return ceildiv(*to_ratio(expr.args[0], symbol))
         case _:
             raise ValueError(f"no integer expression for {expr}")
 
@@ -346,22 +353,45 @@ def _plain(expr: sympy.Expr) -> bool:
     return not isinstance(expr, rounding)
 
 
-def _quotient(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Expr]:
+def to_ratio(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Expr]:
     """A float that is a ratio of integers: what a rounding rounds."""
     if isinstance(expr, torch_sympy.IntTrueDiv):
         return to_expr(expr.args[0], symbol), to_expr(expr.args[1], symbol)
     if isinstance(expr, torch_sympy.ToFloat):
         return to_expr(expr.args[0], symbol), as_expr(1)
     if isinstance(expr, torch_sympy.FloatTrueDiv):
-        (a, b), (c, d) = (_quotient(arg, symbol) for arg in expr.args)
+        (a, b), (c, d) = (to_ratio(arg, symbol) for arg in expr.args)
         return a * d, b * c
     if isinstance(expr, sympy.Mul):
         top, bottom = as_expr(1), as_expr(1)
         for arg in expr.args:
-            num, den = _quotient(arg, symbol)
+            num, den = to_ratio(arg, symbol)
             top, bottom = top * num, bottom * den
         return top, bottom
     if isinstance(expr, sympy.Float | sympy.Rational):
         near = sympy.nsimplify(expr, rational=True)
         return as_expr(int(near.p)), as_expr(int(near.q))
     return to_expr(expr, symbol), as_expr(1)
+
+
+def as_bound(cond: Cond) -> Cond:
+    """The same, said as a bound of one size: min(n, 7) - min(n, 2) == 5 is 7 <= n.
+
+    Sizes 0 and 1 aside, at which a bound may hold and the condition not.
+    """
+    cond = cond.plain()
+    if cond.kind != "eq" or len(cond.symbols()) != 1:
+        return cond
+    (name,) = cond.symbols()
+    # Where it changes is near a number in it.
+    end = 2 * max(map(int, re.findall(r"\d+", str(cond)))) + 8
+    held = [n for n in range(2, min(end, _FAR)) if cond.holds({name: n})]
+    if not held:
+        return cond
+    size, low, high = sym(name), held[0], held[-1]
+    above = Facts().assume(gt(size, high))
+    if low > 2 and Facts().assume(ge(size, low)).prove(cond) is True:
+        return ge(size, low)
+    if len(held) == high - 1 and above.prove(cond) is False:
+        return le(size, high)
+    return cond

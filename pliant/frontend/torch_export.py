@@ -13,13 +13,10 @@ the model states (a table of 512 positions) comes out as a guard with its source
 
 from __future__ import annotations
 
-import linecache
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -27,6 +24,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pliant.errors import PliantError, UnsupportedOp, UnsupportedOpError
+from pliant.frontend.torch_branches import decisions, shortcuts
 from pliant.frontend.torch_dims import (
     SymbolInfo,
     declared_symbols,
@@ -41,7 +39,7 @@ from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import TensorType
-from pliant.sym import Cond, Expr, Facts, Guard, as_expr, eq, ge, gt, le, lt, ne, sym
+from pliant.sym import Expr, Guard, as_expr, sym
 
 # --- what an import is ----------------------------------------------------------
 
@@ -100,8 +98,9 @@ class Imported:
     """A graph, and how a model's arguments and results map to it.
 
     `in_spec` flattens `(args, kwargs)`. `declared` are the user's bounds; they are
-    among the graph's constraints, and so is what the model's Python code asserts.
-    `assumptions` are the branches on sizes that it took; they are not enforced.
+    among the graph's constraints, and so is what the model's Python code asserts, and
+    the branches on sizes that it took. `assumptions` are those that are not enforced:
+    only sizes 0 and 1 break them, or the other branch computes the same.
     """
 
     module: Module
@@ -132,6 +131,7 @@ def export_module(
     arguments = named_arguments(model, example_inputs, kwargs)
     for_torch, leaves = pair_dims(arguments, dynamic_shapes)
     flat, spec = pytree.tree_flatten((example_inputs, kwargs))
+    flat = _apart(flat)
     attempts = [enlarged(flat, leaves, alike=False), enlarged(flat, leaves, alike=True)]
     # Each in turn: sizes as guessed, all alike, as given.
     failure: Exception | None = None
@@ -145,8 +145,22 @@ def export_module(
         except Exception as error:  # torch raises many kinds; the first one counts
             failure = failure or error
             continue
-        return ep, declared_symbols(_traced_sizes(ep), leaves)
+        info = declared_symbols(_traced_sizes(ep), leaves)
+        return ep, replace(info, shortcuts=shortcuts(ep, model, values))
     raise PliantError(f"torch.export could not trace the model: {failure}") from failure
+
+
+def _apart(flat: Sequence[Any]) -> list[Any]:
+    """The inputs, each in memory of its own: torch takes one passed twice for one."""
+    seen: set[int] = set()
+    out: list[Any] = []
+    for value in flat:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            memory = value.untyped_storage()._cdata
+            value = value.clone() if memory in seen else value
+            seen.add(memory)
+        out.append(value)
+    return out
 
 
 def _traced_sizes(ep: ExportedProgram) -> list[Mapping[int, Any]]:
@@ -201,11 +215,11 @@ class _Import:
 
     def run(self) -> Imported:
         for guard in self.info.bounds:
-            self._require(guard)
+            self.cx.enforce(guard)
         self._read_inputs()
-        checks, branches = _decisions(self.ep, self.symbols)
-        for guard in checks:
-            self._require(guard)
+        found = decisions(self.ep, self.symbols, self.info.shortcuts)
+        for guard in (*found.checks, *found.branches):
+            self.cx.enforce(guard)
         self._check_mutations()
         self.walk.run(self.ep.graph_module)
         results, outputs = self._read_outputs()
@@ -221,13 +235,9 @@ class _Import:
             spec.in_spec,
             spec.out_spec,
             self.info.bounds,
-            (*branches, *self.cx.assumptions),
+            (*found.assumed, *self.cx.assumptions),
             self.info.aliases,
         )
-
-    def _require(self, guard: Guard) -> None:
-        self.cx.b.facts = self.cx.b.facts.assume(guard.cond)
-        self.cx.b.guards.append(guard)
 
     # inputs
 
@@ -345,65 +355,6 @@ class _Import:
 
 def _distinct(problems: Sequence[UnsupportedOp]) -> list[UnsupportedOp]:
     return list(dict.fromkeys(problems))
-
-
-# --- what the trace assumed -----------------------------------------------------
-
-_RELATIONS = {
-    sympy.Eq: eq,
-    sympy.Ne: ne,
-    sympy.Le: le,
-    sympy.Lt: lt,
-    sympy.Ge: ge,
-    sympy.Gt: gt,
-}
-_TORCH_FOLDER = os.path.dirname(torch.__file__)
-
-
-def _decisions(
-    ep: ExportedProgram, symbols: Mapping[str, Expr]
-) -> tuple[list[Guard], list[Guard]]:
-    """(checks, branches) on sizes in the model's own Python code, as they went."""
-    vals = (node.meta.get("val") for node in ep.graph.nodes)
-    modes = (getattr(v, "fake_mode", None) for v in vals if isinstance(v, torch.Tensor))
-    mode = next((m for m in modes if m is not None), None)
-    checks: dict[Cond, Guard] = {}
-    branches: dict[Cond, Guard] = {}
-    for guard in getattr(getattr(mode, "shape_env", None), "guards", ()):
-        frame = guard.sloc.framework_loc
-        path = getattr(frame, "filename", _TORCH_FOLDER)
-        if path.startswith(_TORCH_FOLDER):
-            continue  # a question of torch's own code, called by the model
-        cond = _condition(guard.expr, symbols)
-        if cond is None or Facts().prove(cond) is True:
-            continue
-        place = f"{os.path.basename(path)}:{frame.lineno}"
-        if _is_check(path, frame.lineno):
-            message = (f"the model checks that {cond}: ", cond.lhs, " and ", cond.rhs)
-            checks.setdefault(cond, Guard(cond, message, place))
-        else:
-            told = (f"the trace took the branch at {place} for {cond}",)
-            branches.setdefault(cond, Guard(cond, told, place))
-    return list(checks.values()), list(branches.values())
-
-
-def _is_check(path: str, line: int) -> bool:
-    """Whether that line of the model asserts, or raises if its condition fails."""
-    code = linecache.getline(path, line).strip()
-    if code.startswith("assert") or "torch._check" in code:
-        return True
-    return linecache.getline(path, line + 1).strip().startswith("raise ")
-
-
-def _condition(expr: Any, symbols: Mapping[str, Expr]) -> Cond | None:
-    relation = _RELATIONS.get(type(expr))
-    if relation is None:
-        return None
-    try:
-        sides = [to_expr(side, symbols.__getitem__) for side in expr.args]
-    except (KeyError, ValueError):
-        return None
-    return relation(*sides)
 
 
 __all__ = [

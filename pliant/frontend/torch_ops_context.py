@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
+from pliant.errors import ShapeError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -33,6 +34,7 @@ DTYPE_OF: dict[torch.dtype, DType] = {
     torch.bool: DType.BOOL,
 }
 TORCH_DTYPE: dict[DType, torch.dtype] = {ours: its for its, ours in DTYPE_OF.items()}
+_SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<", "divides": "divides"}
 HALF = (DType.F16, DType.BF16)
 
 
@@ -91,6 +93,28 @@ class Context:
 
     def proves(self, cond: Cond) -> bool:
         return self.b.facts.prove(cond) is True
+
+    def require(self, cond: Cond, why: str) -> None:
+        """Enforced, and known from here on."""
+        message = (f"{why}: ", cond.lhs, f" {_SIGNS[cond.kind]} ", cond.rhs)
+        self.enforce(Guard(cond, message, self.b.loc))
+
+    def enforce(self, guard: Guard) -> None:
+        """Guards it unless known; ShapeError if it contradicts what is known."""
+        known = self.b.facts.prove(guard.cond)
+        if known is True:
+            return
+        try:
+            facts = self.b.facts.assume(guard.cond)
+        except ValueError:
+            known = False
+        if known is False:
+            what = f"{guard.render({})} ({guard.origin})"
+            others = "; ".join(g.render({}) for g in self.b.guards)
+            against = f", against: {others}" if others else ""
+            raise ShapeError(f"no size can be compiled: {what}{against}")
+        self.b.facts = facts
+        self.b.guards.append(guard)
 
     def assume(self, cond: Cond, why: str) -> None:
         """Noted, not enforced."""

@@ -6,6 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch.fx import GraphModule, Node
 
 from pliant.errors import InternalError, PliantError, UnsupportedOp
 from pliant.frontend.torch_alias import Aliases, functional_twin, is_in_place
-from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr
+from pliant.sym import Expr, as_expr, eq, ge, sym
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
@@ -194,7 +195,39 @@ class Walk:
             expr = size.node.expr if isinstance(size, torch.SymInt) else None
             if isinstance(expr, sympy.Symbol):
                 self.symbols.setdefault(str(expr), ours)
+            self.agree(node, ours, size if expr is None else expr)
         return self.cx.cast(result, self.cx.dtype(val.dtype))
+
+    def agree(self, node: Node, ours: Expr, traced: Any) -> None:
+        """Demands the traced size, which the model's code may have read.
+
+        Of x[-3:] the trace knows the size 3, and so does what it computed from it;
+        at n = 2 it would be wrong. Sizes 0 and 1 may differ: torch never takes a
+        dynamic size for them, its rules of broadcasting least of all.
+        """
+        if isinstance(traced, int):
+            theirs, free = as_expr(traced), []
+        else:
+            free = sorted(map(str, traced.free_symbols))
+            if any(name not in self.symbols for name in free):
+                return
+            try:
+                theirs = to_expr(traced, self.symbols.__getitem__)
+            except ValueError:
+                return
+        if ours is theirs or (theirs.is_const and (ours.is_const or theirs.value < 2)):
+            return
+        cond = eq(ours, theirs)
+        if self.cx.proves(cond):
+            return
+        large = self.cx.b.facts
+        for name in {*free, *cond.symbols()}:
+            with suppress(ValueError):
+                large = large.assume(ge(self.symbols.get(name, sym(name)), 2))
+        if large.prove(cond) is True:
+            return
+        why = f"{_short(node.target)}: the trace took this size to be {theirs}"
+        self.cx.require(as_bound(cond), why)
 
     def size(self, val: torch.SymInt) -> Expr:
         return to_expr(val.node.expr, self.symbols.__getitem__)
@@ -280,6 +313,10 @@ class Walk:
             "while", *carried, *extra, regions=(test, body)
         )
         return list(everything[: len(carried)])
+
+
+def _short(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).split(".")[0]
 
 
 def _writes(target: Any) -> bool:

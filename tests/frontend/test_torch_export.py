@@ -132,20 +132,122 @@ def test_one_element_slices_broadcast() -> None:
     matches_eager(model, (torch.randn(2, 5),), (({0: "b", 1: "n"},),), *calls)
 
 
-def test_slices_longer_than_the_dim() -> None:
-    model = Call(lambda x: (x[:, :5], x[:, 2:7], x[:, -3:], x[:, 1:].exp(), x[::3]))
+def test_slices_of_unknown_length() -> None:
+    model = Call(lambda x: (x[:, 1:].exp(), x[::3], x[:, :-2], x[:1], x[:, 2:3]))
     calls = [(torch.randn(b, n),) for b, n in ((1, 1), (3, 4), (2, 9), (0, 0), (5, 13))]
     matches_eager(model, (torch.randn(2, 8),), (({0: "b", 1: "n"},),), *calls)
 
 
-def test_branches_on_sizes_are_told() -> None:
-    def branch(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[0] > 100 else x + 1
+@pytest.mark.parametrize(
+    ("part", "example", "bound", "fitting", "others"),
+    [
+        (slice(-3, None), 5, "3 <= n", [3, 4, 9], [0, 1, 2]),
+        (slice(None, 5), 8, "5 <= n", [5, 6], [0, 4]),
+        (slice(2, 7), 9, "7 <= n", [7, 20], [1, 6]),
+        (slice(None, 5), 3, "n <= 5", [0, 1, 5], [6, 9]),
+        (slice(2, 7), 5, "n <= 7", [2, 7], [8]),
+        (slice(-5, None), 3, "n <= 5", [0, 1, 5], [6]),
+    ],
+)
+def test_sizes_of_slices_are_as_traced(
+    part: slice, example: int, bound: str, fitting: list[int], others: list[int]
+) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        y = x[part]
+        return y / (y.shape[0] + 1)
 
-    imported = imported_from(Call(branch), (torch.ones(4),), (({0: "n"},),))
-    (told,) = imported.assumptions
-    assert str(told.cond) == "n <= 100" and told.origin.startswith("test_torch_export")
+    calls = [(torch.randn(n),) for n in fitting]
+    imported = matches_eager(
+        Call(scaled), (torch.randn(example),), (({0: "n"},),), *calls
+    )
+    (guard,) = imported.module.main.constraints
+    assert str(guard.cond) == bound
+    for n in others:
+        with pytest.raises(ShapeError, match=r"the trace took this size to be .*\.py:"):
+            run(imported, (torch.randn(n),))
+
+
+def test_one_example_for_several_inputs() -> None:
+    x = torch.randn(5)
+    halves = torch.randn(10)
+    for pair in ((x, x), (x, x.view(5)), (halves[:5], halves[5:])):
+        calls = [(torch.randn(n), torch.randn(n)) for n in (3, 1)]
+        matches_eager(
+            Call(lambda x, y: x - 2 * y), pair, (({0: "n"}, {0: "n"}),), *calls
+        )
+    (x, y) = torch.randn(3), torch.randn(4)  # nor do their sizes have to be equal
+    shapes = (({0: "n"}, {0: "m"}),)
+    matches_eager(Call(lambda x, y: (x + 1, y.sum())), (x, x), shapes, (x, y))
+
+
+# --- branches on sizes ----------------------------------------------------------
+
+
+def traced(function: Any, size: int) -> Any:
+    return imported_from(Call(function), (torch.randn(size),), (({0: "n"},),))
+
+
+@pytest.mark.parametrize(
+    ("test", "example", "told", "fitting", "others"),
+    [
+        (lambda n: n > 4, 5, "n > 4", [5, 99], [0, 1, 4]),
+        (lambda n: n > 100, 4, "n <= 100", [0, 1, 100], [101]),
+        (lambda n: n == 4, 5, "n != 4", [0, 3, 5], [4]),
+        (lambda n: n % 3 == 0, 6, "3 divides n", [0, 9], [1, 7]),
+        (lambda n: n / 2 > 4.5, 12, "2*n > 18", [10], [9]),
+        (lambda n: n**0.5 > 2.5, 7, "the traced size 7", [7], [6, 8]),
+        (lambda n: (n > 9) | (n < 4), 12, "n > 9", [10], [5, 9]),
+        (lambda n: (n > 3) & (n < 9), 5, "n > 3", [4, 8], [3, 9]),
+    ],
+)
+def test_branches_on_sizes_are_enforced(
+    test: Any, example: int, told: str, fitting: list[int], others: list[int]
+) -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if test(x.shape[0]) else x + 1
+
+    imported = traced(branch, example)
+    guards = imported.module.main.constraints
+    assert not imported.assumptions
+    assert told in guards[0].render({}) and "branches on" in guards[0].render({})
+    for n in fitting:
+        x = torch.randn(n)
+        same(run(imported, (x,)), branch(x))
+    for n in others:
+        with pytest.raises(ShapeError, match=r"test_torch_export\.py:\d+"):
+            run(imported, (torch.randn(n),))
+
+
+def test_branches_that_only_0_and_1_change_are_not_enforced() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 1 and x.shape[0] ** 2 != 1 else x.mul(2)
+
+    imported = traced(branch, 4)
     assert not imported.module.main.constraints
+    for n in (0, 1, 2):
+        same(run(imported, (torch.ones(n),)), torch.full((n,), 2.0))
+
+
+def test_shortcuts_that_change_nothing_are_told() -> None:
+    def same_either_way(x: torch.Tensor) -> torch.Tensor:
+        return x + x if x.shape[0] == 6 else x * 2
+
+    imported = traced(same_either_way, 4)
+    assert [str(g.cond) for g in imported.assumptions] == ["n != 6"]
+    assert not imported.module.main.constraints
+    same(run(imported, (torch.ones(6),)), torch.full((6,), 2.0))
+
+
+def test_a_branch_against_the_declared_bounds() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 4 else x * 3
+
+    shapes = (({0: Dim("n", max=3)},),)
+    with pytest.raises(ShapeError, match=r"traced with n > 4.*at most 3"):
+        imported_from(Call(branch), (torch.ones(6),), shapes)
+    shapes = (({0: Dim("n", min=5)},),)
+    imported = imported_from(Call(branch), (torch.ones(6),), shapes)
+    assert imported.module.main.constraints == imported.declared
 
 
 def test_checks_of_sizes_are_enforced() -> None:

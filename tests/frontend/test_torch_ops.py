@@ -233,9 +233,9 @@ def test_movement() -> None:
         ("expand_as", lambda x, y: x[:, :1].expand_as(y)),
         (
             "slice",
-            lambda x, y: [x[1:], x[:, :-1], x[:, ::2], x[:, 2:5], x[-3:], x[:, 100:]],
+            lambda x, y: [x[1:], x[:, :-1], x[:, ::2], x[:, 100:]],
         ),
-        ("slices", lambda x, y: [x[:, -100:-1], x[:2, 1:100], x[3:1]]),
+        ("slices", lambda x, y: [x[:, -100:-1], x[:, 1:100], x[3:1]]),
         ("select", lambda x, y: [x[0], x[-1], x[:, 0], x.narrow(1, 0, 1)]),
         ("cat", lambda x, y: [torch.cat([x, y]), torch.cat([x, y[:, :1]], 1)]),
         ("cat_types", lambda x, y: torch.cat([x, (y > 0), y.int()], 1)),
