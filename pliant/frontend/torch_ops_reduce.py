@@ -12,7 +12,7 @@ from pliant.frontend.torch_ops_context import HALF, Context, Size
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import maximum
+from pliant.sym import le, maximum
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -131,6 +131,8 @@ def extreme(op: str) -> Translate:
         cx: Context, x: Value, dim: Dims = None, keepdim: bool = False
     ) -> Value:
         axes = cx.axes(dim, x.type.rank)
+        for axis in axes:
+            cx.require(le(1, x.shape[axis]), f"{op} of no elements at dim {axis}")
         if x.dtype is DType.BOOL:
             return cx.reduce("any" if op == "max" else "all", x, axes, keepdim)
         return cx.keep_sign(x, cx.reduce(op, x, axes, keepdim))
