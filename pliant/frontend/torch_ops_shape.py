@@ -15,6 +15,7 @@ from pliant.sym import (
     Expr,
     as_expr,
     ceildiv,
+    divides,
     floordiv,
     ge,
     le,
@@ -123,6 +124,9 @@ def split(target: Any) -> Translate:
 def tensor_split(cx: Context, x: Value, sections: Size, dim: int = 0) -> list[Value]:
     axis = cx.axis(dim, x.type.rank)
     count = cx.constant_int(sections, "number of sections")
+    if len({str(part.shape[axis]) for part in cx.val}) == 1:
+        why = f"tensor_split: traced for {count} parts of the same size"
+        cx.require(divides(count, x.shape[axis]), why)
     small, longer = x.shape[axis] // count, x.shape[axis] % count
     parts, begin = [], as_expr(0)
     for i in range(count):

@@ -166,7 +166,6 @@ def test_overloads() -> None:
         ("broadcast", lambda x, y: [x.broadcast_to(2, *x.shape), x[0].expand_as(y)]),
         ("tensors", lambda x, y: [*torch.broadcast_tensors(x, y[:, :1])]),
         ("concat", lambda x, y: [torch.concat([x, y]), torch.concatenate([x, y], 1)]),
-        ("tensor_split", lambda x, y: [*x.tensor_split(3, 1), *x.tensor_split(2)]),
         ("scatter", lambda x, y: torch.slice_scatter(x, y[:, 1:], 1, 1)),
         ("select_scatter", lambda x, y: torch.select_scatter(x, y[0], 0, 0)),
         ("rot90", lambda x, y: [x.rot90(k) for k in (1, 2, 3, 4)]),
@@ -214,6 +213,13 @@ def test_overloads() -> None:
     ]
     sizes = [(3, 3), (4, 13), (7, 67), (17, 5)]
     check(cases, floats, PAIR, sizes, 1e-4, (4, 9))
+
+
+def test_parts() -> None:
+    equal = ("equal", lambda x, y: [*x.tensor_split(3, 1), *x.tensor_split(2)])
+    check([equal], floats, PAIR, [(2, 3), (0, 0), (6, 33)], example=(4, 9))
+    unequal = ("unequal", lambda x, y: [*x.tensor_split(3, 1), *x.tensor_split(2)])
+    check([unequal], floats, PAIR, [(3, 7), (1, 13), (9, 67)], example=(5, 10))
 
 
 def test_every_size_of_common_ops() -> None:
