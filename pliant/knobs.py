@@ -58,17 +58,17 @@ DUMP: Knob[Path | None] = Knob(
     None,
     "Folder that receives the IR after every stage, LLVM IR and assembly.",
 )
-DEBUG: Knob[int] = Knob(
-    "PLIANT_DEBUG",
-    int,
-    0,
-    "0 quiet, 1 stage times, 2 also sizes of IR, 3 also verify after every stage.",
-)
 THREADS: Knob[int | None] = Knob(
     "PLIANT_THREADS",
     _positive,
     None,
     "Worker threads of a call where the caller does not say; unset: every core.",
+)
+SHARE_THREADS: Knob[bool] = Knob(
+    "PLIANT_SHARE_THREADS",
+    lambda text: text not in ("0", "false", "no"),
+    True,
+    "Run parallel regions on torch's OpenMP threads where torch is loaded (default 1).",
 )
 TARGET: Knob[str] = Knob(
     "PLIANT_TARGET",
@@ -85,7 +85,7 @@ OPT_LEVEL: Knob[int] = Knob(
     in_key=True,
 )
 
-KNOBS: tuple[Knob[object], ...] = (DUMP, DEBUG, THREADS, TARGET, OPT_LEVEL)  # type: ignore[assignment]
+KNOBS: tuple[Knob[object], ...] = (DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL)  # type: ignore[assignment]
 
 
 def cache_key() -> tuple[tuple[str, object], ...]:

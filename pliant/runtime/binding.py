@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import multiprocessing
+import sys
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import tvm_ffi
 
-ABI_VERSION = 1
+from pliant import knobs
+
+ABI_VERSION = 2
 LIBRARY = Path(__file__).with_name("_plt.so")
 NO_LIMIT = -1
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
@@ -173,6 +177,8 @@ class _Services(Structure):
         ("ffi_take_error", c_void_p),
         ("ffi_make_array", c_void_p),
         ("ffi_make_shape", c_void_p),
+        ("team_parallel", c_void_p),
+        ("team_number", c_void_p),
     ]
 
 
@@ -240,6 +246,28 @@ def symbols() -> dict[str, int]:
     return {"plt_parallel": _address(load().plt_parallel)}
 
 
+def _torch_team() -> ctypes.CDLL | None:
+    """The OpenMP library that torch runs on, if its threads can be used here.
+
+    They cannot in a child of a fork, where they do not exist although the library thinks
+    so. A process with one thread may be such a child, so it gets workers of our own.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or multiprocessing.parent_process() is not None:
+        return None
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir() or len(list(tasks.iterdir())) < 2:
+        return None
+    for path in sorted(Path(str(torch.__file__)).parent.glob("lib/libgomp*.so*")):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num"):
+            return library
+    return None
+
+
 class _Ffi:
     """What the runtime needs of tvm-ffi: addresses and function objects."""
 
@@ -262,6 +290,10 @@ class _Ffi:
         self.item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
         self.services.ffi_make_array = self.array.__chandle__()
         self.services.ffi_make_shape = self.shape.__chandle__()
+        team = _torch_team() if knobs.SHARE_THREADS.get() else None
+        if team is not None:
+            self.services.team_parallel = _address(team.GOMP_parallel)
+            self.services.team_number = _address(team.omp_get_thread_num)
         self.services.pool = load().plt_pool_create(byref(self.services))
         if not self.services.pool:
             raise MemoryError("no memory for the thread pool")

@@ -7,6 +7,9 @@
  * Ticket and parked flag are written and read in opposite order by the two sides, both
  * sequentially consistent, so one of them always sees the other: no wake-up is lost.
  *
+ * A pool may be given another library's team of threads (services.team_parallel); then
+ * its members take the chunks, each its own first, and no workers are started.
+ *
  * Fork: a child has no workers. Where the system can wipe a page on fork, a word in
  * such a page tells; elsewhere the process id does. */
 #define _GNU_SOURCE
@@ -263,6 +266,48 @@ void plt_pool_destroy(plt_pool *pool) {
 
 #endif
 
+#ifndef PLT_NO_THREADS
+
+typedef void (*team_fn)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*team_number_fn)(void);
+
+typedef struct team_region {
+    plt_task fn;
+    void *args;
+    int64_t units, chunks;
+    team_number_fn number;
+    atomic_flag taken[PLT_MAX_WORKERS + 1];
+} team_region;
+
+/* Each member runs the chunk of its number, then what nobody has taken: the team may
+ * be smaller than asked for, or slow to arrive. */
+static void team_member(void *p) {
+    team_region *r = p;
+    int64_t own = r->number();
+    for (int64_t k = 0; k < r->chunks; k++) {
+        int64_t i = (own + k) % r->chunks;
+        if (!atomic_flag_test_and_set(&r->taken[i]))
+            run_chunk(r->fn, r->args, r->units, r->chunks, i);
+    }
+}
+
+static bool run_on_team(plt_pool *pool, plt_task fn, void *args, int64_t units,
+                        int64_t n) {
+    const plt_services *s = &pool->services;
+    bool forked = atomic_load_explicit(&pool->epoch, memory_order_relaxed) != 0;
+    if (!s->team_parallel || !s->team_number || forked || n > PLT_MAX_WORKERS)
+        return false;
+    team_region region = {.fn = fn, .args = args, .units = units, .chunks = n};
+    memcpy(&region.number, &s->team_number, sizeof region.number);
+    for (int64_t i = 0; i < n; i++) atomic_flag_clear(&region.taken[i]);
+    team_fn parallel;
+    memcpy(&parallel, &s->team_parallel, sizeof parallel);
+    parallel(team_member, &region, (unsigned)n, 0);
+    return true;
+}
+
+#endif
+
 static void run_serially(plt_task fn, void *args, int64_t units, int64_t n) {
     int64_t base = units / n, longer = units % n, begin = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -281,6 +326,10 @@ void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
 #ifndef PLT_NO_THREADS
     plt_pool *pool = call->pool;
     if (n > 1 && pool && !atomic_exchange(&pool->busy, 1)) {
+        if (run_on_team(pool, fn, args, units, n)) {
+            atomic_store(&pool->busy, 0);
+            return;
+        }
         start_workers(pool, n - 1);
         int64_t helped = n - 1 < pool->n_workers ? n - 1 : pool->n_workers;
         if (helped > 0) {
