@@ -33,4 +33,4 @@ class Tile:
 def gemm_tile(dtype: DType, target: Target) -> Tile:
     nr = VECTORS * target.vector_bytes // dtype.bytes
     mr = (target.registers - VECTORS - 1) // VECTORS
-    return Tile(mr, nr, 8 * mr)
+    return Tile(mr, nr, 24 * mr)

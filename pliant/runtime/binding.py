@@ -249,8 +249,8 @@ def symbols() -> dict[str, int]:
 def _torch_team() -> ctypes.CDLL | None:
     """The OpenMP library that torch runs on, if its threads can be used here.
 
-    They cannot in a child of a fork, where they do not exist although the library thinks
-    so. A process with one thread may be such a child, so it gets workers of our own.
+    They cannot in a child of a fork, where they do not exist although the library
+    thinks so. A process with one thread may be such a child: it gets our own workers.
     """
     torch = sys.modules.get("torch")
     if torch is None or multiprocessing.parent_process() is not None:
