@@ -203,7 +203,10 @@ def gemm(
     outer = product(p.batch) * panels
     # Enough row blocks for every thread where panels alone are too few.
     split = minimum(ceildiv(p.m, tile.MR), ceildiv(2 * THREADS, maximum(outer, 1)))
-    blocks = maximum(ceildiv(p.m, tile.rows), split, 1)
+    # With more rows than columns, threads share B rather than A: a thread then finds
+    # the rows that it wrote before in its own cache.
+    tall = minimum(THREADS, ceildiv(p.m + 1, maximum(p.n, 1)))
+    blocks = maximum(ceildiv(p.m, tile.rows), split, tall)
     block_rows = ceildiv(p.m, blocks)
     scratch = buffer("scratch", p.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
     lets, at = unflatten_unit(sym("_u"), (*p.batch, sym("_blocks"), panels))
@@ -227,7 +230,8 @@ def gemm(
     unit = Block(
         (
             *lets,
-            Let("_rows", Index(minimum(sym("_block_rows"), p.m - row))),
+            # Blocks of even size may leave none, or less than none, for the last.
+            Let("_rows", Index(maximum(minimum(sym("_block_rows"), p.m - row), 0))),
             *tiles,
             *epilogue(done),
         )
