@@ -24,7 +24,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 # The slow tests alone: every model of the zoo over many shapes.
 sweep: setup
