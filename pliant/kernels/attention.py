@@ -62,7 +62,16 @@ from pliant.ir.loops import (
     dtype_of,
 )
 from pliant.ir.types import DType
-from pliant.kernels.tiles import gemm_tile
+from pliant.kernels.attention_tiles import (
+    blocking,
+    loop,
+    scores_kernel,
+    scores_kernel_name,
+    symbolic,
+    values_kernel,
+    values_kernel_name,
+    zero,
+)
 from pliant.lower.to_loops import size_symbols
 from pliant.sym import (
     ONE,
@@ -118,38 +127,6 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
-    """Sizes of tiles; they follow from element type and target.
-
-    Heights of tiles are multiples of `step`. Rows up to a whole step are computed and
-    thrown away: few kernels, quick to compile.
-    """
-
-    MR: int
-    NR: int
-    KC: int  # columns of a block of keys
-    lanes: int
-    step: int
-
-
-def blocking(dtype: DType, target: Target) -> Blocking:
-    """Long blocks, as each costs a pass over the result of every row.
-
-    But the scores of a tile, MR x KC, take at most half of the first cache, and keys
-    and values, each (KC, 128) for the larger heads in use, half of the second.
-    """
-    tile, size = gemm_tile(dtype, target), dtype.bytes
-    step = 4 if tile.MR >= 8 else 2
-    mr = tile.MR // step * step
-    kc = 512
-    while kc > 4 * tile.NR and (
-        2 * mr * kc * size > target.l1 or 4 * kc * 128 * size > target.l2
-    ):
-        kc //= 2
-    return Blocking(mr, tile.NR, kc, target.vector_bytes // size, step)
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionKernel:
     """The loop function (q, k, v[, mask], out, work..), what it calls, its scratch."""
 
@@ -160,138 +137,6 @@ class AttentionKernel:
 
 def attention(name: str, spec: Attention, target: Target) -> AttentionKernel:
     return _Builder(spec, target).build(name)
-
-
-# ---- micro-kernels
-
-
-def _loop(
-    var: str, end: Expr | int, body: Stmt, kind: Kind = Kind.SERIAL, begin: Expr = ZERO
-) -> For:
-    return For(var, begin, as_expr(end), body, kind)
-
-
-def _zero(dtype: DType) -> Const:
-    return Const(0.0, dtype)
-
-
-def _over_tile(
-    height: int, width: Expr | int, store: Callable[[Expr, Expr], Stmt]
-) -> Stmt:
-    """Every element of a register tile, a row's columns as vectors."""
-    columns = _loop("j", width, store(sym("i"), sym("j")), Kind.VECTOR)
-    return _loop("i", height, columns, Kind.UNROLL)
-
-
-def _suffix(dim: Expr) -> str:
-    """What tells kernels apart: a number known when they are made."""
-    return f"_{dim.value}" if dim.is_const else ""
-
-
-def _sizes(*dims: Expr) -> tuple[Expr, ...]:
-    """Those that are parameters."""
-    return tuple(dim for dim in dims if not dim.is_const)
-
-
-def _names(dims: Sequence[Expr]) -> tuple[str, ...]:
-    return tuple(str(dim) for dim in dims)
-
-
-def scores_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
-    return f"attention_scores_{dtype}_{height}x{tile.NR}{_suffix(head)}"
-
-
-def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
-    """`height` rows of q times `wide` panels, then times the first vector of one more.
-
-    The rows' distance is a number in the instructions where the head size is known.
-    """
-    depth = head if head.is_const else sym("D")
-    wide, narrow, p, d = sym("wide"), sym("narrow"), sym("p"), sym("d")
-    q = buffer("q", dtype, (height, depth), Role.IN)
-    k = buffer("k", dtype, (wide + narrow, depth, tile.NR), Role.IN)
-    s = buffer("s", dtype, (height, tile.KC), Role.OUT)
-
-    def panel(width: int) -> Stmt:
-        acc = buffer("acc", dtype, (height, width), Role.REGISTER)
-
-        def step(i: Expr, j: Expr) -> Stmt:
-            value = Fma(Load(q, (i, d)), Load(k, (p, d, j)), Load(acc, (i, j)))
-            return Store(acc, (i, j), value)
-
-        def finish(i: Expr, j: Expr) -> Stmt:
-            return Store(s, (i, p * tile.NR + j), Load(acc, (i, j)))
-
-        clear = _over_tile(height, width, lambda i, j: Store(acc, (i, j), _zero(dtype)))
-        run = _loop("d", depth, _over_tile(height, width, step))
-        return Block((Alloc(acc), clear, run, _over_tile(height, width, finish)))
-
-    body = Block(
-        (
-            _loop("p", wide, panel(tile.NR)),
-            _loop("p", wide + narrow, panel(tile.lanes), begin=wide),
-        )
-    )
-    name = scores_kernel_name(dtype, height, tile, head)
-    return LoopFunc(name, _names((*_sizes(depth), wide, narrow)), (q, k, s), body)
-
-
-def values_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
-    return f"attention_values_{dtype}_{height}x{tile.NR}{_suffix(head)}"
-
-
-def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
-    """result = probabilities x values (+ result * factor, behind the first block)."""
-    nr = tile.NR
-    width = head if head.is_const else sym("E")
-    keys, ldv, later = sym("N"), sym("ldv"), sym("later")
-    n, c = sym("n"), sym("c")
-    s = buffer("s", dtype, (height, tile.KC), Role.IN)
-    v = buffer("v", dtype, (keys, width), Role.IN, (ldv, ONE))
-    factor = buffer("factor", dtype, (height,), Role.IN)
-    o = buffer("o", dtype, (height, width), Role.INOUT)
-
-    def columns(first: Expr, room: int, count: Expr | int) -> Stmt:
-        acc = buffer("acc", dtype, (height, room), Role.REGISTER)
-
-        def step(i: Expr, j: Expr) -> Stmt:
-            value = Fma(Load(s, (i, n)), Load(v, (n, first + j)), Load(acc, (i, j)))
-            return Store(acc, (i, j), value)
-
-        def finish(i: Expr, j: Expr) -> Stmt:
-            return Store(o, (i, first + j), Load(acc, (i, j)))
-
-        def join(i: Expr, j: Expr) -> Stmt:
-            at = (i, first + j)
-            return Store(o, at, Fma(Load(o, at), Load(factor, (i,)), Load(acc, (i, j))))
-
-        return Block(
-            (
-                Alloc(acc),
-                _over_tile(height, room, lambda i, j: Store(acc, (i, j), _zero(dtype))),
-                _loop("n", keys, _over_tile(height, count, step)),
-                If(
-                    Binary("gt", Index(later), Index(ZERO)),
-                    _over_tile(height, count, join),
-                    _over_tile(height, count, finish),
-                ),
-            )
-        )
-
-    body: list[Stmt] = []
-    whole = floordiv(width, nr)
-    if whole != ZERO:
-        body.append(_loop("c", whole, columns(c * nr, nr, nr)))
-    if not width.is_const:
-        rest = width - whole * nr
-        body.append(
-            _loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole)
-        )
-    elif width.value % nr:
-        body.append(columns(whole * nr, width.value % nr, width.value % nr))
-    name = values_kernel_name(dtype, height, tile, head)
-    sizes = _names((*_sizes(width), keys, ldv, later))
-    return LoopFunc(name, sizes, (s, v, factor, o), Block(tuple(body)))
 
 
 # ---- the kernel
@@ -432,7 +277,7 @@ class _Builder:
         t, tiles, step = _at("t"), maximum(_at("tiles"), 1), _at("step")
         steps = ceildiv(rows, step)
         even, over = floordiv(steps, tiles), mod(steps, tiles)
-        tile_loop = _loop(
+        tile_loop = loop(
             "_at_t",
             _at("tiles"),
             Block(
@@ -464,7 +309,7 @@ class _Builder:
             _let("kv_blocks", maximum(ceildiv(end, self.tile.KC), 1)),
             _let("length", cut),
             self.load_rows(),
-            _loop("_at_b", blocks, columns),
+            loop("_at_b", blocks, columns),
             self.store_rows(),
         ]
 
@@ -478,21 +323,21 @@ class _Builder:
         lowest = Const(float("-inf"), self.compute)
         body = (
             *lets,
-            _loop("_at_d", self.spec.head, store, Kind.VECTOR),
+            loop("_at_d", self.spec.head, store, Kind.VECTOR),
             Store(self.stats, (*SCRATCH, MAXIMUM, i), lowest),
-            Store(self.stats, (*SCRATCH, SUM, i), _zero(self.compute)),
+            Store(self.stats, (*SCRATCH, SUM, i), zero(self.compute)),
         )
-        clear = Store(self.queries, (*SCRATCH, i, d), _zero(self.compute))
+        clear = Store(self.queries, (*SCRATCH, i, d), zero(self.compute))
         padding = (
-            _loop("_at_d", self.spec.head, clear, Kind.VECTOR),
-            Store(self.stats, (*SCRATCH, FACTOR, i), _zero(self.compute)),
+            loop("_at_d", self.spec.head, clear, Kind.VECTOR),
+            Store(self.stats, (*SCRATCH, FACTOR, i), zero(self.compute)),
         )
         end = ceildiv(_at("rows"), self.tile.step) * self.tile.step
         return Block(
             (
                 Local("_at_scale", self.compute, self.scale()),
-                _loop("_at_i", _at("rows"), Block(body)),
-                _loop("_at_i", end, Block(padding), begin=_at("rows")),
+                loop("_at_i", _at("rows"), Block(body)),
+                loop("_at_i", end, Block(padding), begin=_at("rows")),
             )
         )
 
@@ -509,9 +354,9 @@ class _Builder:
         i, e = _at("i"), _at("e")
         lets, head, query = self.position(_at("first") + i)
         compute = self.compute
-        total, zero = Read("_at_total", compute), _zero(compute)
+        total, nothing = Read("_at_total", compute), zero(compute)
         inverse = Binary("div", Const(1.0, compute), total)
-        inverse_or_zero = Select(Binary("eq", total, zero), zero, inverse)
+        inverse_or_zero = Select(Binary("eq", total, nothing), nothing, inverse)
         found, factor = (
             Load(self.result, (*SCRATCH, i, e)),
             Read("_at_inverse", compute),
@@ -524,9 +369,9 @@ class _Builder:
             *lets,
             Local("_at_total", compute, Load(self.stats, (*SCRATCH, SUM, i))),
             Local("_at_inverse", compute, inverse_or_zero),
-            _loop("_at_e", self.spec.value_head, store, Kind.VECTOR),
+            loop("_at_e", self.spec.value_head, store, Kind.VECTOR),
         )
-        return _loop("_at_i", _at("rows"), Block(body))
+        return loop("_at_i", _at("rows"), Block(body))
 
     # ---- a block of keys
 
@@ -540,14 +385,14 @@ class _Builder:
             where = _is("lt", at, count) if masked else None
             load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
             store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
-            columns = _loop("_at_j", width, store, Kind.VECTOR)
-            return _loop("_at_d", self.spec.head, columns)
+            columns = loop("_at_j", width, store, Kind.VECTOR)
+            return loop("_at_d", self.spec.head, columns)
 
         whole, lanes = floordiv(count, nr), self.tile.lanes
         rest = If(_is("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
         body = (
-            _loop("_at_p", whole, panel(nr, False)),
-            _loop("_at_p", ceildiv(count, nr), rest, begin=whole),
+            loop("_at_p", whole, panel(nr, False)),
+            loop("_at_p", ceildiv(count, nr), rest, begin=whole),
         )
         return If(_is("gt", _at("rows"), FEW[-1]), Block(body))
 
@@ -557,8 +402,8 @@ class _Builder:
         n, e = _at("n"), _at("e")
         index = (*self.batch_at, self.kv_head, _at("column") + n, e)
         store = Store(self.values, (*SCRATCH, n, e), self.widened(Load(self.v, index)))
-        columns = _loop("_at_e", self.spec.value_head, store, Kind.VECTOR)
-        return [_loop("_at_n", _at("count"), columns)]
+        columns = loop("_at_e", self.spec.value_head, store, Kind.VECTOR)
+        return [loop("_at_n", _at("count"), columns)]
 
     # ---- a tile of rows
 
@@ -592,7 +437,7 @@ class _Builder:
         def call(height: int) -> Call:
             return Call(
                 scores_kernel_name(self.compute, height, self.tile, head),
-                (*_sizes(head), _at("wide"), _at("narrow")),
+                (*symbolic(head), _at("wide"), _at("narrow")),
                 (
                     (self.queries, (*SCRATCH, _at("start"), ZERO)),
                     (self.panels, (*SCRATCH, ZERO, ZERO, ZERO)),
@@ -615,7 +460,7 @@ class _Builder:
         body = Block(
             (
                 Accumulator("_at_dot", self.compute, "sum"),
-                _loop(
+                loop(
                     "_at_d",
                     self.spec.head,
                     Accumulate("_at_dot", product_),
@@ -624,7 +469,7 @@ class _Builder:
                 Store(self.scores, (*SCRATCH, i, n), Read("_at_dot", self.compute)),
             )
         )
-        return _loop("_at_i", _at("height"), _loop("_at_n", _at("columns"), body))
+        return loop("_at_i", _at("height"), loop("_at_n", _at("columns"), body))
 
     def values_call(self) -> Stmt:
         head = self.spec.value_head
@@ -638,7 +483,7 @@ class _Builder:
         def call(height: int) -> Call:
             return Call(
                 values_kernel_name(self.compute, height, self.tile, head),
-                (*_sizes(head), _at("columns"), ldv, _at("b")),
+                (*symbolic(head), _at("columns"), ldv, _at("b")),
                 (
                     (self.scores, (*SCRATCH, ZERO, ZERO)),
                     source,
@@ -660,8 +505,8 @@ class _Builder:
         rows = minimum(_at("height"), _at("rows") - _at("start"))
         return [
             _let("tile_rows", rows),
-            _loop("_at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
-            _loop("_at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
+            loop("_at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
+            loop("_at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
         ]
 
     def seen(self, query: Expr) -> Expr:
@@ -706,7 +551,7 @@ class _Builder:
                 *kept,
                 Store(best, (j,), chosen),
             )
-            return _loop("_at_j", nr, Block(body), Kind.VECTOR)
+            return loop("_at_j", nr, Block(body), Kind.VECTOR)
 
         before, after = Read("_at_before", compute), Read("_at_after", compute)
         both = Select(Binary("gt", highest, before), highest, before)
@@ -716,13 +561,11 @@ class _Builder:
             *(lets if self.spec.causal or self.mask is not None else []),
             _let("seen", self.seen(query)),
             Alloc(best),
-            _loop("_at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
-            _loop("_at_c", whole, columns(tail=False)),
-            _loop("_at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
+            loop("_at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
+            loop("_at_c", whole, columns(tail=False)),
+            loop("_at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
             Accumulator("_at_highest", compute, "max"),
-            _loop(
-                "_at_j", nr, Accumulate("_at_highest", Load(best, (j,))), Kind.VECTOR
-            ),
+            loop("_at_j", nr, Accumulate("_at_highest", Load(best, (j,))), Kind.VECTOR),
             Local("_at_before", compute, Load(self.stats, self.stat(MAXIMUM))),
             Local("_at_after", compute, both),
             Store(self.stats, self.stat(MAXIMUM), after),
@@ -748,7 +591,7 @@ class _Builder:
         body = Block(
             (
                 Local("_at_below", compute, distance),
-                Local("_at_power", compute, Select(tiny, _zero(compute), raised)),
+                Local("_at_power", compute, Select(tiny, zero(compute), raised)),
                 Store(self.scores, score, power),
                 Accumulate("_at_sum", power),
             )
@@ -761,29 +604,29 @@ class _Builder:
         steps: list[Stmt] = [
             Local("_at_shift", compute, self.shift(highest)),
             Accumulator("_at_sum", compute, "sum"),
-            _loop("_at_j", _at("seen"), body, Kind.VECTOR),
+            loop("_at_j", _at("seen"), body, Kind.VECTOR),
             Store(self.stats, self.stat(SUM), total),
         ]
         lets: list[Stmt] = []
         query = ZERO
         if self.spec.causal:
             lets, _, query = self.position(_at("first") + _at("start") + _at("i"))
-            hidden = Store(self.scores, score, _zero(compute))
+            hidden = Store(self.scores, score, zero(compute))
             steps.append(
-                _loop("_at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
+                loop("_at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
             )
         return [*lets, _let("seen", self.seen(query)), *steps]
 
     def shift(self, highest: LoopValue) -> LoopValue:
         """What is subtracted: the maximum, or 0 where all columns are masked."""
         lowest = Const(float("-inf"), self.compute)
-        return Select(Binary("eq", highest, lowest), _zero(self.compute), highest)
+        return Select(Binary("eq", highest, lowest), zero(self.compute), highest)
 
     def mask_value(self, load: Load) -> LoopValue:
         if dtype_of(load) is not DType.BOOL:
             return self.widened(load)
         lowest = Const(float("-inf"), self.compute)
-        return Select(load, _zero(self.compute), lowest)
+        return Select(load, zero(self.compute), lowest)
 
 
 def _unflatten(

@@ -232,6 +232,14 @@ class _Fuser:
                     found.append(value)
         return found
 
+    def _dear(self, op: Op) -> bool:
+        """Whether to compute the op again costs more than to read its result."""
+        if op.name in ("index", "take_along"):
+            # A gather at positions that are counted, not read, is only a load.
+            sources = (self.producers.get(v) for v in op.operands[1:])
+            return any(o is None or not is_transparent(o) for o in sources)
+        return op.name in DEAR or op.name == "concat"
+
     def _recomputes(self, a: _Group, shape: Structure) -> bool:
         """Whether a dear part of `a` would be computed once per broadcast copy."""
         if shape.reduced or self._root(a) is not None:
@@ -243,8 +251,7 @@ class _Fuser:
             sizes = {numel(shape.domain, self.facts)}
         for k in a.ops:
             op = self.ops[k]
-            dear = op.name in DEAR or op.name in ("index", "take_along", "concat")
-            if dear and numel(op.result.shape, self.facts) not in sizes:
+            if self._dear(op) and numel(op.result.shape, self.facts) not in sizes:
                 return True
         return False
 

@@ -168,7 +168,6 @@ def test_one_kernel(name: str) -> None:
     assert kinds(fused(model, (x,), dims_of(x))) == [kind]
 
 
-@pytest.mark.xfail(reason="a lookup that is broadcast counts as too dear to repeat")
 def test_positions_and_layer_norm_are_one_kernel() -> None:
     def embed(
         x: Tensor, words: nn.Module, places: nn.Module, norm: nn.Module

@@ -1,0 +1,202 @@
+"""Micro-kernels of attention: tiles of scores and of results, in registers.
+
+A scores kernel is `height` rows of queries times one panel of packed keys. A values
+kernel is `height` rows of weights times the values of a block, joined with the earlier
+result times its factor. Heights are multiples of a step, so that few kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.loops import (
+    Alloc,
+    Binary,
+    Block,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Load,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
+from pliant.ir.types import DType
+from pliant.kernels.tiles import gemm_tile
+from pliant.sym import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    sym,
+)
+from pliant.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Sizes of tiles; they follow from element type and target.
+
+    Heights of tiles are multiples of `step`. Rows up to a whole step are computed and
+    thrown away: few kernels, quick to compile.
+    """
+
+    MR: int
+    NR: int
+    KC: int  # columns of a block of keys
+    lanes: int
+    step: int
+
+
+def blocking(dtype: DType, target: Target) -> Blocking:
+    """Long blocks, as each costs a pass over the result of every row.
+
+    But the scores of a tile, MR x KC, take at most half of the first cache, and keys
+    and values, each (KC, 128) for the larger heads in use, half of the second.
+    """
+    tile, size = gemm_tile(dtype, target), dtype.bytes
+    step = 4 if tile.MR >= 8 else 2
+    mr = tile.MR // step * step
+    kc = 512
+    while kc > 4 * tile.NR and (
+        2 * mr * kc * size > target.l1 or 4 * kc * 128 * size > target.l2
+    ):
+        kc //= 2
+    return Blocking(mr, tile.NR, kc, target.vector_bytes // size, step)
+
+
+def loop(
+    var: str, end: Expr | int, body: Stmt, kind: Kind = Kind.SERIAL, begin: Expr = ZERO
+) -> For:
+    return For(var, begin, as_expr(end), body, kind)
+
+
+def zero(dtype: DType) -> Const:
+    return Const(0.0, dtype)
+
+
+def over_tile(
+    height: int, width: Expr | int, store: Callable[[Expr, Expr], Stmt]
+) -> Stmt:
+    """Every element of a register tile, a row's columns as vectors."""
+    columns = loop("j", width, store(sym("i"), sym("j")), Kind.VECTOR)
+    return loop("i", height, columns, Kind.UNROLL)
+
+
+def suffix(dim: Expr) -> str:
+    """What tells kernels apart: a number known when they are made."""
+    return f"_{dim.value}" if dim.is_const else ""
+
+
+def symbolic(*dims: Expr) -> tuple[Expr, ...]:
+    """Those that are parameters."""
+    return tuple(dim for dim in dims if not dim.is_const)
+
+
+def names_of(dims: Sequence[Expr]) -> tuple[str, ...]:
+    return tuple(str(dim) for dim in dims)
+
+
+def scores_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
+    return f"attention_scores_{dtype}_{height}x{tile.NR}{suffix(head)}"
+
+
+def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
+    """`height` rows of q times `wide` panels, then times the first vector of one more.
+
+    The rows' distance is a number in the instructions where the head size is known.
+    """
+    depth = head if head.is_const else sym("D")
+    wide, narrow, p, d = sym("wide"), sym("narrow"), sym("p"), sym("d")
+    q = buffer("q", dtype, (height, depth), Role.IN)
+    k = buffer("k", dtype, (wide + narrow, depth, tile.NR), Role.IN)
+    s = buffer("s", dtype, (height, tile.KC), Role.OUT)
+
+    def panel(width: int) -> Stmt:
+        acc = buffer("acc", dtype, (height, width), Role.REGISTER)
+
+        def step(i: Expr, j: Expr) -> Stmt:
+            value = Fma(Load(q, (i, d)), Load(k, (p, d, j)), Load(acc, (i, j)))
+            return Store(acc, (i, j), value)
+
+        def finish(i: Expr, j: Expr) -> Stmt:
+            return Store(s, (i, p * tile.NR + j), Load(acc, (i, j)))
+
+        clear = over_tile(height, width, lambda i, j: Store(acc, (i, j), zero(dtype)))
+        run = loop("d", depth, over_tile(height, width, step))
+        return Block((Alloc(acc), clear, run, over_tile(height, width, finish)))
+
+    body = Block(
+        (
+            loop("p", wide, panel(tile.NR)),
+            loop("p", wide + narrow, panel(tile.lanes), begin=wide),
+        )
+    )
+    name = scores_kernel_name(dtype, height, tile, head)
+    return LoopFunc(name, names_of((*symbolic(depth), wide, narrow)), (q, k, s), body)
+
+
+def values_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
+    return f"attention_values_{dtype}_{height}x{tile.NR}{suffix(head)}"
+
+
+def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
+    """result = probabilities x values (+ result * factor, behind the first block)."""
+    nr = tile.NR
+    width = head if head.is_const else sym("E")
+    keys, ldv, later = sym("N"), sym("ldv"), sym("later")
+    n, c = sym("n"), sym("c")
+    s = buffer("s", dtype, (height, tile.KC), Role.IN)
+    v = buffer("v", dtype, (keys, width), Role.IN, (ldv, ONE))
+    factor = buffer("factor", dtype, (height,), Role.IN)
+    o = buffer("o", dtype, (height, width), Role.INOUT)
+
+    def columns(first: Expr, room: int, count: Expr | int) -> Stmt:
+        acc = buffer("acc", dtype, (height, room), Role.REGISTER)
+
+        def step(i: Expr, j: Expr) -> Stmt:
+            value = Fma(Load(s, (i, n)), Load(v, (n, first + j)), Load(acc, (i, j)))
+            return Store(acc, (i, j), value)
+
+        def finish(i: Expr, j: Expr) -> Stmt:
+            return Store(o, (i, first + j), Load(acc, (i, j)))
+
+        def join(i: Expr, j: Expr) -> Stmt:
+            at = (i, first + j)
+            return Store(o, at, Fma(Load(o, at), Load(factor, (i,)), Load(acc, (i, j))))
+
+        return Block(
+            (
+                Alloc(acc),
+                over_tile(height, room, lambda i, j: Store(acc, (i, j), zero(dtype))),
+                loop("n", keys, over_tile(height, count, step)),
+                If(
+                    Binary("gt", Index(later), Index(ZERO)),
+                    over_tile(height, count, join),
+                    over_tile(height, count, finish),
+                ),
+            )
+        )
+
+    body: list[Stmt] = []
+    whole = floordiv(width, nr)
+    if whole != ZERO:
+        body.append(loop("c", whole, columns(c * nr, nr, nr)))
+    if not width.is_const:
+        rest = width - whole * nr
+        body.append(
+            loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole)
+        )
+    elif width.value % nr:
+        body.append(columns(whole * nr, width.value % nr, width.value % nr))
+    name = values_kernel_name(dtype, height, tile, head)
+    sizes = names_of((*symbolic(width), keys, ldv, later))
+    return LoopFunc(name, sizes, (s, v, factor, o), Block(tuple(body)))
