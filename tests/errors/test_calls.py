@@ -231,7 +231,9 @@ def test_device(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
     assert "cpu" in str(error)
 
 
-@pytest.mark.parametrize("wrong", ["text", None, 3, 3.5, [[1, 2]], object()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", ["text", None, 3, 3.5, [[1, 2]], object()], ids=lambda v: type(v).__name__
+)
 def test_python_type(
     bert: pliant.CompiledModel, usable: Callable[[], None], wrong: object
 ) -> None:
