@@ -24,7 +24,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The slow tests alone: every model of the zoo over many shapes.
 sweep: setup

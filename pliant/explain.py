@@ -13,7 +13,7 @@ from pliant.sym import Guard, as_expr, sym
 def formula(program: Program, threads: int) -> str:
     """Peak bytes over the dims: the largest of a few polynomials."""
     terms = [
-        e.substitute({"threads": as_expr(threads)})
+        program.facts.canonical(e.substitute({"threads": as_expr(threads)}))
         for e in peak_terms(program.memory, program.facts)
     ]
     texts = sorted({str(e) for e in terms})
