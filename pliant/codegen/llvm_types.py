@@ -63,12 +63,6 @@ def lanes_of(value: Any) -> int:
     return int(typ.count) if isinstance(typ, ll.VectorType) else 1
 
 
-def int_of_size(typ: Any) -> Any:
-    """The integer type, of as many lanes, with the bits of a float type."""
-    scalar = I32 if scalar_of(typ) == F32 else I64
-    return widen(scalar, typ.count if isinstance(typ, ll.VectorType) else 1)
-
-
 class SplatConstant(ll.Constant):  # type: ignore[misc]
     """A vector constant, printed as LLVM prints it: short however many the lanes."""
 

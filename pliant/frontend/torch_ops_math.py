@@ -440,10 +440,6 @@ def log_sigmoid(cx: Context, x: Value) -> Value:
     return cx.sub(cx.arith("minimum", x, 0.0), cx.unary("log1p", decay))
 
 
-def softsign(cx: Context, x: Value) -> Value:
-    return cx.div(x, cx.add(cx.unary("abs", x), 1.0))
-
-
 def softshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
     out = cx.select(cx.arith("lt", x, -lambd), cx.add(x, lambd), cx.mul(x, 0.0))
     return cx.select(cx.arith("gt", x, lambd), cx.sub(x, lambd), out)
@@ -454,10 +450,6 @@ def hardshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
         "logical_and", cx.arith("ge", x, -lambd), cx.arith("le", x, lambd)
     )
     return cx.select(inside, cx.tensor(0.0, x.dtype), x)
-
-
-def tanhshrink(cx: Context, x: Value) -> Value:
-    return cx.sub(x, cx.unary("tanh", x))
 
 
 def threshold(cx: Context, x: Value, threshold: float, value: float) -> Value:

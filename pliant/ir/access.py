@@ -214,7 +214,7 @@ def pull(op: Op, index: Index, space: Space) -> Index:
         case "broadcast":
             axes = op.ints_attr("axes")
             return tuple(
-                as_expr(0) if _is_one(x.shape[k]) else index[axis]
+                as_expr(0) if is_one(x.shape[k]) else index[axis]
                 for k, axis in enumerate(axes)
             )
         case "reshape":
@@ -239,7 +239,7 @@ def pull(op: Op, index: Index, space: Space) -> Index:
             raise ValueError(f"{op.name} is not a view")
 
 
-def _is_one(dim: Expr) -> bool:
+def is_one(dim: Expr) -> bool:
     return dim.is_const and dim.value == 1
 
 

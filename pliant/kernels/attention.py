@@ -70,8 +70,8 @@ from pliant.kernels.attention_tiles import (
     symbolic,
     values_kernel,
     values_kernel_name,
-    zero,
 )
+from pliant.kernels.gemm import THREADS, UNIT_WORK, unflatten_unit, zero
 from pliant.lower.to_loops import size_symbols
 from pliant.sym import (
     ONE,
@@ -94,9 +94,7 @@ LEAST_ROWS = 48  # below, a unit is not split for the sake of threads
 FEW = (1, 2)
 # exp is a normal number from here on; weights below are 0.
 LEAST_EXPONENT = {DType.F32: -87.0, DType.F64: -708.0}
-UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 
-THREADS = sym("threads")
 SCRATCH = (sym(WORKER),)
 
 
@@ -226,7 +224,7 @@ class _Builder:
         split = Select(even, Index(ONE), Index(most))
         blocks = maximum(ceildiv(self.rows, ROWS), _at("split"), 1)
         extents = (*spec.batch, spec.kv_heads, _at("row_blocks"))
-        lets, at = _unflatten(_at("u"), extents)
+        lets, at = unflatten_unit(_at("u"), extents)
         self.batch_at, self.kv_head = at[:-2], at[-2]
         work = _at("block_rows") * spec.kv_len * (spec.head + spec.value_head)
         units = outer * _at("row_blocks")
@@ -627,20 +625,3 @@ class _Builder:
             return self.widened(load)
         lowest = Const(float("-inf"), self.compute)
         return Select(load, zero(self.compute), lowest)
-
-
-def _unflatten(
-    position: Expr, extents: Sequence[Expr]
-) -> tuple[list[Stmt], tuple[Expr, ...]]:
-    """Lets that take a unit number apart, and the index they give."""
-    lets: list[Stmt] = []
-    index: list[Expr] = []
-    for k, extent in reversed(list(enumerate(extents))):
-        if extent == ONE:
-            index.append(ZERO)
-            continue
-        safe = extent if extent.is_const else maximum(extent, 1)
-        lets.append(_let(f"u{k}", position if k == 0 else mod(position, safe)))
-        position = floordiv(position, safe)
-        index.append(_at(f"u{k}"))
-    return lets, tuple(reversed(index))

@@ -14,7 +14,6 @@ from pliant.ir.loops import (
     Alloc,
     Binary,
     Block,
-    Const,
     Fma,
     For,
     If,
@@ -28,6 +27,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.kernels.gemm import zero
 from pliant.kernels.tiles import gemm_tile
 from pliant.sym import (
     ONE,
@@ -77,10 +77,6 @@ def loop(
     var: str, end: Expr | int, body: Stmt, kind: Kind = Kind.SERIAL, begin: Expr = ZERO
 ) -> For:
     return For(var, begin, as_expr(end), body, kind)
-
-
-def zero(dtype: DType) -> Const:
-    return Const(0.0, dtype)
 
 
 def over_tile(

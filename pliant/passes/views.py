@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pliant.ir.access import VIEWS, segments
+from pliant.ir.access import VIEWS, is_one, segments
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import contiguous_strides
 from pliant.sym import Expr, Facts, as_expr
@@ -33,7 +33,7 @@ class View:
         pairs = zip(
             self.shape, self.strides, contiguous_strides(self.shape), strict=True
         )
-        return all(have == want or _is_one(dim) for dim, have, want in pairs)
+        return all(have == want or is_one(dim) for dim, have, want in pairs)
 
 
 def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View | None:
@@ -49,7 +49,7 @@ def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View |
         case "broadcast":
             strides = [as_expr(0)] * len(shape)
             for k, axis in enumerate(op.ints_attr("axes")):
-                if not _is_one(source.shape[k]):
+                if not is_one(source.shape[k]):
                     strides[axis] = source.strides[k]
             return View(source.base, source.offset, shape, tuple(strides))
         case "transpose":
@@ -82,7 +82,7 @@ def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View |
 def _reshape(source: View, shape: tuple[Expr, ...], facts: Facts) -> View | None:
     strides: list[Expr] = []
     for here, there in segments(source.shape, shape, facts):
-        dims = [k for k in here if not _is_one(source.shape[k])]
+        dims = [k for k in here if not is_one(source.shape[k])]
         for k, inner in pairwise(dims):
             if source.strides[k] != source.strides[inner] * source.shape[inner]:
                 return None
@@ -90,7 +90,3 @@ def _reshape(source: View, shape: tuple[Expr, ...], facts: Facts) -> View | None
         within = contiguous_strides(tuple(shape[k] for k in there))
         strides.extend(step * s for s in within)
     return View(source.base, source.offset, shape, tuple(strides))
-
-
-def _is_one(dim: Expr) -> bool:
-    return dim.is_const and dim.value == 1
