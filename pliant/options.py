@@ -14,6 +14,7 @@ class Options:
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
     share: bool = True  # generate identical kernels once
+    variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     order: bool = True
     remat: bool = True
     chunk: bool = True
