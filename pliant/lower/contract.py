@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: their operands, and the epilogue on their tiles."""
+"""Matrix products: their operands, and the epilogue on their tiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import TensorType
-from pliant.kernels.conv import Convolution, conv
 from pliant.kernels.gemm import (
     Product,
     TileAt,
@@ -219,54 +218,12 @@ def lower_matmul(
         (b_buffer, packed),
         *((buf, v) for v, buf in epilogue.inputs.items()),
         *((buf, v) for v, buf in epilogue.outputs.items()),
-        (scratch, _scratch(scratch)),
+        (scratch, scratch_of(scratch)),
     ]
-    func = _function(name, body, [buf for buf, _ in buffers])
+    func = function_of(name, body, [buf for buf, _ in buffers])
     helpers = tuple(micro_kernels(dtype, target))
     steps.append(Step(func, tuple(arg for _, arg in buffers), helpers))
     return steps
-
-
-def lower_conv(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-) -> list[Step]:
-    (root,) = (op for op in region.ops if op.name == "conv")
-    epilogue = TileEpilogue(region, root, facts, number_check)
-    x, w = root.operands
-    image, weight = operands.views[x], operands.views[w]
-    spec = Convolution(
-        root.result.dtype,
-        x.shape,
-        w.shape,
-        root.result.shape,
-        image.strides,
-        root.ints_attr("stride"),
-        tuple(as_expr(p) for p in root.ints_attr("low")),
-        root.ints_attr("dilation"),
-        root.int_attr("groups"),
-    )
-    spatial = tuple(range(2, len(x.shape)))
-
-    def write(at: TileAt) -> list[Stmt]:
-        return epilogue.write(at, TileAxes(((0, at.batch[0]),), (1,), spatial))
-
-    body, (x_buffer, w_buffer, panel, scratch) = conv(spec, target, write)
-    buffers: list[tuple[Buffer, Argument]] = [
-        (x_buffer, image),
-        (w_buffer, weight),
-        *((buf, v) for v, buf in epilogue.inputs.items()),
-        *((buf, v) for v, buf in epilogue.outputs.items()),
-        (panel, _scratch(panel)),
-        (scratch, _scratch(scratch)),
-    ]
-    func = _function(name, body, [buf for buf, _ in buffers])
-    helpers = tuple(micro_kernels(spec.dtype, target))
-    return [Step(func, tuple(arg for _, arg in buffers), helpers)]
 
 
 def _row_stride(view: View) -> Expr | None:
@@ -322,13 +279,13 @@ def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
     return Constant(f"{constant.name}.packed", kind, packed)
 
 
-def _scratch(buf: Buffer) -> Scratch:
+def scratch_of(buf: Buffer) -> Scratch:
     return Scratch(TensorType(buf.dtype, buf.shape[1:]))
 
 
 def _sized(func: LoopFunc) -> LoopFunc:
-    return _function(func.name, func.body, func.buffers)
+    return function_of(func.name, func.body, func.buffers)
 
 
-def _function(name: str, body: Stmt, buffers: Sequence[Buffer]) -> LoopFunc:
+def function_of(name: str, body: Stmt, buffers: Sequence[Buffer]) -> LoopFunc:
     return LoopFunc(name, size_symbols(body, buffers), tuple(buffers), body)

@@ -23,7 +23,8 @@ from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
-from pliant.lower.contract import Operands, lower_conv, lower_matmul, whole_weight
+from pliant.lower.contract import Operands, lower_matmul, whole_weight
+from pliant.lower.convolve import lower_conv
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
