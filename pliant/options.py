@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the compiler may do. All on by default."""
+    """What the compiler may do. All on by default, but for `profile`."""
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
@@ -19,3 +19,4 @@ class Options:
     remat: bool = True
     chunk: bool = True
     verify: bool = True  # check the IR after every stage
+    profile: bool = False  # on: calls keep the time of each kernel, for `profile`

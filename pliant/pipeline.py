@@ -74,6 +74,7 @@ class Program:
     imported: Module
     fused: Module
     lowered: Module
+    regions: tuple[Graph, ...]  # what each call of `lowered` computes, in order
     memory: Memory
     host: HostPlan
     solution: Solution
@@ -150,7 +151,10 @@ def compile_module(
         module = driver.run("fold", lambda m: fold(m, cx), module, Stage.DECOMPOSED)
     fused = driver.run("fuse", over_main(fuse, cx), module, Stage.FUSED)
     checks: list[str] = []
-    lowered = driver.run("lower", lambda m: lower(m, cx, checks), fused, Stage.LOWERED)
+    regions: list[Graph] = []
+    lowered = driver.run(
+        "lower", lambda m: lower(m, cx, checks, regions), fused, Stage.LOWERED
+    )
 
     started = perf_counter()
     memory = liveness(lowered.main)
@@ -173,6 +177,7 @@ def compile_module(
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
         lowered.libraries,
+        profile=options.profile,
     )
     driver.time("codegen", started)
     started = perf_counter()
@@ -186,6 +191,7 @@ def compile_module(
         imported,
         fused,
         lowered,
+        tuple(regions),
         memory,
         host,
         solution,

@@ -6,6 +6,9 @@
 
 `pliant_bind` runs at every call, `pliant_sizes` once per new shape, and `pliant_run` is
 straight-line code over the plan's table: no shape is interpreted at run time.
+
+Profiled code also reads the clock before and after each kernel. The times go to a
+block that follows the weights, two words per kernel; other code has none of it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import llvmlite.ir as ll
 
 from pliant.codegen.llvm_dims import Dims
 from pliant.codegen.llvm_types import I64, PTR, VOID
-from pliant.ir.graph import Graph, Library, Value
+from pliant.ir.graph import Graph, Library, Op, Value
 from pliant.passes.memory import Memory
 from pliant.sym import Cond, Expr, Guard, Solution, sym
 
@@ -58,6 +61,7 @@ class HostPlan:
     buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
     output_slots: tuple[int, ...]  # first table slot of each result's dims
     constants: tuple[str, ...]  # weight number -> constant name
+    stamps: int  # words of the block of times after the weights; 0: not profiled
 
 
 def emit_host(
@@ -69,6 +73,8 @@ def emit_host(
     shapes: Sequence[tuple[str, tuple[Expr, ...]]],
     input_numbers: dict[Value, int],
     libraries: Mapping[str, Library],
+    *,
+    profile: bool = False,
 ) -> HostPlan:
     """Adds the three functions; `shapes` are the inputs' names and symbolic dims."""
     symbols = tuple(b.symbol for b in solution.bindings)
@@ -77,10 +83,35 @@ def emit_host(
         table.slot(sym(name))
     buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
     output_slots = tuple(table.run(v.shape) for v in graph.results)
-    constants = _emit_run(module, graph, memory, table, input_numbers, libraries)
+    constants = _constants(graph)
+    clock = _Clock(module, len(constants)) if profile else None
+    _emit_run(module, graph, memory, table, input_numbers, libraries, clock)
     _emit_sizes(module, symbols, table)
     _emit_bind(module, solution, guards, shapes)
-    return HostPlan(symbols, guards, table, buffer_slots, output_slots, constants)
+    stamps = 0 if clock is None else clock.stamps
+    return HostPlan(
+        symbols, guards, table, buffer_slots, output_slots, constants, stamps
+    )
+
+
+def _constants(graph: Graph) -> tuple[str, ...]:
+    return tuple(op.str_attr("name") for op in graph.ops if op.name == "constant")
+
+
+class _Clock:
+    """Emits the reading of the clock around kernels."""
+
+    def __init__(self, module: ll.Module, block: int) -> None:
+        kind = ll.FunctionType(I64, [PTR])
+        self.read = ll.Function(module, kind, "plt_clock")
+        self.block = block  # its number among the weights
+        self.stamps = 0
+
+    def stamp(self, builder: Any, call: Any, weights: Any) -> None:
+        now = builder.call(self.read, [call])
+        block = _at(builder, weights, self.block, PTR)
+        builder.store(now, _address(builder, block, self.stamps, I64))
+        self.stamps += 1
 
 
 def _function(module: ll.Module, name: str, result: Any, count: int) -> Any:
@@ -164,7 +195,8 @@ def _emit_run(
     table: Table,
     input_numbers: dict[Value, int],
     libraries: Mapping[str, Library],
-) -> tuple[str, ...]:
+    clock: _Clock | None,
+) -> None:
     function, builder = _function(module, RUN, VOID, 1)
     (call,) = function.args
     arena, plan, offsets, inputs, outputs, weights = (
@@ -172,7 +204,7 @@ def _emit_run(
         for k in (ARENA, TABLE, OFFSETS, INPUTS, OUTPUTS, WEIGHTS)
     )
     pointers: dict[Value, Any] = {}
-    constants: list[str] = []
+    constants = 0
     numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     results = {v: k for k, v in enumerate(memory.outputs)}
     for param in graph.params:
@@ -187,12 +219,24 @@ def _emit_run(
             sizes[e] = _at(builder, plan, table.slot(e), I64)
         return sizes[e]
 
+    def run(callee: Any, op: Op) -> None:
+        arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
+        arguments += [pointers[v] for v in op.operands]
+        if callee is None:
+            kinds = [value.type for value in arguments]
+            symbol = libraries[op.str_attr("callee")].symbol
+            callee = ll.Function(module, ll.FunctionType(VOID, kinds), symbol)
+        if clock is not None:
+            clock.stamp(builder, call, weights)
+        builder.call(callee, arguments)
+        if clock is not None:
+            clock.stamp(builder, call, weights)
+
     for op in graph.ops:
         match op.name:
             case "constant":
-                constants.append(op.str_attr("name"))
-                at = _at(builder, weights, len(constants) - 1, PTR)
-                pointers[op.result] = at
+                pointers[op.result] = _at(builder, weights, constants, PTR)
+                constants += 1
             case "alloc" if op.result in results:
                 at = _at(builder, outputs, results[op.result], PTR)
                 pointers[op.result] = at
@@ -209,20 +253,10 @@ def _emit_run(
                 base = pointers[op.operands[0]]
                 pointers[op.result] = builder.gep(base, [offset], source_etype=byte)
             case "call_loop":
-                callee = module.globals[op.str_attr("callee")]
-                arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
-                arguments += [pointers[v] for v in op.operands]
-                builder.call(callee, arguments)
+                run(module.globals[op.str_attr("callee")], op)
             case "call_library":
-                arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
-                arguments += [pointers[v] for v in op.operands]
                 symbol = libraries[op.str_attr("callee")].symbol
-                kinds = [value.type for value in arguments]
-                callee = module.globals.get(symbol) or ll.Function(
-                    module, ll.FunctionType(VOID, kinds), symbol
-                )
-                builder.call(callee, arguments)
+                run(module.globals.get(symbol), op)
             case name:
                 raise NotImplementedError(f"host flow of op {name}")
     builder.ret_void()
-    return tuple(constants)

@@ -60,6 +60,7 @@ class _Lowering:
     constant_values: dict[str, Value] = field(default_factory=dict)
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
+    regions: list[Graph] = field(default_factory=list)  # what each call computes
 
     def number_check(self, message: str, loc: str) -> int:
         text = f"{message} ({loc})" if loc else message
@@ -117,8 +118,13 @@ class _Lowering:
         return self.known[key]
 
     def call(
-        self, step: Step | LibraryStep, arguments: Sequence[Value], loc: str
+        self,
+        step: Step | LibraryStep,
+        arguments: Sequence[Value],
+        region: Graph,
+        loc: str,
     ) -> None:
+        self.regions.append(region)
         if isinstance(step, LibraryStep):
             attrs: tuple[tuple[str, Attr], ...]
             attrs = (("callee", step.callee), ("sizes", step.sizes))
@@ -133,8 +139,16 @@ class _Lowering:
         self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
 
 
-def lower(module: Module, cx: Context, checks: list[str]) -> Module:
-    """Lowers every fusion of `main`; `checks` gets the messages of run-time checks."""
+def lower(
+    module: Module,
+    cx: Context,
+    checks: list[str],
+    regions: list[Graph] | None = None,
+) -> Module:
+    """Lowers every fusion of `main`.
+
+    `checks` gets the messages of run-time checks, `regions` what each call computes.
+    """
     graph = module.main
     names = Names(names_of(graph))
     state = _Lowering(module, cx, cx.facts(graph), graph, names, checks)
@@ -149,6 +163,8 @@ def lower(module: Module, cx: Context, checks: list[str]) -> Module:
             counts[kind] = counts.get(kind, -1) + 1
             _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
     results = _results(state, graph, producers)
+    if regions is not None:
+        regions.extend(state.regions)
     lowered = Graph(
         graph.name,
         graph.params,
@@ -220,7 +236,7 @@ def _lower_fusion(
             _argument(state, argument, views, buffers, name)
             for argument in step.arguments
         ]
-        state.call(step, arguments, op.loc)
+        state.call(step, arguments, region, op.loc)
 
 
 def _steps(
@@ -331,5 +347,5 @@ def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
     target = state.alloc(result.type, f"{result.name}_copy")
     buffers = {source: state.base(view.base), copied: target}
     arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]
-    state.call(step, arguments, "")
+    state.call(step, arguments, region, "")
     return target

@@ -243,7 +243,10 @@ def _address(function: Any) -> int:
 
 def symbols() -> dict[str, int]:
     """Addresses of what generated code may call."""
-    return {"plt_parallel": _address(load().plt_parallel)}
+    library = load()
+    return {
+        name: _address(getattr(library, name)) for name in ("plt_parallel", "plt_clock")
+    }
 
 
 def _torch_team() -> ctypes.CDLL | None:

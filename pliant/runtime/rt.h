@@ -77,6 +77,9 @@ typedef void (*plt_task)(void *args, int64_t begin, int64_t end, int64_t worker)
 PLT_API void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
                           int64_t grain);
 
+/* Nanoseconds of a monotonic clock: what profiled code stamps its kernels with. */
+PLT_API int64_t plt_clock(plt_call *call);
+
 /* ---- Status ------------------------------------------------------------------- */
 
 enum {                    /* detail[0], [1], [2] */
