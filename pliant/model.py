@@ -24,6 +24,7 @@ from pliant.explain import explain, formula
 from pliant.ir.types import DType
 from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
+from pliant.profile import KernelTime, kernel_times
 from pliant.runtime.binding import (
     SCALAR,
     BufferSpec,
@@ -123,12 +124,17 @@ class CompiledModel:
         self._weights = [
             program.lowered.constants[name] for name in program.host.constants
         ]
+        blocks: list[np.ndarray[Any, Any]] = [c.data for c in self._weights]
+        self._stamps = None
+        if program.host.stamps:
+            self._stamps = np.zeros(program.host.stamps, np.int64)
+            blocks.append(self._stamps)
         self._runtime = Model(
             _spec(program, signature, threads, memory_limit),
             program.code.address("pliant_run"),
             program.code.address("pliant_sizes"),
             program.code.address("pliant_bind"),
-            [c.data.ctypes.data for c in self._weights],
+            [block.ctypes.data for block in blocks],
         )
         self._threads, self._limit = threads, memory_limit
         self._direct = signature.is_direct
@@ -182,6 +188,23 @@ class CompiledModel:
             guard = self._program.guards[status.detail[0]]
             raise self._guard_error(guard, self._observed(sizes)) from None
         return dict(zip(self.dims, values, strict=True))
+
+    # ---- time
+
+    def profile(self, /, *args: Any, **kwargs: Any) -> list[KernelTime]:
+        """Runs once and tells the time of each kernel call, in order.
+
+        For a model compiled with `Options(profile=True)`. Calls from other threads
+        meanwhile write their times to the same place.
+        """
+        if self._stamps is None:
+            raise OptionError(
+                "this model keeps no times: compile it with Options(profile=True)"
+            )
+        self(*args, **kwargs)
+        flat = self._signature.flatten(args, kwargs)
+        dims = {**self.symbols_of(flat), "threads": self._threads}
+        return kernel_times(self._program, self._stamps.tolist(), dims)
 
     # ---- memory
 

@@ -1,0 +1,90 @@
+"""How much a kernel has to do: multiply-adds and memory traffic, as formulas.
+
+Counted on what a kernel computes (the region of its fusion), not on how: `flops` are
+those of the contraction, two per multiply-add, and `bytes` what must be read and
+written at least once. A roofline compares time with the larger of the two limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pliant.ir.graph import Graph, Op, Value
+from pliant.sym import Expr, as_expr, minimum, product
+
+GATHERS = frozenset({"index", "take_along"})
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one call of a kernel does, over the dims of the model."""
+
+    flops: Expr
+    bytes: Expr
+
+
+def op_flops(op: Op) -> Expr:
+    """Floating-point operations of a contraction; nothing for other ops."""
+    match op.name:
+        case "matmul":
+            return 2 * op.result.type.numel * op.operands[0].shape[-1]
+        case "conv":
+            return 2 * op.result.type.numel * product(op.operands[1].shape[1:])
+        case "conv_transpose":
+            return 2 * op.operands[0].type.numel * product(op.operands[1].shape[1:])
+        case "attention":
+            return _attention_flops(op)
+        case _:
+            return as_expr(0)
+
+
+def _attention_flops(op: Op) -> Expr:
+    query, key, value = op.operands[:3]
+    rows, columns = query.shape[-2], key.shape[-2]
+    pairs = rows * columns
+    if op.bool_attr("causal") and rows == columns:
+        pairs = rows * (rows + 1) // 2
+    return 2 * product(query.shape[:-2]) * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def region_work(region: Graph) -> Work:
+    """What the whole region does, however many calls it takes."""
+    flops = as_expr(0)
+    for op in region.ops:
+        flops = flops + op_flops(op)
+    users = region.users()
+    moved = as_expr(0)
+    for param in region.params:
+        moved = moved + _read_bytes(param, users.get(param, []))
+    for result in dict.fromkeys(region.results):
+        moved = moved + result.type.bytes
+    return Work(flops, moved)
+
+
+def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
+    """A table that is only looked up is read where it is looked up."""
+    looked_up = as_expr(0)
+    for op in users:
+        if op.name not in GATHERS or param in op.operands[1:]:
+            return param.type.bytes
+        looked_up = looked_up + op.result.type.bytes
+    return minimum(param.type.bytes, looked_up)
+
+
+def call_work(calls: Sequence[Op], regions: Sequence[Graph]) -> list[Work]:
+    """The work of every call of a lowered graph; `regions` are what they compute.
+
+    A region of several calls (a copy into panels, then the product) does its work in
+    the last one; those before it move their operands.
+    """
+    found: list[Work] = []
+    for number, (call, region) in enumerate(zip(calls, regions, strict=True)):
+        if number + 1 < len(regions) and regions[number + 1] is region:
+            moved = as_expr(0)
+            for value in call.operands:
+                moved = moved + value.type.bytes
+            found.append(Work(as_expr(0), moved))
+        else:
+            found.append(region_work(region))
+    return found
