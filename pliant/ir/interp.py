@@ -33,7 +33,7 @@ from pliant.ir.interp_loops import (
     run_loop,
     storage,
 )
-from pliant.ir.interp_ops import PURE, SIZED, resized, sizes_of
+from pliant.ir.interp_ops import PURE, SIZED, attention, masked, resized, sizes_of
 from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
@@ -372,7 +372,24 @@ def _resize(run: Interpreter, op: Op, env: dict[str, int], x: Array) -> Array:
     return resized(op, sizes_of(op.dims_attr("shape"), env), x, run.precise)
 
 
+def _attention(
+    run: Interpreter, op: Op, env: dict[str, int], *operands: Array
+) -> Array:
+    q, k, v, *others = operands
+
+    def score(scores: Array) -> Array:
+        if op.regions:
+            (scores,) = run.region(op.regions[0], [scores, *others], env)
+        else:
+            for mask in others:
+                scores = masked(scores, mask)
+        return scores
+
+    return attention(op, q, k, v, score)
+
+
 _SPECIAL: dict[str, Callable[..., Array]] = {
+    "attention": _attention,
     "cast": _cast,
     "constant": _constant,
     "full": _full,

@@ -277,26 +277,32 @@ def _batch_norm(op: Op, x: Array, mean: Array, var: Array, *weights: Array) -> A
     return _scaled(normal, [_per_channel(w, x.ndim) for w in weights])
 
 
-def _attention(op: Op, q: Array, k: Array, v: Array, *mask: Array) -> Array:
+def attention(
+    op: Op, q: Array, k: Array, v: Array, score: Callable[[Array], Array]
+) -> Array:
+    """Attention; `score` is what happens to the scaled scores."""
     given = op.attr("scale")
     scale = 1 / math.sqrt(q.shape[-1]) if given is None else op.float_attr("scale")
     shared = q.shape[-3] // k.shape[-3] if k.shape[-3] else 1
     k, v = np.repeat(k, shared, -3), np.repeat(v, shared, -3)
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * np.asarray(scale, q.dtype)
+    scores = score(scores)
     if op.bool_attr("causal"):
         rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
-        scores = np.where(columns <= rows, scores, -np.inf).astype(q.dtype)
-    for m in mask:
-        if m.dtype == np.bool_:
-            scores = np.where(m, scores, -np.inf).astype(q.dtype)
-        else:
-            scores = scores + m
+        scores = np.where(columns <= rows, scores, -np.inf).astype(scores.dtype)
     top = _extreme(np.max, "max", scores, (scores.ndim - 1,), True)
     masked = top == -np.inf
     exp = np.exp(scores - np.where(masked, 0, top))
     weights = exp / np.sum(exp, -1, keepdims=True)
-    result = np.where(masked, 0, np.matmul(weights, v)).astype(q.dtype)
+    hidden = np.nan if op.bool_attr("nan_rows") and k.shape[-2] else 0
+    result = np.where(masked, hidden, np.matmul(weights, v)).astype(q.dtype)
     return np.swapaxes(result, -2, -3) if op.bool_attr("swapped") else result
+
+
+def masked(scores: Array, mask: Array) -> Array:
+    if mask.dtype == np.bool_:
+        return np.where(mask, scores, -np.inf).astype(scores.dtype)
+    return scores + mask
 
 
 def _einsum(op: Op, *operands: Array) -> Array:
@@ -327,7 +333,6 @@ PURE: dict[str, Callable[..., Array]] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
-    "attention": _attention,
     "einsum": _einsum,
 }
 

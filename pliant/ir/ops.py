@@ -49,9 +49,10 @@ COMPOSITE (decomposed by passes/decompose.py)
           rms_norm (x[, w]) {axes, eps, affine}
           group_norm (x[, w, b]) {groups, eps, affine}
           batch_norm (x, mean, var[, w, b]) {eps, affine}    channels at dim 1
-          attention (q, k, v[, mask]) {scale, causal, masked, swapped}
+          attention (q, k, v[, mask]) {scale, causal, masked, swapped, nan_rows}
                                       q (.., Hq, Sq, D), k v (.., Hk, Sk, D|Dv), mask
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
+          attention (q, k, v, x..) region score(%scores, x..) -> scores
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
                                       mode: nearest, nearest_exact, linear, cubic
           einsum {equation}
@@ -73,7 +74,10 @@ The rules are in ir/shapes.py, ir/shapes_composite.py and ir/shapes_control.py.
 More on single ops
   attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D);
               causal keeps column <= row, both counted from 0;
-              Hq is a multiple of Hk; a row with every column masked gives 0
+              Hq is a multiple of Hk; a row with every column at -inf gives 0, or NaN
+              with `nan_rows`, as softmax in itself does; of no columns it is 0;
+              the region, if there is one, changes the scaled scores (.., Hq, Sq, Sk)
+              element by element before the causal mask hides some
   index       an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
               run time
   cast        as in C; float to bool is `!= 0`
@@ -207,7 +211,7 @@ class OpDef:
     attrs: tuple[AttrSpec, ...]
     infer: Infer
     traits: frozenset[Trait]
-    regions: int = 0
+    regions: tuple[int, int] = (0, 0)  # least and most
 
     def is_(self, trait: Trait) -> bool:
         return trait in self.traits
@@ -234,8 +238,9 @@ def infer(cx: InferContext, op: Op) -> Types:
     count = len(op.operands)
     if count < least or (most is not None and count > most):
         raise TypeError(cx.describe(f"takes {least}..{most} operands, not {count}"))
-    if len(op.regions) != definition.regions:
-        raise TypeError(cx.describe(f"takes {definition.regions} regions"))
+    fewest, largest = definition.regions
+    if not fewest <= len(op.regions) <= largest:
+        raise TypeError(cx.describe(f"takes {fewest}..{largest} regions"))
     types = tuple(v.type for v in op.operands)
     return definition.infer(cx, types, Attrs(op.name, op.attrs))
 
@@ -256,6 +261,7 @@ def _def(
     pure: bool = True,
     commutative: bool = False,
     regions: int = 0,
+    optional_regions: int = 0,
 ) -> OpDef:
     traits = {family}
     if pure:
@@ -263,7 +269,8 @@ def _def(
     if commutative:
         traits.add(Trait.COMMUTATIVE)
     count = (arity, arity) if isinstance(arity, int) else arity
-    return OpDef(name, count, attrs, rule, frozenset(traits), regions)
+    room = (regions, regions + optional_regions)
+    return OpDef(name, count, attrs, rule, frozenset(traits), room)
 
 
 _A = AttrSpec
@@ -447,12 +454,14 @@ _TABLE: tuple[OpDef, ...] = (
     _def(
         "attention",
         _CO,
-        (3, 4),
+        (3, None),
         composite.attention,
         _A("scale", "float?", None),
         _A("causal", "bool", False),
         _A("masked", "bool", False),
         _A("swapped", "bool", False),
+        _A("nan_rows", "bool", False),
+        optional_regions=1,
     ),
     _def(
         "resize",

@@ -6,6 +6,7 @@ import string
 from collections.abc import Sequence
 
 from pliant.errors import ShapeError
+from pliant.ir.graph import Graph
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, divides, le
@@ -78,7 +79,8 @@ def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     cx.want(q, "f")
     if not q.rank == k.rank == v.rank or q.rank < 3:
         cx.fail(f"q, k, v must have one rank of at least 3, are {q}, {k}, {v}")
-    if attrs.flag("masked") != (len(types) == 4):
+    more = None if cx.regions else int(attrs.flag("masked"))
+    if more is not None and len(types) != 3 + more:
         cx.fail("the mask operand and the attribute 'masked' must agree")
     batch = cx.same_shape([t.with_shape(t.shape[:-3]) for t in types[:3]], "batch")
     heads, rows = q.shape[-3], q.shape[-2]
@@ -87,10 +89,12 @@ def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     cx.require_equal(q.shape[-1], k.shape[-1], "head sizes of q and k must agree")
     if heads is not k.shape[-3]:
         cx.require(divides(k.shape[-3], heads), "heads of k must divide heads of q")
-    for mask in types[3:]:
+    full = (*batch, heads, rows, k.shape[-2])
+    for region in cx.regions:
+        _score_region(cx, region, TensorType(dtype, full), types[3:])
+    for mask in () if cx.regions else types[3:]:
         if mask.dtype is not DType.BOOL:
             cx.want(mask, "f", "mask")
-        full = (*batch, heads, rows, k.shape[-2])
         if mask.rank > len(full):
             cx.fail(f"mask {mask} has more dims than the scores")
         for a, b in zip(mask.shape, full[len(full) - mask.rank :], strict=True):
@@ -98,6 +102,27 @@ def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
                 cx.require_equal(a, b, "mask must fit the scores")
     middle = (rows, heads) if attrs.flag("swapped") else (heads, rows)
     return (TensorType(dtype, (*batch, *middle, v.shape[-1])),)
+
+
+def _score_region(
+    cx: InferContext, region: Graph, scores: TensorType, others: Types
+) -> None:
+    """A region of attention takes the scores and what else it reads, gives scores."""
+    given = (scores, *others)
+    takes = tuple(v.type for v in region.params)
+    same = len(takes) == len(given) and all(
+        a.dtype is b.dtype and _equal(cx, a, b)
+        for a, b in zip(takes, given, strict=True)
+    )
+    if not same:
+        cx.fail(f"region {region.name} takes {takes}, is given {given}")
+    if len(region.results) != 1 or not _equal(cx, region.results[0].type, scores):
+        cx.fail(f"region {region.name} must give scores of the shape of {scores}")
+    cx.want(region.results[0].type, "f", "score")
+
+
+def _equal(cx: InferContext, a: TensorType, b: TensorType) -> bool:
+    return a.rank == b.rank and all(map(cx.proves_equal, a.shape, b.shape))
 
 
 def resize(cx: InferContext, types: Types, attrs: Attrs) -> Types:

@@ -117,6 +117,8 @@ def allowed(op: str, stage: Stage, fused: bool) -> bool:
             return plain or (control and op != "fusion")
 
 
+# How many leading operands of an op its regions do not see.
+_NOT_PASSED = {"if": 1, "loop": 1, "attention": 3}
 # Ops whose result dims, where they are symbols of their own, introduce them.
 _INTRODUCES = frozenset({"match_cast", "nonzero", "if", "loop", "while"})
 
@@ -326,7 +328,8 @@ class _GraphChecker:
             for value in region.params:
                 what = f"param {value} of region @{region.name}"
                 self.known(symbols_in(value.type), inner, what)
-            self.body(region, inside, inner, fused=op.name == "fusion")
+            fused = op.name in ("fusion", "attention")
+            self.body(region, inside, inner, fused=fused)
             if op.name == "fusion":
                 for value in region.results:
                     self.known(symbols_in(value.type), symbols, f"result {value}")
@@ -334,8 +337,9 @@ class _GraphChecker:
 
     def entered(self, op: Op, region: Graph, facts: Facts, symbols: set[str]) -> Facts:
         """A symbol of a region's param that is known outside means the same inside."""
-        skipped = 1 if op.name in ("if", "loop") else 0
-        params = region.params[1:] if op.name == "loop" else region.params
+        skipped = _NOT_PASSED.get(op.name, 0)
+        own = op.name in ("loop", "attention")  # the first is the op's to give
+        params = region.params[1:] if own else region.params
         for param, value in zip(params, op.operands[skipped:], strict=False):
             for dim, passed in zip(param.shape, value.shape, strict=False):
                 fresh = bare(dim) is not None and bare(dim) not in symbols

@@ -515,6 +515,7 @@ def attention_mask(cx: Rewriter, op: Op) -> Value | None:
         causal=op.attr("causal"),
         masked=False,
         swapped=op.attr("swapped"),
+        nan_rows=op.attr("nan_rows"),
     )
 
 
