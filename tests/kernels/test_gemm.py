@@ -227,6 +227,47 @@ def test_constant_weight(columns: int) -> None:
             close(got, want, m)
 
 
+FIXED_SIZES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "rows": ((0, K), (K, N)),
+    "columns": ((M, K), (K, 0)),
+    "terms": ((M, 0), (0, N)),
+    "batch": ((0, M, K), (0, K, N)),
+}
+
+
+@pytest.mark.xfail(raises=pliant.InternalError, reason="units divided by a zero extent")
+@pytest.mark.parametrize("name", FIXED_SIZES)
+def test_sizes_fixed_at_zero(name: str) -> None:
+    left, right = FIXED_SIZES[name]
+    f32 = DType.F32
+    model = compile_graph([(f32, left), (f32, right)], Builder.matmul)
+    env = {"m": 3, "n": 4, "k": 5}
+    x, y = (
+        random(np.float32, *(as_expr(d).evaluate(env) for d in dims))
+        for dims in (left, right)
+    )
+    close(model(x, y), np.matmul(x, y), name)
+
+
+@pytest.mark.xfail(raises=pliant.InternalError, reason="packed at compile time")
+@pytest.mark.parametrize("axis", [0, 1])
+def test_part_of_a_constant(axis: int) -> None:
+    """How much of the weight is read is known at run time only."""
+    weight = random(np.float32, 9, 33)
+
+    def build(b: Builder, x: Value, like: Value) -> Value:
+        whole = b.constant(Constant("weight", tensor(DType.F32, 9, 33), weight))
+        return b.matmul(x, b.slice_axis(whole, axis, 0, N))
+
+    f32 = DType.F32
+    params = [(f32, (M, 9 if axis else N)), (f32, (N,))]
+    model = compile_graph(params, build)
+    for m, n in itertools.product((0, 1, 15), (0, 1, 7, 9)):
+        x = random(np.float32, m, 9 if axis else n)
+        part = weight[:, :n] if axis else weight[:n]
+        close(model(x, random(np.float32, n)), x @ part, (m, n))
+
+
 def test_packing() -> None:
     weight = np.arange(3 * 5, dtype=np.float32).reshape(3, 5)
     packed = pack_constant(weight, Tile(6, 4, 48))
