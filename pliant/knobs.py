@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -39,17 +39,11 @@ def _optional_path(text: str) -> Path | None:
     return Path(text)
 
 
-def _positive(text: str) -> int | None:
+def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError("must be at least 1")
     return number
-
-
-def _target(text: str) -> str:
-    if text not in (names := ("host", "avx512", "avx2", "baseline")):
-        raise ValueError(f"must be one of {', '.join(names)}")
-    return text
 
 
 DUMP: Knob[Path | None] = Knob(
@@ -72,9 +66,10 @@ SHARE_THREADS: Knob[bool] = Knob(
 )
 TARGET: Knob[str] = Knob(
     "PLIANT_TARGET",
-    _target,
+    str,
     "host",
-    "Instruction set of generated code: host, avx512, avx2 or baseline.",
+    "The machine to generate code for: host, avx512, avx2, baseline, neon, or a JSON "
+    "file that `pliant doctor --json` wrote.",
     in_key=True,
 )
 OPT_LEVEL: Knob[int] = Knob(
@@ -85,7 +80,24 @@ OPT_LEVEL: Knob[int] = Knob(
     in_key=True,
 )
 
-KNOBS: tuple[Knob[object], ...] = (DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL)  # type: ignore[assignment]
+CACHE: Knob[str | None] = Knob(
+    "PLIANT_CACHE",
+    str,
+    None,
+    "Folder that keeps compiled kernels and measurements between processes; off: none "
+    "(default: pliant in the user's cache folder).",
+)
+CACHE_MIB: Knob[int] = Knob(
+    "PLIANT_CACHE_MIB",
+    _positive,
+    256,
+    "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
+)
+
+KNOBS: tuple[Knob[Any], ...] = (
+    *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
+    *(CACHE, CACHE_MIB),
+)
 
 
 def cache_key() -> tuple[tuple[str, object], ...]:

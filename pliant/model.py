@@ -309,6 +309,8 @@ class CompiledModel:
             "weight_bytes": self.weight_bytes,
             "kernels": len(self._program.lowered.loops),
             "kernel_calls": kernel_count(self._program.fused.main),
+            "kernels_built": self._program.kernels_built,
+            "kernels_cached": self._program.kernels_cached,
             "threads": self._threads,
             "compile_seconds": sum(self._seconds.values()),
             "stage_seconds": dict(self._seconds),

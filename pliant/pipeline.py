@@ -4,6 +4,8 @@
     inline        calls of graph functions and match-casts go away         passes/
     canonicalize  fold identities, share equal values, drop dead ones
     decompose     norms, softmax, linear, ... -> primitive ops
+    plain         canonicalize again
+    attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
     canonicalize
     fold          what depends on weights alone is computed now
@@ -13,6 +15,7 @@
     codegen       loop functions and the host flow -> LLVM IR              codegen/
     compile       LLVM IR -> machine code in this process                  backend/
 
+The last two are left out for every function whose object code is known (cache.py).
 Every stage takes and gives legal IR (ir/spec.py), is timed, and is written to
 PLIANT_DUMP as NN_name.ir if that is set.
 """
@@ -24,12 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import llvmlite.ir as ll
-
 from pliant import knobs
-from pliant.backend.jit import CompiledCode, compile_ir
-from pliant.codegen.host import HostPlan, emit_host
-from pliant.codegen.llvm import emit_loop_functions
+from pliant.backend.build import build
+from pliant.backend.jit import CompiledCode
+from pliant.codegen.host_plan import HostPlan, plan_host
 from pliant.errors import (
     InternalError,
     PliantError,
@@ -42,6 +43,7 @@ from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.lower.lower import lower
 from pliant.options import Options
+from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
@@ -62,6 +64,8 @@ GraphPass = Callable[[Graph, Context], Graph]
 GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
     ("canonicalize", canonicalize, Stage.IMPORTED),
     ("decompose", decompose, Stage.DECOMPOSED),
+    ("plain", canonicalize, Stage.DECOMPOSED),
+    ("attention", attention, Stage.DECOMPOSED),
     ("contractions", contractions, Stage.DECOMPOSED),
     ("simplify", canonicalize, Stage.DECOMPOSED),
 )
@@ -81,6 +85,8 @@ class Program:
     guards: tuple[Guard, ...]
     facts: Facts
     code: CompiledCode
+    kernels_built: int  # by LLVM
+    kernels_cached: int  # found in memory or on disk
     checks: tuple[str, ...]
     shapes: tuple[tuple[str, tuple[Expr, ...]], ...]
     seconds: dict[str, float]
@@ -166,10 +172,7 @@ def compile_module(
     driver.time("memory", started)
 
     started = perf_counter()
-    unit = ll.Module("pliant")
-    emit_loop_functions(unit, lowered.loops.values(), target)
-    host = emit_host(
-        unit,
+    host = plan_host(
         lowered.main,
         memory,
         solution,
@@ -179,10 +182,12 @@ def compile_module(
         lowered.libraries,
         profile=options.profile,
     )
+    symbols = runtime_symbols() | library_symbols(lowered)
     driver.time("codegen", started)
-    started = perf_counter()
-    code = compile_ir(unit, target, runtime_symbols() | library_symbols(lowered))
-    driver.time("compile", started)
+    made = build(lowered.loops, host, target, symbols, knobs.OPT_LEVEL.get())
+    driver.seconds["codegen"] += made.emit_seconds
+    driver.seconds["compile"] = made.compile_seconds
+    code = made.code
     folder = knobs.DUMP.get()
     if folder is not None:
         (folder / "llvm.ll").write_text(code.llvm_ir())
@@ -198,6 +203,8 @@ def compile_module(
         guards,
         facts,
         code,
+        made.kernels_built,
+        made.kernels_cached,
         tuple(checks),
         inputs,
         driver.seconds,

@@ -1,4 +1,4 @@
-"""LLVM IR -> machine code in this process.
+"""LLVM IR -> machine code: objects for any target, and code in this process.
 
 The pipeline is LLVM's function simplification (SROA, CSE, instcombine, LICM, GVN,
 simplifycfg, ...) after inlining what asks for it. Loop and SLP vectorisation and
@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, lru_cache
-from time import perf_counter
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -28,61 +26,52 @@ LIBC_SYMBOLS = frozenset({"memset", "memcpy", "memmove"})
 
 _numbers = itertools.count()
 _lock = threading.Lock()
-_initialised = False
-
-
-@dataclass(frozen=True, slots=True)
-class CompileTimes:
-    """Seconds spent in each part of `compile_ir`."""
-
-    parse: float
-    optimise: float
-    generate: float
-    link: float
-
-    @property
-    def total(self) -> float:
-        return self.parse + self.optimise + self.generate + self.link
+_initialised: set[str] = set()
 
 
 class CompiledCode:
-    """Machine code, alive as long as this object is."""
+    """Machine code, alive as long as this object is.
+
+    `images` are linked to one another and to `symbols`, the addresses they may call;
+    `exports` are the functions that have an address from here. `listing` makes the
+    optimised module that the code stands in, when somebody wants to read it.
+    """
 
     def __init__(
-        self, module: Any, target: Target, image: bytes, symbols: Mapping[str, int]
+        self,
+        images: Iterable[bytes],
+        exports: Collection[str],
+        symbols: Mapping[str, int],
+        target: Target,
+        listing: Callable[[], Any],
     ) -> None:
-        self._module, self._target, self.object_code = module, target, image
-        self.times = CompileTimes(0.0, 0.0, 0.0, 0.0)
+        self._target, self._listing = target, listing
         self._jit = llvm.create_lljit_compiler(
             target_machine(target), use_jit_link=True, suppress_errors=False
         )
         library = llvm.JITLibraryBuilder()
-        library.add_object_img(image)
+        for image in images:
+            library.add_object_img(image)
         library.add_current_process()
         for name, address in symbols.items():
             library.import_symbol(name, address)
-        _check_symbols(module, symbols)
-        self._names = frozenset(
-            f.name
-            for f in module.functions
-            if not f.is_declaration and f.linkage == llvm.Linkage.external
-        )
-        for name in self._names:
+        for name in exports:
             library.export_symbol(name)
+        self._names = frozenset(exports)
         self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
         # In this order: the code belongs to the JIT. Not at exit: a daemon thread may
         # be running the code, and the process ends anyway.
         weakref.finalize(self, _free, self._tracker, self._jit).atexit = False
 
     def address(self, name: str) -> int:
-        """Where a function with external linkage starts; KeyError if there is none."""
+        """Where an exported function starts; KeyError if there is none."""
         if name not in self._names:
             raise KeyError(name)
         return int(self._tracker[name])
 
     @cached_property
     def _text(self) -> str:
-        return str(target_machine(self._target).emit_assembly(self._module))
+        return str(target_machine(self._target).emit_assembly(self._listing()))
 
     def assembly(self) -> str:
         """The machine code as text."""
@@ -90,17 +79,7 @@ class CompiledCode:
 
     def llvm_ir(self) -> str:
         """The module after optimisation."""
-        return str(self._module)
-
-
-def _check_symbols(module: Any, symbols: Mapping[str, int]) -> None:
-    """Generated code calls no library; a call that LLVM made up would be our bug."""
-    known = LIBC_SYMBOLS | symbols.keys()
-    for function in module.functions:
-        name = function.name
-        outside = function.is_declaration and not name.startswith("llvm.")
-        if outside and name not in known:
-            raise InternalError("jit", f"generated code calls '{name}', not given")
+        return str(self._listing())
 
 
 def _free(tracker: Any, jit: Any) -> None:
@@ -115,29 +94,61 @@ def compile_ir(
     opt_level: int | None = None,
 ) -> CompiledCode:
     """Compiles a module for this process; `symbols` are the addresses it may call."""
-    _initialise()
+    given = symbols or {}
     level = knobs.OPT_LEVEL.get() if opt_level is None else opt_level
-    started = perf_counter()
+    module = optimised(source, target, level)
+    image = object_code(module, target, level, given)
+    exports = [
+        f.name
+        for f in module.functions
+        if not f.is_declaration and f.linkage == llvm.Linkage.external
+    ]
+    return CompiledCode([image], exports, given, target, lambda: module)
+
+
+def assembly(
+    source: ll.Module | str, target: Target, opt_level: int | None = None
+) -> str:
+    """The machine code of a module as text, for any target."""
+    level = knobs.OPT_LEVEL.get() if opt_level is None else opt_level
+    module = optimised(source, target, level)
+    return str(target_machine(target, level).emit_assembly(module))
+
+
+def object_code(
+    module: Any, target: Target, opt_level: int, symbols: Collection[str]
+) -> bytes:
+    """The object code of an optimised module, which may call `symbols`.
+
+    Generated code calls no library; a call that LLVM made up would be our bug.
+    """
+    for function in module.functions:
+        name = function.name
+        outside = function.is_declaration and not name.startswith("llvm.")
+        if outside and name not in LIBC_SYMBOLS and name not in symbols:
+            raise InternalError("jit", f"generated code calls '{name}', not given")
+    return bytes(target_machine(target, opt_level).emit_object(module))
+
+
+def optimised(source: ll.Module | str, target: Target, opt_level: int) -> Any:
+    """LLVM's form of a module, after the pass pipeline."""
+    _initialise(target.triple)
     module = llvm.parse_assembly(str(source))
     module.triple = target.triple
-    parsed = perf_counter()
-    optimise(module, target, level)
-    optimised = perf_counter()
-    image = target_machine(target, level).emit_object(module)
-    generated = perf_counter()
-    code = CompiledCode(module, target, image, symbols or {})
-    code.times = CompileTimes(
-        parsed - started,
-        optimised - parsed,
-        generated - optimised,
-        perf_counter() - generated,
-    )
-    return code
+    if opt_level == 0:
+        return module
+    passes, inline, simplify = _pipeline(target, opt_level)
+    inline.run(module, passes)
+    for function in module.functions:
+        if not function.is_declaration:
+            simplify.run(function, passes)
+    return module
 
 
+@lru_cache(maxsize=16)
 def target_machine(target: Target, opt_level: int = 2) -> Any:
     """An LLVM target machine with the target's features, all of them spelled out."""
-    _initialise()
+    _initialise(target.triple)
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_text,
@@ -146,17 +157,6 @@ def target_machine(target: Target, opt_level: int = 2) -> Any:
         codemodel="small",
         jit=True,
     )
-
-
-def optimise(module: Any, target: Target, opt_level: int = 2) -> None:
-    """Runs the pass pipeline over a parsed module, in place."""
-    if opt_level == 0:
-        return
-    passes, inline, simplify = _pipeline(target, opt_level)
-    inline.run(module, passes)
-    for function in module.functions:
-        if not function.is_declaration:
-            simplify.run(function, passes)
 
 
 @lru_cache(maxsize=8)  # llvmlite frees a pass builder only in part
@@ -171,10 +171,17 @@ def _pipeline(target: Target, opt_level: int) -> tuple[Any, Any, Any]:
     return passes, inline, passes.getFunctionPassManager()
 
 
-def _initialise() -> None:
-    global _initialised
+def _initialise(triple: str) -> None:
+    """Makes LLVM's back end for a triple ready: this machine's, or all there are."""
+    native = triple == llvm.get_default_triple()
+    wanted = "native" if native else "all"
     with _lock:
-        if not _initialised:
+        if wanted in _initialised:
+            return
+        if native:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-            _initialised = True
+        else:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+        _initialised.add(wanted)

@@ -13,105 +13,35 @@ block that follows the weights, two words per kernel; other code has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import llvmlite.ir as ll
 
+from pliant.codegen.host_plan import (
+    THREADS,
+    HostCall,
+    HostPlan,
+    Origin,
+    Place,
+    Size,
+    Slot,
+)
 from pliant.codegen.llvm_dims import Dims
-from pliant.codegen.llvm_types import I64, PTR, VOID
-from pliant.ir.graph import Graph, Library, Op, Value
-from pliant.passes.memory import Memory
-from pliant.sym import Cond, Expr, Guard, Solution, sym
+from pliant.codegen.llvm_types import I8, I64, PTR, VOID
+from pliant.sym import Cond
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
-THREADS = "threads"
 # Fields of plt_call, in order (runtime/rt.h).
-ARENA, TABLE, OFFSETS, INPUTS, OUTPUTS, WEIGHTS = 1, 2, 3, 4, 5, 6
+ARENA, TABLE, OFFSETS = 1, 2, 3
+ADDRESSES = {Origin.INPUT: 4, Origin.OUTPUT: 5, Origin.WEIGHT: 6}
 
 
-@dataclass(slots=True)
-class Table:
-    """Integer expressions evaluated once per shape; each has a slot."""
-
-    slots: dict[Expr, int] = field(default_factory=dict)
-    entries: list[Expr] = field(default_factory=list)
-
-    def slot(self, e: Expr) -> int:
-        if e not in self.slots:
-            self.slots[e] = len(self.entries)
-            self.entries.append(e)
-        return self.slots[e]
-
-    def run(self, dims: tuple[Expr, ...]) -> int:
-        """Consecutive slots for the dims of a result."""
-        first = len(self.entries)
-        self.entries.extend(dims)
-        return first
-
-
-@dataclass(frozen=True, slots=True)
-class HostPlan:
-    """What the runtime is told of the host functions."""
-
-    symbols: tuple[str, ...]
-    guards: tuple[Guard, ...]
-    table: Table
-    buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
-    output_slots: tuple[int, ...]  # first table slot of each result's dims
-    constants: tuple[str, ...]  # weight number -> constant name
-    stamps: int  # words of the block of times after the weights; 0: not profiled
-
-
-def emit_host(
-    module: ll.Module,
-    graph: Graph,
-    memory: Memory,
-    solution: Solution,
-    guards: tuple[Guard, ...],
-    shapes: Sequence[tuple[str, tuple[Expr, ...]]],
-    input_numbers: dict[Value, int],
-    libraries: Mapping[str, Library],
-    *,
-    profile: bool = False,
-) -> HostPlan:
-    """Adds the three functions; `shapes` are the inputs' names and symbolic dims."""
-    symbols = tuple(b.symbol for b in solution.bindings)
-    table = Table()
-    for name in (*symbols, THREADS):
-        table.slot(sym(name))
-    buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
-    output_slots = tuple(table.run(v.shape) for v in graph.results)
-    constants = _constants(graph)
-    clock = _Clock(module, len(constants)) if profile else None
-    _emit_run(module, graph, memory, table, input_numbers, libraries, clock)
-    _emit_sizes(module, symbols, table)
-    _emit_bind(module, solution, guards, shapes)
-    stamps = 0 if clock is None else clock.stamps
-    return HostPlan(
-        symbols, guards, table, buffer_slots, output_slots, constants, stamps
-    )
-
-
-def _constants(graph: Graph) -> tuple[str, ...]:
-    return tuple(op.str_attr("name") for op in graph.ops if op.name == "constant")
-
-
-class _Clock:
-    """Emits the reading of the clock around kernels."""
-
-    def __init__(self, module: ll.Module, block: int) -> None:
-        kind = ll.FunctionType(I64, [PTR])
-        self.read = ll.Function(module, kind, "plt_clock")
-        self.block = block  # its number among the weights
-        self.stamps = 0
-
-    def stamp(self, builder: Any, call: Any, weights: Any) -> None:
-        now = builder.call(self.read, [call])
-        block = _at(builder, weights, self.block, PTR)
-        builder.store(now, _address(builder, block, self.stamps, I64))
-        self.stamps += 1
+def emit_host(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
+    """Adds the three functions; `symbols` are the names of the kernels in LLVM."""
+    _Run(module, plan).emit(symbols)
+    _emit_sizes(module, plan)
+    _emit_bind(module, plan)
 
 
 def _function(module: ll.Module, name: str, result: Any, count: int) -> Any:
@@ -128,38 +58,33 @@ def _address(builder: Any, base: Any, k: int, kind: Any) -> Any:
     return builder.gep(base, [ll.Constant(I64, k)], source_etype=kind)
 
 
-def _emit_sizes(module: ll.Module, symbols: tuple[str, ...], table: Table) -> None:
+def _emit_sizes(module: ll.Module, plan: HostPlan) -> None:
     function, builder = _function(module, SIZES, VOID, 2)
     source, target = function.args
     dims = Dims(builder)
-    for k, name in enumerate((*symbols, THREADS)):
+    for k, name in enumerate((*plan.symbols, THREADS)):
         dims.bind(name, _at(builder, source, k, I64), signed=True)
-    for k, e in enumerate(table.entries):
+    for k, e in enumerate(plan.table.entries):
         builder.store(dims.scalar(e), _address(builder, target, k, I64))
     builder.ret_void()
 
 
-def _emit_bind(
-    module: ll.Module,
-    solution: Solution,
-    guards: tuple[Guard, ...],
-    shapes: Sequence[tuple[str, tuple[Expr, ...]]],
-) -> None:
+def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
     function, builder = _function(module, BIND, I64, 2)
     source, target = function.args
     dims = Dims(builder)
     observed: dict[tuple[int, int], Any] = {}
-    for number, (name, shape) in enumerate(shapes):
-        for axis in range(len(shape)):
+    for number, (name, rank) in enumerate(plan.shapes):
+        for axis in range(rank):
             size = _at(builder, source, len(observed), I64)
             observed[number, axis] = size
             dims.bind(f"{name}.{axis}", size, signed=True)
-    for k, binding in enumerate(solution.bindings):
+    for k, binding in enumerate(plan.bindings):
         dims.bind("d", observed[binding.source, binding.axis], signed=True)
         value = dims.scalar(binding.value)
         builder.store(value, _address(builder, target, k, I64))
         dims.bind(binding.symbol, value, signed=True)
-    for number, guard in enumerate(guards):
+    for number, guard in enumerate(plan.guards):
         holds = _condition(builder, dims, guard.cond)
         with builder.if_then(builder.not_(holds), likely=False):
             builder.ret(ll.Constant(I64, number + 1))
@@ -188,75 +113,72 @@ def _condition(builder: Any, dims: Dims, cond: Cond) -> Any:
             return builder.or_(builder.and_(divisor, whole), nothing)
 
 
-def _emit_run(
-    module: ll.Module,
-    graph: Graph,
-    memory: Memory,
-    table: Table,
-    input_numbers: dict[Value, int],
-    libraries: Mapping[str, Library],
-    clock: _Clock | None,
-) -> None:
-    function, builder = _function(module, RUN, VOID, 1)
-    (call,) = function.args
-    arena, plan, offsets, inputs, outputs, weights = (
-        _at(builder, call, k, PTR)
-        for k in (ARENA, TABLE, OFFSETS, INPUTS, OUTPUTS, WEIGHTS)
-    )
-    pointers: dict[Value, Any] = {}
-    constants = 0
-    numbers = {b.value: k for k, b in enumerate(memory.buffers)}
-    results = {v: k for k, v in enumerate(memory.outputs)}
-    for param in graph.params:
-        number = input_numbers[param]
-        pointers[param] = _at(builder, inputs, number, PTR)
-    sizes: dict[Expr, Any] = {}
+class _Run:
+    """Emits `pliant_run`; what was loaded from the call's tables is loaded once."""
 
-    def size(e: Expr) -> Any:
-        if e.is_const:
-            return ll.Constant(I64, e.value)
-        if e not in sizes:
-            sizes[e] = _at(builder, plan, table.slot(e), I64)
-        return sizes[e]
+    def __init__(self, module: ll.Module, plan: HostPlan) -> None:
+        self.module, self.plan = module, plan
+        function, self.builder = _function(module, RUN, VOID, 1)
+        (self.call,) = function.args
+        self.fields: dict[int, Any] = {}
+        self.sizes: dict[Slot, Any] = {}
+        self.places: dict[Place, Any] = {}
+        self.stamps = 0
 
-    def run(callee: Any, op: Op) -> None:
-        arguments = [call, *(size(e) for e in op.dims_attr("sizes"))]
-        arguments += [pointers[v] for v in op.operands]
-        if callee is None:
-            kinds = [value.type for value in arguments]
-            symbol = libraries[op.str_attr("callee")].symbol
-            callee = ll.Function(module, ll.FunctionType(VOID, kinds), symbol)
-        if clock is not None:
-            clock.stamp(builder, call, weights)
-        builder.call(callee, arguments)
-        if clock is not None:
-            clock.stamp(builder, call, weights)
+    def emit(self, symbols: Mapping[str, str]) -> None:
+        for call in self.plan.calls:
+            name = call.callee if call.is_library else symbols[call.callee]
+            self.run(call, name)
+        self.builder.ret_void()
 
-    for op in graph.ops:
-        match op.name:
-            case "constant":
-                pointers[op.result] = _at(builder, weights, constants, PTR)
-                constants += 1
-            case "alloc" if op.result in results:
-                at = _at(builder, outputs, results[op.result], PTR)
-                pointers[op.result] = at
-            case "alloc" if op.result in numbers:
-                offset = _at(builder, offsets, numbers[op.result], I64)
-                byte = ll.IntType(8)
-                at = builder.gep(arena, [offset], source_etype=byte)
-                pointers[op.result] = at
-            case "alloc":
-                pass  # nothing reads or writes it
-            case "view":
-                offset = size(op.dim_attr("offset"))
-                byte = ll.IntType(8)
-                base = pointers[op.operands[0]]
-                pointers[op.result] = builder.gep(base, [offset], source_etype=byte)
-            case "call_loop":
-                run(module.globals[op.str_attr("callee")], op)
-            case "call_library":
-                symbol = libraries[op.str_attr("callee")].symbol
-                run(module.globals.get(symbol), op)
-            case name:
-                raise NotImplementedError(f"host flow of op {name}")
-    builder.ret_void()
+    def run(self, call: HostCall, name: str) -> None:
+        arguments = [self.call, *map(self.size, call.sizes)]
+        arguments += map(self.place, call.buffers)
+        kinds = [value.type for value in arguments]
+        callee = self.module.globals.get(name) or ll.Function(
+            self.module, ll.FunctionType(VOID, kinds), name
+        )
+        self.stamp()
+        self.builder.call(callee, arguments)
+        self.stamp()
+
+    def field(self, number: int) -> Any:
+        if number not in self.fields:
+            self.fields[number] = _at(self.builder, self.call, number, PTR)
+        return self.fields[number]
+
+    def size(self, size: Size) -> Any:
+        if isinstance(size, int):
+            return ll.Constant(I64, size)
+        if size not in self.sizes:
+            self.sizes[size] = _at(self.builder, self.field(TABLE), size.number, I64)
+        return self.sizes[size]
+
+    def place(self, place: Place) -> Any:
+        if place not in self.places:
+            self.places[place] = self.address(place)
+        return self.places[place]
+
+    def address(self, place: Place) -> Any:
+        if place.shifts:
+            *others, shift = place.shifts
+            base = self.place(Place(place.origin, place.number, tuple(others)))
+            return self.builder.gep(base, [self.size(shift)], source_etype=I8)
+        if place.origin is Origin.ARENA:
+            offset = _at(self.builder, self.field(OFFSETS), place.number, I64)
+            return self.builder.gep(self.field(ARENA), [offset], source_etype=I8)
+        table = self.field(ADDRESSES[place.origin])
+        return _at(self.builder, table, place.number, PTR)
+
+    def stamp(self) -> None:
+        """Where code is profiled, the time goes to the next word of the block."""
+        if self.plan.stamps is None:
+            return
+        kind = ll.FunctionType(I64, [PTR])
+        name = "plt_clock"
+        clock = self.module.globals.get(name) or ll.Function(self.module, kind, name)
+        now = self.builder.call(clock, [self.call])
+        weights = self.field(ADDRESSES[Origin.WEIGHT])
+        block = _at(self.builder, weights, len(self.plan.constants), PTR)
+        self.builder.store(now, _address(self.builder, block, self.stamps, I64))
+        self.stamps += 1

@@ -25,7 +25,7 @@ Accumulators of a vector loop are several partial vectors, combined in a fixed o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +72,7 @@ from pliant.ir.loops import (
     Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Read,
     Role,
     Select,
@@ -98,10 +99,28 @@ def emit_loop_functions(
     todo = tuple(funcs)
     unit = _Unit(module_ir, target)
     for func in todo:
-        unit.functions[func.name] = _declare(module_ir, func)
+        unit.functions[func.name] = _declare(module_ir, func, func.name)
     for func in todo:
         _define(unit, func)
     return {func.name: unit.functions[func.name] for func in todo}
+
+
+def emit_loop_function(
+    func: LoopFunc,
+    callees: Iterable[LoopFunc],
+    symbols: Mapping[str, str],
+    target: Target,
+) -> ll.Module:
+    """One loop function in a module of its own, what it calls being declared there.
+
+    `symbols` are the names of the functions outside of this module.
+    """
+    module = ll.Module(symbols[func.name])
+    unit = _Unit(module, target)
+    for known in (func, *callees):
+        unit.functions[known.name] = _declare(module, known, symbols[known.name])
+    _define(unit, func)
+    return module
 
 
 @dataclass(slots=True)
@@ -114,10 +133,10 @@ class _Unit:
     by_lanes: dict[int, bool] = field(default_factory=dict)  # by id of a For
 
 
-def _declare(module: ll.Module, func: LoopFunc) -> ll.Function:
+def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
     args = [PTR, *(I64 for _ in func.sizes), *(PTR for _ in func.buffers)]
-    existing = module.globals.get(func.name)
-    function = existing or ll.Function(module, ll.FunctionType(VOID, args), func.name)
+    existing = module.globals.get(symbol)
+    function = existing or ll.Function(module, ll.FunctionType(VOID, args), symbol)
     function.attributes.add("nounwind")
     for arg, name in zip(
         function.args,
@@ -252,6 +271,8 @@ class _Body:
                 self.switch(stmt)
             case Check(cond, number):
                 self.check(self.value(cond), number)
+            case Prefetch(buf, index):
+                ops.prefetch(self.b, self.memory.address(buf, index))
             case Call():
                 self.call_function(stmt)
             case _:
@@ -718,7 +739,7 @@ def _values(stmt: Stmt) -> Iterator[LoopValue]:
 
 def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
     for inner in statements(stmt):
-        if isinstance(inner, Store):
+        if isinstance(inner, Store | Prefetch):
             yield inner.buffer, inner.index
         elif isinstance(inner, Call):
             yield from inner.arguments

@@ -36,7 +36,6 @@ def test_compiles_and_runs(name: str, level: int) -> None:
         ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address("twice"))(4) == 8
     )
     assert "twice:" in code.assembly()
-    assert code.times.total > 0
 
 
 def test_only_external_functions_have_an_address() -> None:

@@ -1,0 +1,138 @@
+"""Units of a model -> machine code in this process, by the shortest way there is.
+
+in memory    a process that compiles two models with a kernel in common has it
+on disk      so does the next process (pliant/cache.py)
+LLVM         what nobody had yet; emitted here while LLVM works on the one before
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from time import perf_counter
+
+from pliant import cache
+from pliant.backend.jit import CompiledCode, object_code, optimised
+from pliant.codegen.host_plan import HostPlan
+from pliant.codegen.units import Unit, program_units, whole_program
+from pliant.ir.loops import LoopFunc
+from pliant.target import Target
+
+MEMO_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class _Memo:
+    """Object code by key, of the most recently used units."""
+
+    limit: int
+    held: int = 0
+    images: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    lock: Lock = field(default_factory=Lock)
+
+    def get(self, key: str) -> bytes | None:
+        with self.lock:
+            if key in self.images:
+                self.images.move_to_end(key)
+            return self.images.get(key)
+
+    def put(self, key: str, image: bytes) -> None:
+        with self.lock:
+            if key in self.images:
+                return
+            self.images[key] = image
+            self.held += len(image)
+            while self.held > self.limit:
+                _, oldest = self.images.popitem(last=False)
+                self.held -= len(oldest)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.images.clear()
+            self.held = 0
+
+
+memo = _Memo(MEMO_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Code, and how it was come by."""
+
+    code: CompiledCode
+    kernels_built: int  # by LLVM
+    kernels_cached: int  # found in memory or on disk
+    emit_seconds: float  # finding what is known, and emitting LLVM IR for the rest
+    compile_seconds: float  # what LLVM took beyond that, and linking
+
+
+def build(
+    loops: Mapping[str, LoopFunc],
+    plan: HostPlan,
+    target: Target,
+    symbols: Mapping[str, int],
+    opt_level: int,
+) -> Build:
+    """Machine code for a lowered model; `symbols` are the addresses it may call."""
+    started = perf_counter()
+    program = program_units(loops, plan, target, opt_level)
+    units = {unit.key: unit for unit in (*program.kernels.values(), program.host)}
+    images = _known(units)
+    missing = [unit for key, unit in units.items() if key not in images]
+    with ThreadPoolExecutor(1, "pliant-llvm") as worker:
+        futures: dict[str, Future[bytes]] = {}
+        for unit in missing:
+            text = str(unit.emit())
+            allowed = unit.calls | symbols.keys()
+            futures[unit.key] = worker.submit(_object, text, target, opt_level, allowed)
+        emitted = perf_counter()
+        for key, future in futures.items():
+            images[key] = future.result()
+    _keep({key: images[key] for key in futures})
+    code = CompiledCode(
+        (images[key] for key in units),
+        program.host.symbols,
+        symbols,
+        target,
+        lambda: optimised(whole_program(loops, plan, target), target, opt_level),
+    )
+    built = sum(unit.key in futures for unit in program.kernels.values())
+    return Build(
+        code,
+        built,
+        len(program.kernels) - built,
+        emitted - started,
+        perf_counter() - emitted,
+    )
+
+
+def _known(units: Mapping[str, Unit]) -> dict[str, bytes]:
+    """Object code that needs no LLVM."""
+    found: dict[str, bytes] = {}
+    disk = cache.disk()
+    for key in units:
+        image = memo.get(key)
+        if image is None and disk is not None:
+            image = disk.get(key)
+            if image is not None:
+                memo.put(key, image)
+        if image is not None:
+            found[key] = image
+    return found
+
+
+def _keep(images: Mapping[str, bytes]) -> None:
+    disk = cache.disk()
+    for key, image in images.items():
+        memo.put(key, image)
+        if disk is not None:
+            disk.put(key, image)
+
+
+def _object(
+    text: str, target: Target, opt_level: int, allowed: frozenset[str]
+) -> bytes:
+    return object_code(optimised(text, target, opt_level), target, opt_level, allowed)

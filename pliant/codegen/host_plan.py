@@ -1,0 +1,204 @@
+"""The host flow as data: what is read from the inputs, computed, and called in order.
+
+Made before any code: the runtime is told of it, and equal plans have equal code, so
+that code is found by the plan's text (`codegen/units.py`) without being emitted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pliant.ir.graph import Graph, Library, Op, Value
+from pliant.passes.memory import Memory
+from pliant.sym import Binding, Expr, Guard, Solution, sym
+
+THREADS = "threads"
+
+
+@dataclass(slots=True)
+class Table:
+    """Integer expressions evaluated once per shape; each has a slot."""
+
+    slots: dict[Expr, int] = field(default_factory=dict)
+    entries: list[Expr] = field(default_factory=list)
+
+    def slot(self, e: Expr) -> int:
+        if e not in self.slots:
+            self.slots[e] = len(self.entries)
+            self.entries.append(e)
+        return self.slots[e]
+
+    def run(self, dims: tuple[Expr, ...]) -> int:
+        """Consecutive slots for the dims of a result."""
+        first = len(self.entries)
+        self.entries.extend(dims)
+        return first
+
+
+class Origin(enum.Enum):
+    """Whose table of the call holds a buffer's address, or its offset."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    WEIGHT = "weight"
+    ARENA = "arena"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A size: an entry of the table."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"[{self.number}]"
+
+
+Size = int | Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer starts; a view is `shifts` bytes further."""
+
+    origin: Origin
+    number: int
+    shifts: tuple[Size, ...] = ()
+
+    def __str__(self) -> str:
+        return " + ".join(
+            (f"{self.origin.value} {self.number}", *map(str, self.shifts))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A kernel, or the symbol of a library function, and what it is given."""
+
+    callee: str
+    sizes: tuple[Size, ...]
+    buffers: tuple[Place, ...]
+    is_library: bool = False
+
+    def __str__(self) -> str:
+        kind = "library" if self.is_library else "loop"
+        sizes, buffers = (", ".join(map(str, x)) for x in (self.sizes, self.buffers))
+        return f"{kind} {self.callee}({sizes}; {buffers})"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """All that the host functions do."""
+
+    shapes: tuple[tuple[str, int], ...]  # the inputs: name, number of dims
+    bindings: tuple[Binding, ...]  # a symbol each, read from the inputs
+    guards: tuple[Guard, ...]
+    table: Table
+    buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
+    output_slots: tuple[int, ...]  # first table slot of each result's dims
+    constants: tuple[str, ...]  # weight number -> constant name
+    calls: tuple[HostCall, ...]
+    stamps: int | None  # words of the block of times after the weights, if profiled
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(b.symbol for b in self.bindings)
+
+    def text(self) -> str:
+        """Equal for plans that have equal code."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for name, rank in self.shapes:
+            yield f"input {rank} {name}"
+        for b in self.bindings:
+            yield f"symbol {b.symbol} = {b.value} of {b.source}.{b.axis}"
+        for guard in self.guards:
+            yield f"guard {guard.cond}"
+        for e in self.table.entries:
+            yield f"size {e}"
+        for call in self.calls:
+            yield str(call)
+        yield f"weights {len(self.constants)} stamps {self.stamps}"
+
+
+def plan_host(
+    graph: Graph,
+    memory: Memory,
+    solution: Solution,
+    guards: tuple[Guard, ...],
+    shapes: Sequence[tuple[str, tuple[Expr, ...]]],
+    input_numbers: Mapping[Value, int],
+    libraries: Mapping[str, Library],
+    *,
+    profile: bool = False,
+) -> HostPlan:
+    """The plan of a lowered graph; `shapes` are the inputs' names and symbolic dims."""
+    bindings = tuple(solution.bindings)
+    table = Table()
+    for name in (*(b.symbol for b in bindings), THREADS):
+        table.slot(sym(name))
+    buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
+    output_slots = tuple(table.run(v.shape) for v in graph.results)
+    calls = tuple(_calls(graph, memory, table, input_numbers, libraries))
+    return HostPlan(
+        shapes=tuple((name, len(dims)) for name, dims in shapes),
+        bindings=bindings,
+        guards=guards,
+        table=table,
+        buffer_slots=buffer_slots,
+        output_slots=output_slots,
+        constants=_constants(graph),
+        calls=calls,
+        stamps=2 * len(calls) if profile else None,
+    )
+
+
+def _constants(graph: Graph) -> tuple[str, ...]:
+    return tuple(op.str_attr("name") for op in graph.ops if op.name == "constant")
+
+
+def _calls(
+    graph: Graph,
+    memory: Memory,
+    table: Table,
+    input_numbers: Mapping[Value, int],
+    libraries: Mapping[str, Library],
+) -> Iterator[HostCall]:
+    numbers = {b.value: k for k, b in enumerate(memory.buffers)}
+    results = {v: k for k, v in enumerate(memory.outputs)}
+    places = {v: Place(Origin.INPUT, input_numbers[v]) for v in graph.params}
+    weights = 0
+
+    def size(e: Expr) -> Size:
+        return e.value if e.is_const else Slot(table.slot(e))
+
+    def call(op: Op, callee: str, is_library: bool) -> HostCall:
+        sizes = tuple(map(size, op.dims_attr("sizes")))
+        buffers = tuple(places[v] for v in op.operands)
+        return HostCall(callee, sizes, buffers, is_library)
+
+    for op in graph.ops:
+        match op.name:
+            case "constant":
+                places[op.result] = Place(Origin.WEIGHT, weights)
+                weights += 1
+            case "alloc" if op.result in results:
+                places[op.result] = Place(Origin.OUTPUT, results[op.result])
+            case "alloc" if op.result in numbers:
+                places[op.result] = Place(Origin.ARENA, numbers[op.result])
+            case "alloc":
+                pass  # nothing reads or writes it
+            case "view":
+                base = places[op.operands[0]]
+                shift = size(op.dim_attr("offset"))
+                shifts = base.shifts if shift == 0 else (*base.shifts, shift)
+                places[op.result] = Place(base.origin, base.number, shifts)
+            case "call_loop":
+                yield call(op, op.str_attr("callee"), False)
+            case "call_library":
+                yield call(op, libraries[op.str_attr("callee")].symbol, True)
+            case name:
+                raise NotImplementedError(f"host flow of op {name}")

@@ -1,0 +1,140 @@
+"""Units of compilation: what becomes one piece of object code, and its name for ever.
+
+A loop function is a unit, and the host functions of a model are one. A unit's key is a
+hash of all that its code depends on: the text of what it is emitted from, the units it
+calls, the target, LLVM, and the sources of the code generator. So object code is found
+by its key, in this process or in a later one, without any LLVM IR being built.
+
+In object code a loop function is called by its kind and key (`matmul.04f1..`), so that
+the same kernel in two models is the same object, and what one model numbers matmul_0
+and another matmul_7 never meets under a wrong name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+import llvmlite.ir as ll
+
+from pliant.cache import hashed
+from pliant.codegen.host import BIND, RUN, SIZES, emit_host
+from pliant.codegen.host_plan import HostPlan
+from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
+from pliant.ir.loops import Call, LoopFunc, statements
+from pliant.ir.text import print_loop
+from pliant.target import Target
+
+_NUMBER = re.compile(r"(_\d+)?_*$")
+_DIGITS = 20  # of the key, in a symbol
+# What decides how a loop function becomes LLVM IR, and that machine code.
+_SOURCES = ("codegen", "backend", "sym", "ir/loops.py", "ir/types.py", "target.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of object code: its key, and how to make it."""
+
+    key: str
+    symbols: tuple[str, ...]  # what it defines
+    calls: frozenset[str]  # what it calls, of other units and libraries
+    emit: Callable[[], ll.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of a model: its loop functions by name, and its host flow."""
+
+    kernels: Mapping[str, Unit]
+    host: Unit
+
+
+def program_units(
+    loops: Mapping[str, LoopFunc], plan: HostPlan, target: Target, opt_level: int
+) -> Units:
+    """The units of a lowered model; none is emitted yet."""
+    context = hashed(_target_text(target), str(opt_level), toolchain())
+    kernels: dict[str, Unit] = {}
+    for name in loops:
+        _loop_unit(name, loops, kernels, target, context)
+    return Units(kernels, _host_unit(plan, kernels, context))
+
+
+def whole_program(
+    loops: Mapping[str, LoopFunc], plan: HostPlan, target: Target
+) -> ll.Module:
+    """The same code in one module under the names the model gives, for people."""
+    module = ll.Module("pliant")
+    emit_loop_functions(module, loops.values(), target)
+    emit_host(module, plan, {name: name for name in loops})
+    return module
+
+
+def _loop_unit(
+    name: str,
+    loops: Mapping[str, LoopFunc],
+    known: dict[str, Unit],
+    target: Target,
+    context: str,
+) -> Unit:
+    if name in known:
+        return known[name]
+    func = loops[name]
+    stem = _NUMBER.sub("", name) or "kernel"
+    called = sorted({s.function for s in statements(func.body) if isinstance(s, Call)})
+    symbols: dict[str, str] = {}
+    for callee in called:
+        (symbols[callee],) = _loop_unit(callee, loops, known, target, context).symbols
+    text = print_loop(replace(func, name=stem))
+    callees = (f"{callee}={symbol}" for callee, symbol in symbols.items())
+    key = hashed("loop", context, text, *callees)
+    symbol = f"{stem}.{key[:_DIGITS]}"
+    emit = partial(
+        emit_loop_function,
+        func,
+        tuple(loops[callee] for callee in called),
+        {**symbols, name: symbol},
+        target,
+    )
+    known[name] = Unit(key, (symbol,), frozenset(symbols.values()), emit)
+    return known[name]
+
+
+def _host_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: str) -> Unit:
+    symbols = {name: unit.symbols[0] for name, unit in kernels.items()}
+    calls = frozenset(
+        c.callee if c.is_library else symbols[c.callee] for c in plan.calls
+    )
+    names = (f"{name}={symbol}" for name, symbol in symbols.items())
+    key = hashed("host", context, plan.text(), *names)
+
+    def emit() -> ll.Module:
+        module = ll.Module("host")
+        emit_host(module, plan, symbols)
+        return module
+
+    return Unit(key, (RUN, SIZES, BIND), calls, emit)
+
+
+def _target_text(target: Target) -> str:
+    """What of a target the code generator asks; the rest is in the loop functions."""
+    asked = (target.triple, target.cpu, target.feature_text)
+    return " ".join((*asked, str((target.lanes, target.registers, target.fma))))
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> str:
+    """LLVM's version, and a hash of the sources of the code generator."""
+    root = Path(__file__).parents[1]
+    files: list[Path] = []
+    for name in _SOURCES:
+        path = root / name
+        files += sorted(path.glob("*.py")) if path.is_dir() else [path]
+    sources = hashed(*(file.read_bytes() for file in files if file.exists()))
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return f"llvmlite {llvmlite.__version__} LLVM {version} pliant {sources}"
