@@ -45,6 +45,7 @@ from pliant.ir.loops import (
     Load,
     Local,
     LoopValue,
+    Prefetch,
     Read,
     Role,
     Stmt,
@@ -637,7 +638,7 @@ class LaneCheck:
             case Switch(selector, cases):
                 inside = all(self.allows(body) for _, body in cases)
                 return inside and not self.differs(selector)
-            case Alloc() | Call():
+            case Alloc() | Call() | Prefetch():
                 return False
             case _:
                 return True

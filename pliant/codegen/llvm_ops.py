@@ -548,6 +548,12 @@ def store_lanes(b: Builder, value: Any, ptr: Any, align: int, mask: Any) -> None
     _aligned(call_intrinsic(b, name, VOID, [value, ptr, mask]), 1, align)
 
 
+def prefetch(b: Builder, address: Any) -> None:
+    """Asks for a cache line to be brought to the second-level cache, for reading."""
+    read, second_level, data = (constant(I32, n) for n in (0, 2, 1))
+    call_intrinsic(b, "llvm.prefetch.p0", VOID, [address, read, second_level, data])
+
+
 def pointers(b: Builder, base: Any, element: Any, offsets: Any) -> Any:
     """A vector of addresses: base + offsets, in elements."""
     instruction = b.gep(base, [offsets], source_etype=element)

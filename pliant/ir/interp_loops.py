@@ -39,6 +39,7 @@ from pliant.ir.loops import (
     Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Read,
     Role,
     Select,
@@ -683,6 +684,8 @@ class _Compiler:
             case Check(cond, number):
                 self.emit(f"if not {self.value(cond)}:")
                 self.emit(f"    cx.fail({self.func.name!r}, {number})")
+            case Prefetch():
+                pass
             case Call():
                 self.call(stmt)
             case _:

@@ -14,6 +14,7 @@
            | If(cond: value, then, otherwise)
            | Switch(selector: dim, cases: (int, stmt)*)
            | Check(cond: value, number: int)        -- fails the call, never traps
+           | Prefetch(buffer, index: dim*)          -- a hint, may lie outside
            | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
 
     value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*, where?)
@@ -272,6 +273,14 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Brings the element's cache line near; reads nothing, so any address will do."""
+
+    buffer: Buffer
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Calls a loop function; a buffer argument is its address at the index."""
 
@@ -292,6 +301,7 @@ Stmt = (
     | If
     | Switch
     | Check
+    | Prefetch
     | Call
 )
 

@@ -35,6 +35,7 @@ from pliant.ir.loops import (
     Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Read,
     Role,
     Select,
@@ -578,6 +579,9 @@ class _LoopParser:
         self.at.expect("else")
         return Check(cond, self.at.integer())
 
+    def prefetch(self) -> Prefetch:
+        return Prefetch(*self.access())
+
     def call(self) -> Call:
         at = self.at
         name = at.name("@", "a loop function")
@@ -648,5 +652,6 @@ _STATEMENTS: dict[str, Callable[[_LoopParser], Stmt]] = {
     "if": _LoopParser.if_,
     "switch": _LoopParser.switch,
     "check": _LoopParser.check,
+    "prefetch": _LoopParser.prefetch,
     "call": _LoopParser.call,
 }

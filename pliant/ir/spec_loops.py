@@ -39,6 +39,7 @@ from pliant.ir.loops import (
     Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Read,
     Role,
     Select,
@@ -311,6 +312,8 @@ class _LoopChecker:
                     self.inner(case)
             case Check(cond, _):
                 self.truth(cond, "the condition")
+            case Prefetch(buffer, index):
+                self.access(buffer, index, "prefetch")
             case Call():
                 self.call(stmt)
             case _:

@@ -67,6 +67,7 @@ from pliant.ir.loops import (
     Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Read,
     Select,
     Stmt,
@@ -312,6 +313,8 @@ class _LoopPrinter:
                 return f"switch {selector} {{\n{inner}\n}}"
             case Check(cond, number):
                 return f"check {self.value(cond)} else {number}"
+            case Prefetch(buffer, index):
+                return f"prefetch {self.access(buffer, index)}"
             case Call(function, sizes, arguments):
                 passed = ", ".join(self.access(*argument) for argument in arguments)
                 dims = ", ".join(map(str, sizes))

@@ -20,6 +20,7 @@ from pliant.ir.loops import (
     Load,
     Local,
     LoopValue,
+    Prefetch,
     Select,
     Stmt,
     Store,
@@ -81,6 +82,8 @@ def map_stmt(stmt: Stmt, f: MapDim) -> Stmt:
             return Switch(f(selector), tuple((n, map_stmt(s, f)) for n, s in cases))
         case Check(cond, number):
             return Check(map_value(cond, f), number)
+        case Prefetch(buf, index):
+            return Prefetch(buf, tuple(f(i) for i in index))
         case Call(function, sizes, arguments):
             moved = tuple((b, tuple(f(i) for i in index)) for b, index in arguments)
             return Call(function, tuple(f(s) for s in sizes), moved)
@@ -113,7 +116,7 @@ def dims_in(body: Sequence[Stmt]) -> Iterator[Expr]:
             match inner:
                 case For():
                     yield from (inner.begin, inner.end)
-                case Store(_, index, _):
+                case Store(_, index, _) | Prefetch(_, index):
                     yield from index
                 case Switch(selector, _):
                     yield selector
