@@ -30,7 +30,6 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
                                       result shape = i.shape + x.shape[k+1:]
           take_along (x, i) {axis}    result[.., j, ..] = x[.., i[.., j, ..], ..]
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
-          argreduce {op, axis, keepdims} op: max min -> i64, first of equals
           cumulate {op, axis}         running sum or prod
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1
@@ -56,6 +55,7 @@ COMPOSITE (decomposed by passes/decompose.py)
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
                                       mode: nearest, nearest_exact, linear, cubic
           einsum {equation}
+          argreduce {op, axis, keepdims} op: max min -> i64, first of equals
 CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..) region
           body(i, carried..) -> carried;   while (carried..) regions cond, body
           match_cast {shape}          binds new symbols, checks known ones
@@ -394,15 +394,6 @@ _TABLE: tuple[OpDef, ...] = (
         _A("keepdims", "bool", False),
     ),
     _def(
-        "argreduce",
-        _RD,
-        1,
-        shapes.argreduce,
-        _A("op", "str", choices=("max", "min")),
-        _A("axis", "int"),
-        _A("keepdims", "bool", False),
-    ),
-    _def(
         "cumulate",
         _RD,
         1,
@@ -433,6 +424,15 @@ _TABLE: tuple[OpDef, ...] = (
         _A("include_pad", "bool", True),
     ),
     # composite
+    _def(
+        "argreduce",
+        _CO,
+        1,
+        shapes.argreduce,
+        _A("op", "str", choices=("max", "min")),
+        _A("axis", "int"),
+        _A("keepdims", "bool", False),
+    ),
     _def("linear", _CO, (2, 3), composite.linear),
     _def("softmax", _CO, 1, composite.axis_kept, _A("axis", "int")),
     _def("log_softmax", _CO, 1, composite.axis_kept, _A("axis", "int")),

@@ -41,7 +41,7 @@ from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
 from pliant.sym import Expr, Facts, as_expr, sym
 
-SCANS = frozenset({"pool", "cumulate", "argreduce", "conv_transpose"})
+SCANS = frozenset({"pool", "cumulate", "conv_transpose"})
 
 
 @dataclass(slots=True)

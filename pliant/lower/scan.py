@@ -1,7 +1,7 @@
 """Kernels that walk a window or an axis for each result element.
 
 pool, transposed convolution: a loop over the window inside a map over the results.
-cumulate, argreduce: a loop along one axis, everything else around it.
+cumulate: a loop along one axis, everything else around it.
 What their operand is computed from is computed in place, as in any fusion.
 """
 
@@ -14,7 +14,6 @@ from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
-    Alloc,
     Binary,
     Buffer,
     Const,
@@ -28,7 +27,6 @@ from pliant.ir.loops import (
     Select,
     Stmt,
     Store,
-    Unary,
     buffer,
 )
 from pliant.ir.types import DType
@@ -255,54 +253,6 @@ def _cumulate(scan: _Scan, name: str) -> Step:
     return _along(scan, name, axis, walk)
 
 
-def _argreduce(scan: _Scan, name: str) -> Step:
-    """The first position of the extreme value; the first NaN, if there is one."""
-    op = scan.root
-    (x,) = op.operands
-    axis = op.int_attr("axis")
-    dtype = x.dtype.compute
-    better = "gt" if op.str_attr("op") == "max" else "lt"
-    best = buffer("best", dtype, (1,), Role.REGISTER)
-    where = buffer("where", DType.I64, (1,), Role.REGISTER)
-    zero = (as_expr(0),)
-
-    def walk(index: tuple[Expr, ...]) -> list[Stmt]:
-        emit = scan.evaluator.emit
-        emit(Alloc(best))
-        emit(Alloc(where))
-        emit(Store(where, zero, _ZERO))
-        start: LoopValue = Const(0 if not dtype.is_float else 0.0, dtype)
-        if dtype is DType.BOOL:
-            start = Const(False, dtype)
-        emit(Store(best, zero, start))
-
-        def visit(w: tuple[Expr, ...]) -> None:
-            value = scan.evaluator.value(x, index)
-            held = Load(best, zero)
-            take: LoopValue = Binary(better, value, held)
-            if dtype.is_float:
-                fresh_nan = Binary(
-                    "logical_and",
-                    Unary("isnan", value),
-                    Unary("logical_not", Unary("isnan", held)),
-                )
-                take = Binary("logical_or", take, fresh_nan)
-            first = Binary("eq", Index(w[0]), _ZERO)
-            name_ = scan.evaluator.local(Binary("logical_or", first, take))
-            chosen = scan.evaluator.local(Select(name_, value, held))
-            place = scan.evaluator.local(Select(name_, Index(w[0]), Load(where, zero)))
-            scan.evaluator.emit(Store(best, zero, chosen))
-            scan.evaluator.emit(Store(where, zero, place))
-
-        scan.window([x.shape[axis]], visit)
-        kept = tuple(i for k, i in enumerate(index) if k != axis)
-        if op.bool_attr("keepdims"):
-            kept = (*kept[:axis], as_expr(0), *kept[axis:])
-        return [scan.store(kept, Load(where, zero))]
-
-    return _along(scan, name, axis, walk)
-
-
 _ZERO = Const(0, DType.I64)
 
 
@@ -326,7 +276,6 @@ _KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
     "pool": _pool,
     "conv_transpose": _conv_transpose,
     "cumulate": _cumulate,
-    "argreduce": _argreduce,
 }
 
 

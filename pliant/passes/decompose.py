@@ -412,6 +412,27 @@ def spell_out_attention(b: Builder, op: Op) -> Value:
     return b.swap(out, -2, -3) if op.bool_attr("swapped") else out
 
 
+# ---- positions
+
+
+def argreduce(b: Builder, op: Op) -> Value:
+    """The first position of the extreme value; of the first NaN, if there is one.
+
+    Two plain reductions, so it fuses, vectorises and splits as they do: where nothing
+    is NaN some element equals the extreme, else the extreme is NaN and equals none.
+    """
+    (x,) = op.operands
+    x = b.cast(x, DType.U8) if x.dtype is DType.BOOL else _up(b, x)
+    axis = op.int_attr("axis")
+    best = b.reduce(op.str_attr("op"), x, [axis], keepdims=True)
+    hit = b.binary("eq", x, best)
+    if x.dtype.is_float:
+        hit = b.binary("logical_or", hit, b.unary("isnan", x))
+    place = b.iota(x.shape, axis)
+    place = b.select(hit, place, b.full_like(place, 2**63 - 1))
+    return b.reduce("min", place, [axis], keepdims=op.bool_attr("keepdims"))
+
+
 # ---- the pass
 
 DECOMPOSITIONS: dict[str, Decomposition] = {
@@ -427,6 +448,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "batch_norm": batch_norm,
     "resize": resize,
     "einsum": einsum,
+    "argreduce": argreduce,
 }
 _RULES: RuleSet = {name: (rule,) for name, rule in DECOMPOSITIONS.items()}
 _ATTENTION: RuleSet = {"attention": (spell_out_attention,)}

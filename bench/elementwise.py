@@ -1,0 +1,237 @@
+"""Kernels that are not products, against torch eager: `python -m bench.elementwise`.
+
+Each case is one op, or a few that fuse, compiled once with every dim dynamic and timed
+at three sizes, by turns with eager. A ratio above 1 is in Pliant's favour. Writes
+bench/results/elementwise.json and bench/results/elementwise.md; a run over chosen cases
+is only printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+
+import pliant
+from bench.timing import (
+    RESULTS,
+    Report,
+    error,
+    geomean,
+    interleaved,
+    machine,
+    machine_line,
+    store,
+)
+
+SIZES = {"1k": 1 << 10, "64k": 1 << 16, "4M": 1 << 22}  # elements, about
+TOLERANCE = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function, and its inputs for a wanted number of elements."""
+
+    function: Callable[..., Any]
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    dims: tuple[dict[int, str], ...]
+
+
+class Apply(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: Tensor) -> Any:
+        return self.function(*given)
+
+
+def rows(width: int, count: int = 1) -> Callable[[int], tuple[Tensor, ...]]:
+    """`count` tensors (rows, width)."""
+    return lambda size: tuple(
+        torch.randn(max(size // width, 1), width) for _ in range(count)
+    )
+
+
+def heads(size: int) -> tuple[Tensor, ...]:
+    return (torch.randn(1, max(size // 768, 1), 12, 64),)
+
+
+def image(size: int) -> tuple[Tensor, ...]:
+    side = max(round((size / 64) ** 0.5), 1)
+    return (torch.randn(1, 64, side, side),)
+
+
+def square(size: int) -> tuple[Tensor, ...]:
+    side = round(size**0.5)
+    return (torch.randn(side, side),)
+
+
+def rope_inputs(size: int) -> tuple[Tensor, ...]:
+    seq = max(size // 768, 1)
+    return (torch.randn(1, 12, seq, 64), torch.randn(seq, 64), torch.randn(seq, 64))
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def table_inputs(size: int) -> tuple[Tensor, ...]:
+    return (torch.randn(5000, 256), torch.randint(0, 5000, (max(size // 256, 1),)))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def with_vectors(width: int, count: int) -> Callable[[int], tuple[Tensor, ...]]:
+    return lambda size: (
+        torch.randn(max(size // width, 1), width),
+        *(torch.randn(width) for _ in range(count)),
+    )
+
+
+TWO = {0: "rows", 1: "columns"}
+HEADS = {0: "batch", 1: "seq"}
+IMAGE = {0: "batch", 2: "height", 3: "width"}
+CASES: dict[str, Case] = {
+    "add": Case(lambda x, y: x + y, rows(256, 2), (TWO, TWO)),
+    "silu(x) * y": Case(lambda x, y: F.silu(x) * y, rows(256, 2), (TWO, TWO)),
+    "gelu": Case(F.gelu, rows(256), (TWO,)),
+    "gelu, tanh": Case(lambda x: F.gelu(x, approximate="tanh"), rows(256), (TWO,)),
+    "rope": Case(rope, rope_inputs, ({2: "seq"}, {0: "seq"}, {0: "seq"})),
+    **{
+        f"softmax, rows of {width}": Case(lambda x: x.softmax(-1), rows(width), (TWO,))
+        for width in (7, 64, 128, 768)
+    },
+    **{
+        f"layer norm, rows of {width}": Case(
+            lambda x, w, b, width=width: F.layer_norm(x, (width,), w, b),
+            with_vectors(width, 2),
+            ({0: "rows"}, {}, {}),
+        )
+        for width in (7, 64, 128, 768)
+    },
+    "rms norm, rows of 768": Case(
+        rms_norm, with_vectors(768, 1), (TWO, {0: "columns"})
+    ),
+    "group norm, 8 groups": Case(lambda x: F.group_norm(x, 8), image, (IMAGE,)),
+    "transpose": Case(lambda x: x.t().contiguous(), square, (TWO,)),
+    "(B,S,H,D) to (B,H,S,D)": Case(
+        lambda x: x.transpose(1, 2).contiguous(), heads, (HEADS,)
+    ),
+    "NCHW to NHWC": Case(lambda x: x.permute(0, 2, 3, 1).contiguous(), image, (IMAGE,)),
+    "NHWC to NCHW": Case(
+        lambda x: x.permute(0, 3, 1, 2).contiguous(),
+        lambda size: (image(size)[0].permute(0, 2, 3, 1).contiguous(),),
+        ({0: "batch", 1: "height", 2: "width"},),
+    ),
+    "concat": Case(lambda x, y: torch.cat((x, y), 1), rows(256, 2), (TWO, TWO)),
+    "slice": Case(lambda x: x[:, 3:-5] * 2, rows(256), (TWO,)),
+    "embedding": Case(
+        lambda table, i: F.embedding(i, table), table_inputs, ({}, {0: "count"})
+    ),
+    "sum, all": Case(lambda x: x.sum(), rows(256), (TWO,)),
+    "mean, last": Case(lambda x: x.mean(-1), rows(256), (TWO,)),
+    "mean, rows": Case(lambda x: x.mean(0), rows(256), (TWO,)),
+    "max, all": Case(lambda x: x.amax(), rows(256), (TWO,)),
+    "max, last": Case(lambda x: x.amax(-1), rows(256), (TWO,)),
+    "argmax, last": Case(lambda x: x.argmax(-1), rows(256), (TWO,)),
+    "argmax, all": Case(lambda x: x.argmax(), rows(256), (TWO,)),
+    "cumsum, last": Case(lambda x: x.cumsum(-1), rows(256), (TWO,)),
+    "cumsum, rows": Case(lambda x: x.cumsum(0), rows(256), (TWO,)),
+}
+
+
+def measure(
+    name: str, threads: int, repetitions: int, options: pliant.Options
+) -> dict[str, Any]:
+    case = CASES[name]
+    torch.set_num_threads(threads)
+    model = pliant.compile(
+        Apply(case.function),
+        case.inputs(1 << 14),
+        (case.dims,),
+        threads=threads,
+        options=options,
+    )
+    row: dict[str, Any] = {"case": name, "sizes": {}}
+    for label, size in SIZES.items():
+        torch.manual_seed(0)
+        given = case.inputs(size)
+        wanted = case.function(*given)
+        if (found := error(model(*given), wanted)) > TOLERANCE * size**0.5:
+            raise SystemExit(f"{name}, {label}: error {found:.3g}")
+        with torch.inference_mode():
+            samples = interleaved(
+                {
+                    "pliant": partial(model, *given),
+                    "eager": partial(case.function, *given),
+                },
+                repetitions,
+            )
+        best = {engine: min(times) for engine, times in samples.items()}
+        row["sizes"][label] = {
+            "pliant_us": best["pliant"] * 1e6,
+            "eager_us": best["eager"] * 1e6,
+            "ratio": best["eager"] / best["pliant"],
+        }
+    return row
+
+
+def report(kept: list[dict[str, Any]], threads: int) -> Report:
+    columns = ["case", *(f"{label}: µs (eager / ours)" for label in SIZES)]
+    lines = []
+    for row in kept:
+        cells = [row["case"]]
+        for label in SIZES:
+            cell = row["sizes"][label]
+            cells.append(f"{cell['pliant_us']:.1f} ({cell['ratio']:.2f})")
+        lines.append(tuple(cells))
+    means = (geomean([row["sizes"][label]["ratio"] for row in kept]) for label in SIZES)
+    lines.append(("geomean", *(f"{mean:.2f}" for mean in means)))
+    title = f"{threads} thread(s), least of the repetitions"
+    return Report(title, tuple(columns), tuple(lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.elementwise", description=__doc__)
+    parser.add_argument("cases", nargs="*", help="parts of names; none means all")
+    parser.add_argument("--threads", type=int, action="append")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--no-variants", action="store_true")
+    arguments = parser.parse_args()
+    options = pliant.Options(variants=not arguments.no_variants)
+    wanted = arguments.cases
+    names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    about = machine()
+    content: dict[str, Any] = {"machine": about}
+    parts = []
+    for threads in arguments.threads or [1]:
+        kept = []
+        for name in names:
+            print(f"  {name}", file=sys.stderr)
+            kept.append(measure(name, threads, arguments.repetitions, options))
+        table = report(kept, threads)
+        table.show(console)
+        content[f"threads_{threads}"] = kept
+        parts.append(table.markdown())
+    if not wanted and not arguments.no_variants:
+        store("elementwise.json", content)
+        parts.append(machine_line(about) + "\n")
+        (RESULTS / "elementwise.md").write_text("\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
