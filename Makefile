@@ -9,7 +9,7 @@ CHECKED := pliant tests bench demo setup.py
 # `make bench MODELS="bert gpt2"`; the rest: `python -m bench.models --help`.
 MODELS ?= bert tinybert
 
-.PHONY: demo test lint format types unit sweep bench ablation clean distclean setup
+.PHONY: demo test lint format types unit sweep bench bench-gemm ablation clean distclean setup
 
 test: lint types unit
 
@@ -34,6 +34,10 @@ sweep: setup
 bench: setup
 	$(BIN)/python -m bench.models $(MODELS)
 	$(BIN)/python -m bench.costs
+
+# Matrix products of 500 random shapes against MKL and OpenBLAS; a quarter of an hour.
+bench-gemm: setup
+	$(BIN)/python -m bench.gemm
 
 ablation: setup
 	$(BIN)/python -m bench.ablation

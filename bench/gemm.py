@@ -1,0 +1,278 @@
+"""Matrix products against MKL and OpenBLAS: `python -m bench.gemm`, `make bench-gemm`.
+
+Shapes are log-uniform in 1..4096 for M, N and K; the seed is the clock's and printed.
+Two modes: `packed`, a weight known when compiling (one compile for each N, K), and
+`dynamic`, both operands known at the call (one compile for all).
+
+From 2^18 multiply-adds on, what is timed is a call from Python that allocates its
+result: ours, torch.mm, F.linear, numpy.matmul. Below that it is the kernel alone,
+repeated in machine code on memory that is there: our host flow, and the sgemm that
+torch and NumPy call, B stored either way; such shapes are also timed as Python calls,
+given apart. A ratio is the fastest peer's time over ours.
+Writes bench/results/gemm.json and bench/results/gemm.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter, sleep, time_ns
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+import pliant
+from bench.gemm_tables import Limits, Row, Shape, Vector, tables
+from bench.limits import fma_peak, read_bandwidth
+from bench.native import (
+    Timed,
+    blas_libraries,
+    blas_product,
+    called,
+    host_flow,
+    set_peer_threads,
+)
+from bench.timing import RESULTS, machine, machine_line, store
+from pliant.ir.build import Builder
+from pliant.ir.graph import Constant, Module
+from pliant.ir.types import DType, tensor
+from pliant.sym import sym
+
+LARGEST = 4096
+THROUGH_THE_API = 1 << 18  # multiply-adds
+TURN_SECONDS = 0.001
+SETTLE_SECONDS = 0.002  # in which idle threads of the peer before stop spinning
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+MOST_CALLS = 20_000
+VECTOR_ROWS = (1, 2, 3, 4)
+VECTOR_WEIGHT = (8192, 16384)  # (N, K): 512 MiB, beyond any cache
+OURS = "pliant"
+UNIT = 2.0**-24
+
+
+def random_shapes(count: int, seed: int) -> list[Shape]:
+    source = np.random.default_rng(seed)
+    sizes = np.exp(source.uniform(0, np.log(LARGEST + 1), (count, 3))).astype(int)
+    return [Shape(*(int(min(d, LARGEST)) for d in row)) for row in sizes]
+
+
+# ---- what is compared
+
+
+def compiled(weight: torch.Tensor | None) -> pliant.CompiledModel:
+    """x W^T with the (N, K) weight packed, or x y with every size dynamic."""
+    b = Builder()
+    m, n, k = sym("m"), sym("n"), sym("k")
+    if weight is None:
+        x = b.param("x", tensor(DType.F32, m, k))
+        result = b.matmul(x, b.param("y", tensor(DType.F32, k, n)))
+    else:
+        x = b.param("x", tensor(DType.F32, m, weight.shape[1]))
+        kind = tensor(DType.F32, *weight.shape)
+        held = b.constant(Constant("weight", kind, weight.numpy()))
+        result = b.matmul(x, b.swap(held, 0, 1))
+    module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
+    return pliant.compile(module, threads=2)
+
+
+@dataclass(slots=True)
+class Operands:
+    """A (M, K), B stored as (K, N) and as (N, K), and room for a result."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    turned: torch.Tensor
+    c: torch.Tensor
+
+    @staticmethod
+    def of(shape: Shape) -> Operands:
+        turned = torch.randn(shape.n, shape.k)
+        return Operands(
+            torch.randn(shape.m, shape.k),
+            turned.t().contiguous(),
+            turned,
+            torch.empty(shape.m, shape.n),
+        )
+
+
+def python_calls(
+    mode: str, model: pliant.CompiledModel, x: Operands
+) -> dict[str, Timed]:
+    a, b, turned = x.a, x.b, x.turned
+    left, right = a.numpy(), b.numpy()
+    calls: dict[str, Timed] = {
+        OURS: called(lambda: model(a) if mode == "packed" else model(a, b)),
+        "torch.mm": called(lambda: torch.mm(a, b)),
+        "numpy.matmul": called(lambda: np.matmul(left, right)),
+    }
+    if mode == "packed":
+        calls["F.linear"] = called(lambda: F.linear(a, turned))
+    return calls
+
+
+def kernels(
+    mode: str, model: pliant.CompiledModel, x: Operands, threads: int
+) -> dict[str, Timed]:
+    a, b, turned, c = (t.numpy() for t in (x.a, x.b, x.turned, x.c))
+    inputs = [a] if mode == "packed" else [a, b]
+    found: dict[str, Timed] = {OURS: host_flow(model, inputs, c, threads)}
+    for library in blas_libraries():
+        found[library.name] = blas_product(library, a, b, c, False)
+        if mode == "packed":
+            found[f"{library.name} turned"] = blas_product(library, a, turned, c, True)
+    return found
+
+
+def check(mode: str, model: pliant.CompiledModel, x: Operands) -> None:
+    """Against torch: twice the rounding error that a sum of K products can have."""
+    got = model(x.a) if mode == "packed" else model(x.a, x.b)
+    terms = x.a.shape[1] * UNIT
+    sizes = x.a.double().norm(dim=1)[:, None] * x.b.double().norm(dim=0)
+    allowed = 2 * terms / (1 - terms) * sizes
+    if not ((got - torch.mm(x.a, x.b)).abs() <= allowed).all():
+        raise SystemExit(f"wrong result: {mode} {tuple(x.a.shape)} {tuple(x.b.shape)}")
+
+
+# ---- timing
+
+
+def by_turns(
+    calls: Mapping[str, Timed], seconds: float, threads: int
+) -> dict[str, list[float]]:
+    """Seconds per call of each, one sample a round; as many rounds as there is time."""
+    counts: dict[str, int] = {}
+    spent = 0.0
+    for name, call in calls.items():
+        call(1)
+        once = max(min(call(1), call(1)), 1e-8)
+        counts[name] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
+        spent += counts[name] * once
+    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, round(seconds / spent)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for turn in range(rounds):
+        # back and forth, so that each has every neighbour
+        for name in order if turn % 2 == 0 else reversed(order):
+            if threads > 1:
+                sleep(SETTLE_SECONDS)
+                calls[name](1)
+            samples[name].append(calls[name](counts[name]) / counts[name])
+    return samples
+
+
+def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, float]:
+    """The fastest peer, and its time over ours."""
+    ours = samples[OURS]
+    ratios = {
+        name: median(t / u for t, u in zip(times, ours, strict=True))
+        for name, times in samples.items()
+        if name != OURS
+    }
+    name = min(ratios, key=lambda peer: ratios[peer])
+    return name, ratios[name]
+
+
+def measure(
+    mode: str, model: pliant.CompiledModel, x: Operands, threads: int, seconds: float
+) -> Row:
+    (m, k), n = x.a.shape, x.b.shape[1]
+    set_peer_threads(threads)
+    model._runtime.set_threads(threads)
+    check(mode, model, x)
+    api = python_calls(mode, model, x)
+    small = m * n * k < THROUGH_THE_API
+    timed = kernels(mode, model, x, threads) if small else api
+    samples = by_turns(timed, seconds, threads)
+    peer, ratio = best_peer(samples)
+    as_called = best_peer(by_turns(api, seconds, threads))[1] if small else None
+    times = {name: median(found) for name, found in samples.items()}
+    ours = times.pop(OURS)
+    return Row(mode, threads, Shape(m, n, k), ours, peer, ratio, as_called, times)
+
+
+def sweep(
+    shapes: Sequence[Shape],
+    modes: Sequence[str],
+    threads: Sequence[int],
+    seconds: float,
+) -> Iterator[Row]:
+    dynamic = compiled(None)
+    for shape in shapes:
+        x = Operands.of(shape)
+        for mode in modes:
+            model = compiled(x.turned) if mode == "packed" else dynamic
+            for count in threads:
+                yield measure(mode, model, x, count, seconds)
+
+
+def vectors(threads: Sequence[int]) -> list[Vector]:
+    """A few rows times a weight beyond cache: how fast the weight is read."""
+    n, k = VECTOR_WEIGHT
+    weight = torch.randn(n, k)
+    model = compiled(weight)
+    found: list[Vector] = []
+    for count in threads:
+        set_peer_threads(count)
+        model._runtime.set_threads(count)
+        for m in VECTOR_ROWS:
+            a = torch.randn(m, k)
+            calls: dict[str, Timed] = {
+                OURS: called(partial(model, a)),
+                "F.linear": called(partial(F.linear, a, weight)),
+            }
+            times = {
+                name: min(samples)
+                for name, samples in by_turns(calls, 1.0, count).items()
+            }
+            bandwidth = weight.nbytes / times[OURS]
+            peer = weight.nbytes / times["F.linear"]
+            found.append(Vector(count, m, n, k, bandwidth, peer))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.gemm", description=__doc__)
+    parser.add_argument("--shapes", type=int, default=500)
+    parser.add_argument("--seed", type=int, help="default: the clock")
+    parser.add_argument("--modes", nargs="+", default=["packed", "dynamic"])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=0.1, help="per measurement")
+    parser.add_argument("--no-vectors", action="store_true", help="leave out GEMV")
+    arguments = parser.parse_args()
+    seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed
+    shapes = random_shapes(arguments.shapes, seed)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(f"{len(shapes)} shapes, seed {seed}", highlight=False)
+    started = perf_counter()
+    torch.manual_seed(seed)
+    with torch.inference_mode():
+        limits = [Limits(t, fma_peak(t), read_bandwidth(t)) for t in arguments.threads]
+        rows = []
+        for row in sweep(shapes, arguments.modes, arguments.threads, arguments.seconds):
+            rows.append(row)
+            if sys.stderr.isatty():
+                print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
+        streams = [] if arguments.no_vectors else vectors(arguments.threads)
+    about = machine()
+    reports = tables(rows, limits, streams)
+    for report in reports:
+        report.show(console)
+    took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
+    console.print(took, highlight=False)
+    content = {"machine": about, "seed": seed, "limits": [asdict(x) for x in limits]}
+    content |= {"rows": [asdict(r) for r in rows]}
+    content |= {"vectors": [asdict(v) for v in streams]}
+    store("gemm.json", content)
+    parts = [*(r.markdown() for r in reports), f"{took}; {machine_line(about)}\n"]
+    (RESULTS / "gemm.md").write_text("\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

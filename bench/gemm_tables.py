@@ -1,0 +1,169 @@
+"""What `bench.gemm` found, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.timing import Report, geomean
+
+LARGE = 256  # every dim of a shape that is held against the FMA peak
+LOW = 0.85  # a ratio that is counted as low
+WORST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    m: int
+    n: int
+    k: int
+
+    @property
+    def work(self) -> int:
+        return self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One shape, measured. `called` is the ratio of Python calls, for small shapes."""
+
+    mode: str
+    threads: int
+    shape: Shape
+    seconds: float
+    peer: str  # the fastest
+    ratio: float  # its time over ours
+    called: float | None
+    peers: Mapping[str, float]
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.shape.work / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine does with that many threads, a second."""
+
+    threads: int
+    flops: float
+    read_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A product of m rows with a weight beyond cache: bytes of it read a second."""
+
+    threads: int
+    m: int
+    n: int
+    k: int
+    read_bytes: float
+    peer_bytes: float
+
+
+Group = tuple[str, int]
+
+
+def tables(
+    rows: Sequence[Row], limits: Sequence[Limits], vectors: Sequence[Vector]
+) -> list[Report]:
+    groups: dict[Group, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.mode, row.threads), []).append(row)
+    peaks = {x.threads: x for x in limits}
+    found = [summary(groups), against_peak(groups, peaks)]
+    if vectors:
+        found.append(against_bandwidth(vectors, peaks))
+    return [*found, *(worst(name, group) for name, group in groups.items())]
+
+
+def title(group: Group) -> str:
+    mode, threads = group
+    return f"{mode}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def mean(ratios: Sequence[float]) -> str:
+    return f"{geomean(ratios):.2f}" if ratios else "-"
+
+
+def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
+    lines = []
+    for name, rows in groups.items():
+        ratios = [r.ratio for r in rows]
+        low = sum(ratio < LOW for ratio in ratios) / len(ratios)
+        lines.append(
+            (
+                title(name),
+                mean(ratios),
+                f"{min(ratios):.2f}",
+                f"{low:.1%}",
+                mean([r.ratio for r in rows if r.called is None]),
+                mean([r.ratio for r in rows if r.called is not None]),
+                mean([r.called for r in rows if r.called is not None]),
+            )
+        )
+    return Report(
+        "Matrix products against the fastest peer",
+        (
+            *("", "geomean", "worst", f"below {LOW}"),
+            *("API, 2^18 on", "kernel, below 2^18", "the same called"),
+        ),
+        tuple(lines),
+    )
+
+
+def against_peak(
+    groups: Mapping[Group, Sequence[Row]], peaks: Mapping[int, Limits]
+) -> Report:
+    lines = []
+    for name, rows in groups.items():
+        peak = peaks[name[1]].flops
+        sizes = [r for r in rows if min(r.shape.m, r.shape.n, r.shape.k) >= LARGE]
+        shares = [r.flops / peak for r in sizes]
+        told = (f"{min(shares):.0%}", f"{median(shares):.0%}") if shares else ("-", "-")
+        lines.append((title(name), str(len(sizes)), f"{peak * 1e-9:.0f}", *told))
+    return Report(
+        f"Share of the FMA peak where M, N, K >= {LARGE}",
+        ("", "shapes", "peak GFLOP/s", "least", "median"),
+        tuple(lines),
+    )
+
+
+def against_bandwidth(vectors: Sequence[Vector], peaks: Mapping[int, Limits]) -> Report:
+    lines = []
+    for v in vectors:
+        limit = peaks[v.threads].read_bytes
+        lines.append(
+            (
+                f"{v.m} x {v.n} x {v.k}",
+                str(v.threads),
+                *(f"{x * 1e-9:.1f}" for x in (limit, v.read_bytes, v.peer_bytes)),
+                f"{v.read_bytes / limit:.0%}",
+            )
+        )
+    return Report(
+        "A weight beyond cache: GB/s of it read",
+        ("M x N x K", "threads", "limit", "pliant", "F.linear", "share of limit"),
+        tuple(lines),
+    )
+
+
+def worst(name: Group, rows: Sequence[Row]) -> Report:
+    lines = [
+        (
+            str(r.shape),
+            f"{r.ratio:.2f}",
+            f"{r.seconds * 1e6:.1f}",
+            f"{r.peers[r.peer] * 1e6:.1f}",
+            r.peer,
+            "kernel" if r.called is not None else "API",
+        )
+        for r in sorted(rows, key=lambda r: r.ratio)[:WORST]
+    ]
+    columns = ("M x N x K", "ratio", "pliant µs", "peer µs", "peer", "timed")
+    return Report(f"Worst of {title(name)}", columns, tuple(lines))
