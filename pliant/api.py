@@ -51,6 +51,7 @@ def compile(
     chosen = _default_target() if target is None else target
     if not isinstance(chosen, Target):
         raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
+    _check_runs(chosen)
     _check_threads(threads)
     workers = threads or knobs.THREADS.get() or chosen.cores
     seconds: dict[str, float] = {}
@@ -88,6 +89,14 @@ def _check_threads(threads: Any) -> None:
         )
 
 
+def _check_runs(chosen: Target) -> None:
+    if not target.runs_here(chosen):
+        lacks = ", ".join(target.missing(chosen)) or "another architecture"
+        raise OptionError(
+            f"this machine cannot run code for the target '{chosen.name}': {lacks}"
+        )
+
+
 def _sym(slot: SizeSlot) -> Any:
     from pliant.sym import sym
 
@@ -95,9 +104,7 @@ def _sym(slot: SizeSlot) -> Any:
 
 
 def _default_target() -> Target:
-    name = knobs.TARGET.get()
-    made: Target = getattr(target, name)()
-    return made
+    return target.named(knobs.TARGET.get())
 
 
 def _plain_signature(graph: Graph) -> Signature:
