@@ -1,0 +1,233 @@
+"""The engines that run a model: ours, and its peers.
+
+An engine is prepared once per model and then bound to the inputs of one shape, which
+gives a call without arguments. Each is fed and read in the way that costs it least: no
+engine copies inputs or results that it need not copy, and none keeps results between
+calls for the next to overwrite.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import pliant
+from pliant.benchmark.models import Case
+
+Inputs = tuple[torch.Tensor, ...]
+Call = Callable[[], Any]
+
+
+class NotAvailable(Exception):
+    """The engine is not installed here; says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine is prepared from; `folder` keeps the ONNX file between runs."""
+
+    case: Case
+    threads: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model that is ready to run."""
+
+    bind: Callable[[Inputs], Call]
+    tensors: Callable[[Any], list[torch.Tensor]]  # of a result of the call
+    model: pliant.CompiledModel | None = None  # if it is ours
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise NotAvailable(str(error)) from error
+
+
+# ---- on torch tensors
+
+
+def _pliant(setup: Setup) -> Engine:
+    model = setup.case.compile(threads=setup.threads)
+    return Engine(lambda inputs: lambda: model(*inputs), _leaves, model)
+
+
+def _inference(model: Any) -> Callable[[Inputs], Call]:
+    def bind(inputs: Inputs) -> Call:
+        def call() -> Any:
+            with torch.inference_mode():
+                return model(*inputs)
+
+        return call
+
+    return bind
+
+
+def _eager(setup: Setup) -> Engine:
+    return Engine(_inference(setup.case.model), _leaves)
+
+
+def _compiled(setup: Setup) -> Engine:
+    compiled = torch.compile(setup.case.model, dynamic=True)
+    bind = _inference(compiled)
+    bind(setup.case.at(setup.case.example))()  # compiles now
+    return Engine(bind, _leaves)
+
+
+# ---- through an ONNX file
+
+
+def onnx_path(setup: Setup) -> str:
+    return str(setup.folder / "model.onnx")
+
+
+def export_onnx(setup: Setup) -> float:
+    """Makes the model's ONNX file, once per folder; gives the seconds it took."""
+    for package in ("onnx", "onnxscript"):
+        _import(package)
+    told = setup.folder / "export_seconds"
+    if not told.exists():
+        case = setup.case
+        source: Any = case.model if case.program is None else case.program
+        started = perf_counter()
+        torch.onnx.export(
+            source,
+            case.at(case.example) if case.program is None else (),
+            onnx_path(setup),
+            dynamo=True,
+            dynamic_shapes=case.dynamic_shapes,
+            external_data=True,
+            verbose=False,
+        )
+        told.write_text(repr(perf_counter() - started))
+    return float(told.read_text())
+
+
+def _by_position(names: Sequence[str], inputs: Inputs) -> dict[str, Any]:
+    if len(names) != len(inputs):
+        raise ValueError(f"{len(inputs)} inputs became {len(names)} in the ONNX file")
+    arrays = [x.contiguous().numpy() for x in inputs]
+    return dict(zip(names, arrays, strict=True))
+
+
+def _onnx_runtime(setup: Setup) -> Engine:
+    runtime = _import("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = setup.threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(
+        onnx_path(setup), options, providers=["CPUExecutionProvider"]
+    )
+    names = [item.name for item in session.get_inputs()]
+    results = [item.name for item in session.get_outputs()]
+
+    def bind(inputs: Inputs) -> Call:
+        binding = session.io_binding()
+        arrays = _by_position(names, inputs)
+        for name, array in arrays.items():
+            binding.bind_cpu_input(name, array)
+
+        def call() -> Any:
+            binding.clear_binding_outputs()  # or it would write over the last results
+            for name in results:
+                binding.bind_output(name)
+            session.run_with_iobinding(binding)
+            return binding.get_outputs(), arrays
+
+        return call
+
+    def tensors(result: Any) -> list[torch.Tensor]:
+        return [torch.from_numpy(value.numpy()) for value in result[0]]
+
+    return Engine(bind, tensors)
+
+
+def _openvino(setup: Setup) -> Engine:
+    openvino = _import("openvino")
+    settings = {
+        "INFERENCE_NUM_THREADS": setup.threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",  # never bf16 unasked
+        "NUM_STREAMS": 1,
+    }
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(onnx_path(setup)), "CPU", settings)
+    request = compiled.create_infer_request()
+    names = [port.any_name for port in compiled.inputs]
+
+    def bind(inputs: Inputs) -> Call:
+        arrays = _by_position(names, inputs)
+        return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)
+
+    def tensors(result: Any) -> list[torch.Tensor]:
+        return [torch.from_numpy(result[port].copy()) for port in compiled.outputs]
+
+    return Engine(bind, tensors)
+
+
+# ---- TVM
+
+
+def _tvm(setup: Setup) -> Engine:
+    tvm = _import("tvm")
+    relax = _import("tvm.relax")
+    frontend = _import("tvm.relax.frontend.torch")
+    case = setup.case
+    program = case.program or torch.export.export(
+        case.model,
+        case.at(case.example),
+        dynamic_shapes=case.dynamic_shapes,
+        strict=False,
+    )
+    module = frontend.from_exported_program(program)
+    target = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+    executable = tvm.compile(module, target={**target, "num-cores": setup.threads})
+    run = relax.VirtualMachine(executable, tvm.cpu())["main"]
+
+    def bind(inputs: Inputs) -> Call:
+        arrays = [tvm.runtime.from_dlpack(x.contiguous()) for x in inputs]
+        return lambda: run(*arrays)
+
+    def tensors(result: Any) -> list[torch.Tensor]:
+        many = result if not hasattr(result, "shape") else [result]
+        return [torch.utils.dlpack.from_dlpack(value) for value in many]
+
+    return Engine(bind, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An engine by its name on the command line and in tables."""
+
+    title: str
+    prepare: Callable[[Setup], Engine]
+    from_onnx: bool = False  # is prepared from the ONNX file
+    compiles_per_shape: bool = False  # may; takes long, so not part of a quick run
+
+
+OURS = "pliant"
+ENGINES: dict[str, Kind] = {
+    OURS: Kind("pliant", _pliant),
+    "eager": Kind("torch eager", _eager),
+    "compile": Kind("torch.compile", _compiled, compiles_per_shape=True),
+    "onnxruntime": Kind("ONNX Runtime", _onnx_runtime, from_onnx=True),
+    "openvino": Kind("OpenVINO", _openvino, from_onnx=True),
+    "tvm": Kind("TVM", _tvm, compiles_per_shape=True),
+}
+PEERS = tuple(name for name in ENGINES if name != OURS)

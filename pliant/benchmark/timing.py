@@ -1,0 +1,111 @@
+"""Times of several engines by turns.
+
+The engines take turns within every round, so that a change in the machine's speed hits
+all of them alike, and ratios are taken within a round before their median. Each turn
+starts with a pause: the idle threads of the engine before (torch's OpenMP, the pools of
+ONNX Runtime and OpenVINO) spin for some milliseconds after their last work, and would
+hold the cores that the next engine needs. A short call is then run once untimed, to
+have its data in cache and its own threads awake, and repeated until the turn is long
+enough to time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep
+
+SETTLE_SECONDS = 0.01
+TURN_SECONDS = 0.005
+LONG_SECONDS = 0.05  # such a call needs no untimed one before it
+MOST_CALLS_A_TURN = 1000
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> Spread:
+        ranked = sorted(samples)
+        last = len(ranked) - 1
+        return Spread(
+            median(ranked), ranked[round(0.25 * last)], ranked[round(0.75 * last)]
+        )
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.median * factor, self.low * factor, self.high * factor)
+
+    def text(self) -> str:
+        """To about three digits of the median."""
+        digits = 3 if self.median < 1 else 2 if self.median < 100 else 1
+        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
+        return f"{self.median:.{digits}f} ({low} to {high})"
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    repetitions: int,
+    warm_up: int = 2,
+    *,
+    seconds: float | None = None,
+) -> dict[str, list[float]]:
+    """Seconds per call of every engine, one sample per round.
+
+    There are `repetitions` rounds; with `seconds`, as many of them as fit into that
+    time, but a few in any case.
+    """
+    counts = {name: _calls_a_turn(call, warm_up) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    started = perf_counter()
+    for number in range(repetitions):
+        if seconds is not None and number >= FEWEST_ROUNDS:
+            round_seconds = (perf_counter() - started) / number
+            if round_seconds * (number + 1) > seconds:
+                break
+        # going back and forth gives every engine every neighbour
+        for name in order if number % 2 == 0 else reversed(order):
+            samples[name].append(_turn(calls[name], counts[name]))
+    return samples
+
+
+def _calls_a_turn(call: Callable[[], object], warm_up: int) -> int:
+    """How often a turn calls; 0 for a call so long that it needs no warming up."""
+    once = math.inf
+    for _ in range(max(warm_up, 1) + 1):
+        started = perf_counter()
+        call()
+        once = max(perf_counter() - started, 1e-9)
+        if once > LONG_SECONDS:
+            return 0
+    return min(MOST_CALLS_A_TURN, max(1, round(TURN_SECONDS / once)))
+
+
+def _turn(call: Callable[[], object], count: int) -> float:
+    sleep(SETTLE_SECONDS)
+    if count:
+        call()
+    started = perf_counter()
+    for _ in range(max(count, 1)):
+        call()
+    return (perf_counter() - started) / max(count, 1)
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """above / below within each round."""
+    return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Of nothing it is not a number."""
+    if not values:
+        return math.nan
+    return math.exp(sum(math.log(v) for v in values) / len(values))

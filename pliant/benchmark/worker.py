@@ -1,0 +1,320 @@
+"""One model with one thread count, measured in this process.
+
+    python -m pliant.benchmark.worker < job.json
+
+Prints lines "progress <text>", then one "result <json>" or "failed <text>".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TextIO
+
+import torch
+
+from pliant.benchmark.accuracy import Reference, allowed, error
+from pliant.benchmark.engines import (
+    ENGINES,
+    OURS,
+    Engine,
+    NotAvailable,
+    Setup,
+    export_onnx,
+)
+from pliant.benchmark.memory import high_water
+from pliant.benchmark.models import Case, Shape, load
+from pliant.benchmark.timing import Spread, interleaved, ratios
+from pliant.profile import KernelTime, totals
+
+Say = Callable[[str], None]
+MOST_ROUNDS = 30
+PROFILED_CALLS = 9
+BRIEF = 300  # letters of an error that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is asked for."""
+
+    model: str
+    zoo: str | None
+    threads: int
+    engines: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # none: the model's own
+    few_shapes: bool  # of the model's own, the first, the middle and the largest
+    seconds: float  # of timing per shape
+    memory: bool
+    kernels: bool  # where our time goes, instead of times against peers
+    folder: str  # for files that workers of the same model share
+
+    @staticmethod
+    def read(text: str) -> Job:
+        given = json.loads(text)
+        given["engines"] = tuple(given["engines"])
+        given["shapes"] = tuple(tuple(shape) for shape in given["shapes"])
+        return Job(**given)
+
+    def case_and_shapes(self) -> tuple[Case, list[Shape]]:
+        case = load(self.model, Path(self.zoo) if self.zoo else None)
+        shapes = list(self.shapes or case.shapes)
+        if not self.shapes and (self.few_shapes or self.kernels):
+            shapes = few(shapes) if self.few_shapes else [largest(case, shapes)]
+        return case, shapes
+
+
+def few(shapes: list[Shape]) -> list[Shape]:
+    return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
+
+
+def largest(case: Case, shapes: list[Shape]) -> Shape:
+    """By the elements of the inputs."""
+    return max(shapes, key=lambda shape: sum(x.numel() for x in case.at(shape)))
+
+
+@dataclass(slots=True)
+class Candidate:
+    """An engine and what is known of it so far."""
+
+    name: str
+    engine: Engine | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, status: str, reason: str) -> None:
+        self.engine = None
+        self.about |= {"status": status, "reason": reason}
+
+
+# ---- against peers
+
+
+def measure(job: Job, say: Say) -> dict[str, Any]:
+    """Prepares the engines, checks them at every shape, and times those that pass."""
+    case, shapes = job.case_and_shapes()
+    inputs = {shape: case.at(shape) for shape in shapes}
+    folder = Path(job.folder)
+    setup = Setup(case, job.threads, folder)
+    longest = largest(case, shapes)
+    candidates: list[Candidate] = []
+    for name in job.engines:
+        say(f"preparing {ENGINES[name].title}")
+        candidate = prepare(name, setup)
+        candidates.append(candidate)
+        if candidate.engine is not None:
+            visit(candidate, shapes, inputs, longest if job.memory else None)
+    errors = check(case, candidates, inputs, say)
+    rows = []
+    for shape in shapes:
+        say(f"timing {shape}")
+        rows.append(row(shape, candidates, inputs[shape], errors[shape], job.seconds))
+    result: dict[str, Any] = {
+        "model": job.model,
+        "threads": job.threads,
+        "dims": case.dims,
+        "engines": {c.name: c.about for c in candidates},
+        "memory_shape": longest if job.memory else None,
+        "rows": rows,
+    }
+    ours = next((c.engine for c in candidates if c.name == OURS), None)
+    if ours is not None and ours.model is not None:
+        stats = ours.model.stats()
+        kept = ("kernels", "kernel_calls", "weight_bytes", "stage_seconds", "compiles")
+        result["pliant"] = {key: stats[key] for key in kept}
+    return result
+
+
+def prepare(name: str, setup: Setup) -> Candidate:
+    candidate = Candidate(name)
+    kind, export = ENGINES[name], 0.0
+    try:
+        if kind.from_onnx:
+            export = export_onnx(setup)
+        started = perf_counter()
+        engine = kind.prepare(setup)
+        seconds = perf_counter() - started
+    except NotAvailable as missing:
+        candidate.fail("not available", str(missing))
+        return candidate
+    except Exception as problem:  # another engine may fail in any way: it is reported
+        candidate.fail("failed", brief(problem))
+        return candidate
+    if engine.model is not None:
+        export = engine.model.stats()["stage_seconds"].get("export", 0.0)
+        seconds -= export
+    candidate.engine = engine
+    candidate.about = {
+        "status": "ok",
+        "reason": "",
+        "compile_seconds": seconds,
+        "export_seconds": export,  # torch.export for us, ONNX for others; told apart
+        "memory_bytes": None,
+    }
+    return candidate
+
+
+def visit(
+    candidate: Candidate,
+    shapes: list[Shape],
+    inputs: dict[Shape, tuple[torch.Tensor, ...]],
+    longest: Shape | None,
+) -> None:
+    """The first call at every shape, before any other engine runs.
+
+    An engine that compiles again for a shape does it here, and it counts as compiling.
+    The memory of the longest shape is taken before any other long call of the engine
+    can leave memory behind that it would reuse; a short call has touched the weights.
+    """
+    assert candidate.engine is not None
+    bind = candidate.engine.bind
+    started = perf_counter()
+    again = 0.0
+    try:
+        bind(inputs[shapes[0]])()
+        if longest is not None:
+            candidate.about["memory_bytes"] = high_water(bind(inputs[longest]))
+        for shape in shapes:
+            call = bind(inputs[shape])
+            call()
+            second = perf_counter()
+            call()
+            again += 2 * (perf_counter() - second)
+    except Exception as problem:
+        candidate.fail("failed", brief(problem))
+        return
+    if ENGINES[candidate.name].compiles_per_shape:
+        spent = max(perf_counter() - started - again, 0.0)
+        candidate.about["compile_seconds"] += spent
+
+
+def check(
+    case: Case,
+    candidates: list[Candidate],
+    inputs: dict[Shape, tuple[torch.Tensor, ...]],
+    say: Say,
+) -> dict[Shape, dict[str, float]]:
+    """Every engine's error at every shape; one that is wrong somewhere is left out."""
+    reference = Reference(case.model)
+    eager = ENGINES["eager"].prepare(Setup(case, 1, Path()))
+    found: dict[Shape, dict[str, float]] = {}
+    for shape, given in inputs.items():
+        say(f"checking {shape}")
+        exact = reference(given)
+        theirs = error(eager.tensors(eager.bind(given)()), exact)
+        found[shape] = {}
+        for candidate in candidates:
+            if candidate.engine is None:
+                continue
+            result = candidate.engine.tensors(candidate.engine.bind(given)())
+            got = error(result, exact)
+            found[shape][candidate.name] = got
+            limit = allowed(exact, theirs, candidate.name == OURS)
+            if not got <= limit:
+                reason = f"error {got:.3g} at {shape}, allowed {limit:.3g}"
+                candidate.fail("wrong", reason)
+    return found
+
+
+def row(
+    shape: Shape,
+    candidates: list[Candidate],
+    given: tuple[torch.Tensor, ...],
+    errors: dict[str, float],
+    seconds: float,
+) -> dict[str, Any]:
+    """Times at one shape, and our ratio to every peer and to the fastest of them."""
+    calls = {c.name: c.engine.bind(given) for c in candidates if c.engine is not None}
+    samples = interleaved(calls, MOST_ROUNDS, seconds=seconds)
+    found: dict[str, Any] = {}
+    for name, times in samples.items():
+        found[name] = {
+            "ms": asdict(Spread.of(times).scaled(1e3)),
+            "error": errors[name],
+        }
+        if name != OURS and OURS in samples:
+            found[name]["speedup"] = asdict(ratios(times, samples[OURS]))
+    peers = [name for name in found if name != OURS]
+    best = min(peers, key=lambda n: found[n]["ms"]["median"], default=None)
+    result: dict[str, Any] = {"shape": shape, "engines": found, "best_peer": best}
+    result["rounds"] = min(map(len, samples.values()), default=0)
+    if best is not None and OURS in samples:
+        result["best_speedup"] = found[best]["speedup"]["median"]
+    ours = next((c.engine for c in candidates if c.name == OURS), None)
+    if ours is not None and ours.model is not None:
+        result["peak_bytes"] = ours.model.memory_plan(*given).peak_bytes
+    return result
+
+
+# ---- where our time goes
+
+
+def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
+    """The kernels of a typical call at every shape: the median one of several."""
+    import pliant
+
+    case, shapes = job.case_and_shapes()
+    say("compiling")
+    options = pliant.Options(profile=True)
+    model = case.compile(threads=job.threads, options=options)
+    found = []
+    for shape in shapes:
+        say(f"profiling {shape}")
+        given = case.at(shape)
+        model(*given)
+        calls = sorted(
+            (model.profile(*given) for _ in range(PROFILED_CALLS)), key=duration
+        )
+        typical = calls[len(calls) // 2]
+        found.append(
+            {
+                "shape": shape,
+                "seconds": duration(typical),
+                "kernels": [asdict(total) for total in totals(typical)],
+            }
+        )
+    return {
+        "model": job.model,
+        "threads": job.threads,
+        "dims": case.dims,
+        "calls": found,
+    }
+
+
+def duration(times: list[KernelTime]) -> float:
+    return sum(time.seconds for time in times)
+
+
+def brief(problem: BaseException) -> str:
+    """An error on one line, its kind first."""
+    text = " ".join(str(problem).split())
+    return f"{type(problem).__name__}: {text}"[:BRIEF]
+
+
+def main() -> int:
+    # What libraries print goes to the log, standard output is for the parent alone.
+    answers: TextIO = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(text: str, kind: str = "progress") -> None:
+        print(kind, text, file=answers, flush=True)
+
+    job = Job.read(sys.stdin.read())
+    torch.set_num_threads(job.threads)
+    try:
+        result = measure_kernels(job, say) if job.kernels else measure(job, say)
+    except Exception as problem:
+        import traceback
+
+        traceback.print_exc()
+        say(brief(problem), "failed")
+        return 1
+    say(json.dumps(result), "result")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

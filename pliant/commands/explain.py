@@ -1,0 +1,49 @@
+"""Compiles a model and tells what became of it: symbols, guards, kernels, memory.
+
+MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
+`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
+the name of a model of the zoo (--zoo).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pliant.commands.progress import progress
+
+NAME = "explain"
+HELP = "what a model is compiled to"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--zoo", type=Path, help="file with models by name")
+    parser.add_argument("--threads", type=int, help="default: every core")
+
+
+def run(args: argparse.Namespace) -> int:
+    from pliant.benchmark.models import default_zoo, expand, load
+
+    zoo = args.zoo or default_zoo()
+    (name,) = expand([args.model], zoo)
+    with progress(f"compiling {name}"):
+        model = load(name, zoo).compile(threads=args.threads)
+    if not args.json:
+        print(model.explain())
+        return 0
+    stats = model.stats()
+    content = {
+        "model": name,
+        "dims": model.dims,
+        "peak_formula": model.peak_formula,
+        "weight_bytes": model.weight_bytes,
+        "kernels": stats["kernels"],
+        "kernel_calls": stats["kernel_calls"],
+        "threads": stats["threads"],
+        "stage_seconds": stats["stage_seconds"],
+        "text": model.explain(),
+    }
+    print(json.dumps(content, indent=1))
+    return 0
