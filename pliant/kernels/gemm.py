@@ -2,15 +2,19 @@
 
     C (M, N) = A (M, K) x B (K, N), then the epilogue on each tile while it is in cache
 
-B is read in panels of NR columns, packed (P, K, NR) and zero-padded: a constant B is
-packed once at compile time, another by `pack` before the product. A is read in place,
-its rows adjacent in K. Work is cut into (row block, panel) units; a unit's rows are cut
-into tiles as even as can be, each by the micro-kernel of that height.
+B comes in panels of NR columns, packed (P, K, NR) and zero-padded, or is read where it
+lies; A is read in place, or a block of it is copied side by side. How much of each, and
+in which order, `choose.py` says from the sizes. The work is cut into units of a row
+block and a group of panels:
 
-    for unit in blocks x panels  parallel
-      for tile in rows of the block
-        switch height { h: tile[..] = gemm_f32_h(A rows, panel) }   registers -> scratch
-      for m, n in tile: out[m, n] = epilogue(tile[m, n])
+    for unit in blocks x groups                parallel
+      for pass over K                          mostly one
+        copy the block's rows of A             only if there are several passes
+        for panel in group, for tile in block
+          switch height { h: tile += gemm_f32_h(A rows, panel) }   registers -> scratch
+          last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
+
+Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead.
 """
 
 from __future__ import annotations
@@ -18,18 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pliant.ir.loops import (
     WORKER,
-    Alloc,
     Binary,
     Block,
     Buffer,
     Call,
-    Const,
-    Fma,
     For,
+    If,
     Index,
     Kind,
     Let,
@@ -43,22 +43,36 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.kernels.choose import GROUP, THREADS, Plan, height_of
+from pliant.kernels.micro import (
+    DOT_SIZES,
+    dot_kernels,
+    dot_name,
+    multiply_add,
+    panel_kernels,
+    panel_name,
+    zero,
+)
+from pliant.kernels.packing import Right, panel_room, row_room, unflatten_unit
+from pliant.kernels.tiles import VECTORS, gemm_tile
 from pliant.sym import (
+    ZERO,
     Expr,
     as_expr,
     ceildiv,
     floordiv,
     maximum,
     minimum,
-    mod,
     product,
     sym,
 )
 from pliant.target import Target
 
-THREADS = sym("threads")
+__all__ = ["THREADS", "UNIT_WORK", "multiply_add", "unflatten_unit", "zero"]
+
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+AHEAD = 16  # steps of K that a panel read in place looks ahead
+DOT_TILE = 16  # rows of a unit with lanes along K
 
 Address = tuple[Buffer, tuple[Expr, ...]]
 # Writes the results that one tile of the product makes.
@@ -75,108 +89,11 @@ class TileAt:
     rows: Expr
     columns: Expr
     scratch: Buffer
+    first: Expr = ZERO  # row of the scratch where the tile starts
 
     def element(self, m: Expr, n: Expr) -> LoopValue:
         """The product at (row + m, column + n)."""
-        return Load(self.scratch, (sym(WORKER), m, n))
-
-
-def multiply_add(x: LoopValue, y: LoopValue, z: LoopValue, dtype: DType) -> LoopValue:
-    return Fma(x, y, z) if dtype.is_float else Binary("add", Binary("mul", x, y), z)
-
-
-def zero(dtype: DType) -> Const:
-    return Const(0.0 if dtype.is_float else 0, dtype)
-
-
-def micro_kernel_name(dtype: DType, height: int, tile: Tile) -> str:
-    return f"gemm_{dtype}_{height}x{tile.NR}"
-
-
-def micro_kernel(dtype: DType, height: int, tile: Tile) -> LoopFunc:
-    """`height` rows of A times one panel, accumulated in registers over all of K."""
-    nr, k = tile.NR, sym("K")
-    a = buffer("a", dtype, (height, k), Role.IN, (sym("lda"), 1))
-    b = buffer("b", dtype, (k, nr), Role.IN)
-    c = buffer("c", dtype, (height, nr), Role.OUT)
-    acc = buffer("acc", dtype, (height, nr), Role.REGISTER)
-    i, j, at = sym("_i"), sym("_j"), sym("_k")
-
-    def over_tile(value: LoopValue, target: Buffer) -> Stmt:
-        columns = For(
-            "_j", as_expr(0), as_expr(nr), Store(target, (i, j), value), Kind.VECTOR
-        )
-        return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
-
-    step = multiply_add(Load(a, (i, at)), Load(b, (at, j)), Load(acc, (i, j)), dtype)
-    body = Block(
-        (
-            Alloc(acc),
-            over_tile(zero(dtype), acc),
-            For("_k", as_expr(0), k, over_tile(step, acc)),
-            over_tile(Load(acc, (i, j)), c),
-        )
-    )
-    name = micro_kernel_name(dtype, height, tile)
-    return LoopFunc(name, ("K", "lda"), (a, b, c), body)
-
-
-def micro_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
-    tile = gemm_tile(dtype, target)
-    return [micro_kernel(dtype, h, tile) for h in range(1, tile.MR + 1)]
-
-
-# ---- packing
-
-
-def packed_shape(
-    batch: Sequence[Expr], n: Expr, k: Expr, tile: Tile
-) -> tuple[Expr, ...]:
-    return (*batch, ceildiv(n, tile.NR), k, as_expr(tile.NR))
-
-
-def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
-    """(K, N) as panels (P, K, NR), zero-padded."""
-    k, n = weight.shape
-    packed = np.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
-    for p, first in enumerate(range(0, n, tile.NR)):  # a panel at a time stays in cache
-        columns = weight[:, first : first + tile.NR]
-        packed[p, :, : columns.shape[1]] = columns
-    return packed
-
-
-def pack(
-    name: str,
-    dtype: DType,
-    batch: tuple[Expr, ...],
-    n: Expr,
-    k: Expr,
-    strides: tuple[Expr, ...],
-    tile: Tile,
-) -> LoopFunc:
-    """B, strided (batch.., K, N), into panels."""
-    nr = tile.NR
-    b = buffer("b", dtype, (*batch, k, n), Role.IN, strides)
-    packed = buffer("packed", dtype, packed_shape(batch, n, k, tile), Role.OUT)
-    panels = ceildiv(n, nr)
-    lets, at = unflatten_unit(sym("_u"), (*batch, panels))
-    batch_at, panel = at[:-1], at[-1]
-    column, row = sym("_j"), sym("_k")
-    n_at = panel * nr + column
-    inside = Binary("lt", Index(n_at), Index(n))
-    value = Load(b, (*batch_at, row, n_at), inside)
-    store = Store(packed, (*batch_at, panel, row, column), value)
-    inner = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-    rows = For("_k", as_expr(0), k, inner)
-    units = product((*batch, panels))
-    grain = maximum(1, floordiv(1 << 14, maximum(k * nr, 1)))
-    body = For(
-        "_u", as_expr(0), units, Block((*lets, rows)), Kind.PARALLEL, grain=grain
-    )
-    return LoopFunc(name, (), (b, packed), body)
-
-
-# ---- the product
+        return Load(self.scratch, (sym(WORKER), self.first + m, n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,127 +105,319 @@ class Product:
     m: Expr
     n: Expr
     k: Expr
-    a_strides: tuple[Expr, ...]  # (batch.., M, K); the last is 1
-    b_batch: tuple[Expr, ...]  # batch axes of packed B: each as in `batch`, or 1
+    a_strides: tuple[Expr, ...]  # (batch.., M, K)
+    b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
+    b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
+
+    @property
+    def right(self) -> Right:
+        assert self.b_strides is not None
+        return Right(self.b_batch, self.n, self.k, self.b_strides)
 
 
-def gemm(
-    product_: Product, target: Target, epilogue: Epilogue
-) -> tuple[Stmt, tuple[Buffer, Buffer, Buffer]]:
-    """The product as a statement, and its buffers: A, packed B, scratch."""
-    p, tile = product_, gemm_tile(product_.dtype, target)
-    a = buffer("a", p.dtype, (*p.batch, p.m, p.k), Role.IN, p.a_strides)
-    b = buffer("b", p.dtype, packed_shape(p.b_batch, p.n, p.k, tile), Role.IN)
-    panels = ceildiv(p.n, tile.NR)
-    outer = product(p.batch) * panels
-    # Enough row blocks for every thread where panels alone are too few.
-    split = minimum(ceildiv(p.m, tile.MR), ceildiv(2 * THREADS, maximum(outer, 1)))
-    # With more rows than columns, threads share B rather than A: a thread then finds
-    # the rows that it wrote before in its own cache.
-    tall = minimum(THREADS, ceildiv(p.m + 1, maximum(p.n, 1)))
-    blocks = maximum(ceildiv(p.m, tile.rows), split, tall)
-    block_rows = ceildiv(p.m, blocks)
-    scratch = buffer("scratch", p.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
-    lets, at = unflatten_unit(sym("_u"), (*p.batch, sym("_blocks"), panels))
-    batch, block, panel = at[:-2], at[-2], at[-1]
-    row = block * sym("_block_rows")
-    b_at = tuple(
-        as_expr(0) if dim == as_expr(1) else i
-        for dim, i in zip(p.b_batch, batch, strict=True)
-    )
-    rows = sym("_rows")
-    tiles = row_tiles(
-        (p.dtype, tile),
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A product as a statement, and the buffers it uses; None: not needed."""
+
+    body: Stmt
+    a: Buffer
+    packed: Buffer | None  # panels
+    rows: Buffer | None  # columns of B, as rows along K
+    b: Buffer | None  # B where it lies
+    copy: Buffer | None  # rows of A side by side
+    scratch: Buffer
+    helpers: tuple[LoopFunc, ...]
+
+
+class _Builder:
+    """Emits one product according to its plan."""
+
+    def __init__(
+        self, spec: Product, plan: Plan, target: Target, epilogue: Epilogue
+    ) -> None:
+        self.p, self.plan, self.epilogue = spec, plan, epilogue
+        self.target = target
+        self.tile = gemm_tile(spec.dtype, target)
+        p, tile, dtype = spec, self.tile, spec.dtype
+        self.a = buffer("a", dtype, (*p.batch, p.m, p.k), Role.IN, p.a_strides)
+        self.several = plan.passes != as_expr(1)
+        self.b = None if p.b_strides is None else p.right.buffer(dtype)
+        self.in_place = plan.packed != as_expr(1)
+        room = ceildiv(p.n, tile.NR) if self.b is None else panel_room(p.n, plan, tile)
+        shape = (*p.b_batch, room, p.k, as_expr(tile.NR))
+        self.packed = buffer("packed", dtype, shape, Role.IN)
+        self.dot_rows = self.row_buffer()
+        self.copy = None
+        least = max(tile.MR, DOT_TILE if self.dot_rows is not None else 0)
+        rows = as_expr(least)
+        if self.several:
+            block = minimum(p.m, tile.deep_rows)
+            stride = tile.depth + tile.lanes
+            self.copy = buffer("copy", dtype, (THREADS, block, stride), Role.WORK)
+            panels = minimum(ceildiv(p.n, tile.NR), GROUP)
+            rows = maximum(rows, panels * block)
+        self.scratch = buffer("scratch", dtype, (THREADS, rows, tile.NR), Role.WORK)
+
+    def row_buffer(self) -> Buffer | None:
+        """Where rows of B along K are: made before, or B itself."""
+        p = self.p
+        if self.plan.dot == as_expr(0) or self.b is None:
+            return None
+        if self.b.strides[-2] == as_expr(1):
+            return self.b
+        shape = (*p.b_batch, row_room(p.n, self.plan), p.k)
+        return buffer("rows", p.dtype, shape, Role.IN)
+
+    def b_at(self, batch: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(
+            as_expr(0) if dim == as_expr(1) else i
+            for dim, i in zip(self.p.b_batch, batch, strict=True)
+        )
+
+    # ---- panels
+
+    def panel_units(self) -> Stmt:
+        p, plan, tile = self.p, self.plan, self.tile
+        names = ("_passes", "_depth", "_blocks", "_block_rows", "_groups", "_group")
+        values = (plan.passes, plan.depth, plan.blocks, plan.rows)
+        lets = zip(names, (*values, plan.groups, plan.panels), strict=True)
+        units = (*p.batch, sym("_blocks"), sym("_groups"))
+        placed, at = unflatten_unit(sym("_u"), units)
+        batch, block, group = at[:-2], at[-2], at[-1]
+        first = group * sym("_group")
+        last = minimum(first + sym("_group"), ceildiv(p.n, tile.NR))
+        rows = minimum(sym("_block_rows"), p.m - block * sym("_block_rows"))
+        unit = Block(
+            (
+                *placed,
+                Let("_row", Index(block * sym("_block_rows"))),
+                # Blocks of even size may leave none, or less than none, for the last.
+                Let("_rows", Index(maximum(rows, 0))),
+                Let("_tiles", Index(ceildiv(sym("_rows"), tile.MR))),
+                Let("_first", Index(first)),
+                Let("_last", Index(last)),
+                *self.passes(batch),
+            )
+        )
+        work = sym("_block_rows") * p.k * sym("_group") * tile.NR
+        return Block(
+            (
+                *(Let(name, Index(value)) for name, value in lets),
+                _parallel(unit, units, work),
+            )
+        )
+
+    def passes(self, batch: tuple[Expr, ...]) -> list[Stmt]:
+        if not self.several:
+            return [self.panels(batch, as_expr(0), self.p.k)]
+        begin, steps = sym("_k0"), sym("_steps")
+        body = Block(
+            (
+                Let("_k0", Index(sym("_pass") * sym("_depth"))),
+                Let("_steps", Index(minimum(sym("_depth"), self.p.k - begin))),
+                self.copy_rows(batch),
+                self.panels(batch, begin, steps),
+            )
+        )
+        return [For("_pass", as_expr(0), sym("_passes"), body)]
+
+    def copy_rows(self, batch: tuple[Expr, ...]) -> Stmt:
+        """This pass's part of the block's rows of A, side by side."""
+        assert self.copy is not None
+        i, k = sym("_i"), sym("_k")
+        value = Load(self.a, (*batch, sym("_row") + i, sym("_k0") + k))
+        store = Store(self.copy, (sym(WORKER), i, k), value)
+        steps = For("_k", as_expr(0), sym("_steps"), store, Kind.VECTOR)
+        rows = For("_i", as_expr(0), sym("_rows"), steps)
+        return If(_more_than_one(sym("_passes")), rows)
+
+    def panels(self, batch: tuple[Expr, ...], begin: Expr, steps: Expr) -> Stmt:
+        p, tile = self.p, self.tile
+        panel, column = sym("_p"), sym("_p") * tile.NR
+        columns = minimum(tile.NR, p.n - column)
+        # The tile of a product in one pass is done with at once: always the same rows.
+        several = minimum(sym("_passes") - 1, 1) if self.several else as_expr(0)
+        place = several * ((panel - sym("_first")) * sym("_block_rows") + sym("_start"))
+        start, height = height_of(sym("_t"), sym("_rows"), maximum(sym("_tiles"), 1))
+        done = TileAt(
+            batch,
+            sym("_row") + sym("_start"),
+            column,
+            sym("_height"),
+            columns,
+            self.scratch,
+            sym("_place") if self.several else as_expr(0),
+        )
+        end: Stmt = Block(tuple(self.epilogue(done)))
+        if self.several:
+            last = Binary("ge", Index(sym("_pass") + 1), Index(sym("_passes")))
+            end = If(last, end)
+        one = Block(
+            (
+                Let("_start", Index(start)),
+                Let("_height", Index(height)),
+                Let("_place", Index(place)),
+                self.multiply(batch, begin, steps, columns),
+                end,
+            )
+        )
+        tiles = For("_t", as_expr(0), sym("_tiles"), one)
+        return For("_p", sym("_first"), sym("_last"), tiles)
+
+    def multiply(
+        self, batch: tuple[Expr, ...], begin: Expr, steps: Expr, columns: Expr
+    ) -> Stmt:
+        """The micro-kernel of this tile's height and width."""
+        p, tile, b_at = self.p, self.tile, self.b_at(batch)
+        panel = sym("_p")
+        row = sym("_row") + sym("_start")
+        there: Address = (self.a, (*batch, row, begin))
+        strides = p.a_strides[-2:]
+        ahead = ceildiv(tile.NR, maximum(sym("_tiles"), 1))
+        slice_at = floordiv(sym("_t") * steps * ahead, tile.NR)
+
+        def packed(a: Address, strides: tuple[Expr, ...], panel: Expr) -> Stmt:
+            at: Address = (self.packed, (*b_at, panel, begin, as_expr(0)))
+            coming = (self.packed, (*b_at, panel + 1, begin + slice_at, as_expr(0)))
+            sizes = (steps, *strides, as_expr(tile.NR), sym("_adding"), ahead)
+            return self.heights(sizes, (a, at, coming), columns)
+
+        adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
+        skipped = sym("_skipped") if self.in_place else as_expr(0)
+        call = packed(there, strides, panel - skipped)
+        if self.copy is not None:
+            copied = (self.copy, (sym(WORKER), sym("_start"), as_expr(0)))
+            beside = packed(copied, self.copy.strides[-2:], panel - skipped)
+            call = If(_more_than_one(sym("_passes")), beside, call)
+        lets: list[Stmt] = [Let("_adding", Index(adding))]
+        if self.in_place:
+            assert self.b is not None
+            step = self.b.strides[-2]
+            at: Address = (self.b, (*b_at, begin, panel * tile.NR))
+            coming: Address = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
+            sizes = (steps, *strides, step, sym("_adding"), step)
+            direct = self.heights(sizes, (there, at, coming), as_expr(tile.NR))
+            whole = (1 - self.plan.packed) * floordiv(p.n, tile.NR)
+            lets.append(Let("_skipped", Index(whole)))
+            call = If(Binary("lt", Index(panel), Index(skipped)), direct, call)
+        return Block((*lets, call))
+
+    def heights(
+        self, sizes: tuple[Expr, ...], operands: tuple[Address, ...], columns: Expr
+    ) -> Stmt:
+        """Calls the kernel of the height; where columns are few, the narrow one."""
+        tile, dtype = self.tile, self.p.dtype
+        result: Address = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
+        widths = set(range(1, VECTORS + 1))
+        if columns.is_const or self.p.n.is_const:
+            n = columns.value if columns.is_const else self.p.n.value
+            last = -(-(n % tile.NR) // tile.lanes)
+            widths = {last, VECTORS} - {0} if n > tile.NR else {last or VECTORS}
+        cases: list[tuple[int, Stmt]] = []
+        for vectors in widths:
+            for height in range(1, tile.MR + 1):
+                name = panel_name(dtype, height, vectors * tile.lanes)
+                call = Call(name, sizes, (*operands, result))
+                cases.append(((vectors - 1) * tile.MR + height, call))
+        wide = ceildiv(columns, tile.lanes) - 1
+        return Switch(wide * tile.MR + sym("_height"), tuple(cases))
+
+    # ---- lanes along K
+
+    def dot_units(self) -> Stmt:
+        p, tile = self.p, self.tile
+        units = (*p.batch, ceildiv(p.m, DOT_TILE), ceildiv(p.n, tile.NR))
+        placed, at = unflatten_unit(sym("_u"), units)
+        batch, row, column = at[:-2], at[-2] * DOT_TILE, at[-1] * tile.NR
+        rows = minimum(DOT_TILE, p.m - row)
+        columns = minimum(tile.NR, p.n - column)
+        done = TileAt(batch, row, column, sym("_rows"), sym("_columns"), self.scratch)
+        sections = [
+            self.dots(batch, row, column, height, width)
+            for height in DOT_SIZES
+            for width in DOT_SIZES
+        ]
+        unit = Block(
+            (
+                *placed,
+                Let("_rows", Index(rows)),
+                Let("_columns", Index(columns)),
+                *sections,
+                *self.epilogue(done),
+            )
+        )
+        work = DOT_TILE * minimum(p.n, tile.NR) * p.k
+        return _parallel(unit, units, work)
+
+    def dots(
+        self,
+        batch: tuple[Expr, ...],
+        row: Expr,
+        column: Expr,
+        height: int,
+        width: int,
+    ) -> Stmt:
+        """The part of a unit that tiles of this height and width cover."""
+        p, b_at, b = self.p, self.b_at(batch), self.dot_rows
+        assert b is not None
+        i, j = sym("_i"), sym("_j")
+        in_place = b is self.b
+        b_row = b.strides[-1] if in_place else b.strides[-2]
+        n_at, origin = column + j, as_expr(0)
+        at = (*b_at, origin, n_at) if in_place else (*b_at, n_at, origin)
+        call = Call(
+            dot_name(p.dtype, height, width),
+            (p.k, p.a_strides[-2], b_row),
+            (
+                (self.a, (*batch, row + i, origin)),
+                (b, at),
+                (self.scratch, (sym(WORKER), i, j)),
+            ),
+        )
+        columns = For("_j", *_section(sym("_columns"), width), call, step=width)
+        return For("_i", *_section(sym("_rows"), height), columns, step=height)
+
+
+def _section(extent: Expr, size: int) -> tuple[Expr, Expr]:
+    """The part of an extent that tiles of a size cover: 7 is 4, then 2, then 1."""
+    below = {4: None, 2: 4, 1: 2}[size]
+    begin = as_expr(0) if below is None else floordiv(extent, below) * below
+    return begin, floordiv(extent, size) * size
+
+
+def _more_than_one(count: Expr) -> LoopValue:
+    return Binary("gt", Index(count), Index(as_expr(1)))
+
+
+def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
+    grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+    return For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
+
+
+def gemm(spec: Product, plan: Plan, target: Target, epilogue: Epilogue) -> Gemm:
+    """The product as the plan has it."""
+    builder = _Builder(spec, plan, target, epilogue)
+    always_dot = plan.dot == as_expr(1)
+    helpers: list[LoopFunc] = []
+    body: Stmt | None = None
+    if not always_dot:
+        body = builder.panel_units()
+        helpers += panel_kernels(spec.dtype, target)
+    if builder.dot_rows is not None:
+        helpers += dot_kernels(spec.dtype, target)
+        dots = builder.dot_units()
+        wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
+        body = dots if body is None else If(wanted, dots, body)
+    assert body is not None
+    rows = None if builder.dot_rows is builder.b else builder.dot_rows
+    uses_b = (builder.in_place and not always_dot) or builder.dot_rows is builder.b
+    return Gemm(
+        body,
+        builder.a,
+        None if always_dot else builder.packed,
         rows,
-        (p.k, p.a_strides[-2]),
-        lambda start: (a, (*batch, row + start, as_expr(0))),
-        (b, (*b_at, panel, as_expr(0), as_expr(0))),
-        scratch,
+        builder.b if uses_b else None,
+        builder.copy,
+        builder.scratch,
+        tuple(helpers),
     )
-    column = panel * tile.NR
-    done = TileAt(batch, row, column, rows, minimum(tile.NR, p.n - column), scratch)
-    unit = Block(
-        (
-            *lets,
-            # Blocks of even size may leave none, or less than none, for the last.
-            Let("_rows", Index(maximum(minimum(sym("_block_rows"), p.m - row), 0))),
-            *tiles,
-            *epilogue(done),
-        )
-    )
-    work = sym("_block_rows") * p.k * tile.NR
-    units = product(p.batch) * sym("_blocks") * panels
-    body = Block(
-        (
-            Let("_blocks", Index(blocks)),
-            Let("_block_rows", Index(block_rows)),
-            For(
-                "_u",
-                as_expr(0),
-                units,
-                unit,
-                Kind.PARALLEL,
-                grain=maximum(1, floordiv(UNIT_WORK, maximum(work, 1))),
-            ),
-        )
-    )
-    return body, (a, b, scratch)
-
-
-def row_tiles(
-    kind: tuple[DType, Tile],
-    rows: Expr,
-    sizes: tuple[Expr, Expr],
-    a: Callable[[Expr], Address],
-    panel: Address,
-    scratch: Buffer,
-) -> list[Stmt]:
-    """`rows` rows of A (from `a(row)` on) times one panel, into scratch.
-
-    The rows are cut into as few tiles as can be, as even as can be: tile t of n has
-    rows//n rows, and one more if t < rows % n. `sizes` are K and A's row stride.
-    """
-    dtype, tile = kind
-    t, start, tiles = sym("_t"), sym("_start"), maximum(sym("_tiles"), 1)
-    calls = tuple(
-        (
-            h,
-            Call(
-                micro_kernel_name(dtype, h, tile),
-                sizes,
-                (a(start), panel, (scratch, (sym(WORKER), start, as_expr(0)))),
-            ),
-        )
-        for h in range(1, tile.MR + 1)
-    )
-    first = t * floordiv(rows, tiles) + minimum(t, mod(rows, tiles))
-    one = Block(
-        (
-            Let("_start", Index(first)),
-            Let("_height", Index(floordiv(rows + tiles - 1 - t, tiles))),
-            Switch(sym("_height"), calls),
-        )
-    )
-    return [
-        Let("_tiles", Index(ceildiv(rows, tile.MR))),
-        For("_t", as_expr(0), sym("_tiles"), one),
-    ]
-
-
-def unflatten_unit(
-    position: Expr, extents: Sequence[Expr]
-) -> tuple[list[Stmt], tuple[Expr, ...]]:
-    """Lets that take a unit number apart, and the index they give."""
-    lets: list[Stmt] = []
-    index: list[Expr] = []
-    for k, extent in reversed(list(enumerate(extents))):
-        if extent == as_expr(1):
-            index.append(as_expr(0))
-            continue
-        safe = extent if extent.is_const else maximum(extent, 1)
-        name = f"_u{k}"
-        last = k == 0
-        lets.append(Let(name, Index(position if last else mod(position, safe))))
-        position = floordiv(position, safe)
-        index.append(sym(name))
-    return lets, tuple(reversed(index))

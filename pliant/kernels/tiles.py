@@ -10,7 +10,13 @@ each step of K loads V vectors of B, broadcasts MR elements of A and does MR*V F
 V = 2 keeps the loads well below the FMAs and leaves the tallest tile: 6 x 16 floats
 with 16 registers of 8 (12 + 2 + 1 = 15), 14 x 32 with 32 registers of 16
 (28 + 2 + 1 = 31). Heights 1..MR are all generated, so rows are cut evenly: 7 rows are
-one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted.
+one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted. The same heights
+exist with one vector per row, for the last columns. A tile with fewer than 8
+accumulators has several of each, so that the latency of an addition does not bind.
+
+Caches: the A rows of a block stay in L2 over all panels of B (half of L2). Beyond
+`depth` steps, K is cut: a block's rows are copied side by side (a third of L2), which
+takes power-of-two strides and page walks out of the inner loop.
 """
 
 from __future__ import annotations
@@ -21,16 +27,33 @@ from pliant.ir.types import DType
 from pliant.target import Target
 
 VECTORS = 2
+LATENCY = 8  # FMAs under way before the first is done: 4 cycles, 2 ports
+DEEPEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     MR: int
     NR: int
-    rows: int  # rows of a cache block: their part of A stays in L2 over all panels
+    lanes: int  # elements of a vector; NR is VECTORS of them
+    bytes: int  # of an element
+    depth: int  # steps of K in one pass
+    deep_rows: int  # rows of a block when K takes several passes
+    near: int  # bytes of a block's rows that stay in cache over all panels
+
+    def chains(self, height: int, vectors: int) -> int:
+        """How many accumulators each result of a small tile has."""
+        count = 1
+        while count < 4 and height * vectors * count < LATENCY:
+            count *= 2
+        return count
 
 
 def gemm_tile(dtype: DType, target: Target) -> Tile:
-    nr = VECTORS * target.vector_bytes // dtype.bytes
+    lanes = target.vector_bytes // dtype.bytes
     mr = (target.registers - VECTORS - 1) // VECTORS
-    return Tile(mr, nr, 24 * mr)
+    deep_rows = 12 * mr
+    fits = target.l2 // 3 // (deep_rows * dtype.bytes)
+    depth = max(256, min(DEEPEST, fits // lanes * lanes))
+    nr, near = VECTORS * lanes, target.l2 // 2
+    return Tile(mr, nr, lanes, dtype.bytes, depth, deep_rows, near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,15 +26,9 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import TensorType
-from pliant.kernels.gemm import (
-    Product,
-    TileAt,
-    gemm,
-    micro_kernels,
-    pack,
-    pack_constant,
-    packed_shape,
-)
+from pliant.kernels.choose import Choice, Plan, choose
+from pliant.kernels.gemm import Gemm, Product, TileAt, gemm
+from pliant.kernels.packing import pack_constant, pack_panels, pack_rows
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
@@ -168,30 +162,18 @@ def lower_matmul(
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
-    a, b = root.operands
-    left, right = operands.views[a], operands.views[b]
-    dtype = root.result.dtype
-    tile = gemm_tile(dtype, target)
-    *batch, m, n = root.result.shape
-    k = a.shape[-1]
-    b_batch = tuple(b.shape[:-2])
-    shared = all(dim == as_expr(1) for dim in b_batch)
-    row_stride = _row_stride(left)
-    if shared and row_stride is not None:
-        # One B for all: the batch is only more rows.
-        axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
-        rows = product((*batch, m))
-        layout = (row_stride, left.strides[-1])
-        spec = Product(dtype, (), rows, n, k, layout, ())
-    else:
-        axes = TileAxes(
-            tuple((i, as_expr(0)) for i in range(len(batch))),
-            (len(batch),),
-            (len(batch) + 1,),
-        )
-        spec = Product(
-            dtype, tuple(batch), m, n, k, _broadcast_strides(left, batch), b_batch
-        )
+    left, right = (operands.views[v] for v in root.operands)
+    constant = _known(operands.constants.get(root.operands[1]), right)
+    spec, axes = _product(root, left, right)
+    held: Argument = right
+    if constant is not None and not spec.b_batch:
+        rows = _constant_rows(spec, constant, right, target)
+        if rows is None:
+            spec = replace(spec, b_strides=None)
+        else:  # B where it lies is what lanes along K want
+            spec, held = replace(spec, b_strides=(as_expr(1), spec.k)), rows
+    tile = gemm_tile(spec.dtype, target)
+    plan = _plan(spec, tile)
 
     def write(at: TileAt) -> list[Stmt]:
         known = dict(enumerate(at.batch))
@@ -200,30 +182,105 @@ def lower_matmul(
         )
         return epilogue.write(at, placed)
 
-    body, (a_buffer, b_buffer, scratch) = gemm(spec, target, write)
-    steps: list[Step] = []
-    packed: Argument
-    constant = operands.constants.get(b)
-    if constant is not None and not spec.b_batch:
-        packed = packed_weight(constant, right, tile)
-    else:
-        pack_batch = spec.b_batch
-        strides = right.strides[len(b_batch) - len(pack_batch) :]
-        func = pack(f"{name}_pack", dtype, pack_batch, n, k, strides, tile)
-        packed = Temporary(TensorType(dtype, packed_shape(pack_batch, n, k, tile)))
-        func = _sized(func)
-        steps.append(Step(func, (right, packed)))
-    buffers: list[tuple[Buffer, Argument]] = [
-        (a_buffer, left),
-        (b_buffer, packed),
+    made = gemm(spec, plan, target, write)
+    steps, packed, rows_of_b = _packing(name, spec, plan, made, (constant, held), tile)
+    buffers: list[tuple[Buffer | None, Argument | None]] = [
+        (made.a, left),
+        (made.packed, packed),
+        (made.rows, rows_of_b),
+        (made.b, held),
         *((buf, v) for v, buf in epilogue.inputs.items()),
         *((buf, v) for v, buf in epilogue.outputs.items()),
-        (scratch, scratch_of(scratch)),
+        (made.copy, None if made.copy is None else scratch_of(made.copy)),
+        (made.scratch, scratch_of(made.scratch)),
     ]
-    func = function_of(name, body, [buf for buf, _ in buffers])
-    helpers = tuple(micro_kernels(dtype, target))
-    steps.append(Step(func, tuple(arg for _, arg in buffers), helpers))
+    used = [(b, arg) for b, arg in buffers if b is not None and arg is not None]
+    func = function_of(name, made.body, [buf for buf, _ in used])
+    steps.append(Step(func, tuple(arg for _, arg in used), made.helpers))
     return steps
+
+
+def _known(constant: Constant | None, view: View) -> Constant | None:
+    """The constant, if what is read of it is known now."""
+    parts = (view.offset, *view.shape, *view.strides)
+    return constant if all(part.is_const for part in parts) else None
+
+
+def _product(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
+    """Sizes and layouts, and how the tiles lie in the result."""
+    *batch, m, n = root.result.shape
+    k = root.operands[0].shape[-1]
+    b_batch = tuple(root.operands[1].shape[:-2])
+    dtype = root.result.dtype
+    shared = all(dim == as_expr(1) for dim in b_batch)
+    row_stride = _row_stride(left)
+    if shared and row_stride is not None:
+        # One B for all: the batch is only more rows.
+        axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
+        layout = (row_stride, left.strides[-1])
+        rows = product((*batch, m))
+        strides = right.strides[-2:]
+        return Product(dtype, (), rows, n, k, layout, (), strides), axes
+    axes = TileAxes(
+        tuple((i, as_expr(0)) for i in range(len(batch))),
+        (len(batch),),
+        (len(batch) + 1,),
+    )
+    a_strides = _broadcast_strides(left, batch)
+    sizes = (tuple(batch), m, n, k)
+    return Product(dtype, *sizes, a_strides, b_batch, right.strides), axes
+
+
+def _plan(spec: Product, tile: Tile) -> Plan:
+    one = as_expr(1)
+    along_k = spec.a_strides[-1] == one and spec.dtype.is_float
+    if spec.b_strides is None:
+        what = Choice(True, False, False, False)
+    else:
+        by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
+        what = Choice(False, by_columns, along_k and by_rows, along_k)
+    return choose(spec.m, spec.n, spec.k, product(spec.batch), tile, what)
+
+
+def _constant_rows(
+    spec: Product, constant: Constant, view: View, target: Target
+) -> Packed | None:
+    """A constant B of few columns as rows along K."""
+    tile = gemm_tile(spec.dtype, target)
+    held = replace(spec, b_strides=(as_expr(1), spec.k))
+    if _plan(held, tile).dot != as_expr(1):
+        return None
+    layout = (view.offset, view.strides[-2:], view.shape[-2:])
+    return Packed(
+        ("rows", constant.name, layout),
+        lambda: _as_constant(constant, "rows", _matrix(constant, view).T.copy()),
+    )
+
+
+def _packing(
+    name: str,
+    spec: Product,
+    plan: Plan,
+    made: Gemm,
+    right: tuple[Constant | None, Argument],
+    tile: Tile,
+) -> tuple[list[Step], Argument | None, Argument | None]:
+    """The calls that pack B, and where they put its panels and its rows."""
+    constant, held = right
+    if spec.b_strides is None:
+        assert constant is not None and isinstance(held, View)
+        return [], packed_weight(constant, held, tile), None
+    steps: list[Step] = []
+    panels = rows = None
+    if made.packed is not None:
+        panels = Temporary(TensorType(spec.dtype, made.packed.shape))
+        func = pack_panels(f"{name}_pack", spec.dtype, spec.right, plan, tile)
+        steps.append(Step(_sized(func), (held, panels)))
+    if made.rows is not None:
+        rows = Temporary(TensorType(spec.dtype, made.rows.shape))
+        func = pack_rows(f"{name}_rows", spec.dtype, spec.right, plan)
+        steps.append(Step(_sized(func), (held, rows)))
+    return steps, panels, rows
 
 
 def _row_stride(view: View) -> Expr | None:
@@ -268,15 +325,24 @@ def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | N
 
 
 def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
+    return _as_constant(
+        constant, "packed", pack_constant(_matrix(constant, view), tile)
+    )
+
+
+def _matrix(constant: Constant, view: View) -> np.ndarray:
+    """The (K, N) matrix that a view of a constant is."""
     data = constant.data.reshape(-1)
     item = data.itemsize
     k, n = (d.value for d in view.shape[-2:])
     strides = tuple(s.value * item for s in view.strides[-2:])
-    matrix = np.lib.stride_tricks.as_strided(data[view.offset.value :], (k, n), strides)
-    packed = pack_constant(matrix, tile)
-    shape = tuple(as_expr(d) for d in packed.shape)
-    kind = TensorType(constant.type.dtype, shape)
-    return Constant(f"{constant.name}.packed", kind, packed)
+    return np.lib.stride_tricks.as_strided(data[view.offset.value :], (k, n), strides)
+
+
+def _as_constant(source: Constant, layout: str, data: np.ndarray) -> Constant:
+    shape = tuple(as_expr(d) for d in data.shape)
+    kind = TensorType(source.type.dtype, shape)
+    return Constant(f"{source.name}.{layout}", kind, data)
 
 
 def scratch_of(buf: Buffer) -> Scratch:

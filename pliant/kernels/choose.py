@@ -1,0 +1,128 @@
+"""How a matrix product of M x N x K is cut, worked out from the sizes at the call.
+
+Every choice is an integer expression of M, N, K and the number of threads, so the
+compiled code evaluates it in a few dozen nanoseconds, `explain` prints it for sizes of
+interest, and nothing is tuned or compiled per shape. The model, with cycles per step of
+K and the bytes that move as its terms:
+
+kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
+          and computes N rounded up to whole vectors. Below `DOT_COLUMNS` columns most
+          lanes of a panel would be idle; lanes along K are cheaper, if K fills them.
+packing   Packing B costs about one read and one write of it, which pays once the rows
+          read every panel several times; fewer rows read B where it lies.
+depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel.
+blocks    As many rows as keep A in half of L2, the same for every block; more blocks
+          where threads would otherwise wait or share rows.
+rows      A block's rows are cut into tiles as few and as even as can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pliant.kernels.tiles import Tile
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+
+THREADS = sym("threads")
+DOT_COLUMNS = 8  # most columns for lanes along K
+DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
+WHOLE_ROWS = 3  # tiles of rows up to which K is not cut and B not packed
+GROUP = 16  # panels that share a copy of A's rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to compute a product; every field is an expression of the sizes."""
+
+    dot: Expr  # 1: lanes along K; what follows is for panels
+    packed: Expr  # 1: B is packed, all of it; 0: only its last, partial panel
+    passes: Expr  # over K
+    depth: Expr  # steps of K in a pass
+    blocks: Expr  # of rows
+    rows: Expr  # of a block
+    groups: Expr  # of panels
+    panels: Expr  # of a group
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is known about a product besides its sizes."""
+
+    constant: bool  # B is a constant, packed ahead
+    adjacent: bool  # B's columns lie side by side: panels can be read in place
+    rows_in_k: bool  # both operands are adjacent in K: lanes along K need no copy
+    packs_rows: bool  # packing can give rows along K
+
+
+def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> Plan:
+    """The plan for one product of `outer` batches."""
+    panels = maximum(ceildiv(n, tile.NR), 1)
+    many = exceeds(m, WHOLE_ROWS * tile.MR)
+    passes = 1 + many * (maximum(ceildiv(k, tile.depth), 1) - 1)
+    depth = ceildiv(k, passes)
+    cut = minimum(passes - 1, 1)
+    groups = (1 - cut) * panels + cut * ceildiv(panels, GROUP)
+    near = maximum(8 * tile.MR, floordiv(tile.near, maximum(k, 1) * tile.bytes))
+    most = (1 - cut) * near + cut * tile.deep_rows
+    blocks = thread_blocks(m, n, ceildiv(m, most), outer * groups, tile)
+    return Plan(
+        dot_choice(m, n, k, tile, what),
+        as_expr(1) if what.constant or not what.adjacent else many,
+        passes,
+        depth,
+        blocks,
+        ceildiv(m, blocks),
+        groups,
+        ceildiv(panels, groups),
+    )
+
+
+def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
+    """1 if lanes go along K."""
+    if what.constant:
+        return as_expr(0)
+    long = exceeds(k, 2 * tile.lanes - 1)
+    few_columns = 1 - exceeds(n, DOT_COLUMNS)
+    if what.rows_in_k:
+        return long * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
+    return long * few_columns if what.packs_rows else as_expr(0)
+
+
+def thread_blocks(m: Expr, n: Expr, least: Expr, units: Expr, tile: Tile) -> Expr:
+    """Row blocks: at least `least`, and a fair share for every thread.
+
+    With more rows than columns threads share B rather than A: each then finds the rows
+    that it wrote before in its own cache. Otherwise the panels are dealt out, unless
+    more than an eighth of the threads' time would be spent waiting.
+    """
+    together = maximum(least * units, 1)
+    idle = ceildiv(together, THREADS) * THREADS - together
+    uneven = exceeds(8 * idle, together)
+    tall = 1 - exceeds(n, m)
+    fair = ceildiv(maximum(least, 1), THREADS) * THREADS
+    wanted = least + maximum(uneven, tall) * maximum(fair - least, 0)
+    return maximum(minimum(wanted, ceildiv(m, tile.MR)), least, 1)
+
+
+def exceeds(x: Expr, bound: Expr | int) -> Expr:
+    """1 if x > bound, else 0."""
+    return minimum(maximum(x - bound, 0), 1)
+
+
+def row_tiles(rows: int, tile: Tile) -> list[int]:
+    """The heights that a block's rows are cut into."""
+    count = -(-rows // tile.MR)
+    return [(rows + count - 1 - t) // count for t in range(count)]
+
+
+def executed(m: int, n: int, k: int, dot: bool, tile: Tile) -> int:
+    """Multiply-adds that the lanes do for a product, those not wanted included."""
+    if dot:
+        return m * n * -(-k // tile.lanes) * tile.lanes
+    return m * -(-n // tile.lanes) * tile.lanes * k
+
+
+def height_of(tile_number: Expr, rows: Expr, tiles: Expr) -> tuple[Expr, Expr]:
+    """First row and height of a tile: as even as can be, the taller ones first."""
+    first = tile_number * floordiv(rows, tiles) + minimum(tile_number, mod(rows, tiles))
+    return first, floordiv(rows + tiles - 1 - tile_number, tiles)

@@ -1,0 +1,169 @@
+"""Micro-kernels of matrix products: what one core does in registers.
+
+    panel   height x (vectors * lanes) results; A broadcast, B by vectors
+            acc[i, j..] += a[i, k] * b[k, j..]
+    dot     height x width results, lanes along K; both operands adjacent in K
+            acc[i, j] = sum over k of a[i, k..] * b[j, k..]
+
+A panel kernel reads A and B with any strides (B's columns adjacent), adds to its
+results or starts from zero, and asks for a slice of the next panel while it computes.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from pliant.ir.loops import (
+    Accumulate,
+    Accumulator,
+    Alloc,
+    Binary,
+    Block,
+    Buffer,
+    Const,
+    Fma,
+    For,
+    If,
+    Index,
+    Kind,
+    Load,
+    LoopFunc,
+    LoopValue,
+    Prefetch,
+    Read,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
+from pliant.ir.types import DType
+from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
+from pliant.sym import Expr, as_expr, floordiv, sym
+from pliant.target import Target
+
+# Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
+DOT_SIZES = (4, 2, 1)
+
+# The integer parameters of a panel kernel: K, A's strides, B's stride along K, whether
+# the results are added to, and how many elements further each step looks ahead.
+PANEL_SIZES = ("K", "a_row", "a_step", "b_step", "more", "ahead")
+
+
+def multiply_add(x: LoopValue, y: LoopValue, z: LoopValue, dtype: DType) -> LoopValue:
+    return Fma(x, y, z) if dtype.is_float else Binary("add", Binary("mul", x, y), z)
+
+
+def zero(dtype: DType) -> Const:
+    return Const(0.0 if dtype.is_float else 0, dtype)
+
+
+def panel_name(dtype: DType, height: int, width: int) -> str:
+    return f"gemm_{dtype}_{height}x{width}"
+
+
+def dot_name(dtype: DType, height: int, width: int) -> str:
+    return f"dot_{dtype}_{height}x{width}"
+
+
+def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFunc:
+    """`height` rows of A times one panel, accumulated in registers over all of K."""
+    width, k = vectors * tile.lanes, sym("K")
+    chains = tile.chains(height, vectors)
+    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), sym("a_step")))
+    b = buffer("b", dtype, (k, width), Role.IN, (sym("b_step"), 1))
+    coming = buffer("coming", dtype, (k,), Role.IN, (sym("ahead"),))
+    c = buffer("c", dtype, (height, width), Role.INOUT, (tile.NR, 1))
+    acc = buffer("acc", dtype, (chains, height, width), Role.REGISTER)
+
+    def steps(begin: Expr, end: Expr, count: int) -> Stmt:
+        at = sym("_k")
+        body: list[Stmt] = []
+        for chain in range(count):
+            body.append(Prefetch(coming, (at + chain,)))
+            value = multiply_add(
+                Load(a, (sym("_i"), at + chain)),
+                Load(b, (at + chain, sym("_j"))),
+                Load(acc, (as_expr(chain), sym("_i"), sym("_j"))),
+                dtype,
+            )
+            body.append(_over(acc, chain, height, width, value))
+        return For("_k", begin, end, Block(tuple(body)), step=count)
+
+    def start(chain: int) -> Stmt:
+        return _over(acc, chain, height, width, zero(dtype))
+
+    old = _over(acc, 0, height, width, Load(c, (sym("_i"), sym("_j"))))
+    added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
+    even = floordiv(k, chains) * chains
+    whole = Load(acc, (as_expr(0), sym("_i"), sym("_j")))
+    total: LoopValue = whole
+    for chain in range(1, chains):
+        total = Binary("add", total, Load(acc, (as_expr(chain), *whole.index[1:])))
+    body: list[Stmt] = [
+        Alloc(acc),
+        If(added, old, start(0)),
+        *(start(chain) for chain in range(1, chains)),
+        steps(as_expr(0), even, chains),
+    ]
+    if chains > 1:
+        body.append(steps(even, k, 1))
+    body.append(_over(c, None, height, width, total))
+    name = panel_name(dtype, height, width)
+    return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(body)))
+
+
+def _over(
+    target: Buffer, chain: int | None, height: int, width: int, value: LoopValue
+) -> Stmt:
+    """Stores a value for every (_i, _j) of a tile, all written out."""
+    at = (sym("_i"), sym("_j"))
+    index = at if chain is None else (as_expr(chain), *at)
+    store = Store(target, index, value)
+    columns = For("_j", as_expr(0), as_expr(width), store, Kind.VECTOR)
+    return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
+
+
+def panel_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
+    """Every height, with both vectors of a panel's row and with one."""
+    tile = gemm_tile(dtype, target)
+    heights = range(1, tile.MR + 1)
+    return [
+        panel_kernel(dtype, height, vectors, tile)
+        for vectors, height in product(range(1, VECTORS + 1), heights)
+    ]
+
+
+def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
+    """Rows of A times rows of B, lanes along K."""
+    k = sym("K")
+    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
+    b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
+    c = buffer("c", dtype, (height, width), Role.OUT, (tile.NR, 1))
+    places = list(product(range(height), range(width)))
+    at = sym("_k")
+    names = {place: f"sum_{place[0]}_{place[1]}" for place in places}
+    adds = tuple(
+        Accumulate(
+            names[i, j],
+            Binary("mul", Load(a, (as_expr(i), at)), Load(b, (as_expr(j), at))),
+        )
+        for i, j in places
+    )
+    stores = tuple(
+        Store(c, (as_expr(i), as_expr(j)), Read(names[i, j], dtype)) for i, j in places
+    )
+    body = Block(
+        (
+            *(Accumulator(names[place], dtype, "sum") for place in places),
+            For("_k", as_expr(0), k, Block(adds), Kind.VECTOR),
+            *stores,
+        )
+    )
+    name = dot_name(dtype, height, width)
+    return LoopFunc(name, ("K", "a_row", "b_row"), (a, b, c), body)
+
+
+def dot_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
+    tile = gemm_tile(dtype, target)
+    sizes = product(DOT_SIZES, DOT_SIZES)
+    return [dot_kernel(dtype, height, width, tile) for height, width in sizes]
