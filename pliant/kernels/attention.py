@@ -1,6 +1,6 @@
 """Scaled dot product attention in one pass over tiles, softmax on the way.
 
-    out[row] = softmax(scale * q[row] . k + mask[row]) x v
+    out[row] = softmax(score(scale * q[row] . k)) x v
 
 Scores never leave the first cache. A unit of work is a block of query rows of one key
 head: with grouped heads the rows of all query heads that share the keys, one head after
@@ -13,16 +13,17 @@ block of keys per worker, whatever the lengths.
         pack keys into panels (D, NR)
         for tile of up to MR rows
           scores = rows x panels                    registers -> scratch (MR, KC)
-          for row: scores += mask
+          for row: scores = score(scores)
                    maximum' = max(maximum, scores)
                    scores = exp(scores - maximum')
                    sum = sum * exp(maximum - maximum') + total(scores)
           result = result * exp(maximum - maximum') + scores x values
       out = result / sum
 
-A row without any column left (its maximum stays -inf) gives 0, as torch does; NaN goes
-through. Masked by a flag means -inf is added, so NaN scores stay NaN; columns above the
-causal diagonal are not looked at.
+`score` is whatever the model does to scores before softmax: it adds biases and masks,
+bounds, scales. A row without any column left (its maximum stays -inf) gives 0, as
+torch's op does, or NaN, as its softmax does; NaN goes through. Columns above the causal
+diagonal are not looked at.
 """
 
 from __future__ import annotations
@@ -99,11 +100,32 @@ SCRATCH = (sym(WORKER),)
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Statements for one column of a row, and the score they end in."""
+
+    body: tuple[Stmt, ...]
+    value: LoopValue
+
+
+KEY = "_at_key"  # the number of a key, where a score is computed
+
+# (index up to the query, (score, whether it is there, its key).., names that differ
+# from column to column) -> what the row computes once, and each score
+ScoreOf = Callable[
+    [
+        Sequence[Expr],
+        Sequence[tuple[LoopValue, LoopValue | None, Expr]],
+        frozenset[str],
+    ],
+    tuple[list[Stmt], list[Scored]],
+]
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """One use. Strides are of (batch.., head, position, element), in elements.
 
-    The last stride of q and out is 1. The mask's are of (batch.., head, query, key), 0
-    where it is broadcast; a BOOL mask keeps where true, a float one is added.
+    The last stride of q and out is 1. `score` reads the buffers `reads`.
     """
 
     dtype: DType
@@ -118,15 +140,16 @@ class Attention:
     k_strides: tuple[Expr, ...]
     v_strides: tuple[Expr, ...]
     out_strides: tuple[Expr, ...]
-    mask: DType | None = None
-    mask_strides: tuple[Expr, ...] = ()
+    reads: tuple[Buffer, ...] = ()
+    score: ScoreOf | None = None
     causal: bool = False
+    nan_rows: bool = False  # of rows all at -inf
     scale: float | None = None  # 1/sqrt(head)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The loop function (q, k, v[, mask], out, work..), what it calls, its scratch."""
+    """The loop function (q, k, v, reads.., out, work..), what it calls, its scratch."""
 
     func: LoopFunc
     helpers: tuple[LoopFunc, ...]
@@ -173,16 +196,10 @@ class _Builder:
         k_shape = (*batch, spec.kv_heads, spec.kv_len, spec.head)
         v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
         out_shape = (*batch, spec.heads, spec.q_len, spec.value_head)
-        mask_shape = (*batch, spec.heads, spec.q_len, spec.kv_len)
         self.q = buffer("_at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
         self.k = buffer("_at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
         self.v = buffer("_at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
         self.out = buffer("_at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
-        self.mask = (
-            None
-            if spec.mask is None
-            else buffer("_at_mask", spec.mask, mask_shape, Role.IN, spec.mask_strides)
-        )
         room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
         panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
 
@@ -202,8 +219,7 @@ class _Builder:
     def build(self, name: str) -> AttentionKernel:
         every = (self.queries, self.panels, self.scores, self.result, self.stats)
         work = every if self.values is None else (*every, self.values)
-        masks = () if self.mask is None else (self.mask,)
-        buffers = (self.q, self.k, self.v, *masks, self.out, *work)
+        buffers = (self.q, self.k, self.v, *self.spec.reads, self.out, *work)
         body = self.body()
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
         c, s, tall = self.compute, self.spec, self.tall
@@ -354,7 +370,10 @@ class _Builder:
         compute = self.compute
         total, nothing = Read("_at_total", compute), zero(compute)
         inverse = Binary("div", Const(1.0, compute), total)
-        inverse_or_zero = Select(Binary("eq", total, nothing), nothing, inverse)
+        empty: LoopValue = Binary("eq", total, nothing)
+        if self.spec.nan_rows:  # 0 * (1 / 0)
+            empty = _is("eq", self.spec.kv_len, 0)
+        inverse_or_zero = Select(empty, nothing, inverse)
         found, factor = (
             Load(self.result, (*SCRATCH, i, e)),
             Read("_at_inverse", compute),
@@ -516,6 +535,22 @@ class _Builder:
     def stat(self, which: Expr) -> tuple[Expr, ...]:
         return (*SCRATCH, which, _at("start") + _at("i"))
 
+    def scored(
+        self,
+        head: Expr,
+        query: Expr,
+        columns: Sequence[tuple[LoopValue, LoopValue | None]],
+        key: Expr,
+    ) -> tuple[list[Stmt], list[Scored]]:
+        """What the row computes once, and the scores that softmax sees."""
+        if self.spec.score is None:
+            return [], [Scored((), found) for found, _ in columns]
+        index = (*self.batch_at, head, _at("row_query"))
+        keyed = [(found, inside, key) for found, inside in columns]
+        names = frozenset({"_at_c", "_at_j"})
+        once, scored = self.spec.score(index, keyed, names)
+        return [_let("row_query", query), *once], scored
+
     def find_maximum(self) -> list[Stmt]:
         """Adds the mask; the maximum so far, and the factor for what came before it.
 
@@ -528,25 +563,22 @@ class _Builder:
         best = buffer("_at_best", compute, (nr,), Role.REGISTER)
         lowest = Const(float("-inf"), compute)
         score, highest = Read("_at_score", compute), Read("_at_highest", compute)
+        at = c * nr + j
+        inside, place = _is("lt", at, _at("seen")), (*SCRATCH, _at("i"), at)
+        found = Load(self.scores, place)
+        once, scored = self.scored(
+            head, query, [(found, None), (found, inside)], _at("column") + at
+        )
 
         def columns(tail: bool) -> Stmt:
-            at = c * nr + j
-            inside = _is("lt", at, _at("seen")) if tail else None
-            place = (*SCRATCH, _at("i"), at)
-            found: LoopValue = Load(self.scores, place)
-            kept: list[Stmt] = []
-            if self.mask is not None:
-                index = (*self.batch_at, head, query, _at("column") + at)
-                mask = self.mask_value(Load(self.mask, index, inside))
-                found = Binary("add", found, mask)
-                kept = [Store(self.scores, place, score)]
-            if inside is not None:
-                found = Select(inside, found, lowest)
+            changed = scored[tail]
+            value = Select(inside, changed.value, lowest) if tail else changed.value
             top = Load(best, (j,))
             chosen = Select(Binary("gt", score, top), score, top)
             body = (
-                Local("_at_score", compute, found),
-                *kept,
+                *changed.body,
+                Local("_at_score", compute, value),
+                *([Store(self.scores, place, score)] if changed.body else []),
                 Store(best, (j,), chosen),
             )
             return loop("_at_j", nr, Block(body), Kind.VECTOR)
@@ -556,8 +588,9 @@ class _Builder:
         change = Unary("exp", Binary("sub", before, self.shift(after)))
         whole = floordiv(_at("seen"), nr)
         return [
-            *(lets if self.spec.causal or self.mask is not None else []),
+            *(lets if self.spec.causal or self.spec.score is not None else []),
             _let("seen", self.seen(query)),
+            *once,
             Alloc(best),
             loop("_at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
             loop("_at_c", whole, columns(tail=False)),
@@ -619,9 +652,3 @@ class _Builder:
         """What is subtracted: the maximum, or 0 where all columns are masked."""
         lowest = Const(float("-inf"), self.compute)
         return Select(Binary("eq", highest, lowest), zero(self.compute), highest)
-
-    def mask_value(self, load: Load) -> LoopValue:
-        if dtype_of(load) is not DType.BOOL:
-            return self.widened(load)
-        lowest = Const(float("-inf"), self.compute)
-        return Select(load, zero(self.compute), lowest)

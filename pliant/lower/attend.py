@@ -2,32 +2,104 @@
 
 from __future__ import annotations
 
-from pliant.ir.graph import Graph
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.graph import Graph, Value
+from pliant.ir.infer import bare
+from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, buffer
 from pliant.ir.types import TensorType, contiguous_strides
-from pliant.kernels.attention import Attention, attention
+from pliant.kernels.attention import KEY, Attention, Scored, attention
 from pliant.lower.contract import Operands
-from pliant.lower.step import Argument, Scratch, Step
+from pliant.lower.domain import Axis, with_axes
+from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.rebuild import map_stmt
+from pliant.lower.step import Argument, NumberCheck, Scratch, Step
+from pliant.passes.attention import score_of
 from pliant.passes.views import View
-from pliant.sym import Expr, as_expr
+from pliant.sym import Expr, Facts, sym
 from pliant.target import Target
 
 
-def _aligned(mask: View, rank: int) -> tuple[Expr, ...]:
-    """A mask's strides over (batch.., head, query, key): 0 where it is broadcast."""
-    strides = [
-        as_expr(0) if dim == as_expr(1) else stride
-        for dim, stride in zip(mask.shape, mask.strides, strict=True)
-    ]
-    return (*[as_expr(0)] * (rank - len(strides)), *strides)
+@dataclass(frozen=True, slots=True)
+class RegionScore:
+    """The region of an attention as statements on one score."""
+
+    region: Graph
+    buffers: tuple[Buffer, ...]  # of the region's params behind the score
+    facts: Facts
+    number_check: NumberCheck
+
+    def __call__(
+        self,
+        index: Sequence[Expr],
+        columns: Sequence[tuple[LoopValue, LoopValue | None, Expr]],
+        names: frozenset[str],
+    ) -> tuple[list[Stmt], list[Scored]]:
+        """What a row computes once, then for each kind of columns its score.
+
+        `columns` are (score, whether it is there, number of its key); `names` are the
+        variables that differ from column to column. What differs only from row to row
+        is computed once.
+        """
+        score, *others = self.region.params
+        buffers = dict(zip(others, self.buffers, strict=True))
+        (result,) = self.region.results
+        here: tuple[LoopValue, LoopValue | None] = (columns[0][0], None)
+
+        def leaf(
+            value: Value, at: tuple[Expr, ...], where: LoopValue | None
+        ) -> LoopValue | None:
+            if value is score:
+                return here[0]
+            if value not in buffers:
+                return None
+            varies = any(KEY in dim.symbols() for dim in at)
+            return Load(buffers[value], at, here[1] if varies else where)
+
+        axes = [
+            Axis(bare(position) or "", extent)
+            for position, extent in zip((*index, sym(KEY)), score.shape, strict=True)
+            if bare(position) is not None
+        ]
+        space = with_axes(self.facts, axes)
+        evaluator = Evaluator(self.region.producers(), leaf, space, self.number_check)
+        out: list[Scored] = []
+        for found, inside, key in columns:
+            here = (found, inside)
+            evaluator.push({*names, KEY})
+            made = evaluator.value(result, (*index, sym(KEY)))
+            made = evaluator.local(as_dtype(made, score.dtype.compute))
+            place = {KEY: key}
+            body = [map_stmt(stmt, _substitution(place)) for stmt in evaluator.pop()]
+            out.append(Scored(tuple(body), made))
+        return evaluator.scopes[0].body, out
+
+
+def _substitution(place: Mapping[str, Expr]) -> Callable[[Expr], Expr]:
+    return lambda dim: dim.substitute(place)
+
+
+def _read(number: int, value: Value, view: View) -> Buffer:
+    return buffer(f"_at_x{number}", value.dtype, view.shape, Role.IN, view.strides)
 
 
 def lower_attention(
-    region: Graph, name: str, operands: Operands, target: Target
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "attention")
-    q, k, v, *rest = root.operands
-    views = [operands.views[value] for value in root.operands]
-    mask = rest[0] if rest else None
+    q, k, v = root.operands[:3]
+    views = operands.views
+    score = score_of(root, {}, facts)
+    reads = [_read(n, value, views[value]) for n, value in enumerate(score.reads)]
+    score_kernel = None
+    if score.region is not None:
+        score_kernel = RegionScore(score.region, tuple(reads), facts, number_check)
     *batch, heads, q_len, head = q.shape
     scale = root.attr("scale")
     out = contiguous_strides(root.result.shape)
@@ -44,18 +116,19 @@ def lower_attention(
         kv_len=k.shape[-2],
         head=head,
         value_head=v.shape[-1],
-        q_strides=views[0].strides,
-        k_strides=views[1].strides,
-        v_strides=views[2].strides,
+        q_strides=views[q].strides,
+        k_strides=views[k].strides,
+        v_strides=views[v].strides,
         out_strides=out,
-        mask=None if mask is None else mask.dtype,
-        mask_strides=() if mask is None else _aligned(views[3], len(batch) + 3),
-        causal=root.bool_attr("causal"),
-        scale=head.value**-0.5 if scale is None else root.float_attr("scale"),
+        reads=tuple(reads),
+        score=score_kernel,
+        causal=score.causal,
+        nan_rows=root.bool_attr("nan_rows"),
+        scale=None if scale is None else root.float_attr("scale"),
     )
     kernel = attention(name, spec, target)
     work: list[Argument] = [
         Scratch(TensorType(b.dtype, b.shape[1:])) for b in kernel.work
     ]
-    arguments = (*root.operands, root.result, *work)
+    arguments = (q, k, v, *score.reads, root.result, *work)
     return [Step(kernel.func, arguments, tuple(kernel.helpers))]

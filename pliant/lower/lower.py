@@ -257,7 +257,7 @@ def _steps(
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "attention":
-        return lower_attention(region, name, operands, cx.target)
+        return lower_attention(region, name, operands, state.facts, cx.target, check)
     if kind in CALLS:
         return [_call_step(state, region)]
     if kind in SCANS:

@@ -32,7 +32,7 @@ def _emit(
 ) -> Value:
     """The op again, on other operands and with some attributes changed."""
     attrs: dict[str, Any] = {**dict(op.attrs), **changes}
-    return builder.emit(op.name, *operands, **attrs)
+    return builder.emit(op.name, *operands, regions=op.regions, **attrs)
 
 
 def contractions(graph: Graph, cx: Context) -> Graph:

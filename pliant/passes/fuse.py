@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pliant.ir.access import numel
+from pliant.ir.access import is_one, numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.types import TensorType
@@ -409,6 +409,9 @@ def reads_view(op: Op, which: int, view: View) -> bool:
     if op.name in ("matmul", "attention") and which == 0:
         # The left operand's rows are read as they are: their elements must be adjacent.
         return view.strides[-1] == as_expr(1)
+    if op.name == "attention" and which > 2 and view.shape:
+        # Read along the keys, which are the last axis unless that is repeated.
+        return is_one(view.shape[-1]) or view.strides[-1] in (as_expr(0), as_expr(1))
     if op.name in CALLS or (op.name == "conv" and which == 1):
         return view.is_contiguous()
     return True

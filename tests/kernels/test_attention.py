@@ -20,13 +20,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
-from pliant.ir.graph import Module
+from pliant.ir.graph import Module, Value
 from pliant.ir.interp_loops import Memory, run_loop, storage
-from pliant.ir.loops import Buffer
-from pliant.ir.types import DType, contiguous_strides
+from pliant.ir.loops import Buffer, Role, buffer
+from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.kernels.attention import Attention, AttentionKernel, attention
+from pliant.lower.attend import RegionScore
+from pliant.passes.scores import mask_region
 from pliant.runtime import binding
-from pliant.sym import Expr, as_expr, floordiv, sym
+from pliant.sym import Expr, Facts, as_expr, floordiv, sym
 from pliant.target import named, runs_here
 
 TORCH = {
@@ -57,24 +59,41 @@ class Case:
 
     def spec(self) -> Attention:
         spec = self.one_batch_spec()
-        names = ["q_strides", "k_strides", "v_strides", "out_strides", "mask_strides"]
-        strides = {name: getattr(spec, name) for name in names if getattr(spec, name)}
+        names = ["q_strides", "k_strides", "v_strides", "out_strides"]
+        strides = {name: getattr(spec, name) for name in names}
+        mask = self.mask_strides()
         if self.batch == "none":
             cut = {name: steps[1:] for name, steps in strides.items()}
-            return replace(spec, batch=(), **cut)
+            return self.masked(replace(spec, batch=(), **cut), mask[1:])
         if self.batch == "pairs":
             both = {name: (2 * steps[0], *steps) for name, steps in strides.items()}
-            return replace(spec, batch=(floordiv(B, 2), as_expr(2)), **both)
-        return spec
+            spec = replace(spec, batch=(floordiv(B, 2), as_expr(2)), **both)
+            return self.masked(spec, (2 * mask[0], *mask))
+        return self.masked(spec, mask)
+
+    def mask_strides(self) -> tuple[Expr, ...]:
+        heads = H * (G if self.group is None else self.group)
+        dims = {"b": B, "h": heads, "q": S, "k": T}
+        kept = contiguous_strides(tuple(dims[a] for a in self.mask_axes))
+        steps = dict(zip(self.mask_axes, kept, strict=True))
+        return tuple(steps.get(a, as_expr(0)) for a in "bhqk")
+
+    def masked(self, spec: Attention, strides: tuple[Expr, ...]) -> Attention:
+        if self.mask is None:
+            return spec
+        shape = (*spec.batch, spec.heads, spec.q_len, spec.kv_len)
+        mask = Value("mask", TensorType(self.mask, shape))
+        score = mask_region(mask, TensorType(self.dtype, shape), {}, Facts())
+        assert score.region is not None
+        read = buffer("mask", self.mask, shape, Role.IN, strides)
+        kernel = RegionScore(score.region, (read,), Facts(), lambda *_: 0)
+        return replace(spec, reads=(read,), score=kernel)
 
     def one_batch_spec(self) -> Attention:
         head = D if self.head is None else as_expr(self.head)
         value_head = head if self.value_head is None else as_expr(self.value_head)
         kv_heads = H
         heads = H * (G if self.group is None else self.group)
-        mask_dims = {"b": B, "h": heads, "q": S, "k": T}
-        kept = contiguous_strides(tuple(mask_dims[a] for a in self.mask_axes))
-        steps = dict(zip(self.mask_axes, kept, strict=True))
         return Attention(
             dtype=self.dtype,
             batch=(B,),
@@ -88,10 +107,6 @@ class Case:
             k_strides=self.strides(B, kv_heads, T, head),
             v_strides=self.strides(B, kv_heads, T, value_head),
             out_strides=self.strides(B, heads, S, value_head, "bshd"),
-            mask=self.mask,
-            mask_strides=tuple(steps.get(a, as_expr(0)) for a in "bhqk")
-            if self.mask
-            else (),
             causal=self.causal,
             scale=self.scale,
         )
@@ -158,7 +173,7 @@ def inputs(
         view((b, h, t, value_head), spec.v_strides),
     ]
     if case.mask is not None:
-        mask = view((b, h * group, s, t), spec.mask_strides)
+        mask = view((b, h * group, s, t), case.mask_strides())
         flat = whole(mask)
         flat = flat > -0.7 if case.mask is DType.BOOL else flat.to(TORCH[case.mask])
         tensors.append(flat.as_strided(mask.shape, mask.stride()))

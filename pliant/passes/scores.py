@@ -1,0 +1,295 @@
+"""What attention does to its scores inside the kernel: the region of the op.
+
+    %m = logical_and(le(keys, queries), eq(%document_of_query, %document_of_key))
+    %y = attention(%q, %k, %v, %m) {masked = true}
+    ->
+    %y = attention(%q, %k, %v, %document_of_query, %document_of_key) {causal = true}
+      region (%s, %a, %b) { .. add(%s, select(eq(..), 0, -inf)) }
+
+Cheap elementwise ops over (query, key) move into the region, with the broadcasts
+between them, and the region reads what they are made of: no tensor of the size of the
+scores, or of one head's scores, is stored for them. What is dear (a bucket by
+logarithm), gathered or moved around is computed once, outside, and read. `causal` is
+taken out of the masks that add or set -inf: whole blocks of keys are then not visited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from pliant.ir.access import is_one
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.ops import Trait, has_trait
+from pliant.ir.types import DType, TensorType
+from pliant.passes.groups import CREATE
+from pliant.sym import Expr, Facts, eq
+
+# Ops that cost about as much as the exponential of a score.
+DEAR = frozenset(
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sigmoid"}
+    | {"pow", "atan2", "div", "floordiv", "mod", "sqrt", "rsqrt", "asin", "acos"}
+    | {"atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
+)
+MOST_READ = 6  # operands of a region: each is an address to keep in the inner loop
+MOST_OPS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A region, the values of the graph that it reads, and whether it was causal."""
+
+    region: Graph | None
+    reads: tuple[Value, ...]
+    causal: bool
+
+
+# ---- positions
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """query * (number of the query) + key * (number of the key) + offset."""
+
+    query: int
+    key: int
+    offset: int
+
+    def minus(self, other: _Line) -> _Line:
+        return _Line(
+            self.query - other.query, self.key - other.key, self.offset - other.offset
+        )
+
+
+def _same(facts: Facts, a: Expr, b: Expr) -> bool:
+    return a is b or facts.prove(eq(a, b)) is True
+
+
+@dataclass(slots=True)
+class ScoreRegion:
+    """Builds the region of one attention of scores of type `kind`."""
+
+    producers: Mapping[Value, Op]
+    facts: Facts
+    kind: TensorType
+    path: Set[Value] = frozenset()  # made from the scores: moves in, whatever it is
+    absorb: bool = True
+    builder: Builder = field(init=False)
+    score: Value = field(init=False)
+    made: dict[Value, Value] = field(default_factory=dict)
+    reads: dict[Value, Value] = field(default_factory=dict)
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.facts)
+        self.score = self.builder.param("score", self.kind)
+
+    # ---- what moves in
+
+    def _over_grid(self, value: Value) -> bool:
+        """Whether it has an element for every query and key."""
+        if value.type.rank < 2:
+            return False
+        pairs = zip(value.shape[-2:], self.kind.shape[-2:], strict=True)
+        return all(not is_one(a) and _same(self.facts, a, b) for a, b in pairs)
+
+    def _aligned(self, op: Op) -> bool:
+        """Whether a broadcast leaves queries and keys in the last two axes."""
+        (x,) = op.operands
+        rank = op.result.type.rank
+        trailing = tuple(range(rank - x.type.rank, rank))
+        return op.ints_attr("axes") == trailing and self._over_grid(x)
+
+    def _moves_in(self, value: Value) -> bool:
+        op = self.producers.get(value)
+        if op is None:
+            return False
+        if value in self.path or op.name in CREATE:
+            return True
+        if op.name == "broadcast":
+            return True
+        if not self.absorb:
+            return False
+        if op.name == "reshape":  # of ones alone: no index is divided
+            (x,) = op.operands
+            plain = [d for d in x.shape if not is_one(d)]
+            ones = plain == [d for d in value.shape if not is_one(d)]
+            return ones and x in self.producers and self._moves_in(x)
+        if not has_trait(op, Trait.ELEMENTWISE) or op.name in DEAR:
+            return False
+        return self._over_grid(value)
+
+    def clone(self, value: Value) -> Value:
+        """The value inside the region."""
+        if value in self.made:
+            return self.made[value]
+        if not self._moves_in(value):
+            inside = Value(self.builder.names.fresh(value.name), value.type)
+            self.reads[value] = self.made[value] = inside
+            return inside
+        op = self.producers[value]
+        operands = tuple(self.clone(v) for v in op.operands)
+        result = Value(self.builder.names.fresh(op.name), value.type)
+        self.builder.append(op.replace(operands=operands, results=(result,)))
+        self.made[value] = result
+        return result
+
+    # ---- the causal part of a mask
+
+    def _line(self, value: Value, axes: Sequence[int]) -> _Line | None:
+        """An integer that counts along (query, key), which are these axes of it."""
+        op = self.producers.get(value)
+        if op is None:
+            return None
+        match op.name:
+            case "iota" if op.int_attr("axis") in axes:
+                which = axes.index(op.int_attr("axis"))
+                return _Line(1 - which, which, 0)
+            case "full":
+                number = op.attr("value")
+                return _Line(0, 0, number) if isinstance(number, int) else None
+            case "broadcast":
+                kept = op.ints_attr("axes")
+                if all(axis in kept for axis in axes):
+                    inner = [kept.index(axis) for axis in axes]
+                    dims = (op.operands[0].shape[k] for k in inner)
+                    if not any(map(is_one, dims)):
+                        return self._line(op.operands[0], inner)
+                return None
+            case "sub":
+                a, b = (self._line(v, axes) for v in op.operands)
+                return None if a is None or b is None else a.minus(b)
+            case "add":
+                a, b = (self._line(v, axes) for v in op.operands)
+                negative = None if b is None else _Line(0, 0, 0).minus(b)
+                return None if a is None or negative is None else a.minus(negative)
+            case _:
+                return None
+
+    def _keeps_causal(self, value: Value, *, negated: bool) -> bool:
+        """Whether a flag over (query, key) is `key <= query`, or its negation."""
+        op = self.producers.get(value)
+        if op is not None and op.name == "broadcast":
+            (x,) = op.operands
+            return self._aligned(op) and self._keeps_causal(x, negated=negated)
+        if op is None or op.name not in ("le", "lt", "ge", "gt"):
+            return False
+        if not self._over_grid(value):
+            return False
+        rank = value.type.rank
+        a, b = (self._line(v, (rank - 2, rank - 1)) for v in op.operands)
+        if a is None or b is None:
+            return False
+        distance = a.minus(b)
+        # Turn into `distance <= 0`, or for the negation `distance > 0`.
+        strict, above = op.name in ("lt", "gt"), op.name in ("ge", "gt")
+        if above != negated:
+            distance = _Line(0, 0, 0).minus(distance)
+        shift = 1 if strict != negated else 0
+        wanted = _Line(-1, 1, 0)
+        return _Line(distance.query, distance.key, distance.offset + shift) == wanted
+
+    def visible(self, flag: Value) -> list[Value]:
+        """The parts that all must hold for a flag to, but for the causal one."""
+        op = self.producers.get(flag)
+        if self._keeps_causal(flag, negated=False):
+            self.causal = True
+            return []
+        if op is not None and op.name == "logical_and" and self.absorb:
+            return [part for v in op.operands for part in self.visible(v)]
+        return [flag]
+
+    def _is_lowest(self, value: Value) -> bool:
+        op = self.producers.get(value)
+        return op is not None and op.name == "full" and op.attr("value") == -math.inf
+
+    # ---- the parts of a score
+
+    def keep(self, parts: Sequence[Value], kept: Value) -> Value:
+        """The kept value where all flags are set, else -inf."""
+        if not parts:
+            return kept
+        b = self.builder
+        flag = self.clone(parts[0])
+        for part in parts[1:]:
+            flag = b.binary("logical_and", flag, self.clone(part))
+        return b.select(flag, kept, b.scalar(-math.inf, kept.dtype))
+
+    def masked(self, value: Value) -> Value:
+        """A score, or what is added to one: -inf in it may be causal."""
+        op = self.producers.get(value)
+        if op is None:
+            return self.clone(value)
+        moves = self._moves_in(value)
+        if op.name == "add" and moves:
+            a, b = (self.masked(v) for v in op.operands)
+            return self.builder.emit("add", a, b)
+        if op.name == "reshape" and moves and _keeps_grid(op):
+            return self.builder.reshape(self.masked(op.operands[0]), value.shape)
+        if op.name == "broadcast" and moves and self._aligned(op):
+            return self.builder.broadcast_to(self.masked(op.operands[0]), value.shape)
+        if op.name == "select" and moves:
+            flag, yes, no = op.operands
+            if self._is_lowest(no):
+                return self._kept(self.visible(flag), self.masked(yes), value)
+            if self._is_lowest(yes) and self._keeps_causal(flag, negated=True):
+                self.causal = True
+                return self.masked(no)
+        return self.clone(value)
+
+    def _kept(self, parts: list[Value], kept: Value, value: Value) -> Value:
+        made = self.keep(parts, kept)
+        return self.builder.broadcast_to(made, value.shape)
+
+    # ---- the whole
+
+    def finish(self, result: Value) -> Score | None:
+        """The score's region; None if it is too much for one kernel."""
+        if len(self.reads) > MOST_READ or len(self.builder.ops) > MOST_OPS:
+            return None
+        result = self.builder.broadcast_to(result, self.kind.shape)
+        params = (self.score, *self.reads.values())
+        ops = _live(self.builder.ops, result)
+        if result is self.score:
+            return Score(None, (), self.causal)
+        region = Graph("score", params, ops, (result,))
+        return Score(region, tuple(self.reads), self.causal)
+
+
+def _keeps_grid(op: Op) -> bool:
+    return op.result.shape[-2:] == op.operands[0].shape[-2:]
+
+
+def _live(ops: Sequence[Op], result: Value) -> tuple[Op, ...]:
+    needed, out = {result}, []
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.results):
+            needed.update(op.operands)
+            out.append(op)
+    return tuple(reversed(out))
+
+
+def mask_region(
+    mask: Value, kind: TensorType, producers: Mapping[Value, Op], facts: Facts
+) -> Score:
+    """The region that adds a mask: -inf where a flag is false, or a number."""
+    score = _mask_region(ScoreRegion(producers, facts, kind), mask)
+    if score is None:
+        plain = ScoreRegion(producers, facts, kind, absorb=False)
+        score = _mask_region(plain, mask)
+    assert score is not None, "one mask is one operand"
+    return score
+
+
+def _mask_region(build: ScoreRegion, mask: Value) -> Score | None:
+    b, dtype = build.builder, build.kind.dtype
+    if mask.dtype is DType.BOOL:
+        parts = build.visible(mask)
+        if not parts:
+            return build.finish(build.score)
+        added = build.keep(parts, b.scalar(0.0, dtype))
+    else:
+        added = b.cast(build.masked(mask), dtype)
+    return build.finish(b.binary("add", build.score, added))
