@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
 CHECKED := pliant tests bench demo setup.py
-# `make bench MODELS="bert gpt2"`; the rest: `python -m bench.models --help`.
-MODELS ?= bert tinybert
+# `make bench MODELS="bert gpt2"`; more choices: `.venv/bin/pliant bench --help`.
+MODELS ?= zoo
+RESULTS := bench/results
 
-.PHONY: demo test lint format types unit sweep bench bench-gemm ablation clean distclean setup
+.PHONY: demo test lint format types unit sweep clean distclean setup
+.PHONY: bench bench-models bench-parts bench-gemm ablation
 
 test: lint types unit
 
@@ -30,16 +32,22 @@ unit: setup
 sweep: setup
 	$(BIN)/python -m pytest -m slow
 
-# Tables on the terminal and in bench/results. Needs an otherwise idle machine.
-bench: setup
-	$(BIN)/python -m bench.models $(MODELS)
+# Tables on the terminal and in bench/results. Needs an otherwise idle machine, and half
+# an hour for the whole zoo.
+bench: bench-models bench-parts
+
+bench-models: $(VENV)/.bench
+	$(BIN)/pliant bench $(MODELS) --output $(RESULTS)
+
+bench-parts: $(VENV)/.bench
+	$(BIN)/python -m bench.static
 	$(BIN)/python -m bench.costs
 
 # Matrix products of 500 random shapes against MKL and OpenBLAS; a quarter of an hour.
 bench-gemm: setup
 	$(BIN)/python -m bench.gemm
 
-ablation: setup
+ablation: $(VENV)/.bench
 	$(BIN)/python -m bench.ablation
 
 format: setup
@@ -59,6 +67,11 @@ $(VENV)/.torch:
 # The install also builds the C runtime, hence its sources here.
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(RUNTIME)
 	$(BIN)/python -m pip install -q -e '.[torch,demo,test]'
+	touch $@
+
+# The other engines, for benchmarks alone.
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -e '.[bench]'
 	touch $@
 
 clean:

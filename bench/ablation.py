@@ -1,7 +1,8 @@
-"""What each optimisation is worth: `python -m bench.ablation tinybert bert`.
+"""What each optimisation is worth: `python -m bench.ablation tinybert resnet`.
 
-Compiles a model once with everything on and once with each option off, and times all of
-them by turns. Writes bench/results/ablation.json and bench/results/ablation.md; a run
+Compiles a model with everything on, with each switch of `Options` off, and with all of
+them off, and times these by turns. A switch that changes nothing in a model's code is
+listed as such and not timed. Writes bench/results/ablation.json and ablation.md; a run
 over chosen shapes (--shape) is only printed.
 """
 
@@ -9,102 +10,127 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 
 import pliant
-from bench.models import dims
 from bench.timing import (
     RESULTS,
+    Case,
     Report,
+    Shape,
     Spread,
+    add_model_arguments,
+    cases,
+    console,
+    dims_text,
     eager,
     error,
+    geomean,
     interleaved,
     machine,
     machine_line,
     mebibytes,
     ratios,
     store,
-    zoo,
 )
+from pliant.ir.text import print_module
 
 ALL = pliant.Options()
-VARIANTS: dict[str, pliant.Options] = {
-    "all on": ALL,
-    "constraints off": replace(ALL, constraints=False),
-    "attention off": replace(ALL, attention=False),
-    "fold off": replace(ALL, fold=False),
-    "share off": replace(ALL, share=False),
-    "fuse off": replace(ALL, fuse=False),
-    "all off": replace(
-        ALL, constraints=False, attention=False, fold=False, share=False, fuse=False
-    ),
-}
-SHAPES = ((1, 7), (1, 100), (8, 128))
-TOLERANCE = 1e-4  # between variants: only the order of additions differs
+ON, OFF = "all on", "all off"
+CHECKS = frozenset({"verify"})  # switches that are no optimisation
+SWITCHES = tuple(
+    field.name
+    for field in fields(pliant.Options)
+    if field.default is True and field.name not in CHECKS
+)
+MODELS = ("tinybert", "bert", "llama", "resnet", "evoformer")
+TOLERANCE = 1e-3  # between variants, relative: only the order of additions differs
+SECONDS = 4.0  # of timing per shape
+ROUNDS = 20
+
+
+def variants() -> dict[str, pliant.Options]:
+    off: dict[str, Any] = dict.fromkeys(SWITCHES, False)
+    each = {f"{name} off": replace(ALL, **{name: False}) for name in SWITCHES}
+    return {ON: ALL, **each, OFF: replace(ALL, **off)}
+
+
+def compile_variants(case: Case, threads: int) -> dict[str, pliant.CompiledModel]:
+    """The variants that differ from the model with everything on, which is first."""
+    found: dict[str, pliant.CompiledModel] = {}
+    for name, options in variants().items():
+        print(f"  {case.name}: compiling, {name}", file=sys.stderr)
+        model = case.compile(threads=threads, options=options)
+        if not found or lowered(model) != lowered(found[ON]):
+            found[name] = model
+    return found
+
+
+def lowered(model: pliant.CompiledModel) -> str:
+    """Equal for models that run the same code on the same data."""
+    return print_module(model._program.lowered)
 
 
 def measure(
-    name: str, threads: int, shapes: list[tuple[int, ...]], repetitions: int
+    case: Case, threads: int, shapes: list[Shape], seconds: float
 ) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
     torch.set_num_threads(threads)
-    case = getattr(zoo(), name)()
-    models: dict[str, pliant.CompiledModel] = {}
-    for variant, options in VARIANTS.items():
-        print(f"  {name}: compiling, {variant}", file=sys.stderr)
-        models[variant] = pliant.compile(
-            case.model,
-            case.inputs(*case.example),
-            case.dynamic_shapes,
-            threads=threads,
-            options=options,
-        )
-    rows: dict[str, dict[str, Any]] = {
-        variant: {
-            "model": name,
-            "variant": variant,
-            "kernel_calls": model.stats()["kernel_calls"],
-            "kernels": model.stats()["kernels"],
-            "compile_seconds": model.stats()["compile_seconds"],
-            "shapes": {},
-        }
-        for variant, model in models.items()
-    }
+    models = compile_variants(case, threads)
+    rows = {name: about(case, name, model) for name, model in models.items()}
     for shape in shapes:
-        print(f"  {name}: {shape}", file=sys.stderr)
-        given = case.inputs(*shape)
-        wanted = eager(case.model, given)
-        for variant, model in models.items():
-            if (found := error(model(*given), wanted)) > TOLERANCE:
-                raise SystemExit(f"{name}, {variant}, {shape}: error {found:.3g}")
-        calls = {
-            variant: lambda m=model, x=given: m(*x) for variant, model in models.items()
-        }
-        samples = interleaved(calls, repetitions)
-        for variant, model in models.items():
-            rows[variant]["shapes"]["x".join(map(str, shape))] = {
-                "ms": Spread.of(samples[variant]).median * 1e3,
-                "slower": ratios(samples[variant], samples["all on"]).median,
+        print(f"  {case.name}: {shape}", file=sys.stderr)
+        given = case.at(shape)
+        check(case, models, shape)
+        calls = {name: partial(model, *given) for name, model in models.items()}
+        samples = interleaved(calls, ROUNDS, seconds=seconds)
+        for name, model in models.items():
+            rows[name]["shapes"][dims_text(shape)] = {
+                "ms": Spread.of(samples[name]).median * 1e3,
+                "slower": ratios(samples[name], samples[ON]).median,
                 "peak_bytes": model.memory_plan(*given).peak_bytes,
             }
-    return list(rows.values())
+    same = [name for name in variants() if name not in models]
+    return [*rows.values(), *({"model": case.name, "variant": name} for name in same)]
+
+
+def about(case: Case, name: str, model: pliant.CompiledModel) -> dict[str, Any]:
+    stats = model.stats()
+    kept = ("kernel_calls", "kernels", "compile_seconds")
+    told = {key: stats[key] for key in kept}
+    return {"model": case.name, "variant": name, **told, "shapes": {}}
+
+
+def check(case: Case, models: dict[str, pliant.CompiledModel], shape: Shape) -> None:
+    given = case.at(shape)
+    wanted = eager(case.model, given)
+    size = max(1.0, error(wanted, [torch.zeros_like(x) for x in leaves(wanted)]))
+    for name, model in models.items():
+        if not (found := error(model(*given), wanted)) <= TOLERANCE * size:
+            raise SystemExit(f"{case.name}, {name}, {shape}: error {found:.3g}")
+
+
+def leaves(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 def report(name: str, rows: list[dict[str, Any]]) -> Report:
     shapes = list(rows[0]["shapes"])
-    columns = ["variant", "kernel calls", "distinct", "compile s"]
+    columns = ["variant", "kernel calls", "distinct", "compile s", "times all on"]
     columns += [f"{shape}: ms (times all on), peak MiB" for shape in shapes]
     lines = []
     for row in rows:
+        if "shapes" not in row:
+            lines.append((row["variant"], "the same code", *[""] * (len(columns) - 2)))
+            continue
         cells = [row["variant"], str(row["kernel_calls"]), str(row["kernels"])]
         cells.append(f"{row['compile_seconds']:.1f}")
-        for shape in shapes:
-            cell = row["shapes"][shape]
+        found = [row["shapes"][shape] for shape in shapes]
+        cells.append(f"{geomean([cell['slower'] for cell in found]):.2f}")
+        for cell in found:
             peak = mebibytes(cell["peak_bytes"])
             cells.append(f"{cell['ms']:.2f} ({cell['slower']:.2f}), {peak}")
         lines.append(tuple(cells))
@@ -113,24 +139,24 @@ def report(name: str, rows: list[dict[str, Any]]) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.ablation", description=__doc__)
-    parser.add_argument("models", nargs="*", default=["tinybert", "bert"])
+    add_model_arguments(parser, *MODELS)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=10)
-    parser.add_argument("--shape", type=dims, action="append", help="such as 1x32")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     arguments = parser.parse_args()
-    shapes = list(arguments.shape or SHAPES)
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    about, kept, parts = machine(), [], []
-    for name in arguments.models:
-        rows = measure(name, arguments.threads, shapes, arguments.repetitions)
+    out, kept, parts = console(), [], []
+    told = machine()
+    for name, case in cases(arguments).items():
+        own = case.shapes
+        shapes = arguments.shape or [own[0], own[len(own) // 2 - 1], own[-2]]
+        rows = measure(case, arguments.threads, shapes, arguments.seconds)
         table = report(f"{name}, {arguments.threads} thread(s)", rows)
-        table.show(console)
+        table.show(out)
         kept += rows
         parts.append(table.markdown())
     if arguments.shape:
         return 0
-    store("ablation.json", {"machine": about, "rows": kept})
-    parts.append(machine_line(about) + "\n")
+    store("ablation.json", {"machine": told, "rows": kept})
+    parts.append(machine_line(told) + "\n")
     (RESULTS / "ablation.md").write_text("\n".join(parts))
     return 0
 

@@ -14,20 +14,21 @@ from statistics import linear_regression
 from typing import Any
 
 import torch
-from rich.console import Console
 
 import pliant
 from bench.timing import (
     RESULTS,
     Report,
     Spread,
+    console,
+    default_zoo,
     eager,
     interleaved,
+    load_zoo,
     machine,
     machine_line,
     mebibytes,
     store,
-    zoo,
 )
 
 CHAINS = (1, 8, 16, 24)
@@ -75,7 +76,7 @@ def call_cost(repetitions: int) -> dict[str, float]:
 
 def compile_cost(layers: int) -> dict[str, Any]:
     """Seconds per stage for BERT-base, and what its calls will allocate."""
-    case = zoo().bert(layers)
+    case = load_zoo(default_zoo()).bert(layers)
     model = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
     stats = model.stats()
     peaks = []
@@ -140,9 +141,9 @@ def main() -> int:
         "compile": compile_cost(arguments.layers),
     }
     tables = reports(result)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    out = console()
     for table in tables:
-        table.show(console)
+        table.show(out)
     store("costs.json", result)
     parts = [*(t.markdown() for t in tables), machine_line(result["machine"]) + "\n"]
     (RESULTS / "costs.md").write_text("\n".join(parts))

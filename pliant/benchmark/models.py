@@ -93,7 +93,7 @@ def expand(names: Sequence[str], zoo: Path | None) -> list[str]:
     found: list[str] = []
     for name in names:
         if name == "zoo":
-            found += [build.__name__ for build in getattr(_zoo(zoo), "ALL", ())]
+            found += [build.__name__ for build in getattr(load_zoo(zoo), "ALL", ())]
         else:
             _check(name, zoo)
             found.append(name)
@@ -106,7 +106,7 @@ def load(name: str, zoo: Path | None) -> Case:
     if name.endswith(".pt2"):
         return _exported(Path(name))
     path, _, function = name.rpartition(":")
-    module = _import(Path(path)) if path else _zoo(zoo)
+    module = _import(Path(path)) if path else load_zoo(zoo)
     return _case(name if not path else function, getattr(module, function)())
 
 
@@ -118,14 +118,15 @@ def _check(name: str, zoo: Path | None) -> None:
     path, _, function = name.rpartition(":")
     if path and not Path(path).is_file():
         raise OptionError(f"no such file: {path}")
-    module = _import(Path(path)) if path else _zoo(zoo, name)
+    module = _import(Path(path)) if path else load_zoo(zoo, name)
     if not callable(getattr(module, function, None)):
         known = [build.__name__ for build in getattr(module, "ALL", ())]
         told = f"; it has {', '.join(known)}" if known else ""
         raise OptionError(f"no function '{function}' in {module.__file__}{told}")
 
 
-def _zoo(path: Path | None, wanted: str = "zoo") -> ModuleType:
+def load_zoo(path: Path | None, wanted: str = "zoo") -> ModuleType:
+    """The module with models by name; `wanted` is what it is needed for."""
     if path is None:
         raise OptionError(
             f"cannot look for '{wanted}' in the zoo: there is none; give its file with "

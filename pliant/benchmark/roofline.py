@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from pliant import target
 from pliant.benchmark.report import threads_text
 from pliant.benchmark.tables import Report, dims_text
+from pliant.measure import measured
 
 LIMITS = ("fma_gflops_1", "fma_gflops_all", "read_gbs_1", "read_gbs_all")
 
 
 def limits() -> dict[str, float]:
     """Peak GFLOP/s and read GB/s of this machine: one thread, and all."""
-    measured = import_module("pliant.measure").measured(target.host())
-    return {name: float(getattr(measured, name)) for name in LIMITS}
+    found = measured(target.host())
+    return {name: float(getattr(found, name)) for name in LIMITS}
 
 
-def limit_for(measured: Mapping[str, float], name: str, threads: int) -> float:
+def limit_for(machine: Mapping[str, float], name: str, threads: int) -> float:
     """Between one core and all of them the limit is taken to grow evenly."""
-    one, every = measured[f"{name}_1"], measured[f"{name}_all"]
+    one, every = machine[f"{name}_1"], machine[f"{name}_all"]
     cores = max(target.host().cores, 1)
     if cores == 1 or threads >= cores:
         return every if threads > 1 else one
@@ -29,11 +29,12 @@ def limit_for(measured: Mapping[str, float], name: str, threads: int) -> float:
 
 
 def roofline_tables(
-    result: Mapping[str, Any], measured: Mapping[str, float]
+    result: Mapping[str, Any], machine: Mapping[str, float]
 ) -> list[Report]:
+    """One table per call; `machine` has the limits."""
     threads = result["threads"]
-    peak = limit_for(measured, "fma_gflops", threads)
-    bandwidth = limit_for(measured, "read_gbs", threads)
+    peak = limit_for(machine, "fma_gflops", threads)
+    bandwidth = limit_for(machine, "read_gbs", threads)
     return [
         _table(result, call, peak, bandwidth, threads)
         for call in result.get("calls", [])

@@ -37,7 +37,8 @@ def run_job(job: Job, say: Say) -> dict[str, Any]:
             **os.environ,
             "OMP_NUM_THREADS": str(job.threads),
             # every measurement compiles from cold
-            "TORCHINDUCTOR_CACHE_DIR": own,
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(own) / "torch"),
+            "PLIANT_CACHE": str(Path(own) / "pliant"),
             "PYTHONPATH": os.pathsep.join(_paths()),
         }
         worker = subprocess.Popen(

@@ -11,8 +11,9 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, TextIO
 
@@ -30,7 +31,7 @@ from pliant.benchmark.engines import (
 from pliant.benchmark.memory import high_water
 from pliant.benchmark.models import Case, Shape, load
 from pliant.benchmark.timing import Spread, interleaved, ratios
-from pliant.profile import KernelTime, totals
+from pliant.profile import totals
 
 Say = Callable[[str], None]
 MOST_ROUNDS = 30
@@ -253,7 +254,7 @@ def row(
 
 
 def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
-    """The kernels of a typical call at every shape: the median one of several."""
+    """The kernels of a call at every shape, each with its median time of several."""
     import pliant
 
     case, shapes = job.case_and_shapes()
@@ -265,14 +266,15 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
         say(f"profiling {shape}")
         given = case.at(shape)
         model(*given)
-        calls = sorted(
-            (model.profile(*given) for _ in range(PROFILED_CALLS)), key=duration
-        )
-        typical = calls[len(calls) // 2]
+        calls = [model.profile(*given) for _ in range(PROFILED_CALLS)]
+        typical = [
+            replace(same[0], seconds=median(time.seconds for time in same))
+            for same in zip(*calls, strict=True)
+        ]
         found.append(
             {
                 "shape": shape,
-                "seconds": duration(typical),
+                "seconds": sum(time.seconds for time in typical),
                 "kernels": [asdict(total) for total in totals(typical)],
             }
         )
@@ -282,10 +284,6 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
         "dims": case.dims,
         "calls": found,
     }
-
-
-def duration(times: list[KernelTime]) -> float:
-    return sum(time.seconds for time in times)
 
 
 def brief(problem: BaseException) -> str:
