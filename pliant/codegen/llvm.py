@@ -272,7 +272,9 @@ class _Body:
             case Check(cond, number):
                 self.check(self.value(cond), number)
             case Prefetch(buf, index):
-                ops.prefetch(self.b, self.memory.address(buf, index))
+                address = self.memory.near(buf, index)
+                if address is not None:
+                    ops.prefetch(self.b, address)
             case Call():
                 self.call_function(stmt)
             case _:

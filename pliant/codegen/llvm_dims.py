@@ -45,7 +45,6 @@ from pliant.ir.loops import (
     Load,
     Local,
     LoopValue,
-    Prefetch,
     Read,
     Role,
     Stmt,
@@ -484,6 +483,11 @@ class Memory:
         """Where an element is that is the same for all lanes."""
         return self._pointer(buf, self._uniform(self.flat(buf, index)))
 
+    def near(self, buf: Buffer, index: tuple[Expr, ...]) -> Any:
+        """The address of lane 0's element, or None if it is not found by adding."""
+        at = self.dims.linear(self.flat(buf, index))
+        return None if at is None else self._pointer(buf, at)
+
     def load(self, buf: Buffer, index: tuple[Expr, ...], where: Any, mask: Any) -> Any:
         """An element, or one per lane; zero, and not read, where a flag is false."""
         b, expr = self.builder, self.flat(buf, index)
@@ -638,7 +642,7 @@ class LaneCheck:
             case Switch(selector, cases):
                 inside = all(self.allows(body) for _, body in cases)
                 return inside and not self.differs(selector)
-            case Alloc() | Call() | Prefetch():
+            case Alloc() | Call():
                 return False
             case _:
                 return True

@@ -83,7 +83,7 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
         return as_expr(0)
     long = exceeds(k, 2 * tile.lanes - 1)
     few_columns = 1 - exceeds(n, DOT_COLUMNS)
-    if what.rows_in_k:
+    if what.rows_in_k and few_columns != as_expr(1):
         return long * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
     return long * few_columns if what.packs_rows else as_expr(0)
 

@@ -134,9 +134,9 @@ def panel_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
 
 
 def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
-    """Rows of A times rows of B, lanes along K."""
+    """Rows of A times rows of B, lanes along K; the rows of A that follow come near."""
     k = sym("K")
-    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
+    a = buffer("a", dtype, (2 * height, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
     c = buffer("c", dtype, (height, width), Role.OUT, (tile.NR, 1))
     places = list(product(range(height), range(width)))
@@ -149,13 +149,14 @@ def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
         )
         for i, j in places
     )
+    coming = tuple(Prefetch(a, (as_expr(height + i), at)) for i in range(height))
     stores = tuple(
         Store(c, (as_expr(i), as_expr(j)), Read(names[i, j], dtype)) for i, j in places
     )
     body = Block(
         (
             *(Accumulator(names[place], dtype, "sum") for place in places),
-            For("_k", as_expr(0), k, Block(adds), Kind.VECTOR),
+            For("_k", as_expr(0), k, Block((*coming, *adds)), Kind.VECTOR),
             *stores,
         )
     )
