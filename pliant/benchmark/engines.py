@@ -189,15 +189,12 @@ def _tvm(setup: Setup) -> Engine:
     relax = _import("tvm.relax")
     frontend = _import("tvm.relax.frontend.torch")
     case = setup.case
-    program = case.program or torch.export.export(
-        case.model,
-        case.at(case.example),
-        dynamic_shapes=case.dynamic_shapes,
-        strict=False,
+    module = frontend.from_exported_program(case.export())
+    cpu = tvm.target.codegen.llvm_get_system_cpu()
+    target = tvm.target.Target(
+        {"kind": "llvm", "mcpu": cpu, "num-cores": setup.threads}
     )
-    module = frontend.from_exported_program(program)
-    target = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
-    executable = tvm.compile(module, target={**target, "num-cores": setup.threads})
+    executable = tvm.compile(module, target=target)
     run = relax.VirtualMachine(executable, tvm.cpu())["main"]
 
     def bind(inputs: Inputs) -> Call:

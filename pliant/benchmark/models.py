@@ -24,6 +24,7 @@ import torch
 
 import pliant
 from pliant.errors import OptionError
+from pliant.frontend import torch_export
 
 Shape = tuple[int, ...]
 
@@ -72,6 +73,14 @@ class Case:
         return pliant.compile(
             self.model, self.inputs(*self.example), self.dynamic_shapes, **how
         )
+
+    def export(self) -> torch.export.ExportedProgram:
+        if self.program is not None:
+            return self.program
+        program, _ = torch_export.export_module(
+            self.model, self.at(self.example), self.dynamic_shapes
+        )
+        return program
 
     def at(self, shape: Shape) -> tuple[torch.Tensor, ...]:
         """The inputs for these dims, the same ones in every process."""

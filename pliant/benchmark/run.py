@@ -36,6 +36,8 @@ def run_job(job: Job, say: Say) -> dict[str, Any]:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(job.threads),
+            "TVM_NUM_THREADS": str(job.threads),
+            "TVM_BIND_THREADS": "0",  # or it pins our main thread to a core
             # every measurement compiles from cold
             "TORCHINDUCTOR_CACHE_DIR": str(Path(own) / "torch"),
             "PLIANT_CACHE": str(Path(own) / "pliant"),
