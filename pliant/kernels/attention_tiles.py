@@ -27,7 +27,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.gemm import zero
+from pliant.kernels.micro import zero
 from pliant.kernels.tiles import gemm_tile
 from pliant.sym import (
     ONE,
