@@ -1,13 +1,15 @@
-"""Matrix products at every size up to 33, on guarded memory, in every layout.
+"""Matrix products at every size up to 33, and at some large ones, in every layout.
 
-`gemm_layouts.py` says what is compiled and what error is allowed, `guarded.py` how a
-read or write outside a buffer is caught. Sweeps run in a process of their own: one that
-is killed by a stray access is a failed test which names the sizes.
+`gemm_layouts.py` says what is compiled, `gemm_sweep.py` what error is allowed, and
+`guarded.py` how a read or write outside a buffer is caught. Sweeps run in a process of
+their own: one that is killed by a stray access is a failed test which names the sizes.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import random
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -16,34 +18,40 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gemm_layouts import (
-    CONSTANT,
-    EPILOGUE,
-    LARGEST,
-    LAYOUTS,
-    UNIT,
-    K,
-    M,
-    N,
-    compile_layout,
-    failures,
-    product,
-)
+from gemm_layouts import LAYOUTS, K, M, N, product
+from gemm_sweep import CONSTANT, EPILOGUE, UNIT, Case, compile_layout, failures
 from guarded import Guarded, Side
 
 import pliant
 from pliant.target import named, runs_here
 
-EVERY = tuple(range(LARGEST + 1))
+EVERY = range(34)
 # Around the widths and heights of all register tiles: 6 x 8, 6 x 16, 14 x 32.
 EDGES = (0, 1, 2, 3, 6, 7, 8, 14, 15, 16, 17, 32, 33)
 FEW = (0, 1, 7, 17, 33)
 WEIGHTS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33)
+# Around cache blocks: several of rows, groups of panels, passes over K.
+ROWS = (1, 4, 18, 19, 42, 43, 85, 169, 343)
+COLUMNS = (1, 8, 9, 31, 257, 511, 513, 545)
+TERMS = (255, 257, 1023, 1025, 2050)
 NAMES = (*LAYOUTS, EPILOGUE)
 SHOWN = 5
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pliant"])  # slow to import, for every process
+
+
+def cube(sizes: Sequence[int], rows: Sequence[int] | None = None) -> list[Case]:
+    """Every combination; K slowest, as the reference of one K serves many cases."""
+    rows = sizes if rows is None else rows
+    return [(m, n, k) for k, m, n in itertools.product(sizes, rows, sizes)]
+
+
+def large(seed: int, count: int) -> list[Case]:
+    """Some of the large sizes: each row and column count a few times."""
+    source = random.Random(seed)
+    every = itertools.product(ROWS, COLUMNS, TERMS)
+    return sorted(source.sample(list(every), count), key=lambda case: case[2])
 
 
 def in_process(work: Callable[..., None], *arguments: Any) -> tuple[int, list[Any]]:
@@ -68,11 +76,11 @@ def send_failures(send: Connection, *arguments: Any) -> None:
         send.send(failure)
 
 
-def assert_all_right(name: str, target: str, sizes: Sequence[int]) -> None:
+def assert_all_right(name: str, target: str, cases: Sequence[Case]) -> None:
     if not runs_here(named(target)):
         pytest.skip(f"this machine does not run {target}")
     progress = PROCESSES.RawArray("q", 4)
-    ended, wrong = in_process(send_failures, name, target, sizes, progress)
+    ended, wrong = in_process(send_failures, name, target, cases, progress)
     side, *case = progress
     if ended:
         how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
@@ -84,36 +92,53 @@ def assert_all_right(name: str, target: str, sizes: Sequence[int]) -> None:
 
 
 def test_every_size() -> None:
-    assert_all_right("plain", "host", EVERY)
+    assert_all_right("plain", "host", cube(EVERY))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["host", "avx2"])
 def test_layouts_around_tile_edges(name: str, target: str) -> None:
-    assert_all_right(name, target, EDGES)
+    assert_all_right(name, target, cube(EDGES))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layouts_without_fma(name: str) -> None:
-    assert_all_right(name, "baseline", FEW)
+    assert_all_right(name, "baseline", cube(FEW))
 
 
 @pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
 def test_constant_weights(target: str) -> None:
-    assert_all_right(CONSTANT, target, FEW[1:])
+    assert_all_right(CONSTANT, target, cube(FEW[1:], EVERY))
+
+
+@pytest.mark.parametrize("name", ["plain", "right transposed", EPILOGUE])
+def test_cache_blocks(name: str) -> None:
+    assert_all_right(name, "host", large(0, 40))
+
+
+def test_cache_blocks_of_a_constant() -> None:
+    cases = [(m, n, k) for n, k in ((545, 257), (512, 1025), (9, 2050)) for m in ROWS]
+    assert_all_right(CONSTANT, "host", cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("target", ["host", "avx2"])
+def test_cache_blocks_of_every_layout(name: str, target: str) -> None:
+    assert_all_right(name, target, large(1, 120))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
 def test_every_size_of_every_layout(name: str, target: str) -> None:
-    assert_all_right(name, target, EVERY)
+    assert_all_right(name, target, cube(EVERY))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
 def test_constant_weights_around_tile_edges(target: str) -> None:
-    assert_all_right(CONSTANT, target, WEIGHTS)
+    assert_all_right(CONSTANT, target, cube(WEIGHTS, EVERY))
 
 
 # ---- through the API: tensors that are not contiguous
