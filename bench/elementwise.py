@@ -157,8 +157,9 @@ def measure(
 ) -> dict[str, Any]:
     case = CASES[name]
     torch.set_num_threads(threads)
+    module = Apply(case.function)
     model = pliant.compile(
-        Apply(case.function),
+        module,
         case.inputs(1 << 14),
         (case.dims,),
         threads=threads,
@@ -175,7 +176,7 @@ def measure(
             samples = interleaved(
                 {
                     "pliant": partial(model, *given),
-                    "eager": partial(case.function, *given),
+                    "eager": partial(module, *given),
                 },
                 repetitions,
             )

@@ -28,11 +28,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
+from pliant.codegen import llvm_uses as uses
 from pliant.codegen.llvm_dims import NO_WRAP, Dims, LaneCheck, Lanes, Memory, as_value
 from pliant.codegen.llvm_types import (
     I32,
@@ -62,6 +64,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Const,
+    Dispatch,
     Fma,
     For,
     If,
@@ -80,8 +83,8 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    Variant,
     dtype_of,
-    operands,
     statements,
 )
 from pliant.ir.types import DType
@@ -261,14 +264,17 @@ class _Body:
                     self.b, op, dtype, self.dims.lanes, self.alloca, self.target
                 )
             case Accumulate(name, value):
-                new = splat(self.b, self.value(value), self.dims.lanes)
-                self.accumulators[name].add(self.b, new, self.mask, self.copy)
+                self.accumulators[name].add(
+                    self.b, self.value(value), self.dims.lanes, self.mask, self.copy
+                )
             case Alloc(buf):
                 self.alloc(buf)
             case If():
                 self.if_(stmt)
             case Switch():
                 self.switch(stmt)
+            case Dispatch(variants):
+                self.dispatch(variants)
             case Check(cond, number):
                 self.check(self.value(cond), number)
             case Prefetch(buf, index):
@@ -286,7 +292,7 @@ class _Body:
             name: number
             for number, stmt in enumerate(body)
             if named
-            for name in _accumulated(stmt)
+            for name in uses.accumulated(stmt)
         }
         with self.region():
             for number, stmt in enumerate(body):
@@ -331,7 +337,7 @@ class _Body:
     def masked(self, cond: Any, stmt: Stmt) -> None:
         """Runs the lanes whose flag is set; where none is, nothing at all."""
         mask = cond if self.mask is None else self.b.and_(self.mask, cond)
-        if _only_stores_registers(stmt):
+        if uses.only_stores_registers(stmt):
             with self.region():
                 self.mask = mask
                 self.stmt(stmt)
@@ -351,6 +357,22 @@ class _Body:
                 self.stmt(body)
             self.b.branch(after)
         self.b.position_at_end(after)
+
+    def dispatch(self, variants: tuple[Variant, ...]) -> None:
+        """The first variant whose guards hold; the last has none."""
+        first, *rest = variants
+        if not rest:
+            with self.region():
+                self.stmt(first.body)
+            return
+        with self.region():
+            holds = [self.dims.holds(guard) for guard in first.guards]
+            cond = reduce(self.b.and_, holds)
+        with self.b.if_else(cond) as (then, otherwise):
+            with then, self.region():
+                self.stmt(first.body)
+            with otherwise:
+                self.dispatch(tuple(rest))
 
     def check(self, cond: Any, number: int) -> None:
         failed = self.b.not_(cond)
@@ -434,23 +456,29 @@ class _Body:
             if trips <= MOST_WRITTEN_OUT * lanes:
                 self.written_out(loop, begin, trips)
                 return
-        room = self.register_room(loop)
+        room = self.room(loop)
         if isinstance(begin, int) and room is not None:
             self.written_out_masked(loop, begin, end, room)
             return
         trips = self.trips(loop, begin, end)
-        copies = _copies(loop)
-        whole = self.b.and_(trips, constant(I64, -lanes * copies))
-        with self.loop(constant(I64, 0), whole, lanes * copies, loop.var) as at:
+        copies, abreast = uses.copies(loop), uses.abreast(loop)
+        together = lanes * copies * abreast
+        whole = trips
+        if not uses.is_multiple(loop, together):
+            whole = self.b.and_(trips, constant(I64, -together))
+        with self.loop(constant(I64, 0), whole, together, loop.var) as at:
             base = self.first_lane(loop, begin, at)
             for copy in range(copies):
                 self.copy = copy
-                self.lanes_body(loop, Lanes(base, loop.step, copy * lanes * loop.step))
+                var = Lanes(base, loop.step, copy * lanes * loop.step)
+                self.lanes_body(loop, var, lanes=lanes * abreast)
             self.copy = 0
-        if _has_masks(self.target, loop):
-            self.masked_rest(loop, begin, whole, trips, copies)
+        if whole is trips:
+            return
+        if uses.has_masks(self.target, loop):
+            self.masked_rest(loop, begin, whole, trips, copies * abreast)
         else:
-            self.scalar_rest(loop, begin, whole, trips, copies)
+            self.scalar_rest(loop, begin, whole, trips, copies * abreast)
 
     def first_lane(self, loop: For, begin: Any, at: Any) -> Any:
         """begin + at * step"""
@@ -524,21 +552,25 @@ class _Body:
         for first in range(0, room, lanes):
             left = self.b.sub(trips, constant(I64, first), flags=NO_WRAP)
             var = Lanes(begin + first * loop.step, loop.step)
+            self.copy = first // lanes % 4
             with self.when(self.b.icmp_signed(">", left, constant(I64, 0))):
                 self.lanes_body(loop, var, mask=self.left_mask(left))
+        self.copy = 0
 
-    def register_room(self, loop: For) -> int | None:
-        """Iterations that the registers indexed by the loop's variable have room for.
+    def room(self, loop: For) -> int | None:
+        """The most iterations there can be, if that is few enough to write them out.
 
-        None if there are no such registers, or too many to write out.
+        Registers that the loop's variable indexes say so, or the loop's own end.
         """
         rooms = [
             dim.value
-            for buf, index in _accesses(loop.body)
+            for buf, index in uses.accesses(loop.body)
             if buf.role is Role.REGISTER
             for dim, at in zip(buf.shape, index, strict=True)
             if loop.var in at.symbols()
         ]
+        if not rooms:
+            rooms = uses.limits(loop.end)
         if not rooms or loop.step != 1:
             return None
         room = min(rooms)
@@ -552,21 +584,21 @@ class _Body:
         if self.in_task or self.dims.lanes > 1:
             return False
         declared = {s.name for s in statements(loop.body) if isinstance(s, Accumulator)}
-        if _accumulated(loop.body) - declared:
+        if uses.accumulated(loop.body) - declared:
             return False
         own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
         return all(
             buf.role is not Role.REGISTER or buf.name in own
-            for buf, _ in _accesses(loop.body)
+            for buf, _ in uses.accesses(loop.body)
         )
 
     def parallel_loop(self, loop: For, begin: Any, end: Any) -> None:
         b = self.b
         start = as_value(begin)
-        sizes = {n: v for n, v in self.dims.names.items() if n in _symbols(loop)}
-        scalars = {n: self.read(n) for n in _reads(loop.body) if self.is_named(n)}
+        sizes = {n: v for n, v in self.dims.names.items() if n in uses.symbols(loop)}
+        scalars = {n: self.read(n) for n in uses.reads(loop.body) if self.is_named(n)}
         outer = self.memory.buffers
-        used = {b.name: b for b, _ in _accesses(loop.body) if b.name in outer}
+        used = {b.name: b for b, _ in uses.accesses(loop.body) if b.name in outer}
         own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
         buffers = [buf for name, buf in used.items() if name not in own]
         passed = [v for v in sizes.values() if not isinstance(v, int)]
@@ -708,114 +740,6 @@ class _Body:
         return ops.emit_cast(self.b, value, source, to, self.target)
 
 
-# ---- what a statement uses
-
-
 def _member(b: ll.IRBuilder, struct: Any, typ: Any, number: int) -> Any:
     indices = [constant(I32, 0), constant(I32, number)]
     return b.gep(struct, indices, inbounds=True, source_etype=typ)
-
-
-def _roots(stmt: Stmt) -> tuple[LoopValue, ...]:
-    match stmt:
-        case Store(_, _, value) | Let(_, value) | Local(_, _, value):
-            return (value,)
-        case Accumulate(_, value) | If(value, _, _) | Check(value, _):
-            return (value,)
-        case _:
-            return ()
-
-
-def _values(stmt: Stmt) -> Iterator[LoopValue]:
-    """Every value in a statement, once per object."""
-    seen: set[int] = set()
-    for inner in statements(stmt):
-        pending = list(_roots(inner))
-        while pending:
-            value = pending.pop()
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
-                pending += operands(value)
-
-
-def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for inner in statements(stmt):
-        if isinstance(inner, Store | Prefetch):
-            yield inner.buffer, inner.index
-        elif isinstance(inner, Call):
-            yield from inner.arguments
-    for value in _values(stmt):
-        if isinstance(value, Load):
-            yield value.buffer, value.index
-
-
-def _symbols(loop: For) -> set[str]:
-    """Names that the indices, bounds and selectors of a loop's body use."""
-    dims: list[Expr] = []
-    for inner in statements(loop.body):
-        match inner:
-            case For():
-                dims += (inner.begin, inner.end, inner.grain)
-            case Switch(selector, _):
-                dims.append(selector)
-            case Call(_, sizes, _):
-                dims += sizes
-            case _:
-                pass
-    for buf, index in _accesses(loop.body):
-        dims += (*index, *buf.strides)
-    dims += (v.dim for v in _values(loop.body) if isinstance(v, Index))
-    return {name for dim in dims for name in dim.symbols()} - {WORKER}
-
-
-def _reads(stmt: Stmt) -> list[str]:
-    return sorted({v.name for v in _values(stmt) if isinstance(v, Read)})
-
-
-def _accumulated(stmt: Stmt) -> set[str]:
-    return {s.name for s in statements(stmt) if isinstance(s, Accumulate)}
-
-
-def _only_stores_registers(stmt: Stmt) -> bool:
-    """Whether a masked branch may run with no lane set: nothing in it reads memory at
-    one address for all lanes."""
-    return all(isinstance(s, Block | Store) for s in statements(stmt)) and all(
-        not isinstance(v, Load) or v.buffer.role is Role.REGISTER for v in _values(stmt)
-    )
-
-
-# ---- what a vector loop can do
-
-# An op that LLVM expands to many instructions weighs as much as this many.
-_HEAVY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sigmoid"}
-    | {"pow", "atan2", "floordiv", "mod"}
-)
-_HEAVY_WEIGHT = 12
-
-
-def _copies(loop: For) -> int:
-    """How many vectors one iteration of the main loop handles.
-
-    An accumulator's chain of dependent additions (4 cycles each, two can start per
-    cycle) binds only while the rest of the body is short.
-    """
-    declared = {s.name for s in statements(loop.body) if isinstance(s, Accumulator)}
-    if not _accumulated(loop.body) - declared:
-        return 1
-    if any(isinstance(s, For) for s in statements(loop.body)):
-        return 1
-    weight = sum(
-        _HEAVY_WEIGHT if isinstance(v, Unary | Binary) and v.op in _HEAVY else 1
-        for v in _values(loop.body)
-    )
-    return 4 if weight <= 8 else 2 if weight <= 24 else 1
-
-
-def _has_masks(target: Target, loop: For) -> bool:
-    """AVX-512 masks every element size, AVX2 those of 4 and 8 bytes."""
-    if target.has("avx512bw"):
-        return True
-    sizes = {buf.dtype.bytes for buf, _ in _accesses(loop.body)}
-    return target.has("avx2") and min(sizes, default=4) >= 4

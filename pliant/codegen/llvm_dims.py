@@ -37,6 +37,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    Dispatch,
     For,
     If,
     Index,
@@ -52,7 +53,7 @@ from pliant.ir.loops import (
     Switch,
 )
 from pliant.ir.loops import operands as value_operands
-from pliant.sym import ZERO, Expr
+from pliant.sym import ZERO, Cond, Expr, mod
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 
 NO_WRAP = ("nsw",)
@@ -171,6 +172,15 @@ class Dims:
         if not self.varies(expr):
             return self.scalar(expr)
         return self.once((expr, self.lanes), lambda: self._vector(expr))
+
+    def holds(self, cond: Cond) -> Any:
+        """A condition on uniform expressions as a flag."""
+        b = self.builder
+        if cond.kind == "divides":
+            rest = self.scalar(mod(cond.rhs, cond.lhs))
+            return b.icmp_signed("==", rest, constant(I64, 0))
+        sign = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}[cond.kind]
+        return b.icmp_signed(sign, self.scalar(cond.lhs), self.scalar(cond.rhs))
 
     def linear(self, expr: Expr) -> Linear | None:
         """The expression as a linear function of the lane; None if it is not one."""
@@ -642,7 +652,7 @@ class LaneCheck:
             case Switch(selector, cases):
                 inside = all(self.allows(body) for _, body in cases)
                 return inside and not self.differs(selector)
-            case Alloc() | Call():
+            case Alloc() | Call() | Dispatch():
                 return False
             case _:
                 return True

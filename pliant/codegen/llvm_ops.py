@@ -30,6 +30,7 @@ from pliant.codegen.llvm_types import (
     lanes_of,
     mangle,
     scalar_of,
+    splat,
     widen,
 )
 from pliant.ir.loops import COMPARISONS
@@ -478,9 +479,10 @@ class Reduction:
     def join(self, b: Builder, new: Any, before: Any) -> Any:
         return combine(b, self.op, new, before, self.dtype, self.target)
 
-    def add(self, b: Builder, new: Any, mask: Any, copy: int) -> None:
-        """Adds a value, or the lanes of one that are in the mask."""
-        lanes, slot = lanes_of(new), self.slot
+    def add(self, b: Builder, value: Any, lanes: int, mask: Any, copy: int) -> None:
+        """Adds a value in each of some lanes, or of those that are in the mask."""
+        new, slot = splat(b, value, lanes), self.slot
+        factors = self._factors(value)
         self.final = None
         if lanes == self.target.lanes and self.lanes != lanes:
             slot = self._partial(b, copy)
@@ -488,9 +490,22 @@ class Reduction:
             if mask is not None:
                 new, mask = b.select(mask, new, self.neutral(lanes)), None
             new = reduce_lanes(b, self.op, new, self.dtype, self.target)
+            factors = None
         before = b.load(slot, typ=new.type)
-        after = self.join(b, new, before)
+        if factors is not None:
+            # One rounding less, and one instruction: the product itself is not needed.
+            x, y = (splat(b, factor, lanes) for factor in factors)
+            after = emit_fma(b, x, y, before, self.dtype, self.target)
+        else:
+            after = self.join(b, new, before)
         b.store(after if mask is None else b.select(mask, after, before), slot)
+
+    def _factors(self, value: Any) -> tuple[Any, Any] | None:
+        """x and y of a product x*y of floats that is to be summed up."""
+        if self.op != "sum" or getattr(value, "opname", "") != "fmul":
+            return None
+        x, y = value.operands
+        return x, y
 
     def _partial(self, b: Builder, copy: int) -> Any:
         lanes = self.target.lanes

@@ -29,6 +29,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Const,
+    Dispatch,
     Fma,
     For,
     If,
@@ -54,6 +55,7 @@ from pliant.ir.types import NUMPY, DType
 from pliant.sym import (
     Atom,
     CeilDiv,
+    Cond,
     Expr,
     FloorDiv,
     Max,
@@ -62,6 +64,8 @@ from pliant.sym import (
     Symbol,
     operands,
 )
+
+_COND_SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -467,6 +471,12 @@ class _Compiler:
         bare = len(terms) == 1 and terms[0].isidentifier()
         return terms[0] if bare else f"({' + '.join(terms)})"
 
+    def cond(self, cond: Cond) -> str:
+        left, right = self.dim(cond.lhs), self.dim(cond.rhs)
+        if cond.kind == "divides":
+            return f"{right} % {left} == 0"
+        return f"{left} {_COND_SIGNS[cond.kind]} {right}"
+
     def atom(self, atom: Atom) -> str:
         inner = [self.dim(arg) for arg in operands(atom)]
         match atom:
@@ -681,6 +691,12 @@ class _Compiler:
                 for position, (number, case) in enumerate(cases):
                     self.emit(f"{'elif' if position else 'if'} {chosen} == {number}:")
                     self.scoped(case)
+            case Dispatch(variants):
+                for position, variant in enumerate(variants):
+                    tests = [self.cond(guard) for guard in variant.guards] or ["True"]
+                    word = "elif" if position else "if"
+                    self.emit(f"{word} {' and '.join(tests)}:")
+                    self.scoped(variant.body)
             case Check(cond, number):
                 self.emit(f"if not {self.value(cond)}:")
                 self.emit(f"    cx.fail({self.func.name!r}, {number})")

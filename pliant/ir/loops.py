@@ -13,6 +13,7 @@
            | Accumulate(name, value)                -- acc = op(acc, value)
            | If(cond: value, then, otherwise)
            | Switch(selector: dim, cases: (int, stmt)*)
+           | Dispatch((name, guards: cond*, stmt)*)  -- the first whose guards hold
            | Check(cond: value, number: int)        -- fails the call, never traps
            | Prefetch(buffer, index: dim*)          -- a hint, may lie outside
            | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
@@ -43,7 +44,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pliant.ir.types import DType, contiguous_strides
-from pliant.sym import ONE, Expr, as_expr
+from pliant.sym import ONE, Cond, Expr, as_expr
 
 WORKER = "worker"
 
@@ -262,6 +263,26 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A body that may run where every guard holds, under a name for people."""
+
+    name: str
+    guards: tuple[Cond, ...]
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Runs the first variant whose guards hold; the last one has none.
+
+    All variants mean the same wherever they may run: which one does is a matter of
+    speed alone. Guards are conditions on sizes, the same for all lanes and workers.
+    """
+
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Where cond is false the call fails with `number`; execution goes on.
 
@@ -300,6 +321,7 @@ Stmt = (
     | Accumulate
     | If
     | Switch
+    | Dispatch
     | Check
     | Prefetch
     | Call
@@ -332,6 +354,9 @@ def statements(stmt: Stmt) -> Iterator[Stmt]:
         case Switch(_, cases):
             for _, inner in cases:
                 yield from statements(inner)
+        case Dispatch(variants):
+            for variant in variants:
+                yield from statements(variant.body)
         case _:
             pass
 

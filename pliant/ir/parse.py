@@ -25,6 +25,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Const,
+    Dispatch,
     Fma,
     For,
     If,
@@ -43,6 +44,7 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    Variant,
     buffer,
 )
 from pliant.ir.text import fingerprint
@@ -244,6 +246,17 @@ class _Scanner:
         self.expect("[")
         return self.list(self.dim, "]")
 
+    def cond(self) -> Cond:
+        left = self.dim()
+        if self.find(_DIVIDES):
+            sign = "divides"
+        else:
+            self.skip()
+            sign = next((s for s in _SIGNS if self.accept(s)), "")
+            if not sign:
+                raise self.error("expected '==', '!=', '<=', '<' or 'divides'")
+        return Cond(_SIGNS[sign], left, self.dim())  # type: ignore[arg-type]
+
     def type(self) -> TensorType:
         dtype, shape = self.dtype(), self.dims()
         return TensorType(dtype, shape, self.dims() if self.accept("strides") else None)
@@ -371,15 +384,7 @@ class _Parser(_Scanner):
         return scope[name]
 
     def constraint(self) -> Guard:
-        left = self.dim()
-        if self.find(_DIVIDES):
-            sign = "divides"
-        else:
-            self.skip()
-            sign = next((s for s in _SIGNS if self.accept(s)), "")
-            if not sign:
-                raise self.error("expected '==', '!=', '<=', '<' or 'divides'")
-        cond = Cond(_SIGNS[sign], left, self.dim())  # type: ignore[arg-type]
+        cond = self.cond()
         message = self.message() if self.accept("says") else ()
         origin = self.string() if self.accept("at") else ""
         return Guard(cond, message, origin)
@@ -574,6 +579,20 @@ class _LoopParser:
             cases.append((at.integer(), self.inner()))
         return Switch(selector, tuple(cases))
 
+    def dispatch(self) -> Dispatch:
+        at = self.at
+        at.expect("{")
+        variants: list[Variant] = []
+        while not at.accept("}"):
+            at.expect("variant")
+            name, guards = at.string(), []
+            if at.accept("when"):
+                guards.append(at.cond())
+                while at.accept(","):
+                    guards.append(at.cond())
+            variants.append(Variant(name, tuple(guards), self.inner()))
+        return Dispatch(tuple(variants))
+
     def check(self) -> Check:
         cond = self.value()
         self.at.expect("else")
@@ -651,6 +670,7 @@ _STATEMENTS: dict[str, Callable[[_LoopParser], Stmt]] = {
     "accumulate": _LoopParser.accumulate,
     "if": _LoopParser.if_,
     "switch": _LoopParser.switch,
+    "dispatch": _LoopParser.dispatch,
     "check": _LoopParser.check,
     "prefetch": _LoopParser.prefetch,
     "call": _LoopParser.call,

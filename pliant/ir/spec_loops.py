@@ -29,6 +29,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Const,
+    Dispatch,
     Fma,
     For,
     If,
@@ -47,6 +48,7 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    Variant,
     dtype_of,
     statements,
 )
@@ -310,6 +312,8 @@ class _LoopChecker:
                     self.fail(f"cases {numbers} repeat")
                 for _, case in cases:
                     self.inner(case)
+            case Dispatch(variants):
+                self.dispatch(variants)
             case Check(cond, _):
                 self.truth(cond, "the condition")
             case Prefetch(buffer, index):
@@ -318,6 +322,14 @@ class _LoopChecker:
                 self.call(stmt)
             case _:
                 self.fail(f"unknown statement {stmt!r}")
+
+    def dispatch(self, variants: tuple[Variant, ...]) -> None:
+        if not variants or variants[-1].guards:
+            self.fail("the last variant must be one without guards")
+        for variant in variants:
+            for guard in variant.guards:
+                self.dims((guard.lhs, guard.rhs), f"the guards of {variant.name!r}")
+            self.inner(variant.body)
 
     def loop(self, loop: For) -> None:
         self.dims((loop.begin, loop.end), "the bounds")

@@ -25,6 +25,7 @@
               | "accumulate" $name "," value
               | "if" value inner ["else" inner]
               | "switch" dim "{" ("case" int inner)* "}"
+              | "dispatch" "{" ("variant" string ["when" cond,+] inner)* "}"
               | "check" value "else" int
               | "call" @name "(" dim,* ";" (%buffer "[" dim,* "]"),* ")"
     inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
@@ -57,6 +58,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Const,
+    Dispatch,
     Fma,
     For,
     If,
@@ -74,6 +76,7 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    Variant,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Guard, sym
@@ -311,6 +314,9 @@ class _LoopPrinter:
                 lines = [f"case {number} {self.body(case)}" for number, case in cases]
                 inner = indented("\n".join(lines))
                 return f"switch {selector} {{\n{inner}\n}}"
+            case Dispatch(variants):
+                inner = indented("\n".join(map(self.variant, variants)))
+                return f"dispatch {{\n{inner}\n}}"
             case Check(cond, number):
                 return f"check {self.value(cond)} else {number}"
             case Prefetch(buffer, index):
@@ -320,6 +326,12 @@ class _LoopPrinter:
                 dims = ", ".join(map(str, sizes))
                 return f"call @{name_text(function)}({dims}; {passed})"
         raise TypeError(f"not a loop statement: {stmt!r}")
+
+    def variant(self, variant: Variant) -> str:
+        text = f"variant {json.dumps(variant.name)}"
+        if variant.guards:
+            text += f" when {', '.join(map(str, variant.guards))}"
+        return f"{text} {self.body(variant.body)}"
 
     def for_head(self, loop: For) -> str:
         text = f"for {symbol_text(loop.var)} = {loop.begin} to {loop.end}"

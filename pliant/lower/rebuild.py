@@ -12,6 +12,7 @@ from pliant.ir.loops import (
     Call,
     Cast,
     Check,
+    Dispatch,
     Fma,
     For,
     If,
@@ -26,10 +27,11 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    Variant,
     operands,
     statements,
 )
-from pliant.sym import Expr
+from pliant.sym import Cond, Expr
 
 MapDim = Callable[[Expr], Expr]
 
@@ -80,6 +82,8 @@ def map_stmt(stmt: Stmt, f: MapDim) -> Stmt:
             return If(map_value(cond, f), map_stmt(then, f), other)
         case Switch(selector, cases):
             return Switch(f(selector), tuple((n, map_stmt(s, f)) for n, s in cases))
+        case Dispatch(variants):
+            return Dispatch(tuple(_map_variant(v, f) for v in variants))
         case Check(cond, number):
             return Check(map_value(cond, f), number)
         case Prefetch(buf, index):
@@ -89,6 +93,11 @@ def map_stmt(stmt: Stmt, f: MapDim) -> Stmt:
             return Call(function, tuple(f(s) for s in sizes), moved)
         case _:
             return stmt
+
+
+def _map_variant(variant: Variant, f: MapDim) -> Variant:
+    guards = tuple(Cond(c.kind, f(c.lhs), f(c.rhs)) for c in variant.guards)
+    return Variant(variant.name, guards, map_stmt(variant.body, f))
 
 
 def values_in(stmt: Stmt) -> Iterator[LoopValue]:
@@ -120,6 +129,10 @@ def dims_in(body: Sequence[Stmt]) -> Iterator[Expr]:
                     yield from index
                 case Switch(selector, _):
                     yield selector
+                case Dispatch(variants):
+                    for variant in variants:
+                        for guard in variant.guards:
+                            yield from (guard.lhs, guard.rhs)
                 case Call(_, sizes, arguments):
                     yield from sizes
                     for _, index in arguments:

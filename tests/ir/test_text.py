@@ -95,6 +95,15 @@ work %w: f32[4, m], inout %z: i64[], in %"odd name": bool[n]) {
         }
       }
     }
+    dispatch {
+      variant "no tail" when 16 divides m, n <= 4*m {
+        %w[0, 0] = 0.5:f32
+      }
+      variant "any" do
+        %w[0, 0] = 0.25:f32
+      end
+    }
+    prefetch %x[i, k]
     %w[0, 1] = %x[i, k] where lt(index(k), index(m))
     %w[0, 2] = $undeclared:f32
     check true:bool else 4
