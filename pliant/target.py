@@ -246,7 +246,7 @@ def runs_here(target: Target) -> bool:
 
 
 def _is_foreign(triple: str) -> bool:
-    here = llvm.get_default_triple()
+    here: str = llvm.get_default_triple()
     if _is_arm(triple) and _is_arm(here):
         return False
     return triple.split("-")[0] != here.split("-")[0]
