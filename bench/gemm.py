@@ -25,11 +25,9 @@ from time import perf_counter, sleep, time_ns
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 
 import pliant
 from bench.gemm_tables import Limits, Row, Shape, Vector, tables
-from bench.limits import fma_peak, read_bandwidth
 from bench.native import (
     Timed,
     blas_libraries,
@@ -38,11 +36,15 @@ from bench.native import (
     host_flow,
     set_peer_threads,
 )
-from bench.timing import RESULTS, machine, machine_line, store
+from bench.timing import RESULTS, console, machine, machine_line, store
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
-from pliant.sym import sym
+from pliant.kernels.choose import Choice, choose, executed
+from pliant.kernels.tiles import gemm_tile
+from pliant.measure import measured
+from pliant.sym import as_expr, sym
+from pliant.target import host
 
 LARGEST = 4096
 THROUGH_THE_API = 1 << 18  # multiply-adds
@@ -193,7 +195,9 @@ def measure(
     as_called = best_peer(by_turns(api, seconds, threads))[1] if small else None
     times = {name: median(found) for name, found in samples.items()}
     ours = times.pop(OURS)
-    return Row(mode, threads, Shape(m, n, k), ours, peer, ratio, as_called, times)
+    shape = Shape(m, n, k)
+    share = executed_share(mode, shape)
+    return Row(mode, threads, shape, ours, peer, ratio, as_called, times, share)
 
 
 def sweep(
@@ -209,6 +213,30 @@ def sweep(
             model = compiled(x.turned) if mode == "packed" else dynamic
             for count in threads:
                 yield measure(mode, model, x, count, seconds)
+
+
+def executed_share(mode: str, shape: Shape) -> float:
+    """Multiply-adds that the lanes do, over those wanted."""
+    tile = gemm_tile(DType.F32, host())
+    m, n, k = shape.m, shape.n, shape.k
+    if mode == "packed":  # rows along K if that is best for every M
+        what = Choice(constant=False, adjacent=False, rows_in_k=True, packs_rows=True)
+        plan = choose(sym("m"), as_expr(n), as_expr(k), as_expr(1), tile, what)
+        dot = plan.dot == as_expr(1)
+    else:
+        what = Choice(constant=False, adjacent=True, rows_in_k=False, packs_rows=True)
+        plan = choose(as_expr(m), as_expr(n), as_expr(k), as_expr(1), tile, what)
+        dot = plan.dot.value == 1
+    return executed(m, n, k, dot, tile) / shape.work
+
+
+def limits_of(threads: Sequence[int]) -> list[Limits]:
+    found = measured(host(), refresh=True)
+    one = (found.fma_gflops_1, found.read_gbs_1)
+    every = (found.fma_gflops_all, found.read_gbs_all)
+    return [
+        Limits(t, *(1e9 * rate for rate in (one if t == 1 else every))) for t in threads
+    ]
 
 
 def vectors(threads: Sequence[int]) -> list[Vector]:
@@ -247,12 +275,12 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed
     shapes = random_shapes(arguments.shapes, seed)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(f"{len(shapes)} shapes, seed {seed}", highlight=False)
+    terminal = console()
+    terminal.print(f"{len(shapes)} shapes, seed {seed}", highlight=False)
     started = perf_counter()
     torch.manual_seed(seed)
     with torch.inference_mode():
-        limits = [Limits(t, fma_peak(t), read_bandwidth(t)) for t in arguments.threads]
+        limits = limits_of(arguments.threads)
         rows = []
         for row in sweep(shapes, arguments.modes, arguments.threads, arguments.seconds):
             rows.append(row)
@@ -262,9 +290,9 @@ def main() -> int:
     about = machine()
     reports = tables(rows, limits, streams)
     for report in reports:
-        report.show(console)
+        report.show(terminal)
     took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
-    console.print(took, highlight=False)
+    terminal.print(took, highlight=False)
     content = {"machine": about, "seed": seed, "limits": [asdict(x) for x in limits]}
     content |= {"rows": [asdict(r) for r in rows]}
     content |= {"vectors": [asdict(v) for v in streams]}

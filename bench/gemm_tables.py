@@ -39,6 +39,7 @@ class Row:
     ratio: float  # its time over ours
     called: float | None
     peers: Mapping[str, float]
+    executed: float  # multiply-adds done over those wanted
 
     @property
     def flops(self) -> float:
@@ -105,6 +106,7 @@ def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
                 mean([r.ratio for r in rows if r.called is None]),
                 mean([r.ratio for r in rows if r.called is not None]),
                 mean([r.called for r in rows if r.called is not None]),
+                mean([r.executed for r in rows]),
             )
         )
     return Report(
@@ -112,6 +114,7 @@ def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
         (
             *("", "geomean", "worst", f"below {LOW}"),
             *("API, 2^18 on", "kernel, below 2^18", "the same called"),
+            "executed / useful",
         ),
         tuple(lines),
     )
