@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, explain
+from pliant.commands import bench, doctor, explain
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
     bench,
+    doctor,
     explain,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

@@ -22,14 +22,20 @@ from pliant.ir.parse import parse_module
 
 KEY = hashed("a key")
 
-# A product, a softmax and an element-wise kernel: micro-kernels, tasks, vector math.
+# A kernel of vector math, one with a task for threads, and one that calls another.
 MODEL = """
-graph @main(%x: f32[n, m], %y: f32[m, k]) {
-  %p: f32[n, k] = matmul(%x, %y)
-  %s: f32[n, k] = softmax(%p) {axis = 1}
-  %e: f32[n, k] = exp(%p)
+graph @main(%x: f32[n, m]) {
+  %s: f32[n, m] = softmax(%x) {axis = 1}
+  %t: f32[n, m] = call_loop(%x) {callee = "twice_rows", sizes = [n, m]}
+  %e: f32[n, m] = exp(%t)
   return %s, %e
 }
+loop @row(m; in %a: f32[m], out %b: f32[m]) do
+  for j = 0 to m vector do %b[j] = add(%a[j], %a[j]) end
+end
+loop @twice_rows(n, m; in %p: f32[n, m], out %q: f32[n, m]) do
+  for i = 0 to n parallel do call @row(m; %p[i, 0], %q[i, 0]) end
+end
 """
 
 
@@ -51,11 +57,10 @@ def compiled() -> pliant.CompiledModel:
 
 def answer(model: pliant.CompiledModel) -> Any:
     x = np.linspace(-1, 1, 21, dtype=np.float32).reshape(3, 7)
-    y = np.linspace(-2, 1, 35, dtype=np.float32).reshape(7, 5)
-    soft, raised = model(x, y)
-    product = np.exp((x @ y).astype(np.float64))
-    np.testing.assert_allclose(raised, product, rtol=1e-5)
-    np.testing.assert_allclose(soft, product / product.sum(1, keepdims=True), rtol=1e-5)
+    soft, raised = model(x)
+    wide = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(soft, wide / wide.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(raised, wide * wide, rtol=1e-5)
     return soft, raised
 
 
@@ -296,9 +301,8 @@ from pliant.ir.parse import parse_module
 
 model = pliant.compile(parse_module(sys.stdin.read()), threads=1)
 x = np.linspace(-1, 1, 21, dtype=np.float32).reshape(3, 7)
-y = np.linspace(-2, 1, 35, dtype=np.float32).reshape(7, 5)
 stats = model.stats()
-result = [r.tolist() for r in model(x, y)]
+result = [r.tolist() for r in model(x)]
 print(json.dumps([result, stats["kernels_built"], stats["kernels_cached"]]))
 """
 
