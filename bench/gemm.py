@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter, sleep, time_ns
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -40,10 +42,10 @@ from bench.timing import RESULTS, console, machine, machine_line, store
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
-from pliant.kernels.choose import Choice, choose, executed
+from pliant.kernels.choose import Plan, choose, executed
 from pliant.kernels.tiles import gemm_tile
 from pliant.measure import measured
-from pliant.sym import as_expr, sym
+from pliant.sym import sym
 from pliant.target import host
 
 LARGEST = 4096
@@ -67,7 +69,22 @@ def random_shapes(count: int, seed: int) -> list[Shape]:
 # ---- what is compared
 
 
-def compiled(weight: torch.Tensor | None) -> pliant.CompiledModel:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A product, compiled, and how the compiler chose to cut it."""
+
+    model: pliant.CompiledModel
+    plan: Plan
+
+    def executed(self, shape: Shape, threads: int) -> float:
+        """Multiply-adds that the lanes do, over those wanted."""
+        m, n, k = shape.m, shape.n, shape.k
+        dot = self.plan.dot.evaluate({"m": m, "n": n, "k": k, "threads": threads})
+        tile = gemm_tile(DType.F32, host())
+        return executed(m, n, k, dot == 1, tile) / shape.work
+
+
+def compiled(weight: torch.Tensor | None) -> Built:
     """x W^T with the (N, K) weight packed, or x y with every size dynamic."""
     b = Builder()
     m, n, k = sym("m"), sym("n"), sym("k")
@@ -80,7 +97,15 @@ def compiled(weight: torch.Tensor | None) -> pliant.CompiledModel:
         held = b.constant(Constant("weight", kind, weight.numpy()))
         result = b.matmul(x, b.swap(held, 0, 1))
     module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
-    return pliant.compile(module, threads=2)
+    plans: list[Plan] = []
+
+    def noted(*arguments: Any) -> Plan:
+        plans.append(choose(*arguments))
+        return plans[-1]
+
+    with patch("pliant.lower.contract.choose", noted):
+        model = pliant.compile(module, threads=2)
+    return Built(model, plans[-1])
 
 
 @dataclass(slots=True)
@@ -180,23 +205,21 @@ def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, float]:
     return name, ratios[name]
 
 
-def measure(
-    mode: str, model: pliant.CompiledModel, x: Operands, threads: int, seconds: float
-) -> Row:
+def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) -> Row:
     (m, k), n = x.a.shape, x.b.shape[1]
+    model, shape = built.model, Shape(m, n, k)
     set_peer_threads(threads)
     model._runtime.set_threads(threads)
     check(mode, model, x)
     api = python_calls(mode, model, x)
-    small = m * n * k < THROUGH_THE_API
+    small = shape.work < THROUGH_THE_API
     timed = kernels(mode, model, x, threads) if small else api
     samples = by_turns(timed, seconds, threads)
     peer, ratio = best_peer(samples)
     as_called = best_peer(by_turns(api, seconds, threads))[1] if small else None
     times = {name: median(found) for name, found in samples.items()}
     ours = times.pop(OURS)
-    shape = Shape(m, n, k)
-    share = executed_share(mode, shape)
+    share = built.executed(shape, threads)
     return Row(mode, threads, shape, ours, peer, ratio, as_called, times, share)
 
 
@@ -210,24 +233,9 @@ def sweep(
     for shape in shapes:
         x = Operands.of(shape)
         for mode in modes:
-            model = compiled(x.turned) if mode == "packed" else dynamic
+            built = compiled(x.turned) if mode == "packed" else dynamic
             for count in threads:
-                yield measure(mode, model, x, count, seconds)
-
-
-def executed_share(mode: str, shape: Shape) -> float:
-    """Multiply-adds that the lanes do, over those wanted."""
-    tile = gemm_tile(DType.F32, host())
-    m, n, k = shape.m, shape.n, shape.k
-    if mode == "packed":  # rows along K if that is best for every M
-        what = Choice(constant=False, adjacent=False, rows_in_k=True, packs_rows=True)
-        plan = choose(sym("m"), as_expr(n), as_expr(k), as_expr(1), tile, what)
-        dot = plan.dot == as_expr(1)
-    else:
-        what = Choice(constant=False, adjacent=True, rows_in_k=False, packs_rows=True)
-        plan = choose(as_expr(m), as_expr(n), as_expr(k), as_expr(1), tile, what)
-        dot = plan.dot.value == 1
-    return executed(m, n, k, dot, tile) / shape.work
+                yield measure(mode, built, x, count, seconds)
 
 
 def limits_of(threads: Sequence[int]) -> list[Limits]:
@@ -243,7 +251,7 @@ def vectors(threads: Sequence[int]) -> list[Vector]:
     """A few rows times a weight beyond cache: how fast the weight is read."""
     n, k = VECTOR_WEIGHT
     weight = torch.randn(n, k)
-    model = compiled(weight)
+    model = compiled(weight).model
     found: list[Vector] = []
     for count in threads:
         set_peer_threads(count)

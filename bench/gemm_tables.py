@@ -92,6 +92,12 @@ def mean(ratios: Sequence[float]) -> str:
     return f"{geomean(ratios):.2f}" if ratios else "-"
 
 
+def executed(rows: Sequence[Row]) -> float:
+    """Over all shapes together: a large one counts as much as it takes."""
+    done = sum(r.executed * r.shape.work for r in rows)
+    return done / sum(r.shape.work for r in rows)
+
+
 def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
     lines = []
     for name, rows in groups.items():
@@ -106,7 +112,7 @@ def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
                 mean([r.ratio for r in rows if r.called is None]),
                 mean([r.ratio for r in rows if r.called is not None]),
                 mean([r.called for r in rows if r.called is not None]),
-                mean([r.executed for r in rows]),
+                f"{executed(rows):.3f}",
             )
         )
     return Report(
@@ -161,8 +167,8 @@ def worst(name: Group, rows: Sequence[Row]) -> Report:
         (
             str(r.shape),
             f"{r.ratio:.2f}",
-            f"{r.seconds * 1e6:.1f}",
-            f"{r.peers[r.peer] * 1e6:.1f}",
+            f"{r.seconds * 1e6:.2f}",
+            f"{r.peers[r.peer] * 1e6:.2f}",
             r.peer,
             "kernel" if r.called is not None else "API",
         )
