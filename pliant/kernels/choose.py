@@ -8,9 +8,13 @@ K and the bytes that move as its terms:
 kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
           and computes N rounded up to whole vectors. Below `DOT_COLUMNS` columns most
           lanes of a panel would be idle; lanes along K are cheaper, if K fills them.
-packing   Packing B costs about one read and one write of it, which pays once the rows
-          read every panel several times; fewer rows read B where it lies.
-depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel.
+packing   A panel of a B that is not constant is packed by the unit that reads it, which
+          costs about a third of a cycle per element and pays from the second tile of
+          rows on. One tile reads B where it lies, in strips of K that keep its pages
+          few.
+depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel; the
+          rows are then copied, so that a long stride does not thrash cache sets. Rows
+          that are not adjacent in K are copied too.
 blocks    As many rows as keep A in half of L2, the same for every block; more blocks
           where threads would otherwise wait or share rows.
 rows      A block's rows are cut into tiles as few and as even as can be.
@@ -26,8 +30,9 @@ from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, 
 THREADS = sym("threads")
 DOT_COLUMNS = 8  # most columns for lanes along K
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
-WHOLE_ROWS = 3  # tiles of rows up to which K is not cut and B not packed
-GROUP = 16  # panels that share a copy of A's rows
+WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
+STRIP = 64  # steps of K in a pass over a B read where it lies
+GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class Plan:
     """One way to compute a product; every field is an expression of the sizes."""
 
     dot: Expr  # 1: lanes along K; what follows is for panels
-    packed: Expr  # 1: B is packed, all of it; 0: only its last, partial panel
+    packed: Expr  # 1: panels of B are packed before they are read; 0: read in place
+    copied: Expr  # 1: a block's rows of A are copied side by side
     passes: Expr  # over K
     depth: Expr  # steps of K in a pass
     blocks: Expr  # of rows
@@ -51,25 +57,40 @@ class Choice:
     constant: bool  # B is a constant, packed ahead
     adjacent: bool  # B's columns lie side by side: panels can be read in place
     rows_in_k: bool  # both operands are adjacent in K: lanes along K need no copy
-    packs_rows: bool  # packing can give rows along K
+    packs_rows: bool  # A is adjacent in K: a few columns of B can be made so
+    steps: bool  # A's rows are not adjacent in K
 
 
 def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> Plan:
     """The plan for one product of `outer` batches."""
     panels = maximum(ceildiv(n, tile.NR), 1)
+    second = exceeds(m, tile.MR)
     many = exceeds(m, WHOLE_ROWS * tile.MR)
-    passes = 1 + many * (maximum(ceildiv(k, tile.depth), 1) - 1)
-    depth = ceildiv(k, passes)
+    deep = maximum(ceildiv(k, tile.depth), 1)
+    if what.constant:
+        packed = as_expr(0)
+        passes = 1 + many * (deep - 1)
+    elif what.adjacent:
+        packed = second
+        strips = maximum(ceildiv(k, STRIP), 1)
+        passes = second * deep + (1 - second) * strips
+    else:
+        packed = as_expr(1)
+        passes = deep
     cut = minimum(passes - 1, 1)
-    groups = (1 - cut) * panels + cut * ceildiv(panels, GROUP)
+    copied = second if what.steps else many * cut
+    shared = maximum(cut, copied)
+    least = maximum(ceildiv(panels, GROUP), (1 - many) * minimum(THREADS, panels))
+    groups = (1 - shared) * panels + shared * least
     near = maximum(8 * tile.MR, floordiv(tile.near, maximum(k, 1) * tile.bytes))
-    most = (1 - cut) * near + cut * tile.deep_rows
+    most = (1 - shared) * near + shared * tile.deep_rows
     blocks = thread_blocks(m, n, ceildiv(m, most), outer * groups, tile)
     return Plan(
         dot_choice(m, n, k, tile, what),
-        as_expr(1) if what.constant or not what.adjacent else many,
+        packed,
+        copied,
         passes,
-        depth,
+        ceildiv(k, passes),
         blocks,
         ceildiv(m, blocks),
         groups,

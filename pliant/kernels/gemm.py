@@ -2,17 +2,20 @@
 
     C (M, N) = A (M, K) x B (K, N), then the epilogue on each tile while it is in cache
 
-B comes in panels of NR columns, packed (P, K, NR) and zero-padded, or is read where it
-lies; A is read in place, or a block of it is copied side by side. How much of each, and
-in which order, `choose.py` says from the sizes. The work is cut into units of a row
-block and a group of panels:
+B is read in panels of NR columns: a constant is packed ahead (P, K, NR), zero-padded;
+of another B a panel is packed when it is its turn, or read where it lies. A is read in
+place, or a block of it is copied side by side. How much of each, and in which order,
+`choose.py` says from the sizes. The work is cut into units of a row block and a group
+of panels:
 
     for unit in blocks x groups                parallel
       for pass over K                          mostly one
-        copy the block's rows of A             only if there are several passes
-        for panel in group, for tile in block
-          switch height { h: tile += gemm_f32_h(A rows, panel) }   registers -> scratch
-          last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
+        copy the block's rows of A             if the plan wants it
+        for panel in group
+          pack the panel                       if B is no constant and the plan wants it
+          for tile in block
+            switch height { h: tile += gemm_f32_h(A rows, panel) } registers -> scratch
+            last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
 
 Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead.
 """
@@ -43,7 +46,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import GROUP, THREADS, Plan, height_of
+from pliant.kernels.choose import GROUP, THREADS, Plan, exceeds, height_of
 from pliant.kernels.micro import (
     DOT_SIZES,
     dot_kernels,
@@ -53,7 +56,7 @@ from pliant.kernels.micro import (
     panel_name,
     zero,
 )
-from pliant.kernels.packing import Right, panel_room, row_room, unflatten_unit
+from pliant.kernels.packing import Right, row_room, unflatten_unit
 from pliant.kernels.tiles import VECTORS, gemm_tile
 from pliant.sym import (
     ZERO,
@@ -63,6 +66,7 @@ from pliant.sym import (
     floordiv,
     maximum,
     minimum,
+    mod,
     product,
     sym,
 )
@@ -121,11 +125,10 @@ class Gemm:
 
     body: Stmt
     a: Buffer
-    packed: Buffer | None  # panels
+    packed: Buffer | None  # a constant's panels
     rows: Buffer | None  # columns of B, as rows along K
     b: Buffer | None  # B where it lies
-    copy: Buffer | None  # rows of A side by side
-    scratch: Buffer
+    work: tuple[Buffer, ...]  # scratch of every worker
     helpers: tuple[LoopFunc, ...]
 
 
@@ -136,26 +139,24 @@ class _Builder:
         self, spec: Product, plan: Plan, target: Target, epilogue: Epilogue
     ) -> None:
         self.p, self.plan, self.epilogue = spec, plan, epilogue
-        self.target = target
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
         self.a = buffer("a", dtype, (*p.batch, p.m, p.k), Role.IN, p.a_strides)
         self.several = plan.passes != as_expr(1)
-        self.b = None if p.b_strides is None else p.right.buffer(dtype)
-        self.in_place = plan.packed != as_expr(1)
-        room = ceildiv(p.n, tile.NR) if self.b is None else panel_room(p.n, plan, tile)
-        shape = (*p.b_batch, room, p.k, as_expr(tile.NR))
-        self.packed = buffer("packed", dtype, shape, Role.IN)
+        self.constant = self.b = None
+        if p.b_strides is None:
+            shape = (*p.b_batch, ceildiv(p.n, tile.NR), p.k, as_expr(tile.NR))
+            self.constant = buffer("packed", dtype, shape, Role.IN)
+        else:
+            self.b = p.right.buffer(dtype)
         self.dot_rows = self.row_buffer()
-        self.copy = None
-        least = max(tile.MR, DOT_TILE if self.dot_rows is not None else 0)
-        rows = as_expr(least)
+        self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
+        depth = minimum(p.k, tile.depth)
+        self.panel = buffer("panel", dtype, (THREADS, depth, tile.NR), Role.WORK)
+        rows = as_expr(max(tile.MR, DOT_TILE if self.dot_rows is not None else 0))
         if self.several:
             block = minimum(p.m, tile.deep_rows)
-            stride = tile.depth + tile.lanes
-            self.copy = buffer("copy", dtype, (THREADS, block, stride), Role.WORK)
-            panels = minimum(ceildiv(p.n, tile.NR), GROUP)
-            rows = maximum(rows, panels * block)
+            rows = maximum(rows, minimum(ceildiv(p.n, tile.NR), GROUP) * block)
         self.scratch = buffer("scratch", dtype, (THREADS, rows, tile.NR), Role.WORK)
 
     def row_buffer(self) -> Buffer | None:
@@ -168,6 +169,16 @@ class _Builder:
         shape = (*p.b_batch, row_room(p.n, self.plan), p.k)
         return buffer("rows", p.dtype, shape, Role.IN)
 
+    def copy_buffer(self) -> Buffer:
+        """Rows of A side by side; of a transposed A, its steps of K side by side."""
+        p, tile = self.p, self.tile
+        # One vector more than a power of two: rows do not meet in one cache set.
+        if p.a_strides[-2] == as_expr(1):
+            depth, row = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
+            return buffer("copy", p.dtype, (THREADS, depth, row), Role.WORK)
+        rows, row = minimum(p.m, tile.deep_rows), tile.depth + tile.lanes
+        return buffer("copy", p.dtype, (THREADS, rows, row), Role.WORK)
+
     def b_at(self, batch: Sequence[Expr]) -> tuple[Expr, ...]:
         return tuple(
             as_expr(0) if dim == as_expr(1) else i
@@ -178,9 +189,16 @@ class _Builder:
 
     def panel_units(self) -> Stmt:
         p, plan, tile = self.p, self.plan, self.tile
-        names = ("_passes", "_depth", "_blocks", "_block_rows", "_groups", "_group")
-        values = (plan.passes, plan.depth, plan.blocks, plan.rows)
-        lets = zip(names, (*values, plan.groups, plan.panels), strict=True)
+        values = {
+            "_passes": plan.passes,
+            "_depth": plan.depth,
+            "_blocks": plan.blocks,
+            "_block_rows": plan.rows,
+            "_groups": plan.groups,
+            "_group": plan.panels,
+            "_copied": plan.copied,
+            "_packed": plan.packed,
+        }
         units = (*p.batch, sym("_blocks"), sym("_groups"))
         placed, at = unflatten_unit(sym("_u"), units)
         batch, block, group = at[:-2], at[-2], at[-1]
@@ -196,111 +214,154 @@ class _Builder:
                 Let("_tiles", Index(ceildiv(sym("_rows"), tile.MR))),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
-                *self.passes(batch),
+                self.passes(batch),
             )
         )
         work = sym("_block_rows") * p.k * sym("_group") * tile.NR
         return Block(
             (
-                *(Let(name, Index(value)) for name, value in lets),
+                *(Let(name, Index(value)) for name, value in values.items()),
                 _parallel(unit, units, work),
             )
         )
 
-    def passes(self, batch: tuple[Expr, ...]) -> list[Stmt]:
-        if not self.several:
-            return [self.panels(batch, as_expr(0), self.p.k)]
-        begin, steps = sym("_k0"), sym("_steps")
-        body = Block(
-            (
-                Let("_k0", Index(sym("_pass") * sym("_depth"))),
-                Let("_steps", Index(minimum(sym("_depth"), self.p.k - begin))),
-                self.copy_rows(batch),
-                self.panels(batch, begin, steps),
-            )
-        )
-        return [For("_pass", as_expr(0), sym("_passes"), body)]
+    def passes(self, batch: tuple[Expr, ...]) -> Stmt:
+        begin = sym("_begin")
+        body: list[Stmt] = [
+            Let("_begin", Index(sym("_pass") * sym("_depth"))),
+            Let("_steps", Index(minimum(sym("_depth"), self.p.k - begin))),
+        ]
+        if self.copy is not None:
+            body.append(If(_is_set(sym("_copied")), self.copy_rows(self.copy, batch)))
+        body.append(self.panels(batch))
+        return For("_pass", as_expr(0), sym("_passes"), Block(tuple(body)))
 
-    def copy_rows(self, batch: tuple[Expr, ...]) -> Stmt:
+    def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
         """This pass's part of the block's rows of A, side by side."""
-        assert self.copy is not None
         i, k = sym("_i"), sym("_k")
-        value = Load(self.a, (*batch, sym("_row") + i, sym("_k0") + k))
-        store = Store(self.copy, (sym(WORKER), i, k), value)
+        value = Load(self.a, (*batch, sym("_row") + i, sym("_begin") + k))
+        if self.a.strides[-2] == as_expr(1):
+            store = Store(copy, (sym(WORKER), k, i), value)
+            rows = For("_i", as_expr(0), sym("_rows"), store, Kind.VECTOR)
+            return For("_k", as_expr(0), sym("_steps"), rows)
+        store = Store(copy, (sym(WORKER), i, k), value)
         steps = For("_k", as_expr(0), sym("_steps"), store, Kind.VECTOR)
-        rows = For("_i", as_expr(0), sym("_rows"), steps)
-        return If(_more_than_one(sym("_passes")), rows)
+        return For("_i", as_expr(0), sym("_rows"), steps)
 
-    def panels(self, batch: tuple[Expr, ...], begin: Expr, steps: Expr) -> Stmt:
+    def panels(self, batch: tuple[Expr, ...]) -> Stmt:
         p, tile = self.p, self.tile
         panel, column = sym("_p"), sym("_p") * tile.NR
-        columns = minimum(tile.NR, p.n - column)
+        even = mod(p.n, tile.NR) == as_expr(0)
+        columns = as_expr(tile.NR) if even else minimum(tile.NR, p.n - column)
         # The tile of a product in one pass is done with at once: always the same rows.
         several = minimum(sym("_passes") - 1, 1) if self.several else as_expr(0)
         place = several * ((panel - sym("_first")) * sym("_block_rows") + sym("_start"))
         start, height = height_of(sym("_t"), sym("_rows"), maximum(sym("_tiles"), 1))
-        done = TileAt(
-            batch,
-            sym("_row") + sym("_start"),
-            column,
-            sym("_height"),
-            columns,
-            self.scratch,
-            sym("_place") if self.several else as_expr(0),
-        )
-        end: Stmt = Block(tuple(self.epilogue(done)))
+        end = self.finish(batch, column, columns)
         if self.several:
             last = Binary("ge", Index(sym("_pass") + 1), Index(sym("_passes")))
             end = If(last, end)
-        one = Block(
+        tile_done = Block(
             (
                 Let("_start", Index(start)),
                 Let("_height", Index(height)),
                 Let("_place", Index(place)),
-                self.multiply(batch, begin, steps, columns),
+                self.multiply(batch, columns),
                 end,
             )
         )
-        tiles = For("_t", as_expr(0), sym("_tiles"), one)
+        tiles: Stmt = For("_t", as_expr(0), sym("_tiles"), tile_done)
+        if self.b is not None:
+            partial = exceeds(panel + 1, floordiv(p.n, tile.NR))
+            tiles = Block(
+                (
+                    Let("_packs", Index(maximum(sym("_packed"), partial))),
+                    If(_is_set(sym("_packs")), self.pack_panel(self.b, batch)),
+                    tiles,
+                )
+            )
         return For("_p", sym("_first"), sym("_last"), tiles)
 
-    def multiply(
-        self, batch: tuple[Expr, ...], begin: Expr, steps: Expr, columns: Expr
-    ) -> Stmt:
-        """The micro-kernel of this tile's height and width."""
-        p, tile, b_at = self.p, self.tile, self.b_at(batch)
-        panel = sym("_p")
+    def finish(self, batch: tuple[Expr, ...], column: Expr, columns: Expr) -> Stmt:
+        """The epilogue of a tile; a whole row of it has a constant number of lanes."""
+
+        def over(columns: Expr) -> Stmt:
+            row = sym("_row") + sym("_start")
+            place = sym("_place") if self.several else as_expr(0)
+            size = (sym("_height"), columns)
+            done = TileAt(batch, row, column, *size, self.scratch, place)
+            return Block(tuple(self.epilogue(done)))
+
+        whole = as_expr(self.tile.NR)
+        if columns == whole:
+            return over(whole)
+        return If(
+            Binary("ge", Index(columns), Index(whole)), over(whole), over(columns)
+        )
+
+    def pack_panel(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
+        """This pass's part of a panel, into this worker's scratch."""
+        k, j, nr = sym("_k"), sym("_j"), self.tile.NR
+        column = sym("_p") * nr + j
+        inside = Binary("lt", Index(column), Index(self.p.n))
+        place = (*self.b_at(batch), sym("_begin") + k, column)
+
+        def over(value: LoopValue) -> Stmt:
+            store = Store(self.panel, (sym(WORKER), k, j), value)
+            columns = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
+            return For("_k", as_expr(0), sym("_steps"), columns)
+
+        whole = Binary("le", Index(sym("_p") * nr + nr), Index(self.p.n))
+        return If(whole, over(Load(b, place)), over(Load(b, place, inside)))
+
+    def multiply(self, batch: tuple[Expr, ...], columns: Expr) -> Stmt:
+        """The micro-kernel of this tile's height and width, on what the plan reads."""
         row = sym("_row") + sym("_start")
-        there: Address = (self.a, (*batch, row, begin))
-        strides = p.a_strides[-2:]
-        ahead = ceildiv(tile.NR, maximum(sym("_tiles"), 1))
-        slice_at = floordiv(sym("_t") * steps * ahead, tile.NR)
-
-        def packed(a: Address, strides: tuple[Expr, ...], panel: Expr) -> Stmt:
-            at: Address = (self.packed, (*b_at, panel, begin, as_expr(0)))
-            coming = (self.packed, (*b_at, panel + 1, begin + slice_at, as_expr(0)))
-            sizes = (steps, *strides, as_expr(tile.NR), sym("_adding"), ahead)
-            return self.heights(sizes, (a, at, coming), columns)
-
-        adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
-        skipped = sym("_skipped") if self.in_place else as_expr(0)
-        call = packed(there, strides, panel - skipped)
+        there: Address = (self.a, (*batch, row, sym("_begin")))
+        call = self.right(batch, columns, there, self.a.strides[-2:])
         if self.copy is not None:
-            copied = (self.copy, (sym(WORKER), sym("_start"), as_expr(0)))
-            beside = packed(copied, self.copy.strides[-2:], panel - skipped)
-            call = If(_more_than_one(sym("_passes")), beside, call)
-        lets: list[Stmt] = [Let("_adding", Index(adding))]
-        if self.in_place:
-            assert self.b is not None
-            step = self.b.strides[-2]
-            at: Address = (self.b, (*b_at, begin, panel * tile.NR))
-            coming: Address = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
-            sizes = (steps, *strides, step, sym("_adding"), step)
-            direct = self.heights(sizes, (there, at, coming), as_expr(tile.NR))
-            whole = (1 - self.plan.packed) * floordiv(p.n, tile.NR)
-            lets.append(Let("_skipped", Index(whole)))
-            call = If(Binary("lt", Index(panel), Index(skipped)), direct, call)
-        return Block((*lets, call))
+            at = (sym("_start"), as_expr(0))
+            strides = self.copy.strides[-2:]
+            if self.a.strides[-2] == as_expr(1):
+                at, strides = at[::-1], strides[::-1]
+            beside: Address = (self.copy, (sym(WORKER), *at))
+            copied = self.right(batch, columns, beside, strides)
+            call = If(_is_set(sym("_copied")), copied, call)
+        adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
+        return Block((Let("_adding", Index(adding)), call))
+
+    def right(
+        self,
+        batch: tuple[Expr, ...],
+        columns: Expr,
+        a: Address,
+        strides: tuple[Expr, ...],
+    ) -> Stmt:
+        """A's rows with a constant's panel, a panel just packed, or B in place."""
+        tile, panel, begin = self.tile, sym("_p"), sym("_begin")
+        b_at, none = self.b_at(batch), as_expr(0)
+
+        def call(b: Address, step: Expr, coming: Address, ahead: Expr) -> Stmt:
+            sizes = (sym("_steps"), *strides, step, sym("_adding"), ahead)
+            return self.heights(sizes, (a, b, coming), columns)
+
+        nr = as_expr(tile.NR)
+        if self.constant is not None:
+            # Every tile brings its share of the next panel near.
+            ahead = ceildiv(tile.NR, maximum(sym("_tiles"), 1))
+            share = floordiv(sym("_t") * sym("_steps") * ahead, tile.NR)
+            b: Address = (self.constant, (*b_at, panel, begin, none))
+            coming = (self.constant, (*b_at, panel + 1, begin + share, none))
+            return call(b, nr, coming, ahead)
+        assert self.b is not None
+        b = (self.panel, (sym(WORKER), none, none))
+        packed = call(b, nr, b, none)
+        if self.plan.packed == as_expr(1):
+            return packed
+        step = self.b.strides[-2]
+        b = (self.b, (*b_at, begin, panel * tile.NR))
+        coming = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
+        return If(_is_set(sym("_packs")), packed, call(b, step, coming, step))
 
     def heights(
         self, sizes: tuple[Expr, ...], operands: tuple[Address, ...], columns: Expr
@@ -309,12 +370,12 @@ class _Builder:
         tile, dtype = self.tile, self.p.dtype
         result: Address = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
         widths = set(range(1, VECTORS + 1))
-        if columns.is_const or self.p.n.is_const:
-            n = columns.value if columns.is_const else self.p.n.value
+        if self.p.n.is_const:
+            n = self.p.n.value
             last = -(-(n % tile.NR) // tile.lanes)
             widths = {last, VECTORS} - {0} if n > tile.NR else {last or VECTORS}
         cases: list[tuple[int, Stmt]] = []
-        for vectors in widths:
+        for vectors in sorted(widths):
             for height in range(1, tile.MR + 1):
                 name = panel_name(dtype, height, vectors * tile.lanes)
                 call = Call(name, sizes, (*operands, result))
@@ -385,8 +446,8 @@ def _section(extent: Expr, size: int) -> tuple[Expr, Expr]:
     return begin, floordiv(extent, size) * size
 
 
-def _more_than_one(count: Expr) -> LoopValue:
-    return Binary("gt", Index(count), Index(as_expr(1)))
+def _is_set(flag: Expr) -> LoopValue:
+    return Binary("gt", Index(flag), Index(as_expr(0)))
 
 
 def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
@@ -406,18 +467,19 @@ def gemm(spec: Product, plan: Plan, target: Target, epilogue: Epilogue) -> Gemm:
     if builder.dot_rows is not None:
         helpers += dot_kernels(spec.dtype, target)
         dots = builder.dot_units()
-        wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
-        body = dots if body is None else If(wanted, dots, body)
+        body = dots if body is None else If(_is_set(plan.dot), dots, body)
     assert body is not None
     rows = None if builder.dot_rows is builder.b else builder.dot_rows
-    uses_b = (builder.in_place and not always_dot) or builder.dot_rows is builder.b
+    work = [builder.scratch]
+    if not always_dot:
+        work += [] if builder.copy is None else [builder.copy]
+        work += [] if builder.b is None else [builder.panel]
     return Gemm(
         body,
         builder.a,
-        None if always_dot else builder.packed,
+        builder.constant,
         rows,
-        builder.b if uses_b else None,
-        builder.copy,
-        builder.scratch,
+        builder.b,
+        tuple(work),
         tuple(helpers),
     )

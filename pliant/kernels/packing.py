@@ -3,8 +3,8 @@
     panels   (P, K, NR): NR columns side by side, zero-padded
     rows     (N, K): for lanes along K
 
-A constant is packed once at compile time; another before its product, by a loop
-function that reads B a few rows at a time, so that its lines and pages are used whole.
+A constant is packed once at compile time. Of another B the product packs each panel
+just before it reads it, and a few columns become rows before the product starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.ir.loops import (
-    Binary,
     Block,
     Buffer,
     For,
@@ -38,13 +37,11 @@ from pliant.sym import (
     ceildiv,
     floordiv,
     maximum,
-    minimum,
     mod,
     product,
     sym,
 )
 
-STRIP = 16  # rows of K packed together
 PACK_WORK = 1 << 14  # elements worth a thread
 
 
@@ -76,49 +73,6 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
         columns = weight[:, first : first + tile.NR]
         packed[p, :, : columns.shape[1]] = columns
     return packed
-
-
-def panel_room(n: Expr, plan: Plan, tile: Tile) -> Expr:
-    """How many panels are packed before a product."""
-    partial = minimum(mod(n, tile.NR), 1)
-    panels = plan.packed * ceildiv(n, tile.NR) + (1 - plan.packed) * partial
-    return (1 - plan.dot) * panels
-
-
-def pack_panels(
-    name: str, dtype: DType, right: Right, plan: Plan, tile: Tile
-) -> LoopFunc:
-    """Into panels: all of B, or only a partial last one if the rest stays."""
-    batch, n, k, nr = right.batch, right.n, right.k, tile.NR
-    b = right.buffer(dtype)
-    shape = (*batch, panel_room(n, plan, tile), k, as_expr(nr))
-    packed = buffer("packed", dtype, shape, Role.OUT)
-    strips = ceildiv(k, STRIP)
-    lets, at = unflatten_unit(sym("_u"), (*batch, strips))
-    batch_at, strip = at[:-1], at[-1]
-    panel, row, column = sym("_p"), sym("_k"), sym("_j")
-    n_at = (sym("_skipped") + panel) * nr + column
-    inside = Binary("lt", Index(n_at), Index(n))
-    value = Load(b, (*batch_at, row, n_at), inside)
-    store = Store(packed, (*batch_at, panel, row, column), value)
-    columns = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-    rows = For("_k", sym("_first"), sym("_last"), columns)
-    strip_of_panels = Block(
-        (
-            *lets,
-            Let("_first", Index(strip * STRIP)),
-            Let("_last", Index(minimum(strip * STRIP + STRIP, k))),
-            For("_p", as_expr(0), sym("_room"), rows),
-        )
-    )
-    body = Block(
-        (
-            Let("_room", Index(panel_room(n, plan, tile))),
-            Let("_skipped", Index((1 - plan.packed) * floordiv(n, nr))),
-            _parallel(strip_of_panels, (*batch, strips), sym("_room") * nr * STRIP),
-        )
-    )
-    return LoopFunc(name, (), (b, packed), body)
 
 
 def row_room(n: Expr, plan: Plan) -> Expr:

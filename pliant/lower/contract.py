@@ -27,8 +27,8 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import TensorType
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import Gemm, Product, TileAt, gemm
-from pliant.kernels.packing import pack_constant, pack_panels, pack_rows
+from pliant.kernels.gemm import Product, TileAt, gemm
+from pliant.kernels.packing import pack_constant, pack_rows
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
@@ -183,20 +183,24 @@ def lower_matmul(
         return epilogue.write(at, placed)
 
     made = gemm(spec, plan, target, write)
-    steps, packed, rows_of_b = _packing(name, spec, plan, made, (constant, held), tile)
-    buffers: list[tuple[Buffer | None, Argument | None]] = [
-        (made.a, left),
-        (made.packed, packed),
-        (made.rows, rows_of_b),
-        (made.b, held),
-        *((buf, v) for v, buf in epilogue.inputs.items()),
-        *((buf, v) for v, buf in epilogue.outputs.items()),
-        (made.copy, None if made.copy is None else scratch_of(made.copy)),
-        (made.scratch, scratch_of(made.scratch)),
-    ]
-    used = [(b, arg) for b, arg in buffers if b is not None and arg is not None]
-    func = function_of(name, made.body, [buf for buf, _ in used])
-    steps.append(Step(func, tuple(arg for _, arg in used), made.helpers))
+    steps: list[Step] = []
+    buffers: list[tuple[Buffer, Argument]] = [(made.a, left)]
+    if made.packed is not None:
+        assert constant is not None
+        buffers.append((made.packed, packed_weight(constant, right, tile)))
+    if made.rows is not None:
+        rows_of_b = Temporary(TensorType(spec.dtype, made.rows.shape))
+        func = pack_rows(f"{name}_rows", spec.dtype, spec.right, plan)
+        func = function_of(func.name, func.body, func.buffers)
+        steps.append(Step(func, (held, rows_of_b)))
+        buffers.append((made.rows, rows_of_b))
+    if made.b is not None:
+        buffers.append((made.b, held))
+    buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
+    buffers += [(buf, v) for v, buf in epilogue.outputs.items()]
+    buffers += [(buf, scratch_of(buf)) for buf in made.work]
+    func = function_of(name, made.body, [buf for buf, _ in buffers])
+    steps.append(Step(func, tuple(arg for _, arg in buffers), made.helpers))
     return steps
 
 
@@ -233,12 +237,13 @@ def _product(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
 
 def _plan(spec: Product, tile: Tile) -> Plan:
     one = as_expr(1)
-    along_k = spec.a_strides[-1] == one and spec.dtype.is_float
+    steps = spec.a_strides[-1] != one
+    along_k = not steps and spec.dtype.is_float
     if spec.b_strides is None:
-        what = Choice(True, False, False, False)
+        what = Choice(True, False, False, False, steps)
     else:
         by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
-        what = Choice(False, by_columns, along_k and by_rows, along_k)
+        what = Choice(False, by_columns, along_k and by_rows, along_k, steps)
     return choose(spec.m, spec.n, spec.k, product(spec.batch), tile, what)
 
 
@@ -255,32 +260,6 @@ def _constant_rows(
         ("rows", constant.name, layout),
         lambda: _as_constant(constant, "rows", _matrix(constant, view).T.copy()),
     )
-
-
-def _packing(
-    name: str,
-    spec: Product,
-    plan: Plan,
-    made: Gemm,
-    right: tuple[Constant | None, Argument],
-    tile: Tile,
-) -> tuple[list[Step], Argument | None, Argument | None]:
-    """The calls that pack B, and where they put its panels and its rows."""
-    constant, held = right
-    if spec.b_strides is None:
-        assert constant is not None and isinstance(held, View)
-        return [], packed_weight(constant, held, tile), None
-    steps: list[Step] = []
-    panels = rows = None
-    if made.packed is not None:
-        panels = Temporary(TensorType(spec.dtype, made.packed.shape))
-        func = pack_panels(f"{name}_pack", spec.dtype, spec.right, plan, tile)
-        steps.append(Step(_sized(func), (held, panels)))
-    if made.rows is not None:
-        rows = Temporary(TensorType(spec.dtype, made.rows.shape))
-        func = pack_rows(f"{name}_rows", spec.dtype, spec.right, plan)
-        steps.append(Step(_sized(func), (held, rows)))
-    return steps, panels, rows
 
 
 def _row_stride(view: View) -> Expr | None:
@@ -347,10 +326,6 @@ def _as_constant(source: Constant, layout: str, data: np.ndarray) -> Constant:
 
 def scratch_of(buf: Buffer) -> Scratch:
     return Scratch(TensorType(buf.dtype, buf.shape[1:]))
-
-
-def _sized(func: LoopFunc) -> LoopFunc:
-    return function_of(func.name, func.body, func.buffers)
 
 
 def function_of(name: str, body: Stmt, buffers: Sequence[Buffer]) -> LoopFunc:

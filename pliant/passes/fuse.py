@@ -406,8 +406,8 @@ def _renamed(region: Graph, outputs: list[Value]) -> Graph:
 
 def reads_view(op: Op, which: int, view: View) -> bool:
     """Whether a contraction's kernel can read this operand through these strides."""
-    if op.name in ("matmul", "attention") and which == 0:
-        # The left operand's rows are read as they are: their elements must be adjacent.
+    if op.name == "attention" and which == 0:
+        # The queries' rows are read as they are: their elements must be adjacent.
         return view.strides[-1] == as_expr(1)
     if op.name == "attention" and which > 2 and view.shape:
         # Read along the keys, which are the last axis unless that is repeated.
