@@ -1,15 +1,24 @@
-"""Convolutions as matrix products, with no unfolded copy of the input in memory.
+"""Convolutions on micro-kernels, with no unfolded copy of the input in memory.
 
     out (N, O, pixels) = W (O/g, C/g * window) x patches (C/g * window, pixels)
 
-Each unit is one panel of NR output pixels of one image and group. Its patches are
-gathered into scratch (window * C/g, NR), which stays in L2 while every row block of the
-weights goes over it with the micro-kernels of `gemm.py`. Padding is a predicate of the
-gather. A 1x1 convolution of stride 1 reads its pixels in place of gathering them.
+The result is cut into blocks of rows and columns. For a block, the input under its
+windows is copied into a patch (`conv_patch.py`) that stays in L2 while every panel of
+the weights goes over it with the micro-kernels of `conv_micro.py`:
+
+    for unit in (split of O, image, block, groups)  parallel
+      patch = input under the block
+      for panel of weights in the split
+        deep:  for tile of pixels:   scratch[pixels, panel] = deep kernel
+        wide:  for tile of channels: for vectors of positions: scratch = wide kernel
+        epilogue: scratch -> results
+
+Deep or wide is decided per call from the sizes: by what each computes in vain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.loops import (
@@ -17,27 +26,34 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
+    Call,
     For,
+    If,
     Index,
     Kind,
     Let,
     Load,
+    LoopFunc,
     LoopValue,
     Role,
     Stmt,
     Store,
+    Switch,
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.gemm import (
-    THREADS,
-    UNIT_WORK,
-    Epilogue,
-    TileAt,
-    row_tiles,
-    unflatten_unit,
+from pliant.kernels.choose import THREADS
+from pliant.kernels.conv_micro import (
+    ConvTile,
+    conv_tile,
+    deep_kernel,
+    deep_name,
+    wide_kernel,
+    wide_name,
 )
-from pliant.kernels.tiles import gemm_tile
+from pliant.kernels.conv_patch import Patch, Place, Slide, fill
+from pliant.kernels.gemm import UNIT_WORK
+from pliant.kernels.packing import unflatten_unit
 from pliant.sym import (
     Expr,
     as_expr,
@@ -51,6 +67,12 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
+POSITIONS = 768  # of a block: their products, a tile of channels high, stay in L1
+DEEP_PIXELS = 512  # at most, in a block that is computed deep
+GROUP_WORK = 1 << 16  # multiply-adds for which groups of a few channels share a unit
+# What a transposed store costs more than a plain one, in multiply-adds per result.
+TRANSPOSED = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
@@ -61,6 +83,7 @@ class Convolution:
     x_strides: tuple[Expr, ...]
     stride: tuple[int, ...]
     low: tuple[Expr, ...]
+    high: tuple[Expr, ...]
     dilation: tuple[int, ...]
     groups: int
 
@@ -78,109 +101,407 @@ class Convolution:
             )
         )
 
-
-def conv(
-    spec: Convolution, target: Target, epilogue: Epilogue
-) -> tuple[Stmt, tuple[Buffer, Buffer, Buffer, Buffer]]:
-    """The convolution as a statement; buffers: x, weights, panel, scratch."""
-    tile = gemm_tile(spec.dtype, target)
-    pixels = product(spec.out_shape[2:])
-    x = buffer("x", spec.dtype, spec.x_shape, Role.IN, spec.x_strides)
-    if spec.pointwise:
-        # Pixels of a plane follow one another: their flat position will do.
-        flat = (*spec.x_strides[:2], spec.x_strides[-1])
-        x = buffer("x", spec.dtype, (*spec.x_shape[:2], pixels), Role.IN, flat)
-    channels, window = spec.w_shape[1], spec.w_shape[2:]
-    depth = channels * product(window)
-    rows_all = floordiv(spec.w_shape[0], spec.groups)
-    w = buffer("w", spec.dtype, (spec.groups, rows_all, depth), Role.IN)
-    panel = buffer("panel", spec.dtype, (THREADS, depth, tile.NR), Role.WORK)
-    scratch = buffer("scratch", spec.dtype, (THREADS, tile.rows, tile.NR), Role.WORK)
-    panels = ceildiv(pixels, tile.NR)
-    lets, (image, group, at) = unflatten_unit(
-        sym("_u"), (spec.x_shape[0], as_expr(spec.groups), panels)
-    )
-    column = at * tile.NR
-    columns = minimum(tile.NR, pixels - column)
-    gather = _gather(spec, x, panel, image, group, column, pixels, tile.NR)
-    blocks = ceildiv(rows_all, tile.rows)
-    block, rows = sym("_block"), sym("_rows")
-    first = block * tile.rows
-    tiles = row_tiles(
-        (spec.dtype, tile),
-        rows,
-        (depth, depth),
-        lambda start: (w, (group, first + start, as_expr(0))),
-        (panel, (sym(WORKER), as_expr(0), as_expr(0))),
-        scratch,
-    )
-    done = TileAt((image,), group * rows_all + first, column, rows, columns, scratch)
-    block_loop = For(
-        "_block",
-        as_expr(0),
-        blocks,
-        Block(
-            (
-                Let("_rows", Index(minimum(tile.rows, rows_all - first))),
-                *tiles,
-                *epilogue(done),
+    def slides(self) -> tuple[Slide, ...]:
+        """The spatial axes, at least two; a pointwise one has a single long row."""
+        one = Slide(as_expr(1), as_expr(1), as_expr(1))
+        if self.pointwise:
+            pixels = product(self.out_shape[2:])
+            return (one, Slide(pixels, pixels, as_expr(1)))
+        found = tuple(
+            Slide(*part)
+            for part in zip(
+                self.x_shape[2:],
+                self.out_shape[2:],
+                self.w_shape[2:],
+                self.stride,
+                self.dilation,
+                self.low,
+                strict=True,
             )
-        ),
-    )
-    units = spec.x_shape[0] * spec.groups * panels
-    work = maximum(rows_all * depth * tile.NR, 1)
-    body = For(
-        "_u",
-        as_expr(0),
-        units,
-        Block((*lets, gather, block_loop)),
-        Kind.PARALLEL,
-        grain=maximum(1, floordiv(UNIT_WORK, work)),
-    )
-    return body, (x, w, panel, scratch)
+        )
+        return found if len(found) > 1 else (one, *found)
+
+    def input(self) -> Buffer:
+        """x with the axes of `slides`."""
+        slides = self.slides()
+        lead = self.x_strides[:2]
+        if self.pointwise or len(self.x_shape) == 3:
+            strides = (*lead, as_expr(0), self.x_strides[-1])
+        else:
+            strides = self.x_strides
+        shape = (*self.x_shape[:2], *(s.extent for s in slides))
+        return buffer("x", self.dtype, shape, Role.IN, strides)
 
 
-def _gather(
-    spec: Convolution,
-    x: Buffer,
-    panel: Buffer,
-    image: Expr,
-    group: Expr,
-    column: Expr,
-    pixels: Expr,
-    nr: int,
-) -> Stmt:
-    """Fills the panel: [c, window.., j] is the patch element of pixel column + j."""
-    channels, window = spec.w_shape[1], spec.w_shape[2:]
-    spatial = len(window)
-    j, c = sym("_j"), sym("_c")
-    channel = group * channels + c
-    lets: list[Stmt] = []
-    inside: LoopValue = Binary("lt", Index(column + j), Index(pixels))
-    if spec.pointwise:
-        value = Load(x, (image, channel, column + j), inside)
-        store = Store(panel, (sym(WORKER), c, j), value)
-        inner = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-        return For("_c", as_expr(0), channels, inner)
-    position = column + j
-    for k in reversed(range(1, spatial)):
-        extent = maximum(spec.out_shape[2 + k], 1)
-        lets.append(Let(f"_o{k}", Index(mod(position, extent))))
-        position = floordiv(position, extent)
-    lets.append(Let("_o0", Index(position)))
-    at: list[Expr] = []
-    offset = c
-    for k in range(spatial):
-        step = sym(f"_w{k}") * spec.dilation[k]
-        at.append(sym(f"_o{k}") * spec.stride[k] + step - spec.low[k])
-        offset = offset * window[k] + sym(f"_w{k}")
-    for k in range(spatial):
-        low = Binary("ge", Index(at[k]), Index(as_expr(0)))
-        high = Binary("lt", Index(at[k]), Index(spec.x_shape[2 + k]))
-        inside = Binary("logical_and", inside, Binary("logical_and", low, high))
-    value = Load(x, (image, channel, *at), inside)
-    stmt: Stmt = Store(panel, (sym(WORKER), offset, j), value)
-    for k in reversed(range(spatial)):
-        stmt = For(f"_w{k}", as_expr(0), window[k], stmt)
-    stmt = For("_c", as_expr(0), channels, stmt)
-    return For("_j", as_expr(0), as_expr(nr), Block((*lets, stmt)), Kind.VECTOR)
+@dataclass(frozen=True, slots=True)
+class ResultAt:
+    """Results that are ready in scratch: a box of the output."""
+
+    image: Expr
+    channel: Expr  # the first, and how many
+    channels: Expr
+    outer: tuple[Expr, ...]
+    row: Expr
+    rows: Expr
+    column: Expr
+    columns: Expr
+    element: Callable[[Expr, Expr, Expr], LoopValue]  # of (channel, row, column)
+
+
+# Writes the results of one box.
+Epilogue = Callable[[ResultAt], list[Stmt]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The convolution as a statement, its buffers, and the micro-kernels it calls."""
+
+    body: Stmt
+    x: Buffer
+    w: Buffer
+    work: tuple[Buffer, ...]
+    helpers: tuple[LoopFunc, ...]
+
+
+def packed_shape(
+    groups: int, rows: Expr, depth: Expr, tile: ConvTile
+) -> tuple[Expr, ...]:
+    """Weights as the kernels read them: (groups, panels, channels * taps, width)."""
+    return (as_expr(groups), ceildiv(rows, tile.width), depth, as_expr(tile.width))
+
+
+def pack(name: str, spec: Convolution, tile: ConvTile) -> LoopFunc:
+    """Weights that are not constant, from (O, channels, window..) into panels."""
+    rows = floordiv(spec.w_shape[0], spec.groups)
+    depth = product(spec.w_shape[1:])
+    w = buffer("w", spec.dtype, (spec.groups, rows, depth), Role.IN)
+    shape = packed_shape(spec.groups, rows, depth, tile)
+    packed = buffer("packed", spec.dtype, shape, Role.OUT)
+    lets, (group, panel) = unflatten_unit(sym("_u"), shape[:2])
+    k, j = sym("_k"), sym("_j")
+    row = panel * tile.width + j
+    value = Load(w, (group, row, k), Binary("lt", Index(row), Index(rows)))
+    store = Store(packed, (group, panel, k, j), value)
+    columns = For("_j", as_expr(0), as_expr(tile.width), store, Kind.VECTOR)
+    body = Block((*lets, For("_k", as_expr(0), depth, columns)))
+    grain = maximum(1, floordiv(1 << 14, maximum(depth * tile.width, 1)))
+    units = product(shape[:2])
+    loop = For("_u", as_expr(0), units, body, Kind.PARALLEL, grain=grain)
+    return LoopFunc(name, (), (w, packed), loop)
+
+
+class _Blocks:
+    """How the result is cut: sizes as expressions, and the Lets that name them."""
+
+    def __init__(self, spec: Convolution, tile: ConvTile, target: Target) -> None:
+        *outer, self.rows, self.columns = spec.slides()
+        self.outer = tuple(outer)
+        self.tile, self.flat = tile, spec.pointwise
+        self.channels = spec.w_shape[1]
+        few = min(tile.rows, tile.width)
+        # A multiple of the tile's columns, longer where tiles are low.
+        self.positions = tile.columns * (
+            max(POSITIONS, 4096 // few) // tile.columns or 1
+        )
+        planes = product(s.window for s in outer)
+        self.planes = planes * self.rows.phases * self.columns.phases
+        self.budget = target.l2 // 2 // spec.dtype.bytes
+        # Rows may share their padding only where it is whole, on both sides.
+        self.shared = as_expr(0)
+        if self.columns.stride == 1 and not self.flat:
+            self.shared = minimum(spec.low[-1], spec.high[-1])
+        self.widest = self.positions if self.flat else self.positions // 4
+
+    def lets(self) -> list[Stmt]:
+        rows, columns, tile = self.rows, self.columns, self.tile
+        across = maximum(ceildiv(columns.out, self.widest), 1)
+        width = ceildiv(columns.out, across)
+        if self.flat:
+            width = tile.columns * ceildiv(width, tile.columns)
+        one = floordiv(1, sym("_wide"))  # 1 if a block is as wide as the image
+        pitch = sym("_width") + columns.reach - self.shared * one
+        safe = maximum(sym("_pitch"), 1)
+        fit = floordiv(self.budget, maximum(self.channels * self.planes * safe, 1))
+        tall = minimum(floordiv(self.positions, safe), fit - rows.reach)
+        height = ceildiv(rows.out, maximum(ceildiv(rows.out, maximum(tall, 1)), 1))
+        plane = (sym("_height") + rows.reach - 1) * sym("_pitch")
+        plane = plane + sym("_width") + columns.reach
+        # An odd number of cache lines, so that channels spread over all sets.
+        channel = ceildiv(self.planes * sym("_plane"), 32) * 32 + 16
+        named = (
+            ("_wide", across),
+            ("_width", maximum(width, 1)),
+            ("_pitch", pitch),
+            ("_height", maximum(height, 1)),
+            ("_plane", plane),
+            ("_channel", channel),
+            # Counted again: after rounding up, the last blocks may have nothing left.
+            ("_down", ceildiv(rows.out, sym("_height"))),
+            ("_across", ceildiv(columns.out, sym("_width"))),
+        )
+        return [Let(name, Index(value)) for name, value in named]
+
+    def patch_elements(self) -> Expr:
+        """At least what a patch takes: whole, or as much as the block sizes allow."""
+        rows, columns = self.rows, self.columns
+        line = self.channels * self.planes
+        slack = self.channels * (self.planes * self.shared + 48) + self.tile.columns
+        least = line * (1 + rows.reach) * (self.widest + columns.reach)
+        width = columns.out + columns.reach + (self.tile.columns if self.flat else 0)
+        whole = line * (rows.out + rows.reach) * width
+        return minimum(maximum(self.budget, least), whole) + slack
+
+    def patch(self, storage: Buffer) -> Patch:
+        sizes = sym("_pitch"), sym("_plane"), sym("_channel")
+        return Patch(storage, self.outer, self.rows, self.columns, *sizes)
+
+
+class _Conv:
+    def __init__(self, spec: Convolution, target: Target, epilogue: Epilogue) -> None:
+        self.spec, self.epilogue = spec, epilogue
+        self.rows_all = floordiv(spec.w_shape[0], spec.groups)
+        self.tile = tile = conv_tile(spec.dtype, self.rows_all, target)
+        self.blocks = blocks = _Blocks(spec, tile, target)
+        self.depth = product(spec.w_shape[1:])
+        self.x = spec.input()
+        shape = packed_shape(spec.groups, self.rows_all, self.depth, tile)
+        self.w = buffer("w", spec.dtype, shape, Role.IN)
+        self.panels = shape[1]
+        storage = (THREADS, blocks.patch_elements())
+        self.patch = blocks.patch(buffer("patch", spec.dtype, storage, Role.WORK))
+        self.taps = self.patch.taps()
+        self.has_taps = self.taps != as_expr(1)
+        few = min(tile.rows, tile.width)
+        self.deep = tile.width == tile.columns
+        elements = few * blocks.positions
+        if self.deep:
+            elements = max(elements, DEEP_PIXELS * tile.width)
+        self.scratch = buffer("scratch", spec.dtype, (THREADS, elements), Role.WORK)
+        self.table = buffer("taps", DType.I64, (THREADS, self.taps), Role.WORK)
+        self.where = buffer("at", DType.I64, (THREADS, DEEP_PIXELS), Role.WORK)
+
+    def kernel(self) -> Kernel:
+        work = [self.patch.buffer, self.scratch]
+        tile, dtype = self.tile, self.spec.dtype
+        heights = range(1, min(tile.rows, tile.width) + 1)
+        helpers = [wide_kernel(dtype, h, tile, self.has_taps) for h in heights]
+        if self.has_taps:
+            work.append(self.table)
+        if self.deep:
+            work.append(self.where)
+            helpers += [
+                deep_kernel(dtype, h, tile, self.has_taps)
+                for h in range(1, tile.pixels + 1)
+            ]
+        return Kernel(self.body(), self.x, self.w, tuple(work), tuple(helpers))
+
+    # ---- units
+
+    def body(self) -> Stmt:
+        spec, blocks = self.spec, self.blocks
+        outer = tuple(s.out for s in blocks.outer)
+        down, across = sym("_down"), sym("_across")
+        spatial = product((spec.x_shape[0], *outer, down, across))
+        pixels = sym("_height") * sym("_width")
+        one = maximum(self.rows_all * self.depth * pixels, 1)
+        together = minimum(spec.groups, floordiv(GROUP_WORK, one) + 1)
+        bundles = ceildiv(spec.groups, sym("_together"))
+        # With fewer blocks than keep every thread busy, output channels are split too.
+        wanted = ceildiv(4 * (THREADS - 1), maximum(spatial * bundles, 1))
+        splits = maximum(minimum(self.panels, wanted), 1)
+        lets: list[Stmt] = [
+            *blocks.lets(),
+            Let("_together", Index(as_expr(1) if spec.groups == 1 else together)),
+            Let("_per", Index(ceildiv(self.panels, splits))),
+            Let("_splits", Index(ceildiv(self.panels, sym("_per")))),
+        ]
+        extents = (sym("_splits"), spec.x_shape[0], *outer, down, across, bundles)
+        units = product(extents)
+        inside = self.unit(extents)
+        work = maximum(floordiv(one * sym("_together"), maximum(sym("_splits"), 1)), 1)
+        grain = maximum(1, floordiv(UNIT_WORK, work))
+        loop = For("_u", as_expr(0), units, inside, Kind.PARALLEL, grain=grain)
+        return Block((*lets, loop))
+
+    def unit(self, extents: Sequence[Expr]) -> Stmt:
+        spec, blocks = self.spec, self.blocks
+        lets, (split, image, *outer, down, across, bundle) = unflatten_unit(
+            sym("_u"), extents
+        )
+        row, column = down * sym("_height"), across * sym("_width")
+        group = sym("_group")
+        place = Place(
+            image,
+            group * blocks.channels,
+            tuple(outer),
+            row,
+            column,
+            sym("_rows"),
+            sym("_columns"),
+        )
+        rows = minimum(sym("_height"), blocks.rows.out - row)
+        columns = minimum(sym("_width"), blocks.columns.out - column)
+        first = bundle * sym("_together")
+        count = (sym("_rows") - 1) * sym("_pitch") + sym("_columns")
+        begin = split * sym("_per")
+        panel_loop = For(
+            "_panel",
+            begin,
+            minimum(begin + sym("_per"), self.panels),
+            self.panel(place, group),
+        )
+        per_group = Block(
+            (fill(self.patch, self.x, blocks.channels, place), panel_loop)
+        )
+        return Block(
+            (
+                *lets,
+                Let("_rows", Index(rows)),
+                Let("_columns", Index(columns)),
+                Let("_count", Index(count)),
+                *([self.patch.fill_taps(self.table)] if self.has_taps else []),
+                *([self.pixel_table()] if self.deep else []),
+                For(
+                    "_group",
+                    first,
+                    minimum(first + sym("_together"), spec.groups),
+                    per_group,
+                ),
+            )
+        )
+
+    def is_deep(self) -> LoopValue:
+        """Whether the deep kernel has less to compute on this block."""
+        pixels = sym("_rows") * sym("_columns")
+        wide = ceildiv(sym("_count"), self.tile.columns) * self.tile.columns
+        deep_cost = pixels * (self.depth + TRANSPOSED) * self.panels * self.tile.width
+        less = Binary("lt", Index(deep_cost), Index(wide * self.depth * self.rows_all))
+        fits = Binary("le", Index(pixels), Index(as_expr(DEEP_PIXELS)))
+        return Binary("logical_and", fits, less)
+
+    def pixel_table(self) -> Stmt:
+        """The position of every pixel of the block, for the deep kernel."""
+        r, j = sym("_r"), sym("_j")
+        at = (sym(WORKER), r * sym("_columns") + j)
+        store = Store(self.where, at, Index(r * sym("_pitch") + j))
+        inner = For("_j", as_expr(0), sym("_columns"), store, Kind.VECTOR)
+        return If(self.is_deep(), For("_r", as_expr(0), sym("_rows"), inner))
+
+    # ---- one panel of weights over the patch
+
+    def panel(self, place: Place, group: Expr) -> Stmt:
+        width = self.tile.width
+        channel = sym("_panel") * width
+        outputs = minimum(width, self.rows_all - channel)
+        base = group * self.rows_all + channel
+        wide = self.wide(place, base)
+        body: Stmt = Block(tuple(wide))
+        if self.deep:
+            deep = Block(tuple(self.deep_tiles(place, base)))
+            body = If(self.is_deep(), deep, body)
+        return Block((Let("_outputs", Index(outputs)), body))
+
+    def wide(self, place: Place, base: Expr) -> list[Stmt]:
+        tile, pitch = self.tile, as_expr(self.blocks.positions)
+        start, height = sym("_start"), sym("_tile")
+        vectors, q = ceildiv(sym("_count"), tile.columns), sym("_q") * tile.columns
+        worker, nothing = sym(WORKER), as_expr(0)
+        w = (self.w, (sym("_group"), sym("_panel"), nothing, start))
+        patch = (self.patch.buffer, (worker, nothing))
+        out = (self.scratch, (worker, q))
+        sizes, given = self._arguments(w, patch, out, (q, pitch))
+        cases = tuple(
+            (
+                h,
+                For(
+                    "_q",
+                    nothing,
+                    vectors,
+                    Call(
+                        wide_name(self.spec.dtype, h, tile, self.has_taps), sizes, given
+                    ),
+                ),
+            )
+            for h in range(1, min(tile.rows, tile.width) + 1)
+        )
+        ready = ResultAt(
+            place.image,
+            base + start,
+            height,
+            place.outer,
+            place.row,
+            place.rows,
+            place.column,
+            place.columns,
+            lambda m, r, j: Load(
+                self.scratch, (worker, m * pitch + r * sym("_pitch") + j)
+            ),
+        )
+        body = [Switch(height, cases), *self.epilogue(ready)]
+        return _even_tiles(sym("_outputs"), tile.rows, body)
+
+    def deep_tiles(self, place: Place, base: Expr) -> list[Stmt]:
+        tile, worker, nothing = self.tile, sym(WORKER), as_expr(0)
+        start, height = sym("_start"), sym("_tile")
+        w = (self.w, (sym("_group"), sym("_panel"), nothing, nothing))
+        patch = (self.patch.buffer, (worker, nothing))
+        where = (self.where, (worker, start))
+        out = (self.scratch, (worker, start * tile.width))
+        sizes, given = self._arguments(w, patch, out, (), where)
+        cases = tuple(
+            (h, Call(deep_name(self.spec.dtype, h, tile, self.has_taps), sizes, given))
+            for h in range(1, tile.pixels + 1)
+        )
+        pixels = sym("_rows") * sym("_columns")
+        tiles = _even_tiles(pixels, tile.pixels, [Switch(height, cases)])
+        ready = ResultAt(
+            place.image,
+            base,
+            sym("_outputs"),
+            place.outer,
+            place.row,
+            place.rows,
+            place.column,
+            place.columns,
+            lambda m, r, j: Load(
+                self.scratch, (worker, (r * sym("_columns") + j) * tile.width + m)
+            ),
+        )
+        return [*tiles, *self.epilogue(ready)]
+
+    def _arguments(
+        self,
+        w: tuple[Buffer, tuple[Expr, ...]],
+        patch: tuple[Buffer, tuple[Expr, ...]],
+        out: tuple[Buffer, tuple[Expr, ...]],
+        sizes: tuple[Expr, ...],
+        *more: tuple[Buffer, tuple[Expr, ...]],
+    ) -> tuple[tuple[Expr, ...], tuple[tuple[Buffer, tuple[Expr, ...]], ...]]:
+        """Sizes and buffers of a micro-kernel, with or without a table of taps."""
+        channels, plane = self.blocks.channels, sym("_channel")
+        if not self.has_taps:
+            return (channels, plane, *sizes), (w, patch, *more, out)
+        table = (self.table, (sym(WORKER), as_expr(0)))
+        return (channels, self.taps, plane, *sizes), (w, patch, table, *more, out)
+
+
+def _even_tiles(rows: Expr, most: int, body: Sequence[Stmt]) -> list[Stmt]:
+    """The body for tiles of `rows`: as few as can be, as even as can be.
+
+    `_start` is a tile's first row, `_tile` its height.
+    """
+    t, tiles = sym("_t"), maximum(sym("_tiles"), 1)
+    first = t * floordiv(rows, tiles) + minimum(t, mod(rows, tiles))
+    inside = (
+        Let("_start", Index(first)),
+        Let("_tile", Index(floordiv(rows + tiles - 1 - t, tiles))),
+        *body,
+    )
+    return [
+        Let("_tiles", Index(ceildiv(rows, most))),
+        For("_t", as_expr(0), sym("_tiles"), Block(inside)),
+    ]
+
+
+def conv(spec: Convolution, target: Target, epilogue: Epilogue) -> Kernel:
+    return _Conv(spec, target, epilogue).kernel()

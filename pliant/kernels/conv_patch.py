@@ -1,0 +1,202 @@
+"""Patches: a piece of the input with its padding written out, ready for every tap.
+
+Output positions of a block of rows and columns are numbered q = row*pitch + column.
+With stride s and dilation d, tap w of output column j reads input column
+
+    j*s + w*d - low = (j + shift)*s + residue - low      shift, residue = divmod(w*d, s)
+
+so a patch keeps one plane for each residue that occurs (s/gcd(s, d) of them, at most
+one per tap), and within a plane tap w of position q is simply q + shift: adjacent
+positions are adjacent elements, whatever the stride. The same holds for rows. Axes
+before the rows (3-d) have a plane per tap. Every element of the input is copied once,
+not once per tap, and where a row's padding ends, the next row's begins: they share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from pliant.ir.loops import (
+    WORKER,
+    Binary,
+    Block,
+    Buffer,
+    Cast,
+    For,
+    Index,
+    Kind,
+    Let,
+    Load,
+    LoopValue,
+    Stmt,
+    Store,
+)
+from pliant.ir.types import DType
+from pliant.kernels.micro import zero
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    sym,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """How a window moves along one axis."""
+
+    extent: Expr  # of the input
+    out: Expr
+    window: Expr
+    stride: int = 1
+    dilation: int = 1
+    low: Expr = as_expr(0)  # noqa: RUF009  (interned, immutable)
+
+    @property
+    def phases(self) -> Expr:
+        """Planes: residues of the stride that taps fall on."""
+        return minimum(self.window, self._period)
+
+    @property
+    def _period(self) -> int:
+        return self.stride // gcd(self.stride, self.dilation)
+
+    @property
+    def reach(self) -> Expr:
+        """Positions of a plane beyond the last output that its taps read."""
+        return floordiv(maximum(self.window - 1, 0) * self.dilation, self.stride)
+
+    def phase(self, tap: Expr) -> Expr:
+        return mod(tap, self._period)
+
+    def residue(self, phase: Expr) -> Expr:
+        return mod(phase * self.dilation, self.stride)
+
+    def shift(self, tap: Expr) -> Expr:
+        return floordiv(tap * self.dilation, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch of `rows` x `columns` outputs, as it lies in scratch.
+
+    (channels, planes of the outer axes.., row phases, column phases, position)
+    """
+
+    buffer: Buffer  # (workers, elements)
+    outer: tuple[Slide, ...]
+    rows: Slide
+    columns: Slide
+    pitch: Expr  # positions from row to row
+    plane: Expr  # elements of a plane
+    channel: Expr  # elements from channel to channel
+
+    def taps(self) -> Expr:
+        slides = (*self.outer, self.rows, self.columns)
+        return product(slide.window for slide in slides)
+
+    def fill_taps(self, table: Buffer) -> Stmt:
+        """Writes the offset of every tap, in the order of the weights."""
+        number, at = as_expr(0), as_expr(0)
+        slides = (*self.outer, self.rows, self.columns)
+        names = [f"_w{k}" for k in range(len(slides))]
+        for name, slide in zip(names, slides, strict=True):
+            number = number * slide.window + sym(name)
+        for name, slide in zip(names, self.outer, strict=False):
+            at = at * slide.window + sym(name)
+        row, column = sym(names[-2]), sym(names[-1])
+        at = at * self.rows.phases + self.rows.phase(row)
+        at = at * self.columns.phases + self.columns.phase(column)
+        offset = at * self.plane + self.rows.shift(row) * self.pitch
+        offset = offset + self.columns.shift(column)
+        stmt: Stmt = Store(table, (sym(WORKER), number), Index(offset))
+        for name, slide in reversed(list(zip(names, slides, strict=True))):
+            stmt = For(name, as_expr(0), slide.window, stmt)
+        return stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which outputs a patch is for: the first of them, and how many."""
+
+    image: Expr
+    channel: Expr  # the first input channel
+    outer: tuple[Expr, ...]
+    row: Expr
+    column: Expr
+    rows: Expr
+    columns: Expr
+
+
+def fill(patch: Patch, x: Buffer, channels: Expr, place: Place) -> Stmt:
+    """Copies the input under a place's windows, zero where there is none."""
+    rows, columns = patch.rows, patch.columns
+    c, r, j = sym("_c"), sym("_r"), sym("_j")
+    row_phase = sym("_pr") if rows.phases != as_expr(1) else as_expr(0)
+    column_phase = sym("_pc") if columns.phases != as_expr(1) else as_expr(0)
+    position = c * patch.channel
+    at = as_expr(0)
+    outer_index: list[Expr] = []
+    inside: list[LoopValue] = []
+    for k, (slide, here) in enumerate(zip(patch.outer, place.outer, strict=True)):
+        tap = sym(f"_w{k}")
+        at = at * slide.window + tap
+        source = here * slide.stride + tap * slide.dilation - slide.low
+        outer_index.append(source)
+        inside += _bounds(source, slide.extent)
+    at = (at * rows.phases + row_phase) * columns.phases + column_phase
+    position = position + at * patch.plane + r * patch.pitch
+    in_row = (place.row + r) * rows.stride + rows.residue(row_phase) - rows.low
+    inside += _bounds(in_row, rows.extent)
+    width = place.columns + columns.reach
+    residue = columns.residue(column_phase)
+    first = ceildiv(columns.low - residue, columns.stride) - place.column
+    last = ceildiv(columns.extent + columns.low - residue, columns.stride)
+    last = last - place.column
+    in_column = (place.column + j) * columns.stride + residue - columns.low
+    value = Load(
+        x, (place.image, place.channel + c, *outer_index, sym("_y"), in_column)
+    )
+
+    def run(begin: Expr, end: Expr, stored: LoopValue) -> Stmt:
+        store = Store(patch.buffer, (sym(WORKER), sym("_to") + j), stored)
+        return For("_j", begin, end, store, Kind.VECTOR)
+
+    whole = inside[0]
+    for test in inside[1:]:
+        whole = Binary("logical_and", whole, test)
+    nothing = zero(x.dtype)
+    row: Stmt = Block(
+        (
+            Let("_to", Index(position)),
+            Let("_y", Index(in_row)),
+            # A row outside the image has no inner part.
+            Let("_in", Cast(whole, DType.I64)),
+            Let("_low", Index(sym("_in") * minimum(maximum(first, 0), width))),
+            Let("_high", Index(sym("_in") * maximum(minimum(last, width), 0))),
+            run(as_expr(0), sym("_low"), nothing),
+            run(sym("_low"), sym("_high"), value),
+            run(maximum(sym("_high"), sym("_low")), width, nothing),
+        )
+    )
+    row = For("_r", as_expr(0), place.rows + rows.reach, row)
+    if columns.phases != as_expr(1):
+        row = For("_pc", as_expr(0), columns.phases, row)
+    if rows.phases != as_expr(1):
+        row = For("_pr", as_expr(0), rows.phases, row)
+    for k, slide in reversed(list(enumerate(patch.outer))):
+        row = For(f"_w{k}", as_expr(0), slide.window, row)
+    return For("_c", as_expr(0), channels, row)
+
+
+def _bounds(at: Expr, extent: Expr) -> list[LoopValue]:
+    return [
+        Binary("ge", Index(at), Index(as_expr(0))),
+        Binary("lt", Index(at), Index(extent)),
+    ]
