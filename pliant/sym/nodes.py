@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import gcd
 from operator import index
 from typing import Any, ClassVar, NoReturn, TypeAlias
@@ -33,6 +34,8 @@ Term: TypeAlias = "tuple[int, Monomial]"
 DimLike: TypeAlias = "Expr | int"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+# Results of arithmetic that are remembered: layers of a model ask for the same ones.
+MEMO = 1 << 15
 
 
 class Atom:
@@ -49,6 +52,8 @@ class Atom:
         return found or Atom._interned.setdefault(key, object.__new__(cls))
 
     def __post_init__(self) -> None:
+        if hasattr(self, "order"):  # found, not made
+            return
         rank = 0 if isinstance(self, Symbol) else 1
         object.__setattr__(self, "order", (rank, str(self)))
 
@@ -225,7 +230,7 @@ class Expr:
             return self
         if not self.terms:
             return right
-        return _build(_add_into({m: c for c, m in self.terms}, right.terms, 1))
+        return _sum(self, right, 1)
 
     def __sub__(self, other: DimLike) -> Expr:
         right = _coerce(other)
@@ -233,7 +238,7 @@ class Expr:
             return NotImplemented
         if not right.terms:
             return self
-        return _build(_add_into({m: c for c, m in self.terms}, right.terms, -1))
+        return _sum(self, right, -1)
 
     def __mul__(self, other: DimLike) -> Expr:
         right = _coerce(other)
@@ -243,11 +248,7 @@ class Expr:
             return right._scaled(self.value)
         if right.is_const:
             return self._scaled(right.value)
-        out: dict[Monomial, int] = {}
-        for coefficient, mono in self.terms:
-            shifted = [(c, _multiply(m, mono)) for c, m in right.terms]
-            _add_into(out, shifted, coefficient)
-        return _build(out)
+        return _product(self, right)
 
     def _scaled(self, factor: int) -> Expr:
         if factor == 1:
@@ -342,6 +343,7 @@ ONE = Expr._of(((1, ()),))
 # --- construction ---------------------------------------------------------------
 
 
+@lru_cache(maxsize=MEMO)
 def sym(name: str) -> Expr:
     """The symbol `name`; a name that is no plain word prints in backquotes."""
     if not name or "`" in name or not name.isprintable():
@@ -367,7 +369,11 @@ def product(dims: Iterable[DimLike]) -> Expr:
 
 def floordiv(a: DimLike, b: DimLike) -> Expr:
     """`a // b` for b > 0, reduced so that equal quotients are the same object."""
-    num, den = as_expr(a), as_expr(b)
+    return _quotient(as_expr(a), as_expr(b))
+
+
+@lru_cache(maxsize=MEMO)
+def _quotient(num: Expr, den: Expr) -> Expr:
     if den.is_const and den.value <= 0:
         _reject_zero(num, den)
         return floordiv(-num, -den)
@@ -402,7 +408,11 @@ def ceildiv(a: DimLike, b: DimLike) -> Expr:
 
 def mod(a: DimLike, b: DimLike) -> Expr:
     """`a % b` for b > 0, as Python defines it."""
-    num, den = as_expr(a), as_expr(b)
+    return _remainder(as_expr(a), as_expr(b))
+
+
+@lru_cache(maxsize=MEMO)
+def _remainder(num: Expr, den: Expr) -> Expr:
     if den.is_const and den.value <= 0:
         _reject_zero(num, den)
         return -mod(-num, -den)
@@ -426,11 +436,11 @@ def mod(a: DimLike, b: DimLike) -> Expr:
 
 
 def minimum(*a: DimLike) -> Expr:
-    return _extremum(Min, min, a)
+    return _extremum(Min, min, tuple(map(as_expr, a)))
 
 
 def maximum(*a: DimLike) -> Expr:
-    return _extremum(Max, max, a)
+    return _extremum(Max, max, tuple(map(as_expr, a)))
 
 
 def operands(atom: Atom) -> tuple[Expr, ...]:
@@ -499,6 +509,20 @@ def _add_into(
         else:
             del out[mono]
     return out
+
+
+@lru_cache(maxsize=MEMO)
+def _sum(left: Expr, right: Expr, factor: int) -> Expr:
+    return _build(_add_into({m: c for c, m in left.terms}, right.terms, factor))
+
+
+@lru_cache(maxsize=MEMO)
+def _product(left: Expr, right: Expr) -> Expr:
+    out: dict[Monomial, int] = {}
+    for coefficient, mono in left.terms:
+        shifted = [(c, _multiply(m, mono)) for c, m in right.terms]
+        _add_into(out, shifted, coefficient)
+    return _build(out)
 
 
 def _build(coefficients: dict[Monomial, int]) -> Expr:
@@ -649,10 +673,11 @@ def _subtract(out: dict[Monomial, int], expr: Expr) -> dict[Monomial, int]:
     return _add_into(out, expr.terms, -1)
 
 
+@lru_cache(maxsize=MEMO)
 def _extremum(
     kind: type[Min] | type[Max],
     choose: Callable[[int, int], int],
-    args: tuple[DimLike, ...],
+    args: tuple[Expr, ...],
 ) -> Expr:
     if not args:
         raise ValueError(f"{kind.__name__.lower()} of nothing")
@@ -669,8 +694,8 @@ def _extremum(
     return lift(kind(tuple(kept)))
 
 
-def _flatten(kind: type[Min] | type[Max], args: Iterable[DimLike]) -> Iterator[Expr]:
-    for arg in map(as_expr, args):
+def _flatten(kind: type[Min] | type[Max], args: Iterable[Expr]) -> Iterator[Expr]:
+    for arg in args:
         match arg.terms:
             case ((1, ((Min() | Max() as atom, 1),)),) if isinstance(atom, kind):
                 yield from atom.args
