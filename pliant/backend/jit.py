@@ -58,7 +58,10 @@ class CompiledCode:
         for name in exports:
             library.export_symbol(name)
         self._names = frozenset(exports)
-        self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
+        try:
+            self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
+        except RuntimeError as error:
+            raise InternalError("jit", f"code cannot be linked: {error}") from None
         # In this order: the code belongs to the JIT. Not at exit: a daemon thread may
         # be running the code, and the process ends anyway.
         weakref.finalize(self, _free, self._tracker, self._jit).atexit = False

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import weakref
 from pathlib import Path
 
 import pytest
 
 from pliant import target
-from pliant.backend.jit import compile_ir
+from pliant.backend.jit import (
+    CompiledCode,
+    assembly,
+    compile_ir,
+    object_code,
+    optimised,
+)
 from pliant.errors import InternalError
 
 TWICE = """
@@ -59,10 +66,12 @@ def test_calls_what_it_is_given() -> None:
         compile_ir(source, target.host())
 
 
-def test_freed_with_the_object() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1])
+def resident() -> int:
+    """Pages in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
 
+
+def test_freed_with_the_object() -> None:
     for round_ in range(60):
         code = compile_ir(TWICE, target.host())
         if round_ == 20:
@@ -72,3 +81,85 @@ def test_freed_with_the_object() -> None:
     gc.collect()
     assert gone() is None
     assert (resident() - before) * 4 < 2048  # KiB; a leak would be tens per round
+
+
+# ---- several objects
+
+CALLER = """
+declare i64 @square(i64)
+define i64 @outer(i64 %x) {
+  %y = call i64 @square(i64 %x)
+  %z = add i64 %y, 1
+  ret i64 %z
+}
+"""
+CALLEE = """
+define i64 @square(i64 %x) {
+  %y = mul i64 %x, %x
+  ret i64 %y
+}
+"""
+
+
+def image(source: str, *calls: str) -> bytes:
+    host = target.host()
+    return object_code(optimised(source, host, 2), host, 2, calls)
+
+
+def linked(*images: bytes) -> CompiledCode:
+    return CompiledCode(images, ["outer"], {}, target.host(), lambda: None)
+
+
+@pytest.mark.parametrize("callee_first", [False, True])
+def test_objects_are_linked(callee_first: bool) -> None:
+    images = [image(CALLER, "square"), image(CALLEE)]
+    code = linked(*(reversed(images) if callee_first else images))
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address("outer"))
+    assert function(9) == 82
+    with pytest.raises(KeyError, match="square"):
+        code.address("square")
+
+
+def test_call_between_objects_is_direct() -> None:
+    """A call of another object goes straight there: no table is read."""
+    if not target.host().triple.startswith("x86_64"):
+        pytest.skip("reads x86-64 code")
+    code = linked(image(CALLER, "square"), image(CALLEE))
+    start = code.address("outer")
+    body = ctypes.string_at(start, 32)
+    at = body.index(b"\xe8")  # call rel32
+    there = (
+        start + at + 5 + int.from_bytes(body[at + 1 : at + 5], "little", signed=True)
+    )
+    assert ctypes.string_at(there, 1) != b"\xff", "jumps by a table"
+    assert b"\x0f\xaf" in ctypes.string_at(there, 16), "no imul: not the callee"
+
+
+def test_object_that_is_missing() -> None:
+    with pytest.raises(InternalError, match="calls 'square', not given"):
+        image(CALLER)
+    with pytest.raises(InternalError, match="cannot be linked: .*outer"):
+        linked(image(CALLER, "square"))
+
+
+def test_linked_code_is_freed() -> None:
+    images = [image(CALLER, "square"), image(CALLEE)]
+    for round_ in range(200):
+        code = linked(*images)
+        if round_ == 100:
+            before = resident()
+    gone = weakref.ref(code)
+    del code
+    gc.collect()
+    assert gone() is None
+    assert (resident() - before) * 4 < 2048
+
+
+# ---- other machines
+
+
+def test_assembly_for_another_machine() -> None:
+    text = assembly(TWICE, target.neon())
+    assert re.search(r"\b(add|lsl)\tx0, x0, ", text)
+    assert "helper" not in text
+    assert "twice" in assembly(TWICE, target.avx512())
