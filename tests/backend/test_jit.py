@@ -138,7 +138,7 @@ def test_call_between_objects_is_direct() -> None:
 def test_object_that_is_missing() -> None:
     with pytest.raises(InternalError, match="calls 'square', not given"):
         image(CALLER)
-    with pytest.raises(InternalError, match="cannot be linked: .*outer"):
+    with pytest.raises(InternalError, match=r"cannot be linked: .*outer"):
         linked(image(CALLER, "square"))
 
 
