@@ -49,6 +49,7 @@ class _Lowering:
     module: Module
     cx: Context
     facts: Facts
+    producers: dict[Value, Op]  # of the fused graph
     graph: Graph
     names: Names
     checks: list[str]
@@ -88,7 +89,7 @@ class _Lowering:
     def base(self, value: Value) -> Value:
         """The buffer of a value that some op of the fused graph defines."""
         if value not in self.values:
-            producer = self.graph.producers().get(value)
+            producer = self.producers.get(value)
             assert producer is not None and producer.name == "constant", value
             name = producer.str_attr("name")
             self.values[value] = self.constant(self.module.constants[name])
@@ -109,13 +110,15 @@ class _Lowering:
     def share(self, func: LoopFunc) -> str:
         """The name under which an identical function is, or now will be, known."""
         key = (func.sizes, func.buffers, func.body)
-        if not self.cx.options.share or key not in self.known:
-            name = func.name
-            while name in self.loops:
-                name += "_"
-            self.known[key] = name
-            self.loops[name] = LoopFunc(name, func.sizes, func.buffers, func.body)
-        return self.known[key]
+        found = self.known.get(key) if self.cx.options.share else None
+        if found is not None:
+            return found
+        name = func.name
+        while name in self.loops:
+            name += "_"
+        self.known[key] = name
+        self.loops[name] = LoopFunc(name, func.sizes, func.buffers, func.body)
+        return name
 
     def call(
         self,
@@ -151,8 +154,8 @@ def lower(
     """
     graph = module.main
     names = Names(names_of(graph))
-    state = _Lowering(module, cx, cx.facts(graph), graph, names, checks)
     producers = graph.producers()
+    state = _Lowering(module, cx, cx.facts(graph), producers, graph, names, checks)
     for param in graph.params:
         state.values[param] = param
     state.held_packed.update(_packed_weights(state, producers))
