@@ -8,38 +8,46 @@ K and the bytes that move as its terms:
 kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
           and computes N rounded up to whole vectors. Below `DOT_COLUMNS` columns most
           lanes of a panel would be idle; lanes along K are cheaper, if K fills them.
-packing   A panel of a B that is not constant is packed by the unit that reads it, which
-          costs about a third of a cycle per element and pays from the second tile of
-          rows on. One tile reads B where it lies, in strips of K that keep its pages
-          few.
+packing   Panels of a B that is not constant are packed by the unit that reads them,
+          which costs about a third of a cycle per element, a step of K for ten rows. So
+          few rows read B where it lies, in strips of K that keep its pages few.
 depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel; the
           rows are then copied, so that a long stride does not thrash cache sets. Rows
           that are not adjacent in K are copied too.
-blocks    As many rows as keep A in half of L2, the same for every block; more blocks
-          where threads would otherwise wait or share rows.
+blocks    As many rows as keep A in half of L2 and the pages of C within reach, the same
+          for every block; more blocks where threads would otherwise wait or share rows.
 rows      A block's rows are cut into tiles as few and as even as can be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from pliant.kernels.tiles import Tile
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
 
 THREADS = sym("threads")
 DOT_COLUMNS = 8  # most columns for lanes along K
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
 WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
-STRIP = 64  # steps of K in a pass over a B read where it lies
+MOST_ROWS = 512  # of a block: each may be a page of C
+STRIP = 128  # steps of K in a pass over a B read where it lies
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
+FEWEST_PANELS = 4  # for a copy of A's rows to pay
+TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to compute a product; every field is an expression of the sizes."""
+    """One way to compute a product.
 
-    dot: Expr  # 1: lanes along K; what follows is for panels
+    Every field is an expression of the sizes and of the names that `lets` gives to
+    expressions of the sizes and of earlier names.
+    """
+
+    lets: tuple[tuple[str, Expr], ...]
+    dot: Expr  # 1: lanes along K, of the sizes alone; what follows is for panels
     packed: Expr  # 1: panels of B are packed before they are read; 0: read in place
     copied: Expr  # 1: a block's rows of A are copied side by side
     passes: Expr  # over K
@@ -48,6 +56,27 @@ class Plan:
     rows: Expr  # of a block
     groups: Expr  # of panels
     panels: Expr  # of a group
+
+    def at(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The fields as numbers."""
+        known = dict(sizes)
+        for name, value in self.lets:
+            known[name] = value.evaluate(known)
+        names = (f.name for f in fields(self) if f.name != "lets")
+        return {name: getattr(self, name).evaluate(known) for name in names}
+
+
+class _Lets:
+    """Names for what is not constant, so that nothing is written out twice."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Expr]] = []
+
+    def __call__(self, name: str, value: Expr) -> Expr:
+        if value.is_const:
+            return value
+        self.made.append((name, value))
+        return sym(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +92,34 @@ class Choice:
 
 def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> Plan:
     """The plan for one product of `outer` batches."""
-    panels = maximum(ceildiv(n, tile.NR), 1)
-    second = exceeds(m, tile.MR)
-    many = exceeds(m, WHOLE_ROWS * tile.MR)
-    deep = maximum(ceildiv(k, tile.depth), 1)
+    let = _Lets()
+    panels = let("_panels", maximum(ceildiv(n, tile.NR), 1))
+    many = let("_many", exceeds(m, WHOLE_ROWS * tile.MR))
+    deep = let("_deep", maximum(ceildiv(k, tile.depth), 1))
     if what.constant:
         packed = as_expr(0)
         passes = 1 + many * (deep - 1)
     elif what.adjacent:
-        packed = second
-        strips = maximum(ceildiv(k, STRIP), 1)
-        passes = second * deep + (1 - second) * strips
+        packed = let("_packed", many * exceeds(k, STRIP))
+        strips = let("_strips", maximum(ceildiv(k, STRIP), 1))
+        passes = packed * deep + (1 - packed) * strips
     else:
         packed = as_expr(1)
         passes = deep
-    cut = minimum(passes - 1, 1)
-    copied = second if what.steps else many * cut
-    shared = maximum(cut, copied)
+    passes = let("_passes", passes)
+    cut = let("_cut", minimum(passes - 1, 1))
+    worth = many * exceeds(panels, FEWEST_PANELS - 1)
+    copied = let("_copied", exceeds(m, tile.MR) if what.steps else cut * worth)
+    shared = let("_shared", maximum(cut, copied))
     least = maximum(ceildiv(panels, GROUP), (1 - many) * minimum(THREADS, panels))
-    groups = (1 - shared) * panels + shared * least
-    near = maximum(8 * tile.MR, floordiv(tile.near, maximum(k, 1) * tile.bytes))
+    groups = let("_groups", (1 - shared) * panels + shared * least)
+    near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
+    near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)
     most = (1 - shared) * near + shared * tile.deep_rows
-    blocks = thread_blocks(m, n, ceildiv(m, most), outer * groups, tile)
+    least_blocks = let("_least", ceildiv(m, most))
+    blocks = let("_blocks", thread_blocks(m, n, least_blocks, outer * groups, tile))
     return Plan(
+        tuple(let.made),
         dot_choice(m, n, k, tile, what),
         packed,
         copied,
@@ -141,9 +175,3 @@ def executed(m: int, n: int, k: int, dot: bool, tile: Tile) -> int:
     if dot:
         return m * n * -(-k // tile.lanes) * tile.lanes
     return m * -(-n // tile.lanes) * tile.lanes * k
-
-
-def height_of(tile_number: Expr, rows: Expr, tiles: Expr) -> tuple[Expr, Expr]:
-    """First row and height of a tile: as even as can be, the taller ones first."""
-    first = tile_number * floordiv(rows, tiles) + minimum(tile_number, mod(rows, tiles))
-    return first, floordiv(rows + tiles - 1 - tile_number, tiles)

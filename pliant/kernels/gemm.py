@@ -46,7 +46,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import GROUP, THREADS, Plan, exceeds, height_of
+from pliant.kernels.choose import GROUP, THREADS, TOGETHER, Plan, exceeds
 from pliant.kernels.micro import (
     DOT_SIZES,
     dot_kernels,
@@ -81,6 +81,8 @@ DOT_TILE = 16  # rows of a unit with lanes along K
 Address = tuple[Buffer, tuple[Expr, ...]]
 # Writes the results that one tile of the product makes.
 Epilogue = Callable[["TileAt"], list[Stmt]]
+# Where the result at (batch.., row, column) lies, if the product is all there is to it.
+Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +134,38 @@ class Gemm:
     helpers: tuple[LoopFunc, ...]
 
 
+# Calls a kernel on B at an address with a step along K, and what comes next.
+PanelCall = Callable[[Address, Expr, Address, Expr], Stmt]
+
+
 class _Builder:
     """Emits one product according to its plan."""
 
     def __init__(
-        self, spec: Product, plan: Plan, target: Target, epilogue: Epilogue
+        self,
+        spec: Product,
+        plan: Plan,
+        target: Target,
+        epilogue: Epilogue,
+        plain: Plain | None,
     ) -> None:
-        self.p, self.plan, self.epilogue = spec, plan, epilogue
+        self.p, self.plan, self.epilogue, self.plain = spec, plan, epilogue, plain
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
         self.a = buffer("a", dtype, (*p.batch, p.m, p.k), Role.IN, p.a_strides)
         self.several = plan.passes != as_expr(1)
         self.constant = self.b = None
         if p.b_strides is None:
-            shape = (*p.b_batch, ceildiv(p.n, tile.NR), p.k, as_expr(tile.NR))
-            self.constant = buffer("packed", dtype, shape, Role.IN)
+            panels = (ceildiv(p.n, tile.NR), p.k, as_expr(tile.NR))
+            self.constant = buffer("packed", dtype, p.b_batch + panels, Role.IN)
         else:
             self.b = p.right.buffer(dtype)
         self.dot_rows = self.row_buffer()
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
-        depth = minimum(p.k, tile.depth)
-        self.panel = buffer("panel", dtype, (THREADS, depth, tile.NR), Role.WORK)
+        transposed = self.b is not None and self.b.strides[-2] == as_expr(1)
+        self.together = 1 if transposed else TOGETHER
+        shape = (THREADS, self.together, minimum(p.k, tile.depth), tile.NR)
+        self.panel = buffer("panels", dtype, shape, Role.WORK)
         rows = as_expr(max(tile.MR, DOT_TILE if self.dot_rows is not None else 0))
         if self.several:
             block = minimum(p.m, tile.deep_rows)
@@ -189,17 +202,13 @@ class _Builder:
 
     def panel_units(self) -> Stmt:
         p, plan, tile = self.p, self.plan, self.tile
-        values = {
-            "_passes": plan.passes,
-            "_depth": plan.depth,
-            "_blocks": plan.blocks,
-            "_block_rows": plan.rows,
-            "_groups": plan.groups,
-            "_group": plan.panels,
-            "_copied": plan.copied,
-            "_packed": plan.packed,
-        }
-        units = (*p.batch, sym("_blocks"), sym("_groups"))
+        values = (
+            *plan.lets,
+            ("_depth", plan.depth),
+            ("_block_rows", plan.rows),
+            ("_group", plan.panels),
+        )
+        units = (*p.batch, plan.blocks, plan.groups)
         placed, at = unflatten_unit(sym("_u"), units)
         batch, block, group = at[:-2], at[-2], at[-1]
         first = group * sym("_group")
@@ -212,6 +221,9 @@ class _Builder:
                 # Blocks of even size may leave none, or less than none, for the last.
                 Let("_rows", Index(maximum(rows, 0))),
                 Let("_tiles", Index(ceildiv(sym("_rows"), tile.MR))),
+                # Tiles as even as can be: the first `_taller` have a row more.
+                Let("_short", Index(floordiv(sym("_rows"), maximum(sym("_tiles"), 1)))),
+                Let("_taller", Index(sym("_rows") - sym("_short") * sym("_tiles"))),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
                 self.passes(batch),
@@ -220,7 +232,7 @@ class _Builder:
         work = sym("_block_rows") * p.k * sym("_group") * tile.NR
         return Block(
             (
-                *(Let(name, Index(value)) for name, value in values.items()),
+                *(Let(name, Index(value)) for name, value in values),
                 _parallel(unit, units, work),
             )
         )
@@ -232,9 +244,9 @@ class _Builder:
             Let("_steps", Index(minimum(sym("_depth"), self.p.k - begin))),
         ]
         if self.copy is not None:
-            body.append(If(_is_set(sym("_copied")), self.copy_rows(self.copy, batch)))
+            body.append(If(_is_set(self.plan.copied), self.copy_rows(self.copy, batch)))
         body.append(self.panels(batch))
-        return For("_pass", as_expr(0), sym("_passes"), Block(tuple(body)))
+        return For("_pass", as_expr(0), self.plan.passes, Block(tuple(body)))
 
     def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
         """This pass's part of the block's rows of A, side by side."""
@@ -254,108 +266,137 @@ class _Builder:
         even = mod(p.n, tile.NR) == as_expr(0)
         columns = as_expr(tile.NR) if even else minimum(tile.NR, p.n - column)
         # The tile of a product in one pass is done with at once: always the same rows.
-        several = minimum(sym("_passes") - 1, 1) if self.several else as_expr(0)
+        several = minimum(self.plan.passes - 1, 1) if self.several else as_expr(0)
         place = several * ((panel - sym("_first")) * sym("_block_rows") + sym("_start"))
-        start, height = height_of(sym("_t"), sym("_rows"), maximum(sym("_tiles"), 1))
-        end = self.finish(batch, column, columns)
-        if self.several:
-            last = Binary("ge", Index(sym("_pass") + 1), Index(sym("_passes")))
-            end = If(last, end)
+        start = sym("_t") * sym("_short") + minimum(sym("_t"), sym("_taller"))
+        height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
         tile_done = Block(
             (
                 Let("_start", Index(start)),
                 Let("_height", Index(height)),
                 Let("_place", Index(place)),
-                self.multiply(batch, columns),
-                end,
+                self.finished(batch, column, columns),
             )
         )
         tiles: Stmt = For("_t", as_expr(0), sym("_tiles"), tile_done)
         if self.b is not None:
             partial = exceeds(panel + 1, floordiv(p.n, tile.NR))
+            slot = mod(panel - sym("_first"), self.together)
+            packs = Index(maximum(self.plan.packed, partial))
             tiles = Block(
                 (
-                    Let("_packs", Index(maximum(sym("_packed"), partial))),
-                    If(_is_set(sym("_packs")), self.pack_panel(self.b, batch)),
+                    Let("_slot", Index(slot)),
+                    Let("_packs", packs),
+                    self.pack_panels(self.b, batch),
                     tiles,
                 )
             )
         return For("_p", sym("_first"), sym("_last"), tiles)
 
-    def finish(self, batch: tuple[Expr, ...], column: Expr, columns: Expr) -> Stmt:
-        """The epilogue of a tile; a whole row of it has a constant number of lanes."""
+    def finished(self, batch: tuple[Expr, ...], column: Expr, columns: Expr) -> Stmt:
+        """One tile, computed and, in the last pass, written.
 
-        def over(columns: Expr) -> Stmt:
-            row = sym("_row") + sym("_start")
+        The product of whole panels with nothing to follow goes where it belongs; else
+        it goes to scratch, and the epilogue reads it from there.
+        """
+        whole = as_expr(self.tile.NR)
+        kept: Address = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
+        row = sym("_row") + sym("_start")
+
+        def through(columns: Expr) -> Stmt:
             place = sym("_place") if self.several else as_expr(0)
             size = (sym("_height"), columns)
             done = TileAt(batch, row, column, *size, self.scratch, place)
-            return Block(tuple(self.epilogue(done)))
+            end: Stmt = Block(tuple(self.epilogue(done)))
+            if self.several:
+                last = Binary("ge", Index(sym("_pass") + 1), Index(self.plan.passes))
+                end = If(last, end)
+            return Block((self.multiply(batch, columns, kept, whole), end))
 
-        whole = as_expr(self.tile.NR)
+        if self.plain is None:
+            full = through(whole)
+        else:
+            full = self.multiply(batch, whole, self.plain(batch, row, column), self.p.n)
         if columns == whole:
-            return over(whole)
-        return If(
-            Binary("ge", Index(columns), Index(whole)), over(whole), over(columns)
-        )
+            return full
+        is_whole = Binary("ge", Index(columns), Index(whole))
+        return If(is_whole, full, through(columns))
 
-    def pack_panel(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """This pass's part of a panel, into this worker's scratch."""
-        k, j, nr = sym("_k"), sym("_j"), self.tile.NR
-        column = sym("_p") * nr + j
-        inside = Binary("lt", Index(column), Index(self.p.n))
-        place = (*self.b_at(batch), sym("_begin") + k, column)
+    def pack_panels(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
+        """This pass's part of the next whole panels, or of a partial one, into scratch.
 
-        def over(value: LoopValue) -> Stmt:
-            store = Store(self.panel, (sym(WORKER), k, j), value)
-            columns = For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-            return For("_k", as_expr(0), sym("_steps"), columns)
+        Whole panels several at once, so that more of a row of B is read together.
+        """
+        k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
+        panel = sym("_p")
 
-        whole = Binary("le", Index(sym("_p") * nr + nr), Index(self.p.n))
-        return If(whole, over(Load(b, place)), over(Load(b, place, inside)))
+        def copy(slot: Expr, column: Expr, where: LoopValue | None) -> Stmt:
+            value = Load(b, (*self.b_at(batch), sym("_begin") + k, column), where)
+            store = Store(self.panel, (sym(WORKER), slot, k, j), value)
+            return For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
 
-    def multiply(self, batch: tuple[Expr, ...], columns: Expr) -> Stmt:
+        whole = minimum(sym("_last"), floordiv(self.p.n, nr), panel + self.together)
+        several: Stmt = copy(as_expr(0), panel * nr + j, None)
+        if self.together > 1:
+            one = copy(q, (panel + q) * nr + j, None)
+            several = For("_q", as_expr(0), whole - panel, one)
+        inside = Binary("lt", Index(panel * nr + j), Index(self.p.n))
+        last = copy(sym("_slot"), panel * nr + j, inside)
+        partial = Binary("gt", Index(panel * nr + nr), Index(self.p.n))
+        first = Binary("lt", Index(sym("_slot")), Index(self.plan.packed))
+
+        def over(body: Stmt) -> Stmt:
+            return For("_k", as_expr(0), sym("_steps"), body)
+
+        return If(partial, over(last), If(first, over(several)))
+
+    def multiply(
+        self, batch: tuple[Expr, ...], columns: Expr, result: Address, c_row: Expr
+    ) -> Stmt:
         """The micro-kernel of this tile's height and width, on what the plan reads."""
         row = sym("_row") + sym("_start")
-        there: Address = (self.a, (*batch, row, sym("_begin")))
-        call = self.right(batch, columns, there, self.a.strides[-2:])
+
+        def on(a: Address, strides: tuple[Expr, ...]) -> Stmt:
+            return self.right(
+                batch,
+                lambda b, step, coming, ahead: self.heights(
+                    (sym("_steps"), *strides, step, c_row, sym("_adding"), ahead),
+                    (a, b, coming, result),
+                    columns,
+                ),
+            )
+
+        call = on((self.a, (*batch, row, sym("_begin"))), self.a.strides[-2:])
         if self.copy is not None:
-            at = (sym("_start"), as_expr(0))
-            strides = self.copy.strides[-2:]
+            at, strides = (sym("_start"), as_expr(0)), self.copy.strides[-2:]
             if self.a.strides[-2] == as_expr(1):
                 at, strides = at[::-1], strides[::-1]
-            beside: Address = (self.copy, (sym(WORKER), *at))
-            copied = self.right(batch, columns, beside, strides)
-            call = If(_is_set(sym("_copied")), copied, call)
+            beside = on((self.copy, (sym(WORKER), *at)), strides)
+            call = If(_is_set(self.plan.copied), beside, call)
         adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
         return Block((Let("_adding", Index(adding)), call))
 
-    def right(
-        self,
-        batch: tuple[Expr, ...],
-        columns: Expr,
-        a: Address,
-        strides: tuple[Expr, ...],
-    ) -> Stmt:
-        """A's rows with a constant's panel, a panel just packed, or B in place."""
+    def right(self, batch: tuple[Expr, ...], call: PanelCall) -> Stmt:
+        """The call with a constant's panel, a panel just packed, or B in place."""
         tile, panel, begin = self.tile, sym("_p"), sym("_begin")
         b_at, none = self.b_at(batch), as_expr(0)
-
-        def call(b: Address, step: Expr, coming: Address, ahead: Expr) -> Stmt:
-            sizes = (sym("_steps"), *strides, step, sym("_adding"), ahead)
-            return self.heights(sizes, (a, b, coming), columns)
-
+        # Every tile brings its share of the next panel near.
+        tiles = maximum(sym("_tiles"), 1)
+        ahead = ceildiv(tile.NR, tiles)
+        share = floordiv(sym("_t") * sym("_steps") * ahead, tile.NR)
         nr = as_expr(tile.NR)
         if self.constant is not None:
-            # Every tile brings its share of the next panel near.
-            ahead = ceildiv(tile.NR, maximum(sym("_tiles"), 1))
-            share = floordiv(sym("_t") * sym("_steps") * ahead, tile.NR)
             b: Address = (self.constant, (*b_at, panel, begin, none))
             coming = (self.constant, (*b_at, panel + 1, begin + share, none))
             return call(b, nr, coming, ahead)
         assert self.b is not None
-        b = (self.panel, (sym(WORKER), none, none))
-        packed = call(b, nr, b, none)
+        b = (self.panel, (sym(WORKER), sym("_slot"), none, none))
+        if self.b.strides[-2] == as_expr(1):  # rows along K, one after the other
+            next_panel = panel * tile.NR + tile.NR
+            coming = (self.b, (*b_at, begin + share * tile.NR, next_panel))
+            packed = call(b, nr, coming, ahead)
+        else:  # a panel's rows are far apart: asking for them one by one does not pay
+            packed = call(b, nr, b, none)
         if self.plan.packed == as_expr(1):
             return packed
         step = self.b.strides[-2]
@@ -368,18 +409,17 @@ class _Builder:
     ) -> Stmt:
         """Calls the kernel of the height; where columns are few, the narrow one."""
         tile, dtype = self.tile, self.p.dtype
-        result: Address = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
         widths = set(range(1, VECTORS + 1))
-        if self.p.n.is_const:
-            n = self.p.n.value
-            last = -(-(n % tile.NR) // tile.lanes)
-            widths = {last, VECTORS} - {0} if n > tile.NR else {last or VECTORS}
+        n = columns if columns.is_const else self.p.n
+        if n.is_const:
+            last = -(-(n.value % tile.NR) // tile.lanes)
+            widths = {last, VECTORS} - {0} if n.value > tile.NR else {last or VECTORS}
         cases: list[tuple[int, Stmt]] = []
         for vectors in sorted(widths):
             for height in range(1, tile.MR + 1):
                 name = panel_name(dtype, height, vectors * tile.lanes)
-                call = Call(name, sizes, (*operands, result))
-                cases.append(((vectors - 1) * tile.MR + height, call))
+                number = (vectors - 1) * tile.MR + height
+                cases.append((number, Call(name, sizes, operands)))
         wide = ceildiv(columns, tile.lanes) - 1
         return Switch(wide * tile.MR + sym("_height"), tuple(cases))
 
@@ -455,9 +495,15 @@ def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
     return For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
 
 
-def gemm(spec: Product, plan: Plan, target: Target, epilogue: Epilogue) -> Gemm:
+def gemm(
+    spec: Product,
+    plan: Plan,
+    target: Target,
+    epilogue: Epilogue,
+    plain: Plain | None = None,
+) -> Gemm:
     """The product as the plan has it."""
-    builder = _Builder(spec, plan, target, epilogue)
+    builder = _Builder(spec, plan, target, epilogue, plain)
     always_dot = plan.dot == as_expr(1)
     helpers: list[LoopFunc] = []
     body: Stmt | None = None

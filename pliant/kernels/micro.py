@@ -11,6 +11,7 @@ results or starts from zero, and asks for a slice of the next panel while it com
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 
 from pliant.ir.loops import (
@@ -44,9 +45,10 @@ from pliant.target import Target
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
 DOT_SIZES = (4, 2, 1)
 
-# The integer parameters of a panel kernel: K, A's strides, B's stride along K, whether
-# the results are added to, and how many elements further each step looks ahead.
-PANEL_SIZES = ("K", "a_row", "a_step", "b_step", "more", "ahead")
+# The integer parameters of a panel kernel: K, A's strides, B's stride along K, the
+# results' row stride, whether they are added to, and how many elements further each
+# step looks ahead.
+PANEL_SIZES = ("K", "a_row", "a_step", "b_step", "c_row", "more", "ahead")
 
 
 def multiply_add(x: LoopValue, y: LoopValue, z: LoopValue, dtype: DType) -> LoopValue:
@@ -65,6 +67,7 @@ def dot_name(dtype: DType, height: int, width: int) -> str:
     return f"dot_{dtype}_{height}x{width}"
 
 
+@lru_cache(maxsize=256)
 def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFunc:
     """`height` rows of A times one panel, accumulated in registers over all of K."""
     width, k = vectors * tile.lanes, sym("K")
@@ -72,7 +75,7 @@ def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFun
     a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), sym("a_step")))
     b = buffer("b", dtype, (k, width), Role.IN, (sym("b_step"), 1))
     coming = buffer("coming", dtype, (k,), Role.IN, (sym("ahead"),))
-    c = buffer("c", dtype, (height, width), Role.INOUT, (tile.NR, 1))
+    c = buffer("c", dtype, (height, width), Role.INOUT, (sym("c_row"), 1))
     acc = buffer("acc", dtype, (chains, height, width), Role.REGISTER)
 
     def steps(begin: Expr, end: Expr, count: int) -> Stmt:
@@ -133,6 +136,7 @@ def panel_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
     ]
 
 
+@lru_cache(maxsize=256)
 def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
     """Rows of A times rows of B, lanes along K; the rows of A that follow come near."""
     k = sym("K")

@@ -27,7 +27,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import TensorType
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import Product, TileAt, gemm
+from pliant.kernels.gemm import Address, Product, TileAt, gemm
 from pliant.kernels.packing import pack_constant, pack_rows
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
@@ -182,7 +182,12 @@ def lower_matmul(
         )
         return epilogue.write(at, placed)
 
-    made = gemm(spec, plan, target, write)
+    def plain(batch: tuple[Expr, ...], row: Expr, column: Expr) -> Address:
+        (out,) = epilogue.outputs.values()
+        return out, (flatten((*batch, row, column), (*spec.batch, spec.m, spec.n)),)
+
+    alone = region.ops == (root,) and region.results == (root.result,)
+    made = gemm(spec, plan, target, write, plain if alone else None)
     steps: list[Step] = []
     buffers: list[tuple[Buffer, Argument]] = [(made.a, left)]
     if made.packed is not None:
