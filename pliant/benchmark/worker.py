@@ -31,6 +31,7 @@ from pliant.benchmark.engines import (
 from pliant.benchmark.memory import high_water
 from pliant.benchmark.models import Case, Shape, load
 from pliant.benchmark.timing import Spread, interleaved, ratios
+from pliant.errors import OptionError
 from pliant.profile import totals
 
 Say = Callable[[str], None]
@@ -64,6 +65,8 @@ class Job:
     def case_and_shapes(self) -> tuple[Case, list[Shape]]:
         case = load(self.model, Path(self.zoo) if self.zoo else None)
         shapes = list(self.shapes or case.shapes)
+        if any(len(shape) != len(case.dims) for shape in shapes):
+            raise OptionError(f"a shape of {case.name} is ({', '.join(case.dims)})")
         if not self.shapes and (self.few_shapes or self.kernels):
             shapes = few(shapes) if self.few_shapes else [largest(case, shapes)]
         return case, shapes
@@ -287,7 +290,9 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
 
 
 def brief(problem: BaseException) -> str:
-    """An error on one line, its kind first."""
+    """What first went wrong, on one line, its kind first."""
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text}"[:BRIEF]
 
