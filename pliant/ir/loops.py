@@ -40,7 +40,7 @@ leading axis is the worker.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.types import DType, contiguous_strides
@@ -340,25 +340,30 @@ class LoopFunc:
 
 def statements(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and all inside it, in execution order."""
-    yield stmt
+    pending = [stmt]
+    while pending:
+        inner = pending.pop()
+        yield inner
+        pending += reversed(_inside(inner))
+
+
+def _inside(stmt: Stmt) -> Sequence[Stmt]:
+    """The statements directly inside one."""
     match stmt:
         case Block(body):
-            for inner in body:
-                yield from statements(inner)
+            return body
         case For():
-            yield from statements(stmt.body)
+            return (stmt.body,)
+        case If(_, then, None):
+            return (then,)
         case If(_, then, otherwise):
-            yield from statements(then)
-            if otherwise is not None:
-                yield from statements(otherwise)
+            return (then, otherwise)
         case Switch(_, cases):
-            for _, inner in cases:
-                yield from statements(inner)
+            return [inner for _, inner in cases]
         case Dispatch(variants):
-            for variant in variants:
-                yield from statements(variant.body)
+            return [variant.body for variant in variants]
         case _:
-            pass
+            return ()
 
 
 def operands(value: LoopValue) -> tuple[LoopValue, ...]:
