@@ -354,10 +354,8 @@ def _inside(stmt: Stmt) -> Sequence[Stmt]:
             return body
         case For():
             return (stmt.body,)
-        case If(_, then, None):
-            return (then,)
         case If(_, then, otherwise):
-            return (then, otherwise)
+            return (then,) if otherwise is None else (then, otherwise)
         case Switch(_, cases):
             return [inner for _, inner in cases]
         case Dispatch(variants):
