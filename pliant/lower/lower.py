@@ -54,6 +54,7 @@ class _Lowering:
     names: Names
     checks: list[str]
     ops: list[Op] = field(default_factory=list)
+    views: dict[Value, View | None] = field(default_factory=dict)  # resolved so far
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
     loops: dict[str, LoopFunc] = field(default_factory=dict)
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -68,6 +69,11 @@ class _Lowering:
         if text not in self.checks:
             self.checks.append(text)
         return self.checks.index(text) + 1
+
+    def resolve(self, value: Value) -> View | None:
+        if value not in self.views:
+            self.views[value] = resolve(value, self.producers, self.facts)
+        return self.views[value]
 
     # ---- buffers
 
@@ -200,7 +206,7 @@ def _packed_weights(
         if any(d != as_expr(1) for d in b.shape[:-2]):
             continue
         given = dict(zip(op.regions[0].params, op.operands, strict=True))
-        view = resolve(given[b], producers, state.facts)
+        view = state.resolve(given[b])
         source = None if view is None else producers.get(view.base)
         if view is None or source is None or source.name != "constant":
             continue
@@ -220,7 +226,7 @@ def _lower_fusion(
     views: dict[Value, View] = {}
     constants: dict[Value, Constant] = {}
     for param, operand in zip(region.params, op.operands, strict=True):
-        view = resolve(operand, producers, state.facts)
+        view = state.resolve(operand)
         if view is None:
             raise InternalError("lower", f"{operand} is not a strided view")
         views[param] = view
@@ -328,7 +334,7 @@ def _results(
     taken: set[Value] = set()
     allocated = {op.result for op in state.ops if op.name == "alloc"}
     for result in graph.results:
-        view = resolve(result, producers, state.facts)
+        view = state.resolve(result)
         if view is not None and view.is_contiguous():
             base = state.base(view.base)
             if base in allocated and base not in taken:
