@@ -241,6 +241,8 @@ class Expr:
         return _sum(self, right, -1)
 
     def __mul__(self, other: DimLike) -> Expr:
+        if type(other) is int:
+            return self._scaled(other)
         right = _coerce(other)
         if right is None:
             return NotImplemented
