@@ -51,6 +51,7 @@ from pliant.codegen.llvm_types import (
     splat,
     storage_type,
 )
+from pliant.codegen.transpose import emit_turned, turned
 from pliant.errors import InternalError
 from pliant.ir.loops import (
     WORKER,
@@ -415,6 +416,12 @@ class _Body:
             self.vector_loop(loop, begin, end)
         elif loop.kind is Kind.PARALLEL and self.can_outline(loop):
             self.parallel_loop(loop, begin, end)
+        elif (
+            self.dims.lanes == 1
+            and loop.kind is Kind.SERIAL
+            and (nest := turned(loop, self.memory.flat, self.target)) is not None
+        ):
+            emit_turned(self, nest, begin, end)
         else:
             self.serial_loop(loop, begin, end)
 

@@ -114,7 +114,19 @@ def only_stores_registers(stmt: Stmt) -> bool:
 
 # An op that LLVM expands to many instructions weighs as much as this many.
 _HEAVY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sigmoid"}
+    {
+        "exp",
+        "decay",
+        "expm1",
+        "log",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "erf",
+        "sigmoid",
+    }
     | {"pow", "atan2", "floordiv", "mod"}
 )
 _HEAVY_WEIGHT = 12

@@ -32,6 +32,7 @@ from pliant.errors import InternalError
 
 UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "exp": exponential.exp,
+    "decay": exponential.decay,
     "expm1": exponential.expm1,
     "sigmoid": exponential.sigmoid,
     "tanh": exponential.tanh,

@@ -22,6 +22,7 @@ class ExpTable:
     ln2_low: float
     underflow: float  # exp is 0 from here down, after rounding
     overflow: float  # exp is inf from here up
+    least: float  # exp is a normal number from here up
     series: tuple[float, ...]  # P of the module docstring, |r| <= ln2/2
 
 
@@ -32,6 +33,7 @@ EXP32 = ExpTable(
     ln2_low=-2.12194440e-4,
     underflow=-104.0,
     overflow=89.0,
+    least=-87.0,
     series=(4.9999994e-01, 1.666652e-01, 4.166825e-02, 8.368826e-03, 1.3822414e-03),
 )  # 2^-28.2
 EXP64 = ExpTable(
@@ -39,6 +41,7 @@ EXP64 = ExpTable(
     ln2_low=1.90821492927058770002e-10,
     underflow=-746.0,
     overflow=710.0,
+    least=-708.0,
     series=(
         0.5000000000000011,
         0.16666666666666435,
@@ -181,6 +184,12 @@ def exp_moderate(x: Lanes, series: tuple[float, ...] | None = None) -> Lanes:
     form = x.format
     power = ((k + form.bias) << form.mantissa).as_float()
     return power.times_plus(exp_minus_one_series(r, series), power)
+
+
+def decay(x: Lanes) -> Lanes:
+    """exp of what is at most 0; results that are not normal numbers are 0."""
+    least = exp_table(x).least
+    return (x < least).select(0.0, exp_moderate(x.at_least(least)))
 
 
 def expm1(x: Lanes) -> Lanes:

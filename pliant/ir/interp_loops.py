@@ -126,11 +126,18 @@ def _power(x: Any, y: Any) -> Any:
     return np.where(y < 0, small, np.power(x, np.maximum(y, 0)))[()]
 
 
+def _decay(x: Any) -> Any:
+    return np.where(np.exp(x) < np.finfo(x.dtype).tiny, 0, np.exp(x)).astype(x.dtype)[
+        ()
+    ]
+
+
 UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": np.negative,
     "abs": np.abs,
     "sign": _sign,
     "exp": np.exp,
+    "decay": _decay,
     "expm1": np.expm1,
     "log": np.log,
     "log1p": np.log1p,

@@ -130,7 +130,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """An elementwise op of one operand: same names and meaning as in ir/ops.py."""
+    """An elementwise op of one operand: same names and meaning as in ir/ops.py.
+
+    And `decay`: exp of a float that is at most 0 (above, it may be anything), where
+    results too small for a normal number are 0.
+    """
 
     op: str
     x: LoopValue
@@ -380,6 +384,8 @@ def operands(value: LoopValue) -> tuple[LoopValue, ...]:
 
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+# Ops that only loops have, and the op of ir/ops.py that has their types.
+LOOP_OPS = {"decay": "exp"}
 PREDICATES = frozenset({"isnan", "isinf", "logical_not"})
 
 

@@ -18,6 +18,7 @@ from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.infer import Attrs, InferContext, bare
 from pliant.ir.loops import (
+    LOOP_OPS,
     WORKER,
     Accumulate,
     Accumulator,
@@ -69,7 +70,7 @@ def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
 @lru_cache(maxsize=4096)
 def _scalar_result(op: str, dtypes: tuple[DType, ...]) -> DType | str:
     """The dtype an elementwise op gives, or what is wrong."""
-    definition = OPS.get(op)
+    definition = OPS.get(LOOP_OPS.get(op, op))
     arity = (len(dtypes), len(dtypes))
     if definition is None or not definition.is_(Trait.ELEMENTWISE):
         return f"there is no elementwise op {op}"

@@ -96,8 +96,6 @@ ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
 LEAST_ROWS = 48  # below, a unit is not split for the sake of threads
 # Of so many rows, dot products on the keys in place are cheaper than packing.
 FEW = (1, 2)
-# exp is a normal number from here on; weights below are 0.
-LEAST_EXPONENT = {DType.F32: -87.0, DType.F64: -708.0}
 
 SCRATCH = (sym(WORKER),)
 
@@ -588,7 +586,7 @@ class _Builder:
 
         before, after = Read("_at_before", compute), Read("_at_after", compute)
         both = Select(Binary("gt", highest, before), highest, before)
-        change = Unary("exp", Binary("sub", before, self.shift(after)))
+        change = Unary("decay", Binary("sub", before, self.shift(after)))
         whole = floordiv(_at("seen"), nr)
         return [
             *(lets if self.spec.causal or self.spec.score is not None else []),
@@ -616,16 +614,10 @@ class _Builder:
         score = (*SCRATCH, _at("i"), j)
         power, shift = Read("_at_power", compute), Read("_at_shift", compute)
         highest = Load(self.stats, self.stat(MAXIMUM))
-        below = Read("_at_below", compute)
-        # exp of the hidden columns' -inf would take the slow path of tiny results.
-        least = Const(LEAST_EXPONENT[compute], compute)
-        tiny = Binary("lt", below, least)
-        raised = Unary("exp", Select(tiny, least, below))
-        distance = Binary("sub", Load(self.scores, score), shift)
+        below = Binary("sub", Load(self.scores, score), shift)
         body = Block(
             (
-                Local("_at_below", compute, distance),
-                Local("_at_power", compute, Select(tiny, zero(compute), raised)),
+                Local("_at_power", compute, Unary("decay", below)),
                 Store(self.scores, score, power),
                 Accumulate("_at_sum", power),
             )

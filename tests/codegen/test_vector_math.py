@@ -217,6 +217,21 @@ def test_unary_accuracy(op: str, dtype: str, target: str) -> None:
     assert np.array_equal(np.signbit(got[zero]), np.signbit(true[zero]))
 
 
+@pytest.mark.parametrize("target", [HOST, "baseline"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decay_is_exp_of_what_is_not_positive(dtype: str, target: str) -> None:
+    x = -np.abs(samples("exp", dtype, 100_000))
+    with np.errstate(all="ignore"):
+        true = np.exp(x.astype(LONG))
+    got = kernel("decay", dtype, 8, target)(x)
+    tiny = np.finfo(DTYPES[dtype]).tiny
+    normal = (true >= 4 * tiny) | np.isnan(true)
+    assert ulp_error(got[normal], true[normal]).max() <= MAX_ULP
+    rest = got[~normal]
+    assert ((rest == 0) | ((rest >= tiny) & (rest <= 5 * tiny))).all()
+    assert (got[x == -np.inf] == 0).all()
+
+
 EXACT: dict[str, Callable[..., Array]] = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -226,7 +241,7 @@ EXACT: dict[str, Callable[..., Array]] = {
     "neg": np.negative,
 }
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
-    **{op: getattr(torch, op) for op in UNARY},
+    **{op: getattr(torch, op) for op in UNARY if op != "decay"},
     "pow": torch.pow,
     "atan2": torch.atan2,
     "mod": torch.remainder,
@@ -318,7 +333,7 @@ def test_minimum_and_maximum(dtype: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", [HOST, "baseline"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", sorted(SUPPORTED - {"minimum", "maximum"}))
+@pytest.mark.parametrize("op", sorted(SUPPORTED - {"minimum", "maximum", "decay"}))
 def test_special_values_are_torchs(op: str, dtype: str, target: str) -> None:
     """Zeros, infinities and NaN in the result, with signs, wherever torch has them."""
     x = specials(dtype)
