@@ -15,6 +15,7 @@ from pliant.benchmark.timing import Spread, geomean
 Result = Mapping[str, Any]
 SLOW = 0.95  # of the best peer's speed: anything below is listed
 NONE = "–"
+MODELS = "models"  # folder of the results by model
 
 
 def title(name: str) -> str:
@@ -228,21 +229,23 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 def store_result(folder: Path, result: Result, about: Mapping[str, str]) -> None:
     """One file per model and thread count; a failed run leaves no older one behind."""
-    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / MODELS
+    kept.mkdir(parents=True, exist_ok=True)
     stem = Path(result["model"].replace(":", "_")).name
-    path = folder / f"{stem}_{result['threads']}t.json"
+    path = kept / f"{stem}_{result['threads']}t.json"
     if "error" in result:
         path.unlink(missing_ok=True)
         return
     path.write_text(json.dumps({**result, "machine": dict(about)}, indent=1) + "\n")
 
 
-def write_tables(folder: Path, about: Mapping[str, str]) -> None:
+def write_tables(folder: Path) -> None:
     """models.md and summary.md, from every stored result."""
-    stored = [json.loads(path.read_text()) for path in folder.glob("*_*t.json")]
+    stored = [json.loads(path.read_text()) for path in folder.glob(f"{MODELS}/*.json")]
     stored.sort(key=lambda r: (r["model"], r["threads"]))
     notes = [f"- {line}" for line in left_out(stored)]
-    last = [machine_line(about) + "\n"]
+    machines = dict.fromkeys(machine_line(result["machine"]) for result in stored)
+    last = [*(f"\n{line}" for line in machines), ""]
     short = [summary_table(stored), slow_table(stored)]
     short += [compile_table(stored), memory_table(stored)]
     (folder / "summary.md").write_text(

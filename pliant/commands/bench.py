@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, progress("starting") as say:
         results = run_jobs(_jobs(args, Path(folder)), say, keep)
     if keeps:
-        write_tables(args.output, about)
+        write_tables(args.output)
     if args.kernels:
         _show_kernels(results, about, args.json)
     else:

@@ -48,7 +48,7 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
     assert told.err and not told.out
 
 
-@pytest.mark.parametrize("command", [[], ["bench"], ["explain"]])
+@pytest.mark.parametrize("command", [[], ["bench"], ["doctor"], ["explain"]])
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command, "--help"])
@@ -85,8 +85,9 @@ def test_bench_writes_tables(
     arguments = ["--peers", "eager", "--quick", "--output", str(tmp_path), *FAST]
     assert main(["bench", f"{TINY}:net", *arguments]) == 0
     assert "x torch eager" in capsys.readouterr().out
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["models.md", "summary.md", "tiny.py_net_1t.json"]
+    found = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*"))
+    kept = ["models.md", "models/tiny.py_net_1t.json", "summary.md"]
+    assert [str(path) for path in found] == kept
     assert "| (2, 5) |" in (tmp_path / "models.md").read_text()
     assert "| all |" in (tmp_path / "summary.md").read_text()
 
