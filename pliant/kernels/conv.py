@@ -19,7 +19,7 @@ Deep or wide is decided per call from the sizes: by what each computes in vain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.ir.loops import (
     WORKER,
@@ -76,61 +76,58 @@ TRANSPOSED = 40
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
+    """One convolution: sizes, how its window moves, the layout of its input."""
+
     dtype: DType
-    x_shape: tuple[Expr, ...]  # (N, C, spatial..)
-    w_shape: tuple[Expr, ...]  # (O, C/groups, window..)
-    out_shape: tuple[Expr, ...]
-    x_strides: tuple[Expr, ...]
-    stride: tuple[int, ...]
-    low: tuple[Expr, ...]
-    high: tuple[Expr, ...]
-    dilation: tuple[int, ...]
+    images: Expr
+    channels: Expr  # of the input, in a group
+    outputs: Expr  # channels of the result, in a group
     groups: int
+    slides: tuple[Slide, ...]  # one per spatial axis
+    x_strides: tuple[Expr, ...]  # (N, C, spatial..)
+
+    @property
+    def taps(self) -> Expr:
+        return product(slide.window for slide in self.slides)
+
+    @property
+    def depth(self) -> Expr:
+        return self.channels * self.taps
 
     @property
     def pointwise(self) -> bool:
         """Every output pixel is made of the input pixel in its place."""
-        return (
-            all(d == as_expr(1) for d in self.w_shape[2:])
-            and all(s == 1 for s in self.stride)
-            and all(p == as_expr(0) for p in self.low)
-            and self.x_shape[2:] == self.out_shape[2:]
-            and all(
-                self.x_strides[k] == self.x_strides[k + 1] * self.x_shape[k + 1]
-                for k in range(2, len(self.x_shape) - 1)
+        spatial = self.x_strides[2:]
+        return all(
+            slide.window == as_expr(1)
+            and slide.stride == 1
+            and slide.low == as_expr(0)
+            and slide.extent == slide.out
+            for slide in self.slides
+        ) and all(
+            outer == inner * slide.extent
+            for outer, inner, slide in zip(
+                spatial, spatial[1:], self.slides[1:], strict=False
             )
         )
 
-    def slides(self) -> tuple[Slide, ...]:
-        """The spatial axes, at least two; a pointwise one has a single long row."""
+    def in_rows(self, flat: bool) -> Convolution:
+        """With two spatial axes or more; flat: with all pixels in a single long row."""
         one = Slide(as_expr(1), as_expr(1), as_expr(1))
-        if self.pointwise:
-            pixels = product(self.out_shape[2:])
-            return (one, Slide(pixels, pixels, as_expr(1)))
-        found = tuple(
-            Slide(*part)
-            for part in zip(
-                self.x_shape[2:],
-                self.out_shape[2:],
-                self.w_shape[2:],
-                self.stride,
-                self.dilation,
-                self.low,
-                strict=True,
-            )
-        )
-        return found if len(found) > 1 else (one, *found)
+        lead, last = self.x_strides[:2], self.x_strides[-1]
+        if flat:
+            pixels = product(slide.out for slide in self.slides)
+            slides = (one, Slide(pixels, pixels, as_expr(1)))
+        elif len(self.slides) == 1:
+            slides = (one, *self.slides)
+        else:
+            return self
+        return replace(self, slides=slides, x_strides=(*lead, as_expr(0), last))
 
     def input(self) -> Buffer:
-        """x with the axes of `slides`."""
-        slides = self.slides()
-        lead = self.x_strides[:2]
-        if self.pointwise or len(self.x_shape) == 3:
-            strides = (*lead, as_expr(0), self.x_strides[-1])
-        else:
-            strides = self.x_strides
-        shape = (*self.x_shape[:2], *(s.extent for s in slides))
-        return buffer("x", self.dtype, shape, Role.IN, strides)
+        extents = (slide.extent for slide in self.slides)
+        shape = (self.images, self.channels * self.groups, *extents)
+        return buffer("x", self.dtype, shape, Role.IN, self.x_strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +160,41 @@ class Kernel:
     helpers: tuple[LoopFunc, ...]
 
 
-def packed_shape(
-    groups: int, rows: Expr, depth: Expr, tile: ConvTile
-) -> tuple[Expr, ...]:
+def packed_shape(spec: Convolution, tile: ConvTile) -> tuple[Expr, ...]:
     """Weights as the kernels read them: (groups, panels, channels * taps, width)."""
-    return (as_expr(groups), ceildiv(rows, tile.width), depth, as_expr(tile.width))
+    panels = ceildiv(spec.outputs, tile.width)
+    return (as_expr(spec.groups), panels, spec.depth, as_expr(tile.width))
 
 
-def pack(name: str, spec: Convolution, tile: ConvTile) -> LoopFunc:
-    """Weights that are not constant, from (O, channels, window..) into panels."""
-    rows = floordiv(spec.w_shape[0], spec.groups)
-    depth = product(spec.w_shape[1:])
-    w = buffer("w", spec.dtype, (spec.groups, rows, depth), Role.IN)
-    shape = packed_shape(spec.groups, rows, depth, tile)
+# Where the weight of (group, output, channel, tap..) is in the model's own tensor.
+Source = Callable[[Expr, Expr, Expr, tuple[Expr, ...]], tuple[Expr, ...]]
+
+
+def pack(
+    name: str, spec: Convolution, tile: ConvTile, w: Buffer, source: Source
+) -> LoopFunc:
+    """Weights that are not constant, into panels."""
+    shape = packed_shape(spec, tile)
     packed = buffer("packed", spec.dtype, shape, Role.OUT)
     lets, (group, panel) = unflatten_unit(sym("_u"), shape[:2])
-    k, j = sym("_k"), sym("_j")
-    row = panel * tile.width + j
-    value = Load(w, (group, row, k), Binary("lt", Index(row), Index(rows)))
-    store = Store(packed, (group, panel, k, j), value)
-    columns = For("_j", as_expr(0), as_expr(tile.width), store, Kind.VECTOR)
-    body = Block((*lets, For("_k", as_expr(0), depth, columns)))
-    grain = maximum(1, floordiv(1 << 14, maximum(depth * tile.width, 1)))
+    c, j = sym("_c"), sym("_j")
+    taps = tuple(sym(f"_w{k}") for k in range(len(spec.slides)))
+    row, k = panel * tile.width + j, c
+    for tap, slide in zip(taps, spec.slides, strict=True):
+        k = k * slide.window + tap
+    inside = Binary("lt", Index(row), Index(spec.outputs))
+    value = Load(w, source(group, row, c, taps), inside)
+    body: Stmt = For(
+        "_j",
+        as_expr(0),
+        as_expr(tile.width),
+        Store(packed, (group, panel, k, j), value),
+        Kind.VECTOR,
+    )
+    for number, slide in reversed(list(enumerate(spec.slides))):
+        body = For(f"_w{number}", as_expr(0), slide.window, body)
+    body = Block((*lets, For("_c", as_expr(0), spec.channels, body)))
+    grain = maximum(1, floordiv(1 << 14, maximum(spec.depth * tile.width, 1)))
     units = product(shape[:2])
     loop = For("_u", as_expr(0), units, body, Kind.PARALLEL, grain=grain)
     return LoopFunc(name, (), (w, packed), loop)
@@ -193,11 +203,13 @@ def pack(name: str, spec: Convolution, tile: ConvTile) -> LoopFunc:
 class _Blocks:
     """How the result is cut: sizes as expressions, and the Lets that name them."""
 
-    def __init__(self, spec: Convolution, tile: ConvTile, target: Target) -> None:
-        *outer, self.rows, self.columns = spec.slides()
+    def __init__(
+        self, spec: Convolution, tile: ConvTile, target: Target, flat: bool
+    ) -> None:
+        *outer, self.rows, self.columns = spec.slides
         self.outer = tuple(outer)
-        self.tile, self.flat = tile, spec.pointwise
-        self.channels = spec.w_shape[1]
+        self.tile, self.flat = tile, flat
+        self.channels = spec.channels
         few = min(tile.rows, tile.width)
         # A multiple of the tile's columns, longer where tiles are low.
         self.positions = tile.columns * (
@@ -208,8 +220,10 @@ class _Blocks:
         self.budget = target.l2 // 2 // spec.dtype.bytes
         # Rows may share their padding only where it is whole, on both sides.
         self.shared = as_expr(0)
-        if self.columns.stride == 1 and not self.flat:
-            self.shared = minimum(spec.low[-1], spec.high[-1])
+        across = self.columns
+        if across.stride == 1 and not self.flat:
+            high = across.out + across.reach - across.extent - across.low
+            self.shared = maximum(minimum(across.low, high), 0)
         self.widest = self.positions if self.flat else self.positions // 4
 
     def lets(self) -> list[Stmt]:
@@ -257,19 +271,19 @@ class _Blocks:
 
 
 class _Conv:
-    def __init__(self, spec: Convolution, target: Target, epilogue: Epilogue) -> None:
+    def __init__(
+        self, spec: Convolution, target: Target, epilogue: Epilogue, flat: bool
+    ) -> None:
         self.spec, self.epilogue = spec, epilogue
-        self.rows_all = floordiv(spec.w_shape[0], spec.groups)
-        self.tile = tile = conv_tile(spec.dtype, self.rows_all, target)
-        self.blocks = blocks = _Blocks(spec, tile, target)
-        self.depth = product(spec.w_shape[1:])
+        self.tile = tile = conv_tile(spec.dtype, spec.outputs, target)
+        self.blocks = blocks = _Blocks(spec, tile, target, flat)
         self.x = spec.input()
-        shape = packed_shape(spec.groups, self.rows_all, self.depth, tile)
+        shape = packed_shape(spec, tile)
         self.w = buffer("w", spec.dtype, shape, Role.IN)
         self.panels = shape[1]
         storage = (THREADS, blocks.patch_elements())
         self.patch = blocks.patch(buffer("patch", spec.dtype, storage, Role.WORK))
-        self.taps = self.patch.taps()
+        self.taps = spec.taps
         self.has_taps = self.taps != as_expr(1)
         few = min(tile.rows, tile.width)
         self.deep = tile.width == tile.columns
@@ -301,9 +315,9 @@ class _Conv:
         spec, blocks = self.spec, self.blocks
         outer = tuple(s.out for s in blocks.outer)
         down, across = sym("_down"), sym("_across")
-        spatial = product((spec.x_shape[0], *outer, down, across))
+        spatial = product((spec.images, *outer, down, across))
         pixels = sym("_height") * sym("_width")
-        one = maximum(self.rows_all * self.depth * pixels, 1)
+        one = maximum(self.spec.outputs * self.spec.depth * pixels, 1)
         together = minimum(spec.groups, floordiv(GROUP_WORK, one) + 1)
         bundles = ceildiv(spec.groups, sym("_together"))
         # With fewer blocks than keep every thread busy, output channels are split too.
@@ -315,7 +329,7 @@ class _Conv:
             Let("_per", Index(ceildiv(self.panels, splits))),
             Let("_splits", Index(ceildiv(self.panels, sym("_per")))),
         ]
-        extents = (sym("_splits"), spec.x_shape[0], *outer, down, across, bundles)
+        extents = (sym("_splits"), spec.images, *outer, down, across, bundles)
         units = product(extents)
         inside = self.unit(extents)
         work = maximum(floordiv(one * sym("_together"), maximum(sym("_splits"), 1)), 1)
@@ -372,10 +386,12 @@ class _Conv:
 
     def is_deep(self) -> LoopValue:
         """Whether the deep kernel has less to compute on this block."""
+        spec, tile = self.spec, self.tile
         pixels = sym("_rows") * sym("_columns")
-        wide = ceildiv(sym("_count"), self.tile.columns) * self.tile.columns
-        deep_cost = pixels * (self.depth + TRANSPOSED) * self.panels * self.tile.width
-        less = Binary("lt", Index(deep_cost), Index(wide * self.depth * self.rows_all))
+        wide = ceildiv(sym("_count"), tile.columns) * tile.columns
+        deep_cost = pixels * (spec.depth + TRANSPOSED) * self.panels * tile.width
+        wide_cost = wide * spec.depth * spec.outputs
+        less = Binary("lt", Index(deep_cost), Index(wide_cost))
         fits = Binary("le", Index(pixels), Index(as_expr(DEEP_PIXELS)))
         return Binary("logical_and", fits, less)
 
@@ -392,8 +408,8 @@ class _Conv:
     def panel(self, place: Place, group: Expr) -> Stmt:
         width = self.tile.width
         channel = sym("_panel") * width
-        outputs = minimum(width, self.rows_all - channel)
-        base = group * self.rows_all + channel
+        outputs = minimum(width, self.spec.outputs - channel)
+        base = group * self.spec.outputs + channel
         wide = self.wide(place, base)
         body: Stmt = Block(tuple(wide))
         if self.deep:
@@ -503,5 +519,8 @@ def _even_tiles(rows: Expr, most: int, body: Sequence[Stmt]) -> list[Stmt]:
     ]
 
 
-def conv(spec: Convolution, target: Target, epilogue: Epilogue) -> Kernel:
-    return _Conv(spec, target, epilogue).kernel()
+def conv(
+    spec: Convolution, target: Target, epilogue: Epilogue, flat: bool = False
+) -> Kernel:
+    """Flat: the columns that the epilogue sees are positions in the whole plane."""
+    return _Conv(spec.in_rows(flat), target, epilogue, flat).kernel()

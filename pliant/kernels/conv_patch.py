@@ -42,7 +42,6 @@ from pliant.sym import (
     maximum,
     minimum,
     mod,
-    product,
     sym,
 )
 
@@ -96,10 +95,6 @@ class Patch:
     pitch: Expr  # positions from row to row
     plane: Expr  # elements of a plane
     channel: Expr  # elements from channel to channel
-
-    def taps(self) -> Expr:
-        slides = (*self.outer, self.rows, self.columns)
-        return product(slide.window for slide in slides)
 
     def fill_taps(self, table: Buffer) -> Stmt:
         """Writes the offset of every tap, in the order of the weights."""

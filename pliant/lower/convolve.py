@@ -1,8 +1,18 @@
-"""Convolutions: their operands, and what follows them on each finished box."""
+"""Convolutions: their operands, and what follows them on each finished box.
+
+A transposed convolution is one plain convolution of stride 1 for each residue of the
+output's position by the stride: output s*j + r is made of the taps w with w*d = r
+modulo s alone, and of inputs that move with j one by one.
+
+    conv_transpose, window 4, stride 2:    even outputs: taps 2, 0    odd: taps 3, 1
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+from math import gcd, prod
 
 import numpy as np
 
@@ -23,8 +33,16 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import TensorType
-from pliant.kernels.conv import Convolution, ResultAt, conv, pack, packed_shape
+from pliant.kernels.conv import (
+    Convolution,
+    ResultAt,
+    Source,
+    conv,
+    pack,
+    packed_shape,
+)
 from pliant.kernels.conv_micro import ConvTile, conv_tile
+from pliant.kernels.conv_patch import Slide
 from pliant.lower.contract import Operands, function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
@@ -32,8 +50,29 @@ from pliant.lower.nest import block
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Packed, Step, Temporary
 from pliant.passes.groups import domain_index
-from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym
+from pliant.sym import (
+    Expr,
+    Facts,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    mod,
+    product,
+    sym,
+)
 from pliant.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where along one axis of the result position j of a convolution goes."""
+
+    step: int = 1
+    first: int = 0
+
+    def __call__(self, position: Expr) -> Expr:
+        return position * self.step + self.first
 
 
 class BoxEpilogue:
@@ -55,21 +94,46 @@ class BoxEpilogue:
             for k, v in enumerate(dict.fromkeys(region.results))
         }
 
-    def write(self, box: ResultAt, flat: bool) -> list[Stmt]:
+    def write(self, box: ResultAt, spread: Sequence[Spread] | None) -> list[Stmt]:
         """Loops over the box that store every result of the region.
 
-        `flat`: columns are positions in a whole plane, rows and all.
+        Without a spread, columns are positions in the whole plane.
         """
         shape = self.root.result.shape
-        index = list(domain_index(shape))
-        axes = [
-            Axis(f"_d{k}", shape[k])
-            for k in range(1, len(shape))
-            if index[k] != as_expr(0)
-        ]
-        space = with_axes(self.facts, axes)
-        index[0] = box.image
         m, r, j = sym("_m"), sym("_r"), sym("_j")
+        spatial = [f"_d{k}" for k in range(2, len(shape))]
+        by_row = spatial[:-1] if spread is not None else []
+        by_column = [name for name in spatial if name not in by_row]
+        scopes = (("_m", "_d1"), ("_r", *by_row), ("_j", *by_column))
+        inner, middle, outer, root = self._values(box, scopes)
+        if spread is None:
+            axes = [Axis(n, d) for n, d in zip(spatial, shape[2:], strict=True)]
+            inner = _at_position(axes, box.column + j, inner)
+        else:
+            positions = [*box.outer, box.row + r, box.column + j][-len(spatial) :]
+            at = {
+                name: place(position)
+                for name, place, position in zip(
+                    spatial, spread, positions, strict=True
+                )
+            }
+            inner = [_placed(s, at) for s in inner]
+            middle = [_placed(s, at) for s in middle]
+        vector = For("_j", as_expr(0), box.columns, block(inner), Kind.VECTOR)
+        rows = For("_r", as_expr(0), box.rows, block([*middle, vector]))
+        channel = Let("_d1", Index(box.channel + m))
+        body = block([channel, *outer, rows])
+        return [*root, For("_m", as_expr(0), box.channels, body)]
+
+    def _values(
+        self, box: ResultAt, scopes: Sequence[Sequence[str]]
+    ) -> tuple[list[Stmt], list[Stmt], list[Stmt], list[Stmt]]:
+        """What computes and stores the results, by scope from the innermost."""
+        shape = self.root.result.shape
+        index = domain_index(shape)
+        named = [Axis(f"_d{k}", d) for k, d in enumerate(shape) if k > 0]
+        space = with_axes(self.facts, [a for a in named if a.var in index])
+        index = (box.image, *index[1:])
 
         def leaf(
             value: Value, at: tuple[Expr, ...], where: LoopValue | None
@@ -77,73 +141,118 @@ class BoxEpilogue:
             if value in self.inputs:
                 return Load(self.inputs[value], (flatten(at, value.shape),), where)
             if value is self.root.result:
-                return box.element(m, r, j)
+                return box.element(sym("_m"), sym("_r"), sym("_j"))
             return None
 
         evaluator = Evaluator(self.producers, leaf, space, self.number_check)
-        names = [[f"_d{k}"] for k in range(1, len(shape))]
-        if flat or len(shape) == 3:
-            scopes = [
-                ["_m", *names[0]],
-                ["_r"],
-                ["_j", *(n for a in names[1:] for n in a)],
-            ]
-        else:
-            lead = [n for a in names[1:-1] for n in a]
-            scopes = [["_m", *names[0]], ["_r", *lead], ["_j", *names[-1]]]
         for scope in scopes:
             evaluator.push(scope)
         for value, target in self.outputs.items():
-            at = reshape_index(tuple(index), shape, value.shape, space)
+            at = reshape_index(index, shape, value.shape, space)
             result = as_dtype(evaluator.value(value, at), value.dtype)
             evaluator.emit(Store(target, (flatten(at, value.shape),), result))
         inner, middle, outer = evaluator.pop(), evaluator.pop(), evaluator.pop()
-        root = evaluator.scopes[0].body
-        if flat:
-            inner = _at_position(axes[-len(shape) + 2 :], box.column + j, inner, shape)
-        else:
-            outer_at = dict(
-                zip(
-                    (f"_d{k}" for k in range(2, len(shape) - 2)),
-                    box.outer,
-                    strict=False,
-                )
-            )
-            if len(shape) > 3:
-                outer_at[f"_d{len(shape) - 2}"] = box.row + r
-            middle = [_placed(s, outer_at) for s in middle]
-            here = {**outer_at, f"_d{len(shape) - 1}": box.column + j}
-            inner = [_placed(s, here) for s in inner]
-        vector = For("_j", as_expr(0), box.columns, block(inner), Kind.VECTOR)
-        rows = For("_r", as_expr(0), box.rows, block([*middle, vector]))
-        channel = Let("_d1", Index(box.channel + m))
-        return [
-            *root,
-            For("_m", as_expr(0), box.channels, block([channel, *outer, rows])),
-        ]
+        return inner, middle, outer, evaluator.scopes[0].body
 
 
 def _placed(stmt: Stmt, at: dict[str, Expr]) -> Stmt:
     return map_stmt(stmt, lambda e: e.substitute(at))
 
 
-def _at_position(
-    axes: Sequence[Axis], at: Expr, body: Sequence[Stmt], shape: Sequence[Expr]
-) -> list[Stmt]:
-    """The body with its spatial axes' variables given by a position in the plane."""
-    spatial = [axis for axis in axes if axis.name != "_d1"]
-    left, merged = merge(spatial, [Block(tuple(body))])
-    (whole,) = merged
+def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
+    """The body with its axes' variables given by a position in the plane."""
+    left, (whole,) = merge(axes, [Block(tuple(body))])
     lets: list[Stmt] = []
     for axis in reversed(left[1:]):
         safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)
         lets.append(Let(axis.name, Index(mod(at, safe))))
         at = floordiv(at, safe)
-    if len(left) == 1:
+    if not lets:
         return [_placed(whole, {left[0].name: at})]
-    if left:
-        lets.append(Let(left[0].name, Index(at)))
-    return [*lets, whole]
+    return [*lets, Let(left[0].name, Index(at)), whole]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One plain convolution: where its results go, and its weights in the model's.
+
+    `weights` takes the model's tensor to (groups * outputs, channels, window..),
+    `source` says where one element of that is.
+    """
+
+    name: str
+    spec: Convolution
+    spread: tuple[Spread, ...]
+    key: tuple[object, ...]  # tells apart the parts of one tensor
+    weights: Callable[[np.ndarray], np.ndarray]
+    source: Source
+
+
+class _Lowering:
+    def __init__(
+        self,
+        region: Graph,
+        root: Op,
+        operands: Operands,
+        facts: Facts,
+        target: Target,
+        number_check: NumberCheck,
+    ) -> None:
+        self.epilogue = BoxEpilogue(region, root, facts, number_check)
+        x, self.w = root.operands
+        self.image, self.weight = operands.views[x], operands.views[self.w]
+        self.constant = operands.constants.get(self.w)
+        self.target = target
+
+    def steps(self, part: Part) -> list[Step]:
+        spec, plain = part.spec, all(s == Spread() for s in part.spread)
+        flat = plain and spec.pointwise
+        spread = None if flat else part.spread
+        kernel = conv(
+            spec, self.target, lambda box: self.epilogue.write(box, spread), flat
+        )
+        packed, steps = self.packed(part)
+        buffers: list[tuple[Buffer, Argument]] = [
+            (kernel.x, self.image),
+            (kernel.w, packed),
+            *((buf, v) for v, buf in self.epilogue.inputs.items()),
+            *((buf, v) for v, buf in self.epilogue.outputs.items()),
+            *((buf, scratch_of(buf)) for buf in kernel.work),
+        ]
+        func = function_of(part.name, kernel.body, [buf for buf, _ in buffers])
+        step = Step(func, tuple(arg for _, arg in buffers), kernel.helpers)
+        return [*steps, step]
+
+    def packed(self, part: Part) -> tuple[Argument, list[Step]]:
+        """Packed weights: a constant, or what a step before the kernel makes."""
+        spec, constant, view = part.spec, self.constant, self.weight
+        tile = conv_tile(spec.dtype, spec.outputs, self.target)
+        if constant is not None and constant.type.numel == product(view.shape):
+            key = ("conv", constant.name, spec.groups, part.key, tile)
+            shape = tuple(d.value for d in view.shape)
+            return Packed(key, lambda: _packed(constant, shape, part, tile)), []
+        temporary = Temporary(TensorType(spec.dtype, packed_shape(spec, tile)))
+        w = buffer("w", spec.dtype, view.shape, Role.IN)
+        func = pack(f"{part.name}_pack", spec, tile, w, part.source)
+        sized = function_of(func.name, func.body, func.buffers)
+        return temporary, [Step(sized, (view, temporary))]
+
+
+def _packed(
+    constant: Constant, shape: tuple[int, ...], part: Part, tile: ConvTile
+) -> Constant:
+    """(groups * outputs, channels, window..) as the panels of `packed_shape`."""
+    groups = part.spec.groups
+    plain = part.weights(constant.data.reshape(shape))
+    rows, depth = plain.shape[0] // groups, prod(plain.shape[1:])
+    weights = plain.reshape(groups, rows, depth)
+    panels = -(-rows // tile.width)
+    packed = np.zeros((groups, panels, depth, tile.width), weights.dtype)
+    for panel in range(panels):
+        some = weights[:, panel * tile.width : (panel + 1) * tile.width]
+        packed[:, panel, :, : some.shape[1]] = some.transpose(0, 2, 1)
+    kind = TensorType(constant.type.dtype, tuple(as_expr(d) for d in packed.shape))
+    return Constant(f"{constant.name}.packed", kind, packed)
 
 
 def lower_conv(
@@ -155,69 +264,140 @@ def lower_conv(
     number_check: NumberCheck,
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "conv")
-    epilogue = BoxEpilogue(region, root, facts, number_check)
+    lowering = _Lowering(region, root, operands, facts, target, number_check)
     x, w = root.operands
-    image = operands.views[x]
+    groups, outputs = root.int_attr("groups"), root.result.shape[1]
+    parts = zip(
+        x.shape[2:],
+        root.result.shape[2:],
+        w.shape[2:],
+        root.ints_attr("stride"),
+        root.ints_attr("dilation"),
+        (as_expr(p) for p in root.ints_attr("low")),
+        strict=True,
+    )
     spec = Convolution(
         root.result.dtype,
-        x.shape,
-        w.shape,
-        root.result.shape,
-        image.strides,
-        root.ints_attr("stride"),
-        tuple(as_expr(p) for p in root.ints_attr("low")),
-        tuple(as_expr(p) for p in root.ints_attr("high")),
-        root.ints_attr("dilation"),
-        root.int_attr("groups"),
+        x.shape[0],
+        w.shape[1],
+        floordiv(outputs, groups),
+        groups,
+        tuple(Slide(*part) for part in parts),
+        lowering.image.strides,
     )
-    kernel = conv(spec, target, lambda box: epilogue.write(box, spec.pointwise))
-    packed, steps = _weights(spec, w, name, operands, target)
-    buffers: list[tuple[Buffer, Argument]] = [
-        (kernel.x, image),
-        (kernel.w, packed),
-        *((buf, v) for v, buf in epilogue.inputs.items()),
-        *((buf, v) for v, buf in epilogue.outputs.items()),
-        *((buf, scratch_of(buf)) for buf in kernel.work),
+    plain = (Spread(),) * len(spec.slides)
+
+    def source(
+        group: Expr, row: Expr, channel: Expr, taps: tuple[Expr, ...]
+    ) -> tuple[Expr, ...]:
+        return (group * spec.outputs + row, channel, *taps)
+
+    return lowering.steps(Part(name, spec, plain, (), lambda data: data, source))
+
+
+# ---- transposed
+
+
+@dataclass(frozen=True, slots=True)
+class _Residue:
+    """The outputs of one axis at `spread`, as a convolution of stride 1.
+
+    Its tap m is the model's tap phase + period * (count - 1 - m).
+    """
+
+    slide: Slide
+    spread: Spread
+    phase: int
+    period: int
+    count: int
+
+    def tap(self, m: Expr) -> Expr:
+        return self.phase + self.period * (self.count - 1 - m)
+
+    @property
+    def taps(self) -> list[int]:
+        return [self.phase + self.period * k for k in reversed(range(self.count))]
+
+
+def _residues(
+    extent: Expr, out: Expr, window: int, stride: int, dilation: int, low: int
+) -> list[_Residue]:
+    """One for each residue of output position + low by the stride."""
+    common = gcd(stride, dilation)
+    period = stride // common
+    phases = {phase * dilation % stride: phase for phase in range(period)}
+    found = []
+    for residue in range(stride):
+        begin = -((residue - low) // stride)  # the least j with s*j + residue >= low
+        outputs = ceildiv(out + low - residue, stride) - begin
+        phase = phases.get(residue, window)
+        count = max(0, -((phase - window) // period))
+        # Input j - shift, and the last tap of the convolution has the least shift.
+        shift = phase * dilation // stride if count else 0
+        step = dilation // common
+        reach = max(count - 1, 0) * step
+        pad = as_expr(reach + shift - begin)
+        slide = Slide(extent, outputs, as_expr(count), 1, step, pad)
+        spread = Spread(stride, begin * stride + residue - low)
+        found.append(_Residue(slide, spread, phase, period, count))
+    return found
+
+
+def lower_conv_transpose(
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
+) -> list[Step]:
+    (root,) = (op for op in region.ops if op.name == "conv_transpose")
+    lowering = _Lowering(region, root, operands, facts, target, number_check)
+    x, w = root.operands
+    groups, outputs = root.int_attr("groups"), w.shape[1]
+    channels = floordiv(x.shape[1], groups)
+    axes = [
+        _residues(extent, out, window.value, *numbers)
+        for extent, out, window, *numbers in zip(
+            x.shape[2:],
+            root.result.shape[2:],
+            w.shape[2:],
+            root.ints_attr("stride"),
+            root.ints_attr("dilation"),
+            root.ints_attr("low"),
+            strict=True,
+        )
     ]
-    func = function_of(name, kernel.body, [buf for buf, _ in buffers])
-    step = Step(func, tuple(arg for _, arg in buffers), kernel.helpers)
-    return [*steps, step]
+    steps: list[Step] = []
+    for number, chosen in enumerate(combinations(*axes)):
+        spec = Convolution(
+            root.result.dtype,
+            x.shape[0],
+            channels,
+            outputs,
+            groups,
+            tuple(residue.slide for residue in chosen),
+            lowering.image.strides,
+        )
+        part = _part(f"{name}_{number}", spec, chosen)
+        steps += lowering.steps(part)
+    return steps
 
 
-def _weights(
-    spec: Convolution, w: Value, name: str, operands: Operands, target: Target
-) -> tuple[Argument, list[Step]]:
-    """The packed weights: a constant, or what a step before the kernel packs."""
-    view, constant = operands.views[w], operands.constants.get(w)
-    rows = floordiv(spec.w_shape[0], spec.groups)
-    tile = conv_tile(spec.dtype, rows, target)
-    if constant is not None and constant.type.numel == view_elements(view.shape):
-        key = ("conv", constant.name, spec.groups, tile)
-        return Packed(key, lambda: _packed(constant, spec, tile)), []
-    shape = packed_shape(spec.groups, rows, product(spec.w_shape[1:]), tile)
-    temporary = Temporary(TensorType(spec.dtype, shape))
-    func = pack(f"{name}_pack", spec, tile)
-    sized = function_of(func.name, func.body, func.buffers)
-    return temporary, [Step(sized, (view, temporary))]
+def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> Part:
+    def weights(data: np.ndarray) -> np.ndarray:
+        channels = data.shape[0] // spec.groups
+        grouped = data.reshape(spec.groups, channels, *data.shape[1:])
+        some = np.swapaxes(grouped, 1, 2)  # (groups, outputs, channels, window..)
+        for axis, residue in enumerate(chosen):
+            some = np.take(some, residue.taps, axis=3 + axis)
+        return some.reshape(spec.groups * some.shape[1], *some.shape[2:])
 
+    def source(
+        group: Expr, row: Expr, channel: Expr, taps: tuple[Expr, ...]
+    ) -> tuple[Expr, ...]:
+        moved = (residue.tap(m) for residue, m in zip(chosen, taps, strict=True))
+        return (group * spec.channels + channel, row, *moved)
 
-def view_elements(shape: Sequence[Expr]) -> Expr:
-    return product(shape)
-
-
-def _packed(constant: Constant, spec: Convolution, tile: ConvTile) -> Constant:
-    """(O, channels, window..) as (groups, panels, channels * taps, width)."""
-    groups = spec.groups
-    weights = constant.data.reshape(groups, -1, _depth(spec))
-    rows = weights.shape[1]
-    panels = -(-rows // tile.width)
-    packed = np.zeros((groups, panels, _depth(spec), tile.width), weights.dtype)
-    for panel in range(panels):
-        part = weights[:, panel * tile.width : (panel + 1) * tile.width]
-        packed[:, panel, :, : part.shape[1]] = part.transpose(0, 2, 1)
-    kind = TensorType(constant.type.dtype, tuple(as_expr(d) for d in packed.shape))
-    return Constant(f"{constant.name}.packed", kind, packed)
-
-
-def _depth(spec: Convolution) -> int:
-    return product(spec.w_shape[1:]).value
+    key = tuple((r.phase, r.count) for r in chosen)
+    return Part(name, spec, tuple(r.spread for r in chosen), key, weights, source)

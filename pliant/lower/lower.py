@@ -24,7 +24,7 @@ from pliant.ir.types import TensorType
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
-from pliant.lower.convolve import lower_conv
+from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
@@ -41,7 +41,7 @@ from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
 from pliant.sym import Expr, Facts, as_expr, sym
 
-SCANS = frozenset({"pool", "cumulate", "conv_transpose"})
+SCANS = frozenset({"pool", "cumulate"})
 
 
 @dataclass(slots=True)
@@ -265,6 +265,10 @@ def _steps(
         return lower_matmul(region, name, operands, state.facts, cx.target, check)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
+    if kind == "conv_transpose":
+        return lower_conv_transpose(
+            region, name, operands, state.facts, cx.target, check
+        )
     if kind == "attention":
         return lower_attention(region, name, operands, state.facts, cx.target, check)
     if kind in CALLS:

@@ -40,11 +40,8 @@ from pliant.sym import (
     Expr,
     Facts,
     as_expr,
-    floordiv,
     maximum,
     minimum,
-    mod,
-    product,
     sym,
 )
 
@@ -180,44 +177,6 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
     return count
 
 
-def _conv_transpose(scan: _Scan, name: str) -> Step:
-    op = scan.root
-    x, w = op.operands
-    stride, dilation = op.ints_attr("stride"), op.ints_attr("dilation")
-    low, groups = op.ints_attr("low"), op.int_attr("groups")
-    per_group, channels = w.shape[1], floordiv(x.shape[1], groups)
-    window = w.shape[2:]
-    dtype = x.dtype.compute
-
-    def element(index: tuple[Expr, ...]) -> None:
-        acc = scan.accumulator("sum", dtype)
-        group = floordiv(index[1], per_group)
-
-        def visit(at: tuple[Expr, ...]) -> None:
-            channel = group * channels + at[0]
-            position: list[Expr] = []
-            conditions: list[LoopValue] = []
-            for k in range(len(window)):
-                spread = index[2 + k] + low[k] - at[1 + k] * dilation[k]
-                position.append(floordiv(spread, stride[k]))
-                whole = Binary("eq", Index(mod(spread, stride[k])), _ZERO)
-                conditions.append(whole)
-            guard = _inside(position, x.shape[2:])
-            for condition in conditions:
-                guard = Binary("logical_and", guard, condition)
-            guard = scan.evaluator.local(guard)
-            a = scan.evaluator.value(x, (index[0], channel, *position), guard)
-            within = mod(index[1], per_group)
-            b = scan.evaluator.value(w, (channel, within, *at[1:]))
-            scan.evaluator.emit(Accumulate(acc, Binary("mul", a, b)))
-
-        scan.window((channels, *window), visit)
-        scan.evaluator.emit(scan.store(index, Read(acc, dtype)))
-
-    work = 4 * channels * product(window)
-    return scan.step(name, scan.over_results(element, work))
-
-
 def _along(
     scan: _Scan, name: str, axis: int, body: Callable[[tuple[Expr, ...]], list[Stmt]]
 ) -> Step:
@@ -274,7 +233,6 @@ def _lowest(dtype: DType) -> Const:
 
 _KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
     "pool": _pool,
-    "conv_transpose": _conv_transpose,
     "cumulate": _cumulate,
 }
 

@@ -39,7 +39,7 @@ from pliant.passes.views import View, resolve
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes what follows them while the tile is in cache.
-EPILOGUE = frozenset({"matmul", "conv"})
+EPILOGUE = frozenset({"matmul", "conv", "conv_transpose"})
 # Ops too dear to compute again for every element they are broadcast to.
 DEAR = frozenset(
     [
@@ -412,7 +412,7 @@ def reads_view(op: Op, which: int, view: View) -> bool:
     if op.name == "attention" and which > 2 and view.shape:
         # Read along the keys, which are the last axis unless that is repeated.
         return is_one(view.shape[-1]) or view.strides[-1] in (as_expr(0), as_expr(1))
-    if op.name in CALLS or (op.name == "conv" and which == 1):
+    if op.name in CALLS or (op.name in ("conv", "conv_transpose") and which == 1):
         return view.is_contiguous()
     return True
 
