@@ -35,6 +35,7 @@ import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
 from pliant.codegen import llvm_uses as uses
+from pliant.codegen.dot import emit_dot
 from pliant.codegen.llvm_dims import NO_WRAP, Dims, LaneCheck, Lanes, Memory, as_value
 from pliant.codegen.llvm_types import (
     I32,
@@ -66,6 +67,7 @@ from pliant.ir.loops import (
     Check,
     Const,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -726,6 +728,9 @@ class _Body:
             case Fma(x, y, z):
                 first, second, third = self.level(x, y, z)
                 return ops.emit_fma(b, first, second, third, dtype_of(x), target)
+            case Dot(parts, x, y, z):
+                first, second, third = self.level(x, y, z)
+                return emit_dot(b, parts, first, second, third, target)
             case Select(cond, x, y):
                 flag = self.value(cond)
                 left, right = self.level(x, y)

@@ -18,6 +18,7 @@ import numpy as np
 from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.loops import (
+    DOT_PARTS,
     WORKER,
     Accumulate,
     Accumulator,
@@ -30,6 +31,7 @@ from pliant.ir.loops import (
     Check,
     Const,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -581,6 +583,8 @@ class _Compiler:
                 return self.apply(op, BINARY.get(op), (x, y), dtype_of(value))
             case Fma(x, y, z):
                 return self.apply("fma", _fma, (x, y, z), dtype_of(value))
+            case Dot(parts, x, y, z):
+                return self.apply(parts, _DOTS.get(parts), (x, y, z), DType.I32)
             case Select(cond, x, y):
                 c, a, b = self.value(cond), self.value(x), self.value(y)
                 return self.value_name(f"{a} if {c} else {b}")
@@ -779,3 +783,24 @@ def _fma(x: Any, y: Any, z: Any) -> Any:
     if x.dtype == np.float32:  # a product of two f32 is exact in f64
         return np.float32(np.float64(x) * np.float64(y) + np.float64(z))
     return x * y + z
+
+
+def _parts(word: Any, count: int, signed: bool) -> list[int]:
+    """The parts of an i32, the lowest bits first."""
+    bits = 32 // count
+    found = [int(word) >> bits * part & (1 << bits) - 1 for part in range(count)]
+    return [p - (1 << bits) if signed and p >> bits - 1 else p for p in found]
+
+
+def _dot(parts: str) -> Callable[[Any, Any, Any], Any]:
+    count, x_signed, y_signed = DOT_PARTS[parts]
+
+    def dot(x: Any, y: Any, z: Any) -> Any:
+        pairs = zip(_parts(x, count, x_signed), _parts(y, count, y_signed), strict=True)
+        total = (int(z) + sum(a * b for a, b in pairs)) & 0xFFFFFFFF
+        return np.uint32(total).astype(np.int32)
+
+    return dot
+
+
+_DOTS = {parts: _dot(parts) for parts in DOT_PARTS}

@@ -20,7 +20,7 @@
 
     value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*, where?)
            | Read(name) | Unary(op, x) | Binary(op, x, y) | Fma(x, y, z)
-           | Select(cond, x, y) | Cast(x, dtype)
+           | Dot(parts, x, y, z) | Select(cond, x, y) | Cast(x, dtype)
 
 A `dim` is a `sym.Expr` over the function's size symbols, the variables of enclosing
 loops, integers bound by `Let`, and `worker`: the number of the worker that runs the
@@ -158,6 +158,28 @@ class Fma:
     z: LoopValue
 
 
+# The parts of an i32 word: how many, and whether those of x and of y are signed.
+DOT_PARTS: dict[str, tuple[int, bool, bool]] = {
+    "bytes": (4, False, True),
+    "signed_bytes": (4, True, True),
+    "halves": (2, True, True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """z plus the products of the parts of two words, part by part; all are i32.
+
+    `parts` is a key of DOT_PARTS: a word is four bytes or two halves, the lowest bits
+    first. The sum wraps, as all arithmetic of integers does.
+    """
+
+    parts: str
+    x: LoopValue
+    y: LoopValue
+    z: LoopValue
+
+
 @dataclass(frozen=True, slots=True)
 class Select:
     """cond ? x : y; both sides are evaluated and must be safe to evaluate."""
@@ -175,7 +197,7 @@ class Cast:
     dtype: DType
 
 
-LoopValue = Const | Index | Load | Read | Unary | Binary | Fma | Select | Cast
+LoopValue = Const | Index | Load | Read | Unary | Binary | Fma | Dot | Select | Cast
 
 
 # ---- statements
@@ -375,7 +397,7 @@ def operands(value: LoopValue) -> tuple[LoopValue, ...]:
             return (x,)
         case Binary(_, x, y):
             return (x, y)
-        case Fma(x, y, z) | Select(x, y, z):
+        case Fma(x, y, z) | Dot(_, x, y, z) | Select(x, y, z):
             return (x, y, z)
         case Load(_, _, where) if where is not None:
             return (where,)
@@ -404,5 +426,7 @@ def dtype_of(value: LoopValue) -> DType:
             return DType.BOOL if op in COMPARISONS else dtype_of(x)
         case Fma(x, _, _):
             return dtype_of(x)
+        case Dot():
+            return DType.I32
         case Select(_, x, _):
             return dtype_of(x)

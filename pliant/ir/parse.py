@@ -15,6 +15,7 @@ import numpy as np
 
 from pliant.ir.graph import Attr, Constant, Graph, Library, Module, Op, Value
 from pliant.ir.loops import (
+    DOT_PARTS,
     Accumulate,
     Accumulator,
     Alloc,
@@ -26,6 +27,7 @@ from pliant.ir.loops import (
     Check,
     Const,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -636,6 +638,8 @@ class _LoopParser:
         match operator, at.list(self.value, ")"):
             case "fma", (x, y, z):
                 return Fma(x, y, z)
+            case _, (x, y, z) if operator.removeprefix("dot_") in DOT_PARTS:
+                return Dot(operator.removeprefix("dot_"), x, y, z)
             case "select", (x, y, z):
                 return Select(x, y, z)
             case _, (x,):

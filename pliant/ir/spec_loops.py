@@ -18,6 +18,7 @@ from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.infer import Attrs, InferContext, bare
 from pliant.ir.loops import (
+    DOT_PARTS,
     LOOP_OPS,
     WORKER,
     Accumulate,
@@ -31,6 +32,7 @@ from pliant.ir.loops import (
     Check,
     Const,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -203,6 +205,8 @@ class _LoopChecker:
             case Fma(x, y, z):
                 self.elementwise("mul", (x, y), value)
                 self.elementwise("add", (x, z), value)
+            case Dot(parts, x, y, z):
+                self.dot(parts, (x, y, z), value)
             case Select(cond, x, y):
                 self.truth(cond, "the condition of a select")
                 self.same(self.value(x), self.value(y), value)
@@ -237,6 +241,12 @@ class _LoopChecker:
             self.fail(found)
         if not isinstance(value, Fma) and found is not dtype_of(value):
             self.fail(f"{print_value(value)} is {dtype_of(value)}, should be {found}")
+
+    def dot(self, parts: str, words: tuple[LoopValue, ...], value: LoopValue) -> None:
+        if parts not in DOT_PARTS:
+            self.fail(f"words have no parts called {parts}")
+        for word in words:
+            self.same(DType.I32, self.value(word), value)
 
     def same(self, a: DType, b: DType, value: LoopValue) -> None:
         if a is not b:

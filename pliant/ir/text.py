@@ -59,6 +59,7 @@ from pliant.ir.loops import (
     Check,
     Const,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -361,6 +362,9 @@ class _LoopPrinter:
                 return f"{op}({self.value(x)}, {self.value(y)})"
             case Fma(x, y, z):
                 return f"fma({self.value(x)}, {self.value(y)}, {self.value(z)})"
+            case Dot(parts, x, y, z):
+                words = ", ".join(map(self.value, (x, y, z)))
+                return f"dot_{parts}({words})"
             case Select(cond, x, y):
                 return f"select({self.value(cond)}, {self.value(x)}, {self.value(y)})"
             case Cast(x, dtype):

@@ -13,6 +13,7 @@ from pliant.ir.loops import (
     Cast,
     Check,
     Dispatch,
+    Dot,
     Fma,
     For,
     If,
@@ -49,6 +50,8 @@ def map_value(value: LoopValue, f: MapDim) -> LoopValue:
             return Binary(op, map_value(x, f), map_value(y, f))
         case Fma(x, y, z):
             return Fma(map_value(x, f), map_value(y, f), map_value(z, f))
+        case Dot(parts, x, y, z):
+            return Dot(parts, map_value(x, f), map_value(y, f), map_value(z, f))
         case Select(c, x, y):
             return Select(map_value(c, f), map_value(x, f), map_value(y, f))
         case Cast(x, dtype):

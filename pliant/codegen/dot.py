@@ -1,0 +1,109 @@
+"""Products of the parts of words: the dot instructions of a target.
+
+    bytes         vpdpbusd                  AVX512-VNNI, AVX-VNNI
+    signed_bytes  sdot                      ARM with dot products
+    halves        pmaddwd, then an addition x86
+    any           parts shifted out, multiplied and added
+
+Each gives the same 32 bits: vpdpbusd and sdot add without saturation, and the one sum
+of pmaddwd that does not fit wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import llvmlite.ir as ll
+from llvmlite.ir import IRBuilder as Builder
+
+from pliant.codegen.llvm_types import (
+    I8,
+    I16,
+    I32,
+    call_intrinsic,
+    constant,
+    lanes_of,
+    mangle,
+    widen,
+)
+from pliant.ir.loops import DOT_PARTS
+from pliant.target import Target
+
+_MULTIPLY_HALVES = {
+    4: ("sse2", "llvm.x86.sse2.pmadd.wd"),
+    8: ("avx2", "llvm.x86.avx2.pmadd.wd"),
+    16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
+}
+
+
+def has_byte_dot(target: Target) -> bool:
+    """Whether one instruction multiplies unsigned bytes with signed ones."""
+    if target.has("avxvnni") and target.lanes <= 8:
+        return True
+    wide = target.lanes == 16 or target.has("avx512vl")
+    return target.has("avx512vnni") and wide
+
+
+def has_signed_byte_dot(target: Target) -> bool:
+    return target.has("dotprod") and target.lanes == 4
+
+
+def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> Any:
+    """z plus the products of the parts of x and y; all have one width."""
+    lanes = lanes_of(z)
+    if lanes > target.lanes:
+        low, high = (
+            emit_dot(b, parts, x, y, z, target) for x, y, z in _halves(b, x, y, z)
+        )
+        return b.shuffle_vector(low, high, _order(range(lanes)))
+    if lanes == target.lanes:
+        if parts == "bytes" and has_byte_dot(target):
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+            return _call(b, name, z, x, y)
+        if parts == "signed_bytes" and has_signed_byte_dot(target):
+            name = f"llvm.aarch64.neon.sdot.{mangle(z.type)}.v{4 * lanes}i8"
+            return _call(b, name, z, x, y)
+        feature, name = _MULTIPLY_HALVES[lanes]
+        if parts == "halves" and target.has(feature):
+            words = widen(I16, 2 * lanes)
+            pair = [b.bitcast(x, words), b.bitcast(y, words)]
+            return b.add(call_intrinsic(b, name, z.type, pair), z)
+    return _spelled_out(b, parts, x, y, z)
+
+
+def _call(b: Builder, name: str, z: Any, x: Any, y: Any) -> Any:
+    typ = widen(I8, 4 * lanes_of(z))
+    return call_intrinsic(b, name, z.type, [z, b.bitcast(x, typ), b.bitcast(y, typ)])
+
+
+def _spelled_out(b: Builder, parts: str, x: Any, y: Any, z: Any) -> Any:
+    count, x_signed, y_signed = DOT_PARTS[parts]
+    bits = 32 // count
+
+    def part(word: Any, number: int, signed: bool) -> Any:
+        up = constant(word.type, 32 - bits * (number + 1))
+        down = constant(word.type, 32 - bits)
+        shifted = b.shl(word, up)
+        return b.ashr(shifted, down) if signed else b.lshr(shifted, down)
+
+    for number in range(count):
+        left, right = part(x, number, x_signed), part(y, number, y_signed)
+        z = b.add(z, b.mul(left, right))
+    return z
+
+
+def _halves(b: Builder, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """The lower lanes of every value, then the upper ones."""
+    half = lanes_of(values[0]) // 2
+    for first in (0, half):
+        order = _order(range(first, first + half))
+        yield tuple(
+            b.shuffle_vector(v, ll.Constant(v.type, ll.Undefined), order)
+            for v in values
+        )
+
+
+def _order(lanes: range) -> Any:
+    numbers = [constant(I32, lane) for lane in lanes]
+    return ll.Constant(ll.VectorType(I32, len(lanes)), numbers)
