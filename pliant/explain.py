@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from pliant.ir.loops import Dispatch, statements
 from pliant.passes.memory import peak_terms
 from pliant.pipeline import Program
 from pliant.sym import Guard, as_expr, sym
@@ -26,6 +27,17 @@ def _from(guard: Guard) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _variants(program: Program) -> Iterator[str]:
+    """Kernels that choose between bodies, with what they ask."""
+    for name, func in program.lowered.loops.items():
+        for stmt in statements(func.body):
+            if not isinstance(stmt, Dispatch):
+                continue
+            for variant in stmt.variants:
+                guards = " and ".join(map(str, variant.guards)) or "otherwise"
+                yield f"  {name:24} {variant.name:16} {guards}"
 
 
 def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -> str:
@@ -57,6 +69,9 @@ def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -
     for k, op in enumerate(program.lowered.main.ops):
         if op.name == "call_loop":
             add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
+    if several := list(_variants(program)):
+        add("\nvariants (the first whose guards hold at the call)")
+        lines.extend(several)
     add("\nmemory")
     add(f"  peak bytes = {formula(program, threads)}")
     for buffer in program.memory.buffers:

@@ -88,6 +88,7 @@ from pliant.ir.loops import (
     Unary,
     Variant,
     dtype_of,
+    most,
     statements,
 )
 from pliant.ir.types import DType
@@ -578,8 +579,9 @@ class _Body:
             for dim, at in zip(buf.shape, index, strict=True)
             if loop.var in at.symbols()
         ]
-        if not rooms:
-            rooms = uses.limits(loop.end)
+        bound = most(loop.end)
+        if bound is not None and not loop.end.is_const:
+            rooms.append(bound)
         if not rooms or loop.step != 1:
             return None
         room = min(rooms)

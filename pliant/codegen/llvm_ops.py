@@ -476,6 +476,16 @@ class Reduction:
     def neutral(self, lanes: int) -> Any:
         return dtype_constant(identity(self.op, self.dtype), self.dtype, lanes)
 
+    def _start(self, lanes: int) -> Any:
+        """What a partial vector starts from.
+
+        A sum from -0.0, for then LLVM need not add it: x + 0.0 is not x for x = -0.0.
+        The slot, which the partial vectors are added to, starts from 0.0.
+        """
+        if self.op == "sum" and self.dtype.is_float:
+            return dtype_constant(-0.0, self.dtype, lanes)
+        return self.neutral(lanes)
+
     def join(self, b: Builder, new: Any, before: Any) -> Any:
         return combine(b, self.op, new, before, self.dtype, self.target)
 
@@ -513,7 +523,7 @@ class Reduction:
             slot = self.alloca(compute_type(self.dtype, lanes))
             behind = Builder()
             behind.position_after(self.started)
-            behind.store(self.neutral(lanes), slot)
+            behind.store(self._start(lanes), slot)
             self.partials.append(slot)
             # If that was the block being written, its end has moved.
             b.position_at_end(b.block)

@@ -173,15 +173,6 @@ def _divides(number: int, expr: Expr) -> bool:
     return True
 
 
-def limits(expr: Expr) -> list[int]:
-    """Constants that an expression plainly does not exceed."""
-    match expr.terms:
-        case ((1, ((Min(args), 1),)),):
-            return [arg.value for arg in args if arg.is_const]
-        case _:
-            return []
-
-
 def copies(loop: For) -> int:
     """How many vectors one iteration of the main loop handles.
 

@@ -44,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.types import DType, contiguous_strides
-from pliant.sym import ONE, Cond, Expr, as_expr
+from pliant.sym import ONE, Cond, Expr, Min, as_expr
 
 WORKER = "worker"
 
@@ -388,6 +388,17 @@ def _inside(stmt: Stmt) -> Sequence[Stmt]:
             return [variant.body for variant in variants]
         case _:
             return ()
+
+
+def most(end: Expr) -> int | None:
+    """A constant that a loop's end plainly does not exceed."""
+    if end.is_const:
+        return end.value
+    match end.terms:
+        case ((1, ((Min(args), 1),)),):
+            return min((arg.value for arg in args if arg.is_const), default=None)
+        case _:
+            return None
 
 
 def operands(value: LoopValue) -> tuple[LoopValue, ...]:

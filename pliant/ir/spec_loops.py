@@ -3,9 +3,10 @@
 Names (sizes, loop variables, Lets; buffers; scalars) are defined before use, in an
 enclosing block, and not twice. Values have one type throughout; half floats are
 only loaded, stored, selected and cast. `worker` is the first index of scratch and
-nothing else. Registers have constant indices once loops of constant bounds are
-written out. A parallel loop contains no other, not through calls either, and what
-is accumulated or kept in registers does not cross it.
+nothing else. Registers have constant indices once loops of constant bounds, and
+vector loops that do not exceed one, are written out. A parallel loop contains no
+other, not through calls either, and what is accumulated or kept in registers does not
+cross it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from pliant.ir.loops import (
     Unary,
     Variant,
     dtype_of,
+    most,
     statements,
 )
 from pliant.ir.ops import OPS, Trait
@@ -358,7 +360,10 @@ class _LoopChecker:
             self.parallel,
         )
         self.name_symbol(loop.var)
-        if static and loop.kind in (Kind.UNROLL, Kind.VECTOR):
+        bounded = loop.begin.is_const and most(loop.end) is not None
+        if (static and loop.kind is Kind.UNROLL) or (
+            bounded and loop.kind is Kind.VECTOR
+        ):
             self.constant = self.constant | {loop.var}
         if loop.kind is Kind.PARALLEL:
             if self.parallel:

@@ -25,6 +25,7 @@ from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
+from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
@@ -35,7 +36,7 @@ from pliant.lower.step import (
     Step,
     Temporary,
 )
-from pliant.lower.to_loops import THREADS, lower_group
+from pliant.lower.to_loops import Lowering, lower_group
 from pliant.passes.context import Context
 from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
@@ -74,6 +75,10 @@ class _Lowering:
         if value not in self.views:
             self.views[value] = resolve(value, self.producers, self.facts)
         return self.views[value]
+
+    def kernels(self) -> Lowering:
+        lanes, variants = self.cx.target.lanes, self.cx.options.variants
+        return Lowering(self.facts, self.number_check, lanes, variants)
 
     # ---- buffers
 
@@ -260,7 +265,7 @@ def _steps(
             if constant.name in state.held_packed
             and operands.views[param].base.shape == param.shape
         }
-        return [lower_group(region, name, state.facts, check, packed)]
+        return [lower_group(region, name, state.kernels(), packed)]
     if kind == "matmul":
         return lower_matmul(region, name, operands, state.facts, cx.target, check)
     if kind == "conv":
@@ -356,7 +361,7 @@ def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
     copied = Value("copied", result.type)
     op = Op("reshape", (source,), (("shape", result.shape),), (copied,))
     region = Graph("copy", (source,), (op,), (copied,))
-    step = lower_group(region, "copy", state.facts, state.number_check)
+    step = lower_group(region, "copy", state.kernels())
     target = state.alloc(result.type, f"{result.name}_copy")
     buffers = {source: state.base(view.base), copied: target}
     arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]

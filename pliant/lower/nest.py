@@ -3,7 +3,8 @@
     axes kept | axes reduced          the last axis is the vector one
 
 A map:            parallel over all but the last axis, vector over the last;
-                  a single axis is cut into blocks.
+                  a single axis is cut into blocks. One that reads along another axis
+                  than it writes along runs over tiles of the two.
 A row reduction:  parallel over rows; inside one row, loops over the reduced axes,
                   the last of them vector.
 A column reduction (the last axis is kept): parallel over the other kept axes, vector
@@ -13,6 +14,7 @@ A column reduction (the last axis is kept): parallel over the other kept axes, v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pliant.ir.loops import Block, For, Index, Kind, Let, Stmt
 from pliant.lower.domain import Axis
@@ -20,6 +22,11 @@ from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, 
 from pliant.sym import product as product_of
 
 BLOCK = 2048  # elements of a block when one axis is split between threads
+COLUMN_BLOCK = 64  # columns of a block of a column reduction
+# A tile of a transposing map: what is read along the one axis is a cache line, all of
+# which is used while it is in L1; more lines than ways would push one another out where
+# they are a power of two apart.
+TILE = (16, 16)
 # Work worth handing to another thread, in units of one cheap op on one element: some
 # 10 microseconds, several times what waking a worker costs.
 THREAD_WORK = 1 << 16
@@ -36,12 +43,18 @@ def grain(work: Expr) -> Expr:
     return maximum(1, floordiv(THREAD_WORK, maximum(work, 1)))
 
 
-def inner_loops(axes: Sequence[Axis], body: Sequence[Stmt], vector: bool) -> Stmt:
-    """Loops over `axes` around the body; the last one is vector if asked."""
+def inner_loops(
+    axes: Sequence[Axis], body: Sequence[Stmt], vector: bool, multiple: int = 1
+) -> Stmt:
+    """Loops over `axes` around the body; the last one is vector if asked.
+
+    `multiple`: the last axis is known to be a multiple of it.
+    """
     stmt = block(body)
     for k, axis in enumerate(reversed(axes)):
         kind = Kind.VECTOR if vector and k == 0 else Kind.SERIAL
-        stmt = For(axis.name, as_expr(0), axis.extent, stmt, kind)
+        end = multiple * floordiv(axis.extent, multiple) if k == 0 else axis.extent
+        stmt = For(axis.name, as_expr(0), end, stmt, kind)
     return stmt
 
 
@@ -71,8 +84,10 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
     return For("_p", as_expr(0), total, inside, Kind.PARALLEL, grain=grain(work))
 
 
-def split(axis: Axis, body: Sequence[Stmt], work: int, size: int = BLOCK) -> Stmt:
-    """One vector axis, cut into blocks for the threads."""
+def split(
+    axis: Axis, body: Sequence[Stmt], work: int | Expr, size: int = BLOCK
+) -> Stmt:
+    """One vector axis, cut into blocks for the threads; an element takes `work`."""
     begin = sym("_p") * size
     inner = For(
         axis.name,
@@ -88,5 +103,32 @@ def split(axis: Axis, body: Sequence[Stmt], work: int, size: int = BLOCK) -> Stm
         blocks,
         inner,
         Kind.PARALLEL,
-        grain=grain(as_expr(size * work)),
+        grain=grain(as_expr(size) * work),
     )
+
+
+def tiled(
+    axes: Sequence[Axis],
+    along: Axis,
+    outer: Sequence[Stmt],
+    inner: Sequence[Stmt],
+    work: int,
+) -> Stmt:
+    """Tiles of the axis `along` and the last, which is the vector one.
+
+    `outer` is what does not vary with the last axis.
+    """
+    last, (height, width) = axes[-1], TILE
+    rows = Axis("_tile_row", ceildiv(along.extent, height))
+    columns = Axis("_tile_column", ceildiv(last.extent, width))
+    vector = replace(_block_of(last, columns, width, inner), kind=Kind.VECTOR)
+    tile = _block_of(along, rows, height, [*outer, vector])
+    others = [axis for axis in axes[:-1] if axis.name != along.name]
+    work_of_tile = as_expr(height * width * work)
+    return parallel([*others, rows, columns], [tile], work_of_tile)
+
+
+def _block_of(axis: Axis, number: Axis, size: int, body: Sequence[Stmt]) -> For:
+    """One of the blocks of an axis; the only one, where there is but one."""
+    begin = as_expr(0) if number.extent == as_expr(1) else number.var * size
+    return For(axis.name, begin, minimum(axis.extent, begin + size), block(body))

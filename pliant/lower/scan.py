@@ -32,7 +32,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
-from pliant.lower.nest import block, inner_loops, parallel
+from pliant.lower.nest import COLUMN_BLOCK, block, inner_loops, parallel, split
 from pliant.lower.step import NumberCheck, Step
 from pliant.lower.to_loops import size_symbols
 from pliant.passes.groups import OPAQUE, domain_index
@@ -180,7 +180,10 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
 def _along(
     scan: _Scan, name: str, axis: int, body: Callable[[tuple[Expr, ...]], list[Stmt]]
 ) -> Step:
-    """One loop per position of all axes but `axis`; the body walks along it."""
+    """One loop per position of all axes but `axis`; the body walks along it.
+
+    Where the last axis is another one, neighbours along it walk side by side.
+    """
     (x, *_) = scan.root.operands
     index = list(domain_index(x.shape))
     index[axis] = sym("_w0")
@@ -191,7 +194,16 @@ def _along(
     inner = [*scan.evaluator.pop(), *rest]
     root = scan.evaluator.scopes[0].body
     work = 4 * x.shape[axis]
-    return scan.step(name, block([*root, parallel(axes, inner, work)]))
+    last = f"_d{x.type.rank - 1}"
+    if not axes or axes[-1].name != last:
+        return scan.step(name, block([*root, parallel(axes, inner, work)]))
+    *outer, columns = axes
+    if not outer:
+        loop = split(columns, inner, work, size=COLUMN_BLOCK)
+    else:
+        across = inner_loops([columns], inner, vector=True)
+        loop = parallel(outer, [across], work * columns.extent)
+    return scan.step(name, block([*root, loop]))
 
 
 def _cumulate(scan: _Scan, name: str) -> Step:

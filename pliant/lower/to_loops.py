@@ -11,22 +11,28 @@
 One kernel may hold several reductions over the same axes: each is a stage, a loop over
 the row, and what later stages need again and is costly to compute is kept in a row of
 scratch (or in the result itself, where it is one).
+
+A group is lowered several times where that pays, under different assumptions on its
+sizes (`lower/variants.py`), and chooses between the bodies when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pliant.errors import InternalError
-from pliant.ir.access import flatten, numel
+from pliant.ir.access import flatten, linear_coefficient, numel
 from pliant.ir.graph import Graph, Value
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
     Accumulator,
+    Alloc,
     Block,
     Buffer,
+    Dispatch,
     For,
     Let,
     Load,
@@ -36,15 +42,35 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    Variant,
     buffer,
     statements,
 )
 from pliant.ir.types import TensorType
+from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
-from pliant.lower.nest import block, inner_loops, parallel, split
+from pliant.lower.nest import (
+    COLUMN_BLOCK,
+    block,
+    inner_loops,
+    parallel,
+    split,
+    tiled,
+)
 from pliant.lower.rebuild import dims_in, values_in
+from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.step import Argument, NumberCheck, PackedWeight, Scratch, Step
+from pliant.lower.variants import (
+    ANY,
+    Assumption,
+    Nest,
+    row_assumptions,
+    short_room,
+    size_assumptions,
+    specialised,
+    vector_assumptions,
+)
 from pliant.passes.groups import (
     Structure,
     domain_index,
@@ -54,8 +80,6 @@ from pliant.passes.groups import (
     structure,
 )
 from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
-
-THREADS = "threads"  # the size symbol every host function knows: workers of the call
 
 # Relative cost of computing one element, in cheap ops: decides what is kept in scratch
 # rather than computed again, and how much work is worth a thread.
@@ -82,7 +106,9 @@ COST = {
     "concat": 3,
     "pad": 3,
 }
-KEEP_COST = 6  # a value dearer than this is kept for later stages of its row
+# A value dearer than this is kept for later stages of its row, in memory or registers.
+KEEP_COST = 6
+KEEP_IN_REGISTERS_COST = 3
 
 
 def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
@@ -105,74 +131,152 @@ def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
     return tuple(sorted(used - bound))
 
 
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What lowering a group depends on, besides the group."""
+
+    facts: Facts
+    number_check: NumberCheck
+    lanes: int
+    variants: bool = True
+
+
 def lower_group(
     region: Graph,
     name: str,
-    facts: Facts,
-    number_check: NumberCheck,
+    cx: Lowering,
     packed: Mapping[Value, PackedWeight] | None = None,
 ) -> Step:
     """The loop function of a map or row region.
 
     `packed` are parameters that exist only as panels of a matrix product.
     """
-    shape = structure(region.ops, region.results, facts)
-    if shape is None:
+    memory = _Memory(region, packed or {})
+    body = _body(region, memory, cx, ANY)
+    if body is None:
         raise InternalError("lower", f"fusion {name} is not one loop nest")
-    return _Group(region, shape, facts, number_check, packed or {}).lower(name)
+    return memory.step(name, body)
+
+
+def _body(
+    region: Graph, memory: _Memory, cx: Lowering, given: Assumption
+) -> Stmt | None:
+    """The group's loops, with variants of them; None if it is not one nest."""
+    shape = structure(region.ops, region.results, cx.facts)
+    if shape is None:
+        return None
+    general = _Group(region, shape, memory, cx, given)
+    body = general.lower()
+    nest = general.nest
+    if nest is None or not cx.variants:
+        return body
+    variants: list[Variant] = []
+    if not given.symbols:
+        for assumption in size_assumptions(region, body, cx.facts):
+            there = specialised(region, assumption.symbols, cx.facts)
+            inner = _body(there, memory, cx, assumption)
+            if inner is not None and inner != body:
+                variants.append(Variant(assumption.name, assumption.guards, inner))
+    for assumption in (
+        *row_assumptions(nest, cx.facts, cx.lanes),
+        *vector_assumptions(nest, cx.facts, cx.lanes),
+    ):
+        inner = _Group(region, shape, memory, cx, assumption).lower()
+        if all(cx.facts.prove(guard) for guard in assumption.guards):
+            body = inner  # nothing to ask
+            break
+        variants.append(Variant(assumption.name, assumption.guards, inner))
+    if not variants:
+        return body
+    return Dispatch((*variants, Variant(ANY.name, (), body)))
+
+
+class _Memory:
+    """The buffers that all variants of a group share."""
+
+    def __init__(self, region: Graph, packed: Mapping[Value, PackedWeight]) -> None:
+        self.region = region
+        self.packed = [packed.get(v) for v in region.params]
+        self.inputs = [
+            buffer(
+                f"in_{k}",
+                v.dtype,
+                (v.type.numel,) if weight is None else weight.shape(v.shape),
+                Role.IN,
+            )
+            for k, (v, weight) in enumerate(
+                zip(region.params, self.packed, strict=True)
+            )
+        ]
+        self.outputs = [
+            buffer(f"out_{k}", v.dtype, (v.type.numel,), Role.OUT)
+            for k, v in enumerate(dict.fromkeys(region.results))
+        ]
+        self.scratch: dict[str, Buffer] = {}
+
+    def work(self, b: Buffer) -> Buffer:
+        """Scratch for each worker; variants that ask for the same share it."""
+        while self.scratch.get(b.name, b) != b:
+            b = replace(b, name=f"{b.name}_")
+        self.scratch[b.name] = b
+        return b
+
+    def step(self, name: str, body: Stmt) -> Step:
+        used = {b.name for b in _buffers_in(body)}
+        owner: dict[str, Argument] = {}
+        live: list[Buffer] = []
+        for v, weight, b in zip(
+            self.region.params, self.packed, self.inputs, strict=True
+        ):
+            if b.name in used:
+                live.append(b)
+                owner[b.name] = v if weight is None else weight.packed
+        for v, b in zip(dict.fromkeys(self.region.results), self.outputs, strict=True):
+            live.append(b)
+            owner[b.name] = v
+        for b in self.scratch.values():
+            if b.name in used:
+                live.append(b)
+                owner[b.name] = Scratch(TensorType(b.dtype, b.shape[1:]))
+        func = LoopFunc(name, size_symbols(body, live), tuple(live), body)
+        return Step(func, tuple(owner[b.name] for b in live))
 
 
 class _Group:
-    """One region on its way to loops."""
+    """One region on its way to loops, under one assumption."""
 
     def __init__(
         self,
         region: Graph,
         shape: Structure,
-        facts: Facts,
-        number_check: NumberCheck,
-        packed: Mapping[Value, PackedWeight],
+        memory: _Memory,
+        cx: Lowering,
+        given: Assumption,
     ) -> None:
-        self.packed = packed
-        self.region, self.shape, self.facts = region, shape, facts
-        self.number_check = number_check
+        self.region, self.shape, self.facts = region, shape, cx.facts
+        self.memory, self.cx, self.given = memory, cx, given
         self.producers = region.producers()
-        self.inputs = {
-            v: buffer(
-                f"in_{k}",
-                v.dtype,
-                packed[v].shape(v.shape) if v in packed else (v.type.numel,),
-                Role.IN,
-            )
-            for k, v in enumerate(region.params)
+        self.inputs = dict(zip(region.params, memory.inputs, strict=True))
+        self.packed = {
+            v: weight
+            for v, weight in zip(region.params, memory.packed, strict=True)
+            if weight is not None
         }
-        self.outputs: dict[Value, Buffer] = {}
-        for k, v in enumerate(dict.fromkeys(region.results)):
-            self.outputs[v] = buffer(f"out_{k}", v.dtype, (v.type.numel,), Role.OUT)
-        self._domain = domain_space(shape.domain, facts)
+        results = dict.fromkeys(region.results)
+        self.outputs = dict(zip(results, memory.outputs, strict=True))
+        self._domain = domain_space(shape.domain, cx.facts)
         self.depth = _depths(region)
         self.kept: dict[Value, Buffer] = {}  # scratch that later stages read
-        self.scratch: list[Scratch] = []
         # Numbered, not named after values: equal kernels must be equal objects.
         reduces = [op for op in region.ops if op.name == "reduce"]
         self.accumulators = {op.result: f"_acc{k}" for k, op in enumerate(reduces)}
         self.stage = 0
         self.work = max(1, sum(COST.get(op.name, 1) for op in region.ops))
+        self.nest: Nest | None = None  # of the whole domain, if it is one nest
 
-    def lower(self, name: str) -> Step:
+    def lower(self) -> Stmt:
         domain = self.shape.domain
-        body = self._nest(domain, domain_index(domain))
-        buffers = (*self.inputs.values(), *self.outputs.values(), *self.kept.values())
-        used = {b.name for b in _buffers_in(body)}
-        live = [b for b in buffers if b.name in used or b.role is Role.OUT]
-        owner: dict[str, Argument] = {}
-        for v, b in self.inputs.items():
-            owner[b.name] = self.packed[v].packed if v in self.packed else v
-        owner.update({b.name: v for v, b in self.outputs.items()})
-        kept = zip(self.kept.values(), self.scratch, strict=True)
-        owner.update({b.name: s for b, s in kept})
-        func = LoopFunc(name, size_symbols(body, live), tuple(live), body)
-        return Step(func, tuple(owner[b.name] for b in live))
+        return self._nest(domain, domain_index(domain))
 
     # ---- nests
 
@@ -185,7 +289,8 @@ class _Group:
         ]
         space = with_axes(self.facts, axes)
         self.index, self.space = index, space
-        evaluator = Evaluator(self.producers, self._leaf, space, self.number_check)
+        check = self.cx.number_check
+        evaluator = Evaluator(self.producers, self._leaf, space, check)
         if self.shape.reduced:
             return self._rows(axes, evaluator)
         stmt = self._map(axes, evaluator)
@@ -199,6 +304,7 @@ class _Group:
     def _segments(self, axis: Axis, breaks: Sequence[Expr]) -> Stmt:
         """A nest per run of an axis in which every concat reads one operand."""
         k = int(axis.name[2:])
+        self.nest = None
         nests: list[Stmt] = []
         bounds = [as_expr(0), *breaks, axis.extent]
         for low, high in pairwise(bounds):
@@ -207,6 +313,7 @@ class _Group:
             index = list(domain_index(self.shape.domain))
             index[k] = low if extents[k] == as_expr(1) else low + axis.var
             nests.append(self._nest(tuple(extents), tuple(index)))
+        self.nest = None
         return block(nests)
 
     def _map(self, axes: list[Axis], evaluator: Evaluator) -> Stmt:
@@ -222,8 +329,15 @@ class _Group:
         if not axes:
             return block([*root, *outer, *inner])
         if len(axes) == 1:
+            self.nest = Nest((), (), None, self.work)
             return block([*root, *outer, split(axes[0], inner, self.work)])
-        loop = inner_loops(axes[-1:], inner, vector=True)
+        along = _read_along(axes, inner)
+        self.nest = Nest(
+            tuple(axes), (), axes[-1] if along is None else None, self.work
+        )
+        if along is not None:
+            return block([*root, tiled(axes, along, outer, inner, self.work)])
+        loop = inner_loops(axes[-1:], inner, True, self.given.multiple)
         work = axes[-1].extent * self.work
         return block([*root, parallel(axes[:-1], [*outer, loop], work)])
 
@@ -232,11 +346,11 @@ class _Group:
         # The last axis decides: if it is reduced, a row is contiguous and the vector
         # runs along it; if it is kept, the vector runs across rows.
         across = bool(axes) and not axes[-1].reduced
-        if not across:
-            self._choose_kept()
         evaluator.push(axis.name for axis in (kept[:-1] if across else kept))
         if across:
             evaluator.push([kept[-1].name])
+        else:
+            self._choose_kept(evaluator)
         for stage in range(max(self.depth.values(), default=0) + 1):
             self.stage = stage
             self._stage(axes, evaluator)
@@ -248,17 +362,40 @@ class _Group:
         root, outer, row = (list(p.body) for p in merged if isinstance(p, Block))
         reduced = [axis for axis in axes if axis.reduced]
         kept = [axis for axis in axes if not axis.reduced]
-        row = [_place_inner(s, reduced, not across) for s in row]
         work = product(axis.extent for axis in reduced) * self.work
         if not across:
-            return block([*root, parallel(kept, row, work)])
+            self.nest = Nest(tuple(kept), tuple(reduced), reduced[-1], self.work)
+            return block([*root, self._along_rows(kept, reduced, row, work)])
+        row = row_shapes.plain(row, reduced, vector=False)
         columns = kept[-1]
         if len(kept) == 1:
-            loop = split(columns, row, self.work, size=COLUMN_BLOCK)
+            loop = split(columns, row, work, size=COLUMN_BLOCK)
             return block([*root, *outer, loop])
         loop = inner_loops([columns], row, vector=True)
         work = work * columns.extent
         return block([*root, parallel(kept[:-1], [*outer, loop], work)])
+
+    def _along_rows(
+        self,
+        kept: Sequence[Axis],
+        reduced: Sequence[Axis],
+        row: Sequence[Stmt],
+        work: Expr,
+    ) -> Stmt:
+        """Rows that are contiguous: the vector runs along them."""
+        match self.given.plan:
+            case RowPlan.SPLIT:
+                declared = [s for s in row if isinstance(s, Accumulator)]
+                slots = row_shapes.slots(declared)
+                for slot in slots.values():
+                    self.memory.work(slot.buffer)
+                pieces = row_shapes.split(row, reduced, slots)
+                return inner_loops(kept, pieces, vector=False)
+            case RowPlan.SHORT:
+                room = short_room(self.cx.lanes)
+                return parallel(kept, row_shapes.short(row, reduced[0], room), work)
+            case RowPlan.PLAIN:
+                return parallel(kept, row_shapes.plain(row, reduced, True), work)
 
     def _stage(self, axes: Sequence[Axis], evaluator: Evaluator) -> None:
         """One loop over the row: the reductions, results and kept values now due."""
@@ -291,7 +428,7 @@ class _Group:
             x = evaluator.value(op.operands[0], self.index)
             evaluator.emit(Accumulate(self.accumulators[op.result], x))
         inner = evaluator.pop()
-        evaluator.emit(For(_INNER, as_expr(0), as_expr(0), Block(tuple(inner))))
+        evaluator.emit(stage_loop(inner))
 
     # ---- elements
 
@@ -303,7 +440,13 @@ class _Group:
         position = flatten(
             [self.index[k] for k in reduced], [self.shape.domain[k] for k in reduced]
         )
-        return (sym(WORKER), position)
+        match self.given.plan:
+            case RowPlan.SHORT:
+                return (position,)
+            case RowPlan.SPLIT:  # one row at a time, which all workers write
+                return (as_expr(0), position)
+            case RowPlan.PLAIN:
+                return (sym(WORKER), position)
 
     def _place(self, value: Value) -> tuple[Expr, ...]:
         """Where a result stands, for the box of the domain being written."""
@@ -352,8 +495,10 @@ class _Group:
             and value.dtype.compute is value.dtype
         )
 
-    def _choose_kept(self) -> None:
+    def _choose_kept(self, evaluator: Evaluator) -> None:
         """Values needed by several stages, full-size and dear: the last such first."""
+        short = self.given.plan is RowPlan.SHORT
+        least = KEEP_IN_REGISTERS_COST if short else KEEP_COST
         size = numel(self.shape.domain, self.facts)
         row = product(self.shape.domain[k] for k in self.shape.reduced)
         for op in reversed(self.region.ops):
@@ -362,13 +507,18 @@ class _Group:
             value = op.result
             if value in self.outputs or numel(value.shape, self.facts) != size:
                 continue
-            if len(self._stages_of(value)) < 2 or self._cost(value) < KEEP_COST:
+            if len(self._stages_of(value)) < 2 or self._cost(value) < least:
                 continue
-            kind = TensorType(value.dtype, (row,))
-            self.kept[value] = buffer(
-                f"work_{len(self.kept)}", value.dtype, (sym(THREADS), row), Role.WORK
-            )
-            self.scratch.append(Scratch(kind))
+            number = len(self.kept)
+            if short:
+                room = (short_room(self.cx.lanes),)
+                registers = buffer(f"row_{number}", value.dtype, room, Role.REGISTER)
+                evaluator.emit(Alloc(registers))
+                self.kept[value] = registers
+            else:
+                each = (sym(THREADS), row)
+                scratch = buffer(f"work_{number}", value.dtype, each, Role.WORK)
+                self.kept[value] = self.memory.work(scratch)
 
     def _stages_of(self, value: Value) -> set[int]:
         """Stages whose loops compute `value`, given what is kept already."""
@@ -410,15 +560,22 @@ class _Group:
         return cost + 2 * len(leaves & set(self.region.params))
 
 
-_INNER = "_inner"  # marks a stage's loop until the axes are merged
-COLUMN_BLOCK = 64
+def _read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
+    """The axis along which a map's operand is contiguous, if that is not the last.
 
-
-def _place_inner(stmt: Stmt, reduced: Sequence[Axis], vector: bool) -> Stmt:
-    if isinstance(stmt, For) and stmt.var == _INNER:
-        body = stmt.body.body if isinstance(stmt.body, Block) else (stmt.body,)
-        return inner_loops(reduced, body, vector)
-    return stmt
+    Such an operand is read a few elements per cache line unless tiles are walked.
+    """
+    last = axes[-1].name
+    for value in values_in(Block(tuple(inner))):
+        if not isinstance(value, Load) or len(value.index) != 1:
+            continue
+        step = linear_coefficient(value.index[0], last)
+        if step is None or (step.is_const and abs(step.value) <= 1):
+            continue
+        for axis in axes[:-1]:
+            if linear_coefficient(value.index[0], axis.name) == as_expr(1):
+                return axis
+    return None
 
 
 def _depths(region: Graph) -> dict[Value, int]:

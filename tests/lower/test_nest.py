@@ -31,7 +31,7 @@ def lowered(
     params = [b.param(f"x{k}", tensor(F32, *dims)) for k, dims in enumerate(shapes)]
     made = build(b, *params)
     graph = b.finish("main", [made] if isinstance(made, Value) else list(made))
-    cx = Context(Options(), avx512())
+    cx = Context(Options(variants=False), avx512())
     module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx, [])
     verify(module, Stage.LOWERED)
     return list(module.loops.values())
@@ -60,12 +60,15 @@ def test_bias_keeps_its_axis() -> None:
     assert loops(func) == [(Kind.PARALLEL, B * S), (Kind.VECTOR, as_expr(768))]
 
 
-def test_transpose_is_not_merged() -> None:
+def test_transpose_runs_over_tiles() -> None:
     def build(b: Builder, x: Value) -> Value:
         return b.unary("exp", b.transpose(x, (0, 2, 1)))
 
     (func,) = lowered(build, (B, S, N))
-    assert loops(func) == [(Kind.PARALLEL, B * N), (Kind.VECTOR, S)]
+    (tiles, rows, columns) = loops(func)
+    assert tiles == (Kind.PARALLEL, B * ceildiv(N, 16) * ceildiv(S, 16))
+    assert (rows[0], columns[0]) == (Kind.SERIAL, Kind.VECTOR)
+    assert [e.evaluate({"n": 40, "_tile_row": 2}) for e in (rows[1],)] == [8]
 
 
 def test_swapped_leading_axes_keep_the_last() -> None:

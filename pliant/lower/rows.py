@@ -1,0 +1,176 @@
+"""How the rows of a reduction run: the three shapes a row kernel can take.
+
+plain   parallel over rows; each stage of a row is a loop over it
+
+short   a row fits a few vectors: its loops are written out under masks, and what
+        later stages need again stays in registers
+
+split   few rows, and long: one row after another, each stage cut into one piece per
+        thread, the pieces' results combined in the order of the pieces
+
+        for _t = 0 to threads parallel {      a stage that accumulates
+          accumulator $part = max
+          for _d1 = columns*_t//threads to columns*(_t + 1)//threads vector { .. }
+          %pieces[_t, 0] = $part
+        }
+        accumulator $top = max
+        for _t = 0 to threads { accumulate $top, %pieces[_t, 0] }
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pliant.ir.loops import (
+    Accumulate,
+    Accumulator,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kind,
+    Load,
+    Read,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+    statements,
+)
+from pliant.lower.domain import Axis
+from pliant.lower.nest import block, inner_loops
+from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, sym
+
+THREADS = "threads"  # the size symbol every host function knows: workers of the call
+INNER = "_inner"  # marks a stage's loop until the axes are merged
+_PIECE = "_t"
+
+
+class RowPlan(enum.Enum):
+    PLAIN = "plain"
+    SHORT = "short rows"
+    SPLIT = "split rows"
+
+
+def stage_loop(body: Sequence[Stmt]) -> Stmt:
+    """A stage's loop over the row, before its axes are known."""
+    return For(INNER, as_expr(0), as_expr(0), Block(tuple(body)))
+
+
+def is_stage(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.var == INNER
+
+
+def _body(stage: Stmt) -> tuple[Stmt, ...]:
+    assert isinstance(stage, For) and isinstance(stage.body, Block)
+    return stage.body.body
+
+
+def plain(row: Sequence[Stmt], reduced: Sequence[Axis], vector: bool) -> list[Stmt]:
+    """Every stage a nest over the reduced axes, the last of them vector if asked."""
+    return [inner_loops(reduced, _body(s), vector) if is_stage(s) else s for s in row]
+
+
+def short(row: Sequence[Stmt], axis: Axis, room: int) -> list[Stmt]:
+    """Every stage a vector loop of at most `room` iterations."""
+    end = minimum(axis.extent, room)
+    return [
+        For(axis.name, as_expr(0), end, block(_body(s)), Kind.VECTOR)
+        if is_stage(s)
+        else s
+        for s in row
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the pieces of an accumulator are kept: one element per thread."""
+
+    buffer: Buffer
+    number: int
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        return (sym(_PIECE), as_expr(self.number))
+
+
+def slots(accumulators: Sequence[Accumulator]) -> dict[str, Slot]:
+    """A slot for each accumulator; those of one type share a buffer."""
+    found: dict[str, Slot] = {}
+    for dtype in dict.fromkeys(a.dtype for a in accumulators):
+        names = [a.name for a in accumulators if a.dtype is dtype]
+        shape = (sym(THREADS), len(names))
+        shared = buffer(f"pieces_{dtype}", dtype, shape, Role.WORK)
+        found |= {name: Slot(shared, k) for k, name in enumerate(names)}
+    return found
+
+
+def split(
+    row: Sequence[Stmt], reduced: Sequence[Axis], slots: Mapping[str, Slot]
+) -> list[Stmt]:
+    """Every stage a parallel loop over pieces, then their results combined."""
+    declared = {s.name: s for s in row if isinstance(s, Accumulator)}
+    out: list[Stmt] = []
+    for stmt in row:
+        if isinstance(stmt, Accumulator):
+            continue  # declared where its pieces are combined
+        if not is_stage(stmt):
+            out.append(stmt)
+            continue
+        here = [declared[name] for name in _accumulated(stmt, declared)]
+        out.append(_in_pieces(_body(stmt), reduced, here, slots))
+        for accumulator in here:
+            out += (accumulator, _combine(accumulator.name, slots[accumulator.name]))
+    return out
+
+
+def _accumulated(stmt: Stmt, declared: Mapping[str, Accumulator]) -> list[str]:
+    found = {s.name for s in statements(stmt) if isinstance(s, Accumulate)}
+    return [name for name in declared if name in found]
+
+
+def _in_pieces(
+    body: Sequence[Stmt],
+    reduced: Sequence[Axis],
+    accumulators: Sequence[Accumulator],
+    slots: Mapping[str, Slot],
+) -> Stmt:
+    piece, threads = sym(_PIECE), maximum(sym(THREADS), 1)
+    first, *rest = reduced
+    names = {a.name: f"{a.name}_part" for a in accumulators}
+    renamed = [_rename(s, names) for s in body]
+    loop = For(
+        first.name,
+        floordiv(first.extent * piece, threads),
+        floordiv(first.extent * (piece + 1), threads),
+        inner_loops(rest, renamed, vector=True) if rest else block(renamed),
+        Kind.SERIAL if rest else Kind.VECTOR,
+    )
+    inside: list[Stmt] = [replace(a, name=names[a.name]) for a in accumulators]
+    inside.append(loop)
+    for a in accumulators:
+        part = Read(names[a.name], a.dtype)
+        inside.append(Store(slots[a.name].buffer, slots[a.name].index, part))
+    return For(_PIECE, as_expr(0), sym(THREADS), block(inside), Kind.PARALLEL)
+
+
+def _combine(name: str, slot: Slot) -> Stmt:
+    one = Accumulate(name, Load(slot.buffer, slot.index))
+    return For(_PIECE, as_expr(0), sym(THREADS), one)
+
+
+def _rename(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
+    match stmt:
+        case Accumulate(name, value):
+            return Accumulate(names.get(name, name), value)
+        case Block(body):
+            return Block(tuple(_rename(s, names) for s in body))
+        case For():
+            return replace(stmt, body=_rename(stmt.body, names))
+        case If(cond, then, otherwise):
+            other = None if otherwise is None else _rename(otherwise, names)
+            return If(cond, _rename(then, names), other)
+        case _:
+            return stmt

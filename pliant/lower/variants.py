@@ -1,0 +1,206 @@
+"""Which bodies a kernel gets, and the guards on sizes that choose between them.
+
+    dispatch {
+      variant "split rows" when 2*rows <= threads, 131072 <= 3*columns { .. }
+      variant "short rows" when columns <= 32 { .. }
+      variant "any" { .. }
+    }
+
+A variant is the same group lowered again under an assumption: what some sizes are
+("no broadcast", "dense": symbols replaced in the whole region, so that index arithmetic
+folds and loads become vectors), or how its rows run (`lower/rows.py`). An assumption
+that is proved true makes the one body there is, one that is proved false none, and a
+kernel whose general body has nothing to gain gets no variants at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pliant.ir.access import is_one, linear_coefficient
+from pliant.ir.graph import Attr, Graph, Op, Value
+from pliant.ir.loops import For, Kind, Load, Stmt, Store, statements
+from pliant.ir.types import TensorType
+from pliant.lower.domain import Axis
+from pliant.lower.nest import THREAD_WORK
+from pliant.lower.rebuild import values_in
+from pliant.lower.rows import THREADS, RowPlan
+from pliant.sym import (
+    Cond,
+    Expr,
+    Facts,
+    Symbol,
+    as_expr,
+    divides,
+    eq,
+    le,
+    product,
+    sym,
+)
+
+# A row of up to so many vectors is written out: 1.1 to 1.25 times as fast up to here,
+# even at twice that (softmax, sum, layer norm; AVX-512).
+SHORT_VECTORS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What one variant takes for granted; `guards` say when that is so."""
+
+    name: str
+    guards: tuple[Cond, ...]
+    symbols: Mapping[str, Expr] = field(default_factory=dict)
+    plan: RowPlan = RowPlan.PLAIN
+    multiple: int = 1  # of the vector loop's trips
+
+
+ANY = Assumption("any", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """What a group's general body turned out to be."""
+
+    kept: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    vector: Axis | None  # the axis of the vector loop, if it is not cut into blocks
+    work: int  # of one element
+
+
+def short_room(lanes: int) -> int:
+    return SHORT_VECTORS * lanes
+
+
+def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]:
+    """How the rows of a reduction may run, other than plainly."""
+    found: list[Assumption] = []
+    rows = product(axis.extent for axis in nest.kept)
+    extent = product(axis.extent for axis in nest.reduced)
+    # Fewer rows than threads, and each worth two of them.
+    few = (
+        le(2 * rows, sym(THREADS)),
+        le(2 * THREAD_WORK, extent * nest.work),
+    )
+    found.append(Assumption("split rows", few, plan=RowPlan.SPLIT))
+    if len(nest.reduced) == 1:
+        fits = (le(extent, short_room(lanes)),)
+        found.append(Assumption("short rows", fits, plan=RowPlan.SHORT))
+    return [a for a in found if possible(a, facts)]
+
+
+def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]:
+    """Trips of a map's vector loop that leave no tail: a branch less per row.
+
+    A reduction has more to do per row, where that does not show.
+    """
+    if nest.reduced or nest.vector is None or nest.vector.extent.is_const:
+        return []
+    whole = (divides(lanes, nest.vector.extent),)
+    found = Assumption("whole vectors", whole, multiple=lanes)
+    return [found] if possible(found, facts) else []
+
+
+def possible(assumption: Assumption, facts: Facts) -> bool:
+    """Not proved false."""
+    return all(facts.prove(guard) is not False for guard in assumption.guards)
+
+
+# ---- sizes
+
+
+def size_assumptions(region: Graph, body: Stmt, facts: Facts) -> Iterator[Assumption]:
+    """Sizes under which the region's index arithmetic folds."""
+    equal = dict(_maybe_broadcast(region.ops, facts))
+    if equal:
+        guards = tuple(eq(sym(name), dim) for name, dim in equal.items())
+        yield Assumption("no broadcast", guards, equal)
+        one = dict.fromkeys(equal, as_expr(1))
+        guards = tuple(eq(sym(name), 1) for name in one)
+        yield Assumption("broadcast", guards, one)
+    for name in dict.fromkeys(_strides(body)):
+        if name not in equal and possible(unit := _unit(name), facts):
+            yield unit
+
+
+def _unit(name: str) -> Assumption:
+    return Assumption("dense", (eq(sym(name), 1),), {name: as_expr(1)})
+
+
+def _maybe_broadcast(ops: Sequence[Op], facts: Facts) -> Iterator[tuple[str, Expr]]:
+    """(symbol of an operand, dim of the result) where neither case is proved."""
+    for op in ops:
+        if op.name != "broadcast":
+            continue
+        (x,), shape = op.operands, op.result.shape
+        for dim, axis in zip(x.shape, op.ints_attr("axes"), strict=True):
+            name = _symbol(dim)
+            if not is_one(dim) and name and facts.prove(eq(dim, shape[axis])) is None:
+                yield name, shape[axis]
+
+
+def _strides(body: Stmt) -> Iterator[str]:
+    """Sizes that a vector loop's addresses are that far apart."""
+    for loop in statements(body):
+        if not isinstance(loop, For) or loop.kind is not Kind.VECTOR:
+            continue
+        for index in _addresses(loop.body):
+            step = linear_coefficient(index, loop.var)
+            name = None if step is None else _symbol(step)
+            if name is not None:
+                yield name
+
+
+def _addresses(body: Stmt) -> Iterator[Expr]:
+    for stmt in statements(body):
+        if isinstance(stmt, Store) and len(stmt.index) == 1:
+            yield stmt.index[0]
+    for value in values_in(body):
+        if isinstance(value, Load) and len(value.index) == 1:
+            yield value.index[0]
+
+
+def _symbol(dim: Expr) -> str | None:
+    match dim.terms:
+        case ((1, ((Symbol(name), 1),)),):
+            return name
+        case _:
+            return None
+
+
+# ---- a region under an assumption
+
+
+def specialised(region: Graph, symbols: Mapping[str, Expr], facts: Facts) -> Graph:
+    """The region with sizes replaced everywhere."""
+    known: dict[Value, Value] = {}
+
+    def there(dim: Expr) -> Expr:
+        return facts.canonical(dim).substitute(symbols)
+
+    def typed(value: Value) -> Value:
+        if value not in known:
+            shape = tuple(map(there, value.shape))
+            known[value] = Value(value.name, TensorType(value.dtype, shape))
+        return known[value]
+
+    def replaced(attr: Attr) -> Attr:
+        if isinstance(attr, Expr):
+            return there(attr)
+        if isinstance(attr, tuple):
+            return tuple(replaced(a) for a in attr)
+        return attr
+
+    ops = tuple(
+        op.replace(
+            operands=tuple(map(typed, op.operands)),
+            results=tuple(map(typed, op.results)),
+            attrs=tuple((name, replaced(attr)) for name, attr in op.attrs),
+        )
+        for op in region.ops
+    )
+    return region.replace(
+        params=tuple(map(typed, region.params)),
+        ops=ops,
+        results=tuple(map(typed, region.results)),
+    )
