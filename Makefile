@@ -41,6 +41,8 @@ bench-models: $(VENV)/.bench
 
 bench-parts: $(VENV)/.bench
 	$(BIN)/python -m bench.static
+	$(BIN)/python -m bench.elementwise
+	$(BIN)/python -m bench.conv
 	$(BIN)/python -m bench.costs
 
 # Matrix products of 500 random shapes against MKL and OpenBLAS; a quarter of an hour.
@@ -76,7 +78,7 @@ $(VENV)/.bench: $(VENV)/.installed
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f pliant/runtime/*.so $(VENV)/.installed
+	rm -f pliant/runtime/*.so $(VENV)/.installed $(VENV)/.bench
 	find pliant tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

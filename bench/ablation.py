@@ -29,12 +29,14 @@ from bench.timing import (
     dims_text,
     eager,
     error,
+    few,
     geomean,
     interleaved,
     machine,
     machine_line,
     mebibytes,
     ratios,
+    scale,
     store,
 )
 from pliant.ir.text import print_module
@@ -107,14 +109,9 @@ def about(case: Case, name: str, model: pliant.CompiledModel) -> dict[str, Any]:
 def check(case: Case, models: dict[str, pliant.CompiledModel], shape: Shape) -> None:
     given = case.at(shape)
     wanted = eager(case.model, given)
-    size = max(1.0, error(wanted, [torch.zeros_like(x) for x in leaves(wanted)]))
     for name, model in models.items():
-        if not (found := error(model(*given), wanted)) <= TOLERANCE * size:
+        if not (found := error(model(*given), wanted)) <= TOLERANCE * scale(wanted):
             raise SystemExit(f"{case.name}, {name}, {shape}: error {found:.3g}")
-
-
-def leaves(result: Any) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 def report(name: str, rows: list[dict[str, Any]]) -> Report:
@@ -132,7 +129,7 @@ def report(name: str, rows: list[dict[str, Any]]) -> Report:
         cells.append(f"{geomean([cell['slower'] for cell in found]):.2f}")
         for cell in found:
             peak = mebibytes(cell["peak_bytes"])
-            cells.append(f"{cell['ms']:.2f} ({cell['slower']:.2f}), {peak}")
+            cells.append(f"{cell['ms']:.3g} ({cell['slower']:.2f}), {peak}")
         lines.append(tuple(cells))
     return Report(name, tuple(columns), tuple(lines))
 
@@ -146,8 +143,7 @@ def main() -> int:
     out, kept, parts = console(), [], []
     told = machine()
     for name, case in cases(arguments).items():
-        own = case.shapes
-        shapes = arguments.shape or [own[0], own[len(own) // 2 - 1], own[-2]]
+        shapes = arguments.shape or few(case.shapes)
         rows = measure(case, arguments.threads, shapes, arguments.seconds)
         table = report(f"{name}, {arguments.threads} thread(s)", rows)
         table.show(out)

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pliant.benchmark.accuracy import eager, error
-from pliant.benchmark.models import Case, Shape, default_zoo, expand, load, load_zoo
+from pliant.benchmark.accuracy import eager, error, scale
+from pliant.benchmark.models import (
+    Case,
+    Shape,
+    default_zoo,
+    expand,
+    few,
+    load,
+    load_zoo,
+)
 from pliant.benchmark.tables import (
     Report,
     console,
@@ -33,6 +41,7 @@ __all__ = [
     "dims_text",
     "eager",
     "error",
+    "few",
     "geomean",
     "interleaved",
     "load_zoo",
@@ -40,6 +49,7 @@ __all__ = [
     "machine_line",
     "mebibytes",
     "ratios",
+    "scale",
     "store",
 ]
 

@@ -66,5 +66,10 @@ def allowed(exact: Sequence[torch.Tensor], eager_error: float, ours: bool) -> fl
     """The error that an engine may have: ours is held to eager's, peers to a sanity."""
     if ours:
         return 2 * eager_error + FLOOR
-    sizes = [x[x.isfinite()].abs().max().item() for x in exact if x.numel()]
-    return PEER_TOLERANCE * max([1.0, *sizes])
+    return PEER_TOLERANCE * scale(exact)
+
+
+def scale(result: Any) -> float:
+    """The largest finite number of a result, at least 1."""
+    finite = [x[x.isfinite()].abs() for x in tensors(result)]
+    return max([1.0, *(x.max().item() for x in finite if x.numel())])

@@ -88,6 +88,11 @@ class Case:
         return tuple(self.inputs(*shape))
 
 
+def few(shapes: Sequence[Shape]) -> list[Shape]:
+    """The first, the middle and the last."""
+    return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
+
+
 def default_zoo() -> Path | None:
     """PLIANT_ZOO (a folder or file), or the folder shared/zoo beside the checkout."""
     given = os.environ.get("PLIANT_ZOO")

@@ -29,7 +29,7 @@ from pliant.benchmark.engines import (
     export_onnx,
 )
 from pliant.benchmark.memory import high_water
-from pliant.benchmark.models import Case, Shape, load
+from pliant.benchmark.models import Case, Shape, few, load
 from pliant.benchmark.timing import Spread, interleaved, ratios
 from pliant.errors import OptionError
 from pliant.profile import totals
@@ -70,10 +70,6 @@ class Job:
         if not self.shapes and (self.few_shapes or self.kernels):
             shapes = few(shapes) if self.few_shapes else [largest(case, shapes)]
         return case, shapes
-
-
-def few(shapes: list[Shape]) -> list[Shape]:
-    return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
 def largest(case: Case, shapes: list[Shape]) -> Shape:
