@@ -174,6 +174,8 @@ class ScoreRegion:
         if op is not None and op.name == "broadcast":
             (x,) = op.operands
             return self._aligned(op) and self._keeps_causal(x, negated=negated)
+        if op is not None and op.name == "logical_not":
+            return self._keeps_causal(op.operands[0], negated=not negated)
         if op is None or op.name not in ("le", "lt", "ge", "gt"):
             return False
         if not self._over_grid(value):
@@ -197,6 +199,8 @@ class ScoreRegion:
         if self._keeps_causal(flag, negated=False):
             self.causal = True
             return []
+        if op is not None and op.name == "broadcast" and self._aligned(op):
+            return self.visible(op.operands[0])
         if op is not None and op.name == "logical_and" and self.absorb:
             return [part for v in op.operands for part in self.visible(v)]
         return [flag]
