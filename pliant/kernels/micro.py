@@ -5,6 +5,9 @@
     dot     height x width results, lanes along K; both operands adjacent in K
             acc[i, j] = sum over k of a[i, k..] * b[j, k..]
 
+Elements may be words of several narrow integers each (`parts`, as in ir/loops.Dot):
+then K counts words, and a panel kernel multiplies them part by part.
+
 A panel kernel reads A and B with any strides (B's columns adjacent), adds to its
 results or starts from zero, and asks for a slice of the next panel while it computes.
 """
@@ -22,6 +25,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Const,
+    Dot,
     Fma,
     For,
     If,
@@ -51,7 +55,11 @@ DOT_SIZES = (4, 2, 1)
 PANEL_SIZES = ("K", "a_row", "a_step", "b_step", "c_row", "more", "ahead")
 
 
-def multiply_add(x: LoopValue, y: LoopValue, z: LoopValue, dtype: DType) -> LoopValue:
+def multiply_add(
+    x: LoopValue, y: LoopValue, z: LoopValue, dtype: DType, parts: str | None = None
+) -> LoopValue:
+    if parts is not None:
+        return Dot(parts, x, y, z)
     return Fma(x, y, z) if dtype.is_float else Binary("add", Binary("mul", x, y), z)
 
 
@@ -59,8 +67,8 @@ def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
-def panel_name(dtype: DType, height: int, width: int) -> str:
-    return f"gemm_{dtype}_{height}x{width}"
+def panel_name(dtype: DType, height: int, width: int, parts: str | None = None) -> str:
+    return f"gemm_{parts or dtype}_{height}x{width}"
 
 
 def dot_name(dtype: DType, height: int, width: int) -> str:
@@ -68,7 +76,9 @@ def dot_name(dtype: DType, height: int, width: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFunc:
+def panel_kernel(
+    dtype: DType, height: int, vectors: int, tile: Tile, parts: str | None = None
+) -> LoopFunc:
     """`height` rows of A times one panel, accumulated in registers over all of K."""
     width, k = vectors * tile.lanes, sym("K")
     chains = tile.chains(height, vectors)
@@ -88,6 +98,7 @@ def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFun
                 Load(b, (at + chain, sym("_j"))),
                 Load(acc, (as_expr(chain), sym("_i"), sym("_j"))),
                 dtype,
+                parts,
             )
             body.append(_over(acc, chain, height, width, value))
         return For("_k", begin, end, Block(tuple(body)), step=count)
@@ -111,7 +122,7 @@ def panel_kernel(dtype: DType, height: int, vectors: int, tile: Tile) -> LoopFun
     if chains > 1:
         body.append(steps(even, k, 1))
     body.append(_over(c, None, height, width, total))
-    name = panel_name(dtype, height, width)
+    name = panel_name(dtype, height, width, parts)
     return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(body)))
 
 
@@ -126,14 +137,16 @@ def _over(
     return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
 
 
-def panel_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
+def panel_kernels(
+    dtype: DType, target: Target, parts: str | None = None
+) -> tuple[LoopFunc, ...]:
     """Every height, with both vectors of a panel's row and with one."""
     tile = gemm_tile(dtype, target)
     heights = range(1, tile.MR + 1)
-    return [
-        panel_kernel(dtype, height, vectors, tile)
+    return tuple(
+        panel_kernel(dtype, height, vectors, tile, parts)
         for vectors, height in product(range(1, VECTORS + 1), heights)
-    ]
+    )
 
 
 @lru_cache(maxsize=256)
@@ -168,7 +181,7 @@ def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
     return LoopFunc(name, ("K", "a_row", "b_row"), (a, b, c), body)
 
 
-def dot_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
+def dot_kernels(dtype: DType, target: Target) -> tuple[LoopFunc, ...]:
     tile = gemm_tile(dtype, target)
     sizes = product(DOT_SIZES, DOT_SIZES)
-    return [dot_kernel(dtype, height, width, tile) for height, width in sizes]
+    return tuple(dot_kernel(dtype, height, width, tile) for height, width in sizes)

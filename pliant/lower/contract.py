@@ -11,9 +11,12 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.loops import (
+    Binary,
     Block,
     Buffer,
+    Call,
     For,
+    If,
     Index,
     Kind,
     Let,
@@ -27,8 +30,8 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import TensorType
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import Address, Product, TileAt, gemm
-from pliant.kernels.packing import pack_constant, pack_rows
+from pliant.kernels.gemm import Address, Gemm, Product, TileAt, call_planned, gemm
+from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
@@ -163,8 +166,8 @@ def lower_matmul(
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
     left, right = (operands.views[v] for v in root.operands)
-    constant = _known(operands.constants.get(root.operands[1]), right)
-    spec, axes = _product(root, left, right)
+    constant = known_now(operands.constants.get(root.operands[1]), right)
+    spec, axes = product_of(root, left, right)
     held: Argument = right
     if constant is not None and not spec.b_batch:
         rows = _constant_rows(spec, constant, right, target)
@@ -173,7 +176,7 @@ def lower_matmul(
         else:  # B where it lies is what lanes along K want
             spec, held = replace(spec, b_strides=(as_expr(1), spec.k)), rows
     tile = gemm_tile(spec.dtype, target)
-    plan = _plan(spec, tile)
+    plan = plan_of(spec, tile)
 
     def write(at: TileAt) -> list[Stmt]:
         known = dict(enumerate(at.batch))
@@ -188,34 +191,57 @@ def lower_matmul(
 
     alone = region.ops == (root,) and region.results == (root.result,)
     made = gemm(spec, plan, target, write, plain if alone else None)
-    steps: list[Step] = []
     buffers: list[tuple[Buffer, Argument]] = [(made.a, left)]
     if made.packed is not None:
         assert constant is not None
         buffers.append((made.packed, packed_weight(constant, right, tile)))
     if made.rows is not None:
         rows_of_b = Temporary(TensorType(spec.dtype, made.rows.shape))
-        func = pack_rows(f"{name}_rows", spec.dtype, spec.right, plan)
-        func = function_of(func.name, func.body, func.buffers)
-        steps.append(Step(func, (held, rows_of_b)))
         buffers.append((made.rows, rows_of_b))
     if made.b is not None:
         buffers.append((made.b, held))
     buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
     buffers += [(buf, v) for v, buf in epilogue.outputs.items()]
     buffers += [(buf, scratch_of(buf)) for buf in made.work]
-    func = function_of(name, made.body, [buf for buf, _ in buffers])
-    steps.append(Step(func, tuple(arg for _, arg in buffers), made.helpers))
-    return steps
+    body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
+    func = function_of(name, body, [buf for buf, _ in buffers])
+    arguments = tuple(arg for _, arg in buffers)
+    return [Step(func, arguments, made.helpers, None, planned)]
 
 
-def _known(constant: Constant | None, view: View) -> Constant | None:
+def _planned(
+    name: str,
+    spec: Product,
+    plan: Plan,
+    made: Gemm,
+    buffers: Sequence[Buffer],
+    tile: Tile,
+) -> tuple[Stmt, LoopFunc | None]:
+    """What the kernel does, and the function that it calls with its plan."""
+    if made.planned is None:
+        assert made.dots is not None
+        return made.dots, None
+    func = function_of(f"{name}_planned", made.planned, buffers)
+    origins = tuple((b, tuple(as_expr(0) for _ in b.shape)) for b in buffers)
+
+    def call(arguments: dict[str, Expr]) -> Stmt:
+        sizes = tuple(arguments.get(s, sym(s)) for s in func.sizes)
+        return Call(func.name, sizes, origins)
+
+    body = call_planned(spec, plan, tile, call)
+    if made.dots is not None:
+        wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
+        body = If(wanted, made.dots, body)
+    return body, func
+
+
+def known_now(constant: Constant | None, view: View) -> Constant | None:
     """The constant, if what is read of it is known now."""
     parts = (view.offset, *view.shape, *view.strides)
     return constant if all(part.is_const for part in parts) else None
 
 
-def _product(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
+def product_of(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
     """Sizes and layouts, and how the tiles lie in the result."""
     *batch, m, n = root.result.shape
     k = root.operands[0].shape[-1]
@@ -240,7 +266,7 @@ def _product(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
     return Product(dtype, *sizes, a_strides, b_batch, right.strides), axes
 
 
-def _plan(spec: Product, tile: Tile) -> Plan:
+def plan_of(spec: Product, tile: Tile) -> Plan:
     one = as_expr(1)
     steps = spec.a_strides[-1] != one
     along_k = not steps and spec.dtype.is_float
@@ -258,12 +284,12 @@ def _constant_rows(
     """A constant B of few columns as rows along K."""
     tile = gemm_tile(spec.dtype, target)
     held = replace(spec, b_strides=(as_expr(1), spec.k))
-    if _plan(held, tile).dot != as_expr(1):
+    if plan_of(held, tile).dot != as_expr(1):
         return None
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
         ("rows", constant.name, layout),
-        lambda: _as_constant(constant, "rows", _matrix(constant, view).T.copy()),
+        lambda: _as_constant(constant, "rows", matrix_of(constant, view).T.copy()),
     )
 
 
@@ -309,12 +335,11 @@ def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | N
 
 
 def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
-    return _as_constant(
-        constant, "packed", pack_constant(_matrix(constant, view), tile)
-    )
+    panels = pack_constant(matrix_of(constant, view), tile)
+    return _as_constant(constant, "packed", panels)
 
 
-def _matrix(constant: Constant, view: View) -> np.ndarray:
+def matrix_of(constant: Constant, view: View) -> np.ndarray:
     """The (K, N) matrix that a view of a constant is."""
     data = constant.data.reshape(-1)
     item = data.itemsize
