@@ -1,0 +1,171 @@
+"""Attention against torch's scaled_dot_product_attention: `python -m bench.attention`.
+
+Twelve heads, one thread unless told otherwise. Each case is compiled once with batch
+and lengths dynamic, then timed by turns with torch's op on the same tensors; the least
+time of each counts. Errors are against float64. A ratio above 1 is in Pliant's favour.
+Writes bench/results/attention.json and bench/results/attention.md; a run over chosen
+cases is only printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import pliant
+from bench.timing import (
+    RESULTS,
+    Report,
+    error,
+    geomean,
+    interleaved,
+    machine,
+    machine_line,
+    store,
+)
+
+HEADS = 12
+MASKS = ("none", "causal", "additive", "bool")
+LENGTHS = (7, 32, 100, 128, 257, 500, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    mask: str
+    head: int
+    batch: int
+    queries: int
+    keys: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.batch} x {HEADS} x {self.queries} x {self.keys} x {self.head}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    case: Case
+    pliant_us: float
+    torch_us: float
+    error: float
+    torch_error: float
+
+    @property
+    def ratio(self) -> float:
+        return self.torch_us / self.pliant_us
+
+
+class Attention(nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+
+
+def inputs(case: Case) -> tuple[Tensor, ...]:
+    lead = (case.batch, HEADS)
+    lengths = (case.queries, case.keys, case.keys)
+    tensors = [torch.randn(*lead, length, case.head) for length in lengths]
+    grid = (case.batch, 1, case.queries, case.keys)
+    if case.mask == "additive":
+        tensors.append(torch.randn(grid))
+    if case.mask == "bool":
+        tensors.append(torch.rand(grid) > 0.3)
+    return tuple(tensors)
+
+
+@cache
+def compiled(mask: str, head: int, threads: int) -> pliant.CompiledModel:
+    keys = "queries" if mask == "causal" else "keys"
+    read = {0: "batch", 2: keys}
+    dims: list[dict[int, str]] = [{0: "batch", 2: "queries"}, read, read]
+    if mask in ("additive", "bool"):
+        dims.append({0: "batch", 2: "queries", 3: keys})
+    example = Case(mask, head, 2, 13, 13 if mask == "causal" else 17)
+    model = Attention(mask == "causal")
+    return pliant.compile(model, inputs(example), tuple(dims), threads=threads)
+
+
+def cases(masks: list[str], heads: list[int], quick: bool) -> list[Case]:
+    found = []
+    for mask in masks:
+        for head in heads:
+            for batch in (1, 8):
+                for length in LENGTHS:
+                    large = length > 1024 and (batch > 1 or head != 64 or quick)
+                    if not large:
+                        found.append(Case(mask, head, batch, length, length))
+            if mask != "causal":
+                for queries, keys in ((1, 500), (1, 4096), (4, 4096)):
+                    found.append(Case(mask, head, 1, queries, keys))
+    return found
+
+
+def measured(case: Case, threads: int, repetitions: int) -> Result:
+    model = compiled(case.mask, case.head, threads)
+    given, eager = inputs(case), Attention(case.mask == "causal")
+    wide = tuple(x.double() if x.is_floating_point() else x for x in given)
+    with torch.inference_mode():
+        truth = eager(*wide)
+        mine, theirs = error(model(*given), truth), error(eager(*given), truth)
+        calls = {"pliant": lambda: model(*given), "torch": lambda: eager(*given)}
+        samples = interleaved(calls, repetitions)
+    least = {name: min(seconds) * 1e6 for name, seconds in samples.items()}
+    return Result(case, least["pliant"], least["torch"], mine, theirs)
+
+
+def report(results: list[Result], title: str) -> Report:
+    rows = [
+        (
+            f"{r.case.name}, {r.case.mask}",
+            f"{r.pliant_us:.1f}",
+            f"{r.torch_us:.1f}",
+            f"{r.ratio:.2f}",
+            f"{r.error:.1e}",
+            f"{r.torch_error:.1e}",
+        )
+        for r in results
+    ]
+    ratios = [r.ratio for r in results]
+    rows.append(("geomean", "", "", f"{geomean(ratios):.2f}", "", ""))
+    rows.append(("least", "", "", f"{min(ratios):.2f}", "", ""))
+    columns = ("batch x heads x queries x keys x head size", "pliant µs", "torch µs")
+    return Report(title, (*columns, "ratio", "error", "torch's"), tuple(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--masks", nargs="*", choices=MASKS)
+    parser.add_argument("--heads", nargs="*", type=int)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="lengths up to 1024")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    chosen = cases(
+        options.masks or list(MASKS), options.heads or [32, 64, 80, 128], options.quick
+    )
+    results = [measured(c, options.threads, options.repetitions) for c in chosen]
+    about = machine()
+    table = report(results, f"Attention, {options.threads} thread(s)")
+    table.show(Console())
+    if options.masks or options.heads or options.quick:
+        return
+    rows = [{**asdict(r), "ratio": r.ratio} for r in results]
+    store("attention.json", {"machine": about, "results": rows})
+    text = f"# Attention\n\n{machine_line(about)}\n\n{table.markdown()}"
+    (RESULTS / "attention.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
