@@ -17,12 +17,15 @@ depth     K is cut beyond `depth` steps once there are rows enough to reuse a pa
 blocks    As many rows as keep A in half of L2 and the pages of C within reach, the same
           for every block; more blocks where threads would otherwise wait or share rows.
 rows      A block's rows are cut into tiles as few and as even as can be.
+
+To work all that out takes tens of nanoseconds. A product that takes no longer itself is
+not cut: one block and one group, in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 from pliant.kernels.tiles import Tile
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
@@ -36,6 +39,13 @@ STRIP = 128  # steps of K in a pass over a B read where it lies
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 4  # for a copy of A's rows to pay
 TOGETHER = 4  # panels packed together: what of a row of B is read at once
+
+
+SMALL = 1 << 16  # multiply-adds of a product that is not cut
+FIELDS = (
+    *("packed", "copied", "passes", "depth"),
+    *("blocks", "rows", "groups", "panels"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +72,28 @@ class Plan:
         known = dict(sizes)
         for name, value in self.lets:
             known[name] = value.evaluate(known)
-        names = (f.name for f in fields(self) if f.name != "lets")
-        return {name: getattr(self, name).evaluate(known) for name in names}
+        values = ((name, getattr(self, name)) for name in ("dot", *FIELDS))
+        return {name: value.evaluate(known) for name, value in values}
+
+    def arguments(self) -> dict[str, Expr]:
+        """What is not known when compiling, by the names that `parameters` gives."""
+        values = ((f"_{name}", getattr(self, name)) for name in FIELDS)
+        return {name: value for name, value in values if not value.is_const}
+
+    def parameters(self) -> Plan:
+        """The plan as a function sees it that is given those arguments."""
+        names = self.arguments()
+        given = {name: f"_{name}" for name in FIELDS if f"_{name}" in names}
+        return replace(self, lets=(), **{n: sym(s) for n, s in given.items()})
+
+    def uncut(self, m: Expr, n: Expr, k: Expr, tile: Tile) -> dict[str, Expr]:
+        """Arguments for a product that is too small to be cut."""
+        one, none = as_expr(1), as_expr(0)
+        panels = maximum(ceildiv(n, tile.NR), 1)
+        values = dict(
+            zip(FIELDS, (none, none, one, k, one, m, one, panels), strict=True)
+        )
+        return {name: values[name[1:]] for name in self.arguments()}
 
 
 class _Lets:

@@ -46,7 +46,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import GROUP, THREADS, TOGETHER, Plan, exceeds
+from pliant.kernels.choose import GROUP, SMALL, THREADS, TOGETHER, Plan, exceeds
 from pliant.kernels.micro import (
     DOT_SIZES,
     dot_kernels,
@@ -56,8 +56,8 @@ from pliant.kernels.micro import (
     panel_name,
     zero,
 )
-from pliant.kernels.packing import Right, row_room, unflatten_unit
-from pliant.kernels.tiles import VECTORS, gemm_tile
+from pliant.kernels.packing import Right, pack_rows, row_room, unflatten_unit
+from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.sym import (
     ZERO,
     Expr,
@@ -124,9 +124,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product as a statement, and the buffers it uses; None: not needed."""
+    """A product, and the buffers it uses; None: not needed."""
 
-    body: Stmt
+    dots: Stmt | None  # with lanes along K
+    planned: Stmt | None  # with panels, cut as the plan's arguments say
     a: Buffer
     packed: Buffer | None  # a constant's panels
     rows: Buffer | None  # columns of B, as rows along K
@@ -135,6 +136,8 @@ class Gemm:
     helpers: tuple[LoopFunc, ...]
 
 
+# Calls what is planned with the plan's arguments.
+PlannedCall = Callable[[dict[str, Expr]], Stmt]
 # Calls a kernel on B at an address with a step along K, and what comes next.
 PanelCall = Callable[[Address, Expr, Address, Expr], Stmt]
 
@@ -150,7 +153,8 @@ class _Builder:
         epilogue: Epilogue,
         plain: Plain | None,
     ) -> None:
-        self.p, self.plan, self.epilogue, self.plain = spec, plan, epilogue, plain
+        self.p, self.epilogue, self.plain = spec, epilogue, plain
+        self.plan = plan.parameters()
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
         self.a = buffer("a", dtype, (*p.batch, p.m, p.k), Role.IN, p.a_strides)
@@ -181,7 +185,7 @@ class _Builder:
         if self.b.strides[-2] == as_expr(1):
             return self.b
         shape = (*p.b_batch, row_room(p.n, self.plan), p.k)
-        return buffer("rows", p.dtype, shape, Role.IN)
+        return buffer("rows", p.dtype, shape, Role.OUT)
 
     def copy_buffer(self) -> Buffer:
         """Rows of A side by side; of a transposed A, its steps of K side by side."""
@@ -203,46 +207,37 @@ class _Builder:
 
     def panel_units(self) -> Stmt:
         p, plan, tile = self.p, self.plan, self.tile
-        values = (
-            *plan.lets,
-            ("_depth", plan.depth),
-            ("_block_rows", plan.rows),
-            ("_group", plan.panels),
-        )
         units = (*p.batch, plan.blocks, plan.groups)
         placed, at = unflatten_unit(sym("_u"), units)
         batch, block, group = at[:-2], at[-2], at[-1]
-        first = group * sym("_group")
-        last = minimum(first + sym("_group"), ceildiv(p.n, tile.NR))
-        rows = minimum(sym("_block_rows"), p.m - block * sym("_block_rows"))
+        first = group * plan.panels
+        last = minimum(first + plan.panels, ceildiv(p.n, tile.NR))
+        rows = minimum(plan.rows, p.m - block * plan.rows)
         unit = Block(
             (
                 *placed,
-                Let("_row", Index(block * sym("_block_rows"))),
+                Let("_row", Index(block * plan.rows)),
                 # Blocks of even size may leave none, or less than none, for the last.
-                Let("_rows", Index(maximum(rows, 0))),
-                Let("_tiles", Index(ceildiv(sym("_rows"), tile.MR))),
+                Let("_here", Index(maximum(rows, 0))),
+                Let("_tiles", Index(ceildiv(sym("_here"), tile.MR))),
                 # Tiles as even as can be: the first `_taller` have a row more.
-                Let("_short", Index(floordiv(sym("_rows"), maximum(sym("_tiles"), 1)))),
-                Let("_taller", Index(sym("_rows") - sym("_short") * sym("_tiles"))),
+                Let(
+                    "_short",
+                    Index(floordiv(sym("_here"), maximum(sym("_tiles"), 1))),
+                ),
+                Let("_taller", Index(sym("_here") - sym("_short") * sym("_tiles"))),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
                 self.passes(batch),
             )
         )
-        work = sym("_block_rows") * p.k * sym("_group") * tile.NR
-        return Block(
-            (
-                *(Let(name, Index(value)) for name, value in values),
-                _parallel(unit, units, work),
-            )
-        )
+        return _parallel(unit, units, plan.rows * p.k * plan.panels * tile.NR)
 
     def passes(self, batch: tuple[Expr, ...]) -> Stmt:
         begin = sym("_begin")
         body: list[Stmt] = [
-            Let("_begin", Index(sym("_pass") * sym("_depth"))),
-            Let("_steps", Index(minimum(sym("_depth"), self.p.k - begin))),
+            Let("_begin", Index(sym("_pass") * self.plan.depth)),
+            Let("_steps", Index(minimum(self.plan.depth, self.p.k - begin))),
         ]
         if self.copy is not None:
             body.append(If(_is_set(self.plan.copied), self.copy_rows(self.copy, batch)))
@@ -255,11 +250,11 @@ class _Builder:
         value = Load(self.a, (*batch, sym("_row") + i, sym("_begin") + k))
         if self.a.strides[-2] == as_expr(1):
             store = Store(copy, (sym(WORKER), k, i), value)
-            rows = For("_i", as_expr(0), sym("_rows"), store, Kind.VECTOR)
+            rows = For("_i", as_expr(0), sym("_here"), store, Kind.VECTOR)
             return For("_k", as_expr(0), sym("_steps"), rows)
         store = Store(copy, (sym(WORKER), i, k), value)
         steps = For("_k", as_expr(0), sym("_steps"), store, Kind.VECTOR)
-        return For("_i", as_expr(0), sym("_rows"), steps)
+        return For("_i", as_expr(0), sym("_here"), steps)
 
     def panels(self, batch: tuple[Expr, ...]) -> Stmt:
         p, tile = self.p, self.tile
@@ -268,7 +263,7 @@ class _Builder:
         columns = as_expr(tile.NR) if even else minimum(tile.NR, p.n - column)
         # The tile of a product in one pass is done with at once: always the same rows.
         several = minimum(self.plan.passes - 1, 1) if self.several else as_expr(0)
-        place = several * ((panel - sym("_first")) * sym("_block_rows") + sym("_start"))
+        place = several * ((panel - sym("_first")) * self.plan.rows + sym("_start"))
         start = sym("_t") * sym("_short") + minimum(sym("_t"), sym("_taller"))
         height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
         tile_done = Block(
@@ -507,27 +502,48 @@ def gemm(
     """The product as the plan has it."""
     builder = _Builder(spec, plan, target, epilogue, plain)
     always_dot = plan.dot == as_expr(1)
-    helpers: list[LoopFunc] = []
-    body: Stmt | None = None
+    planned = dots = None
+    helpers: tuple[LoopFunc, ...] = ()
     if not always_dot:
-        body = builder.panel_units()
-        helpers += panel_kernels(spec.dtype, target, spec.parts)
+        planned = builder.panel_units()
+        helpers += panel_kernels(spec.dtype, target)
     if builder.dot_rows is not None:
-        helpers += dot_kernels(spec.dtype, target)
         dots = builder.dot_units()
-        body = dots if body is None else If(_is_set(plan.dot), dots, body)
-    assert body is not None
-    rows = None if builder.dot_rows is builder.b else builder.dot_rows
+        if builder.b is not None and builder.dot_rows is not builder.b:
+            dots = Block((pack_rows(builder.b, builder.dot_rows), dots))
+        helpers += dot_kernels(spec.dtype, target)
     work = [builder.scratch]
     if not always_dot:
         work += [] if builder.copy is None else [builder.copy]
         work += [] if builder.b is None else [builder.panel]
     return Gemm(
-        body,
+        dots,
+        planned,
         builder.a,
         builder.constant,
-        rows,
+        None if builder.dot_rows is builder.b else builder.dot_rows,
         builder.b,
         tuple(work),
-        tuple(helpers),
+        helpers,
     )
+
+
+def call_planned(spec: Product, plan: Plan, tile: Tile, planned: PlannedCall) -> Stmt:
+    """Makes the plan, unless the product is small, and calls with it."""
+    full: Stmt = Block(
+        (
+            *(Let(name, Index(value)) for name, value in plan.lets),
+            planned(plan.arguments()),
+        )
+    )
+    if not plan.arguments():
+        return full
+    work = product((*spec.batch, spec.m, spec.n, spec.k))
+    sizes = ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, tile.depth))
+    small: LoopValue | None = None
+    for size, most in sizes:
+        below = Binary("le", Index(size), Index(as_expr(most)))
+        small = below if small is None else Binary("logical_and", small, below)
+    assert small is not None
+    uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
+    return If(small, uncut, full)

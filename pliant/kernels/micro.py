@@ -139,14 +139,14 @@ def _over(
 
 def panel_kernels(
     dtype: DType, target: Target, parts: str | None = None
-) -> list[LoopFunc]:
+) -> tuple[LoopFunc, ...]:
     """Every height, with both vectors of a panel's row and with one."""
     tile = gemm_tile(dtype, target)
     heights = range(1, tile.MR + 1)
-    return [
+    return tuple(
         panel_kernel(dtype, height, vectors, tile, parts)
         for vectors, height in product(range(1, VECTORS + 1), heights)
-    ]
+    )
 
 
 @lru_cache(maxsize=256)
@@ -181,7 +181,7 @@ def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
     return LoopFunc(name, ("K", "a_row", "b_row"), (a, b, c), body)
 
 
-def dot_kernels(dtype: DType, target: Target) -> list[LoopFunc]:
+def dot_kernels(dtype: DType, target: Target) -> tuple[LoopFunc, ...]:
     tile = gemm_tile(dtype, target)
     sizes = product(DOT_SIZES, DOT_SIZES)
-    return [dot_kernel(dtype, height, width, tile) for height, width in sizes]
+    return tuple(dot_kernel(dtype, height, width, tile) for height, width in sizes)

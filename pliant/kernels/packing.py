@@ -22,7 +22,6 @@ from pliant.ir.loops import (
     Kind,
     Let,
     Load,
-    LoopFunc,
     Role,
     Stmt,
     Store,
@@ -80,17 +79,15 @@ def row_room(n: Expr, plan: Plan) -> Expr:
     return plan.dot * n
 
 
-def pack_rows(name: str, dtype: DType, right: Right, plan: Plan) -> LoopFunc:
-    """The few columns of B as rows along K, where the plan wants them."""
-    batch, n, k = right.batch, right.n, right.k
-    b = right.buffer(dtype)
-    rows = buffer("rows", dtype, (*batch, row_room(n, plan), k), Role.OUT)
+def pack_rows(b: Buffer, rows: Buffer) -> Stmt:
+    """The few columns of B (batch.., K, N) as rows along K (batch.., N, K)."""
+    *batch, k, n = b.shape
     lets, at = unflatten_unit(sym("_u"), batch)
     column, row = sym("_n"), sym("_k")
     store = Store(rows, (*at, column, row), Load(b, (*at, row, column)))
-    columns = For("_n", as_expr(0), row_room(n, plan), store)
+    columns = For("_n", as_expr(0), n, store)
     body = Block((*lets, For("_k", as_expr(0), k, columns)))
-    return LoopFunc(name, (), (b, rows), _parallel(body, batch, row_room(n, plan) * k))
+    return _parallel(body, batch, n * k)
 
 
 def _parallel(body: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:

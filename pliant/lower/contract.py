@@ -11,9 +11,12 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.loops import (
+    Binary,
     Block,
     Buffer,
+    Call,
     For,
+    If,
     Index,
     Kind,
     Let,
@@ -27,8 +30,8 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import TensorType
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import Address, Product, TileAt, gemm
-from pliant.kernels.packing import pack_constant, pack_rows
+from pliant.kernels.gemm import Address, Gemm, Product, TileAt, call_planned, gemm
+from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
@@ -188,25 +191,48 @@ def lower_matmul(
 
     alone = region.ops == (root,) and region.results == (root.result,)
     made = gemm(spec, plan, target, write, plain if alone else None)
-    steps: list[Step] = []
     buffers: list[tuple[Buffer, Argument]] = [(made.a, left)]
     if made.packed is not None:
         assert constant is not None
         buffers.append((made.packed, packed_weight(constant, right, tile)))
     if made.rows is not None:
         rows_of_b = Temporary(TensorType(spec.dtype, made.rows.shape))
-        func = pack_rows(f"{name}_rows", spec.dtype, spec.right, plan)
-        func = function_of(func.name, func.body, func.buffers)
-        steps.append(Step(func, (held, rows_of_b)))
         buffers.append((made.rows, rows_of_b))
     if made.b is not None:
         buffers.append((made.b, held))
     buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
     buffers += [(buf, v) for v, buf in epilogue.outputs.items()]
     buffers += [(buf, scratch_of(buf)) for buf in made.work]
-    func = function_of(name, made.body, [buf for buf, _ in buffers])
-    steps.append(Step(func, tuple(arg for _, arg in buffers), made.helpers))
-    return steps
+    body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
+    func = function_of(name, body, [buf for buf, _ in buffers])
+    arguments = tuple(arg for _, arg in buffers)
+    return [Step(func, arguments, made.helpers, None, planned)]
+
+
+def _planned(
+    name: str,
+    spec: Product,
+    plan: Plan,
+    made: Gemm,
+    buffers: Sequence[Buffer],
+    tile: Tile,
+) -> tuple[Stmt, LoopFunc | None]:
+    """What the kernel does, and the function that it calls with its plan."""
+    if made.planned is None:
+        assert made.dots is not None
+        return made.dots, None
+    func = function_of(f"{name}_planned", made.planned, buffers)
+    origins = tuple((b, tuple(as_expr(0) for _ in b.shape)) for b in buffers)
+
+    def call(arguments: dict[str, Expr]) -> Stmt:
+        sizes = tuple(arguments.get(s, sym(s)) for s in func.sizes)
+        return Call(func.name, sizes, origins)
+
+    body = call_planned(spec, plan, tile, call)
+    if made.dots is not None:
+        wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
+        body = If(wanted, made.dots, body)
+    return body, func
 
 
 def known_now(constant: Constant | None, view: View) -> Constant | None:

@@ -14,7 +14,7 @@ in another layout are repacked here, and held in that layout only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pliant.errors import InternalError
 from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, names_of
@@ -25,6 +25,7 @@ from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
+from pliant.lower.rebuild import calling
 from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
@@ -147,7 +148,11 @@ class _Lowering:
         for helper in step.helpers:
             if helper.name not in self.loops:
                 self.loops[helper.name] = helper
-        name = self.share(step.func)
+        func = step.func
+        if step.planned is not None:
+            inner = self.share(step.planned)
+            func = replace(func, body=calling(func.body, step.planned.name, inner))
+        name = self.share(func)
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes))
         self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))

@@ -103,6 +103,22 @@ def _map_variant(variant: Variant, f: MapDim) -> Variant:
     return Variant(variant.name, guards, map_stmt(variant.body, f))
 
 
+def calling(stmt: Stmt, old: str, new: str) -> Stmt:
+    """The statement with calls of one function made calls of another."""
+    match stmt:
+        case Block(body):
+            return Block(tuple(calling(s, old, new) for s in body))
+        case For():
+            return replace(stmt, body=calling(stmt.body, old, new))
+        case If(cond, then, otherwise):
+            other = None if otherwise is None else calling(otherwise, old, new)
+            return If(cond, calling(then, old, new), other)
+        case Call(function, sizes, arguments) if function == old:
+            return Call(new, sizes, arguments)
+        case _:
+            return stmt
+
+
 def values_in(stmt: Stmt) -> Iterator[LoopValue]:
     """Every value of a statement and of those inside it, parts included."""
     for inner in statements(stmt):

@@ -63,12 +63,16 @@ Argument = Value | View | Scratch | Temporary | Packed
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call; `helpers` are loop functions that it calls in turn."""
+    """One call; `helpers` are loop functions that it calls in turn.
+
+    `planned` is one more of those, made for this step; steps alike share it.
+    """
 
     func: LoopFunc
     arguments: tuple[Argument, ...]
     helpers: tuple[LoopFunc, ...] = ()
     sizes: tuple[Expr, ...] | None = None  # of func; None: the symbols of those names
+    planned: LoopFunc | None = None
 
 
 @dataclass(frozen=True, slots=True)
