@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pliant import pages
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -67,7 +68,7 @@ def packed_shape(
 def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     """(K, N) as panels (P, K, NR), zero-padded."""
     k, n = weight.shape
-    packed = np.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
+    packed = pages.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
     for p, first in enumerate(range(0, n, tile.NR)):  # a panel at a time stays in cache
         columns = weight[:, first : first + tile.NR]
         packed[p, :, : columns.shape[1]] = columns

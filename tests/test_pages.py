@@ -1,0 +1,39 @@
+"""Arrays on huge pages are arrays like others."""
+
+from __future__ import annotations
+
+import gc
+import resource
+
+import numpy as np
+import pytest
+
+from pliant import pages
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1000, 1024, 2047, 5000])
+def test_zeros(rows: int) -> None:
+    array = pages.zeros((rows, 3, 128), np.dtype(np.float32))
+    assert array.shape == (rows, 3, 128)
+    assert array.dtype == np.float32
+    assert array.flags.c_contiguous and array.flags.writeable
+    assert not array.any()
+    if array.nbytes >= pages.LEAST:
+        assert array.ctypes.data % pages.HUGE == 0
+    array[...] = 2.0
+    assert array.sum() == 2.0 * array.size
+
+
+def test_memory_goes_with_the_array() -> None:
+    before = _resident()
+    for _ in range(20):
+        array = pages.zeros((64, 1 << 20), np.dtype(np.uint8))
+        array[:, ::4096] = 1
+        del array
+        gc.collect()
+    assert _resident() - before < 200 << 20
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
