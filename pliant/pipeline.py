@@ -31,6 +31,7 @@ from pliant import knobs
 from pliant.backend.build import build
 from pliant.backend.jit import CompiledCode
 from pliant.codegen.host_plan import HostPlan, plan_host
+from pliant.collection import paused_collection
 from pliant.errors import (
     InternalError,
     PliantError,
@@ -132,6 +133,7 @@ class Driver:
         return result
 
 
+@paused_collection()
 def compile_module(
     module: Module,
     inputs: tuple[tuple[str, tuple[Expr, ...]], ...],
