@@ -28,6 +28,11 @@ def matmul(cx: Context, x: Value, y: Value) -> Value:
     return cx.b.matmul(x, y)
 
 
+def int_matmul(cx: Context, x: Value, y: Value) -> Value:
+    """Products of int8, summed up in int32."""
+    return cx.b.emit("matmul", x, y)
+
+
 def dot(cx: Context, x: Value, y: Value) -> Value:
     return cx.b.matmul(x, y)
 
@@ -542,6 +547,7 @@ NN: dict[Any, Translate] = {
     aten.matmul.default: matmul,
     aten.mm.default: matmul,
     aten.bmm.default: matmul,
+    aten._int_mm.default: int_matmul,
     aten.mv.default: matmul,
     aten.dot.default: dot,
     aten.vdot.default: dot,

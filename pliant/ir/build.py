@@ -364,6 +364,8 @@ class Builder:
             b = self.unsqueeze(b, 1) if column else b
             rank = max(a.type.rank, b.type.rank)
             out = self.emit("matmul", self._lift(a, rank), self._lift(b, rank))
+            if a.dtype is b.dtype:  # torch's sums wrap in the type of the operands
+                out = self.cast(out, a.dtype)
             if column:
                 out = self.reshape(out, out.shape[:-1])
             if row:

@@ -112,6 +112,8 @@ def _cumulate(op: Op, x: Array) -> Array:
 
 
 def _matmul(op: Op, a: Array, b: Array) -> Array:
+    if op.result.dtype is DType.I32:
+        a, b = a.astype(np.int32), b.astype(np.int32)
     return np.asarray(np.matmul(a, b))
 
 

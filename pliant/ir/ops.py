@@ -32,7 +32,9 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
-                                      equal in both or the constant 1
+                                      equal in both or the constant 1; 8-bit integers,
+                                      signed or not, are summed up in i32 and give that;
+                                      with a in f32, b may be half, and is widened
           conv (x, w) {stride, low, high, dilation, groups}   x (N, C, spatial..),
                                       w (O, C/groups, kernel..)
           conv_transpose (x, w) {stride, low, high, dilation, groups, extra}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pliant.ir.infer import Attrs, Infer, InferContext, Types
-from pliant.ir.types import DType, TensorType
+from pliant.ir.types import NARROW, DType, TensorType
 from pliant.sym import Expr, as_expr, divides, floordiv, le
 
 # ---- elementwise
@@ -188,7 +188,12 @@ def cumulate(cx: InferContext, types: Types, attrs: Attrs) -> Types:
 
 def matmul(cx: InferContext, types: Types, _: Attrs) -> Types:
     a, b = types
-    dtype = cx.same_dtype(types)
+    if a.dtype in NARROW and b.dtype in NARROW:
+        dtype = DType.I32
+    elif a.dtype is DType.F32 and b.dtype.compute is DType.F32:
+        dtype = DType.F32
+    else:
+        dtype = cx.same_dtype(types)
     cx.want(a, "fiu")
     if a.rank != b.rank or a.rank < 2:
         cx.fail(f"operands must have one rank of at least 2, are {a} and {b}")

@@ -53,6 +53,9 @@ class DType(enum.Enum):
         return self.text
 
 
+# Integers whose products are summed up in i32.
+NARROW = frozenset({DType.I8, DType.U8})
+
 DTYPES: dict[str, DType] = {d.text: d for d in DType}
 
 # bf16 has no NumPy type: the interpreter holds it as f32, rounded after every op.

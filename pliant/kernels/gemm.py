@@ -49,6 +49,8 @@ from pliant.ir.types import DType
 from pliant.kernels.choose import GROUP, SMALL, THREADS, TOGETHER, Plan, exceeds
 from pliant.kernels.micro import (
     DOT_SIZES,
+    Elements,
+    as_dtype,
     dot_kernels,
     dot_name,
     multiply_add,
@@ -115,6 +117,18 @@ class Product:
     b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
     b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
     parts: str | None = None  # of words, see kernels/micro.py; None: numbers
+    stored: DType | None = None  # of B, if it is another
+
+    @property
+    def b_dtype(self) -> DType:
+        return self.stored or self.dtype
+
+    @property
+    def elements(self) -> Elements:
+        """What the kernels see: a B that is not constant is widened when packed."""
+        widened = self.b_strides is not None
+        stored = self.dtype if widened else self.b_dtype
+        return Elements(self.dtype, stored, self.parts)
 
     @property
     def right(self) -> Right:
@@ -162,9 +176,9 @@ class _Builder:
         self.constant = self.b = None
         if p.b_strides is None:
             panels = (ceildiv(p.n, tile.NR), p.k, as_expr(tile.NR))
-            self.constant = buffer("packed", dtype, p.b_batch + panels, Role.IN)
+            self.constant = buffer("packed", p.b_dtype, p.b_batch + panels, Role.IN)
         else:
-            self.b = p.right.buffer(dtype)
+            self.b = p.right.buffer(p.b_dtype)
         self.dot_rows = self.row_buffer()
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
         transposed = self.b is not None and self.b.strides[-2] == as_expr(1)
@@ -328,6 +342,7 @@ class _Builder:
 
         def copy(slot: Expr, column: Expr, where: LoopValue | None) -> Stmt:
             value = Load(b, (*self.b_at(batch), sym("_begin") + k, column), where)
+            value = as_dtype(value, self.p.dtype)
             store = Store(self.panel, (sym(WORKER), slot, k, j), value)
             return For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
 
@@ -404,7 +419,7 @@ class _Builder:
         self, sizes: tuple[Expr, ...], operands: tuple[Address, ...], columns: Expr
     ) -> Stmt:
         """Calls the kernel of the height; where columns are few, the narrow one."""
-        tile, dtype = self.tile, self.p.dtype
+        tile = self.tile
         widths = set(range(1, VECTORS + 1))
         n = columns if columns.is_const else self.p.n
         if n.is_const:
@@ -414,7 +429,7 @@ class _Builder:
         for vectors in sorted(widths):
             for height in range(1, tile.MR + 1):
                 width = vectors * tile.lanes
-                name = panel_name(dtype, height, width, self.p.parts)
+                name = panel_name(self.p.elements, height, width)
                 number = (vectors - 1) * tile.MR + height
                 cases.append((number, Call(name, sizes, operands)))
         wide = ceildiv(columns, tile.lanes) - 1
@@ -506,7 +521,7 @@ def gemm(
     helpers: tuple[LoopFunc, ...] = ()
     if not always_dot:
         planned = builder.panel_units()
-        helpers += panel_kernels(spec.dtype, target)
+        helpers += panel_kernels(spec.elements, target)
     if builder.dot_rows is not None:
         dots = builder.dot_units()
         if builder.b is not None and builder.dot_rows is not builder.b:

@@ -14,6 +14,7 @@ results or starts from zero, and asks for a slice of the next panel while it com
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
@@ -24,6 +25,7 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
+    Cast,
     Const,
     Dot,
     Fma,
@@ -40,6 +42,7 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     buffer,
+    dtype_of,
 )
 from pliant.ir.types import DType
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
@@ -63,12 +66,33 @@ def multiply_add(
     return Fma(x, y, z) if dtype.is_float else Binary("add", Binary("mul", x, y), z)
 
 
+def as_dtype(value: LoopValue, dtype: DType) -> LoopValue:
+    return value if dtype_of(value) is dtype else Cast(value, dtype)
+
+
 def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
-def panel_name(dtype: DType, height: int, width: int, parts: str | None = None) -> str:
-    return f"gemm_{parts or dtype}_{height}x{width}"
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """What a panel kernel multiplies: numbers of `dtype`, as which B may be stored in
+    another type, or words of narrow integers."""
+
+    dtype: DType
+    stored: DType
+    parts: str | None = None
+
+    @property
+    def name(self) -> str:
+        if self.parts is not None:
+            return self.parts
+        plain = self.stored is self.dtype
+        return str(self.dtype) if plain else f"{self.dtype}_{self.stored}"
+
+
+def panel_name(of: Elements, height: int, width: int) -> str:
+    return f"gemm_{of.name}_{height}x{width}"
 
 
 def dot_name(dtype: DType, height: int, width: int) -> str:
@@ -76,15 +100,13 @@ def dot_name(dtype: DType, height: int, width: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def panel_kernel(
-    dtype: DType, height: int, vectors: int, tile: Tile, parts: str | None = None
-) -> LoopFunc:
+def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFunc:
     """`height` rows of A times one panel, accumulated in registers over all of K."""
-    width, k = vectors * tile.lanes, sym("K")
+    width, k, dtype = vectors * tile.lanes, sym("K"), of.dtype
     chains = tile.chains(height, vectors)
     a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), sym("a_step")))
-    b = buffer("b", dtype, (k, width), Role.IN, (sym("b_step"), 1))
-    coming = buffer("coming", dtype, (k,), Role.IN, (sym("ahead"),))
+    b = buffer("b", of.stored, (k, width), Role.IN, (sym("b_step"), 1))
+    coming = buffer("coming", of.stored, (k,), Role.IN, (sym("ahead"),))
     c = buffer("c", dtype, (height, width), Role.INOUT, (sym("c_row"), 1))
     acc = buffer("acc", dtype, (chains, height, width), Role.REGISTER)
 
@@ -95,10 +117,10 @@ def panel_kernel(
             body.append(Prefetch(coming, (at + chain,)))
             value = multiply_add(
                 Load(a, (sym("_i"), at + chain)),
-                Load(b, (at + chain, sym("_j"))),
+                as_dtype(Load(b, (at + chain, sym("_j"))), dtype),
                 Load(acc, (as_expr(chain), sym("_i"), sym("_j"))),
                 dtype,
-                parts,
+                of.parts,
             )
             body.append(_over(acc, chain, height, width, value))
         return For("_k", begin, end, Block(tuple(body)), step=count)
@@ -122,7 +144,7 @@ def panel_kernel(
     if chains > 1:
         body.append(steps(even, k, 1))
     body.append(_over(c, None, height, width, total))
-    name = panel_name(dtype, height, width, parts)
+    name = panel_name(of, height, width)
     return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(body)))
 
 
@@ -137,14 +159,12 @@ def _over(
     return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
 
 
-def panel_kernels(
-    dtype: DType, target: Target, parts: str | None = None
-) -> tuple[LoopFunc, ...]:
+def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     """Every height, with both vectors of a panel's row and with one."""
-    tile = gemm_tile(dtype, target)
+    tile = gemm_tile(of.dtype, target)
     heights = range(1, tile.MR + 1)
     return tuple(
-        panel_kernel(dtype, height, vectors, tile, parts)
+        panel_kernel(of, height, vectors, tile)
         for vectors, height in product(range(1, VECTORS + 1), heights)
     )
 

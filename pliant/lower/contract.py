@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -28,7 +29,7 @@ from pliant.ir.loops import (
     Store,
     buffer,
 )
-from pliant.ir.types import TensorType
+from pliant.ir.types import NARROW, TensorType
 from pliant.kernels.choose import Choice, Plan, choose
 from pliant.kernels.gemm import Address, Gemm, Product, TileAt, call_planned, gemm
 from pliant.kernels.packing import pack_constant
@@ -36,6 +37,7 @@ from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator, as_dtype
 from pliant.lower.nest import block
+from pliant.lower.quantized import Corrections, narrowed
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import (
     Argument,
@@ -44,6 +46,7 @@ from pliant.lower.step import (
     PackedWeight,
     Scratch,
     Step,
+    Strided,
     Temporary,
     TileAxes,
 )
@@ -167,14 +170,11 @@ def lower_matmul(
     epilogue = TileEpilogue(region, root, facts, number_check)
     left, right = (operands.views[v] for v in root.operands)
     constant = known_now(operands.constants.get(root.operands[1]), right)
-    spec, axes = product_of(root, left, right)
-    held: Argument = right
-    if constant is not None and not spec.b_batch:
-        rows = _constant_rows(spec, constant, right, target)
-        if rows is None:
-            spec = replace(spec, b_strides=None)
-        else:  # B where it lies is what lanes along K want
-            spec, held = replace(spec, b_strides=(as_expr(1), spec.k)), rows
+    if root.operands[0].dtype in NARROW:
+        given = _words(name, root, left, right, constant, target)
+    else:
+        given = _numbers(root, left, right, constant, target)
+    spec, axes, corrections = given.spec, given.axes, given.corrections
     tile = gemm_tile(spec.dtype, target)
     plan = plan_of(spec, tile)
 
@@ -183,6 +183,7 @@ def lower_matmul(
         placed = TileAxes(
             tuple((i, known[i]) for i, _ in axes.batch), axes.rows, axes.columns
         )
+        at = at if corrections is None else corrections.tile(at)
         return epilogue.write(at, placed)
 
     def plain(batch: tuple[Expr, ...], row: Expr, column: Expr) -> Address:
@@ -190,23 +191,78 @@ def lower_matmul(
         return out, (flatten((*batch, row, column), (*spec.batch, spec.m, spec.n)),)
 
     alone = region.ops == (root,) and region.results == (root.result,)
+    alone = alone and corrections is None
     made = gemm(spec, plan, target, write, plain if alone else None)
-    buffers: list[tuple[Buffer, Argument]] = [(made.a, left)]
+    buffers: list[tuple[Buffer, Argument]] = [(made.a, given.left)]
     if made.packed is not None:
-        assert constant is not None
-        buffers.append((made.packed, packed_weight(constant, right, tile)))
+        assert given.panels is not None
+        buffers.append((made.packed, given.panels(tile)))
     if made.rows is not None:
         rows_of_b = Temporary(TensorType(spec.dtype, made.rows.shape))
         buffers.append((made.rows, rows_of_b))
     if made.b is not None:
-        buffers.append((made.b, held))
+        buffers.append((made.b, given.right))
+    if corrections is not None:
+        buffers.append((corrections.buffer, corrections.argument))
     buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
     buffers += [(buf, v) for v, buf in epilogue.outputs.items()]
     buffers += [(buf, scratch_of(buf)) for buf in made.work]
     body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    return [Step(func, arguments, made.helpers, None, planned)]
+    product_step = Step(func, arguments, made.helpers, None, planned)
+    return [*given.steps, product_step]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A product as its kernel gets it."""
+
+    spec: Product
+    axes: TileAxes
+    left: Argument
+    right: Argument  # B where it lies
+    panels: Callable[[Tile], Packed] | None = None  # of a constant B
+    steps: tuple[Step, ...] = ()  # that make the operands
+    corrections: Corrections | None = None
+
+
+def _numbers(
+    root: Op, left: View, right: View, constant: Constant | None, target: Target
+) -> _Given:
+    spec, axes = product_of(root, left, right)
+    if constant is None or spec.b_batch:
+        return _Given(spec, axes, left, right)
+    rows = _constant_rows(spec, constant, right, target)
+    if rows is not None:  # B where it lies is what lanes along K want
+        spec = replace(spec, b_strides=(as_expr(1), spec.k))
+        return _Given(spec, axes, left, rows)
+    spec = replace(spec, b_strides=None)
+    panels = partial(packed_weight, constant, right)
+    return _Given(spec, axes, left, right, panels)
+
+
+def _words(
+    name: str,
+    root: Op,
+    left: View,
+    right: View,
+    constant: Constant | None,
+    target: Target,
+) -> _Given:
+    """Of 8-bit integers, several of which make a word."""
+    weight = None
+    if constant is not None and all(d == as_expr(1) for d in right.shape[:-2]):
+        weight = (constant, matrix_of(constant, right))
+    narrow = narrowed(name, root, (left, right), weight, target)
+    spec, axes = product_of(root, narrow.left, narrow.right)
+    spec = replace(spec, k=narrow.right.shape[-2], parts=narrow.form.parts)
+    corrections = narrow.corrections(spec.b_batch)
+    panels = None if spec.b_batch else narrow.panels
+    if panels is not None:
+        spec = replace(spec, b_strides=None)
+    operands = (narrow.left, narrow.right)
+    return _Given(spec, axes, *operands, panels, narrow.steps, corrections)
 
 
 def _planned(
@@ -241,12 +297,13 @@ def known_now(constant: Constant | None, view: View) -> Constant | None:
     return constant if all(part.is_const for part in parts) else None
 
 
-def product_of(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
+def product_of(root: Op, left: Strided, right: Strided) -> tuple[Product, TileAxes]:
     """Sizes and layouts, and how the tiles lie in the result."""
     *batch, m, n = root.result.shape
     k = root.operands[0].shape[-1]
     b_batch = tuple(root.operands[1].shape[:-2])
     dtype = root.result.dtype
+    stored = root.operands[1].dtype if dtype.is_float else None
     shared = all(dim == as_expr(1) for dim in b_batch)
     row_stride = _row_stride(left)
     if shared and row_stride is not None:
@@ -255,7 +312,8 @@ def product_of(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
         layout = (row_stride, left.strides[-1])
         rows = product((*batch, m))
         strides = right.strides[-2:]
-        return Product(dtype, (), rows, n, k, layout, (), strides), axes
+        spec = Product(dtype, (), rows, n, k, layout, (), strides, stored=stored)
+        return spec, axes
     axes = TileAxes(
         tuple((i, as_expr(0)) for i in range(len(batch))),
         (len(batch),),
@@ -263,7 +321,8 @@ def product_of(root: Op, left: View, right: View) -> tuple[Product, TileAxes]:
     )
     a_strides = _broadcast_strides(left, batch)
     sizes = (tuple(batch), m, n, k)
-    return Product(dtype, *sizes, a_strides, b_batch, right.strides), axes
+    spec = Product(dtype, *sizes, a_strides, b_batch, right.strides, stored=stored)
+    return spec, axes
 
 
 def plan_of(spec: Product, tile: Tile) -> Plan:
@@ -274,7 +333,9 @@ def plan_of(spec: Product, tile: Tile) -> Plan:
         what = Choice(True, False, False, False, steps)
     else:
         by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
-        what = Choice(False, by_columns, along_k and by_rows, along_k, steps)
+        same = spec.b_dtype is spec.dtype
+        along_k = along_k and same
+        what = Choice(False, by_columns and same, along_k and by_rows, along_k, steps)
     return choose(spec.m, spec.n, spec.k, product(spec.batch), tile, what)
 
 
@@ -293,7 +354,7 @@ def _constant_rows(
     )
 
 
-def _row_stride(view: View) -> Expr | None:
+def _row_stride(view: Strided) -> Expr | None:
     """The one stride that reaches all rows of all leading axes, if there is one."""
     live = [k for k in range(len(view.shape) - 1) if view.shape[k] != as_expr(1)]
     for k, j in pairwise(live):
@@ -302,7 +363,7 @@ def _row_stride(view: View) -> Expr | None:
     return view.strides[live[-1]] if live else view.strides[-2]
 
 
-def _broadcast_strides(view: View, batch: Sequence[Expr]) -> tuple[Expr, ...]:
+def _broadcast_strides(view: Strided, batch: Sequence[Expr]) -> tuple[Expr, ...]:
     """Strides over the result's batch; a batch axis the operand lacks has none."""
     leading = tuple(
         as_expr(0) if dim == as_expr(1) and dim != want else stride

@@ -33,6 +33,7 @@ from pliant.lower.step import (
     LibraryStep,
     Packed,
     PackedWeight,
+    Retyped,
     Scratch,
     Step,
     Temporary,
@@ -213,6 +214,8 @@ def _packed_weights(
             continue
         (root,) = (o for o in op.regions[0].ops if o.name == "matmul")
         b = root.operands[1]
+        if b.dtype is not root.result.dtype:
+            continue
         if any(d != as_expr(1) for d in b.shape[:-2]):
             continue
         given = dict(zip(op.regions[0].params, op.operands, strict=True))
@@ -331,6 +334,11 @@ def _argument(
                 unique = state.names.fresh(made.name)
                 state.packed[argument.key] = Constant(unique, made.type, made.data)
             return state.constant(state.packed[argument.key])
+        case Retyped(source, kind):
+            base = _argument(state, source, views, buffers, name)
+            value = Value(state.names.fresh(f"{base.name}_view"), kind)
+            state.ops.append(Op("view", (base,), (("offset", as_expr(0)),), (value,)))
+            return value
         case View():
             return state.view(argument)
         case Value():

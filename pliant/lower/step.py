@@ -37,6 +37,23 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class Retyped:
+    """Other memory, read as another type."""
+
+    source: Temporary | Packed
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.type.shape
+
+    @property
+    def strides(self) -> tuple[Expr, ...]:
+        assert self.type.strides is not None
+        return self.type.strides
+
+
+@dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A 2-d weight held only as the panels of a matrix product: (P, K, NR).
 
@@ -57,8 +74,10 @@ class PackedWeight:
         return (ceildiv(n, self.width), k, as_expr(self.width))
 
 
+# What has strides over its memory.
+Strided = View | Retyped
 # A region's parameter or result, a strided view of a value of the graph, or memory.
-Argument = Value | View | Scratch | Temporary | Packed
+Argument = Value | View | Scratch | Temporary | Packed | Retyped
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,31 @@
 """Contractions in the form their kernels take.
 
-    matmul(a: bf16, b: bf16)        -> cast(matmul(cast(a), cast(b)))     half storage
+    matmul(a: bf16, b: bf16)        -> cast(matmul(cast(a), b))           half storage
+    matmul(cast(a: i8), cast(b: i8)) -> cast(matmul(a, b))                8-bit integers
     transpose(attention(..), swap)  -> attention(..) {swapped}            no copy after
     conv, conv_transpose            as matmul, for half storage
 
-Products accumulate in f32 whatever is stored, and attention writes its result as
-(.., position, head, element) where the model asks for that next, as all do.
+Products accumulate in f32 whatever is stored, those of 8-bit integers in i32 however
+wide the model makes them first (as long as no sum can be beyond that), and attention
+writes its result as (.., position, head, element) where the model asks for that next,
+as all do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
+from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.ir.types import NARROW, DType
 from pliant.passes.context import Context
+from pliant.sym import Facts, le
 
 WIDENED = frozenset({"matmul", "conv", "conv_transpose"})
+MAGNITUDE = {DType.I8: 128, DType.U8: 255}
 
 
 def _swaps(op: Op) -> bool:
@@ -35,10 +43,49 @@ def _emit(
     return builder.emit(op.name, *operands, regions=op.regions, **attrs)
 
 
+def _narrow(value: Value, producers: Mapping[Value, Op]) -> DType | None:
+    """The 8-bit type that a wider integer was before a cast, views looked through."""
+    op = producers.get(value)
+    while op is not None and op.name in VIEWS:
+        op = producers.get(op.operands[0])
+    if op is None or op.name != "cast" or not value.dtype.is_int:
+        return None
+    dtype = op.operands[0].dtype
+    return dtype if dtype in NARROW and value.dtype not in NARROW else None
+
+
+def _is_narrow(op: Op, producers: Mapping[Value, Op], facts: Facts) -> bool:
+    """Whether a product of casts is one of 8-bit integers, bit for bit."""
+    if op.name != "matmul":
+        return False
+    kinds = [_narrow(v, producers) for v in op.operands]
+    if None in kinds:
+        return False
+    if op.result.dtype is not DType.I64:
+        return True  # in i32 the same sums wrap, in i16 their lower halves do
+    most = (2**31 - 1) // prod(MAGNITUDE[kind] for kind in kinds if kind is not None)
+    return facts.prove(le(op.operands[0].shape[-1], most)) is True
+
+
+def _before_cast(
+    builder: Builder,
+    value: Value,
+    producers: Mapping[Value, Op],
+    replaced: Mapping[Value, Value],
+) -> Value:
+    """What was cast, seen through the views that the cast was seen through."""
+    op = producers[value]
+    if op.name == "cast":
+        return replaced.get(op.operands[0], op.operands[0])
+    inner = _before_cast(builder, op.operands[0], producers, replaced)
+    return _emit(builder, op, (inner,))
+
+
 def contractions(graph: Graph, cx: Context) -> Graph:
-    users = graph.users()
+    users, producers = graph.users(), graph.producers()
     results = set(graph.results)
-    builder = Builder(cx.facts(graph), Names(names_of(graph)))
+    facts = cx.facts(graph)
+    builder = Builder(facts, Names(names_of(graph)))
     replaced: dict[Value, Value] = {}
     changed = False
     for op in graph.ops:
@@ -48,6 +95,16 @@ def contractions(graph: Graph, cx: Context) -> Graph:
             wide = op.result.dtype.compute
             with builder.at(op.loc):
                 parts = [builder.cast(v, wide) for v in operands]
+                if op.name == "matmul":  # its kernel widens what it reads
+                    parts[1] = operands[1]
+                product = _emit(builder, op, parts)
+                replaced[op.result] = builder.cast(product, op.result.dtype)
+            changed = True
+        elif _is_narrow(op, producers, facts):
+            with builder.at(op.loc):
+                parts = [
+                    _before_cast(builder, v, producers, replaced) for v in op.operands
+                ]
                 product = _emit(builder, op, parts)
                 replaced[op.result] = builder.cast(product, op.result.dtype)
             changed = True

@@ -327,7 +327,7 @@ def _contract(
     labels = batch + left + right
     a = _arranged(b, x, xs, batch, (left, inner))
     c = _arranged(b, y, ys, batch, (inner, right))
-    out = b.emit("matmul", a, c) if inner else b.binary("mul", a, c)
+    out = b.matmul(a, c) if inner else b.binary("mul", a, c)
     return b.reshape(out, [size[label] for label in labels]), labels
 
 

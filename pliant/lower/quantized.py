@@ -1,0 +1,239 @@
+"""Products of 8-bit integers: their operands as words, and what sets the sums right.
+
+matmul(a: i8, b: i8) -> i32
+->
+call matmul_left(a, words of a)                  a copy, filled up along K
+call matmul_right(b, words of b)                 a constant is made so beforehand
+call matmul_corrections(words of b, corrections)
+call matmul(words of a, words of b, ..)          corrected in its epilogue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pliant.ir.graph import Constant, Op
+from pliant.ir.loops import (
+    Binary,
+    Buffer,
+    Load,
+    LoopFunc,
+    LoopValue,
+    Role,
+    Stmt,
+    buffer,
+)
+from pliant.ir.types import DType, TensorType, contiguous_strides
+from pliant.kernels.gemm import TileAt
+from pliant.kernels.int8 import (
+    Form,
+    across,
+    along,
+    corrections,
+    form_of,
+    pack_corrections,
+    pack_words,
+)
+from pliant.kernels.packing import pack_constant
+from pliant.kernels.tiles import Tile
+from pliant.lower.step import Argument, Packed, Retyped, Step, Temporary
+from pliant.lower.to_loops import size_symbols
+from pliant.passes.views import View
+from pliant.sym import Expr, as_expr
+from pliant.target import Target
+
+ZERO, ONE = as_expr(0), as_expr(1)
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedTile(TileAt):
+    """A tile of a product whose left operand is lifted, by its sums' true values."""
+
+    corrections: Buffer | None = None
+    right_batch: tuple[Expr, ...] = ()
+
+    def element(self, m: Expr, n: Expr) -> LoopValue:
+        assert self.corrections is not None
+        at = (*self.right_batch, self.column + n)
+        return Binary("add", TileAt.element(self, m, n), Load(self.corrections, at))
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What is added to every row of a product, by batch and column of B."""
+
+    buffer: Buffer
+    argument: Argument
+    batch: tuple[Expr, ...]  # batch axes of B: each as in the result, or 1
+
+    def tile(self, at: TileAt) -> TileAt:
+        """The tile as the epilogue is to see it."""
+        known = (at.batch, at.row, at.column, at.rows, at.columns, at.scratch, at.first)
+        place = tuple(
+            ZERO if dim == ONE else i
+            for dim, i in zip(self.batch, at.batch, strict=False)
+        )
+        return CorrectedTile(*known, self.buffer, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Both operands as words: (.., M, K words) and (.., K words, N)."""
+
+    form: Form
+    steps: tuple[Step, ...]  # that make them
+    left: Retyped
+    right: Retyped
+    panels: Callable[[Tile], Packed] | None  # of a constant right operand
+    sums: Retyped | None  # (.., N): what the corrections are
+
+    def corrections(self, batch: tuple[Expr, ...]) -> Corrections | None:
+        """For a product whose B has these batch axes."""
+        if self.sums is None:
+            return None
+        axes = len(batch) + 1
+        shape = (*batch, self.sums.shape[-1])
+        strides = self.sums.strides[-axes:]
+        held = buffer("corrections", DType.I32, shape, Role.IN, strides)
+        return Corrections(held, self.sums, batch)
+
+
+def narrowed(
+    name: str,
+    root: Op,
+    views: tuple[View, View],
+    weight: tuple[Constant, np.ndarray] | None,
+    target: Target,
+) -> Narrow:
+    """The product `root` on words; `weight` is its B (K, N), if that is a constant."""
+    left, right = (v.dtype for v in root.operands)
+    form = form_of(left, right, target)
+    source = _turned(views[0])
+    step, words = _words(f"{name}_left", source, form, form.left, form.lifted, left)
+    a = Retyped(words.source, _turned_type(words.type))
+    if weight is not None:
+        return _with_constant(form, step, a, *weight, views[1])
+    other, b = _words(f"{name}_right", views[1], form, form.right, False, right)
+    if not form.lifted:
+        return Narrow(form, (step, other), a, b, None, None)
+    summing, sums = _sums(f"{name}_corrections", b)
+    return Narrow(form, (step, other, summing), a, b, None, sums)
+
+
+# ---- operands known at the call
+
+
+def _turned(view: View) -> View:
+    """The view with its last two axes exchanged."""
+    shape, strides = (_exchanged(x) for x in (view.shape, view.strides))
+    return View(view.base, view.offset, shape, strides)
+
+
+def _turned_type(kind: TensorType) -> TensorType:
+    assert kind.strides is not None
+    return TensorType(kind.dtype, _exchanged(kind.shape), _exchanged(kind.strides))
+
+
+def _exchanged(dims: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return (*dims[:-2], dims[-1], dims[-2])
+
+
+def _words(
+    name: str, view: View, form: Form, part: DType, lifted: bool, dtype: DType
+) -> tuple[Step, Retyped]:
+    """An operand (.., K, N) as words (.., K words, N), laid out as it is itself."""
+    # What a batch repeats is made once.
+    lead = tuple(
+        ONE if stride == ZERO else dim
+        for dim, stride in zip(view.shape[:-2], view.strides[:-2], strict=True)
+    )
+    once = View(view.base, view.offset, (*lead, *view.shape[-2:]), view.strides)
+    columns_adjacent = view.strides[-1] == ONE and view.strides[-2] != ONE
+    if not columns_adjacent:
+        once = _turned(once)
+    source = buffer("source", dtype, once.shape, Role.IN, once.strides)
+    make = across if columns_adjacent else along
+    made, body = make(source, part, form, lifted)
+    memory = Temporary(TensorType(made.dtype, made.shape))
+    step = Step(_function(name, body, (source, made)), (once, memory))
+    k, n = form.words(view.shape[-2]), view.shape[-1]
+    order = (k, n) if columns_adjacent else (n, k)
+    strides = contiguous_strides((*lead, *order))
+    if not columns_adjacent:
+        strides = _exchanged(strides)
+    strides = _repeated(view.strides[:-2], strides)
+    kind = TensorType(DType.I32, (*view.shape[:-2], k, n), strides)
+    return step, Retyped(memory, kind)
+
+
+def _sums(name: str, words: Retyped) -> tuple[Step, Retyped]:
+    """The corrections of B's words, one for every column."""
+    lead = tuple(
+        ONE if stride == ZERO else dim
+        for dim, stride in zip(words.shape[:-2], words.strides[:-2], strict=True)
+    )
+    shape = (*lead, *words.shape[-2:])
+    source = buffer("words", DType.I32, shape, Role.IN, words.strides)
+    made, body = corrections(source)
+    memory = Temporary(TensorType(DType.I32, made.shape))
+    step = Step(_function(name, body, (source, made)), (words, memory))
+    strides = _repeated(words.strides[:-2], made.strides)
+    kind = TensorType(DType.I32, (*words.shape[:-2], words.shape[-1]), strides)
+    return step, Retyped(memory, kind)
+
+
+def _repeated(like: Sequence[Expr], strides: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Strides with 0 for every leading axis that has 0 in `like`."""
+    lead = tuple(
+        ZERO if old == ZERO else new for old, new in zip(like, strides, strict=False)
+    )
+    return (*lead, *strides[len(lead) :])
+
+
+def _function(name: str, body: Stmt, buffers: tuple[Buffer, ...]) -> LoopFunc:
+    return LoopFunc(name, size_symbols(body, buffers), buffers, body)
+
+
+# ---- constants
+
+
+def _with_constant(
+    form: Form,
+    step: Step,
+    left: Retyped,
+    constant: Constant,
+    matrix: np.ndarray,
+    view: View,
+) -> Narrow:
+    layout = (constant.name, view.offset, view.strides[-2:], view.shape[-2:], form)
+
+    def packed(kind: str, make: Callable[[], np.ndarray], *key: object) -> Packed:
+        name = f"{constant.name}.{kind}"
+        return Packed((kind, layout, *key), lambda: _constant(name, make()))
+
+    def panels(tile: Tile) -> Packed:
+        return packed(
+            "panels", lambda: pack_constant(pack_words(matrix, form), tile), tile
+        )
+
+    k, n = form.words(view.shape[-2]), view.shape[-1]
+    lead = view.shape[:-2]  # of ones
+    words = packed("words", lambda: pack_words(matrix, form))
+    right = Retyped(words, _dense((*lead, k, n)))
+    sums = None
+    if form.lifted:
+        held = packed("corrections", lambda: pack_corrections(matrix))
+        sums = Retyped(held, _dense((*lead, n)))
+    return Narrow(form, (step,), left, right, panels, sums)
+
+
+def _dense(shape: tuple[Expr, ...]) -> TensorType:
+    return TensorType(DType.I32, shape, contiguous_strides(shape))
+
+
+def _constant(name: str, data: np.ndarray) -> Constant:
+    shape = tuple(as_expr(d) for d in data.shape)
+    return Constant(name, TensorType(DType.I32, shape), data)
