@@ -8,7 +8,13 @@
  * sequentially consistent, so one of them always sees the other: no wake-up is lost.
  *
  * A pool may be given another library's team of threads (services.team_parallel); then
- * its members take the chunks, each its own first, and no workers are started.
+ * its members take the chunks, each its own first, and no workers are started. OpenMP
+ * keeps a team per calling thread, so only the first caller uses its team: a server's
+ * threads would bring a team each, spinning for cores that there are not.
+ *
+ * Callers that meet here keep all cores busy by themselves if the cores are not many
+ * more than a call wants; for a while after such a meeting every region runs in its
+ * caller, over the same chunks.
  *
  * Fork: a child has no workers. Where the system can wipe a page on fork, a word in
  * such a page tells; elsewhere the process id does. */
@@ -53,6 +59,7 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
 #define PLT_MAX_WORKERS 255
 #define PLT_SPIN_NS 50000  /* then park */
 #define PLT_POLITE_NS 1000 /* then yield between looks */
+#define PLT_CROWDED_NS 2000000 /* no helpers for so long after callers met */
 /* Generated code keeps tiles in registers and buffers in the arena. */
 #define PLT_STACK_BYTES (1024 * 1024)
 
@@ -86,6 +93,9 @@ struct plt_pool {
     _Atomic uint32_t epoch;
     _Atomic int64_t spin_ns;
     _Atomic uint32_t busy; /* a region is running */
+    _Atomic int64_t crowded_until; /* ns; callers met shortly before */
+    _Atomic int64_t cpus;          /* online; 0: not asked yet */
+    _Atomic uintptr_t team_caller; /* the thread whose team is used; 0: none yet */
     _Atomic uint32_t stop;
     int64_t n_workers;
     bool refused; /* the system would not give another thread: not asked again */
@@ -168,6 +178,29 @@ static void *work(void *p) {
     }
 }
 
+static int64_t cpu_count(plt_pool *pool) {
+    int64_t cpus = atomic_load_explicit(&pool->cpus, memory_order_relaxed);
+    if (cpus == 0) {
+        cpus = sysconf(_SC_NPROCESSORS_ONLN);
+        if (cpus < 1) cpus = 1;
+        atomic_store_explicit(&pool->cpus, cpus, memory_order_relaxed);
+    }
+    return cpus;
+}
+
+/* Takes the pool for a region of n chunks; false if its caller must run it alone. */
+static bool take(plt_pool *pool, int64_t n) {
+    bool matters = 2 * n > cpu_count(pool); /* two such callers take every core */
+    if (matters && atomic_load_explicit(&pool->crowded_until, memory_order_relaxed) >
+                       0) {
+        if (now_ns() < atomic_load(&pool->crowded_until)) return false;
+        atomic_store(&pool->crowded_until, 0);
+    }
+    if (!atomic_exchange(&pool->busy, 1)) return true;
+    if (matters) atomic_store(&pool->crowded_until, now_ns() + PLT_CROWDED_NS);
+    return false;
+}
+
 /* Held: busy. Starts workers until there are n, or no more can be had. */
 static void start_workers(plt_pool *pool, int64_t n) {
     if (n > PLT_MAX_WORKERS) n = PLT_MAX_WORKERS;
@@ -199,8 +232,7 @@ static void start_workers(plt_pool *pool, int64_t n) {
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    pool->spin_ns = pool->n_workers < cpus ? PLT_SPIN_NS : 0;
+    pool->spin_ns = pool->n_workers < cpu_count(pool) ? PLT_SPIN_NS : 0;
 }
 
 uint32_t plt_pool_epoch(plt_pool *pool) {
@@ -297,6 +329,10 @@ static bool run_on_team(plt_pool *pool, plt_task fn, void *args, int64_t units,
     bool forked = atomic_load_explicit(&pool->epoch, memory_order_relaxed) != 0;
     if (!s->team_parallel || !s->team_number || forked || n > PLT_MAX_WORKERS)
         return false;
+    uintptr_t self = (uintptr_t)pthread_self(), owner = 0;
+    if (!atomic_compare_exchange_strong(&pool->team_caller, &owner, self) &&
+        owner != self)
+        return false;
     team_region region = {.fn = fn, .args = args, .units = units, .chunks = n};
     memcpy(&region.number, &s->team_number, sizeof region.number);
     for (int64_t i = 0; i < n; i++) atomic_flag_clear(&region.taken[i]);
@@ -325,7 +361,7 @@ void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
     if (n < 1) n = 1;
 #ifndef PLT_NO_THREADS
     plt_pool *pool = call->pool;
-    if (n > 1 && pool && !atomic_exchange(&pool->busy, 1)) {
+    if (n > 1 && pool && take(pool, n)) {
         if (run_on_team(pool, fn, args, units, n)) {
             atomic_store(&pool->busy, 0);
             return;
