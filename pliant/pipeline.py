@@ -8,6 +8,7 @@
     attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
     canonicalize
+    absorb        scales and shifts by constants go into the weights
     fold          what depends on weights alone is computed now
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
@@ -44,6 +45,7 @@ from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.lower.lower import lower
 from pliant.options import Options
+from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.context import Context
@@ -69,6 +71,7 @@ GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
     ("attention", attention, Stage.DECOMPOSED),
     ("contractions", contractions, Stage.DECOMPOSED),
     ("simplify", canonicalize, Stage.DECOMPOSED),
+    ("absorb", absorb, Stage.DECOMPOSED),
 )
 
 

@@ -48,6 +48,7 @@ from pliant.kernels.conv_micro import (
     conv_tile,
     deep_kernel,
     deep_name,
+    wide_heights,
     wide_kernel,
     wide_name,
 )
@@ -297,7 +298,7 @@ class _Conv:
     def kernel(self) -> Kernel:
         work = [self.patch.buffer, self.scratch]
         tile, dtype = self.tile, self.spec.dtype
-        heights = range(1, min(tile.rows, tile.width) + 1)
+        heights = wide_heights(self.spec.outputs, tile)
         helpers = [wide_kernel(dtype, h, tile, self.has_taps) for h in heights]
         if self.has_taps:
             work.append(self.table)
@@ -425,7 +426,7 @@ class _Conv:
         w = (self.w, (sym("_group"), sym("_panel"), nothing, start))
         patch = (self.patch.buffer, (worker, nothing))
         out = (self.scratch, (worker, q))
-        sizes, given = self._arguments(w, patch, out, (q, pitch))
+        sizes, given = self._arguments(w, patch, out, (as_expr(tile.width), q, pitch))
         cases = tuple(
             (
                 h,
@@ -438,7 +439,7 @@ class _Conv:
                     ),
                 ),
             )
-            for h in range(1, min(tile.rows, tile.width) + 1)
+            for h in wide_heights(self.spec.outputs, tile)
         )
         ready = ResultAt(
             place.image,
@@ -498,7 +499,7 @@ class _Conv:
         if not self.has_taps:
             return (channels, plane, *sizes), (w, patch, *more, out)
         table = (self.table, (sym(WORKER), as_expr(0)))
-        return (channels, self.taps, plane, *sizes), (w, patch, table, *more, out)
+        return (self.taps, channels, plane, *sizes), (w, patch, table, *more, out)
 
 
 def _even_tiles(rows: Expr, most: int, body: Sequence[Stmt]) -> list[Stmt]:

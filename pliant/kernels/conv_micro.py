@@ -75,11 +75,22 @@ def conv_tile(dtype: DType, channels: Expr, target: Target) -> ConvTile:
 
 def wide_name(dtype: DType, height: int, tile: ConvTile, taps: bool) -> str:
     kind = "conv" if taps else "pointwise"
-    return f"{kind}_{dtype}_{height}x{tile.columns}_of_{tile.width}"
+    return f"{kind}_{dtype}_{height}x{tile.columns}"
 
 
 def deep_name(dtype: DType, height: int, tile: ConvTile, taps: bool) -> str:
     return wide_name(dtype, height, tile, taps) + "_deep"
+
+
+def wide_heights(outputs: Expr, tile: ConvTile) -> list[int]:
+    """The heights that panels of this many output channels are cut into."""
+    if not outputs.is_const:
+        return list(range(1, min(tile.rows, tile.width) + 1))
+    found: set[int] = set()
+    for rows in {min(tile.width, outputs.value), outputs.value % tile.width} - {0}:
+        tiles = -(-rows // tile.rows)
+        found |= {rows // tiles, -(-rows // tiles)}
+    return sorted(found)
 
 
 def _over(height: int, columns: int, body: Stmt) -> Stmt:
@@ -101,7 +112,8 @@ def wide_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFu
     """`height` output channels at `columns` positions, over all channels and taps."""
     channels, count = sym("channels"), sym("count") if taps else as_expr(1)
     plane, first, row = sym("plane"), sym("first"), sym("row")
-    w = buffer("w", dtype, (channels, count, tile.width), Role.IN)
+    width = sym("width")
+    w = buffer("w", dtype, (channels, count, width), Role.IN)
     # The last tile of a block reaches into the next plane, for results nobody reads.
     beyond = plane + tile.columns
     patch = buffer("patch", dtype, (channels, beyond), Role.IN, (plane, 1))
@@ -122,12 +134,10 @@ def wide_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFu
         )
     )
     name = wide_name(dtype, height, tile, taps)
+    sizes = ("channels", "plane", "width", "first", "row")
     if not taps:
-        return LoopFunc(
-            name, ("channels", "plane", "first", "row"), (w, patch, out), body
-        )
-    sizes = ("channels", "count", "plane", "first", "row")
-    return LoopFunc(name, sizes, (w, patch, table, out), body)
+        return LoopFunc(name, sizes, (w, patch, out), body)
+    return LoopFunc(name, ("count", *sizes), (w, patch, table, out), body)
 
 
 def deep_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFunc:
@@ -160,7 +170,7 @@ def deep_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFu
         )
     )
     name = deep_name(dtype, height, tile, taps)
+    sizes = ("channels", "plane")
     if not taps:
-        return LoopFunc(name, ("channels", "plane"), (w, patch, where, out), body)
-    sizes = ("channels", "count", "plane")
-    return LoopFunc(name, sizes, (w, patch, table, where, out), body)
+        return LoopFunc(name, sizes, (w, patch, where, out), body)
+    return LoopFunc(name, ("count", *sizes), (w, patch, table, where, out), body)

@@ -1,9 +1,9 @@
 """What depends on weights alone is computed at compile time, by the interpreter.
 
-Batch norm's scale and shift, a position table that every call slices the same way,
-weights cast to the type a kernel computes in: each becomes one constant. Only results
-with known sizes, at most as large as what they are made of plus a little, are folded;
-views of weights are left to the kernels that read through them.
+Weights that batch norm's scale went into, a position table that every call slices the
+same way, weights cast to the type a kernel computes in: each becomes one constant. Only
+results with known sizes, at most as large as the data they are made of plus a little,
+are folded; views of weights are left to the kernels that read through them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,22 @@ def _is_cheap(op: Op, cheap: set[Value]) -> bool:
     return op.name in ("full", "iota") or (op.name in VIEWS and op.operands[0] in cheap)
 
 
-def _foldable(op: Op, known: dict[Value, Constant | None], cheap: set[Value]) -> bool:
+def _foldable(
+    op: Op,
+    known: dict[Value, Constant | None],
+    cheap: set[Value],
+    data: dict[Value, int],
+) -> bool:
     if op.name in NEVER or op.regions or len(op.results) != 1:
         return False
     if not op.operands or not _static(op.result):
         return False
     if not all(v in known or v in cheap for v in op.operands):
         return False
-    if not any(v in known for v in op.operands):
+    if op.name != "concat" and not any(v in known for v in op.operands):
         return False
-    size = sum(_elements(v) for v in op.operands if v in known)
-    return _elements(op.result) <= size + SLACK
+    size = sum(data[v] for v in op.operands if v in known)
+    return op.name in VIEWS or _elements(op.result) <= size + SLACK
 
 
 def fold(module: Module, cx: Context) -> Module:
@@ -51,19 +56,24 @@ def fold(module: Module, cx: Context) -> Module:
     graph = module.main
     known: dict[Value, Constant | None] = {}  # None: a view of constants, not computed
     cheap: set[Value] = set()  # sizes known and no data: full, iota
+    data: dict[Value, int] = {}  # elements in memory behind a known value
     constants = dict(module.constants)
     producers = graph.producers()
     ops: list[Op] = []
     for op in graph.ops:
         if op.name == "constant":
             known[op.result] = constants[op.str_attr("name")]
+            data[op.result] = _elements(op.result)
         elif len(op.results) == 1 and _static(op.result) and _is_cheap(op, cheap):
             cheap.add(op.result)
-        elif _foldable(op, known, cheap):
+        elif _foldable(op, known, cheap, data):
             known[op.result] = None
-            if op.name not in VIEWS:
-                data = _evaluate(op, known, producers)
-                made = Constant(f"{op.result.name}.folded", op.result.type, data)
+            data[op.result] = _elements(op.result)
+            if op.name in VIEWS:
+                data[op.result] = min(data[op.result], data[op.operands[0]])
+            else:
+                values = _evaluate(op, known, producers)
+                made = Constant(f"{op.result.name}.folded", op.result.type, values)
                 known[op.result] = constants[made.name] = made
                 attrs = (("name", made.name),)
                 op = Op("constant", (), attrs, (op.result,), (), op.loc)
