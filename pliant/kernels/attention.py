@@ -20,6 +20,9 @@ block of keys per worker, whatever the lengths.
           result = result * exp(maximum - maximum') + scores x values
       out = result / sum
 
+A few rows over many keys (a token is generated) with fewer heads than threads: the keys
+are split too, and each part's result, maximum and sum are joined at the end, in order.
+
 `score` is whatever the model does to scores before softmax: it adds biases and masks,
 bounds, scales. A row without any column left (its maximum stays -inf) gives 0, as
 torch's op does, or NaN, as its softmax does; NaN goes through. Columns above the causal
@@ -29,20 +32,15 @@ diagonal are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pliant.ir.loops import (
-    WORKER,
     Accumulate,
     Accumulator,
-    Alloc,
     Binary,
     Block,
-    Buffer,
     Call,
     Cast,
     Const,
-    Fma,
     For,
     If,
     Index,
@@ -53,18 +51,33 @@ from pliant.ir.loops import (
     LoopFunc,
     LoopValue,
     Read,
-    Role,
     Select,
     Stmt,
     Store,
     Switch,
     Unary,
-    buffer,
-    dtype_of,
 )
-from pliant.ir.types import DType
+from pliant.kernels.attention_rows import (
+    FACTOR,
+    FEW,
+    LEAST_KEYS,
+    MAXIMUM,
+    PART_ROWS,
+    ROWS,
+    SCRATCH,
+    SUM,
+)
+from pliant.kernels.attention_softmax import Softmax
+from pliant.kernels.attention_spec import (
+    KEY,
+    Attention,
+    AttentionKernel,
+    Scored,
+    at_,
+    is_,
+    let,
+)
 from pliant.kernels.attention_tiles import (
-    blocking,
     loop,
     scores_kernel,
     scores_kernel_name,
@@ -88,138 +101,25 @@ from pliant.sym import (
     minimum,
     mod,
     product,
-    sym,
 )
 from pliant.target import Target
 
-ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
+__all__ = ["KEY", "Attention", "AttentionKernel", "Scored", "attention"]
+
 LEAST_ROWS = 48  # below, a unit is not split for the sake of threads
-# Of so many rows, dot products on the keys in place are cheaper than packing.
-FEW = (1, 2)
-
-SCRATCH = (sym(WORKER),)
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Statements for one column of a row, and the score they end in."""
-
-    body: tuple[Stmt, ...]
-    value: LoopValue
-
-
-KEY = "_at_key"  # the number of a key, where a score is computed
-
-# (index up to the query, (score, whether it is there, its key).., names that differ
-# from column to column) -> what the row computes once, and each score
-ScoreOf = Callable[
-    [
-        Sequence[Expr],
-        Sequence[tuple[LoopValue, LoopValue | None, Expr]],
-        frozenset[str],
-    ],
-    tuple[list[Stmt], list[Scored]],
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """One use. Strides are of (batch.., head, position, element), in elements.
-
-    The last stride of q and out is 1. `score` reads the buffers `reads`.
-    """
-
-    dtype: DType
-    batch: tuple[Expr, ...]
-    heads: Expr
-    kv_heads: Expr
-    q_len: Expr
-    kv_len: Expr
-    head: Expr
-    value_head: Expr
-    q_strides: tuple[Expr, ...]
-    k_strides: tuple[Expr, ...]
-    v_strides: tuple[Expr, ...]
-    out_strides: tuple[Expr, ...]
-    reads: tuple[Buffer, ...] = ()
-    score: ScoreOf | None = None
-    causal: bool = False
-    nan_rows: bool = False  # of rows all at -inf
-    scale: float | None = None  # 1/sqrt(head)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKernel:
-    """The loop function (q, k, v, reads.., out, work..), what it calls, its scratch."""
-
-    func: LoopFunc
-    helpers: tuple[LoopFunc, ...]
-    work: tuple[Buffer, ...]
 
 
 def attention(name: str, spec: Attention, target: Target) -> AttentionKernel:
-    return _Builder(spec, target).build(name)
+    return _Kernel(spec, target).build(name)
 
 
-# ---- the kernel
-
-
-MAXIMUM, SUM, FACTOR = map(as_expr, range(3))  # rows of the statistics buffer
-
-
-def _at(name: str) -> Expr:
-    """A name of this kernel, apart from the sizes of the model."""
-    return sym(f"_at_{name}")
-
-
-def _let(name: str, dim: Expr | int) -> Let:
-    return Let(f"_at_{name}", Index(as_expr(dim)))
-
-
-def _is(op: str, x: Expr, y: Expr | int) -> LoopValue:
-    return Binary(op, Index(x), Index(as_expr(y)))
-
-
-class _Builder:
+class _Kernel(Softmax):
     """One use on its way to loops; names as in the module docstring."""
 
-    def __init__(self, spec: Attention, target: Target) -> None:
-        self.spec, self.compute = spec, spec.dtype.compute
-        self.tile = blocking(self.compute, target)
-        batch, compute, nr = spec.batch, self.compute, self.tile.NR
-        self.tall = range(self.tile.step, self.tile.MR + 1, self.tile.step)
-        self.heights = sorted({*FEW, *self.tall})
-        self.group = (
-            ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
-        )
-        self.rows = self.group * spec.q_len
-        q_shape = (*batch, spec.heads, spec.q_len, spec.head)
-        k_shape = (*batch, spec.kv_heads, spec.kv_len, spec.head)
-        v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
-        out_shape = (*batch, spec.heads, spec.q_len, spec.value_head)
-        self.q = buffer("_at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
-        self.k = buffer("_at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
-        self.v = buffer("_at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
-        self.out = buffer("_at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
-        room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
-        panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
-
-        def work(name: str, *shape: Expr | int) -> Buffer:
-            return buffer(f"_at_{name}", compute, (THREADS, *shape), Role.WORK)
-
-        self.queries = work("queries", room, spec.head)
-        self.panels = work("panels", panels, spec.head, nr)
-        self.scores = work("scores", self.tile.MR, self.tile.KC)
-        self.result = work("result", room, spec.value_head)
-        self.stats = work("stats", 3, room)
-        # Values are read in place where their rows are vectors of the right type.
-        in_place = spec.dtype is compute and spec.v_strides[-1] == ONE
-        length = minimum(self.tile.KC, spec.kv_len)
-        self.values = None if in_place else work("values", length, spec.value_head)
-
     def build(self, name: str) -> AttentionKernel:
-        every = (self.queries, self.panels, self.scores, self.result, self.stats)
-        work = every if self.values is None else (*every, self.values)
+        work = [self.queries, self.panels, self.scores, self.result, self.stats]
+        work += [] if self.values is None else [self.values]
+        work += [] if self.spec.causal else [self.parts]
         buffers = (self.q, self.k, self.v, *self.spec.reads, self.out, *work)
         body = self.body()
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
@@ -228,7 +128,7 @@ class _Builder:
             *(scores_kernel(c, h, self.tile, s.head) for h in tall),
             *(values_kernel(c, h, self.tile, s.value_head) for h in self.heights),
         )
-        return AttentionKernel(function, helpers, work)
+        return AttentionKernel(function, helpers, tuple(work))
 
     def body(self) -> Stmt:
         spec = self.spec
@@ -237,76 +137,134 @@ class _Builder:
         most = minimum(
             ceildiv(self.rows, LEAST_ROWS), ceildiv(2 * THREADS, maximum(outer, 1))
         )
-        even = _is("eq", mod(outer, THREADS), 0)
+        even = is_("eq", mod(outer, THREADS), 0)
         split = Select(even, Index(ONE), Index(most))
-        blocks = maximum(ceildiv(self.rows, ROWS), _at("split"), 1)
-        extents = (*spec.batch, spec.kv_heads, _at("row_blocks"))
-        lets, at = unflatten_unit(_at("u"), extents)
-        self.batch_at, self.kv_head = at[:-2], at[-2]
-        work = _at("block_rows") * spec.kv_len * (spec.head + spec.value_head)
-        units = outer * _at("row_blocks")
-        first = _let("first", at[-1] * _at("block_rows"))
-        unit = Block((*lets, first, *self.unit()))
+        blocks = maximum(ceildiv(self.rows, ROWS), at_("split"), 1)
+        extents = (*spec.batch, spec.kv_heads, at_("row_blocks"))
+        lets, at = unflatten_unit(at_("u"), (*extents, at_("splits")))
+        self.batch_at, self.kv_head = at[:-3], at[-3]
+        # Few rows take as long as their keys and values take to arrive.
+        rows = maximum(at_("block_rows"), 8)
+        work = rows * at_("part_keys") * (spec.head + spec.value_head)
+        units = outer * at_("row_blocks")
+        first = let("first", at[-2] * at_("block_rows"))
+        unit = Block((*lets, first, let("part", at[-1]), *self.unit()))
         grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+        split_units = units * at_("splits")
         return Block(
             (
                 Let("_at_split", split),
-                _let("row_blocks", blocks),
-                _let("block_rows", ceildiv(self.rows, _at("row_blocks"))),
-                For("_at_u", ZERO, units, unit, Kind.PARALLEL, grain=grain),
+                let("row_blocks", blocks),
+                let("block_rows", ceildiv(self.rows, at_("row_blocks"))),
+                Let("_at_splits", self.splits(units)),
+                let("part_keys", ceildiv(spec.kv_len, at_("splits"))),
+                For("_at_u", ZERO, split_units, unit, Kind.PARALLEL, grain=grain),
+                *self.join_parts(units, extents),
             )
         )
 
-    # ---- rows
+    # ---- keys split between threads
 
-    def position(self, row: Expr) -> tuple[list[Stmt], Expr, Expr]:
-        """Head and query of a row of the key head; bound in the enclosing block."""
-        if self.group == ONE:
-            return [], self.kv_head, row
-        length = maximum(self.spec.q_len, 1)
-        lets: list[Stmt] = [
-            _let("head", self.kv_head * self.group + floordiv(row, length)),
-            _let("query", mod(row, length)),
+    def splits(self, units: Expr) -> LoopValue:
+        """Parts of the keys: 1 unless threads would be idle."""
+        if self.spec.causal:
+            return Index(ONE)
+        idle = ceildiv(THREADS, maximum(units, 1))
+        most = maximum(minimum(idle, floordiv(self.spec.kv_len, LEAST_KEYS)), 1)
+        few = is_("le", self.rows, PART_ROWS)
+        return Select(few, Index(most), Index(ONE))
+
+    def part(self, number: Expr, row: Expr, column: Expr) -> tuple[Expr, ...]:
+        return (floordiv(number, 2), mod(number, 2), row, column)
+
+    def store_part(self) -> Stmt:
+        i, e, width = at_("i"), at_("e"), self.spec.value_head
+        found = Load(self.result, (*SCRATCH, i, e))
+        body = [loop("_at_e", width, self.put(i, e, found), Kind.VECTOR)]
+        stats = [
+            self.put(i, width + k, Load(self.stats, (*SCRATCH, which, i)))
+            for k, which in enumerate((MAXIMUM, SUM))
         ]
-        return lets, _at("head"), _at("query")
+        return loop("_at_i", at_("rows"), Block((*body, *stats)))
 
-    def last_query(self, first: Expr, rows: Expr) -> Expr:
-        """The last query of a range of rows."""
-        if self.group == ONE:
-            return first + rows - 1
-        length = maximum(self.spec.q_len, 1)
-        return minimum(length - 1, mod(first, length) + rows - 1)
+    def put(self, row: Expr, column: Expr, value: LoopValue) -> Stmt:
+        return Store(self.parts, self.part(at_("u"), row, column), value)
 
-    def widened(self, load: Load) -> LoopValue:
-        return Cast(load, self.compute) if dtype_of(load) != self.compute else load
+    def join_parts(self, units: Expr, extents: Sequence[Expr]) -> list[Stmt]:
+        """Results of the parts, each times what its maximum is below the highest."""
+        if self.spec.causal:
+            return []
+        compute, width = self.compute, self.spec.value_head
+        lets, at = unflatten_unit(at_("w"), extents)
+        i, e, p = at_("i"), at_("e"), at_("p")
+        number = at_("w") * at_("splits") + p
+
+        def read(column: Expr) -> LoopValue:
+            return Load(self.parts, self.part(number, i, column))
+
+        def over_parts(name: str, op: str, value: LoopValue) -> list[Stmt]:
+            body = Accumulate(name, value)
+            return [
+                Accumulator(name, compute, op),
+                loop("_at_p", at_("splits"), body),
+            ]
+
+        top = self.shift(Read("_at_top", compute))
+        below = Unary("decay", Binary("sub", read(width), Read("_at_shift", compute)))
+        joined = Binary("mul", read(e), below)
+        row = Block(
+            (
+                *over_parts("_at_top", "max", read(width)),
+                Local("_at_shift", compute, top),
+                *over_parts("_at_total", "sum", Binary("mul", read(width + 1), below)),
+                *self.store_row(
+                    Read("_at_total", compute),
+                    over_parts("_at_sum", "sum", joined),
+                    Read("_at_sum", compute),
+                ),
+            )
+        )
+        unit = Block(
+            (
+                *lets,
+                let("first", at[-1] * at_("block_rows")),
+                let("rows", self.unit_rows()),
+                loop("_at_i", at_("rows"), row),
+            )
+        )
+        return [If(is_("gt", at_("splits"), 1), loop("_at_w", units, unit))]
+
+    def unit_rows(self) -> Expr:
+        left = self.rows - at_("first")
+        return maximum(minimum(at_("block_rows"), left), 0)
 
     # ---- a unit
 
     def unit(self) -> list[Stmt]:
-        first, rows, end = _at("first"), _at("rows"), _at("end")
-        length, blocks = _at("length"), _at("kv_blocks")
+        first, rows, end = at_("first"), at_("rows"), at_("end")
+        length, blocks = at_("length"), at_("kv_blocks")
         seen = self.spec.kv_len
         if self.spec.causal:
             seen = minimum(seen, self.last_query(first, rows) + 1)
-        block = _at("b")
-        t, tiles, step = _at("t"), maximum(_at("tiles"), 1), _at("step")
+        block, begin = at_("b"), at_("begin")
+        t, tiles, step = at_("t"), maximum(at_("tiles"), 1), at_("step")
         steps = ceildiv(rows, step)
         even, over = floordiv(steps, tiles), mod(steps, tiles)
         tile_loop = loop(
             "_at_t",
-            _at("tiles"),
+            at_("tiles"),
             Block(
                 (
-                    _let("start", (t * even + minimum(t, over)) * step),
-                    _let("height", floordiv(steps + tiles - 1 - t, tiles) * step),
+                    let("start", (t * even + minimum(t, over)) * step),
+                    let("height", floordiv(steps + tiles - 1 - t, tiles) * step),
                     *self.row_tile(),
                 )
             ),
         )
         columns = Block(
             (
-                _let("column", block * length),
-                _let("count", minimum(length, end - block * length)),
+                let("column", begin + block * length),
+                let("count", minimum(length, end - begin - block * length)),
                 self.pack(),
                 *self.pack_values(),
                 tile_loop,
@@ -314,24 +272,26 @@ class _Builder:
         )
         tall, few = Index(as_expr(self.tile.step)), Index(maximum(rows, 1))
         # Even blocks of whole vectors; a single empty one where there are no columns.
-        cut = ceildiv(ceildiv(end, blocks), self.tile.lanes) * self.tile.lanes
+        cut = ceildiv(ceildiv(end - begin, blocks), self.tile.lanes) * self.tile.lanes
+        last = minimum(seen, begin + at_("part_keys"))
         return [
-            _let("rows", maximum(minimum(_at("block_rows"), self.rows - first), 0)),
+            let("rows", self.unit_rows()),
             # A few rows are one tile; others are cut evenly into tiles of whole steps.
-            Let("_at_step", Select(_is("gt", rows, FEW[-1]), tall, few)),
-            _let("tiles", ceildiv(rows, self.tile.MR)),
-            _let("end", seen),
-            _let("kv_blocks", maximum(ceildiv(end, self.tile.KC), 1)),
-            _let("length", cut),
+            Let("_at_step", Select(is_("gt", rows, FEW[-1]), tall, few)),
+            let("tiles", ceildiv(rows, self.tile.MR)),
+            let("begin", at_("part") * at_("part_keys")),
+            let("end", maximum(last, begin)),
+            let("kv_blocks", maximum(ceildiv(end - begin, self.tile.KC), 1)),
+            let("length", cut),
             self.load_rows(),
             loop("_at_b", blocks, columns),
-            self.store_rows(),
+            *self.store(),
         ]
 
     def load_rows(self) -> Stmt:
         """Scaled queries into scratch, empty statistics, zeros up to a whole tile."""
-        i, d = _at("i"), _at("d")
-        lets, head, query = self.position(_at("first") + i)
+        i, d = at_("i"), at_("d")
+        lets, head, query = self.position(at_("first") + i)
         loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
         scaled = Binary("mul", loaded, Read("_at_scale", self.compute))
         store = Store(self.queries, (*SCRATCH, i, d), scaled)
@@ -347,12 +307,12 @@ class _Builder:
             loop("_at_d", self.spec.head, clear, Kind.VECTOR),
             Store(self.stats, (*SCRATCH, FACTOR, i), zero(self.compute)),
         )
-        end = ceildiv(_at("rows"), self.tile.step) * self.tile.step
+        end = ceildiv(at_("rows"), self.tile.step) * self.tile.step
         return Block(
             (
                 Local("_at_scale", self.compute, self.scale()),
-                loop("_at_i", _at("rows"), Block(body)),
-                loop("_at_i", end, Block(padding), begin=_at("rows")),
+                loop("_at_i", at_("rows"), Block(body)),
+                loop("_at_i", end, Block(padding), begin=at_("rows")),
             )
         )
 
@@ -365,114 +325,125 @@ class _Builder:
         root = Unary("sqrt", Cast(Index(maximum(head, 1)), compute))
         return Binary("div", Const(1.0, compute), root)
 
-    def store_rows(self) -> Stmt:
-        i, e = _at("i"), _at("e")
-        lets, head, query = self.position(_at("first") + i)
+    def store(self) -> list[Stmt]:
+        """The unit's rows to the result, or to their part of it."""
+        i, e = at_("i"), at_("e")
+        total = Read("_at_total", self.compute)
+        body = (
+            Local("_at_total", self.compute, Load(self.stats, (*SCRATCH, SUM, i))),
+            *self.store_row(total, [], Load(self.result, (*SCRATCH, i, e))),
+        )
+        whole = loop("_at_i", at_("rows"), Block(body))
+        if self.spec.causal:
+            return [whole]
+        return [If(is_("gt", at_("splits"), 1), self.store_part(), whole)]
+
+    def store_row(
+        self, total: LoopValue, before: Sequence[Stmt], found: LoopValue
+    ) -> list[Stmt]:
+        """Row i of the result: what is found at element e, over the row's total."""
+        i, e = at_("i"), at_("e")
+        lets, head, query = self.position(at_("first") + i)
         compute = self.compute
-        total, nothing = Read("_at_total", compute), zero(compute)
+        nothing = zero(compute)
         inverse = Binary("div", Const(1.0, compute), total)
         empty: LoopValue = Binary("eq", total, nothing)
         if self.spec.nan_rows:  # 0 * (1 / 0)
-            empty = _is("eq", self.spec.kv_len, 0)
+            empty = is_("eq", self.spec.kv_len, 0)
         inverse_or_zero = Select(empty, nothing, inverse)
-        found, factor = (
-            Load(self.result, (*SCRATCH, i, e)),
-            Read("_at_inverse", compute),
-        )
-        value: LoopValue = Binary("mul", found, factor)
+        value: LoopValue = Binary("mul", found, Read("_at_inverse", compute))
         if self.spec.dtype is not compute:
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)
-        body = (
+        element = Block((*before, store)) if before else store
+        return [
             *lets,
-            Local("_at_total", compute, Load(self.stats, (*SCRATCH, SUM, i))),
             Local("_at_inverse", compute, inverse_or_zero),
-            loop("_at_e", self.spec.value_head, store, Kind.VECTOR),
-        )
-        return loop("_at_i", _at("rows"), Block(body))
+            loop("_at_e", self.spec.value_head, element, Kind.VECTOR),
+        ]
 
     # ---- a block of keys
 
     def pack(self) -> Stmt:
         """Keys of the block as panels (D, NR); no more is written than is read."""
-        nr, p, d, j = self.tile.NR, _at("p"), _at("d"), _at("j")
-        count, column = _at("count"), _at("column")
+        nr, p, d, j = self.tile.NR, at_("p"), at_("d"), at_("j")
+        count, column = at_("count"), at_("column")
 
         def panel(width: int, masked: bool) -> Stmt:
             at = p * nr + j
-            where = _is("lt", at, count) if masked else None
+            where = is_("lt", at, count) if masked else None
             load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
             store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
             columns = loop("_at_j", width, store, Kind.VECTOR)
             return loop("_at_d", self.spec.head, columns)
 
         whole, lanes = floordiv(count, nr), self.tile.lanes
-        rest = If(_is("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
+        rest = If(is_("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
         body = (
             loop("_at_p", whole, panel(nr, False)),
             loop("_at_p", ceildiv(count, nr), rest, begin=whole),
         )
-        return If(_is("gt", _at("rows"), FEW[-1]), Block(body))
+        return If(is_("gt", at_("rows"), FEW[-1]), Block(body))
 
     def pack_values(self) -> list[Stmt]:
         if self.values is None:
             return []
-        n, e = _at("n"), _at("e")
-        index = (*self.batch_at, self.kv_head, _at("column") + n, e)
+        n, e = at_("n"), at_("e")
+        index = (*self.batch_at, self.kv_head, at_("column") + n, e)
         store = Store(self.values, (*SCRATCH, n, e), self.widened(Load(self.v, index)))
         columns = loop("_at_e", self.spec.value_head, store, Kind.VECTOR)
-        return [loop("_at_n", _at("count"), columns)]
+        return [loop("_at_n", at_("count"), columns)]
 
     # ---- a tile of rows
 
     def row_tile(self) -> list[Stmt]:
-        columns = _at("count")
+        columns = at_("count")
         if not self.spec.causal:
-            return [_let("columns", columns), *self.tile_steps()]
-        last = self.last_query(_at("first") + _at("start"), _at("height"))
-        columns = minimum(columns, last + 1 - _at("column"))
+            return [let("columns", columns), *self.tile_steps()]
+        last = self.last_query(at_("first") + at_("start"), at_("height"))
+        columns = minimum(columns, last + 1 - at_("column"))
         # The first block has a column for every row, unless there are none at all.
-        some = _is("ge", _at("columns"), minimum(1, self.spec.kv_len))
-        return [_let("columns", columns), If(some, Block(tuple(self.tile_steps())))]
+        some = is_("ge", at_("columns"), minimum(1, self.spec.kv_len))
+        return [let("columns", columns), If(some, Block(tuple(self.tile_steps())))]
 
     def tile_steps(self) -> list[Stmt]:
         return [
-            If(_is("gt", _at("rows"), FEW[-1]), self.scores_call(), self.dots()),
+            If(is_("gt", at_("rows"), FEW[-1]), self.scores_call(), self.dots()),
             *self.softmax(),
             self.values_call(),
         ]
 
     def switch(self, heights: Sequence[int], call: Callable[[int], Call]) -> Stmt:
-        return Switch(_at("height"), tuple((h, call(h)) for h in heights))
+        return Switch(at_("height"), tuple((h, call(h)) for h in heights))
 
     def scores_call(self) -> Stmt:
-        nr, lanes, columns = self.tile.NR, self.tile.lanes, _at("columns")
+        nr, lanes, columns = self.tile.NR, self.tile.lanes, at_("columns")
         # What is left behind whole panels takes one vector of them, or both.
         wide = floordiv(columns + (nr - lanes - 1), nr)
-        narrow = ceildiv(maximum(columns - _at("wide") * nr, 0), lanes)
+        narrow = ceildiv(maximum(columns - at_("wide") * nr, 0), lanes)
         head = self.spec.head
 
         def call(height: int) -> Call:
             return Call(
                 scores_kernel_name(self.compute, height, self.tile, head),
-                (*symbolic(head), _at("wide"), _at("narrow")),
+                (*symbolic(head), at_("wide"), at_("narrow")),
                 (
-                    (self.queries, (*SCRATCH, _at("start"), ZERO)),
+                    (self.queries, (*SCRATCH, at_("start"), ZERO)),
                     (self.panels, (*SCRATCH, ZERO, ZERO, ZERO)),
                     (self.scores, (*SCRATCH, ZERO, ZERO)),
                 ),
             )
 
         return Block(
-            (_let("wide", wide), _let("narrow", narrow), self.switch(self.tall, call))
+            (let("wide", wide), let("narrow", narrow), self.switch(self.tall, call))
         )
 
     def dots(self) -> Stmt:
-        i, n, d = _at("i"), _at("n"), _at("d")
-        index = (*self.batch_at, self.kv_head, _at("column") + n, d)
+        i, n, d = at_("i"), at_("n"), at_("d")
+        index = (*self.batch_at, self.kv_head, at_("column") + n, d)
         product_ = Binary(
             "mul",
-            Load(self.queries, (*SCRATCH, _at("start") + i, d)),
+            Load(self.queries, (*SCRATCH, at_("start") + i, d)),
             self.widened(Load(self.k, index)),
         )
         body = Block(
@@ -487,13 +458,13 @@ class _Builder:
                 Store(self.scores, (*SCRATCH, i, n), Read("_at_dot", self.compute)),
             )
         )
-        return loop("_at_i", _at("height"), loop("_at_n", _at("columns"), body))
+        return loop("_at_i", at_("height"), loop("_at_n", at_("columns"), body))
 
     def values_call(self) -> Stmt:
         head = self.spec.value_head
         if self.values is None:
             ldv = self.spec.v_strides[-2]
-            source = (self.v, (*self.batch_at, self.kv_head, _at("column"), ZERO))
+            source = (self.v, (*self.batch_at, self.kv_head, at_("column"), ZERO))
         else:
             ldv = head
             source = (self.values, (*SCRATCH, ZERO, ZERO))
@@ -501,149 +472,13 @@ class _Builder:
         def call(height: int) -> Call:
             return Call(
                 values_kernel_name(self.compute, height, self.tile, head),
-                (*symbolic(head), _at("columns"), ldv, _at("b")),
+                (*symbolic(head), at_("columns"), ldv, at_("b")),
                 (
                     (self.scores, (*SCRATCH, ZERO, ZERO)),
                     source,
-                    (self.stats, (*SCRATCH, FACTOR, _at("start"))),
-                    (self.result, (*SCRATCH, _at("start"), ZERO)),
+                    (self.stats, (*SCRATCH, FACTOR, at_("start"))),
+                    (self.result, (*SCRATCH, at_("start"), ZERO)),
                 ),
             )
 
         return self.switch(self.heights, call)
-
-    # ---- softmax of a tile
-
-    def softmax(self) -> list[Stmt]:
-        """Scores become probabilities, up to a factor of their row.
-
-        In two loops over the rows: the maximum of a row is a long chain of
-        instructions, which those of the next rows fill; no branch depends on it.
-        """
-        rows = minimum(_at("height"), _at("rows") - _at("start"))
-        return [
-            _let("tile_rows", rows),
-            loop("_at_i", _at("tile_rows"), Block(tuple(self.find_maximum()))),
-            loop("_at_i", _at("tile_rows"), Block(tuple(self.raise_scores()))),
-        ]
-
-    def seen(self, query: Expr) -> Expr:
-        """How many columns of the tile a query sees."""
-        if not self.spec.causal:
-            return _at("columns")
-        return maximum(minimum(_at("columns"), query + 1 - _at("column")), 0)
-
-    def stat(self, which: Expr) -> tuple[Expr, ...]:
-        return (*SCRATCH, which, _at("start") + _at("i"))
-
-    def scored(
-        self,
-        head: Expr,
-        query: Expr,
-        columns: Sequence[tuple[LoopValue, LoopValue | None]],
-        key: Expr,
-    ) -> tuple[list[Stmt], list[Scored]]:
-        """What the row computes once, and the scores that softmax sees."""
-        if self.spec.score is None:
-            return [], [Scored((), found) for found, _ in columns]
-        index = (*self.batch_at, head, _at("row_query"))
-        keyed = [(found, inside, key) for found, inside in columns]
-        names = frozenset({"_at_c", "_at_j"})
-        once, scored = self.spec.score(index, keyed, names)
-        return [_let("row_query", query), *once], scored
-
-    def find_maximum(self) -> list[Stmt]:
-        """Adds the mask; the maximum so far, and the factor for what came before it.
-
-        The maximum need not keep NaN, the sum does: so it is a comparison and a choice
-        in registers, one instruction, and not an accumulator.
-        """
-        compute, nr = self.compute, self.tile.NR
-        c, j = _at("c"), _at("j")
-        lets, head, query = self.position(_at("first") + _at("start") + _at("i"))
-        best = buffer("_at_best", compute, (nr,), Role.REGISTER)
-        lowest = Const(float("-inf"), compute)
-        score, highest = Read("_at_score", compute), Read("_at_highest", compute)
-        at = c * nr + j
-        inside, place = _is("lt", at, _at("seen")), (*SCRATCH, _at("i"), at)
-        found = Load(self.scores, place)
-        once, scored = self.scored(
-            head, query, [(found, None), (found, inside)], _at("column") + at
-        )
-
-        def columns(tail: bool) -> Stmt:
-            changed = scored[tail]
-            value = Select(inside, changed.value, lowest) if tail else changed.value
-            top = Load(best, (j,))
-            chosen = Select(Binary("gt", score, top), score, top)
-            body = (
-                *changed.body,
-                Local("_at_score", compute, value),
-                *([Store(self.scores, place, score)] if changed.body else []),
-                Store(best, (j,), chosen),
-            )
-            return loop("_at_j", nr, Block(body), Kind.VECTOR)
-
-        before, after = Read("_at_before", compute), Read("_at_after", compute)
-        both = Select(Binary("gt", highest, before), highest, before)
-        change = Unary("decay", Binary("sub", before, self.shift(after)))
-        whole = floordiv(_at("seen"), nr)
-        return [
-            *(lets if self.spec.causal or self.spec.score is not None else []),
-            _let("seen", self.seen(query)),
-            *once,
-            Alloc(best),
-            loop("_at_j", nr, Store(best, (j,), lowest), Kind.VECTOR),
-            loop("_at_c", whole, columns(tail=False)),
-            loop("_at_c", ceildiv(_at("seen"), nr), columns(tail=True), begin=whole),
-            Accumulator("_at_highest", compute, "max"),
-            loop("_at_j", nr, Accumulate("_at_highest", Load(best, (j,))), Kind.VECTOR),
-            Local("_at_before", compute, Load(self.stats, self.stat(MAXIMUM))),
-            Local("_at_after", compute, both),
-            Store(self.stats, self.stat(MAXIMUM), after),
-            If(
-                _is("gt", _at("b"), 0),
-                Store(self.stats, self.stat(FACTOR), change),
-                Store(self.stats, self.stat(FACTOR), Const(1.0, compute)),
-            ),
-        ]
-
-    def raise_scores(self) -> list[Stmt]:
-        """exp of the scores, and their sum."""
-        compute, j = self.compute, _at("j")
-        score = (*SCRATCH, _at("i"), j)
-        power, shift = Read("_at_power", compute), Read("_at_shift", compute)
-        highest = Load(self.stats, self.stat(MAXIMUM))
-        below = Binary("sub", Load(self.scores, score), shift)
-        body = Block(
-            (
-                Local("_at_power", compute, Unary("decay", below)),
-                Store(self.scores, score, power),
-                Accumulate("_at_sum", power),
-            )
-        )
-        total = Fma(
-            Load(self.stats, self.stat(SUM)),
-            Load(self.stats, self.stat(FACTOR)),
-            Read("_at_sum", compute),
-        )
-        steps: list[Stmt] = [
-            Local("_at_shift", compute, self.shift(highest)),
-            Accumulator("_at_sum", compute, "sum"),
-            loop("_at_j", _at("seen"), body, Kind.VECTOR),
-            Store(self.stats, self.stat(SUM), total),
-        ]
-        lets: list[Stmt] = []
-        query = ZERO
-        if self.spec.causal:
-            lets, _, query = self.position(_at("first") + _at("start") + _at("i"))
-            hidden = Store(self.scores, score, zero(compute))
-            steps.append(
-                loop("_at_j", _at("columns"), hidden, Kind.VECTOR, begin=_at("seen"))
-            )
-        return [*lets, _let("seen", self.seen(query)), *steps]
-
-    def shift(self, highest: LoopValue) -> LoopValue:
-        """What is subtracted: the maximum, or 0 where all columns are masked."""
-        lowest = Const(float("-inf"), self.compute)
-        return Select(Binary("eq", highest, lowest), zero(self.compute), highest)

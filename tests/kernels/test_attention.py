@@ -382,6 +382,36 @@ def test_threads_agree(target: str) -> None:
 
 
 @any_target
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("mask", [None, DType.BOOL, DType.F32], ids=str)
+def test_keys_split_between_threads(
+    target: str, group: int, mask: DType | None
+) -> None:
+    """Few rows, one head, many keys: parts are joined to what one thread computes."""
+    case = Case(group=group, head=16, mask=mask)
+    for s, t in ((1, 4096), (1, 2048), (3, 4099), (4, 5000), (5, 3000), (1, 1500)):
+        given = inputs(case, 1, 1, s, t)
+        alone = run_jit(case, target, given).clone()
+        for threads in (2, 3, 7):
+            given.out.fill_(3)
+            together = run_jit(case, target, given, threads).clone()
+            check(case, given, together)
+            torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-5)
+            given.out.fill_(3)
+            assert torch.equal(together, run_jit(case, target, given, threads))
+
+
+def test_parts_without_a_visible_key() -> None:
+    case = Case(head=16, mask=DType.BOOL)
+    given = inputs(case, 1, 1, 2, 4096)
+    given.tensors[3][..., :2048] = False
+    given.tensors[3][:, :, 1] = False
+    result = run_jit(case, "host", given, 2)
+    assert (result[:, :, 1] == 0).all()
+    check(case, given, result)
+
+
+@any_target
 @pytest.mark.parametrize("batch", ["none", "pairs"])
 def test_batch_axes(target: str, batch: str) -> None:
     case = Case(batch=batch, head=8, mask=DType.F32, mask_axes="bk", scale=-0.3)
@@ -464,3 +494,9 @@ def test_interpreted_blocks() -> None:
     long = Case(head=1)
     given = inputs(long, 1, 1, 3, 140)
     check(long, given, run_interpreted(long, given, 1))
+
+
+def test_interpreted_parts() -> None:
+    case = Case(head=1, mask=DType.F32, mask_axes="k")
+    given = inputs(case, 1, 1, 1, 2048)
+    check(case, given, run_interpreted(case, given, 2))

@@ -1,0 +1,97 @@
+"""The operands, the scratch and the row numbers of attention."""
+
+from __future__ import annotations
+
+from pliant.ir.loops import (
+    WORKER,
+    Buffer,
+    Cast,
+    Load,
+    LoopValue,
+    Role,
+    Stmt,
+    buffer,
+    dtype_of,
+)
+from pliant.kernels.attention_spec import Attention, at_, let
+from pliant.kernels.attention_tiles import blocking
+from pliant.kernels.choose import THREADS
+from pliant.sym import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+from pliant.target import Target
+
+ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
+# Of so many rows, dot products on the keys in place are cheaper than packing.
+FEW = (1, 2)
+# Of up to so many rows, keys are split between threads that would have nothing to do.
+PART_ROWS = 16
+LEAST_KEYS = 1024  # of a part
+
+SCRATCH = (sym(WORKER),)
+MAXIMUM, SUM, FACTOR = map(as_expr, range(3))  # rows of the statistics buffer
+
+
+class Rows:
+    """One use: its buffers, and which head and query a row is."""
+
+    batch_at: tuple[Expr, ...]
+    kv_head: Expr
+
+    def __init__(self, spec: Attention, target: Target) -> None:
+        self.spec, self.compute = spec, spec.dtype.compute
+        self.tile = blocking(self.compute, target)
+        batch, compute, nr = spec.batch, self.compute, self.tile.NR
+        self.tall = range(self.tile.step, self.tile.MR + 1, self.tile.step)
+        self.heights = sorted({*FEW, *self.tall})
+        self.group = (
+            ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
+        )
+        self.rows = self.group * spec.q_len
+        q_shape = (*batch, spec.heads, spec.q_len, spec.head)
+        k_shape = (*batch, spec.kv_heads, spec.kv_len, spec.head)
+        v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
+        out_shape = (*batch, spec.heads, spec.q_len, spec.value_head)
+        self.q = buffer("_at_q", spec.dtype, q_shape, Role.IN, spec.q_strides)
+        self.k = buffer("_at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
+        self.v = buffer("_at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
+        self.out = buffer("_at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
+        room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
+        panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
+
+        def work(name: str, *shape: Expr | int) -> Buffer:
+            return buffer(f"_at_{name}", compute, (THREADS, *shape), Role.WORK)
+
+        self.queries = work("queries", room, spec.head)
+        self.panels = work("panels", panels, spec.head, nr)
+        self.scores = work("scores", self.tile.MR, self.tile.KC)
+        self.result = work("result", room, spec.value_head)
+        self.stats = work("stats", 3, room)
+        # Where keys are split: per part a row's result, its maximum and its sum. There
+        # are fewer than twice as many parts as workers.
+        few = minimum(PART_ROWS, self.rows)
+        shape = (THREADS, as_expr(2), few, spec.value_head + 2)
+        self.parts = buffer("_at_parts", compute, shape, Role.INOUT)
+        # Values are read in place where their rows are vectors of the right type.
+        in_place = spec.dtype is compute and spec.v_strides[-1] == ONE
+        length = minimum(self.tile.KC, spec.kv_len)
+        self.values = None if in_place else work("values", length, spec.value_head)
+
+    def position(self, row: Expr) -> tuple[list[Stmt], Expr, Expr]:
+        """Head and query of a row of the key head; bound in the enclosing block."""
+        if self.group == ONE:
+            return [], self.kv_head, row
+        length = maximum(self.spec.q_len, 1)
+        lets: list[Stmt] = [
+            let("head", self.kv_head * self.group + floordiv(row, length)),
+            let("query", mod(row, length)),
+        ]
+        return lets, at_("head"), at_("query")
+
+    def last_query(self, first: Expr, rows: Expr) -> Expr:
+        """The last query of a range of rows."""
+        if self.group == ONE:
+            return first + rows - 1
+        length = maximum(self.spec.q_len, 1)
+        return minimum(length - 1, mod(first, length) + rows - 1)
+
+    def widened(self, load: Load) -> LoopValue:
+        return Cast(load, self.compute) if dtype_of(load) != self.compute else load

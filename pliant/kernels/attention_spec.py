@@ -1,0 +1,80 @@
+"""What an attention kernel is made from and made of; names inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.loops import Binary, Buffer, Index, Let, LoopFunc, LoopValue, Stmt
+from pliant.ir.types import DType
+from pliant.sym import Expr, as_expr, sym
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Statements for one column of a row, and the score they end in."""
+
+    body: tuple[Stmt, ...]
+    value: LoopValue
+
+
+KEY = "_at_key"  # the number of a key, where a score is computed
+
+# (index up to the query, (score, whether it is there, its key).., names that differ
+# from column to column) -> what the row computes once, and each score
+ScoreOf = Callable[
+    [
+        Sequence[Expr],
+        Sequence[tuple[LoopValue, LoopValue | None, Expr]],
+        frozenset[str],
+    ],
+    tuple[list[Stmt], list[Scored]],
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One use. Strides are of (batch.., head, position, element), in elements.
+
+    The last stride of q and out is 1. `score` reads the buffers `reads`.
+    """
+
+    dtype: DType
+    batch: tuple[Expr, ...]
+    heads: Expr
+    kv_heads: Expr
+    q_len: Expr
+    kv_len: Expr
+    head: Expr
+    value_head: Expr
+    q_strides: tuple[Expr, ...]
+    k_strides: tuple[Expr, ...]
+    v_strides: tuple[Expr, ...]
+    out_strides: tuple[Expr, ...]
+    reads: tuple[Buffer, ...] = ()
+    score: ScoreOf | None = None
+    causal: bool = False
+    nan_rows: bool = False  # of rows all at -inf
+    scale: float | None = None  # 1/sqrt(head)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """The loop function (q, k, v, reads.., out, work..), what it calls, its scratch."""
+
+    func: LoopFunc
+    helpers: tuple[LoopFunc, ...]
+    work: tuple[Buffer, ...]
+
+
+def at_(name: str) -> Expr:
+    """A name of this kernel, apart from the sizes of the model."""
+    return sym(f"_at_{name}")
+
+
+def let(name: str, dim: Expr | int) -> Let:
+    return Let(f"_at_{name}", Index(as_expr(dim)))
+
+
+def is_(op: str, x: Expr, y: Expr | int) -> LoopValue:
+    return Binary(op, Index(x), Index(as_expr(y)))
