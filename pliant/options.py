@@ -11,8 +11,10 @@ class Options:
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
+    prologue: bool = True  # what a product reads may be computed in its kernel
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
+    merge: bool = True  # products that share their left operand become one
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     order: bool = True

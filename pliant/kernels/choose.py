@@ -118,6 +118,7 @@ class Choice:
     rows_in_k: bool  # both operands are adjacent in K: lanes along K need no copy
     packs_rows: bool  # A is adjacent in K: a few columns of B can be made so
     steps: bool  # A's rows are not adjacent in K
+    computed: bool  # A is computed when its rows are copied
 
 
 def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> Plan:
@@ -128,7 +129,9 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     deep = let("_deep", maximum(ceildiv(k, tile.depth), 1))
     if what.constant:
         packed = as_expr(0)
-        passes = 1 + many * (deep - 1)
+        # Copied rows have room for so many steps only.
+        copies = what.computed or what.steps
+        passes = deep if copies else 1 + many * (deep - 1)
     elif what.adjacent:
         packed = let("_packed", many * exceeds(k, STRIP))
         strips = let("_strips", maximum(ceildiv(k, STRIP), 1))
@@ -139,9 +142,13 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     passes = let("_passes", passes)
     cut = let("_cut", minimum(passes - 1, 1))
     worth = many * exceeds(panels, FEWEST_PANELS - 1)
-    copied = let("_copied", exceeds(m, tile.MR) if what.steps else cut * worth)
+    copied = exceeds(m, tile.MR) if what.steps else cut * worth
+    copied = as_expr(1) if what.computed else let("_copied", copied)
     shared = let("_shared", maximum(cut, copied))
-    least = maximum(ceildiv(panels, GROUP), (1 - many) * minimum(THREADS, panels))
+    together = ceildiv(panels, GROUP)
+    if what.computed:  # once for all panels, unless partial sums would be too many
+        together = 1 + cut * (together - 1)
+    least = maximum(together, (1 - many) * minimum(THREADS, panels))
     groups = let("_groups", (1 - shared) * panels + shared * least)
     near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
     near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)

@@ -83,6 +83,8 @@ DOT_TILE = 16  # rows of a unit with lanes along K
 Address = tuple[Buffer, tuple[Expr, ...]]
 # Writes the results that one tile of the product makes.
 Epilogue = Callable[["TileAt"], list[Stmt]]
+# Computes rows of the left operand.
+Prologue = Callable[["RowsAt"], list[Stmt]]
 # Where the result at (batch.., row, column) lies, if the product is all there is to it.
 Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
 
@@ -105,6 +107,27 @@ class TileAt:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsAt:
+    """Rows of the left operand, as the prologue sees them: copy[worker, i, k]."""
+
+    batch: tuple[Expr, ...]
+    row: Expr  # first row and step of K
+    step: Expr
+    rows: Expr
+    steps: Expr
+    copy: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a kernel computes besides its product."""
+
+    epilogue: Epilogue
+    plain: Plain | None = None  # if the epilogue stores, and nothing else
+    prologue: Prologue | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """One matrix product: sizes, operand layouts."""
 
@@ -116,6 +139,7 @@ class Product:
     a_strides: tuple[Expr, ...]  # (batch.., M, K)
     b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
     b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
+    computed: bool = False  # A is no buffer: its rows are computed as they are copied
     parts: str | None = None  # of words, see kernels/micro.py; None: numbers
     stored: DType | None = None  # of B, if it is another
 
@@ -142,7 +166,7 @@ class Gemm:
 
     dots: Stmt | None  # with lanes along K
     planned: Stmt | None  # with panels, cut as the plan's arguments say
-    a: Buffer
+    a: Buffer | None
     packed: Buffer | None  # a constant's panels
     rows: Buffer | None  # columns of B, as rows along K
     b: Buffer | None  # B where it lies
@@ -160,14 +184,9 @@ class _Builder:
     """Emits one product according to its plan."""
 
     def __init__(
-        self,
-        spec: Product,
-        plan: Plan,
-        target: Target,
-        epilogue: Epilogue,
-        plain: Plain | None,
+        self, spec: Product, plan: Plan, target: Target, around: Around
     ) -> None:
-        self.p, self.epilogue, self.plain = spec, epilogue, plain
+        self.p, self.around = spec, around
         self.plan = plan.parameters()
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
@@ -206,9 +225,9 @@ class _Builder:
         p, tile = self.p, self.tile
         # One vector more than a power of two: rows do not meet in one cache set.
         if p.a_strides[-2] == as_expr(1):
-            depth, row = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
-            return buffer("copy", p.dtype, (THREADS, depth, row), Role.WORK)
-        rows, row = minimum(p.m, tile.deep_rows), tile.depth + tile.lanes
+            depth, side = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
+            return buffer("copy", p.dtype, (THREADS, depth, side), Role.WORK)
+        rows, row = minimum(p.m, tile.deep_rows), minimum(p.k, tile.depth) + tile.lanes
         return buffer("copy", p.dtype, (THREADS, rows, row), Role.WORK)
 
     def b_at(self, batch: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -260,6 +279,10 @@ class _Builder:
 
     def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
         """This pass's part of the block's rows of A, side by side."""
+        if self.around.prologue is not None:
+            size = (sym("_here"), sym("_steps"))
+            at = RowsAt(batch, sym("_row"), sym("_begin"), *size, copy)
+            return Block(tuple(self.around.prologue(at)))
         i, k = sym("_i"), sym("_k")
         value = Load(self.a, (*batch, sym("_row") + i, sym("_begin") + k))
         if self.a.strides[-2] == as_expr(1):
@@ -317,16 +340,17 @@ class _Builder:
             place = sym("_place") if self.several else as_expr(0)
             size = (sym("_height"), columns)
             done = TileAt(batch, row, column, *size, self.scratch, place)
-            end: Stmt = Block(tuple(self.epilogue(done)))
+            end: Stmt = Block(tuple(self.around.epilogue(done)))
             if self.several:
                 last = Binary("ge", Index(sym("_pass") + 1), Index(self.plan.passes))
                 end = If(last, end)
             return Block((self.multiply(batch, columns, kept, whole), end))
 
-        if self.plain is None:
+        plain = self.around.plain
+        if plain is None:
             full = through(whole)
         else:
-            full = self.multiply(batch, whole, self.plain(batch, row, column), self.p.n)
+            full = self.multiply(batch, whole, plain(batch, row, column), self.p.n)
         if columns == whole:
             return full
         is_whole = Binary("ge", Index(columns), Index(whole))
@@ -341,8 +365,8 @@ class _Builder:
         panel = sym("_p")
 
         def copy(slot: Expr, column: Expr, where: LoopValue | None) -> Stmt:
-            value = Load(b, (*self.b_at(batch), sym("_begin") + k, column), where)
-            value = as_dtype(value, self.p.dtype)
+            place = (*self.b_at(batch), sym("_begin") + k, column)
+            value = as_dtype(Load(b, place, where), self.p.dtype)
             store = Store(self.panel, (sym(WORKER), slot, k, j), value)
             return For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
 
@@ -377,13 +401,19 @@ class _Builder:
                 ),
             )
 
-        call = on((self.a, (*batch, row, sym("_begin"))), self.a.strides[-2:])
+        always = self.plan.copied == as_expr(1)
+        call: Stmt | None = None
+        if not always:
+            there = (self.a, (*batch, row, sym("_begin")))
+            call = on(there, self.a.strides[-2:])
         if self.copy is not None:
             at, strides = (sym("_start"), as_expr(0)), self.copy.strides[-2:]
             if self.a.strides[-2] == as_expr(1):
                 at, strides = at[::-1], strides[::-1]
             beside = on((self.copy, (sym(WORKER), *at)), strides)
-            call = If(_is_set(self.plan.copied), beside, call)
+            wanted = _is_set(self.plan.copied)
+            call = beside if call is None else If(wanted, beside, call)
+        assert call is not None
         adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
         return Block((Let("_adding", Index(adding)), call))
 
@@ -456,7 +486,7 @@ class _Builder:
                 Let("_rows", Index(rows)),
                 Let("_columns", Index(columns)),
                 *sections,
-                *self.epilogue(done),
+                *self.around.epilogue(done),
             )
         )
         work = DOT_TILE * minimum(p.n, tile.NR) * p.k
@@ -511,11 +541,10 @@ def gemm(
     spec: Product,
     plan: Plan,
     target: Target,
-    epilogue: Epilogue,
-    plain: Plain | None = None,
+    around: Around,
 ) -> Gemm:
     """The product as the plan has it."""
-    builder = _Builder(spec, plan, target, epilogue, plain)
+    builder = _Builder(spec, plan, target, around)
     always_dot = plan.dot == as_expr(1)
     planned = dots = None
     helpers: tuple[LoopFunc, ...] = ()
@@ -534,7 +563,7 @@ def gemm(
     return Gemm(
         dots,
         planned,
-        builder.a,
+        None if spec.computed else builder.a,
         builder.constant,
         None if builder.dot_rows is builder.b else builder.dot_rows,
         builder.b,

@@ -12,6 +12,7 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.loops import (
+    WORKER,
     Binary,
     Block,
     Buffer,
@@ -29,9 +30,18 @@ from pliant.ir.loops import (
     Store,
     buffer,
 )
-from pliant.ir.types import NARROW, TensorType
+from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import Address, Gemm, Product, TileAt, call_planned, gemm
+from pliant.kernels.gemm import (
+    Address,
+    Around,
+    Gemm,
+    Product,
+    RowsAt,
+    TileAt,
+    call_planned,
+    gemm,
+)
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
@@ -92,12 +102,52 @@ class TileEpilogue:
             value in op.operands for op in self.region.ops if op is not self.root
         )
 
+    @property
+    def computes_left(self) -> bool:
+        """Whether the root's left operand is computed here, not read."""
+        return self.root.operands[0] in self.producers
+
     def write(self, tile: TileAt, axes: TileAxes) -> list[Stmt]:
         """Loops over the tile that store every result of the region."""
         shape = self.root.result.shape
+
+        def store(evaluator: Evaluator, here: tuple[Expr, ...]) -> None:
+            for value, target in self.outputs.items():
+                at = reshape_index(here, shape, value.shape, evaluator.space)
+                result = as_dtype(evaluator.value(value, at), value.dtype)
+                evaluator.emit(Store(target, (flatten(at, value.shape),), result))
+
+        element = tile.element(sym("_em"), sym("_en"))
+        extents = (tile.rows, tile.columns)
+        return self._loops(
+            shape, axes, (tile.row, tile.column), extents, element, store
+        )
+
+    def left(self, rows: RowsAt, axes: TileAxes) -> list[Stmt]:
+        """Loops that compute rows of the left operand, side by side."""
+        value = self.root.operands[0]
+
+        def store(evaluator: Evaluator, here: tuple[Expr, ...]) -> None:
+            result = as_dtype(evaluator.value(value, here), rows.copy.dtype)
+            place = (sym(WORKER), sym("_em"), sym("_en"))
+            evaluator.emit(Store(rows.copy, place, result))
+
+        origin, extents = (rows.row, rows.step), (rows.rows, rows.steps)
+        return self._loops(value.shape, axes, origin, extents, None, store)
+
+    def _loops(
+        self,
+        shape: tuple[Expr, ...],
+        axes: TileAxes,
+        origin: tuple[Expr, Expr],
+        extents: tuple[Expr, Expr],
+        element: LoopValue | None,
+        store: Callable[[Evaluator, tuple[Expr, ...]], None],
+    ) -> list[Stmt]:
+        """Loops over a rectangle of a value's rows and columns, as the axes lie."""
         index = list(domain_index(shape))
         for axis, position in axes.batch:
-            index[axis] = position
+            index[axis] = position if shape[axis] != as_expr(1) else as_expr(0)
         rows = [Axis(f"_d{k}", shape[k]) for k in axes.rows if index[k] != as_expr(0)]
         columns = [
             Axis(f"_d{k}", shape[k], True)
@@ -105,24 +155,18 @@ class TileEpilogue:
             if index[k] != as_expr(0)
         ]
         space = with_axes(self.facts, [*rows, *columns])
-        here = tuple(index)
 
         def leaf(
             value: Value, at: tuple[Expr, ...], where: LoopValue | None
         ) -> LoopValue | None:
             if value in self.inputs:
                 return Load(self.inputs[value], (flatten(at, value.shape),), where)
-            if value is self.root.result:
-                return tile.element(sym("_em"), sym("_en"))
-            return None
+            return element if value is self.root.result else None
 
         evaluator = Evaluator(self.producers, leaf, space, self.number_check)
         evaluator.push([*(a.name for a in rows), "_em"])
         evaluator.push([*(a.name for a in columns), "_en"])
-        for value, target in self.outputs.items():
-            at = reshape_index(here, shape, value.shape, space)
-            result = as_dtype(evaluator.value(value, at), value.dtype)
-            evaluator.emit(Store(target, (flatten(at, value.shape),), result))
+        store(evaluator, tuple(index))
         inner, outer = evaluator.pop(), evaluator.pop()
         root = evaluator.scopes[0].body
         parts = [Block(tuple(outer)), Block(tuple(inner))]
@@ -130,16 +174,10 @@ class TileEpilogue:
         outer, inner = (list(p.body) for p in merged if isinstance(p, Block))
         row_axes = [a for a in axes_left if not a.reduced]
         column_axes = [a for a in axes_left if a.reduced]
-        inner = _position(column_axes, tile.column + sym("_en"), inner)
-        outer = _position(
-            row_axes,
-            tile.row + sym("_em"),
-            [
-                *outer,
-                For("_en", as_expr(0), tile.columns, block(inner), Kind.VECTOR),
-            ],
-        )
-        return [*root, For("_em", as_expr(0), tile.rows, block(outer))]
+        inner = _position(column_axes, origin[1] + sym("_en"), inner)
+        across = For("_en", as_expr(0), extents[1], block(inner), Kind.VECTOR)
+        outer = _position(row_axes, origin[0] + sym("_em"), [*outer, across])
+        return [*root, For("_em", as_expr(0), extents[0], block(outer))]
 
 
 def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
@@ -168,9 +206,11 @@ def lower_matmul(
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
-    left, right = (operands.views[v] for v in root.operands)
+    left, right = (operands.views.get(v) for v in root.operands)
+    assert right is not None
     constant = known_now(operands.constants.get(root.operands[1]), right)
     if root.operands[0].dtype in NARROW:
+        assert left is not None
         given = _words(name, root, left, right, constant, target)
     else:
         given = _numbers(root, left, right, constant, target)
@@ -179,12 +219,12 @@ def lower_matmul(
     plan = plan_of(spec, tile)
 
     def write(at: TileAt) -> list[Stmt]:
-        known = dict(enumerate(at.batch))
-        placed = TileAxes(
-            tuple((i, known[i]) for i, _ in axes.batch), axes.rows, axes.columns
-        )
+        placed = axes.placed(at.batch)
         at = at if corrections is None else corrections.tile(at)
         return epilogue.write(at, placed)
+
+    def compute(at: RowsAt) -> list[Stmt]:
+        return epilogue.left(at, axes.placed(at.batch))
 
     def plain(batch: tuple[Expr, ...], row: Expr, column: Expr) -> Address:
         (out,) = epilogue.outputs.values()
@@ -192,8 +232,16 @@ def lower_matmul(
 
     alone = region.ops == (root,) and region.results == (root.result,)
     alone = alone and corrections is None
-    made = gemm(spec, plan, target, write, plain if alone else None)
-    buffers: list[tuple[Buffer, Argument]] = [(made.a, given.left)]
+    around = Around(
+        write,
+        plain if alone else None,
+        compute if epilogue.computes_left else None,
+    )
+    made = gemm(spec, plan, target, around)
+    buffers: list[tuple[Buffer, Argument]] = []
+    if made.a is not None:
+        assert given.left is not None
+        buffers.append((made.a, given.left))
     if made.packed is not None:
         assert given.panels is not None
         buffers.append((made.packed, given.panels(tile)))
@@ -220,7 +268,7 @@ class _Given:
 
     spec: Product
     axes: TileAxes
-    left: Argument
+    left: Argument | None  # None: computed by the kernel
     right: Argument  # B where it lies
     panels: Callable[[Tile], Packed] | None = None  # of a constant B
     steps: tuple[Step, ...] = ()  # that make the operands
@@ -228,7 +276,7 @@ class _Given:
 
 
 def _numbers(
-    root: Op, left: View, right: View, constant: Constant | None, target: Target
+    root: Op, left: View | None, right: View, constant: Constant | None, target: Target
 ) -> _Given:
     spec, axes = product_of(root, left, right)
     if constant is None or spec.b_batch:
@@ -297,45 +345,53 @@ def known_now(constant: Constant | None, view: View) -> Constant | None:
     return constant if all(part.is_const for part in parts) else None
 
 
-def product_of(root: Op, left: Strided, right: Strided) -> tuple[Product, TileAxes]:
-    """Sizes and layouts, and how the tiles lie in the result."""
+def product_of(
+    root: Op, left: Strided | None, right: Strided
+) -> tuple[Product, TileAxes]:
+    """Sizes and layouts, and how the tiles lie in the result.
+
+    Without a left operand in memory its rows come one after the other.
+    """
     *batch, m, n = root.result.shape
     k = root.operands[0].shape[-1]
     b_batch = tuple(root.operands[1].shape[:-2])
     dtype = root.result.dtype
-    stored = root.operands[1].dtype if dtype.is_float else None
     shared = all(dim == as_expr(1) for dim in b_batch)
-    row_stride = _row_stride(left)
+    row_stride = k if left is None else _row_stride(left)
     if shared and row_stride is not None:
         # One B for all: the batch is only more rows.
         axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
-        layout = (row_stride, left.strides[-1])
-        rows = product((*batch, m))
-        strides = right.strides[-2:]
-        spec = Product(dtype, (), rows, n, k, layout, (), strides, stored=stored)
-        return spec, axes
-    axes = TileAxes(
-        tuple((i, as_expr(0)) for i in range(len(batch))),
-        (len(batch),),
-        (len(batch) + 1,),
-    )
-    a_strides = _broadcast_strides(left, batch)
-    sizes = (tuple(batch), m, n, k)
-    spec = Product(dtype, *sizes, a_strides, b_batch, right.strides, stored=stored)
-    return spec, axes
+        rows, strides = product((*batch, m)), right.strides[-2:]
+        step = as_expr(1) if left is None else left.strides[-1]
+        spec = Product(dtype, (), rows, n, k, (row_stride, step), (), strides)
+    else:
+        axes = TileAxes(
+            tuple((i, as_expr(0)) for i in range(len(batch))),
+            (len(batch),),
+            (len(batch) + 1,),
+        )
+        outer = tuple(batch)
+        if left is None:
+            layout = contiguous_strides((*outer, m, k))
+        else:
+            layout = _broadcast_strides(left, batch)
+        spec = Product(dtype, outer, m, n, k, layout, b_batch, right.strides)
+    stored = root.operands[1].dtype if dtype.is_float else None
+    return replace(spec, computed=left is None, stored=stored), axes
 
 
 def plan_of(spec: Product, tile: Tile) -> Plan:
     one = as_expr(1)
     steps = spec.a_strides[-1] != one
-    along_k = not steps and spec.dtype.is_float
+    along_k = not steps and spec.dtype.is_float and not spec.computed
     if spec.b_strides is None:
-        what = Choice(True, False, False, False, steps)
+        what = Choice(True, False, False, False, steps, spec.computed)
     else:
         by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
         same = spec.b_dtype is spec.dtype
         along_k = along_k and same
-        what = Choice(False, by_columns and same, along_k and by_rows, along_k, steps)
+        rows_in_k, adjacent = along_k and by_rows, by_columns and same
+        what = Choice(False, adjacent, rows_in_k, along_k, steps, spec.computed)
     return choose(spec.m, spec.n, spec.k, product(spec.batch), tile, what)
 
 

@@ -110,3 +110,9 @@ class TileAxes:
     batch: tuple[tuple[int, Expr], ...]  # axis and its position
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+
+    def placed(self, batch: tuple[Expr, ...]) -> TileAxes:
+        """With the batch axes at a position."""
+        known = dict(enumerate(batch))
+        at = tuple((i, known[i]) for i, _ in self.batch)
+        return TileAxes(at, self.rows, self.columns)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pliant.ir.access import is_one, numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
-from pliant.ir.types import TensorType
+from pliant.ir.types import NARROW, TensorType
 from pliant.passes.context import Context
 from pliant.passes.groups import (
     CALLS,
@@ -188,15 +188,41 @@ class _Fuser:
         return next((name for name in names if name in OPAQUE), None)
 
     def _kinds_allow(self, a: _Group, b: _Group) -> bool:
-        """A root takes followers only if its kernel has an epilogue; never leaders."""
+        """A root takes followers only if its kernel has an epilogue, and leaders only
+        as its prologue."""
         if self._root(b) is not None:
-            roots = [k for k in b.ops if self.ops[k].name in OPAQUE]
-            # a may feed the epilogue, not the root itself.
-            fed = {s for k in roots for s in self.sources(k)}
-            if fed & a.members or self._root(b) not in EPILOGUE:
+            (at,) = (k for k in b.ops if self.ops[k].name in OPAQUE)
+            if a.members & set(self.sources(at)):
+                return self._is_prologue(a, at)
+            if self._root(b) not in EPILOGUE:
                 return False
         root = self._root(a)
         return root is None or (root in EPILOGUE and self._root(b) is None)
+
+    def _is_prologue(self, a: _Group, root: int) -> bool:
+        """Whether a matmul can compute its left operand itself: cheap, and for it
+        alone."""
+        op = self.ops[root]
+        if op.name != "matmul" or not self.cx.options.prologue:
+            return False
+        if self._computed(op.operands[1], a) or op.operands[0].dtype in NARROW:
+            return False
+        for k in a.ops:
+            if any(r != root and r not in a.members for r in self.readers[k]):
+                return False
+            leads = not has_trait(self.ops[k], Trait.ELEMENTWISE)
+            if leads or any(v in self.results for v in self.ops[k].results):
+                return False
+        return True
+
+    def _computed(self, value: Value, group: _Group) -> bool:
+        """Whether a value is one of the group's, views looked through."""
+        at = self.position.get(value)
+        while at is not None and at not in self.group:
+            if not self.ops[at].operands:
+                return False
+            at = self.position.get(self.ops[at].operands[0])
+        return at in group.members
 
     def _cyclic(self, a: _Group, b: _Group, joined: _Group) -> bool:
         """Whether some path leaves the merged group and comes back."""
@@ -263,8 +289,8 @@ class _Fuser:
         stack = [
             v
             for k in group.ops
-            if self.ops[k].name not in IN_MEMORY
             for v in self.ops[k].operands
+            if self.ops[k].name not in IN_MEMORY or self._computed(v, group)
         ]
         while stack:
             at = self.position.get(stack.pop())
@@ -284,7 +310,7 @@ class _Fuser:
         for group in self._in_order():
             outputs = self.outputs(group)
             ops = list(self.with_views(group, outputs))
-            ops = self._with_operands(ops, views, names)
+            ops = self._with_operands(group, ops, views, names)
             inside = {v for op in ops for v in op.results}
             params = list(
                 dict.fromkeys(v for op in ops for v in op.operands if v not in inside)
@@ -315,7 +341,9 @@ class _Fuser:
         final = tuple(mapping.get(v, v) for v in self.graph.results)
         return self.graph.replace(ops=tuple(emitted), results=final)
 
-    def _with_operands(self, ops: list[Op], views: _Views, names: Names) -> list[Op]:
+    def _with_operands(
+        self, group: _Group, ops: list[Op], views: _Views, names: Names
+    ) -> list[Op]:
         """A view that an epilogue computes through and its root reads is two values.
 
         The root reads memory: its operand stays a view of the graph.
@@ -325,7 +353,10 @@ class _Fuser:
         for op in ops:
             if op.name in IN_MEMORY and any(v in made for v in op.operands):
                 operands = tuple(
-                    views.twin(v, names) if v in made else v for v in op.operands
+                    views.twin(v, names)
+                    if v in made and not self._computed(v, group)
+                    else v
+                    for v in op.operands
                 )
                 op = op.replace(operands=operands)
             out.append(op)
