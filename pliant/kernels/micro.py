@@ -173,7 +173,7 @@ def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
     """Rows of A times rows of B, lanes along K; the rows of A that follow come near."""
     k = sym("K")
-    a = buffer("a", dtype, (2 * height, k), Role.IN, (sym("a_row"), 1))
+    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
     c = buffer("c", dtype, (height, width), Role.OUT, (tile.NR, 1))
     places = list(product(range(height), range(width)))
