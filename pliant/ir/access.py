@@ -23,6 +23,7 @@ from pliant.sym import (
     as_expr,
     floordiv,
     ge,
+    minimum,
     mod,
     operands,
     product,
@@ -33,7 +34,7 @@ from pliant.sym import (
 Index = tuple[Expr, ...]
 
 # Ops whose result element is one operand element at an index known without data.
-VIEWS = frozenset({"broadcast", "reshape", "transpose", "slice", "flip"})
+VIEWS = frozenset({"broadcast", "stretch", "reshape", "transpose", "slice", "flip"})
 
 
 def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
@@ -217,6 +218,12 @@ def pull(op: Op, index: Index, space: Space) -> Index:
                 as_expr(0) if is_one(x.shape[k]) else index[axis]
                 for k, axis in enumerate(axes)
             )
+        case "stretch":
+            pairs = zip(x.shape, op.ints_attr("axes"), strict=True)
+            return tuple(
+                index[axis] * stretched(dim, op.result.shape[axis])
+                for dim, axis in pairs
+            )
         case "reshape":
             return reshape_index(index, op.result.shape, x.shape, space)
         case "transpose":
@@ -237,6 +244,13 @@ def pull(op: Op, index: Index, space: Space) -> Index:
             )
         case _:
             raise ValueError(f"{op.name} is not a view")
+
+
+def stretched(dim: Expr, wide: Expr) -> Expr:
+    """By how much an index into `dim` moves per element of `wide`: 0 if dim is 1."""
+    if is_one(dim):
+        return as_expr(0)
+    return as_expr(1) if dim == wide else minimum(dim - 1, 1)
 
 
 def is_one(dim: Expr) -> bool:

@@ -393,6 +393,7 @@ SIZED: dict[str, Callable[..., Array]] = {
     "iota": _iota,
     "dim_value": _dim_value,
     "broadcast": _broadcast,
+    "stretch": _broadcast,
     "reshape": _reshape,
     "slice": _slice,
     "pad": _pad,

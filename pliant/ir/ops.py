@@ -20,6 +20,8 @@ CREATE    constant {name}             a Constant of the module
           dim_value {value, dtype}    an integer expression as a rank-0 tensor
 MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the operand's
                                       dim is equal to it, or the constant 1
+          stretch {shape, axes}       a broadcast of which only the call tells whether a
+                                      dim is the result's or 1
           reshape {shape}             same number of elements, row-major order
           transpose {perm}            result dim i is operand dim perm[i]
           slice {starts, shape, steps} element i is operand[start + i*step]
@@ -361,6 +363,7 @@ _TABLE: tuple[OpDef, ...] = (
     _def(
         "broadcast", _MV, 1, shapes.broadcast, _A("shape", "dims"), _A("axes", "ints")
     ),
+    _def("stretch", _MV, 1, shapes.stretch, _A("shape", "dims"), _A("axes", "ints")),
     _def("reshape", _MV, 1, shapes.reshape, _A("shape", "dims")),
     _def("transpose", _MV, 1, shapes.transpose, _A("perm", "ints")),
     _def(

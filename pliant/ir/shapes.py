@@ -5,11 +5,11 @@ What each op means is told in ir/ops.py, whose table names these functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pliant.ir.infer import Attrs, Infer, InferContext, Types
 from pliant.ir.types import NARROW, DType, TensorType
-from pliant.sym import Expr, as_expr, divides, floordiv, le
+from pliant.sym import Expr, as_expr, divides, eq, floordiv, le
 
 # ---- elementwise
 
@@ -64,7 +64,10 @@ def constant(cx: InferContext, _: Types, __: Attrs) -> Types:
 # ---- move
 
 
-def broadcast(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+def _widened(
+    cx: InferContext, types: Types, attrs: Attrs
+) -> Iterator[tuple[Expr, Expr, str]]:
+    """Each operand dim that is not 1, the result's, and what is said of them."""
     (x,), shape, axes = types, attrs.dims("shape"), attrs.ints("axes")
     if len(axes) != x.rank or list(axes) != sorted(set(axes)):
         cx.fail(f"axes {axes} must name one rising result dim per dim of {x}")
@@ -72,8 +75,20 @@ def broadcast(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         if not 0 <= axis < len(shape):
             cx.fail(f"axis {axis} is outside rank {len(shape)}")
         if x.shape[i] != 1:
-            cx.require_equal(x.shape[i], shape[axis], f"dim {i} must fit")
-    return (x.with_shape(shape),)
+            yield x.shape[i], shape[axis], f"dim {i} must fit"
+
+
+def broadcast(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    for dim, wide, why in _widened(cx, types, attrs):
+        cx.require_equal(dim, wide, why)
+    return (types[0].with_shape(attrs.dims("shape")),)
+
+
+def stretch(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    for dim, wide, why in _widened(cx, types, attrs):
+        if not cx.proves_equal(dim, wide):
+            cx.require(eq((dim - 1) * (dim - wide), 0), why)
+    return (types[0].with_shape(attrs.dims("shape")),)
 
 
 def reshape(cx: InferContext, types: Types, attrs: Attrs) -> Types:

@@ -173,7 +173,7 @@ def _body(
     variants: list[Variant] = []
     if not given.symbols:
         for assumption in size_assumptions(region, body, cx.facts):
-            there = specialised(region, assumption.symbols, cx.facts)
+            there = specialised(region, assumption, cx.facts)
             inner = _body(there, memory, cx, assumption)
             if inner is not None and inner != body:
                 variants.append(Variant(assumption.name, assumption.guards, inner))

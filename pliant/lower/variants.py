@@ -35,7 +35,9 @@ from pliant.sym import (
     divides,
     eq,
     le,
+    operands,
     product,
+    rebuild,
     sym,
 )
 
@@ -51,6 +53,7 @@ class Assumption:
     name: str
     guards: tuple[Cond, ...]
     symbols: Mapping[str, Expr] = field(default_factory=dict)
+    dims: Mapping[Expr, Expr] = field(default_factory=dict)  # replaced before symbols
     plan: RowPlan = RowPlan.PLAIN
     multiple: int = 1  # of the vector loop's trips
 
@@ -111,32 +114,63 @@ def possible(assumption: Assumption, facts: Facts) -> bool:
 
 def size_assumptions(region: Graph, body: Stmt, facts: Facts) -> Iterator[Assumption]:
     """Sizes under which the region's index arithmetic folds."""
-    equal = dict(_maybe_broadcast(region.ops, facts))
-    if equal:
-        guards = tuple(eq(sym(name), dim) for name, dim in equal.items())
-        yield Assumption("no broadcast", guards, equal)
-        one = dict.fromkeys(equal, as_expr(1))
-        guards = tuple(eq(sym(name), 1) for name in one)
-        yield Assumption("broadcast", guards, one)
+    stretched = dict.fromkeys(_stretched(region.ops))
+    if stretched:
+        yield from _stretch_assumptions(list(stretched))
+    found = {name for pair in stretched for name in pair.names}
     for name in dict.fromkeys(_strides(body)):
-        if name not in equal and possible(unit := _unit(name), facts):
+        if name not in found and possible(unit := _unit(name), facts):
             yield unit
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretched:
+    """A dim of which the call tells whether its operands have it or are 1 there."""
+
+    wide: Expr
+    names: tuple[str, ...]
+
+    def where_equal(self) -> tuple[tuple[Cond, ...], dict[str, Expr], dict[Expr, Expr]]:
+        first, *rest = map(sym, self.names)
+        same = dict.fromkeys(self.names[1:], first)
+        return tuple(eq(name, first) for name in rest), same, {self.wide: first}
+
+
+def _stretch_assumptions(stretched: Sequence[_Stretched]) -> Iterator[Assumption]:
+    guards: list[Cond] = []
+    symbols: dict[str, Expr] = {}
+    dims: dict[Expr, Expr] = {}
+    for one in stretched:
+        conds, same, wide = one.where_equal()
+        guards += conds
+        symbols |= same
+        dims |= wide
+    yield Assumption("no broadcast", tuple(guards), symbols, dims)
+    if len(stretched) > 1:
+        return
+    (one,) = stretched
+    for name in one.names:
+        others = [sym(other) for other in one.names if other != name]
+        if len(others) == 1:
+            unit = {name: as_expr(1)}
+            said = (eq(sym(name), 1),)
+            yield Assumption(f"{name} is 1", said, unit, {one.wide: others[0]})
 
 
 def _unit(name: str) -> Assumption:
     return Assumption("dense", (eq(sym(name), 1),), {name: as_expr(1)})
 
 
-def _maybe_broadcast(ops: Sequence[Op], facts: Facts) -> Iterator[tuple[str, Expr]]:
-    """(symbol of an operand, dim of the result) where neither case is proved."""
+def _stretched(ops: Sequence[Op]) -> Iterator[_Stretched]:
+    """Dims of stretched results whose expression is one of two symbols."""
     for op in ops:
-        if op.name != "broadcast":
+        if op.name != "stretch":
             continue
         (x,), shape = op.operands, op.result.shape
         for dim, axis in zip(x.shape, op.ints_attr("axes"), strict=True):
-            name = _symbol(dim)
-            if not is_one(dim) and name and facts.prove(eq(dim, shape[axis])) is None:
-                yield name, shape[axis]
+            wide = shape[axis]
+            if not is_one(dim) and dim != wide and len(wide.symbols()) == 2:
+                yield _Stretched(wide, wide.symbols())
 
 
 def _strides(body: Stmt) -> Iterator[str]:
@@ -171,12 +205,30 @@ def _symbol(dim: Expr) -> str | None:
 # ---- a region under an assumption
 
 
-def specialised(region: Graph, symbols: Mapping[str, Expr], facts: Facts) -> Graph:
+def _replaced(e: Expr, dims: Mapping[Expr, Expr]) -> Expr:
+    """The expression with others, of which it is made, replaced."""
+    if not dims or e in dims:
+        return dims.get(e, e)
+    total = as_expr(0)
+    for coefficient, monomial in e.terms:
+        term = as_expr(coefficient)
+        for atom, power in monomial:
+            whole = rebuild(atom, operands(atom))
+            if whole in dims:
+                part = dims[whole]
+            else:
+                part = rebuild(atom, [_replaced(arg, dims) for arg in operands(atom)])
+            term = term * part**power
+        total = total + term
+    return total
+
+
+def specialised(region: Graph, given: Assumption, facts: Facts) -> Graph:
     """The region with sizes replaced everywhere."""
     known: dict[Value, Value] = {}
 
     def there(dim: Expr) -> Expr:
-        return facts.canonical(dim).substitute(symbols)
+        return facts.canonical(_replaced(dim, given.dims)).substitute(given.symbols)
 
     def typed(value: Value) -> Value:
         if value not in known:

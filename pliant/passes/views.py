@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pliant.ir.access import VIEWS, is_one, segments
+from pliant.ir.access import VIEWS, is_one, segments, stretched
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import contiguous_strides
 from pliant.sym import Expr, Facts, as_expr
@@ -51,6 +51,12 @@ def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View |
             for k, axis in enumerate(op.ints_attr("axes")):
                 if not is_one(source.shape[k]):
                     strides[axis] = source.strides[k]
+            return View(source.base, source.offset, shape, tuple(strides))
+        case "stretch":
+            strides = [as_expr(0)] * len(shape)
+            for k, axis in enumerate(op.ints_attr("axes")):
+                moves = stretched(source.shape[k], shape[axis])
+                strides[axis] = source.strides[k] * moves
             return View(source.base, source.offset, shape, tuple(strides))
         case "transpose":
             perm = op.ints_attr("perm")

@@ -303,3 +303,63 @@ def test_what_is_proved_is_not_asked() -> None:
     assert names(lowered(rows, (R, 768))) == []
     assert names(lowered(rows, (R, C))) == ["split rows", "short rows", "any"]
     assert names(lowered(lambda b, x: b.unary("exp", x), (R, C))) == []
+
+
+# ---- dims that may be 1
+
+
+def stretched_sum() -> Module:
+    b = Builder()
+    x = b.param("x", tensor(DType.F32, sym("a"), sym("n")))
+    y = b.param("y", tensor(DType.F32, sym("b"), sym("n")))
+    shape = b.stretch_shapes(x.shape, y.shape)
+    total = b.binary("add", b.stretch_to(x, shape), b.stretch_to(y, shape))
+    return Module({"main": b.finish("main", [total])})
+
+
+STRETCHED = {
+    "no broadcast": (((3, 5), (3, 5)), ((1, 5), (1, 5)), ((40, 33), (40, 33))),
+    "a is 1": (((1, 5), (3, 5)), ((1, 7), (0, 7)), ((1, 33), (40, 33))),
+    "b is 1": (((3, 5), (1, 5)), ((0, 7), (1, 7)), ((40, 33), (1, 33))),
+}
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_broadcasts_decided_at_the_call(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = pliant.compile(stretched_sum(), threads=2)
+    general = pliant.compile(
+        stretched_sum(), threads=2, options=Options(variants=False)
+    )
+    with monkeypatch.context() as patch:
+        mark(patch, name)
+        poisoned = pliant.compile(stretched_sum(), threads=2)
+    assert name in plain.explain()
+    for other, pairs in STRETCHED.items():
+        for shapes in pairs:
+            x, y = inputs(shapes)
+            for model in (plain, general):
+                assert torch.equal(model(x, y), x + y)
+            if other == name and x.numel() and y.numel():
+                assert (poisoned(x, y) == MARK).all()
+            elif other != name:
+                assert torch.equal(poisoned(x, y), x + y)
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    model = pliant.compile(stretched_sum())
+    for shapes in (((2, 5), (3, 5)), ((0, 5), (3, 5))):
+        with pytest.raises(pliant.ShapeError):
+            model(*inputs(shapes))
+
+
+@pytest.mark.parametrize("shapes", [p for pairs in STRETCHED.values() for p in pairs])
+def test_stretched_in_the_interpreter(shapes: tuple[tuple[int, ...], ...]) -> None:
+    module = stretched_sum()
+    cx = Context(Options(), avx512())
+    fused = module.with_main(fuse(module.main, cx))
+    x, y = (t.numpy() for t in inputs(shapes))
+    for stage in (module, fused, lower(fused, cx, [])):
+        (got,) = run_graph(stage, [x, y], workers=2, check_races=True)
+        np.testing.assert_array_equal(got, x + y)
