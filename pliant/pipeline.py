@@ -9,6 +9,7 @@
     contractions  matmul, conv, attention in the form their kernels take
     canonicalize
     absorb        scales and shifts by constants go into the weights
+    merge         products that share their left operand -> one product
     fold          what depends on weights alone is computed now
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
@@ -55,6 +56,7 @@ from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
+from pliant.passes.merge import merge
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
 from pliant.target import Target
@@ -72,6 +74,7 @@ GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
     ("contractions", contractions, Stage.DECOMPOSED),
     ("simplify", canonicalize, Stage.DECOMPOSED),
     ("absorb", absorb, Stage.DECOMPOSED),
+    ("merge", merge, Stage.DECOMPOSED),
 )
 
 

@@ -1,0 +1,384 @@
+"""Products that share their left operand become one.
+
+    %q = matmul(%x, %wq)                     %p = matmul(%x, concat(%wq, %wk))
+    %a = add(%q, broadcast(%bq))      ->     %s = add(%p, broadcast(concat(%bq, -0.0)))
+    %k = matmul(%x, %wk)                     %a, %k = slice(%s), slice(%s)
+
+The weights and the rows that follow them (bias, scale) are constants, so `fold` joins
+them; the slices are strided views, which attention, products and elementwise kernels
+read where they lie. Queries, keys and values of attention are the typical case.
+
+When it pays. N products of M rows on the same (M, K) cost N kernel calls, each with its
+own choice of tiles and its own split among threads, and read those rows N times: one
+call and one reading are saved for every product but the first. That is all there is to
+gain, so nothing may be lost for it:
+
+- What a kernel computes while the tile is in cache. A gate followed by its sigmoid, an
+  `up` multiplied by the activated gate or a product with a residual stay alone. Taken
+  together, gate and up write 2N columns that another kernel reads to write N: with the
+  products alone the gate is written and read once, so 2N columns more per row are moved
+  than the K that are saved, and there are two kernels either way. What `fuse` does with
+  each product alone is asked, not guessed.
+- Views. A reader that takes its operand through strides must be able to take the slice;
+  a slice starts and ends with a cache line; results of the graph are not slices.
+- Memory. Parts of one buffer die together. A set is merged only if live bytes after it,
+  at every moment, are proved to be within 1% of some moment before it.
+- Weights are held once: every reader of a weight is merged with the same others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pliant.ir.access import VIEWS
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.passes.context import Context
+from pliant.passes.fuse import fuse, reads_view
+from pliant.passes.groups import IN_MEMORY
+from pliant.passes.lifetimes import Kernels
+from pliant.passes.views import resolve
+from pliant.sym import as_expr
+
+LINE = 64  # bytes
+# A link that some products lack is filled with what changes nothing; x + 0.0 would
+# turn -0.0 into 0.0.
+NEUTRAL = {"add": -0.0, "mul": 1.0}
+# What a weight may be made by; `fold` computes all of it.
+MADE_BY = frozenset({"constant", "cast", "reshape", "transpose", "slice", "flip"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Product:
+    """A matmul by a constant, and the links of its epilogue."""
+
+    matmul: Op
+    links: tuple[Op, ...]  # cast, or add or mul with a row of constants
+    kernel: int
+
+    @property
+    def end(self) -> Value:
+        return self.links[-1].result if self.links else self.matmul.result
+
+    @property
+    def weight(self) -> Value:
+        return self.matmul.operands[1]
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[-1].value
+
+
+_Run = tuple[_Product, ...]
+
+
+class _Finder:
+    """Which products may be merged."""
+
+    def __init__(self, graph: Graph, cx: Context) -> None:
+        self.graph, self.cx = graph, cx
+        self.facts = cx.facts(graph)
+        self.producers, self.users = graph.producers(), graph.users()
+        self.results = set(graph.results)
+
+    def runs(self) -> list[_Run]:
+        """Sets to merge, in program order."""
+        matmuls = self._siblings()
+        if not matmuls:
+            return []
+        kernels = Kernels(fuse(self.graph, self.cx))
+        found: dict[Value, list[_Product]] = {}
+        for op in matmuls:
+            product = self._product(op, kernels)
+            if product is not None:
+                found.setdefault(op.operands[0], []).append(product)
+        near = [run for many in found.values() for run in _near(many, kernels)]
+        whole = [run for run in map(self._kept, near) if len(run) > 1]
+        whole.sort(key=lambda run: run[0].kernel)
+        alone = self._weights_held_once(whole)
+        small = [run for run in alone if self._fits(run, kernels)]
+        return self._weights_held_once(small)
+
+    # ---- one product
+
+    def _siblings(self) -> list[Op]:
+        """Products by constants whose left operand has more than one of them."""
+        by_left: dict[Value, list[Op]] = {}
+        for op in self.graph.ops:
+            if op.name == "matmul" and self._is_weight(op.operands[1]):
+                by_left.setdefault(op.operands[0], []).append(op)
+        return [op for many in by_left.values() if len(many) > 1 for op in many]
+
+    def _is_weight(self, value: Value) -> bool:
+        """One matrix of constants, whose columns fill cache lines."""
+        if not all(d.is_const for d in value.shape):
+            return False
+        if any(d != as_expr(1) for d in value.shape[:-2]):
+            return False
+        row = value.shape[-1].value * value.dtype.bytes
+        return (
+            row > 0 and row % LINE == 0 and _behind(value, self.producers) is not None
+        )
+
+    def _product(self, matmul: Op, kernels: Kernels) -> _Product | None:
+        """The product with its epilogue, if that is only what runs can share."""
+        kernel = kernels.of_root.get(matmul.result.name)
+        if kernel is None or len(kernels.fusions[kernel].results) != 1:
+            return None
+        value, links = matmul.result, list[Op]()
+        while value.name != kernels.fusions[kernel].results[0].name:
+            readers = self.users.get(value, [])
+            if len(readers) != 1 or not self._is_link(readers[0], value):
+                return None
+            links.append(readers[0])
+            value = readers[0].result
+        product = _Product(matmul, tuple(links), kernel)
+        whole_lines = product.columns * value.dtype.bytes % LINE == 0
+        return product if whole_lines else None
+
+    def _is_link(self, op: Op, value: Value) -> bool:
+        if op.name == "cast":
+            return True
+        if op.name not in NEUTRAL:
+            return False
+        other = self.producers.get(_other_operand(op, value))
+        return other is not None and (
+            other.name == "full" or self._is_row(other, value)
+        )
+
+    def _is_row(self, op: Op, value: Value) -> bool:
+        """Whether an op repeats one row of constants."""
+        if op.name != "broadcast" or _behind(op.operands[0], self.producers) is None:
+            return False
+        last = op.operands[0].shape[-1:], op.ints_attr("axes")[-1:]
+        row = op.operands[0].type.numel
+        return last == (value.shape[-1:], (value.type.rank - 1,)) and row == last[0][0]
+
+    # ---- several
+
+    def _kept(self, run: Sequence[_Product]) -> _Run:
+        """Those of a run whose epilogues agree and whose readers can read slices."""
+        run = [product for product in run if not self._stays(product)]
+        if not run:
+            return ()
+        longest = _longest_links(run)
+        return tuple(product for product in run if _agree(product.links, longest))
+
+    def _stays(self, product: _Product) -> bool:
+        """Whether some reader wants this product's result on its own."""
+        end = product.end
+        if end in self.results:
+            return True
+        width = product.columns
+        shape = (*end.shape[:-1], as_expr(2 * width))
+        wide = Value("wide", end.type.with_shape(shape))
+        zeros, ones = (as_expr(0),) * end.type.rank, (1,) * end.type.rank
+        starts = (*zeros[:-1], as_expr(width))
+        attrs = (("starts", starts), ("shape", end.shape), ("steps", ones))
+        sliced = {**self.producers, end: Op("slice", (wide,), attrs, (end,))}
+        stack = [end]
+        while stack:
+            value = stack.pop()
+            for op in self.users.get(value, []):
+                if op.name in VIEWS:
+                    if op.result in self.results:
+                        return True
+                    stack.append(op.result)
+                elif self._reads(op, value, self.producers) and not self._reads(
+                    op, value, sliced
+                ):
+                    return True
+        return False
+
+    def _reads(self, op: Op, value: Value, producers: dict[Value, Op]) -> bool:
+        """Whether an op reads a value where its base lies."""
+        view = resolve(value, producers, self.facts)
+        if view is None:
+            return False
+        which = (k for k, operand in enumerate(op.operands) if operand is value)
+        return op.name not in IN_MEMORY or all(reads_view(op, k, view) for k in which)
+
+    def _weights_held_once(self, runs: list[_Run]) -> list[_Run]:
+        """Runs that take all readers of their weights along."""
+        taken = {_weights_of(run): set[Op]() for run in runs}
+        for run in runs:
+            taken[_weights_of(run)].update(product.matmul for product in run)
+        return [
+            run
+            for run in runs
+            if all(self._read_only_by(p.weight, taken[_weights_of(run)]) for p in run)
+        ]
+
+    def _read_only_by(self, weight: Value, matmuls: set[Op]) -> bool:
+        inside = _behind(weight, self.producers) or []
+        allowed = matmuls.union(inside)
+        return all(
+            reader in allowed for op in inside for reader in self.users[op.result]
+        )
+
+    def _fits(self, run: _Run, kernels: Kernels) -> bool:
+        joined = kernels.joined([product.end.name for product in run])
+        return joined is not None and kernels.accept(joined, self.facts)
+
+
+def _near(products: list[_Product], kernels: Kernels) -> list[list[_Product]]:
+    """Products with no other contraction between them.
+
+    Keys and values that every layer computes from one encoder's result are read layer
+    by layer: merged, all would be kept from the first to the last.
+    """
+    left = products[0].matmul.operands[0].name
+    others = [k for k, name in kernels.contractions if name != left]
+
+    def before(product: _Product) -> int:
+        return sum(k < product.kernel for k in others)
+
+    ordered = sorted(products, key=lambda product: product.kernel)
+    return [list(run) for _, run in groupby(ordered, before)]
+
+
+def _agree(links: Sequence[Op], longest: Sequence[Op]) -> bool:
+    """Whether the links are the first of `longest`, and the rest can be filled."""
+    same = all(
+        a.name == b.name and a.attrs == b.attrs
+        for a, b in zip(links, longest, strict=False)
+    )
+    return same and all(op.name in NEUTRAL for op in longest[len(links) :])
+
+
+def _longest_links(run: Sequence[_Product]) -> tuple[Op, ...]:
+    return max(run, key=lambda product: len(product.links)).links
+
+
+def _weights_of(run: _Run) -> tuple[Value, ...]:
+    return tuple(product.weight for product in run)
+
+
+def _other_operand(op: Op, value: Value) -> Value:
+    a, b = op.operands
+    return b if a is value else a
+
+
+def _behind(value: Value, producers: dict[Value, Op]) -> list[Op] | None:
+    """The ops that make a value of constants alone; None if anything else is in it."""
+    found: dict[Op, None] = {}
+    stack = [value]
+    while stack:
+        op = producers.get(stack.pop())
+        if op is None or op.name not in MADE_BY:
+            return None
+        found[op] = None
+        stack.extend(op.operands)
+    return list(found)
+
+
+class _Writer:
+    """The graph with runs merged, each where its first product stood."""
+
+    def __init__(self, graph: Graph, runs: Sequence[_Run]) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.position = {op: k for k, op in enumerate(graph.ops)}
+        self.builder = Builder.within(graph)
+        self.written: set[Op] = set()  # or replaced by what is written for it
+        self.replaced: dict[Value, Value] = {}
+        self.weights: dict[tuple[Value, ...], Value] = {}
+        self.first: dict[Op, _Run] = {}
+        for run in runs:
+            self.written.update(op for p in run for op in (p.matmul, *p.links))
+            first = min((p.matmul for p in run), key=self.position.__getitem__)
+            self.first[first] = run
+
+    def write(self) -> Graph:
+        for op in self.graph.ops:
+            if op in self.first:
+                with self.builder.at(op.loc):
+                    self._merge(self.first[op])
+            elif op not in self.written:
+                self.written.add(op)
+                self.builder.append(substitute(op, self.replaced))
+        return _live(self.graph.replace(ops=tuple(self.builder.ops)))
+
+    def _merge(self, run: _Run) -> None:
+        builder = self.builder
+        weight = self.weights.get(_weights_of(run))
+        if weight is None:
+            weight = self.weights[_weights_of(run)] = self._weight(run)
+        left = self.replaced.get(run[0].matmul.operands[0], run[0].matmul.operands[0])
+        value = builder.emit("matmul", left, weight)
+        for depth, op in enumerate(_longest_links(run)):
+            if op.name == "cast":
+                value = builder.cast(value, op.dtype_attr("dtype"))
+            else:
+                rows = [self._row(p, depth, op) for p in run]
+                row = builder.concat(rows, 0)
+                wide = builder.broadcast(row, value.shape, [value.type.rank - 1])
+                value = builder.emit(op.name, value, wide)
+        start = 0
+        for product in run:
+            part = builder.slice_axis(value, -1, start, product.columns)
+            self.replaced[product.end] = part
+            start += product.columns
+
+    def _weight(self, run: _Run) -> Value:
+        """The weights side by side; stored by columns if all of them are."""
+        builder = self.builder
+        given = [self._constant(product.weight) for product in run]
+        stored = [self._transposed(value) for value in given]
+        by_columns = [value for value in stored if value is not None]
+        if len(by_columns) < len(given):
+            return builder.concat(given, -1)
+        turned = builder.transpose(builder.concat(by_columns, 0), (1, 0))
+        return builder.reshape(turned, (*given[0].shape[:-2], *turned.shape))
+
+    def _transposed(self, weight: Value) -> Value | None:
+        """The matrix whose transpose a weight is."""
+        op = self.producers[weight]
+        if op.name == "reshape" and op.operands[0].shape == weight.shape[-2:]:
+            op = self.producers[op.operands[0]]
+        turned = op.name == "transpose" and op.ints_attr("perm") == (1, 0)
+        return op.operands[0] if turned else None
+
+    def _row(self, product: _Product, depth: int, like: Op) -> Value:
+        """What the link at some depth joins to every row of one product."""
+        builder, shape = self.builder, (product.columns,)
+        if depth >= len(product.links):
+            return builder.full(NEUTRAL[like.name], like.result.dtype, shape)
+        before = product.links[depth - 1] if depth else product.matmul
+        other = _other_operand(product.links[depth], before.result)
+        op = self.producers[other]
+        if op.name == "full":
+            number = op.attr("value")
+            assert isinstance(number, (int, float))
+            return builder.full(number, other.dtype, shape)
+        return builder.reshape(self._constant(op.operands[0]), shape)
+
+    def _constant(self, value: Value) -> Value:
+        """The value, with what makes it written by now."""
+        ops = _behind(value, self.producers) or []
+        for op in sorted(ops, key=self.position.__getitem__):
+            if op not in self.written:
+                self.written.add(op)
+                self.builder.append(op)
+        return value
+
+
+def _live(graph: Graph) -> Graph:
+    """The graph without ops that nothing reads."""
+    needed = set(graph.results)
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(v in needed for v in op.results):
+            needed.update(op.operands)
+            kept.append(op)
+    return graph.replace(ops=tuple(reversed(kept)))
+
+
+def merge(graph: Graph, cx: Context) -> Graph:
+    """Merges products of one left operand by constants, where nothing is lost."""
+    if not cx.options.merge or not cx.options.fold:
+        return graph
+    runs = _Finder(graph, cx).runs()
+    return _Writer(graph, runs).write() if runs else graph
