@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     Accumulate,
     Accumulator,
     Alloc,
+    Binary,
     Block,
     Buffer,
     Dispatch,
@@ -42,6 +43,7 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    Unary,
     Variant,
     buffer,
     statements,
@@ -58,6 +60,7 @@ from pliant.lower.nest import (
     split,
     tiled,
 )
+from pliant.lower.quotients import is_share
 from pliant.lower.rebuild import dims_in, values_in
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.step import Argument, NumberCheck, PackedWeight, Scratch, Step
@@ -291,6 +294,7 @@ class _Group:
         self.index, self.space = index, space
         check = self.cx.number_check
         evaluator = Evaluator(self.producers, self._leaf, space, check)
+        self.evaluator = evaluator
         if self.shape.reduced:
             return self._rows(axes, evaluator)
         stmt = self._map(axes, evaluator)
@@ -478,6 +482,16 @@ class _Group:
         op = self.producers[value]
         if op.name == "reduce":
             return Read(self.accumulators[value], value.dtype.compute)
+        kept = self._kept_value(value, index, where)
+        if kept is None and is_share(op, self.producers):
+            x, y = (self.evaluator.value(v, index, where) for v in op.operands)
+            return Binary("mul", x, self.evaluator.local(Unary("reciprocal", y)))
+        return kept
+
+    def _kept_value(
+        self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue | None:
+        """What an earlier stage of the row has left in memory or in registers."""
         if self.stage > self.depth[value] and where is None:
             if value in self.kept and index == self._place(value):
                 return Load(self.kept[value], self._scratch_index())

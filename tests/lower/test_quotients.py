@@ -1,0 +1,78 @@
+"""Softmax multiplies by a reciprocal; every other quotient divides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pliant
+from pliant.ir.loops import Binary, Unary
+from pliant.lower.rebuild import values_in
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def compiled(function: Callable[[Tensor], Tensor]) -> pliant.CompiledModel:
+    dims = {0: "rows", 1: "columns"}
+    return pliant.compile(Apply(function), (torch.randn(3, 4),), (dims,), threads=2)
+
+
+def ops(model: pliant.CompiledModel) -> set[str]:
+    return {
+        value.op
+        for func in model._program.lowered.loops.values()
+        for value in values_in(func.body)
+        if isinstance(value, Unary | Binary)
+    }
+
+
+def divided_by_the_shifted(x: Tensor) -> Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return x / e.sum(-1, keepdim=True)
+
+
+def unshifted(x: Tensor) -> Tensor:
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def shifted_by_columns(x: Tensor) -> Tensor:
+    e = (x - x.amax(0, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_multiplies(axis: int) -> None:
+    model = compiled(lambda x: x.softmax(axis))
+    assert "reciprocal" in ops(model) and "div" not in ops(model)
+    nan, inf = math.nan, math.inf
+    for x in (
+        torch.tensor([[1.0, nan, 2.0], [inf, 0.0, 1.0], [-inf, -inf, -inf]]),
+        torch.tensor([[-inf, 0.0, 3e38], [-3e38, 3e38, 1.0], [0.0, -0.0, 1e-45]]),
+        torch.randn(7, 1),
+        torch.randn(0, 5),
+        torch.randn(13, 257) * 30,
+    ):
+        wanted = x.softmax(axis)
+        torch.testing.assert_close(model(x), wanted, rtol=2e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function", [divided_by_the_shifted, unshifted, shifted_by_columns]
+)
+def test_others_divide(function: Callable[[Tensor], Tensor]) -> None:
+    model = compiled(function)
+    assert "div" in ops(model) and "reciprocal" not in ops(model)
+    x = torch.randn(5, 33)
+    torch.testing.assert_close(model(x), function(x), rtol=1e-5, atol=1e-6)
