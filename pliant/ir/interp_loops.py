@@ -425,6 +425,8 @@ class _Compiler:
         self.symbols: dict[str, str] = {WORKER: "worker"}
         self.scalars: dict[str, str] = {}
         self.places: dict[str, _Place] = {}
+        self.used: set[str] = set()  # buffers that are read, written or passed on
+        self.prefetched: set[str] = set()
         self.accumulators: dict[str, Accumulator] = {}
         self.memo: dict[int, str] = {}
         for stmt in statements(func.body):
@@ -438,9 +440,15 @@ class _Compiler:
         for number, size in enumerate(func.sizes):
             self.symbols[size] = self.name("n")
             self.emit(f"{self.symbols[size]} = sizes[{number}]")
+        spans: dict[str, tuple[int, int]] = {}
         for number, buffer in enumerate(func.buffers):
+            first = len(self.lines)
             self.parameter(number, buffer)
+            spans[buffer.name] = (first, len(self.lines))
         self.stmt(func.body)
+        for name in self.prefetched - self.used:  # may lie anywhere: not checked
+            first, last = spans[name]
+            self.lines[first:last] = ["    pass"] * (last - first)
         exec(
             compile("\n".join(self.lines), f"<loop {func.name}>", "exec"), self.globals
         )
@@ -544,6 +552,7 @@ class _Compiler:
     def place(self, buffer: Buffer) -> _Place:
         if buffer.name not in self.places:
             raise LoopFault(f"%{buffer.name} is undefined in loop @{self.func.name}")
+        self.used.add(buffer.name)
         return self.places[buffer.name]
 
     def touched(self, buffer: Buffer, address: str, writes: bool) -> None:
@@ -711,8 +720,8 @@ class _Compiler:
             case Check(cond, number):
                 self.emit(f"if not {self.value(cond)}:")
                 self.emit(f"    cx.fail({self.func.name!r}, {number})")
-            case Prefetch():
-                pass
+            case Prefetch(buffer, _):
+                self.prefetched.add(buffer.name)
             case Call():
                 self.call(stmt)
             case _:

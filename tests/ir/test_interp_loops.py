@@ -291,6 +291,21 @@ def test_strided_memory() -> None:
         run(text, {"n": 2}, data.reshape(2, 4).T, buffers[1])
 
 
+def test_prefetched_memory_may_lie_anywhere() -> None:
+    text = """loop @f(n; in %x: f32[n], out %y: f32[n]) {
+      for i = 0 to n {
+        prefetch %x[i]
+        %y[i] = VALUE
+      }
+    }"""
+    x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
+    beyond = Memory(x.view(np.uint8), 64)
+    run(text.replace("VALUE", "2.0:f32"), {"n": 4}, beyond, y)
+    assert y.tolist() == [2, 2, 2, 2]
+    with pytest.raises(LoopFault, match="spans elements 16 to 19 of a memory of 4"):
+        run(text.replace("VALUE", "%x[i]"), {"n": 4}, beyond, y)
+
+
 def test_worker() -> None:
     text = """loop @f(n, threads; out %y: i64[n], work %w: i64[threads]) {
       for i = 0 to n parallel {
