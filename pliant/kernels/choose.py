@@ -16,6 +16,8 @@ depth     K is cut beyond `depth` steps once there are rows enough to reuse a pa
           that are not adjacent in K are copied too.
 blocks    As many rows as keep A in half of L2 and the pages of C within reach, the same
           for every block; more blocks where threads would otherwise wait or share rows.
+          With few steps of K the results are most of what moves: a few rows go over
+          all panels, so that the rows of C are written from end to end.
 rows      A block's rows are cut into tiles as few and as even as can be.
 
 To work all that out takes tens of nanoseconds. A product that takes no longer itself is
@@ -34,6 +36,7 @@ THREADS = sym("threads")
 DOT_COLUMNS = 8  # most columns for lanes along K
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
 WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
+THIN = 64  # steps of K up to which C is most of the traffic
 MOST_ROWS = 512  # of a block: each may be a page of C
 STRIP = 128  # steps of K in a pass over a B read where it lies
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
@@ -145,14 +148,21 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     copied = exceeds(m, tile.MR) if what.steps else cut * worth
     copied = as_expr(1) if what.computed else let("_copied", copied)
     shared = let("_shared", maximum(cut, copied))
+    thin = as_expr(0)
+    if what.constant or what.adjacent:
+        held = exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
+        thin = let("_thin", (1 - exceeds(k, THIN)) * (1 - held))
     together = ceildiv(panels, GROUP)
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
+    together = together - thin * (together - 1)
     least = maximum(together, (1 - many) * minimum(THREADS, panels))
-    groups = let("_groups", (1 - shared) * panels + shared * least)
+    whole = maximum(shared, thin)
+    groups = let("_groups", (1 - whole) * panels + whole * least)
     near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
     near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)
     most = (1 - shared) * near + shared * tile.deep_rows
+    most = (1 - thin) * most + thin * 2 * tile.MR
     least_blocks = let("_least", ceildiv(m, most))
     blocks = let("_blocks", thread_blocks(m, n, least_blocks, outer * groups, tile))
     return Plan(

@@ -438,8 +438,8 @@ def _renamed(region: Graph, outputs: list[Value]) -> Graph:
 def reads_view(op: Op, which: int, view: View) -> bool:
     """Whether a contraction's kernel can read this operand through these strides."""
     if op.name == "matmul":
-        # Rows or columns lie side by side; else a copy by squares is faster than reading
-        # every element from a line of its own.
+        # Rows or columns lie side by side; else copying by squares beats reading every
+        # element from a line of its own.
         return as_expr(1) in view.strides[-2:] or is_one(view.shape[-1])
     if op.name == "attention" and which == 0:
         # The queries' rows are read as they are: their elements must be adjacent.
