@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter, sleep, time_ns
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,8 +40,8 @@ from bench.timing import RESULTS, console, machine, machine_line, store
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
-from pliant.kernels.choose import Plan, choose, executed
-from pliant.kernels.tiles import gemm_tile
+from pliant.kernels.choose import executed
+from pliant.kernels.mix import ProductPlan
 from pliant.measure import measured
 from pliant.sym import sym
 from pliant.target import host
@@ -74,14 +72,13 @@ class Built:
     """A product, compiled, and how the compiler chose to cut it."""
 
     model: pliant.CompiledModel
-    plan: Plan
+    plan: ProductPlan
 
     def executed(self, shape: Shape, threads: int) -> float:
         """Multiply-adds that the lanes do, over those wanted."""
         m, n, k = shape.m, shape.n, shape.k
-        dot = self.plan.dot.evaluate({"m": m, "n": n, "k": k, "threads": threads})
-        tile = gemm_tile(DType.F32, host())
-        return executed(m, n, k, dot == 1, tile) / shape.work
+        cut = self.plan.at({"m": m, "n": n, "k": k}, threads)
+        return executed(m, n, k, cut.dot == 1, self.plan.tile) / shape.work
 
 
 def compiled(weight: torch.Tensor | None) -> Built:
@@ -97,15 +94,9 @@ def compiled(weight: torch.Tensor | None) -> Built:
         held = b.constant(Constant("weight", kind, weight.numpy()))
         result = b.matmul(x, b.swap(held, 0, 1))
     module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
-    plans: list[Plan] = []
-
-    def noted(*arguments: Any) -> Plan:
-        plans.append(choose(*arguments))
-        return plans[-1]
-
-    with patch("pliant.lower.contract.choose", noted):
-        model = pliant.compile(module, threads=2)
-    return Built(model, plans[-1])
+    model = pliant.compile(module, threads=2)
+    (plan,) = model._program.products.values()
+    return Built(model, plan)
 
 
 @dataclass(slots=True)

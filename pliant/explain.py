@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pliant.ir.loops import Dispatch, statements
+from pliant.kernels.mix import ProductPlan, count_text
 from pliant.passes.memory import peak_terms
 from pliant.pipeline import Program
-from pliant.sym import Guard, as_expr, sym
+from pliant.sym import Guard, as_expr, product, sym
 
 
 def formula(program: Program, threads: int) -> str:
@@ -25,10 +26,6 @@ def _from(guard: Guard) -> str:
     return f"   from {guard.origin}" if guard.origin else ""
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _variants(program: Program) -> Iterator[str]:
     """Kernels that choose between bodies, with what they ask."""
     for name, func in program.lowered.loops.items():
@@ -40,8 +37,44 @@ def _variants(program: Program) -> Iterator[str]:
                 yield f"  {name:24} {variant.name:16} {guards}"
 
 
-def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -> str:
-    """Symbols, constraints with their origin, kernels, guards, order, memory."""
+def _size(item: tuple[str, int]) -> str:
+    return f"{item[0]}={item[1]}"
+
+
+def _products(
+    program: Program, threads: int, dims: Mapping[str, int] | None
+) -> Iterator[str]:
+    """Sizes of the matrix products, and for known dims how each of them is cut."""
+    calls = Counter(
+        op.str_attr("callee")
+        for op in program.lowered.main.ops
+        if op.name == "call_loop"
+    )
+    for name, found in program.products.items():
+        spec = found.spec
+        sizes = {"M": spec.m, "N": spec.n, "K": spec.k}
+        sizes |= {"products": product(spec.batch)} if spec.batch else {}
+        text = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+        yield f"  {name:24} {text}   {count_text(calls[name], 'call')}"
+        if dims is not None:
+            yield f"  {'':24} {_cut(found, threads, dims)}"
+
+
+def _cut(found: ProductPlan, threads: int, dims: Mapping[str, int]) -> str:
+    cut = found.at(dims, threads)
+    return f"M={cut.m} N={cut.n} K={cut.k}: {found.words(cut)}"
+
+
+def explain(
+    program: Program,
+    threads: int,
+    assumptions: Sequence[Guard] = (),
+    dims: Mapping[str, int] | None = None,
+) -> str:
+    """Symbols, constraints with their origin, kernels, guards, order, memory.
+
+    With dims, also how each matrix product is cut at those sizes.
+    """
     lines: list[str] = []
     add = lines.append
     add("symbols")
@@ -60,8 +93,8 @@ def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -
     kinds = Counter(
         op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
     )
-    calls = _count(sum(kinds.values()), "call")
-    functions = _count(len(program.lowered.loops), "kernel function")
+    calls = count_text(sum(kinds.values()), "call")
+    functions = count_text(len(program.lowered.loops), "kernel function")
     add(f"\nkernels: {calls} of {functions}")
     for kind, count in kinds.most_common():
         add(f"  {count:4} {kind}")
@@ -69,6 +102,10 @@ def explain(program: Program, threads: int, assumptions: Sequence[Guard] = ()) -
     for k, op in enumerate(program.lowered.main.ops):
         if op.name == "call_loop":
             add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
+    if program.products:
+        at = "" if dims is None else " at " + ", ".join(map(_size, dims.items()))
+        add(f"\nmatrix products{at}")
+        lines.extend(_products(program, threads, dims))
     if several := list(_variants(program)):
         add("\nvariants (the first whose guards hold at the call)")
         lines.extend(several)

@@ -217,7 +217,7 @@ class CompiledModel:
             self._signature.check(flat, shapes_only=True)
             values = self._bind(self._sizes(flat))
         else:
-            values = self._named(dims)
+            values = self._named("memory_plan", dims)
         limit = parse_bytes(memory_limit)
         limit = self._limit if limit is None else limit
         order = [values[name] for name in self.dims]
@@ -234,12 +234,12 @@ class CompiledModel:
             values,
         )
 
-    def _named(self, dims: Mapping[str, Any]) -> dict[str, int]:
+    def _named(self, method: str, dims: Mapping[str, Any]) -> dict[str, int]:
         unknown = [name for name in dims if name not in self.dims]
         missing = [name for name in self.dims if name not in dims]
         if unknown or missing:
             raise ShapeError(
-                f"memory_plan takes the dims {', '.join(self.dims)}; "
+                f"{method} takes the dims {', '.join(self.dims)}; "
                 f"missing: {', '.join(missing) or 'none'}, "
                 f"unknown: {', '.join(unknown) or 'none'}",
                 expected=self.dims,
@@ -316,9 +316,13 @@ class CompiledModel:
             "stage_seconds": dict(self._seconds),
         }
 
-    def explain(self) -> str:
-        """Symbols, constraints with their origin, kernels, guards, order, memory."""
-        return explain(self._program, self._threads, self._assumptions)
+    def explain(self, /, **dims: int) -> str:
+        """Symbols, constraints with their origin, kernels, guards, order, memory.
+
+        With dims, also how each matrix product is cut at those sizes.
+        """
+        known = self._named("explain", dims) if dims else None
+        return explain(self._program, self._threads, self._assumptions, known)
 
     # ---- errors
 

@@ -44,6 +44,7 @@ from pliant.ir.graph import Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
+from pliant.kernels.mix import ProductPlan
 from pliant.lower.lower import lower
 from pliant.options import Options
 from pliant.passes.absorb import absorb
@@ -86,6 +87,7 @@ class Program:
     fused: Module
     lowered: Module
     regions: tuple[Graph, ...]  # what each call of `lowered` computes, in order
+    products: dict[str, ProductPlan]  # how matrix products are cut, by function
     memory: Memory
     host: HostPlan
     solution: Solution
@@ -166,8 +168,12 @@ def compile_module(
     fused = driver.run("fuse", over_main(fuse, cx), module, Stage.FUSED)
     checks: list[str] = []
     regions: list[Graph] = []
+    products: dict[str, ProductPlan] = {}
     lowered = driver.run(
-        "lower", lambda m: lower(m, cx, checks, regions), fused, Stage.LOWERED
+        "lower",
+        lambda m: lower(m, cx, checks, regions, products),
+        fused,
+        Stage.LOWERED,
     )
 
     started = perf_counter()
@@ -205,6 +211,7 @@ def compile_module(
         fused,
         lowered,
         tuple(regions),
+        products,
         memory,
         host,
         solution,

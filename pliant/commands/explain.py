@@ -21,6 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--zoo", type=Path, help="file with models by name")
     parser.add_argument("--threads", type=int, help="default: every core")
+    parser.add_argument(
+        *("--dim", "-d"),
+        metavar="NAME=SIZE",
+        type=_dim,
+        action="append",
+        default=[],
+        help="tells how matrix products are cut at that size; for every dim once",
+    )
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, sign, size = text.partition("=")
+    if not (name and sign and size.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=SIZE")
+    return name, int(size)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     (name,) = expand([args.model], zoo)
     with progress(f"compiling {name}"):
         model = load(name, zoo).compile(threads=args.threads)
+    text = model.explain(**dict(args.dim))
     if not args.json:
-        print(model.explain())
+        print(text)
         return 0
     stats = model.stats()
     content = {
@@ -43,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         "kernel_calls": stats["kernel_calls"],
         "threads": stats["threads"],
         "stage_seconds": stats["stage_seconds"],
-        "text": model.explain(),
+        "text": text,
     }
     print(json.dumps(content, indent=1))
     return 0

@@ -533,8 +533,13 @@ def _is_set(flag: Expr) -> LoopValue:
 
 
 def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
-    grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
-    return For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
+    count, grain = product(units), unit_grain(work)
+    return For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
+
+
+def unit_grain(work: Expr) -> Expr:
+    """The fewest units of so many multiply-adds that are worth a thread."""
+    return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
 
 
 def gemm(
@@ -582,12 +587,16 @@ def call_planned(spec: Product, plan: Plan, tile: Tile, planned: PlannedCall) ->
     )
     if not plan.arguments():
         return full
-    work = product((*spec.batch, spec.m, spec.n, spec.k))
-    sizes = ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, tile.depth))
     small: LoopValue | None = None
-    for size, most in sizes:
+    for size, most in small_sizes(spec, tile):
         below = Binary("le", Index(size), Index(as_expr(most)))
         small = below if small is None else Binary("logical_and", small, below)
     assert small is not None
     uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
     return If(small, uncut, full)
+
+
+def small_sizes(spec: Product, tile: Tile) -> tuple[tuple[Expr, int], ...]:
+    """Sizes, and the most that each is of a product that is not cut."""
+    work = product((*spec.batch, spec.m, spec.n, spec.k))
+    return ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, tile.depth))

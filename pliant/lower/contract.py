@@ -42,6 +42,7 @@ from pliant.kernels.gemm import (
     call_planned,
     gemm,
 )
+from pliant.kernels.mix import ProductPlan
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
@@ -258,7 +259,8 @@ def lower_matmul(
     body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    product_step = Step(func, arguments, made.helpers, None, planned)
+    cut = ProductPlan(spec, plan, tile)
+    product_step = Step(func, arguments, made.helpers, None, planned, cut)
     return [*given.steps, product_step]
 
 

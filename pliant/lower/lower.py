@@ -21,6 +21,7 @@ from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, nam
 from pliant.ir.loops import LoopFunc
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
+from pliant.kernels.mix import ProductPlan
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
@@ -66,6 +67,7 @@ class _Lowering:
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     regions: list[Graph] = field(default_factory=list)  # what each call computes
+    products: dict[str, ProductPlan] = field(default_factory=dict)  # by function
 
     def number_check(self, message: str, loc: str) -> int:
         text = f"{message} ({loc})" if loc else message
@@ -154,6 +156,8 @@ class _Lowering:
             inner = self.share(step.planned)
             func = replace(func, body=calling(func.body, step.planned.name, inner))
         name = self.share(func)
+        if step.product is not None:
+            self.products[name] = step.product
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes))
         self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
@@ -164,10 +168,12 @@ def lower(
     cx: Context,
     checks: list[str],
     regions: list[Graph] | None = None,
+    products: dict[str, ProductPlan] | None = None,
 ) -> Module:
     """Lowers every fusion of `main`.
 
-    `checks` gets the messages of run-time checks, `regions` what each call computes.
+    `checks` gets the messages of run-time checks, `regions` what each call computes,
+    `products` how the functions that are matrix products cut them.
     """
     graph = module.main
     names = Names(names_of(graph))
@@ -185,6 +191,8 @@ def lower(
     results = _results(state, graph, producers)
     if regions is not None:
         regions.extend(state.regions)
+    if products is not None:
+        products.update(state.products)
     lowered = Graph(
         graph.name,
         graph.params,

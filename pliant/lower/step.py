@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pliant.ir.graph import Constant, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import TensorType
+from pliant.kernels.mix import ProductPlan
 from pliant.passes.views import View
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
 
@@ -84,7 +85,8 @@ Argument = Value | View | Scratch | Temporary | Packed | Retyped
 class Step:
     """One call; `helpers` are loop functions that it calls in turn.
 
-    `planned` is one more of those, made for this step; steps alike share it.
+    `planned` is one more of those, made for this step; steps alike share it. Of a
+    matrix product, `product` says how it is cut.
     """
 
     func: LoopFunc
@@ -92,6 +94,7 @@ class Step:
     helpers: tuple[LoopFunc, ...] = ()
     sizes: tuple[Expr, ...] | None = None  # of func; None: the symbols of those names
     planned: LoopFunc | None = None
+    product: ProductPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""The plan of one matrix product in numbers and in words, for sizes of interest.
+
+    M=7 N=768 K=3072: rows 7, columns 24 x 32; 1 pass, B packed ahead, 2 threads by
+    panels
+
+Rows and columns are the mix of micro-kernels that covers them: 15 rows are 8 + 7, and
+50 columns are 3 x 16 + 8 where a panel is 16 wide and a vector 8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pliant.kernels.choose import Plan, row_tiles
+from pliant.kernels.gemm import DOT_TILE, Product, small_sizes, unit_grain
+from pliant.kernels.micro import DOT_SIZES
+from pliant.kernels.tiles import Tile
+from pliant.sym import as_expr, product
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product of known sizes is computed; the fields are those of `Plan`."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    dot: int
+    packed: int
+    copied: int
+    passes: int
+    depth: int
+    blocks: int
+    rows: int
+    groups: int
+    panels: int
+    threads: int  # that take part
+
+    def block_rows(self) -> list[int]:
+        """The rows of every block that has any."""
+        starts = range(0, self.m, max(self.rows, 1))
+        return [min(self.rows, self.m - start) for start in starts]
+
+    def units(self) -> tuple[tuple[str, int], ...]:
+        """What the threads share, outermost first."""
+        counts = (self.batch, self.blocks, self.groups)
+        return tuple(zip(("products", "rows", "panels"), counts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """A product that some kernel computes, and how it decides to cut it."""
+
+    spec: Product
+    plan: Plan
+    tile: Tile
+
+    def at(self, dims: Mapping[str, int], threads: int) -> Cut:
+        """The choice that the kernel makes for these sizes."""
+        spec, tile = self.spec, self.tile
+        known = {**dims, "threads": threads}
+        m, n, k = (size.evaluate(known) for size in (spec.m, spec.n, spec.k))
+        batch = product(spec.batch).evaluate(known)
+        fields = self.plan.at(known)
+        limits = small_sizes(spec, tile)
+        if all(size.evaluate(known) <= most for size, most in limits):
+            uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
+            fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
+        if fields["dot"]:
+            blocks, groups = -(-m // DOT_TILE), -(-n // tile.NR)
+            columns = min(n, tile.NR)
+            alone = {"packed": 0, "copied": 0, "passes": 1, "depth": k, "panels": 1}
+            alone |= {"blocks": blocks, "rows": min(m, DOT_TILE), "groups": groups}
+            fields |= alone
+            work = DOT_TILE * columns * k
+        else:
+            work = fields["rows"] * k * fields["panels"] * tile.NR
+        units = batch * fields["blocks"] * fields["groups"]
+        grain = unit_grain(as_expr(work)).value
+        used = max(1, min(threads, units // grain))
+        return Cut(batch, m, n, k, **fields, threads=used)
+
+    def words(self, cut: Cut) -> str:
+        """The plan as a person reads it."""
+        if 0 in (cut.batch, cut.m, cut.n):
+            return "nothing to compute"
+        rows, columns = self.rows(cut), self.columns(cut)
+        return f"rows {rows}, columns {columns}; {', '.join(self.parts(cut))}"
+
+    def rows(self, cut: Cut) -> str:
+        """Heights of the tiles, by blocks where there are several."""
+        if cut.dot:
+            return sizes_text(dot_sizes(cut.m))
+        blocks = Counter(cut.block_rows())
+        mixes = [(n, sizes_text(row_tiles(r, self.tile))) for r, n in blocks.items()]
+        if len(cut.block_rows()) == 1:
+            return mixes[0][1]
+        return " + ".join(f"{n} x ({mix})" if n > 1 else f"({mix})" for n, mix in mixes)
+
+    def columns(self, cut: Cut) -> str:
+        """Widths of the tiles, lanes that nobody wants included."""
+        if cut.dot:
+            return sizes_text(dot_sizes(cut.n))
+        whole, left = divmod(cut.n, self.tile.NR)
+        lanes = self.tile.lanes
+        widths = [self.tile.NR] * whole
+        return sizes_text([*widths, -(-left // lanes) * lanes] if left else widths)
+
+    def parts(self, cut: Cut) -> list[str]:
+        """What happens besides the tiles, in a few words each."""
+        told = [f"{cut.batch} products"] if cut.batch != 1 else []
+        if cut.dot:
+            told.append("lanes along K")
+            if not self.rows_lie():
+                told.append("columns of B made rows")
+        else:
+            told += self.blocks(cut)
+        shared = [name for name, count in shared_units(cut) if count > 1]
+        by = f" by {' and '.join(shared)}" if cut.threads > 1 else ""
+        return [*told, f"{count_text(cut.threads, 'thread')}{by}"]
+
+    def blocks(self, cut: Cut) -> list[str]:
+        told = [count_text(cut.blocks, "block")]
+        if cut.panels > 1 and cut.groups > 1:
+            told.append(f"{cut.panels} panels at a time")
+        passes = "1 pass"
+        if cut.passes > 1:
+            passes = f"{cut.passes} passes of {cut.depth}"
+        told.append(passes)
+        if self.spec.b_strides is None:
+            told.append("B packed ahead")
+        else:
+            told.append("B packed" if cut.packed else "B in place")
+        if self.spec.computed:
+            told.append("A computed")
+        elif cut.copied:
+            told.append("A copied")
+        return told
+
+    def rows_lie(self) -> bool:
+        """Whether B is adjacent in K where it lies."""
+        strides = self.spec.b_strides
+        return strides is not None and strides[-2] == as_expr(1)
+
+
+def shared_units(cut: Cut) -> list[tuple[str, int]]:
+    """What tells the threads apart: as much of the units as their number needs."""
+    told: list[tuple[str, int]] = []
+    for name, count in cut.units():
+        told.append((name, count))
+        if count > 1 and count % cut.threads == 0:
+            break
+    return told
+
+
+def dot_sizes(extent: int) -> list[int]:
+    """7 is 4, then 2, then 1."""
+    found: list[int] = []
+    for size in DOT_SIZES:
+        count, extent = divmod(extent, size)
+        found += [size] * count
+    return found
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    """Equal sizes once, with their number: 2 x 14 + 13."""
+    counts = Counter(sizes)
+    return " + ".join(f"{n} x {s}" if n > 1 else str(s) for s, n in counts.items())
+
+
+def count_text(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
