@@ -1,6 +1,7 @@
 """Products of the parts of words: the dot instructions of a target.
 
     bytes         vpdpbusd                  AVX512-VNNI, AVX-VNNI
+    turned_bytes  the same, operands exchanged
     signed_bytes  sdot                      ARM with dot products
     halves        pmaddwd, then an addition x86
     any           parts shifted out, multiplied and added
@@ -52,6 +53,8 @@ def has_signed_byte_dot(target: Target) -> bool:
 def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> Any:
     """z plus the products of the parts of x and y; all have one width."""
     lanes = lanes_of(z)
+    if parts == "turned_bytes":
+        return emit_dot(b, "bytes", y, x, z, target)
     if lanes > target.lanes:
         low, high = (
             emit_dot(b, parts, x, y, z, target) for x, y, z in _halves(b, x, y, z)

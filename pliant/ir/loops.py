@@ -161,6 +161,7 @@ class Fma:
 # The parts of an i32 word: how many, and whether those of x and of y are signed.
 DOT_PARTS: dict[str, tuple[int, bool, bool]] = {
     "bytes": (4, False, True),
+    "turned_bytes": (4, True, False),
     "signed_bytes": (4, True, True),
     "halves": (2, True, True),
 }

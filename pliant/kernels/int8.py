@@ -6,13 +6,16 @@ elements, the matrix product is the one there is (kernels/gemm.py): same tiles, 
 plan and epilogue, with K counted in words.
 
     bytes         four unsigned bytes of A by four signed ones of B: vpdpbusd
+    turned_bytes  four signed bytes of A by four unsigned ones of B: the same
     signed_bytes  four by four: sdot
     halves        two by two, widened to 16 bits: pmaddwd, or whatever a target has
 
-Where A is signed and `bytes` wants it unsigned, 128 is added to every element of A (its
-highest bit flipped), and 128 times the sums of B's columns is subtracted behind the
-product. All sums are exact, or wrap as sums in i32 do. The last word of K is filled up
-with zeros in B, so what stands there in A does not matter.
+Where both are signed and one has to be unsigned, that one is lifted: 128 is added to
+every element (its highest bit flipped), and 128 times the sums of the other's elements
+is subtracted behind the product. A constant B has the sums of its columns ready, so A
+is lifted; else B is, for A mostly has fewer rows to sum up than B has columns. All sums
+are exact, or wrap as sums in i32 do. The last word of K is filled up with zeros in the
+operand that is not lifted, so what stands there in the other does not matter.
 
 An operand becomes words along its own adjacent axis: elements of K are copied one after
 the other (`along`), or rows of K are woven together, a vector of them at a time
@@ -76,7 +79,8 @@ class Form:
     parts: str
     left: DType
     right: DType
-    lifted: bool  # A's elements are 128 more than they are
+    lifts_left: bool = False  # A's elements are 128 more than they are
+    lifts_right: bool = False
 
     @property
     def count(self) -> int:
@@ -87,14 +91,19 @@ class Form:
         return ceildiv(k, self.count)
 
 
-def form_of(left: DType, right: DType, target: Target) -> Form:
-    """The form that the target multiplies fastest, for these types of A and B."""
+def form_of(left: DType, right: DType, constant: bool, target: Target) -> Form:
+    """The form that the target multiplies fastest; `constant`: B is known now."""
     i8, u8, i16 = DType.I8, DType.U8, DType.I16
-    if right is i8 and has_byte_dot(target):
-        return Form("bytes", u8, i8, lifted=left is i8)
-    if left is i8 and right is i8 and has_signed_byte_dot(target):
-        return Form("signed_bytes", i8, i8, lifted=False)
-    return Form("halves", i16, i16, lifted=False)
+    both_signed = left is i8 and right is i8
+    if both_signed and has_signed_byte_dot(target):
+        return Form("signed_bytes", i8, i8)
+    if both_signed and has_byte_dot(target):
+        if constant:
+            return Form("bytes", u8, i8, lifts_left=True)
+        return Form("turned_bytes", i8, u8, lifts_right=True)
+    if left is not right and has_byte_dot(target):
+        return Form("bytes" if right is i8 else "turned_bytes", left, right)
+    return Form("halves", i16, i16)
 
 
 # ---- constants
@@ -111,7 +120,7 @@ def pack_words(matrix: np.ndarray, form: Form) -> np.ndarray:
 
 
 def pack_corrections(matrix: np.ndarray) -> np.ndarray:
-    """What is added to every row of a product whose A is lifted."""
+    """What is added to every row of a product by (K, N) whose A is lifted."""
     sums: np.ndarray = matrix.sum(0, dtype=np.int64)
     return (-LIFT * sums).astype(np.int32)
 
@@ -161,7 +170,8 @@ def across(
 
 
 def corrections(words: Buffer) -> tuple[Buffer, Stmt]:
-    """What is added to a product whose A is lifted, from B's words (.., K words, N)."""
+    """What is added to a product: from words (.., K words, N) of signed bytes, N
+    numbers for the operand that is lifted."""
     *lead, k, n = words.shape
     sums = buffer("corrections", DType.I32, (*lead, n), Role.OUT)
     column, here = sym("_n"), sym("_k")

@@ -307,7 +307,7 @@ def _words(
     narrow = narrowed(name, root, (left, right), weight, target)
     spec, axes = product_of(root, narrow.left, narrow.right)
     spec = replace(spec, k=narrow.right.shape[-2], parts=narrow.form.parts)
-    corrections = narrow.corrections(spec.b_batch)
+    corrections = narrow.corrections(spec)
     panels = None if spec.b_batch else narrow.panels
     if panels is not None:
         spec = replace(spec, b_strides=None)

@@ -1,11 +1,13 @@
 """Products of 8-bit integers: their operands as words, and what sets the sums right.
 
-matmul(a: i8, b: i8) -> i32
-->
-call matmul_left(a, words of a)                  a copy, filled up along K
-call matmul_right(b, words of b)                 a constant is made so beforehand
-call matmul_corrections(words of b, corrections)
-call matmul(words of a, words of b, ..)          corrected in its epilogue
+    matmul(a: i8, b: i8) -> i32
+    ->
+    call matmul_left(a, words of a)                  a copy, filled up along K
+    call matmul_right(b, words of b)                 a constant is made so beforehand
+    call matmul_corrections(words of a, corrections)
+    call matmul(words of a, words of b, ..)          corrected in its epilogue
+
+What each of them does is told in kernels/int8.py.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
-from pliant.kernels.gemm import TileAt
+from pliant.kernels.gemm import Product, TileAt
 from pliant.kernels.int8 import (
     Form,
     across,
@@ -50,33 +52,31 @@ ZERO, ONE = as_expr(0), as_expr(1)
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTile(TileAt):
-    """A tile of a product whose left operand is lifted, by its sums' true values."""
+    """A tile of a product one of whose operands is lifted."""
 
-    corrections: Buffer | None = None
-    right_batch: tuple[Expr, ...] = ()
+    corrections: Corrections | None = None
 
     def element(self, m: Expr, n: Expr) -> LoopValue:
         assert self.corrections is not None
-        at = (*self.right_batch, self.column + n)
-        return Binary("add", TileAt.element(self, m, n), Load(self.corrections, at))
+        added = self.corrections.at(self.batch, self.row + m, self.column + n)
+        return Binary("add", TileAt.element(self, m, n), added)
 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """What is added to every row of a product, by batch and column of B."""
+    """What is added to every row of a product, or to every column."""
 
-    buffer: Buffer
+    buffer: Buffer  # (batch.., N) or (batch.., M), batch as in the result
     argument: Argument
-    batch: tuple[Expr, ...]  # batch axes of B: each as in the result, or 1
+    by_row: bool
+
+    def at(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> LoopValue:
+        return Load(self.buffer, (*batch, row if self.by_row else column))
 
     def tile(self, at: TileAt) -> TileAt:
         """The tile as the epilogue is to see it."""
         known = (at.batch, at.row, at.column, at.rows, at.columns, at.scratch, at.first)
-        place = tuple(
-            ZERO if dim == ONE else i
-            for dim, i in zip(self.batch, at.batch, strict=False)
-        )
-        return CorrectedTile(*known, self.buffer, place)
+        return CorrectedTile(*known, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +88,23 @@ class Narrow:
     left: Retyped
     right: Retyped
     panels: Callable[[Tile], Packed] | None  # of a constant right operand
-    sums: Retyped | None  # (.., N): what the corrections are
+    sums: Retyped | None  # what is added, (.., N) or (.., M): by the form
 
-    def corrections(self, batch: tuple[Expr, ...]) -> Corrections | None:
-        """For a product whose B has these batch axes."""
+    def corrections(self, spec: Product) -> Corrections | None:
+        """As the product has its batch: axes of its own, or more rows."""
         if self.sums is None:
             return None
-        axes = len(batch) + 1
-        shape = (*batch, self.sums.shape[-1])
-        strides = self.sums.strides[-axes:]
+        by_row = self.form.lifts_right
+        lead = [
+            ZERO if dim == ONE and dim != want else stride
+            for dim, want, stride in zip(
+                self.sums.shape, spec.batch, self.sums.strides, strict=False
+            )
+        ]
+        shape = (*spec.batch, spec.m if by_row else spec.n)
+        strides = (*lead, self.sums.strides[-1])
         held = buffer("corrections", DType.I32, shape, Role.IN, strides)
-        return Corrections(held, self.sums, batch)
+        return Corrections(held, self.sums, by_row)
 
 
 def narrowed(
@@ -110,16 +116,17 @@ def narrowed(
 ) -> Narrow:
     """The product `root` on words; `weight` is its B (K, N), if that is a constant."""
     left, right = (v.dtype for v in root.operands)
-    form = form_of(left, right, target)
+    form = form_of(left, right, weight is not None, target)
     source = _turned(views[0])
-    step, words = _words(f"{name}_left", source, form, form.left, form.lifted, left)
+    step, words = _words(f"{name}_left", source, form, form.left, form.lifts_left, left)
     a = Retyped(words.source, _turned_type(words.type))
     if weight is not None:
         return _with_constant(form, step, a, *weight, views[1])
-    other, b = _words(f"{name}_right", views[1], form, form.right, False, right)
-    if not form.lifted:
+    given = (views[1], form, form.right, form.lifts_right, right)
+    other, b = _words(f"{name}_right", *given)
+    if not form.lifts_right:
         return Narrow(form, (step, other), a, b, None, None)
-    summing, sums = _sums(f"{name}_corrections", b)
+    summing, sums = _sums(f"{name}_corrections", words)
     return Narrow(form, (step, other, summing), a, b, None, sums)
 
 
@@ -170,7 +177,7 @@ def _words(
 
 
 def _sums(name: str, words: Retyped) -> tuple[Step, Retyped]:
-    """The corrections of B's words, one for every column."""
+    """The corrections that words (.., K words, M) ask for, M numbers."""
     lead = tuple(
         ONE if stride == ZERO else dim
         for dim, stride in zip(words.shape[:-2], words.strides[:-2], strict=True)
@@ -224,7 +231,7 @@ def _with_constant(
     words = packed("words", lambda: pack_words(matrix, form))
     right = Retyped(words, _dense((*lead, k, n)))
     sums = None
-    if form.lifted:
+    if form.lifts_left:
         held = packed("corrections", lambda: pack_corrections(matrix))
         sums = Retyped(held, _dense((*lead, n)))
     return Narrow(form, (step,), left, right, panels, sums)

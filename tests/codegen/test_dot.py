@@ -46,7 +46,7 @@ from pliant.target import Target, avx2, avx512, baseline, host, neon
 I32 = DType.I32
 n, m, i, k = (sym(name) for name in "nmik")
 KINDS = {"bytes": (np.uint8, np.int8), "signed_bytes": (np.int8,) * 2}
-KINDS["halves"] = (np.int16,) * 2
+KINDS |= {"turned_bytes": (np.int8, np.uint8), "halves": (np.int16,) * 2}
 
 
 def elementwise(parts: str) -> LoopFunc:
@@ -144,6 +144,7 @@ def with_features(target: Target, *features: str) -> Target:
 VNNI = with_features(avx512(), "+avx512vnni")
 INSTRUCTIONS: list[tuple[str, Target, str]] = [
     ("bytes", VNNI, "vpdpbusd"),
+    ("turned_bytes", VNNI, "vpdpbusd"),
     ("bytes", with_features(avx2(), "+avxvnni"), "vpdpbusd"),
     ("halves", avx512(), "vpmaddwd"),
     ("halves", avx2(), "vpmaddwd"),

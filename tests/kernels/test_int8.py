@@ -300,7 +300,7 @@ def formed(target: Target, *features: str) -> Target:
 
 
 EVERY_FORM = {
-    "bytes": formed(avx2(), "+avxvnni"),
+    "turned_bytes": formed(avx2(), "+avxvnni"),
     "signed_bytes": formed(neon(), "+dotprod"),
     "halves": baseline(),
 }
@@ -310,17 +310,21 @@ EVERY_FORM = {
 def test_lowered_forms_interpreted(parts: str) -> None:
     """Loop functions for targets that this machine may not be, two workers."""
     target = EVERY_FORM[parts]
-    assert form_of(I8, I8, target).parts == parts
+    held = random(I8, 6, 9)
+    assert form_of(I8, I8, False, target).parts == parts
 
-    def build(b: Builder, x: Value, y: Value) -> list[Value]:
-        return [product(b, x, y), *transposed(b, y, b.transpose(y, (1, 0)))]
+    def build(b: Builder, x: Value, y: Value, z: Value) -> list[Value]:
+        weight = b.constant(Constant("held", tensor(I8, 6, 9), held))
+        fixed = product(b, z, weight)
+        return [product(b, x, y), *transposed(b, y, b.transpose(y, (1, 0))), fixed]
 
-    module = module_of([(I8, (M, K)), (I8, (K, N))], build)
+    module = module_of([(I8, (M, K)), (I8, (K, N)), (I8, (M, 6))], build)
     lowered = lowered_for(module, target)
     for m, n, k in [(0, 1, 2), (1, 1, 1), (3, 5, 6), (7, 9, 5), (2, 17, 8), (2, 3, 0)]:
         x, y = random(I8, m, k), random(I8, k, n, seed=1)
-        got = run_graph(lowered, [x, y], workers=2)
-        wants = [(x, y), (y.T, y), (y, y.T)]
+        z = random(I8, m, 6)
+        got = run_graph(lowered, [x, y, z], workers=2)
+        wants = [(x, y), (y.T, y), (y, y.T), (z, held)]
         for mine, want in zip(got, wants, strict=True):
             same(mine, exact(*want), (m, n, k))
 
@@ -334,21 +338,26 @@ def lowered_for(module: Module, target: Target) -> Module:
 def test_forms() -> None:
     """Which words a target multiplies, by the signs of the operands."""
     vnni = formed(avx512(), "+avx512vnni")
-    assert form_of(I8, I8, vnni) == Form("bytes", U8, I8, lifted=True)
-    assert form_of(U8, I8, vnni) == Form("bytes", U8, I8, lifted=False)
-    assert form_of(I8, U8, vnni).parts == form_of(U8, U8, vnni).parts == "halves"
-    assert form_of(U8, I8, EVERY_FORM["signed_bytes"]).parts == "halves"
-    for target in (avx512(), avx2(), baseline(), neon()):
-        assert form_of(I8, I8, target).parts == "halves"
+    assert form_of(I8, I8, True, vnni) == Form("bytes", U8, I8, lifts_left=True)
+    turned = Form("turned_bytes", I8, U8, lifts_right=True)
+    assert form_of(I8, I8, False, vnni) == turned
+    for constant in (False, True):
+        assert form_of(U8, I8, constant, vnni) == Form("bytes", U8, I8)
+        assert form_of(I8, U8, constant, vnni) == Form("turned_bytes", I8, U8)
+        assert form_of(U8, U8, constant, vnni).parts == "halves"
+        signed = EVERY_FORM["signed_bytes"]
+        assert form_of(U8, I8, constant, signed).parts == "halves"
+        for target in (avx512(), avx2(), baseline(), neon()):
+            assert form_of(I8, I8, constant, target).parts == "halves"
 
 
 def test_packing() -> None:
     matrix = np.array([[1, -2], [3, 4], [-5, 6], [7, 8], [9, -128]], np.int8)
-    words = pack_words(matrix, Form("bytes", U8, I8, lifted=True))
+    words = pack_words(matrix, Form("bytes", U8, I8, lifts_left=True))
     parts = words.view(np.int8).reshape(2, 2, 4)  # (word, column, part)
     assert parts[0, 0].tolist() == [1, 3, -5, 7]
     assert parts[1, 1].tolist() == [-128, 0, 0, 0]
-    halves = pack_words(matrix, Form("halves", DType.I16, DType.I16, lifted=False))
+    halves = pack_words(matrix, Form("halves", DType.I16, DType.I16))
     assert halves.view(np.int16).reshape(3, 2, 2)[1, 1].tolist() == [6, 8]
     assert pack_corrections(matrix).tolist() == [-128 * 15, 128 * 112]
 
