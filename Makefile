@@ -11,7 +11,7 @@ MODELS ?= zoo
 RESULTS := bench/results
 
 .PHONY: demo test lint format types unit sweep clean distclean setup
-.PHONY: bench bench-models bench-parts bench-gemm ablation
+.PHONY: bench bench-models bench-parts bench-gemm bench-plans ablation
 
 test: lint types unit
 
@@ -48,6 +48,10 @@ bench-parts: $(VENV)/.bench
 # Matrix products of 500 random shapes against MKL and OpenBLAS; a quarter of an hour.
 bench-gemm: setup
 	$(BIN)/python -m bench.gemm
+
+# The plan picked for 300 random products against every other plan they could have.
+bench-plans: setup
+	$(BIN)/python -m bench.plans
 
 ablation: $(VENV)/.bench
 	$(BIN)/python -m bench.ablation

@@ -1,0 +1,192 @@
+"""A product compiled for every size and every plan, called by address.
+
+run(argument)   function(call, sizes.., buffers..), all of them in one array
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import llvmlite.ir as ll
+import numpy as np
+
+from bench.native import Call, Timed, repeated
+from bench.plan_set import Candidate
+from pliant.backend.jit import CompiledCode, compile_ir
+from pliant.codegen.llvm import emit_loop_functions
+from pliant.ir.loops import (
+    Buffer,
+    For,
+    Kind,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
+from pliant.ir.types import DType
+from pliant.kernels.gemm import Address, Around, Product, TileAt, gemm
+from pliant.kernels.mix import Cut, ProductPlan
+from pliant.kernels.packing import pack_constant
+from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.lower.contract import function_of, plan_of
+from pliant.runtime import binding
+from pliant.sym import Expr, as_expr, sym
+from pliant.target import host
+
+Array = np.ndarray[Any, Any]
+M, N, K = sym("m"), sym("n"), sym("k")
+ONE = as_expr(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A loop function in machine code."""
+
+    func: LoopFunc
+    code: CompiledCode
+
+    def call(
+        self, sizes: dict[str, int], memory: dict[str, Array], threads: int
+    ) -> Timed:
+        pool = binding._ffi().services.pool if threads > 1 else 0
+        context = Call(pool, *(0,) * 6, threads, 0)
+        arguments = np.array(
+            [
+                ctypes.addressof(context),
+                *(sizes[name] for name in self.func.sizes),
+                *(memory[buf.name].ctypes.data for buf in self.func.buffers),
+            ],
+            np.uint64,
+        )
+        keep = (self, memory, context, arguments)
+        return repeated(self.code.address("run"), arguments.ctypes.data, keep)
+
+
+def native(func: LoopFunc, helpers: Sequence[LoopFunc]) -> Native:
+    module = ll.Module(func.name)
+    emit_loop_functions(module, [*helpers, func], host())
+    kinds = ["ptr", *("i64" for _ in func.sizes), *("ptr" for _ in func.buffers)]
+    loads = "\n".join(
+        f"  %at{i} = getelementptr i64, ptr %argument, i64 {i}\n"
+        f"  %value{i} = load {kind}, ptr %at{i}"
+        for i, kind in enumerate(kinds)
+    )
+    values = ", ".join(f"{kind} %value{i}" for i, kind in enumerate(kinds))
+    run = (
+        f"define void @run(ptr %argument) {{\n{loads}\n"
+        f'  call void @"{func.name}"({values})\n  ret void\n}}\n'
+    )
+    return Native(func, compile_ir(f"{module}\n{run}", host(), binding.symbols()))
+
+
+@dataclass(slots=True)
+class Operands:
+    """A, B and the product; what the kernels read and write, by name of buffer."""
+
+    sizes: dict[str, int]
+    a: Array
+    b: Array
+    c: Array
+    want: Array
+    memory: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A product whose plan is an argument."""
+
+    constant: bool
+    product: ProductPlan
+    panels: Native
+    dots: Native | None
+
+    @property
+    def tile(self) -> Tile:
+        return self.product.tile
+
+    def choice(self, m: int, n: int, k: int, threads: int) -> Cut:
+        """What the compiler picks; of a constant it knows N and K beforehand."""
+        cut = self.product.at({"m": m, "n": n, "k": k}, threads)
+        held = replace(
+            self.product.spec,
+            n=as_expr(n),
+            k=as_expr(k),
+            b_strides=(ONE, as_expr(k)),
+            a_strides=(as_expr(k), ONE),
+        )
+        rows = self.constant and plan_of(held, self.tile).dot == ONE
+        return replace(cut, dot=1) if rows else cut
+
+    def operands(self, m: int, n: int, k: int, threads: int) -> Operands:
+        source = np.random.default_rng((m, n, k))
+        a = source.standard_normal((m, k), np.float32)
+        b = source.standard_normal((k, n), np.float32)
+        c = np.empty((m, n), np.float32)
+        memory = {"a": a, "b": b, "out": c}
+        sizes = {"m": m, "n": n, "k": k, "threads": threads}
+        if self.constant:
+            memory |= {"packed": pack_constant(b, self.tile), "b": b.T.copy()}
+        for kernel in (self.panels, self.dots):
+            for buf in () if kernel is None else kernel.func.buffers:
+                if buf.name not in memory:
+                    memory[buf.name] = room(buf, sizes)
+        memory["rows"] = np.empty((n, k), np.float32)
+        return Operands(sizes, a, b, c, a @ b, memory)
+
+    def call(self, x: Operands, plan: Candidate) -> Timed:
+        threads = x.sizes["threads"]
+        if plan.dot:
+            assert self.dots is not None
+            return self.dots.call(x.sizes, x.memory, threads)
+        arguments = {f"_{name}": getattr(plan, name) for name in Candidate.__slots__}
+        return self.panels.call(x.sizes | arguments, x.memory, threads)
+
+
+def room(buf: Buffer, sizes: dict[str, int]) -> Array:
+    shape = [dim.evaluate(sizes) for dim in buf.shape]
+    return np.empty(shape, np.float32)
+
+
+def built(
+    strides: tuple[Expr, Expr] | None,
+) -> tuple[ProductPlan, Native, Native | None]:
+    """A product with B so, None a constant; with panels, and with lanes along K."""
+    spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides)
+    tile = gemm_tile(DType.F32, host())
+    plan = plan_of(spec, tile)
+    out = buffer("out", DType.F32, (M * N,), Role.OUT)
+
+    def place(batch: tuple[Expr, ...], row: Expr, column: Expr) -> Address:
+        return out, (row * N + column,)
+
+    def write(at: TileAt) -> list[Stmt]:
+        i, j = sym("_em"), sym("_en")
+        where = place((), at.row + i, at.column + j)
+        store = Store(*where, at.element(i, j))
+        across = For("_en", as_expr(0), at.columns, store, Kind.VECTOR)
+        return [For("_em", as_expr(0), at.rows, across)]
+
+    made = gemm(spec, plan, host(), Around(write, place))
+    given = (made.a, made.packed, made.rows, made.b, out, *made.work)
+    buffers = [buf for buf in given if buf is not None]
+
+    def compiled(name: str, body: Stmt) -> Native:
+        return native(function_of(name, body, buffers), made.helpers)
+
+    assert made.planned is not None
+    dots = None if made.dots is None else compiled("dots", made.dots)
+    return ProductPlan(spec, plan, tile), compiled("panels", made.planned), dots
+
+
+def artifacts() -> dict[str, Artifact]:
+    by_rows = built((ONE, K))
+    dynamic = built((N, ONE))
+    packed = built(None)
+    return {
+        "packed": Artifact(True, packed[0], packed[1], by_rows[2]),
+        "dynamic": Artifact(False, *dynamic),
+    }

@@ -1,0 +1,133 @@
+"""The plans that a compiled product can run: every one gives the same result.
+
+A plan is what `kernels/choose.py` decides: rows of a block, panels of a group, passes
+over K, whether B is packed and A copied. The scratch that kernels/gemm.py lays out
+bounds them: copied rows and packed panels hold `tile.depth` steps of K, partial sums
+of several passes `tile.deep_rows` rows of `GROUP` panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+
+from pliant.kernels.choose import GROUP
+from pliant.kernels.mix import Cut
+from pliant.kernels.tiles import Tile
+
+DOT_LIMIT = 64  # columns, or rows, for which lanes along K are tried
+TILES = (1, 2, 4, 8, 12, 24, 48)  # of a block
+DEPTHS = (128, 256, 512, 1024)
+WIDTHS = (1, 4, GROUP)  # of a group, in panels
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """One plan for a shape; the fields are those of `choose.Plan`."""
+
+    dot: int
+    packed: int
+    copied: int
+    passes: int
+    depth: int
+    blocks: int
+    rows: int
+    groups: int
+    panels: int
+
+    def __str__(self) -> str:
+        if self.dot:
+            return "dot"
+        told = [
+            f"{self.blocks} x {self.rows} rows",
+            f"{self.groups} x {self.panels} panels",
+            f"{self.passes} x {self.depth} steps",
+        ]
+        told += ["packed"] * self.packed + ["copied"] * self.copied
+        return ", ".join(told)
+
+
+DOT = Candidate(1, *(0,) * 8)
+
+
+def picked(cut: Cut) -> Candidate:
+    """The plan that the compiler's choice is."""
+    if cut.dot:
+        return DOT
+    fields = asdict(cut)
+    return Candidate(**{name: fields[name] for name in Candidate.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """What may be done for one shape."""
+
+    m: int
+    n: int
+    k: int
+    threads: int
+    constant: bool  # B is packed ahead
+    dots: bool  # lanes along K are possible
+    tile: Tile
+
+    def plans(self) -> Iterator[Candidate]:
+        """Every one that is legal, some of them twice."""
+        if self.dots and min(self.m, self.n) <= DOT_LIMIT:
+            yield DOT
+        packs = (0,) if self.constant else (0, 1)
+        for packed, copied in product(packs, (0, 1)):
+            for rows, passes in product(self.heights(), self.pass_counts()):
+                for width in self.widths():
+                    plan = self.plan(packed, copied, passes, rows, width)
+                    if self.legal(plan):
+                        yield plan
+
+    def heights(self) -> set[int]:
+        """Rows of a block."""
+        tiles = {self.tile.MR * count for count in TILES}
+        shares = {-(-self.m // count) for count in (1, self.threads)}
+        return {min(rows, self.m) for rows in tiles | shares}
+
+    def widths(self) -> set[int]:
+        """Panels of a group."""
+        panels = max(1, -(-self.n // self.tile.NR))
+        return {min(width, panels) for width in (*WIDTHS, panels)}
+
+    def pass_counts(self) -> set[int]:
+        return {1, *(-(-self.k // depth) for depth in DEPTHS)} - {0}
+
+    def plan(
+        self, packed: int, copied: int, passes: int, rows: int, width: int
+    ) -> Candidate:
+        """With parts as even as can be."""
+        panels = -(-self.n // self.tile.NR)
+        blocks, groups = -(-self.m // rows), -(-panels // width)
+        return Candidate(
+            0,
+            packed,
+            copied,
+            passes,
+            -(-self.k // passes),
+            blocks,
+            -(-self.m // blocks),
+            groups,
+            -(-panels // groups),
+        )
+
+    def legal(self, plan: Candidate) -> bool:
+        """Whether it fits the scratch, and differs from another that is in the set."""
+        tile, several = self.tile, plan.passes > 1
+        if (plan.packed or plan.copied) and plan.depth > tile.depth:
+            return False
+        # The last panel is packed always if it is not whole.
+        partial = not self.constant and self.n % tile.NR > 0
+        if partial and plan.depth > tile.depth:
+            return False
+        if plan.copied and plan.rows > tile.deep_rows:
+            return False
+        if several:
+            return plan.rows <= tile.deep_rows and plan.panels <= GROUP
+        # In one pass over what is not copied, a group is but a share of a thread.
+        shares = plan.copied or plan.packed or self.threads > 1
+        return bool(shares) or plan.panels == 1

@@ -1,0 +1,237 @@
+"""How good the choice of a plan is: `python -m bench.plans`, `make bench-plans`.
+
+A compiled product takes its plan as arguments, so one artifact runs every plan that its
+scratch allows (bench/plan_set.py). For random shapes, log-uniform in 1..4096, all of
+them are run in machine code on memory that is there, their results compared with
+NumPy's, and the slower ones left out round by round until a few are timed in turns with
+the plan that `kernels/choose.py` picks. Half of those turns say which is the best, the
+other half by how much: a plan that was lucky once is not lucky twice.
+
+Two modes: `packed`, B a constant in panels (few columns: in rows along K), and
+`dynamic`, B as it lies. Writes bench/results/plans.json and bench/results/plans.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter, time_ns
+
+import numpy as np
+
+from bench.native import Timed
+from bench.plan_code import Artifact, Operands, artifacts
+from bench.plan_set import Candidate, Set, picked
+from bench.timing import RESULTS, Report, console, geomean, machine, machine_line, store
+
+LARGEST = 4096
+MOST_WORK = 1 << 31  # multiply-adds
+TURN_SECONDS = 0.0005
+MOST_CALLS = 20_000
+FINALISTS = 4
+FINAL_ROUNDS = 16
+FEWEST_TRIED = 24
+NOTABLE = 0.9  # of the best plan's speed: listed below that
+UNIT = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    m: int
+    n: int
+    k: int
+
+    @property
+    def work(self) -> int:
+        return self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One shape: the pick, the best, and the share of its speed that the pick has."""
+
+    mode: str
+    threads: int
+    shape: Shape
+    tried: int
+    pick: Candidate
+    best: Candidate
+    pick_seconds: float
+    best_seconds: float
+    share: float
+
+
+def random_shapes(count: int, seed: int) -> list[Shape]:
+    source = np.random.default_rng(seed)
+    found: list[Shape] = []
+    while len(found) < count:
+        sizes = np.exp(source.uniform(0, np.log(LARGEST + 1), 3)).astype(int)
+        shape = Shape(*(int(min(size, LARGEST)) for size in sizes))
+        if shape.work <= MOST_WORK:
+            found.append(shape)
+    return found
+
+
+# ---- one shape
+
+
+def check(shape: Shape, plan: Candidate, x: Operands) -> None:
+    """Twice the rounding error that a sum of K products can have."""
+    terms = shape.k * UNIT
+    sizes = np.linalg.norm(x.a, axis=1)[:, None] * np.linalg.norm(x.b, axis=0)
+    if not (np.abs(x.c - x.want) <= 2 * terms / (1 - terms) * sizes + UNIT).all():
+        raise SystemExit(f"wrong result: {shape}, {plan}")
+
+
+def timed_once(call: Timed, count: int) -> float:
+    return call(count) / count
+
+
+def knockout(
+    calls: Mapping[Candidate, Timed], counts: Mapping[Candidate, int], keep: Candidate
+) -> list[Candidate]:
+    """The fastest few, and `keep`: half are left out after each round."""
+    best = {plan: timed_once(call, counts[plan]) for plan, call in calls.items()}
+    while len(best) > FINALISTS:
+        for plan in best:
+            best[plan] = min(best[plan], timed_once(calls[plan], counts[plan]))
+        ranked = sorted(best, key=lambda plan: best[plan])
+        best = {p: best[p] for p in ranked[: max(FINALISTS, len(ranked) // 2)]}
+    return list(dict.fromkeys([keep, *best]))
+
+
+def final(
+    calls: Mapping[Candidate, Timed],
+    counts: Mapping[Candidate, int],
+    plans: Sequence[Candidate],
+) -> dict[Candidate, list[float]]:
+    """Seconds of each, by turns, back and forth."""
+    samples: dict[Candidate, list[float]] = {plan: [] for plan in plans}
+    for number in range(FINAL_ROUNDS):
+        for plan in plans if number % 2 == 0 else reversed(plans):
+            samples[plan].append(timed_once(calls[plan], counts[plan]))
+    return samples
+
+
+def measure(
+    mode: str, artifact: Artifact, shape: Shape, threads: int, seconds: float
+) -> Row:
+    x = artifact.operands(shape.m, shape.n, shape.k, threads)
+    pick = picked(artifact.choice(shape.m, shape.n, shape.k, threads))
+    pool = Set(
+        *(shape.m, shape.n, shape.k, threads),
+        constant=mode == "packed",
+        dots=shape.k >= artifact.tile.lanes,
+        tile=artifact.tile,
+    )
+    others = sorted({*pool.plans()} - {pick})
+    np.random.default_rng(shape.work).shuffle(others)
+    calls: dict[Candidate, Timed] = {}
+    counts: dict[Candidate, int] = {}
+    started = perf_counter()
+    for plan in (pick, *others):
+        late = perf_counter() - started > seconds
+        if late and len(calls) >= FEWEST_TRIED:
+            break
+        call = artifact.call(x, plan)
+        x.c.fill(np.nan)
+        call(1)
+        check(shape, plan, x)
+        once = max(call(1), 1e-8)
+        calls[plan] = call
+        counts[plan] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
+    left = knockout(calls, counts, pick)
+    samples = final(calls, counts, left)
+    # The least of several is what other work on the machine disturbs least.
+    best = min(left, key=lambda plan: min(samples[plan][::2]))
+    pick_seconds, best_seconds = (min(samples[plan][1::2]) for plan in (pick, best))
+    times = (pick_seconds, best_seconds, min(best_seconds / pick_seconds, 1.0))
+    return Row(mode, threads, shape, len(calls), pick, best, *times)
+
+
+def sweep(
+    shapes: Sequence[Shape], modes: Sequence[str], threads: int, seconds: float
+) -> Iterator[Row]:
+    made = artifacts()
+    for shape in shapes:
+        for mode in modes:
+            yield measure(mode, made[mode], shape, threads, seconds)
+
+
+# ---- what is told
+
+
+def summary(rows: Sequence[Row]) -> Report:
+    lines = []
+    for mode in dict.fromkeys(row.mode for row in rows):
+        shares = [row.share for row in rows if row.mode == mode]
+        tried = [row.tried for row in rows if row.mode == mode]
+        lines.append(
+            (
+                mode,
+                str(len(shares)),
+                f"{median(tried):.0f}",
+                f"{geomean(shares):.3f}",
+                f"{min(shares):.2f}",
+                f"{sum(share < NOTABLE for share in shares) / len(shares):.1%}",
+            )
+        )
+    columns = ("", "shapes", "plans each", "geomean", "worst", f"below {NOTABLE}")
+    title = f"The picked plan's speed, of the best plan's, threads: {rows[0].threads}"
+    return Report(title, columns, tuple(lines))
+
+
+def misses(rows: Sequence[Row]) -> Report:
+    """Where the rules could be better, the worst first."""
+    lines = [
+        (
+            f"{row.mode} {row.shape}",
+            f"{row.share:.2f}",
+            *(f"{1e6 * s:.1f}" for s in (row.pick_seconds, row.best_seconds)),
+            str(row.pick),
+            str(row.best),
+        )
+        for row in sorted(rows, key=lambda row: row.share)
+        if row.share < NOTABLE
+    ]
+    columns = ("M x N x K", "share", "pick µs", "best µs", "pick", "best")
+    return Report(f"Picks below {NOTABLE} of the best", columns, tuple(lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.plans", description=__doc__)
+    parser.add_argument("--shapes", type=int, default=300)
+    parser.add_argument("--seed", type=int, help="default: the clock")
+    parser.add_argument("--modes", nargs="+", default=["packed", "dynamic"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.3, help="to try plans in")
+    arguments = parser.parse_args()
+    seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed
+    started = perf_counter()
+    shapes = random_shapes(arguments.shapes, seed)
+    rows: list[Row] = []
+    for row in sweep(shapes, arguments.modes, arguments.threads, arguments.seconds):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
+    about, terminal = machine(), console()
+    reports = [summary(rows), misses(rows)]
+    for report in reports:
+        report.show(terminal)
+    took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
+    terminal.print(took, highlight=False)
+    content = {"machine": about, "seed": seed, "rows": [asdict(r) for r in rows]}
+    store("plans.json", content)
+    parts = [*(r.markdown() for r in reports), f"{took}; {machine_line(about)}\n"]
+    (RESULTS / "plans.md").write_text("\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

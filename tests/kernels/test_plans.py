@@ -1,0 +1,37 @@
+"""A compiled product gives the same result by every plan that its scratch allows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from bench.plan_code import Artifact, artifacts
+from bench.plan_set import Set, picked
+
+SHAPES = [(1, 1, 1), (1, 70, 300), (15, 33, 40), (61, 7, 129), (200, 97, 1100)]
+
+
+@cache
+def made() -> dict[str, Artifact]:
+    return artifacts()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", ["packed", "dynamic"])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_plan(mode: str, m: int, n: int, k: int, threads: int) -> None:
+    artifact = made()[mode]
+    x = artifact.operands(m, n, k, threads)
+    exact = x.a.astype(np.float64) @ x.b.astype(np.float64)
+    sizes = np.abs(x.a).astype(np.float64) @ np.abs(x.b)
+    pick = picked(artifact.choice(m, n, k, threads))
+    dots = k >= artifact.tile.lanes
+    plans = {*Set(m, n, k, threads, mode == "packed", dots, artifact.tile).plans()}
+    assert plans
+    for plan in {pick, *plans}:
+        x.c.fill(np.nan)
+        artifact.call(x, plan)(1)
+        wrong = ~(np.abs(x.c - exact) <= k * 2.0**-24 / (1 - k * 2.0**-24) * sizes)
+        assert not wrong.any(), plan
