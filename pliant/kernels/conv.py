@@ -68,11 +68,14 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
-POSITIONS = 768  # of a block: their products, a tile of channels high, stay in L1
-DEEP_PIXELS = 512  # at most, in a block that is computed deep
+POSITIONS = 512  # of a block: their products, a tile of channels high, stay in L1
 GROUP_WORK = 1 << 16  # multiply-adds for which groups of a few channels share a unit
 # What a transposed store costs more than a plain one, in multiply-adds per result.
-TRANSPOSED = 40
+TRANSPOSED = 12
+# What a step of the deep kernel takes, and of the wide one, measured on AVX-512. With
+# taps, vectors of the wide one begin anywhere in a cache line; without, the deep one
+# finds each line of the patch used once.
+PACE_OF_TAPS, PACE_OF_POINTS = (14, 15), (15, 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +221,20 @@ class _Blocks:
         )
         planes = product(s.window for s in outer)
         self.planes = planes * self.rows.phases * self.columns.phases
-        self.budget = target.l2 // 2 // spec.dtype.bytes
+        # The patch shares L2 with a panel of weights. Without taps there is no halo,
+        # so nothing is lost with small patches, and more of them is found in L1.
+        self.budget = target.l2 // (8 if flat else 4) // spec.dtype.bytes
         # Rows may share their padding only where it is whole, on both sides.
         self.shared = as_expr(0)
         across = self.columns
         if across.stride == 1 and not self.flat:
             high = across.out + across.reach - across.extent - across.low
             self.shared = maximum(minimum(across.low, high), 0)
-        self.widest = self.positions if self.flat else self.positions // 4
+        widest = self.positions if self.flat else self.positions // 4
+        # Where even one row of that many is too much for L2, blocks are narrower.
+        row = maximum(self.channels * self.planes * (1 + self.rows.reach), 1)
+        room = floordiv(self.budget, row * tile.columns) * tile.columns
+        self.widest = minimum(widest, maximum(room, tile.columns))
 
     def lets(self) -> list[Stmt]:
         rows, columns, tile = self.rows, self.columns, self.tile
@@ -290,10 +299,13 @@ class _Conv:
         self.deep = tile.width == tile.columns
         elements = few * blocks.positions
         if self.deep:
-            elements = max(elements, DEEP_PIXELS * tile.width)
+            elements = max(elements, blocks.positions * tile.width)
         self.scratch = buffer("scratch", spec.dtype, (THREADS, elements), Role.WORK)
         self.table = buffer("taps", DType.I64, (THREADS, self.taps), Role.WORK)
-        self.where = buffer("at", DType.I64, (THREADS, DEEP_PIXELS), Role.WORK)
+        pixels = (THREADS, blocks.positions)
+        self.where = buffer("at", DType.I64, pixels, Role.WORK)
+        turned = (THREADS, tile.width, blocks.positions)
+        self.turned = buffer("turned", spec.dtype, turned, Role.WORK)
 
     def kernel(self) -> Kernel:
         work = [self.patch.buffer, self.scratch]
@@ -303,7 +315,7 @@ class _Conv:
         if self.has_taps:
             work.append(self.table)
         if self.deep:
-            work.append(self.where)
+            work += (self.where, self.turned)
             helpers += [
                 deep_kernel(dtype, h, tile, self.has_taps)
                 for h in range(1, tile.pixels + 1)
@@ -366,7 +378,10 @@ class _Conv:
             self.panel(place, group),
         )
         per_group = Block(
-            (fill(self.patch, self.x, blocks.channels, place), panel_loop)
+            (
+                fill(self.patch, self.x, blocks.channels, place, self.tile.columns),
+                panel_loop,
+            )
         )
         return Block(
             (
@@ -389,12 +404,11 @@ class _Conv:
         """Whether the deep kernel has less to compute on this block."""
         spec, tile = self.spec, self.tile
         pixels = sym("_rows") * sym("_columns")
-        wide = ceildiv(sym("_count"), tile.columns) * tile.columns
+        positions = ceildiv(sym("_count"), tile.columns) * tile.columns
         deep_cost = pixels * (spec.depth + TRANSPOSED) * self.panels * tile.width
-        wide_cost = wide * spec.depth * spec.outputs
-        less = Binary("lt", Index(deep_cost), Index(wide_cost))
-        fits = Binary("le", Index(pixels), Index(as_expr(DEEP_PIXELS)))
-        return Binary("logical_and", fits, less)
+        wide_cost = positions * spec.depth * spec.outputs
+        deep, wide = PACE_OF_TAPS if self.has_taps else PACE_OF_POINTS
+        return Binary("lt", Index(deep_cost * deep), Index(wide_cost * wide))
 
     def pixel_table(self) -> Stmt:
         """The position of every pixel of the block, for the deep kernel."""
@@ -480,11 +494,22 @@ class _Conv:
             place.rows,
             place.column,
             place.columns,
-            lambda m, r, j: Load(
-                self.scratch, (worker, (r * sym("_columns") + j) * tile.width + m)
-            ),
+            lambda m, r, j: Load(self.turned, (worker, m, r * sym("_columns") + j)),
         )
-        return [*tiles, *self.epilogue(ready)]
+        return [*tiles, self.turn(pixels), *self.epilogue(ready)]
+
+    def turn(self, pixels: Expr) -> Stmt:
+        """From a row for each pixel to a row for each channel, in whole vectors.
+
+        Past the last pixel there is scratch, whatever it holds.
+        """
+        m, j, lanes = sym("_m"), sym("_j"), self.tile.columns // 2
+        pixel = sym("_p") * lanes + j
+        value = Load(self.scratch, (sym(WORKER), pixel * self.tile.width + m))
+        store = Store(self.turned, (sym(WORKER), m, pixel), value)
+        square = For("_j", as_expr(0), as_expr(lanes), store, Kind.VECTOR)
+        columns = For("_m", as_expr(0), as_expr(self.tile.width), square)
+        return For("_p", as_expr(0), ceildiv(pixels, lanes), columns)
 
     def _arguments(
         self,

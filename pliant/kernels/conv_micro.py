@@ -113,7 +113,8 @@ def wide_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFu
     channels, count = sym("channels"), sym("count") if taps else as_expr(1)
     plane, first, row = sym("plane"), sym("first"), sym("row")
     width = sym("width")
-    w = buffer("w", dtype, (channels, count, width), Role.IN)
+    strides = (count * width, width, 1)
+    w = buffer("w", dtype, (channels, count, height), Role.IN, strides)
     # The last tile of a block reaches into the next plane, for results nobody reads.
     beyond = plane + tile.columns
     patch = buffer("patch", dtype, (channels, beyond), Role.IN, (plane, 1))

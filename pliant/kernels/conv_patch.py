@@ -129,8 +129,12 @@ class Place:
     columns: Expr
 
 
-def fill(patch: Patch, x: Buffer, channels: Expr, place: Place) -> Stmt:
-    """Copies the input under a place's windows, zero where there is none."""
+def fill(patch: Patch, x: Buffer, channels: Expr, place: Place, beyond: int) -> Stmt:
+    """Copies the input under a place's windows, zero where there is none.
+
+    So are `beyond` elements after every plane: the last tile of a block computes with
+    them, and what lies there may be denormal, which costs a hundred times as much.
+    """
     rows, columns = patch.rows, patch.columns
     c, r, j = sym("_c"), sym("_r"), sym("_j")
     row_phase = sym("_pr") if rows.phases != as_expr(1) else as_expr(0)
@@ -180,7 +184,16 @@ def fill(patch: Patch, x: Buffer, channels: Expr, place: Place) -> Stmt:
             run(maximum(sym("_high"), sym("_low")), width, nothing),
         )
     )
-    row = For("_r", as_expr(0), place.rows + rows.reach, row)
+    count = place.rows + rows.reach
+    end = position.substitute({"_r": count - 1}) + width
+    after = Store(patch.buffer, (sym(WORKER), sym("_to") + j), nothing)
+    row = Block(
+        (
+            For("_r", as_expr(0), count, row),
+            Let("_to", Index(end)),
+            For("_j", as_expr(0), as_expr(beyond), after, Kind.VECTOR),
+        )
+    )
     if columns.phases != as_expr(1):
         row = For("_pc", as_expr(0), columns.phases, row)
     if rows.phases != as_expr(1):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+from pliant.ir.interp import run_graph
 from pliant.target import named, runs_here
 
 TARGETS = ["host", "avx2", "baseline"]
@@ -225,3 +226,40 @@ def test_weight_as_an_input() -> None:
         given = (torch.randn(batch, 3, 5, 9), torch.randn(out, 3, 3, 3))
         for got, want in zip(made(*given), Applied()(*given), strict=True):
             torch.testing.assert_close(got, want, rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    "layer, size, deep",
+    [
+        (nn.Conv2d(40, 16, 3, padding=1), 3, True),
+        (nn.Conv2d(40, 16, 3, padding=1, stride=2, dilation=2), 9, True),
+        (nn.Conv2d(100, 16, 1), 3, True),
+        (nn.Conv2d(1, 16, 1, padding=1), 20, False),
+        (nn.Conv2d(5, 16, 1), 8, False),
+        (nn.Conv2d(4, 4, 3, groups=4, padding=1), 6, False),
+        (nn.ConvTranspose2d(100, 16, 3, stride=2), 3, True),
+        (nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1), 5, False),
+    ],
+    ids=str,
+)
+def test_interpreted(layer: nn.Module, size: int, deep: bool) -> None:
+    """Every access in bounds, no races, and by the kernel that is meant to run."""
+    torch.manual_seed(0)
+    channels = layer.in_channels
+    made = compiled(layer, torch.randn(2, channels, 11, 12), "avx2")  # type: ignore[arg-type]
+    lowered = made._program.lowered
+    loops = {
+        name: func
+        for name, func in lowered.loops.items()
+        if not name.startswith(("conv_f32_", "pointwise_f32_"))
+        or name.endswith("_deep") == deep
+    }
+    x = torch.randn(2, channels, size, size + 1)  # type: ignore[arg-type]
+    given = [x.numpy()]
+    for workers in (1, 2):
+        (got,) = run_graph(
+            lowered.replace(loops=loops), given, workers=workers, check_races=True
+        )
+        torch.testing.assert_close(
+            torch.from_numpy(got), layer(x), rtol=1e-5, atol=1e-5
+        )
