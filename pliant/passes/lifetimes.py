@@ -6,7 +6,7 @@ may share one buffer, which lives from the first of them to the last reader of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
@@ -34,7 +34,7 @@ class Kernels:
             if op.str_attr("kind") in OPAQUE:
                 self._note_root(k, op)
         self.spans = self._spans(fused)
-        self.before = set(self._sums(self.spans).values())
+        self.before = self._sums(self.spans)
 
     def _note_root(self, k: int, op: Op) -> None:
         (root,) = (o for o in op.regions[0].ops if o.name == op.str_attr("kind"))
@@ -62,34 +62,46 @@ class Kernels:
         outputs = {bases.get(v, v) for v in fused.results}
         return {v.name: span for v, span in found.items() if v not in outputs}
 
-    def _sums(self, spans: Mapping[str, Span]) -> dict[int, Expr]:
+    def _sums(self, spans: Mapping[str, Span]) -> list[Expr]:
         """Live bytes at every kernel."""
         live = [as_expr(0)] * len(self.fusions)
         for span in spans.values():
             for k in range(span.first, span.last + 1):
                 live[k] = live[k] + span.bytes
-        return dict(enumerate(live))
+        return live
 
-    def joined(self, names: Sequence[str]) -> dict[str, Span] | None:
-        """The spans with some values in one buffer; None if one is not a buffer."""
-        parts = [self.spans[name] for name in names if name in self.spans]
-        if len(parts) < len(names):
-            return None
+    def join(self, names: Sequence[str], makers: Set[int], facts: Facts) -> bool:
+        """Puts values into one buffer, if that needs no more memory: 1% at most.
+
+        Scratch is not known yet, only that elementwise kernels have none and that the
+        makers, products of one left operand, have the same. So live bytes during any
+        other kernel are held against that kernel's own before.
+        """
+        if any(name not in self.spans for name in names):
+            return False  # a result has storage of its own
+        spans = self._joined(names)
+        now = self._sums(self.spans)
+        for k, size in enumerate(self._sums(spans)):
+            if size == now[k]:
+                continue
+            if self.fusions[k].str_attr("kind") == "map":
+                bounds = set(self.before)
+            else:
+                bounds = {self.before[j] for j in (makers if k in makers else {k})}
+            if size not in bounds and not any(
+                facts.prove(le(size * 100, bound * 101)) for bound in bounds
+            ):
+                return False
+        self.spans = spans
+        return True
+
+    def _joined(self, names: Sequence[str]) -> dict[str, Span]:
+        """The spans, with the first name's standing for all of them."""
+        parts = [self.spans[name] for name in names]
         size = as_expr(0)
         for part in parts:
             size = size + part.bytes
         first = min(part.first for part in parts)
         last = max(part.last for part in parts)
-        spans = {k: span for k, span in self.spans.items() if k not in names}
-        return {**spans, names[0]: Span(size, first, last)}
-
-    def accept(self, spans: dict[str, Span], facts: Facts) -> bool:
-        """Takes these spans over, if they need no more memory: 1% at most."""
-        sums = dict.fromkeys(self._sums(spans).values())
-        for size in sums:
-            if size in self.before:
-                continue
-            if not any(facts.prove(le(size * 100, b * 101)) for b in self.before):
-                return False
-        self.spans = spans
-        return True
+        others = {k: span for k, span in self.spans.items() if k not in names}
+        return {**others, names[0]: Span(size, first, last)}

@@ -21,8 +21,9 @@ gain, so nothing may be lost for it:
   each product alone is asked, not guessed.
 - Views. A reader that takes its operand through strides must be able to take the slice;
   a slice starts and ends with a cache line; results of the graph are not slices.
-- Memory. Parts of one buffer die together. A set is merged only if live bytes after it,
-  at every moment, are proved to be within 1% of some moment before it.
+- Memory. Parts of one buffer die together. A product joins a set only if the peak is
+  proved to grow by 1% at most (`lifetimes`): values that attention reads beside queries
+  and keys that were rotated before it stay alone.
 - Weights are held once: every reader of a weight is merged with the same others.
 """
 
@@ -47,7 +48,7 @@ LINE = 64  # bytes
 # turn -0.0 into 0.0.
 NEUTRAL = {"add": -0.0, "mul": 1.0}
 # What a weight may be made by; `fold` computes all of it.
-MADE_BY = frozenset({"constant", "cast", "reshape", "transpose", "slice", "flip"})
+MADE_BY = VIEWS | {"constant", "full", "cast", "add", "mul"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,18 +99,23 @@ class _Finder:
         whole = [run for run in map(self._kept, near) if len(run) > 1]
         whole.sort(key=lambda run: run[0].kernel)
         alone = self._weights_held_once(whole)
-        small = [run for run in alone if self._fits(run, kernels)]
-        return self._weights_held_once(small)
+        small = [self._fitting(run, kernels) for run in alone]
+        return self._weights_held_once([run for run in small if len(run) > 1])
 
     # ---- one product
 
     def _siblings(self) -> list[Op]:
-        """Products by constants whose left operand has more than one of them."""
+        """Products by constants whose left operand has more than one of them.
+
+        A weight that is also read otherwise, as a tied embedding is, stays as it is.
+        """
         by_left: dict[Value, list[Op]] = {}
         for op in self.graph.ops:
             if op.name == "matmul" and self._is_weight(op.operands[1]):
                 by_left.setdefault(op.operands[0], []).append(op)
-        return [op for many in by_left.values() if len(many) > 1 for op in many]
+        found = [op for many in by_left.values() if len(many) > 1 for op in many]
+        readers = set(found)
+        return [op for op in found if self._read_only_by(op.operands[1], readers)]
 
     def _is_weight(self, value: Value) -> bool:
         """One matrix of constants, whose columns fill cache lines."""
@@ -201,7 +207,7 @@ class _Finder:
         return op.name not in IN_MEMORY or all(reads_view(op, k, view) for k in which)
 
     def _weights_held_once(self, runs: list[_Run]) -> list[_Run]:
-        """Runs that take all readers of their weights along."""
+        """Runs that take all readers of their weights along: layers may share them."""
         taken = {_weights_of(run): set[Op]() for run in runs}
         for run in runs:
             taken[_weights_of(run)].update(product.matmul for product in run)
@@ -212,15 +218,23 @@ class _Finder:
         ]
 
     def _read_only_by(self, weight: Value, matmuls: set[Op]) -> bool:
+        """A scale or other small part of the weight may have other readers."""
         inside = _behind(weight, self.producers) or []
         allowed = matmuls.union(inside)
-        return all(
-            reader in allowed for op in inside for reader in self.users[op.result]
-        )
+        whole = [
+            op.result for op in inside if op.result.type.numel == weight.type.numel
+        ]
+        return all(reader in allowed for value in whole for reader in self.users[value])
 
-    def _fits(self, run: _Run, kernels: Kernels) -> bool:
-        joined = kernels.joined([product.end.name for product in run])
-        return joined is not None and kernels.accept(joined, self.facts)
+    def _fitting(self, run: _Run, kernels: Kernels) -> _Run:
+        """The first of a run, and what can share a buffer with it."""
+        taken = [run[0]]
+        for product in run[1:]:
+            names = [taken[0].end.name, product.end.name]
+            makers = {p.kernel for p in (*taken, product)}
+            if kernels.join(names, makers, self.facts):
+                taken.append(product)
+        return tuple(taken)
 
 
 def _near(products: list[_Product], kernels: Kernels) -> list[list[_Product]]:
