@@ -132,3 +132,13 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["dims"] == ["batch", "seq"]
     assert told["kernel_calls"] == 2
     assert "batch" in told["peak_formula"]
+
+
+def test_explain_at_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{TINY}:net", "-d", "batch=2", "-d", "seq=3"]) == 0
+    assert "matrix products at batch=2, seq=3" in capsys.readouterr().out
+    assert main(["explain", f"{TINY}:net", "--dim", "batch=2"]) == 1
+    assert "missing: seq" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as error:
+        main(["explain", f"{TINY}:net", "--dim", "batch"])
+    assert error.value.code == 2
