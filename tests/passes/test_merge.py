@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,39 @@ def test_without_fold_nothing_is_merged() -> None:
     for options in (Options(merge=False), Options(fold=False)):
         cx = Context(options, avx512())
         assert merge(module.main, cx) is module.main
+
+
+# ---- models
+
+ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
+
+
+@pytest.mark.skipif(not ZOO.is_dir(), reason="the zoo is not beside the repository")
+@pytest.mark.parametrize(("name", "fewer"), [("bert", 2), ("llama", 1)])
+def test_calls_and_memory_of_models(
+    name: str, fewer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer calls per layer, at no price in memory."""
+    monkeypatch.syspath_prepend(str(ZOO))
+    case = getattr(pytest.importorskip("zoo"), name)(layers=2)
+    merged, apart = (
+        pliant.compile(
+            case.model,
+            case.inputs(*case.example),
+            case.dynamic_shapes,
+            threads=2,
+            options=Options(merge=on),
+        )
+        for on in (True, False)
+    )
+    calls = [m.stats()["kernel_calls"] for m in (merged, apart)]
+    assert calls[1] - calls[0] == 2 * fewer
+    for size in ((1, 1), (1, 7), (1, 32), (3, 33), (8, 128)):
+        plans = [m.memory_plan(*case.inputs(*size)) for m in (merged, apart)]
+        assert plans[0].peak_bytes <= 1.01 * plans[1].peak_bytes
+        assert plans[0].weight_bytes == plans[1].weight_bytes
+    x = case.inputs(2, 11)
+    torch.testing.assert_close(merged(*x), case.model(*x), rtol=1e-4, atol=1e-4)
 
 
 # ---- text in, text out
