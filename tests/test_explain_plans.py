@@ -162,11 +162,11 @@ def test_threads_take_part_in_large_products_alone() -> None:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.few = nn.Linear(64, 1536), nn.Linear(1536, 7)
+        self.up, self.few = nn.Linear(64, 1536), nn.Linear(1536, 3)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.few(self.up(x).relu())
-        return y, y @ x[:, :7]
+        return y, y @ x[:, :3]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def products_of(text: str) -> str:
 def test_sizes_without_dims(net: pliant.CompiledModel) -> None:
     text = products_of(net.explain())
     assert "M=batch*seq N=1536 K=64" in text
-    assert "M=seq N=64 K=7 products=batch" in text
+    assert "M=seq N=64 K=3 products=batch" in text
     assert "rows" not in text
 
 
@@ -193,8 +193,28 @@ def test_words_with_dims(net: pliant.CompiledModel) -> None:
     assert text.startswith("matrix products at batch=1, seq=7")
     assert "M=7 N=1536 K=64: rows 4 + 3, columns 96 x 16; " in text
     assert "B packed ahead" in text
-    assert "columns 4 + 2 + 1; lanes along K" in text
+    assert "columns 2 + 1; lanes along K" in text
     assert "nothing to compute" in products_of(net.explain(batch=0, seq=7))
+
+
+def test_words_of_a_plan() -> None:
+    plan = plan_of(compiled(module_of(), "avx2"))  # tiles of 6 x 16
+
+    def told(**given: int) -> str:
+        return plan.words(cut_of(**given))
+
+    dot = told(dot=1, m=15, n=7, k=40, rows=15)
+    assert dot == (
+        "rows 3 x 4 + 2 + 1, columns 4 + 2 + 1; lanes along K, "
+        "columns of B made rows, 1 thread"
+    )
+    sizes = {"dot": 0, "m": 50, "n": 50, "k": 500, "blocks": 3, "rows": 17}
+    shared = {"packed": 0, "passes": 4, "depth": 125, "groups": 2, "panels": 2}
+    assert told(**sizes, **shared, threads=2) == (
+        "rows 2 x (2 x 6 + 5) + (6 + 2 x 5), columns 3 x 16 + 8; 3 blocks, "
+        "2 panels at a time, 4 passes of 125, B in place, A copied, "
+        "2 threads by rows and panels"
+    )
 
 
 def test_every_dim_or_none(net: pliant.CompiledModel) -> None:
