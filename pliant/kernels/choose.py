@@ -6,11 +6,13 @@ interest, and nothing is tuned or compiled per shape. The model, with cycles per
 K and the bytes that move as its terms:
 
 kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
-          and computes N rounded up to whole vectors. Below `DOT_COLUMNS` columns most
-          lanes of a panel would be idle; lanes along K are cheaper, if K fills them.
+          and computes N rounded up to whole vectors. With a few columns most lanes of
+          a panel would be idle; lanes along K are cheaper, if K fills them.
 packing   Panels of a B that is not constant are packed by the unit that reads them,
           which costs about a third of a cycle per element, a step of K for ten rows. So
-          few rows read B where it lies, in strips of K that keep its pages few.
+          few rows read B where it lies, and more where its rows are near each other.
+          Either way in strips of K, which keep a panel in L1 and its pages few, unless
+          there are so many rows that reading partial sums again costs more.
 depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel; the
           rows are then copied, so that a long stride does not thrash cache sets. Rows
           that are not adjacent in K are copied too.
@@ -33,14 +35,16 @@ from pliant.kernels.tiles import Tile
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
 
 THREADS = sym("threads")
-DOT_COLUMNS = 8  # most columns for lanes along K
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
 WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
 THIN = 64  # steps of K up to which C is most of the traffic
+THIN_PANELS = 4  # for rows of C to be worth writing from end to end
 MOST_ROWS = 512  # of a block: each may be a page of C
-STRIP = 128  # steps of K in a pass over a B read where it lies
+STRIP = 128  # steps of K in a pass over a B that is not constant; twice with many rows
+NEAR_COLUMNS = 256  # of a B whose rows are near each other
+MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
-FEWEST_PANELS = 4  # for a copy of A's rows to pay
+FEWEST_PANELS = 8  # for a copy of A's rows to pay
 TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
 
@@ -130,18 +134,21 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     panels = let("_panels", maximum(ceildiv(n, tile.NR), 1))
     many = let("_many", exceeds(m, WHOLE_ROWS * tile.MR))
     deep = let("_deep", maximum(ceildiv(k, tile.depth), 1))
+    large = exceeds(m, MANY_TILES * tile.MR)
+    longer = many * STRIP + large * (tile.depth - 2 * STRIP)
     if what.constant:
         packed = as_expr(0)
         # Copied rows have room for so many steps only.
         copies = what.computed or what.steps
         passes = deep if copies else 1 + many * (deep - 1)
     elif what.adjacent:
-        packed = let("_packed", many * exceeds(k, STRIP))
-        strips = let("_strips", maximum(ceildiv(k, STRIP), 1))
-        passes = packed * deep + (1 - packed) * strips
+        apart = exceeds(m, tile.MR) * exceeds(n, NEAR_COLUMNS)
+        pays = maximum(apart, large)
+        packed = let("_packed", exceeds(k, STRIP) * pays)
+        passes = maximum(ceildiv(k, STRIP + packed * longer), 1)
     else:
         packed = as_expr(1)
-        passes = deep
+        passes = maximum(ceildiv(k, STRIP + longer), 1)
     passes = let("_passes", passes)
     cut = let("_cut", minimum(passes - 1, 1))
     worth = many * exceeds(panels, FEWEST_PANELS - 1)
@@ -151,14 +158,21 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     thin = as_expr(0)
     if what.constant or what.adjacent:
         held = exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
-        thin = let("_thin", (1 - exceeds(k, THIN)) * (1 - held))
+        wide = exceeds(panels, THIN_PANELS - 1)
+        thin = let("_thin", (1 - exceeds(k, THIN)) * (1 - held) * wide)
     together = ceildiv(panels, GROUP)
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
     together = together - thin * (together - 1)
     least = maximum(together, (1 - many) * minimum(THREADS, panels))
     whole = maximum(shared, thin)
-    groups = let("_groups", (1 - whole) * panels + whole * least)
+    alone = panels
+    if what.adjacent:  # as many as are packed together
+        alone = panels - packed * (panels - ceildiv(panels, TOGETHER))
+    # A few rows have their partial sums in L1 if they stay with one panel.
+    some = packed * (1 - many)
+    groups = (1 - some) * ((1 - whole) * alone + whole * least) + some * panels
+    groups = let("_groups", groups)
     near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
     near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)
     most = (1 - shared) * near + shared * tile.deep_rows
@@ -180,14 +194,24 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
 
 
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
-    """1 if lanes go along K."""
-    if what.constant:
+    """1 if lanes go along K.
+
+    A row then takes n * (k / (2 * lanes) + 4) cycles: the steps of K, and the sum over
+    lanes at the end. With panels it takes k / 2, n at most a vector, less a fifth for
+    tiles without so many loads; and a B not yet adjacent in K takes n * k / 2 once to
+    make it so. Times 2 * lanes, compared:
+    """
+    lanes = tile.lanes
+    gain = k * (lanes - 3 - n) - 8 * lanes * n
+    fills = exceeds(k, 2 * lanes - 1)
+    if what.rows_in_k:
+        few_columns = exceeds(gain, 0)
+        if few_columns == as_expr(1):
+            return fills
+        return fills * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
+    if not what.packs_rows:
         return as_expr(0)
-    long = exceeds(k, 2 * tile.lanes - 1)
-    few_columns = 1 - exceeds(n, DOT_COLUMNS)
-    if what.rows_in_k and few_columns != as_expr(1):
-        return long * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
-    return long * few_columns if what.packs_rows else as_expr(0)
+    return fills * exceeds(m * gain, lanes * n * k)
 
 
 def thread_blocks(m: Expr, n: Expr, least: Expr, units: Expr, tile: Tile) -> Expr:

@@ -46,7 +46,15 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import GROUP, SMALL, THREADS, TOGETHER, Plan, exceeds
+from pliant.kernels.choose import (
+    GROUP,
+    SMALL,
+    STRIP,
+    THREADS,
+    TOGETHER,
+    Plan,
+    exceeds,
+)
 from pliant.kernels.micro import (
     DOT_SIZES,
     Elements,
@@ -599,4 +607,5 @@ def call_planned(spec: Product, plan: Plan, tile: Tile, planned: PlannedCall) ->
 def small_sizes(spec: Product, tile: Tile) -> tuple[tuple[Expr, int], ...]:
     """Sizes, and the most that each is of a product that is not cut."""
     work = product((*spec.batch, spec.m, spec.n, spec.k))
-    return ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, tile.depth))
+    steps = tile.depth if spec.b_strides is None else 2 * STRIP
+    return ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, steps))
