@@ -8,17 +8,18 @@ The weights and the rows that follow them (bias, scale) are constants, so `fold`
 them; the slices are strided views, which attention, products and elementwise kernels
 read where they lie. Queries, keys and values of attention are the typical case.
 
-When it pays. N products of M rows on the same (M, K) cost N kernel calls, each with its
-own choice of tiles and its own split among threads, and read those rows N times: one
-call and one reading are saved for every product but the first. That is all there is to
-gain, so nothing may be lost for it:
+When it pays. Several products of the same (M, K) rows cost a kernel call each, with its
+own choice of tiles and its own split among threads, and each reads those rows: one call
+and one reading are saved for every product but the first. That is little (2% of a small
+encoder on 7 tokens, nothing measurable where weights or arithmetic dominate), so
+nothing may be lost for it:
 
 - What a kernel computes while the tile is in cache. A gate followed by its sigmoid, an
-  `up` multiplied by the activated gate or a product with a residual stay alone. Taken
-  together, gate and up write 2N columns that another kernel reads to write N: with the
-  products alone the gate is written and read once, so 2N columns more per row are moved
-  than the K that are saved, and there are two kernels either way. What `fuse` does with
-  each product alone is asked, not guessed.
+  `up` multiplied by the activated gate or a product with a residual stay alone. Apart,
+  gate and up of N columns write N, read N and write N; merged, 2N are written and read
+  and N written, by two kernels either way. That is 2N columns more against K saved:
+  as fast within 2% for 1 to 1024 rows, but with a peak 1.4 times as high. What `fuse`
+  does with each product alone is asked, not guessed.
 - Views. A reader that takes its operand through strides must be able to take the slice;
   a slice starts and ends with a cache line; results of the graph are not slices.
 - Memory. Parts of one buffer die together. A product joins a set only if the peak is
