@@ -440,7 +440,8 @@ class _Builder:
             return call(b, nr, coming, ahead)
         assert self.b is not None
         b = (self.panel, (sym(WORKER), sym("_slot"), none, none))
-        if self.b.strides[-2] == as_expr(1):  # rows along K, one after the other
+        same = self.b.dtype is self.p.dtype  # or the kernel's hint is of another type
+        if same and self.b.strides[-2] == as_expr(1):  # rows along K, one by one
             next_panel = panel * tile.NR + tile.NR
             coming = (self.b, (*b_at, begin + share * tile.NR, next_panel))
             packed = call(b, nr, coming, ahead)

@@ -344,3 +344,31 @@ def test_attention_mask_of_minus_infinity(masked: str) -> None:
         if masked == "all":
             mask[1, 0, 0] = -INF
         check(compiled, call, (q, mask), call)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("turned", [False, True])
+def test_half_products(dtype: torch.dtype, turned: bool) -> None:
+    """Both operands known at the call; weights that stay half as long as they live."""
+
+    class Product(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a @ (b.t() if turned else b)
+
+    example = (torch.ones(2, 3).to(dtype), torch.ones(4 if turned else 3, 3).to(dtype))
+    dims = ({0: "m", 1: "k"}, {0: "n", 1: "k"} if turned else {0: "k", 1: "n"})
+    if not turned:
+        example = (example[0], torch.ones(3, 4).to(dtype))
+    model = pliant.compile(Product(), example, dims)
+    for m, n, k in [(0, 3, 2), (1, 1, 1), (3, 70, 90), (50, 33, 1500), (20, 7, 0)]:
+        a = torch.randn(m, k).to(dtype)
+        b = torch.randn((n, k) if turned else (k, n)).to(dtype)
+        exact = a.double() @ (b.double().t() if turned else b.double())
+        assert model(a, b).dtype is dtype
+        rounded = exact.to(dtype).double()
+        slack = 2 * (rounded - exact).abs() + 1e-2 * exact.abs().clamp(min=1e-3)
+        assert ((model(a, b).double() - exact).abs() <= slack).all(), (m, n, k)
+
+    linear = torch.nn.Linear(320, 640, bias=False).to(dtype)
+    compiled = pliant.compile(linear, (torch.ones(2, 320).to(dtype),), ({0: "m"},))
+    assert compiled.memory_plan(m=1).weight_bytes == 320 * 640 * 2
