@@ -85,6 +85,7 @@ from pliant.target import Target
 __all__ = ["THREADS", "UNIT_WORK", "multiply_add", "unflatten_unit", "zero"]
 
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 AHEAD = 16  # steps of K that a panel read in place looks ahead
 DOT_TILE = 16  # rows of a unit with lanes along K
 
@@ -436,7 +437,10 @@ class _Builder:
         nr = as_expr(tile.NR)
         if self.constant is not None:
             b: Address = (self.constant, (*b_at, panel, begin, none))
-            coming = (self.constant, (*b_at, panel + 1, begin + share, none))
+            # A panel that is read once comes from far away: ask for what is near in it.
+            more = exceeds(sym("_tiles"), 1)
+            row = begin + more * share + (1 - more) * NEAR_STEPS
+            coming = (self.constant, (*b_at, panel + more, row, none))
             return call(b, nr, coming, ahead)
         assert self.b is not None
         b = (self.panel, (sym(WORKER), sym("_slot"), none, none))
