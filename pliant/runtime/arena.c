@@ -36,18 +36,6 @@ static bool fit_block(plt_arena *a, const plt_services *s, int64_t need) {
     return true;
 }
 
-void plt_huge_pages(void *data, int64_t bytes) {
-#if !defined(PLT_NO_MMAP) && defined(MADV_HUGEPAGE)
-    uintptr_t begin = (uintptr_t)data + PLT_HUGE - 1;
-    begin -= begin % PLT_HUGE;
-    uintptr_t end = (uintptr_t)data + (uintptr_t)bytes;
-    end -= end % PLT_HUGE;
-    if (data && begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)data, (void)bytes;
-#endif
-}
-
 #ifndef PLT_NO_MMAP
 
 static void *map_pages(size_t bytes) {

@@ -117,8 +117,6 @@ static TVMFFIObjectHandle env_alloc(const plt_services *s, DLTensor *like) {
     return NULL;
 }
 
-#define LARGE_OUTPUT (8 * 1024 * 1024)
-
 static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
     const plt_services *s = &m->services;
     memset(f->slot->handles, 0, (size_t)m->n_outputs * sizeof(void *));
@@ -144,9 +142,6 @@ static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
         DLTensor *t = tensor_of(h);
         f->slot->handles[i] = h;
         f->slot->outputs[i] = t->data ? (char *)t->data + t->byte_offset : NULL;
-        /* The allocator maps a large result anew for every call: with small pages, its
-         * faults take longer than a product takes to write it. */
-        if (bytes >= LARGE_OUTPUT) plt_huge_pages(f->slot->outputs[i], bytes);
     }
     return PLT_OK;
 }

@@ -90,9 +90,6 @@ bool plt_arena_fit(plt_arena *arena, const plt_services *s, int64_t need);
 /* Gives back what lies beyond need; never grows. */
 void plt_arena_shrink(plt_arena *arena, const plt_services *s, int64_t need);
 
-/* Asks for huge pages in memory not yet touched, as far as whole ones lie inside it. */
-void plt_huge_pages(void *data, int64_t bytes);
-
 /* ---- plans.c ---- */
 /* One shape's plan: a single block. refs and links belong to the model's lock. */
 typedef struct plt_entry {
