@@ -61,10 +61,8 @@ from pliant.kernels.micro import (
     as_dtype,
     dot_kernels,
     dot_name,
-    multiply_add,
     panel_kernels,
     panel_name,
-    zero,
 )
 from pliant.kernels.packing import Right, pack_rows, row_room, unflatten_unit
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
@@ -81,8 +79,6 @@ from pliant.sym import (
     sym,
 )
 from pliant.target import Target
-
-__all__ = ["THREADS", "UNIT_WORK", "multiply_add", "unflatten_unit", "zero"]
 
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
