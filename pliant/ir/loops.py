@@ -442,3 +442,8 @@ def dtype_of(value: LoopValue) -> DType:
             return DType.I32
         case Select(_, x, _):
             return dtype_of(x)
+
+
+def as_dtype(value: LoopValue, dtype: DType) -> LoopValue:
+    """The value as another type; itself if it is of that type."""
+    return value if dtype_of(value) is dtype else Cast(value, dtype)

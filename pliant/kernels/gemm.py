@@ -43,6 +43,7 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     Switch,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import DType
@@ -58,7 +59,6 @@ from pliant.kernels.choose import (
 from pliant.kernels.micro import (
     DOT_SIZES,
     Elements,
-    as_dtype,
     dot_kernels,
     dot_name,
     panel_kernels,

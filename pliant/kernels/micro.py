@@ -25,7 +25,6 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
-    Cast,
     Const,
     Dot,
     Fma,
@@ -41,8 +40,8 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    as_dtype,
     buffer,
-    dtype_of,
 )
 from pliant.ir.types import DType
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
@@ -64,10 +63,6 @@ def multiply_add(
     if parts is not None:
         return Dot(parts, x, y, z)
     return Fma(x, y, z) if dtype.is_float else Binary("add", Binary("mul", x, y), z)
-
-
-def as_dtype(value: LoopValue, dtype: DType) -> LoopValue:
-    return value if dtype_of(value) is dtype else Cast(value, dtype)
 
 
 def zero(dtype: DType) -> Const:

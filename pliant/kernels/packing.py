@@ -34,7 +34,6 @@ from pliant.kernels.tiles import Tile
 from pliant.sym import (
     Expr,
     as_expr,
-    ceildiv,
     floordiv,
     maximum,
     mod,
@@ -57,12 +56,6 @@ class Right:
     def buffer(self, dtype: DType) -> Buffer:
         shape = (*self.batch, self.k, self.n)
         return buffer("b", dtype, shape, Role.IN, self.strides)
-
-
-def packed_shape(
-    batch: Sequence[Expr], n: Expr, k: Expr, tile: Tile
-) -> tuple[Expr, ...]:
-    return (*batch, ceildiv(n, tile.NR), k, as_expr(tile.NR))
 
 
 def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Value
 from pliant.ir.infer import bare
-from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, buffer
+from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
 from pliant.ir.types import TensorType, contiguous_strides
 from pliant.kernels.attention import KEY, Attention, Scored, attention
 from pliant.lower.contract import Operands
 from pliant.lower.domain import Axis, with_axes
-from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.evaluate import Evaluator
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Scratch, Step
 from pliant.passes.attention import score_of

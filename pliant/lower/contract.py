@@ -28,6 +28,7 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
@@ -46,7 +47,7 @@ from pliant.kernels.mix import ProductPlan
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
-from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
 from pliant.lower.quantized import Corrections, narrowed
 from pliant.lower.rebuild import map_stmt

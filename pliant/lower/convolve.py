@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import TensorType
@@ -45,7 +46,7 @@ from pliant.kernels.conv_micro import ConvTile, conv_tile
 from pliant.kernels.conv_patch import Slide
 from pliant.lower.contract import Operands, function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
-from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Packed, Step, Temporary

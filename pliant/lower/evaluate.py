@@ -16,7 +16,6 @@ from pliant.ir.access import VIEWS, Space, pull
 from pliant.ir.graph import Op, Value
 from pliant.ir.loops import (
     Binary,
-    Cast,
     Check,
     Const,
     Index,
@@ -28,6 +27,7 @@ from pliant.ir.loops import (
     Select,
     Stmt,
     Unary,
+    as_dtype,
     dtype_of,
     operands,
 )
@@ -50,10 +50,6 @@ class Scope:
 
 def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
     return b if a is None or a == b else Binary("logical_and", a, b)
-
-
-def as_dtype(value: LoopValue, dtype: DType) -> LoopValue:
-    return value if dtype_of(value) is dtype else Cast(value, dtype)
 
 
 class Evaluator:

@@ -27,11 +27,12 @@ from pliant.ir.loops import (
     Select,
     Stmt,
     Store,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
-from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import COLUMN_BLOCK, block, inner_loops, parallel, split
 from pliant.lower.step import NumberCheck, Step
 from pliant.lower.to_loops import size_symbols

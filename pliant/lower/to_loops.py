@@ -45,13 +45,14 @@ from pliant.ir.loops import (
     Store,
     Unary,
     Variant,
+    as_dtype,
     buffer,
     statements,
 )
 from pliant.ir.types import TensorType
 from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, with_axes
-from pliant.lower.evaluate import Evaluator, as_dtype
+from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import (
     COLUMN_BLOCK,
     block,
