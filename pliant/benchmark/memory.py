@@ -32,6 +32,15 @@ def high_water(call: Callable[[], object]) -> int | None:
     return max(most - before, 0) * 1024
 
 
+def resident() -> int | None:
+    """Resident bytes now, or None where the system does not tell."""
+    _return_free_heap()
+    try:
+        return _kibibytes("VmRSS") * 1024
+    except (OSError, KeyError):
+        return None
+
+
 def _return_free_heap() -> None:
     """Pages that earlier calls freed would take this one's allocations unseen."""
     with contextlib.suppress(AttributeError):  # not glibc

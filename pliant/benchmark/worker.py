@@ -100,6 +100,8 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
     folder = Path(job.folder)
     setup = Setup(case, job.threads, folder)
     longest = largest(case, shapes)
+    for tensor in (*case.model.parameters(), *case.model.buffers()):
+        tensor.sum()  # mapped weights become resident now, not in a call
     candidates: list[Candidate] = []
     for name in job.engines:
         say(f"preparing {ENGINES[name].title}")
