@@ -46,6 +46,11 @@ class Attrs:
         assert isinstance(value, tuple)
         return tuple(v for v in value if isinstance(v, Expr))
 
+    def dim(self, name: str) -> Expr:
+        value = self._values[name]
+        assert isinstance(value, Expr)
+        return value
+
     def text(self, name: str) -> str:
         value = self._values[name]
         assert isinstance(value, str)

@@ -389,7 +389,16 @@ def _pad(op: Op, env: dict[str, int], x: Array) -> Array:
     return np.pad(x, pads, constant_values=number) if pads else x
 
 
+def _scatter_add(op: Op, env: dict[str, int], index: Array, rows: Array) -> Array:
+    count = op.dim_attr("rows").evaluate(env)
+    _in_range(op, index, count, 0)
+    out: Array = np.zeros((count, rows.shape[1]), rows.dtype)
+    np.add.at(out, index.astype(np.int64), rows)
+    return out
+
+
 SIZED: dict[str, Callable[..., Array]] = {
+    "scatter_add": _scatter_add,
     "iota": _iota,
     "dim_value": _dim_value,
     "broadcast": _broadcast,

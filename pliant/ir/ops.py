@@ -33,6 +33,8 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
           take_along (x, i) {axis}    result[.., j, ..] = x[.., i[.., j, ..], ..]
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
+          scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
+                                      all u[m] with i[m] == r, in order of m
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;
@@ -82,7 +84,8 @@ More on single ops
               with `nan_rows`, as softmax in itself does; of no columns it is 0;
               the region, if there is one, changes the scaled scores (.., Hq, Sq, Sk)
               element by element before the causal mask hides some
-  index       an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
+  index, scatter_add
+              an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
               run time
   cast        as in C; float to bool is `!= 0`
   slice       start + (size-1)*step is inside the operand; steps are positive
@@ -406,6 +409,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("op", "str", choices=("sum", "prod")),
         _A("axis", "int"),
     ),
+    _def("scatter_add", _RD, 2, shapes.scatter_add, _A("rows", "dim")),
     # contract
     _def("matmul", _CT, 2, shapes.matmul),
     _def("conv", _CT, 2, shapes.conv, *_WINDOW, _A("groups", "int", 1)),

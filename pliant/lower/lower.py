@@ -45,7 +45,7 @@ from pliant.passes.groups import CALLS
 from pliant.passes.views import View, resolve
 from pliant.sym import Expr, Facts, as_expr, sym
 
-SCANS = frozenset({"pool", "cumulate"})
+SCANS = frozenset({"pool", "cumulate", "scatter_add"})
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 pool, transposed convolution: a loop over the window inside a map over the results.
 cumulate: a loop along one axis, everything else around it.
+scatter_add: blocks of columns, each walking all rows in order, so that sums are the
+same whatever the number of threads.
 What their operand is computed from is computed in place, as in any fusion.
 """
 
@@ -18,7 +20,9 @@ from pliant.ir.loops import (
     Buffer,
     Const,
     For,
+    If,
     Index,
+    Kind,
     Load,
     LoopFunc,
     LoopValue,
@@ -41,6 +45,7 @@ from pliant.sym import (
     Expr,
     Facts,
     as_expr,
+    ceildiv,
     maximum,
     minimum,
     sym,
@@ -225,6 +230,46 @@ def _cumulate(scan: _Scan, name: str) -> Step:
     return _along(scan, name, axis, walk)
 
 
+def _scatter_add(scan: _Scan, name: str) -> Step:
+    index, rows = scan.root.operands
+    result = scan.root.result
+    width, dtype = result.shape[1], result.dtype
+    column = Axis("_d1", width)
+    begin = sym("_p") * COLUMN_BLOCK
+    ends = (begin, minimum(width, begin + COLUMN_BLOCK))
+
+    def across(at: Expr, body: Sequence[Stmt], value: LoopValue) -> Stmt:
+        store = Store(scan.out, (at * width + column.var,), as_dtype(value, dtype))
+        return For(column.name, *ends, block([*body, store]), Kind.VECTOR)
+
+    clear = across(sym("_d0"), [], as_dtype(_ZERO, dtype))
+    row = Axis("_w0", index.shape[0])
+    scan.evaluator.space = with_axes(scan.facts, [row, column])
+    scan.evaluator.push(["_p", row.name])
+    place, fits = scan.evaluator.gathered(
+        scan.evaluator.value(index, (row.var,)),
+        result.shape[0],
+        scan.root.loc,
+        None,
+    )
+    scan.evaluator.push([column.name])
+    added = scan.evaluator.value(rows, (row.var, column.var))
+    inner = scan.evaluator.pop()
+    before = Load(scan.out, (place * width + column.var,))
+    total = Binary("add", as_dtype(before, dtype.compute), added)
+    visit = [*scan.evaluator.pop(), If(fits, across(place, inner, total))]
+    walk = [
+        For("_d0", as_expr(0), result.shape[0], clear),
+        For(row.name, as_expr(0), row.extent, block(visit)),
+    ]
+    work = COLUMN_BLOCK * (result.shape[0] + 4 * row.extent)
+    blocks = Axis("_p", ceildiv(width, COLUMN_BLOCK))
+    root = scan.evaluator.scopes[0].body
+    if blocks.extent == as_expr(1):
+        walk = [For(blocks.name, as_expr(0), as_expr(1), block(walk))]
+    return scan.step(name, block([*root, parallel([blocks], walk, work)]))
+
+
 _ZERO = Const(0, DType.I64)
 
 
@@ -247,6 +292,7 @@ def _lowest(dtype: DType) -> Const:
 _KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
     "pool": _pool,
     "cumulate": _cumulate,
+    "scatter_add": _scatter_add,
 }
 
 

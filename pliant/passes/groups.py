@@ -24,7 +24,7 @@ GATHER = frozenset({"concat", "pad", "index", "take_along"})
 # Roots of kernels of their own, with their producers' results in memory.
 CONTRACT = frozenset({"matmul", "conv", "conv_transpose", "attention"})
 CALLS = frozenset({"call_loop", "call_library"})
-OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate"})
+OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "scatter_add"})
 IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them
 
 
