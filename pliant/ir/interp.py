@@ -21,6 +21,13 @@ import numpy as np
 from pliant.errors import DTypeError, InternalError, ShapeError
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.infer import bare
+from pliant.ir.interp_attention import (
+    ScoreOf,
+    attention,
+    attention_backward,
+    attention_lse,
+    masked,
+)
 from pliant.ir.interp_loops import (
     BINARY,
     UNARY,
@@ -33,7 +40,7 @@ from pliant.ir.interp_loops import (
     run_loop,
     storage,
 )
-from pliant.ir.interp_ops import PURE, SIZED, attention, masked, resized, sizes_of
+from pliant.ir.interp_ops import PURE, SIZED, resized, sizes_of
 from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
@@ -207,6 +214,8 @@ class Interpreter:
             return [SIZED[op.name](op, env, *wide)]
         if op.name in _SPECIAL:
             return [_SPECIAL[op.name](self, op, env, *wide)]
+        if op.name in _SEVERAL:
+            return _SEVERAL[op.name](self, op, env, wide)
         if op.name in _CONTROL:
             return _CONTROL[op.name](self, op, env, operands)
         raise InternalError("interpreter", f"no op is called {op.name}")
@@ -372,11 +381,9 @@ def _resize(run: Interpreter, op: Op, env: dict[str, int], x: Array) -> Array:
     return resized(op, sizes_of(op.dims_attr("shape"), env), x, run.precise)
 
 
-def _attention(
-    run: Interpreter, op: Op, env: dict[str, int], *operands: Array
-) -> Array:
-    q, k, v, *others = operands
-
+def _score_of(
+    run: Interpreter, op: Op, env: dict[str, int], others: list[Array]
+) -> ScoreOf:
     def score(scores: Array) -> Array:
         if op.regions:
             (scores,) = run.region(op.regions[0], [scores, *others], env)
@@ -385,7 +392,29 @@ def _attention(
                 scores = masked(scores, mask)
         return scores
 
-    return attention(op, q, k, v, score)
+    return score
+
+
+def _attention(
+    run: Interpreter, op: Op, env: dict[str, int], *operands: Array
+) -> Array:
+    q, k, v, *others = operands
+    return attention(op, q, k, v, _score_of(run, op, env, others))
+
+
+def _attention_lse(
+    run: Interpreter, op: Op, env: dict[str, int], operands: list[Array]
+) -> list[Array]:
+    q, k, v, *others = operands
+    return [*attention_lse(op, q, k, v, _score_of(run, op, env, others))]
+
+
+def _attention_backward(
+    run: Interpreter, op: Op, env: dict[str, int], operands: list[Array]
+) -> list[Array]:
+    grad, out, lse, q, k, v, *others = operands
+    score = _score_of(run, op, env, others)
+    return [*attention_backward(op, grad, out, lse, q, k, v, score)]
 
 
 _SPECIAL: dict[str, Callable[..., Array]] = {
@@ -394,6 +423,11 @@ _SPECIAL: dict[str, Callable[..., Array]] = {
     "constant": _constant,
     "full": _full,
     "resize": _resize,
+}
+
+_SEVERAL: dict[str, Callable[..., list[Array]]] = {  # of several results
+    "attention_backward": _attention_backward,
+    "attention_lse": _attention_lse,
 }
 
 

@@ -79,9 +79,9 @@ def _reduce(op: Op, x: Array) -> Array:
         case "all":
             return np.asarray(np.all(x, axes, keepdims=keepdims))
         case "max":
-            return _extreme(np.max, "max", x, axes, keepdims)
+            return extreme(np.max, "max", x, axes, keepdims)
         case "min":
-            return _extreme(np.min, "min", x, axes, keepdims)
+            return extreme(np.min, "min", x, axes, keepdims)
     raise InternalError("interpreter", f"no reduction is called {op.attr('op')}")
 
 
@@ -89,7 +89,7 @@ def _dtype_of(x: Array) -> DType:
     return next(d for d, kind in NUMPY.items() if kind == x.dtype)
 
 
-def _extreme(
+def extreme(
     function: Callable[..., Any],
     name: str,
     x: Array,
@@ -205,13 +205,13 @@ def _linear(op: Op, x: Array, w: Array, *bias: Array) -> Array:
 
 def _softmax(op: Op, x: Array) -> Array:
     axis = (op.int_attr("axis"),)
-    exp = np.exp(x - _extreme(np.max, "max", x, axis, True))
+    exp = np.exp(x - extreme(np.max, "max", x, axis, True))
     return np.asarray(exp / np.sum(exp, axis, keepdims=True))
 
 
 def _log_softmax(op: Op, x: Array) -> Array:
     axis = (op.int_attr("axis"),)
-    moved = x - _extreme(np.max, "max", x, axis, True)
+    moved = x - extreme(np.max, "max", x, axis, True)
     return np.asarray(moved - np.log(np.sum(np.exp(moved), axis, keepdims=True)))
 
 
@@ -277,34 +277,6 @@ def _batch_norm(op: Op, x: Array, mean: Array, var: Array, *weights: Array) -> A
     mean, var = _per_channel(mean, x.ndim), _per_channel(var, x.ndim)
     normal = (x - mean) / np.sqrt(var + np.asarray(op.float_attr("eps"), x.dtype))
     return _scaled(normal, [_per_channel(w, x.ndim) for w in weights])
-
-
-def attention(
-    op: Op, q: Array, k: Array, v: Array, score: Callable[[Array], Array]
-) -> Array:
-    """Attention; `score` is what happens to the scaled scores."""
-    given = op.attr("scale")
-    scale = 1 / math.sqrt(q.shape[-1]) if given is None else op.float_attr("scale")
-    shared = q.shape[-3] // k.shape[-3] if k.shape[-3] else 1
-    k, v = np.repeat(k, shared, -3), np.repeat(v, shared, -3)
-    scores = np.matmul(q, np.swapaxes(k, -1, -2)) * np.asarray(scale, q.dtype)
-    scores = score(scores)
-    if op.bool_attr("causal"):
-        rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
-        scores = np.where(columns <= rows, scores, -np.inf).astype(scores.dtype)
-    top = _extreme(np.max, "max", scores, (scores.ndim - 1,), True)
-    masked = top == -np.inf
-    exp = np.exp(scores - np.where(masked, 0, top))
-    weights = exp / np.sum(exp, -1, keepdims=True)
-    hidden = np.nan if op.bool_attr("nan_rows") and k.shape[-2] else 0
-    result = np.where(masked, hidden, np.matmul(weights, v)).astype(q.dtype)
-    return np.swapaxes(result, -2, -3) if op.bool_attr("swapped") else result
-
-
-def masked(scores: Array, mask: Array) -> Array:
-    if mask.dtype == np.bool_:
-        return np.where(mask, scores, -np.inf).astype(scores.dtype)
-    return scores + mask
 
 
 def _einsum(op: Op, *operands: Array) -> Array:

@@ -58,6 +58,8 @@ COMPOSITE (decomposed by passes/decompose.py)
                                       q (.., Hq, Sq, D), k v (.., Hk, Sk, D|Dv), mask
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
           attention (q, k, v, x..) region score(%scores, x..) -> scores
+          attention_lse (as attention) -> result, lse (.., Hq, Sq)
+          attention_backward (dout, out, lse, as attention) -> dq, dk, dv
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
                                       mode: nearest, nearest_exact, linear, cubic
           einsum {equation}
@@ -84,6 +86,14 @@ More on single ops
               with `nan_rows`, as softmax in itself does; of no columns it is 0;
               the region, if there is one, changes the scaled scores (.., Hq, Sq, Sk)
               element by element before the causal mask hides some
+  attention_lse  lse: the logarithm of the sum of a row's exponentials, in the type of
+              its arithmetic; -inf of a row with every column at -inf
+  attention_backward  dout and out are (.., Hq, Sq, Dv), whatever `swapped` says:
+              that is of the results, which are then (.., S, H, D) each. Weights are
+              w = exp(scores - lse), ds = w * (dout x v.T - sum(dout * out)),
+              dq = scale * ds x k, dk = scale * ds.T x q, dv = w.T x dout, the last
+              two summed over the query heads of a group. The region adds to scores
+              or hides some with -inf: it is no function of them that bends
   index, scatter_add
               an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
               run time
@@ -115,6 +125,7 @@ from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr
 
 __all__ = [
+    "ATTENTIONS",
     "ATTR_KINDS",
     "OPS",
     "AttrSpec",
@@ -309,6 +320,13 @@ _WINDOW = (
     _A("high", "ints"),
     _A("dilation", "ints"),
 )
+_ATTEND = (
+    _A("scale", "float?", None),
+    _A("causal", "bool", False),
+    _A("masked", "bool", False),
+    _A("swapped", "bool", False),
+    _A("nan_rows", "bool", False),
+)
 _NORM = (_A("eps", "float"), _A("affine", "str", "none", tuple(composite.AFFINE)))
 
 
@@ -461,15 +479,22 @@ _TABLE: tuple[OpDef, ...] = (
     ),
     _def("batch_norm", _CO, (3, 5), composite.channel_norm, *_NORM),
     _def(
-        "attention",
+        "attention", _CO, (3, None), composite.attention, *_ATTEND, optional_regions=1
+    ),
+    _def(
+        "attention_lse",
         _CO,
         (3, None),
-        composite.attention,
-        _A("scale", "float?", None),
-        _A("causal", "bool", False),
-        _A("masked", "bool", False),
-        _A("swapped", "bool", False),
-        _A("nan_rows", "bool", False),
+        composite.attention_lse,
+        *_ATTEND,
+        optional_regions=1,
+    ),
+    _def(
+        "attention_backward",
+        _CO,
+        (6, None),
+        composite.attention_backward,
+        *_ATTEND,
         optional_regions=1,
     ),
     _def(
@@ -537,5 +562,8 @@ _TABLE: tuple[OpDef, ...] = (
         pure=False,
     ),
 )
+
+# The forms of attention, and at which operand q, k, v and what scores read begin.
+ATTENTIONS = {"attention": 0, "attention_lse": 0, "attention_backward": 3}
 
 OPS: dict[str, OpDef] = {definition.name: definition for definition in _TABLE}

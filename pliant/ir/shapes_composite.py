@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 
 from pliant.errors import ShapeError
-from pliant.ir.graph import Graph
+from pliant.ir.graph import Graph, Value
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, divides, le
@@ -102,6 +103,57 @@ def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
                 cx.require_equal(a, b, "mask must fit the scores")
     middle = (rows, heads) if attrs.flag("swapped") else (heads, rows)
     return (TensorType(dtype, (*batch, *middle, v.shape[-1])),)
+
+
+def attention_lse(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (out,) = attention(cx, types, attrs)
+    return (out, TensorType(out.dtype.compute, types[0].shape[:-1]))
+
+
+def attention_backward(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    given, rest = types[:3], types[3:]
+    q, k, v = rest[:3]
+    attention(cx, rest, attrs)
+    for region in cx.regions:
+        if not _only_shifts(region):
+            cx.fail(f"region {region.name} must add to the scores or hide some")
+    out = TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
+    lse = TensorType(q.dtype.compute, q.shape[:-1])
+    for name, found, wanted in zip(
+        ("grad_out", "out", "lse"), given, (out, out, lse), strict=True
+    ):
+        if found.dtype is not wanted.dtype or found.rank != wanted.rank:
+            cx.fail(f"{name} must be {wanted}, is {found}")
+        for a, b in zip(found.shape, wanted.shape, strict=True):
+            cx.require_equal(a, b, f"{name} must fit the rows")
+    if not attrs.flag("swapped"):
+        return (q, k, v)
+    return tuple(
+        t.with_shape((*t.shape[:-3], t.shape[-2], t.shape[-3], t.shape[-1]))
+        for t in (q, k, v)
+    )
+
+
+_SHIFTS = frozenset({"add", "select", "broadcast", "reshape", "cast"})
+
+
+def _only_shifts(region: Graph) -> bool:
+    """Whether every score is kept, added to, or made -inf."""
+    scores, lowest = {region.params[0]}, set[Value]()
+    for op in region.ops:
+        if op.name == "full" and op.attr("value") == -math.inf:
+            lowest.update(op.results)
+        taken = [v in scores for v in op.operands]
+        if not any(taken):
+            if op.name in ("broadcast", "reshape") and op.operands[0] in lowest:
+                lowest.update(op.results)
+            continue
+        others = [v for v in op.operands[1:] if v not in scores]
+        hides = op.name != "select" or all(v in lowest for v in others)
+        if op.name not in _SHIFTS or sum(taken) != 1 or not hides:
+            return False
+        scores.update(op.results)
+    return True
 
 
 def _score_region(

@@ -28,7 +28,7 @@ from pliant.ir.access import VIEWS
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.infer import InferContext, bare
 from pliant.ir.loops import Buffer, LoopFunc, Role
-from pliant.ir.ops import OPS, Trait, infer
+from pliant.ir.ops import ATTENTIONS, OPS, Trait, infer
 from pliant.ir.spec_loops import NEIGHBOURS, verify_loop
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType, contiguous_strides
@@ -100,7 +100,7 @@ def allowed(op: str, stage: Stage, fused: bool) -> bool:
     traits = OPS[op].traits
     if op in CALLS:
         return True
-    composite = Trait.COMPOSITE in traits and op != "attention"
+    composite = Trait.COMPOSITE in traits and op not in ATTENTIONS
     control = Trait.CONTROL in traits
     if fused:
         return not (composite or control or Trait.LOWERED in traits)
@@ -110,7 +110,7 @@ def allowed(op: str, stage: Stage, fused: bool) -> bool:
         case Stage.DECOMPOSED:
             return not composite and op != "fusion" and Trait.LOWERED not in traits
         case Stage.FUSED:
-            contract = Trait.CONTRACT in traits or op == "attention"
+            contract = Trait.CONTRACT in traits or op in ATTENTIONS
             return control or contract or Trait.CREATE in traits or op in VIEWS
         case Stage.LOWERED:
             plain = Trait.LOWERED in traits or op == "constant"
@@ -118,7 +118,7 @@ def allowed(op: str, stage: Stage, fused: bool) -> bool:
 
 
 # How many leading operands of an op its regions do not see.
-_NOT_PASSED = {"if": 1, "loop": 1, "attention": 3}
+_NOT_PASSED = {"if": 1, "loop": 1, **{op: n + 3 for op, n in ATTENTIONS.items()}}
 # Ops whose result dims, where they are symbols of their own, introduce them.
 _INTRODUCES = frozenset({"match_cast", "nonzero", "if", "loop", "while"})
 
@@ -328,7 +328,7 @@ class _GraphChecker:
             for value in region.params:
                 what = f"param {value} of region @{region.name}"
                 self.known(symbols_in(value.type), inner, what)
-            fused = op.name in ("fusion", "attention")
+            fused = op.name == "fusion" or op.name in ATTENTIONS
             self.body(region, inside, inner, fused=fused)
             if op.name == "fusion":
                 for value in region.results:
@@ -338,7 +338,9 @@ class _GraphChecker:
     def entered(self, op: Op, region: Graph, facts: Facts, symbols: set[str]) -> Facts:
         """A symbol of a region's param that is known outside means the same inside."""
         skipped = _NOT_PASSED.get(op.name, 0)
-        own = op.name in ("loop", "attention")  # the first is the op's to give
+        own = (
+            op.name == "loop" or op.name in ATTENTIONS
+        )  # the first is the op's to give
         params = region.params[1:] if own else region.params
         for param, value in zip(params, op.operands[skipped:], strict=False):
             for dim, passed in zip(param.shape, value.shape, strict=False):
