@@ -13,12 +13,16 @@ from pliant.errors import (
     UnsupportedOpError,
 )
 from pliant.model import CompiledModel, MemoryPlan
+from pliant.optimizers import SGD, AdamW
 from pliant.options import Options
 from pliant.target import Target
+from pliant.training import TrainingStep, compile_training
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "AdamW",
     "ArtifactError",
     "CompiledModel",
     "DTypeError",
@@ -31,6 +35,8 @@ __all__ = [
     "PliantError",
     "ShapeError",
     "Target",
+    "TrainingStep",
     "UnsupportedOpError",
     "compile",
+    "compile_training",
 ]

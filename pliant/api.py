@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from pliant import knobs, target
 from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.ir.graph import Graph, Module
 from pliant.model import CompiledModel, is_integer, parse_bytes, shown
 from pliant.options import Options
+from pliant.passes.training import Training
 from pliant.pipeline import compile_module
 from pliant.signature import (
     FixedSlot,
@@ -25,6 +27,8 @@ from pliant.sym import Guard
 from pliant.target import Target
 
 MOST_THREADS = 1024
+
+AnyModel = TypeVar("AnyModel", bound=CompiledModel)
 
 
 def compile(
@@ -44,16 +48,7 @@ def compile(
     or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
     such as "512MiB". `threads` defaults to every core.
     """
-    options = Options() if options is None else options
-    if not isinstance(options, Options):
-        raise OptionError(f"options must be pliant.Options, not {shown(options)}")
-    limit = parse_bytes(memory_limit)
-    chosen = _default_target() if target is None else target
-    if not isinstance(chosen, Target):
-        raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
-    _check_runs(chosen)
-    _check_threads(threads)
-    workers = threads or knobs.THREADS.get() or chosen.cores
+    chosen = settings(options, threads, target, memory_limit)
     seconds: dict[str, float] = {}
     started = perf_counter()
     assumptions: tuple[Guard, ...] = ()
@@ -64,6 +59,48 @@ def compile(
             model, example_inputs, dynamic_shapes, seconds
         )
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
+    return build(module, signature, chosen, seconds, assumptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a compile is asked for, checked."""
+
+    options: Options
+    target: Target
+    threads: int
+    memory_limit: int | None
+
+
+def settings(
+    options: Options | None,
+    threads: int | None,
+    target: Target | None,
+    memory_limit: int | str | None,
+) -> Settings:
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise OptionError(f"options must be pliant.Options, not {shown(options)}")
+    limit = parse_bytes(memory_limit)
+    chosen = _default_target() if target is None else target
+    if not isinstance(chosen, Target):
+        raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
+    _check_runs(chosen)
+    _check_threads(threads)
+    workers = threads or knobs.THREADS.get() or chosen.cores
+    return Settings(options, chosen, workers, limit)
+
+
+def build(
+    module: Module,
+    signature: Signature,
+    chosen: Settings,
+    seconds: Mapping[str, float],
+    assumptions: tuple[Guard, ...] = (),
+    training: Training | None = None,
+    kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]
+) -> AnyModel:
+    """Compiles an imported module; `kind` is what the caller gets."""
     slots = signature.slots
     inputs = tuple(
         (slot.name, slot.type.shape if isinstance(slot, TensorSlot) else (_sym(slot),))
@@ -73,9 +110,12 @@ def compile(
     numbers = {
         param.name: k for param, k in zip(module.main.params, tensors, strict=True)
     }
-    program = compile_module(module, inputs, numbers, options, chosen)
-    return CompiledModel(
-        program, signature, workers, limit, {**seconds, **program.seconds}, assumptions
+    program = compile_module(
+        module, inputs, numbers, chosen.options, chosen.target, training
+    )
+    told = {**seconds, **program.seconds}
+    return kind(
+        program, signature, chosen.threads, chosen.memory_limit, told, assumptions
     )
 
 
@@ -155,7 +195,7 @@ def _import_torch(
     imported = front.from_exported(program, info)
     parameters = _parameters(model, program)
     assumptions = tuple(getattr(imported, "assumptions", ()))
-    return imported.module, _torch_signature(imported, parameters), assumptions
+    return imported.module, torch_signature(imported, parameters), assumptions
 
 
 def _examples(model: Any, given: Any) -> tuple[Any, ...]:
@@ -200,7 +240,7 @@ def _numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
     return (*names[:count], *(f"#{k}" for k in range(len(names), count)))
 
 
-def _torch_signature(imported: Any, parameters: Parameters) -> Signature:
+def torch_signature(imported: Any, parameters: Parameters) -> Signature:
     from torch.utils import _pytree as pytree
 
     from pliant.frontend import torch_export as front

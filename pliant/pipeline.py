@@ -6,6 +6,7 @@
     decompose     norms, softmax, linear, ... -> primitive ops
     plain         canonicalize again
     attention     softmax between two products -> one op, masks inside it
+    gradient      of a training step: back from the loss, then the parameters' update
     contractions  matmul, conv, attention in the form their kernels take
     canonicalize
     absorb        scales and shifts by constants go into the weights
@@ -13,6 +14,7 @@
     fold          what depends on weights alone is computed now
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
+    update        of a training step: new parameters are written over the old ones
     memory        which buffer lives when, and its size as a formula
     codegen       loop functions and the host flow -> LLVM IR              codegen/
     compile       LLVM IR -> machine code in this process                  backend/
@@ -58,6 +60,8 @@ from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
+from pliant.passes.training import Training, training_passes
+from pliant.passes.update import update
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
 from pliant.target import Target
@@ -148,11 +152,13 @@ def compile_module(
     numbers: dict[str, int],
     options: Options,
     target: Target,
+    training: Training | None = None,
 ) -> Program:
     """From an imported module to machine code.
 
     `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
-    dim), `numbers` which of them each parameter of `main` is.
+    dim), `numbers` which of them each parameter of `main` is. With `training`, `main`
+    gives a loss, and the code is that of a step.
     """
     reject_reserved(inputs)
     driver = Driver(Context(options, target))
@@ -160,7 +166,8 @@ def compile_module(
     imported = module
     cx = driver.cx
     module = driver.run("inline", inline, module, Stage.IMPORTED)
-    for name, apply, stage in GRAPH_PASSES:
+    passes = GRAPH_PASSES if training is None else training_passes(training)
+    for name, apply, stage in passes:
         module = driver.run(name, over_main(apply, cx), module, stage)
     reject_unsupported(module.main)
     if options.fold:
@@ -175,6 +182,12 @@ def compile_module(
         fused,
         Stage.LOWERED,
     )
+
+    if training is not None and training.updates:
+        updates = training.updates
+        lowered = driver.run(
+            "update", lambda m: update(m, updates, cx, regions), lowered, Stage.LOWERED
+        )
 
     started = perf_counter()
     memory = liveness(lowered.main)

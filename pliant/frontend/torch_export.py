@@ -125,8 +125,12 @@ def export_module(
     example_inputs: tuple[Any, ...],
     dynamic_shapes: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    training: bool = False,
 ) -> tuple[ExportedProgram, SymbolInfo]:
-    """Traces a model. In `dynamic_shapes` a string may stand for a Dim."""
+    """Traces a model. In `dynamic_shapes` a string may stand for a Dim.
+
+    With `training`, what the model computes without gradients is told apart.
+    """
     kwargs = dict(example_kwargs or {})
     arguments = named_arguments(model, example_inputs, kwargs)
     for_torch, leaves = pair_dims(arguments, dynamic_shapes)
@@ -138,7 +142,7 @@ def export_module(
     for values in [*(a for a in attempts if a is not None), flat]:
         args, kwargs = pytree.tree_unflatten(values, spec)
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(training):
                 ep = torch.export.export(
                     model, args, kwargs, dynamic_shapes=for_torch, strict=False
                 )
@@ -185,14 +189,17 @@ def _traced_sizes(ep: ExportedProgram) -> list[Mapping[int, Any]]:
 
 
 def from_exported(
-    ep: ExportedProgram, names: Mapping[str, str] | SymbolInfo | None = None
+    ep: ExportedProgram,
+    names: Mapping[str, str] | SymbolInfo | None = None,
+    training: bool = False,
 ) -> Imported:
     """The program as a graph; UnsupportedOpError lists everything that is not.
 
     `names` gives torch's symbols the user's names; others are s0, s1, .. in order of
-    first appearance. Bounds are enforced only if a SymbolInfo declares them.
+    first appearance. Bounds are enforced only if a SymbolInfo declares them. With
+    `training`, random ops are there, and what is detached is marked so.
     """
-    return _Import(ep, _as_info(names)).run()
+    return _Import(ep, _as_info(names), training).run()
 
 
 def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
@@ -202,9 +209,11 @@ def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
 
 
 class _Import:
-    def __init__(self, ep: ExportedProgram, info: SymbolInfo) -> None:
+    def __init__(
+        self, ep: ExportedProgram, info: SymbolInfo, training: bool = False
+    ) -> None:
         self.ep, self.info = ep, info
-        self.cx = Context(Builder())
+        self.cx = Context(Builder(), training)
         self.symbols: dict[str, Expr] = dict(info.names)
         self.taken = {n for e in self.symbols.values() for n in e.symbols()}
         self.problems: list[UnsupportedOp] = []

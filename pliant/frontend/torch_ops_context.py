@@ -58,8 +58,9 @@ Size: TypeAlias = "int | Expr"
 class Context:
     """The state of one import that op translations see."""
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: Builder, training: bool = False) -> None:
         self.b = builder
+        self.training = training
         self.node: torch.fx.Node | None = None
         # Tensors whose elements are known to be >= 0, so indices need no wrapping.
         self.nonnegative: set[Value] = set()

@@ -14,6 +14,7 @@ ELEMENTWISE (operands of one shape and dtype, result the same unless said)
           `minimum`/`maximum` propagate NaN; `round` is half to even
   select  (cond: bool, x, y)
   cast    {dtype}
+  stop_gradient  (x) -> x, a constant to passes/gradient.py, which drops it
 CREATE    constant {name}             a Constant of the module
           full {value, dtype, shape}  every element is the number
           iota {axis, dtype, shape}   the index along axis
@@ -357,6 +358,7 @@ _TABLE: tuple[OpDef, ...] = (
     ),
     _def("select", _EW, 3, shapes.select),
     _def("cast", _EW, 1, shapes.cast, _A("dtype", "dtype")),
+    _def("stop_gradient", _EW, 1, shapes.elementwise(_ANY)),
     # create
     _def("constant", _CR, 0, shapes.constant, _A("name", "str")),
     _def(

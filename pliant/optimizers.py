@@ -1,0 +1,223 @@
+"""How parameters are updated: the optimizers that a training step compiles.
+
+A step takes an optimizer of torch's (SGD, Adam, AdamW), or a description of one:
+
+    pliant.compile_training(model, loss, pliant.AdamW(lr=3e-4), ...)
+
+Its state is the optimizer's own, with torch's names, so it saves and loads as ever,
+and one can go on in torch. What varies from step to step (learning rate, weight decay,
+bias corrections) are numbers handed to the compiled step, read from the optimizer's
+parameter groups each time: torch's schedulers work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pliant.errors import OptionError
+from pliant.ir.build import Builder
+from pliant.ir.graph import Value
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """torch.optim.SGD over all trained parameters."""
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def build(self, parameters: Iterable[Any]) -> Any:
+        import torch
+
+        return torch.optim.SGD(parameters, **asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """torch.optim.AdamW over all trained parameters."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    amsgrad: bool = False
+
+    def build(self, parameters: Iterable[Any]) -> Any:
+        import torch
+
+        return torch.optim.AdamW(parameters, **asdict(self))
+
+
+Numbers = Mapping[str, Value]
+Emit = Callable[["Arithmetic", Value, Value, Sequence[Value], Numbers], list[Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """A builder, with the operators that update rules are written in."""
+
+    b: Builder
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self.b.binary("add", x, y)
+
+    def sub(self, x: Value, y: Value) -> Value:
+        return self.b.binary("sub", x, y)
+
+    def mul(self, x: Value, y: Value) -> Value:
+        return self.b.binary("mul", x, y)
+
+    def div(self, x: Value, y: Value) -> Value:
+        return self.b.binary("div", x, y)
+
+    def sqrt(self, x: Value) -> Value:
+        return self.b.unary("sqrt", x)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """One parameter's update: its state, its numbers, and the ops.
+
+    `emit` gives the new parameter and the new state. `told` computes the numbers of a
+    step from the group's options and how many steps went before.
+    """
+
+    state: tuple[str, ...]
+    numbers: tuple[str, ...]
+    told: Callable[[Mapping[str, Any], int], Sequence[float]]
+    emit: Emit
+    counts: bool = False  # the state has a `step`
+    maximize: bool = False
+
+
+# ---- SGD
+
+
+def _sgd(momentum: bool, nesterov: bool) -> Emit:
+    def emit(
+        a: Arithmetic, p: Value, g: Value, state: Sequence[Value], n: Numbers
+    ) -> list[Value]:
+        g = a.add(g, a.mul(p, n["decay"]))
+        if not momentum:
+            return [a.sub(p, a.mul(g, n["lr"]))]
+        moved = a.add(a.mul(state[0], n["momentum"]), a.mul(g, n["gain"]))
+        step = a.add(g, a.mul(moved, n["momentum"])) if nesterov else moved
+        return [a.sub(p, a.mul(step, n["lr"])), moved]
+
+    return emit
+
+
+def _sgd_numbers(group: Mapping[str, Any], before: int) -> Sequence[float]:
+    # The first gradient is taken whole, as torch does.
+    gain = 1.0 - group["dampening"] if before else 1.0
+    return (
+        float(group["lr"]),
+        float(group["weight_decay"]),
+        float(group["momentum"]),
+        gain,
+    )
+
+
+# ---- Adam
+
+
+def _adam(decoupled: bool, amsgrad: bool) -> Emit:
+    def emit(
+        a: Arithmetic, p: Value, g: Value, state: Sequence[Value], n: Numbers
+    ) -> list[Value]:
+        if decoupled:
+            p = a.mul(p, n["decay"])
+        else:
+            g = a.add(g, a.mul(p, n["decay"]))
+        mean = a.add(state[0], a.mul(a.sub(g, state[0]), n["mean_gain"]))
+        square = a.add(
+            a.mul(state[1], n["square_kept"]), a.mul(a.mul(g, g), n["square_gain"])
+        )
+        most = a.b.binary("maximum", state[2], square) if amsgrad else square
+        below = a.add(a.div(a.sqrt(most), n["square_correction"]), n["eps"])
+        new = a.sub(p, a.mul(a.div(mean, below), n["lr"]))
+        return [new, mean, square, most] if amsgrad else [new, mean, square]
+
+    return emit
+
+
+def _adam_numbers(decoupled: bool) -> Callable[[Mapping[str, Any], int], list[float]]:
+    def told(group: Mapping[str, Any], before: int) -> list[float]:
+        first, second = (float(beta) for beta in group["betas"])
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        step = before + 1
+        return [
+            lr / (1 - first**step),
+            1 - lr * decay if decoupled else decay,
+            1 - first,
+            second,
+            1 - second,
+            math.sqrt(1 - second**step),
+            float(group["eps"]),
+        ]
+
+    return told
+
+
+_ADAM_NUMBERS = (
+    "lr",
+    "decay",
+    "mean_gain",
+    "square_kept",
+    "square_gain",
+    "square_correction",
+    "eps",
+)
+
+
+def rule_of(optimizer: Any, group: Mapping[str, Any]) -> UpdateRule:
+    """The update rule of a torch optimizer's parameter group."""
+    import torch
+
+    kind = type(optimizer)
+    if kind is torch.optim.SGD:
+        momentum = bool(group["momentum"])
+        return UpdateRule(
+            ("momentum_buffer",) if momentum else (),
+            ("lr", "decay", "momentum", "gain"),
+            _sgd_numbers,
+            _sgd(momentum, bool(group["nesterov"])),
+            maximize=bool(group["maximize"]),
+        )
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        amsgrad = bool(group["amsgrad"])
+        decoupled = kind is torch.optim.AdamW or bool(
+            group.get("decoupled_weight_decay")
+        )
+        more = ("max_exp_avg_sq",) if amsgrad else ()
+        return UpdateRule(
+            ("exp_avg", "exp_avg_sq", *more),
+            _ADAM_NUMBERS,
+            _adam_numbers(decoupled),
+            _adam(decoupled, amsgrad),
+            counts=True,
+            maximize=bool(group["maximize"]),
+        )
+    raise OptionError(
+        f"no update rule for {kind.__module__}.{kind.__name__}: use torch.optim.SGD, "
+        "Adam or AdamW, or pliant.SGD or pliant.AdamW"
+    )
+
+
+def structure_of(optimizer: Any, group: Mapping[str, Any]) -> tuple[object, ...]:
+    """What of a group is compiled in: a change of it needs another compile."""
+    import torch
+
+    if isinstance(optimizer, torch.optim.SGD):
+        return (bool(group["momentum"]), bool(group["nesterov"]), group["maximize"])
+    return (
+        bool(group["amsgrad"]),
+        group["maximize"],
+        bool(group.get("decoupled_weight_decay")),
+    )

@@ -1,0 +1,216 @@
+"""Reverse mode on the graph: what a loss would gain from a little more of a parameter.
+
+    graph @main(%x, %w) { %y = matmul(%x, %w)  %l = reduce(%y) {sum}  return %l }
+    ->
+    graph @main(%x, %w) {
+      %y = matmul(%x, %w)     %l = reduce(%y) {sum}
+      %1 = full() {1.0}       %2 = broadcast(%1)          the loss, then back from it
+      %3 = matmul(transpose(%x), %2)
+      return %l, %3
+    }
+
+Ops are visited from the last to the first; each has a rule that turns the gradient of
+its result into those of its operands, in ops of the graph again. So every later pass
+sees one graph, in which nothing tells forward from backward. Only what depends on a
+parameter is differentiated, and only what the loss depends on.
+
+Rules are those of torch where the derivative is a matter of taste: relu and abs have
+none at 0, of equal elements `max` gives each its share, a bound of a clamp lets the
+gradient through.
+
+`stop_gradient` marks what the model detached; the pass drops it. A log-softmax keeps
+nothing but its result: its maximum only shifts what is exponentiated, so the gradient
+does not go through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pliant.errors import InternalError, UnsupportedOp, UnsupportedOpError
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.ir.ops import Trait, has_trait
+from pliant.ir.rewrite import RuleSet, rewrite
+from pliant.passes.context import Context
+from pliant.passes.gradient_rules import RULES, WITHOUT
+from pliant.passes.gradient_tape import Part, Tape, total
+
+# ---- before decomposition: forms whose derivative is safe and as in torch
+
+
+def _silu(b: Builder, op: Op) -> Value:
+    """x * sigmoid(x): the quotient's derivative is 0 * inf far below 0."""
+    x = b.cast(op.operands[0], op.result.dtype.compute)
+    return b.cast(b.binary("mul", x, b.unary("sigmoid", x)), op.result.dtype)
+
+
+def _relu(b: Builder, op: Op) -> Value:
+    """x <= 0 ? 0 : x has the derivative 0 at 0."""
+    (x,) = op.operands
+    zero = b.scalar(0, x.dtype)
+    return b.select(b.binary("le", x, zero), zero, x)
+
+
+_SMOOTH: RuleSet = {"silu": (_silu,), "relu": (_relu,)}
+
+
+def smooth(graph: Graph, cx: Context) -> Graph:
+    """Activations in the form that `gradient` differentiates."""
+    return rewrite(graph, _SMOOTH)
+
+
+# ---- what is differentiated
+
+
+def _depends(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
+    """Float values that depend on `wrt`, in a way that has a derivative."""
+    found = set(wrt)
+    for op in graph.ops:
+        if op.name in WITHOUT or not any(v in found for v in op.operands):
+            continue
+        found.update(v for v in op.results if v.dtype.is_float)
+    return found
+
+
+def _matters(graph: Graph, loss: Value) -> set[Value]:
+    """Values that the loss depends on."""
+    found = {loss}
+    for op in reversed(graph.ops):
+        if any(v in found for v in op.results):
+            found.update(op.operands)
+    return found
+
+
+def _reject(graph: Graph, active: set[Value]) -> None:
+    missing = [
+        UnsupportedOp(op.name, "its gradient is not known", op.loc or "unknown place")
+        for op in graph.ops
+        if op.name not in RULES
+        and op.name not in WITHOUT
+        and any(v in active for v in op.results)
+    ]
+    if missing:
+        raise UnsupportedOpError(list(dict.fromkeys(missing)))
+
+
+def _shifts(graph: Graph) -> set[Value]:
+    """Maxima that only keep exponentials in range: nothing depends on them.
+
+    exp(x - max) over its own sum, or below the logarithm of that sum.
+    """
+    users = graph.users()
+
+    def readers(value: Value) -> list[Op]:
+        return users.get(value, [])
+
+    def through(value: Value, *names: str) -> list[Op]:
+        """Readers behind ops of these names, each of which has one operand."""
+        found: list[Op] = []
+        for op in readers(value):
+            found += through(op.result, *names) if op.name in names else [op]
+        return found
+
+    results = set(graph.results)
+
+    def normalises(op: Op, shifted: Value) -> bool:
+        """Whether an exp's sum is all that its readers see beside it."""
+        sums = next((o for o in readers(op.result) if o.name == "reduce"), None)
+        if sums is None or sums.str_attr("op") != "sum" or op.result in results:
+            return False
+        ends = through(sums.result, "broadcast", "reshape", "log")
+        quotient = all(o.name == "div" and o.operands[0] is op.result for o in ends)
+        difference = all(o.name == "sub" and o.operands[0] is shifted for o in ends)
+        others = [o for o in readers(op.result) if o is not sums]
+        return (quotient or difference) and all(o in ends for o in others)
+
+    found: set[Value] = set()
+    for op in graph.ops:
+        if op.name != "reduce" or op.str_attr("op") != "max" or op.result in results:
+            continue
+        ends = through(op.result, "broadcast", "reshape")
+        if len(ends) != 1 or ends[0].name != "sub":
+            continue
+        (below,) = ends
+        if below.operands[0] is not op.operands[0] or below.result in results:
+            continue
+        raised = [o for o in readers(below.result) if o.name == "exp"]
+        if len(raised) != 1 or not normalises(raised[0], below.result):
+            continue
+        log_sum = {o for o in readers(below.result) if o is not raised[0]}
+        if all(o.name == "sub" and o.operands[0] is below.result for o in log_sum):
+            found.add(op.result)
+    return found
+
+
+# ---- the pass
+
+
+@dataclass(slots=True)
+class _Backward:
+    tape: Tape
+    parts: dict[Value, list[Part]] = field(default_factory=dict)
+
+    def visit(self, op: Op) -> None:
+        tape = self.tape
+        grads = [
+            total(tape, v, self.parts.pop(v, [])) if v in tape.active else None
+            for v in op.results
+        ]
+        if all(g is None for g in grads):
+            return
+        with tape.b.at(op.loc):
+            for operand, part in RULES[op.name](tape, op, grads):
+                if operand in tape.active:
+                    self.parts.setdefault(operand, []).append(part)
+
+
+def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
+    """The graph, its gradients with regard to `wrt` added to its results.
+
+    The first result is the loss. A parameter that it does not depend on has a gradient
+    of zeros.
+    """
+    loss = graph.results[0]
+    if loss.type.rank != 0 or not loss.dtype.is_float:
+        raise InternalError("gradient", f"the loss is {loss.type}, not a number")
+    active = (_depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
+    _reject(graph, active)
+    builder = Builder.within(graph)
+    builder.ops.extend(graph.ops)
+    tape = Tape(builder, graph.producers(), active)
+    back = _Backward(tape)
+    if loss in active:
+        back.parts[loss] = [Part(builder.scalar(1.0, loss.dtype))]
+    for op in reversed(graph.ops):
+        if not has_trait(op, Trait.CREATE):
+            back.visit(op)
+    grads: list[Value] = []
+    for value in wrt:
+        found = total(tape, value, back.parts.pop(value, []))
+        grads.append(builder.full_like(value, 0.0) if found is None else found)
+    stated = {guard.cond for guard in graph.constraints}
+    more = tuple(g for g in builder.guards if g.cond not in stated)
+    made = graph.replace(
+        ops=tuple(builder.ops),
+        results=(*graph.results, *grads),
+        constraints=(*graph.constraints, *more),
+    )
+    return without_stops(made)
+
+
+def without_stops(graph: Graph) -> Graph:
+    """Drops every `stop_gradient`."""
+    mapping: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = substitute(op, mapping)
+        if op.name == "stop_gradient":
+            mapping[op.result] = op.operands[0]
+        else:
+            ops.append(op)
+    if not mapping:
+        return graph
+    results = tuple(mapping.get(v, v) for v in graph.results)
+    return graph.replace(ops=tuple(ops), results=results)

@@ -1,0 +1,165 @@
+"""Gradients of ops that move elements: each goes back where it came from."""
+
+from __future__ import annotations
+
+from pliant.ir.access import is_one
+from pliant.ir.graph import Op, Value
+from pliant.ir.types import DType
+from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.sym import Expr, as_expr, maximum, product
+
+
+def _of(grads: Grads) -> Value:
+    (g,) = grads
+    assert g is not None
+    return g
+
+
+def _broadcast(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """Sums over what was repeated."""
+    (x,), g, axes = op.operands, _of(grads), op.ints_attr("axes")
+    own = {
+        axis: k
+        for k, axis in enumerate(axes)
+        if not (is_one(x.shape[k]) and not is_one(g.shape[axis]))
+    }
+    summed = [axis for axis in range(g.type.rank) if axis not in own]
+    out = tape.b.reduce("sum", g, summed) if summed else g
+    # The axes that are left are in the result's order; those of x may not be.
+    left = [own[axis] for axis in sorted(own)]
+    order = sorted(range(len(left)), key=left.__getitem__)
+    yield x, Part(tape.b.reshape(tape.b.transpose(out, order), x.shape))
+
+
+def _reshape(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (x,) = op.operands
+    yield x, Part(tape.b.reshape(_of(grads), x.shape))
+
+
+def _transpose(tape: Tape, op: Op, grads: Grads) -> Parts:
+    perm = op.ints_attr("perm")
+    back = sorted(range(len(perm)), key=perm.__getitem__)
+    yield op.operands[0], Part(tape.b.transpose(_of(grads), back))
+
+
+def _flip(tape: Tape, op: Op, grads: Grads) -> Parts:
+    g = tape.b.emit("flip", _of(grads), axes=op.ints_attr("axes"))
+    yield op.operands[0], Part(g)
+
+
+def _spread(tape: Tape, g: Value, axis: int, step: int) -> Value:
+    """With step - 1 zeros between neighbours along an axis."""
+    b, size = tape.b, g.shape[axis]
+    lead, tail = g.shape[:axis], g.shape[axis + 1 :]
+    split = b.reshape(g, (*lead, size, 1, *tail))
+    none = [as_expr(0)] * split.type.rank
+    high = list(none)
+    high[axis + 1] = as_expr(step - 1)
+    wide = b.emit("pad", split, low=tuple(none), high=tuple(high), value=0.0)
+    flat = b.reshape(wide, (*lead, size * step, *tail))
+    return b.slice_axis(flat, axis, 0, maximum((size - 1) * step + 1, 0))
+
+
+def _slice(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (x,), g = op.operands, _of(grads)
+    starts, steps = op.dims_attr("starts"), op.ints_attr("steps")
+    for axis, step in enumerate(steps):
+        if step != 1:
+            g = _spread(tape, g, axis, step)
+    cut = [k for k in range(x.type.rank) if not tape.b.same(g.shape[k], x.shape[k])]
+    if not cut:
+        yield x, Part(tape.b.reshape(g, x.shape))
+    elif len(cut) == 1:
+        yield x, Part(g, cut[0], starts[cut[0]])
+    else:
+        high = [
+            dim - start - size
+            for dim, start, size in zip(x.shape, starts, g.shape, strict=True)
+        ]
+        low = tuple(starts)
+        yield x, Part(tape.b.emit("pad", g, low=low, high=tuple(high), value=0.0))
+
+
+def _concat(tape: Tape, op: Op, grads: Grads) -> Parts:
+    g, axis, start = _of(grads), op.int_attr("axis"), as_expr(0)
+    for operand in op.operands:
+        size = operand.shape[axis]
+        if tape.wants(operand):
+            yield operand, Part(tape.b.slice_axis(g, axis, start, size))
+        start = start + size
+
+
+def _pad(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (x,), g = op.operands, _of(grads)
+    inside = tape.b.emit(
+        "slice",
+        g,
+        starts=op.dims_attr("low"),
+        shape=x.shape,
+        steps=(1,) * x.type.rank,
+    )
+    yield x, Part(inside)
+
+
+def scatter(tape: Tape, index: Value, rows: Value, count: Expr) -> Value:
+    """Sums rows by index, in the type that arithmetic happens in."""
+    wide = tape.b.cast(rows, rows.dtype.compute)
+    return tape.b.cast(tape.b.emit("scatter_add", index, wide, rows=count), rows.dtype)
+
+
+def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """One row of the operand for each index, whatever follows flattened."""
+    b, g = tape.b, _of(grads)
+    x, *indices = op.operands
+    lead, rest = x.shape[: len(indices)], x.shape[len(indices) :]
+    place: Value | None = None
+    for i, dim in zip(indices, lead, strict=True):
+        i = b.cast(i, DType.I64)
+        if place is not None:
+            i = b.emit("add", b.binary("mul", place, b.dim_value(dim)), i)
+        place = i
+    assert place is not None
+    count = place.type.numel
+    rows = b.reshape(g, (count, product(rest)))
+    made = scatter(tape, b.reshape(place, (count,)), rows, product(lead))
+    yield x, Part(b.reshape(made, x.shape))
+
+
+def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
+    b, g = tape.b, _of(grads)
+    x, i = op.operands
+    axis = op.int_attr("axis")
+    others = [k for k in range(x.type.rank) if k != axis]
+    aligned = all(b.same(x.shape[k], i.shape[k]) for k in others)
+    if is_one(i.shape[axis]) and aligned:
+        # One element of each row: compared, not scattered.
+        place = b.iota(x.shape, axis, i.dtype)
+        hit = b.emit("eq", place, b.broadcast_to(i, x.shape))
+        yield x, Part(tape.where(hit, b.broadcast_to(g, x.shape)))
+        return
+    flat: Value | None = None
+    for k, dim in enumerate(x.shape):
+        at = i if k == axis else b.iota(i.shape, k, i.dtype)
+        at = b.cast(at, DType.I64)
+        if flat is not None:
+            at = b.emit("add", b.binary("mul", flat, b.dim_value(dim)), at)
+        flat = at
+    assert flat is not None
+    count = flat.type.numel
+    made = scatter(
+        tape, b.reshape(flat, (count,)), b.reshape(g, (count, 1)), x.type.numel
+    )
+    yield x, Part(b.reshape(made, x.shape))
+
+
+MOVE: dict[str, Rule] = {
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "flip": _flip,
+    "slice": _slice,
+    "concat": _concat,
+    "pad": _pad,
+    "index": _index,
+    "take_along": _take_along,
+}

@@ -1,0 +1,144 @@
+"""Gradients of reductions and products."""
+
+from __future__ import annotations
+
+from pliant.ir.access import is_one
+from pliant.ir.graph import Op, Value
+from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.sym import as_expr, product
+
+
+def _spread(tape: Tape, op: Op, value: Value) -> Value:
+    """A reduction's result (or its gradient) repeated over what was reduced."""
+    (x,), axes = op.operands, op.ints_attr("axes")
+    kept = [as_expr(1) if k in axes else d for k, d in enumerate(x.shape)]
+    return tape.b.broadcast_to(tape.b.reshape(value, kept), x.shape)
+
+
+def _reduce(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (x,), (g,) = op.operands, grads
+    assert g is not None
+    wide = _spread(tape, op, g)
+    match op.str_attr("op"):
+        case "sum":
+            yield x, Part(wide)
+        case "prod":
+            yield x, Part(tape.mul(wide, _others(tape, op)))
+        case _:
+            yield x, Part(_shared(tape, op, g))
+
+
+def _shared(tape: Tape, op: Op, g: Value) -> Value:
+    """The extreme elements of each row share its gradient."""
+    b, (x,) = tape.b, op.operands
+    hit = b.emit("eq", x, _spread(tape, op, op.result))
+    axes, keep = op.ints_attr("axes"), op.bool_attr("keepdims")
+    count = b.reduce("sum", b.cast(hit, x.dtype), axes, keep)
+    return tape.where(hit, _spread(tape, op, b.emit("div", g, count)))
+
+
+def _others(tape: Tape, op: Op) -> Value:
+    """The product of all other elements of the row, zeros among them or not."""
+    b, (x,) = tape.b, op.operands
+    axes, keep = op.ints_attr("axes"), op.bool_attr("keepdims")
+    zero = tape.compare("eq", x, 0.0)
+    solid = b.select(zero, b.scalar(1.0, x.dtype), x)
+    rest = _spread(tape, op, b.reduce("prod", solid, axes, keep))
+    holes = _spread(tape, op, b.reduce("sum", b.cast(zero, x.dtype), axes, keep))
+    lone = b.emit("logical_and", zero, tape.compare("eq", holes, 1.0))
+    none = tape.compare("eq", holes, 0.0)
+    return b.select(none, b.emit("div", rest, solid), tape.where(lone, rest))
+
+
+def _cumulate(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """A running sum from the other end."""
+    (x,), (g,), axis = op.operands, grads, op.int_attr("axis")
+    assert g is not None
+    b = tape.b
+    if op.str_attr("op") == "sum":
+        back = _from_end(tape, g, axis)
+    else:
+        back = b.emit("div", _from_end(tape, tape.mul(g, op.result), axis), x)
+    yield x, Part(back)
+
+
+def _from_end(tape: Tape, g: Value, axis: int) -> Value:
+    turned = tape.b.emit("flip", g, axes=(axis,))
+    summed = tape.b.emit("cumulate", turned, op="sum", axis=axis)
+    return tape.b.emit("flip", summed, axes=(axis,))
+
+
+# ---- products
+
+
+def _single(value: Value) -> bool:
+    """Whether every batch dim is 1: a weight, used for the whole batch."""
+    return all(is_one(d) for d in value.shape[:-2])
+
+
+def _rows(tape: Tape, value: Value) -> Value:
+    """All batches as rows of one matrix."""
+    *lead, columns = value.shape
+    return tape.b.reshape(value, (product(lead), columns))
+
+
+def _is_turned(tape: Tape, value: Value) -> bool:
+    """Whether a matrix is the transpose of what is in memory."""
+    op = tape.producers.get(value)
+    while op is not None and op.name == "reshape":
+        value = op.operands[0]
+        op = tape.producers.get(value)
+    if op is None or op.name != "transpose":
+        return False
+    perm = op.ints_attr("perm")
+    return perm[-2:] == (len(perm) - 1, len(perm) - 2)
+
+
+def _over_batch(tape: Tape, like: Value, grad: Value) -> Value:
+    """Sums over the batch dims in which an operand is single."""
+    axes = [
+        k
+        for k, d in enumerate(like.shape[:-2])
+        if is_one(d) and not is_one(grad.shape[k])
+    ]
+    return tape.b.reduce("sum", grad, axes, keepdims=True)
+
+
+def _left(tape: Tape, op: Op, g: Value) -> Value:
+    a, w = op.operands
+    b = tape.b
+    if _is_turned(tape, a):
+        # In the order of its own memory.
+        out = b.swap(b.emit("matmul", w, b.swap(g, -1, -2)), -1, -2)
+    else:
+        out = b.emit("matmul", g, b.swap(w, -1, -2))
+    return _over_batch(tape, a, out)
+
+
+def _right(tape: Tape, op: Op, g: Value) -> Value:
+    a, w = op.operands
+    b = tape.b
+    whole = _single(w) and not _single(a)
+    if whole:
+        a, g = _rows(tape, a), _rows(tape, g)
+    if _is_turned(tape, w):
+        out = b.swap(b.emit("matmul", b.swap(g, -1, -2), a), -1, -2)
+    else:
+        out = b.emit("matmul", b.swap(a, -1, -2), g)
+    return b.reshape(out, w.shape) if whole else _over_batch(tape, w, out)
+
+
+def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (a, w), (g,) = op.operands, grads
+    assert g is not None
+    if tape.wants(a):
+        yield a, Part(tape.b.cast(_left(tape, op, g), a.dtype))
+    if tape.wants(w):
+        yield w, Part(tape.b.cast(_right(tape, op, g), w.dtype))
+
+
+REDUCE: dict[str, Rule] = {
+    "reduce": _reduce,
+    "cumulate": _cumulate,
+    "matmul": _matmul,
+}
