@@ -206,10 +206,11 @@ def _openvino(setup: Setup) -> Engine:
 
     def bind(inputs: Inputs) -> Call:
         arrays = _by_position(names, inputs)
-        return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)
+        # Shared, the results would be memory that the next call writes to.
+        return lambda: request.infer(arrays, share_inputs=True, share_outputs=False)
 
     def tensors(result: Any) -> list[torch.Tensor]:
-        return [torch.from_numpy(result[port].copy()) for port in compiled.outputs]
+        return [torch.from_numpy(result[port]) for port in compiled.outputs]
 
     return Engine(bind, tensors)
 
