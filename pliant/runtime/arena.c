@@ -81,6 +81,37 @@ static bool fit_guarded(plt_arena *a, const plt_services *s, int64_t need,
 
 #endif
 
+#if !defined(PLT_NO_MMAP) && defined(__linux__)
+#define PLT_POPULATE_WRITE 23 /* MADV_POPULATE_WRITE, Linux 5.14 */
+/* Blocks of this size are mapped anew by malloc (its largest mmap threshold), so that
+ * none of their pages is there yet. */
+#define PLT_FRESH (32 * 1024 * 1024)
+
+typedef struct block {
+    char *data;
+    int64_t page;
+} block;
+
+static void populate(void *args, int64_t begin, int64_t end, int64_t worker) {
+    (void)worker;
+    block *b = args;
+    madvise(b->data + begin * b->page, (size_t)((end - begin) * b->page),
+            PLT_POPULATE_WRITE);
+}
+
+void plt_touch(plt_call *call, void *data, int64_t bytes) {
+    if (bytes < PLT_FRESH) return;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t skip = -(int64_t)(uintptr_t)data & (page - 1);
+    block b = {(char *)data + skip, page};
+    plt_parallel(call, populate, &b, (bytes - skip) / page, 1024);
+}
+#else
+void plt_touch(plt_call *call, void *data, int64_t bytes) {
+    (void)call, (void)data, (void)bytes;
+}
+#endif
+
 bool plt_arena_fit(plt_arena *a, const plt_services *s, int64_t need) {
     if (need == a->need) return true;
     if (need == 0) {

@@ -171,6 +171,11 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
             if (bytes > 0) memset(f->slot->outputs[i], 0xFF, (size_t)bytes);
         }
     }
+    for (int64_t i = 0; i < m->n_outputs; i++) {
+        int64_t bytes = 0;
+        plt_output_bytes(&m->outputs[i], f->plan->table, &bytes);
+        plt_touch(&f->call, f->slot->outputs[i], bytes);
+    }
     m->run(&f->call);
     if (f->call.status != 0) {
         detail[0] = f->call.status;
