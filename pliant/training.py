@@ -20,7 +20,7 @@ from pliant.signature import Parameters, Signature, TensorSlot
 from pliant.sym import Guard, as_expr
 from pliant.target import Target
 
-SEED, NUMBERS, CLIP = "seed", "numbers", "clip_grad_norm"
+NUMBERS, CLIP = "numbers", "clip_grad_norm"
 
 
 def compile_training(
@@ -100,6 +100,7 @@ class Source:
     user: Signature  # of (inputs, targets)
     parameters: Mapping[str, Any]  # a param of main -> torch's parameter
     assumptions: tuple[Guard, ...]
+    seed: str | None  # the param that random numbers follow from
 
 
 def _import(
@@ -140,18 +141,20 @@ def _import(
         )
     user = torch_signature(imported, Parameters(("inputs", "targets")))
     seconds["import"] = perf_counter() - started
-    return Source(module, user, parameters, imported.assumptions)
+    return Source(module, user, parameters, imported.assumptions, imported.seed)
 
 
 def _variables(module: Module, whole: Any) -> tuple[Module, dict[str, Any]]:
     """Constants that are trained become params of `main`."""
     trained = {
-        (p.data_ptr(), tuple(p.shape)): p for p in whole.parameters() if p.requires_grad
+        (p.data_ptr(), tuple(p.shape)): (name.removeprefix("model."), p)
+        for name, p in reversed(list(whole.named_parameters()))
+        if p.requires_grad
     }
     main = module.main
     params: list[Value] = []
     parameters: dict[str, Any] = {}
-    names, mapping = Names(names_of(main)), dict[Value, Value]()
+    names, mapping = Names([*names_of(main), NUMBERS, CLIP]), dict[Value, Value]()
     ops: list[Op] = []
     for op in main.ops:
         found = None
@@ -162,15 +165,15 @@ def _variables(module: Module, whole: Any) -> tuple[Module, dict[str, Any]]:
         if found is None:
             ops.append(substitute(op, mapping))
             continue
-        if not found.is_contiguous():
+        name, parameter = found
+        if not parameter.is_contiguous():
             raise OptionError(
-                f"parameter '{op.str_attr('name')}' is not contiguous: replace it by "
+                f"parameter '{name}' is not contiguous: replace it by "
                 "its .contiguous() before training"
             )
-        name = op.str_attr("name").removeprefix("model.")
         params.append(Value(names.fresh(name), op.result.type))
         mapping[op.result] = params[-1]
-        parameters[params[-1].name] = found
+        parameters[params[-1].name] = parameter
     if not parameters:
         raise OptionError("the loss depends on no parameter that requires a gradient")
     results = tuple(mapping.get(v, v) for v in main.results)
@@ -249,7 +252,6 @@ class State:
         self.numbers = torch.zeros(self.shape, dtype=torch.float64)
         self.clip_value = torch.full((), clip or 0.0, dtype=torch.float64)
         self.seed = torch.zeros((), dtype=torch.int64)
-        self.is_random = any(op.name == "random" for op in source.module.main.ops)
 
     @property
     def updates(self) -> tuple[str, ...]:
@@ -305,7 +307,9 @@ class State:
     def tensors(self, main: Graph) -> list[Any]:
         """All tensors behind the caller's, in the order of main's params."""
         parameters = self.source.parameters
-        own = {NUMBERS: self.numbers, CLIP: self.clip_value, SEED: self.seed}
+        own = {NUMBERS: self.numbers, CLIP: self.clip_value}
+        if self.source.seed is not None:
+            own[self.source.seed] = self.seed
         held = {f"{name}.{slot}": (name, slot) for name, slot in self.held}
         out: list[Any] = []
         for value in main.params:
@@ -344,6 +348,12 @@ class State:
                 self.numbers[row, column] = number
         if self.clip is not None:
             self.clip_value.fill_(self.clip)
+        self.draw()
+
+    def draw(self) -> None:
+        """A seed for the call to come, from torch's generator."""
+        if self.source.seed is not None:
+            self.seed.random_(-(2**63), None)
 
     def steps_before(self, group: Group) -> int:
         parameters = [self.source.parameters[name] for name in group.names]
@@ -457,6 +467,7 @@ class TrainingStep(CompiledModel):
                 self._source.assumptions,
                 Training(names, lambda b, params, grads: grads),
             )
+        self._state.draw()
         loss, *found = self._gradients(inputs, targets)
         return loss, dict(zip(names, found, strict=True))
 

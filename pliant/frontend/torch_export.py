@@ -111,6 +111,7 @@ class Imported:
     declared: tuple[Guard, ...] = ()
     assumptions: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
+    seed: str | None = None  # the parameter that random numbers follow from
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -246,6 +247,7 @@ class _Import:
             self.info.bounds,
             (*found.assumed, *self.cx.assumptions),
             self.info.aliases,
+            None if self.cx.seed_value is None else self.cx.seed_value.name,
         )
 
     # inputs

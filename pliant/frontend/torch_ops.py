@@ -14,5 +14,6 @@ from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
+from pliant.frontend.torch_ops_train import TRAIN
 
-TABLE: dict[Any, Translate] = {**MATH, **REDUCE, **SHAPE, **PICK, **NN}
+TABLE: dict[Any, Translate] = {**MATH, **REDUCE, **SHAPE, **PICK, **NN, **TRAIN}

@@ -18,7 +18,7 @@ import torch
 from pliant.errors import ShapeError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
-from pliant.ir.types import DType
+from pliant.ir.types import DType, TensorType
 from pliant.sym import Cond, Expr, Guard, Min, as_expr, le
 
 DTYPE_OF: dict[torch.dtype, DType] = {
@@ -61,11 +61,25 @@ class Context:
     def __init__(self, builder: Builder, training: bool = False) -> None:
         self.b = builder
         self.training = training
+        self.randoms = 0  # random ops so far; each draws numbers of its own
+        self.seed_value: Value | None = None
         self.node: torch.fx.Node | None = None
         # Tensors whose elements are known to be >= 0, so indices need no wrapping.
         self.nonnegative: set[Value] = set()
         # What the trace decided by size and no rule of ours demands.
         self.assumptions: list[Guard] = []
+
+    # --- random numbers -----------------------------------------------------------
+
+    def seed(self) -> Value:
+        """The parameter that all random numbers of a call follow from."""
+        if self.seed_value is None:
+            self.seed_value = self.b.param("seed", TensorType(DType.I64, ()))
+        return self.seed_value
+
+    def next_number(self) -> int:
+        self.randoms += 1
+        return self.randoms
 
     # --- the node being translated ----------------------------------------------
 

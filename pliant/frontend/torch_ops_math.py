@@ -386,7 +386,8 @@ def prelu(cx: Context, x: Value, weight: Value) -> Value:
 def elu(
     cx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Value:
-    below = cx.mul(cx.unary("expm1", _times(cx, x, input_scale)), alpha * scale)
+    low = cx.arith("minimum", x, 0.0) if cx.training else x  # finite where unused
+    below = cx.mul(cx.unary("expm1", _times(cx, low, input_scale)), alpha * scale)
     return cx.select(cx.arith("gt", x, 0.0), _times(cx, x, scale), below)
 
 
@@ -408,25 +409,35 @@ def celu(cx: Context, x: Value, alpha: float = 1.0) -> Value:
     return elu(cx, x, alpha, 1.0, 1.0 / alpha)
 
 
+def _held(cx: Context, x: Value, low: float, high: float) -> Value:
+    """A clamp; in training, one without a slope at its bounds."""
+    if not cx.training:
+        return clamp(cx, x, low, high)
+    x = cx.select(cx.arith("le", x, low), cx.tensor(low, x.dtype), x)
+    return cx.select(cx.arith("ge", x, high), cx.tensor(high, x.dtype), x)
+
+
 def hardsigmoid(cx: Context, x: Value) -> Value:
-    return cx.div(clamp(cx, cx.add(x, 3.0), 0.0, 6.0), 6.0)
+    return cx.div(_held(cx, cx.add(x, 3.0), 0.0, 6.0), 6.0)
 
 
 def hardswish(cx: Context, x: Value) -> Value:
-    return cx.div(cx.mul(x, clamp(cx, cx.add(x, 3.0), 0.0, 6.0)), 6.0)
+    return cx.div(cx.mul(x, _held(cx, cx.add(x, 3.0), 0.0, 6.0)), 6.0)
 
 
 def hardtanh(cx: Context, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
-    return clamp(cx, x, min_val, max_val)
+    return _held(cx, x, min_val, max_val)
 
 
 def relu6(cx: Context, x: Value) -> Value:
-    return clamp(cx, x, 0, 6)
+    return _held(cx, x, 0, 6)
 
 
 def softplus(cx: Context, x: Value, beta: float = 1, threshold: float = 20) -> Value:
     scaled_x = _times(cx, x, beta)
-    soft = cx.div(cx.unary("log1p", cx.unary("exp", scaled_x)), float(beta))
+    # Beyond the threshold the exponential is not used: kept finite for its gradient.
+    near = cx.arith("minimum", scaled_x, float(threshold))
+    soft = cx.div(cx.unary("log1p", cx.unary("exp", near)), float(beta))
     return cx.select(cx.arith("gt", scaled_x, float(threshold)), x, soft)
 
 
@@ -436,6 +447,12 @@ def mish(cx: Context, x: Value) -> Value:
 
 def log_sigmoid(cx: Context, x: Value) -> Value:
     """min(0, x) - log1p(exp(-|x|)): never overflows."""
+    if cx.training:  # in parts that have a derivative at 0
+        low = cx.arith("minimum", x, 0.0)
+        low = cx.sub(low, cx.unary("log1p", cx.unary("exp", low)))
+        high = cx.unary("neg", cx.arith("maximum", x, 0.0))
+        high = cx.unary("neg", cx.unary("log1p", cx.unary("exp", high)))
+        return cx.select(cx.arith("lt", x, 0.0), low, high)
     decay = cx.unary("exp", cx.unary("neg", cx.unary("abs", x)))
     return cx.sub(cx.arith("minimum", x, 0.0), cx.unary("log1p", decay))
 

@@ -424,7 +424,7 @@ def instance_norm(
     return group_norm(cx, x, channels, weight, bias, eps)
 
 
-# --- attention, dropout ---------------------------------------------------------
+# --- attention ------------------------------------------------------------------
 
 
 def attention(
@@ -462,16 +462,6 @@ def attention(
         masked=attn_mask is not None,
     )
     return cx.reshape(out, out.shape[1:]) if flat else out
-
-
-def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    if train and p:
-        cx.unsupported("dropout in training is random: call eval()")
-    return x
-
-
-def native_dropout(cx: Context, x: Value, p: float, train: bool = False) -> list[Any]:
-    return [dropout(cx, x, p, bool(train)), None]
 
 
 # --- resizing -------------------------------------------------------------------
@@ -598,10 +588,6 @@ NN: dict[Any, Translate] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
     aten.instance_norm.default: instance_norm,
     aten.scaled_dot_product_attention.default: attention,
-    aten.dropout.default: dropout,
-    aten.feature_dropout.default: dropout,
-    aten.alpha_dropout.default: dropout,
-    aten.native_dropout.default: native_dropout,
     aten.upsample_nearest1d.default: resize("nearest", 1),
     aten.upsample_nearest2d.default: resize("nearest", 2),
     aten.upsample_nearest3d.default: resize("nearest", 3),

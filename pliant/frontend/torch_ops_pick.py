@@ -131,10 +131,6 @@ def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
 # --- picking by index -----------------------------------------------------------
 
 
-def embedding(cx: Context, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
-    return cx.keep_sign(weight, cx.b.emit("index", weight, indices))
-
-
 def index_select(cx: Context, x: Value, dim: int, index: Value) -> Value:
     if x.type.rank == 0:
         return x
@@ -315,7 +311,6 @@ PICK: dict[Any, Translate] = {
     aten.eye.m: eye,
     aten.one_hot.default: one_hot,
     # picking
-    aten.embedding.default: embedding,
     aten.index_select.default: index_select,
     aten.gather.default: gather,
     aten.take_along_dim.default: take_along_dim,

@@ -613,8 +613,6 @@ SHAPE: dict[Any, Translate] = {
     # identity and conversion
     aten.contiguous.default: identity,
     aten.clone.default: identity,
-    aten.detach.default: identity,
-    aten.detach_.default: identity,
     aten.alias.default: identity,
     aten.lift_fresh.default: identity,
     aten.lift_fresh_copy.default: identity,

@@ -238,7 +238,7 @@ class Walk:
         name = str(getattr(node.target, "__name__", ""))
         match name:
             case "wrap_with_set_grad_enabled":
-                return lambda: self.inline(node.args[1], args[2:])
+                return lambda: self.without_gradient(node, args)
             case "wrap_with_autocast" if args[2] is False:
                 return lambda: self.inline(node.args[4], args[5:])
             case "cond":
@@ -247,6 +247,18 @@ class Walk:
                 return lambda: self.loop(node, args)
             case _:
                 return None
+
+    def without_gradient(self, node: Node, args: list[Any]) -> list[Any]:
+        """An inner graph; in training, no gradient leaves one that switched it off."""
+        results = self.inline(node.args[1], args[2:])
+        if args[0] or not self.cx.training:
+            return results
+        return [
+            self.cx.b.emit("stop_gradient", r)
+            if isinstance(r, Value) and r.dtype.is_float
+            else r
+            for r in results
+        ]
 
     def inner(self, reference: Any) -> GraphModule:
         assert isinstance(reference, Node) and self.module is not None

@@ -284,6 +284,7 @@ def _einsum(op: Op, *operands: Array) -> Array:
 
 
 PURE: dict[str, Callable[..., Array]] = {
+    "stop_gradient": lambda op, x: x,
     "select": _select,
     "transpose": _transpose,
     "flip": _flip,
@@ -369,7 +370,25 @@ def _scatter_add(op: Op, env: dict[str, int], index: Array, rows: Array) -> Arra
     return out
 
 
+def _random(op: Op, env: dict[str, int], seed: Array) -> Array:
+    """SplitMix64: see passes/decompose.py."""
+    golden = 0x9E3779B97F4A7C15
+
+    def mixed(x: Array) -> Array:
+        for count, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(count))) * np.uint64(factor)
+        return np.asarray(x ^ (x >> np.uint64(31)))
+
+    shape = sizes_of(op.dims_attr("shape"), env)
+    start = (int(seed) + op.int_attr("number") * golden) % 2**64
+    stream = mixed(np.asarray([start], np.uint64))
+    places = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) * np.uint64(golden)
+    bits = mixed(places + stream) >> np.uint64(40)
+    return (bits.astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
+
+
 SIZED: dict[str, Callable[..., Array]] = {
+    "random": _random,
     "scatter_add": _scatter_add,
     "iota": _iota,
     "dim_value": _dim_value,

@@ -19,6 +19,8 @@ CREATE    constant {name}             a Constant of the module
           full {value, dtype, shape}  every element is the number
           iota {axis, dtype, shape}   the index along axis
           dim_value {value, dtype}    an integer expression as a rank-0 tensor
+          random (seed) {number, shape}   f32 in [0, 1), the same for the same i64
+                                      seed, number and element; composite
 MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the operand's
                                       dim is equal to it, or the constant 1
           stretch {shape, axes}       a broadcast of which only the call tells whether a
@@ -461,6 +463,14 @@ _TABLE: tuple[OpDef, ...] = (
         _A("op", "str", choices=("max", "min")),
         _A("axis", "int"),
         _A("keepdims", "bool", False),
+    ),
+    _def(
+        "random",
+        _CO,
+        1,
+        composite.random,
+        _A("number", "int"),
+        _A("shape", "dims"),
     ),
     _def("linear", _CO, (2, 3), composite.linear),
     _def("softmax", _CO, 1, composite.axis_kept, _A("axis", "int")),

@@ -25,6 +25,13 @@ def relu(cx: InferContext, types: Types, _: Attrs) -> Types:
     return types
 
 
+def random(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (seed,) = types
+    cx.want(seed, "i", "seed")
+    cx.require_rank(seed, 0, "seed")
+    return (TensorType(DType.F32, attrs.dims("shape")),)
+
+
 def linear(cx: InferContext, types: Types, _: Attrs) -> Types:
     x, w, *bias = types
     dtype = cx.same_dtype(types)

@@ -454,6 +454,45 @@ def _sum_heads(b: Builder, x: Value, like: Value) -> Value:
     return b.reduce("sum", split, [-3], keepdims=False)
 
 
+# ---- random numbers
+
+# SplitMix64 (Steele, Lea, Flood 2014): a counter times the golden ratio, then mixed.
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _word(b: Builder, bits: int) -> Value:
+    """64 bits as an i64, which wraps."""
+    return b.scalar(bits - 2**64 if bits >= 2**63 else bits, DType.I64)
+
+
+def _shifted_right(b: Builder, x: Value, count: int) -> Value:
+    """Zeros come in from the left."""
+    moved = b.binary("shift_right", x, _word(b, count))
+    return b.binary("bitwise_and", moved, _word(b, 2 ** (64 - count) - 1))
+
+
+def _mixed(b: Builder, x: Value) -> Value:
+    for count, factor in ((30, _FIRST), (27, _SECOND)):
+        x = b.binary("bitwise_xor", x, _shifted_right(b, x, count))
+        x = b.binary("mul", x, _word(b, factor))
+    return b.binary("bitwise_xor", x, _shifted_right(b, x, 31))
+
+
+def random(b: Builder, op: Op) -> Value:
+    """Element i of op n: mix(mix(seed + n * golden) + (i + 1) * golden), 24 bits of it.
+
+    No state goes from one element to the next, so they are the same in any order, on
+    any number of threads, and when they are computed again.
+    """
+    (seed,), shape = op.operands, op.dims_attr("shape")
+    own = _word(b, op.int_attr("number") * _GOLDEN % 2**64)
+    stream = _mixed(b, b.emit("add", b.cast(seed, DType.I64), own))
+    place = b.reshape(b.iota((product(shape),), 0), shape)
+    place = b.binary("mul", b.binary("add", place, _word(b, 1)), _word(b, _GOLDEN))
+    bits = _shifted_right(b, _mixed(b, b.binary("add", place, stream)), 40)
+    return _times(b, b.cast(bits, DType.F32), 2.0**-24)
+
+
 # ---- positions
 
 
@@ -491,6 +530,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "resize": resize,
     "einsum": einsum,
     "argreduce": argreduce,
+    "random": random,
 }
 _RULES: RuleSet = {name: (rule,) for name, rule in DECOMPOSITIONS.items()}
 _ATTENTION: RuleSet = {

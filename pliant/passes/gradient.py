@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pliant.errors import InternalError, UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
@@ -34,6 +35,7 @@ from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.context import Context
+from pliant.passes.decompose import spell_out_attention
 from pliant.passes.gradient_rules import RULES, WITHOUT
 from pliant.passes.gradient_tape import Part, Tape, total
 
@@ -56,9 +58,39 @@ def _relu(b: Builder, op: Op) -> Value:
 _SMOOTH: RuleSet = {"silu": (_silu,), "relu": (_relu,)}
 
 
-def smooth(graph: Graph, cx: Context) -> Graph:
-    """Activations in the form that `gradient` differentiates."""
-    return rewrite(graph, _SMOOTH)
+def smooth(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
+    """Composite ops in the form that `gradient` differentiates.
+
+    Attention whose mask is trained is spelled out: its kernels give no such gradient.
+    """
+    found = _depends(graph, wrt)
+
+    def spelled(b: Builder, op: Op) -> Value | None:
+        trained = any(v in found for v in op.operands[3:])
+        return spell_out_attention(b, op) if trained else None
+
+    return rewrite(graph, {**_SMOOTH, "attention": (spelled,)})
+
+
+def _with_sums(graph: Graph, active: set[Value]) -> Graph:
+    """Attention that is differentiated also gives the logarithms of its sums."""
+    builder = Builder.within(graph)
+    mapping: dict[Value, Value] = {}
+    for op in graph.ops:
+        op = substitute(op, mapping)
+        if op.name != "attention" or not active & set(op.results):
+            builder.append(op)
+            continue
+        attrs: dict[str, Any] = dict(op.attrs)
+        with builder.at(op.loc):
+            made, _ = builder.emit_multi(
+                "attention_lse", *op.operands, regions=op.regions, **attrs
+            )
+        mapping[op.result] = made
+    if not mapping:
+        return graph
+    results = tuple(mapping.get(v, v) for v in graph.results)
+    return graph.replace(ops=tuple(builder.ops), results=results)
 
 
 # ---- what is differentiated
@@ -175,6 +207,8 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     loss = graph.results[0]
     if loss.type.rank != 0 or not loss.dtype.is_float:
         raise InternalError("gradient", f"the loss is {loss.type}, not a number")
+    graph = _with_sums(graph, _depends(graph, wrt) & _matters(graph, loss))
+    loss = graph.results[0]
     active = (_depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
     _reject(graph, active)
     builder = Builder.within(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pliant.ir.access import is_one
 from pliant.ir.graph import Op, Value
 from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
@@ -137,7 +139,25 @@ def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
         yield w, Part(tape.b.cast(_right(tape, op, g), w.dtype))
 
 
+def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """From its result and the logarithms of its sums; scores are computed again."""
+    g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
+    assert g is not None
+    if op.bool_attr("swapped"):
+        g, out = tape.b.swap(g, -2, -3), tape.b.swap(out, -2, -3)
+        attrs["swapped"] = False
+    found = tape.b.emit_multi(
+        "attention_backward",
+        *(g, out, op.results[1], *op.operands),
+        regions=op.regions,
+        **attrs,
+    )
+    for operand, grad in zip(op.operands, found, strict=False):
+        yield operand, Part(grad)
+
+
 REDUCE: dict[str, Rule] = {
+    "attention_lse": _attention,
     "reduce": _reduce,
     "cumulate": _cumulate,
     "matmul": _matmul,

@@ -46,6 +46,14 @@ def differentiate(graph: Graph, training: Training, cx: Context) -> Graph:
 GraphPass = Callable[[Graph, Context], Graph]
 
 
+def _smooth(training: Training) -> GraphPass:
+    def run(graph: Graph, cx: Context) -> Graph:
+        names = set(training.wrt)
+        return smooth(graph, [v for v in graph.params if v.name in names], cx)
+
+    return run
+
+
 def _spelled_out(graph: Graph, cx: Context) -> Graph:
     options = replace(cx.options, attention=False)
     return decompose(graph, replace(cx, options=options))
@@ -55,10 +63,11 @@ def training_passes(training: Training) -> tuple[tuple[str, GraphPass, Stage], .
     """The passes over `main`, in order, as the pipeline has them."""
     return (
         ("canonicalize", canonicalize, Stage.IMPORTED),
-        ("smooth", smooth, Stage.IMPORTED),
-        ("decompose", _spelled_out, Stage.DECOMPOSED),
+        ("smooth", _smooth(training), Stage.IMPORTED),
+        ("decompose", decompose, Stage.DECOMPOSED),
         ("plain", canonicalize, Stage.DECOMPOSED),
         ("gradient", lambda g, cx: differentiate(g, training, cx), Stage.DECOMPOSED),
+        ("spell", _spelled_out, Stage.DECOMPOSED),
         ("clean", canonicalize, Stage.DECOMPOSED),
         ("contractions", contractions, Stage.DECOMPOSED),
         ("simplify", canonicalize, Stage.DECOMPOSED),
