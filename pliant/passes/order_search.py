@@ -1,0 +1,298 @@
+"""Orders of calls with a small peak, for sizes that are numbers.
+
+A block is a set of calls, what must come before what, and the buffers that each call
+touches. A buffer is live from the first call that touches it to the last. The peak of
+an order is the largest sum of live bytes during a call.
+
+`search` goes through sets of finished calls by the peak on the way to them, then by
+the bytes live in them. A set with no more live bytes than the one it started from is a
+valley: what it took to get there can come first in some best order, because live bytes
+are submodular in the set (mem(S | T) + mem(S & T) <= mem(S) + mem(T)), so the search
+forgets everything else and goes on from the valley. It runs in both directions of
+time, under a limit on the sets looked at; beyond it a beam takes over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Sizes = Sequence[int]  # of the buffers
+Order = tuple[int, ...]  # of the calls
+
+_STATES = 1500  # sets that an exact search may look at between two valleys
+_BEAM = 12  # partial orders that the beam keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Calls, numbered as in the original order, and the buffers they touch.
+
+    `entering` buffers are live before the first call, `leaving` ones after the last.
+    """
+
+    before: tuple[int, ...]  # of each call: the calls that it waits for, as bits
+    touches: tuple[tuple[int, ...], ...]  # of each call: buffers
+    entering: tuple[bool, ...]  # of each buffer
+    leaving: tuple[bool, ...]
+
+    @property
+    def calls(self) -> int:
+        return len(self.before)
+
+    def touchers(self) -> list[int]:
+        """Of each buffer, the calls that touch it, as bits."""
+        found = [0] * len(self.entering)
+        for call, buffers in enumerate(self.touches):
+            for b in buffers:
+                found[b] |= 1 << call
+        return found
+
+    def reversed(self) -> Block:
+        """The same with time running backwards; live bytes are the same."""
+        after = [0] * self.calls
+        for call, waits in enumerate(self.before):
+            for earlier in bits(waits):
+                after[earlier] |= 1 << call
+        return Block(tuple(after), self.touches, self.leaving, self.entering)
+
+    def ancestors(self) -> list[int]:
+        """Of each call, all that come before it in every order, as bits."""
+        found: list[int] = []
+        for waits in self.before:  # the original order is one of those allowed
+            total = waits
+            for earlier in bits(waits):
+                total |= found[earlier]
+            found.append(total)
+        return found
+
+
+def bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+# ---- evaluation, for many assignments of sizes at once
+
+
+def live_rows(block: Block, order: Sequence[int]) -> Ints:
+    """Row k, column b: whether buffer b is live during the k-th call of an order."""
+    place = np.empty(block.calls, np.int64)
+    place[list(order)] = np.arange(block.calls)
+    count = len(block.entering)
+    first, last = np.full(count, block.calls), np.full(count, -1)
+    for call, buffers in enumerate(block.touches):
+        for b in buffers:
+            first[b], last[b] = min(first[b], place[call]), max(last[b], place[call])
+    first[np.asarray(block.entering, bool)] = 0
+    last[np.asarray(block.leaving, bool)] = block.calls - 1
+    steps = np.arange(block.calls)[:, None]
+    return ((first <= steps) & (steps <= last)).astype(np.int64)
+
+
+def unavoidable_rows(block: Block) -> Ints:
+    """Row k, column b: whether buffer b is live during call k in every order."""
+    count, buffers = block.calls, len(block.entering)
+    earlier = np.eye(count, dtype=np.float32)  # f32: products of it are fast
+    for call, mask in enumerate(block.ancestors()):
+        earlier[call, list(bits(mask))] = 1
+    touched = np.zeros((count, buffers), np.float32)
+    for call, used in enumerate(block.touches):
+        touched[call, list(used)] = 1
+    begun = (earlier @ touched > 0) | np.asarray(block.entering, bool)
+    unfinished = (earlier.T @ touched > 0) | np.asarray(block.leaving, bool)
+    return (begun & unfinished).astype(np.int64)
+
+
+def peaks(rows: Ints, sizes: Ints) -> Ints:
+    """The largest row sum, for each column of `sizes` (buffers x assignments)."""
+    if not rows.size:
+        return np.zeros(sizes.shape[1], np.int64)
+    most: Ints = (rows @ sizes).max(axis=0)
+    return most
+
+
+# ---- search
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An order and its peak; `best` says that no order has a smaller one."""
+
+    order: Order
+    peak: int
+    best: bool
+
+
+def search(
+    block: Block, sizes: Sizes, start: Order, least: int, work: int = _STATES
+) -> Found:
+    """The best order found, `start` if none is better; none has less than `least`."""
+    column = np.asarray(sizes, np.int64)[:, None]
+    peak = int(peaks(live_rows(block, start), column)[0])
+    found = Found(start, peak, peak <= least)
+    backward = block.reversed()
+    for forwards in (True, False):
+        if found.best:
+            return found
+        walk = _Walk(block if forwards else backward, sizes)
+        order, proved = walk.run(least, found.peak, work)
+        if order is None:
+            if proved:
+                return Found(found.order, found.peak, True)
+            continue
+        order = order if forwards else order[::-1]
+        peak = int(peaks(live_rows(block, order), column)[0])
+        if peak < found.peak:
+            found = Found(order, peak, proved or peak <= least)
+    return found
+
+
+@dataclass(slots=True)
+class _State:
+    """A set of finished calls, and how it was reached."""
+
+    done: int
+    ready: tuple[int, ...]
+    live: int
+    peak: int
+    path: tuple[int, object] | None  # the last call, and the path before it
+
+
+class _Walk:
+    """Goes through sets of finished calls of one block."""
+
+    def __init__(self, block: Block, sizes: Sizes) -> None:
+        self.block, self.sizes = block, sizes
+        self.touchers = block.touchers()
+        self.all = (1 << block.calls) - 1
+        self.after: list[list[int]] = [[] for _ in range(block.calls)]
+        for call, waits in enumerate(block.before):
+            for earlier in bits(waits):
+                self.after[earlier].append(call)
+
+    def run(self, least: int, ceiling: int, work: int) -> tuple[Order | None, bool]:
+        """An order with a peak below `ceiling`, and whether the answer is exact.
+
+        Peaks below `least` count as `least`: every order reaches that.
+        """
+        held = zip(self.sizes, self.block.entering, strict=True)
+        ready = tuple(k for k, waits in enumerate(self.block.before) if not waits)
+        state = _State(0, ready, sum(s for s, here in held if here), least, None)
+        exact = True
+        while state.done != self.all:
+            valley, complete = self._valley(state, ceiling, work)
+            exact &= complete
+            if valley is None and not complete:
+                valley = self._beam(state, ceiling)
+            if valley is None:
+                return None, exact
+            state = valley
+        return _calls(state), exact
+
+    def _valley(
+        self, root: _State, ceiling: int, work: int
+    ) -> tuple[_State | None, bool]:
+        """The end or a valley, by the lowest way, if one is below the ceiling.
+
+        And whether that is exact: not if the work ran out.
+        """
+        lowest = {root.done: root.peak}
+        heap = [(root.peak, root.live, 0, root)]
+        pushed = 0
+        while heap:
+            _, _, _, state = heapq.heappop(heap)
+            if state.done == self.all:
+                return state, True
+            if state.live <= root.live and state.done != root.done:
+                return self._deepest(root, state, work)
+            if pushed > work:
+                return None, False
+            for call in state.ready:
+                step = self._step(state, call)
+                if step.peak >= lowest.get(step.done, ceiling):
+                    continue
+                lowest[step.done] = step.peak
+                pushed += 1
+                heapq.heappush(heap, (step.peak, step.live, pushed, step))
+        return None, True
+
+    def _deepest(self, root: _State, end: _State, work: int) -> tuple[_State, bool]:
+        """The least live of all sets on the ways from `root` to a valley `end`.
+
+        What makes it safe to go there first is that nothing on the way is lower.
+        """
+        inside = end.done & ~root.done
+        if inside.bit_count() == 1:
+            return end, True
+        best, seen, pending = end, {root.done}, [root]
+        while pending:
+            state = pending.pop()
+            for call in state.ready:
+                if not inside >> call & 1 or state.done | 1 << call in seen:
+                    continue
+                step = self._step(state, call)
+                if step.peak > end.peak:
+                    continue
+                seen.add(step.done)
+                pending.append(step)
+                if (step.live, step.done.bit_count()) < (
+                    best.live,
+                    best.done.bit_count(),
+                ):
+                    best = step
+            if len(seen) > work:
+                return best, False
+        return best, True
+
+    def _beam(self, root: _State, ceiling: int) -> _State | None:
+        """The end or a valley, keeping only a few sets of every number of calls."""
+        kept = [root]
+        while kept:
+            steps: dict[int, _State] = {}
+            for state in kept:
+                for call in state.ready:
+                    step = self._step(state, call)
+                    known = steps.get(step.done)
+                    if step.peak < ceiling and (
+                        known is None or step.peak < known.peak
+                    ):
+                        steps[step.done] = step
+            ranked = sorted(steps.values(), key=lambda s: (s.peak, s.live))
+            kept = ranked[:_BEAM]
+            for state in kept:
+                if state.done == self.all or state.live <= root.live:
+                    return state
+        return None
+
+    def _step(self, state: _State, call: int) -> _State:
+        done = state.done | 1 << call
+        during, freed = state.live, 0
+        block = self.block
+        for b in block.touches[call]:
+            touchers = self.touchers[b]
+            if not (block.entering[b] or touchers & state.done):
+                during += self.sizes[b]
+            if not (block.leaving[b] or touchers & ~done):
+                freed += self.sizes[b]
+        before = block.before
+        ready = tuple(k for k in state.ready if k != call) + tuple(
+            k for k in self.after[call] if not before[k] & ~done
+        )
+        peak = max(state.peak, during)
+        return _State(done, ready, during - freed, peak, (call, state.path))
+
+
+def _calls(state: _State) -> Order:
+    found: list[int] = []
+    path = state.path
+    while path is not None:
+        call, path = path  # type: ignore[assignment]
+        found.append(call)
+    return tuple(reversed(found))

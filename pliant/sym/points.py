@@ -1,0 +1,101 @@
+"""Assignments of the symbols that satisfy the facts: to search with and to test on.
+
+A question over all sizes is searched at a few of them and proved afterwards. These
+are spread as real sizes are: all small, all large, one large among small ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+from pliant.sym.bounding import Interval
+from pliant.sym.expr import Expr, Symbol, sym
+from pliant.sym.prove import Facts
+
+Point = dict[str, int]
+
+_EVEN = (1, 17, 64, 384, 4096)  # sizes that all symbols have at once
+_UNEVEN = ((1024, 1), (1, 1024), (256, 4), (4, 256))  # of one symbol, of the others
+_MOST_SKEWED = 4  # symbols that are varied one by one
+
+
+def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
+    """A few assignments that stand for the range; distinct, in a fixed order."""
+    space = _Space(facts, names)
+    wanted = [partial(_skewed, "", size, size) for size in _EVEN]
+    for name in space.free[:_MOST_SKEWED]:
+        wanted += [partial(_skewed, name, its, others) for its, others in _UNEVEN]
+    return _distinct(space.points(wanted))
+
+
+def _skewed(chosen: str, its: int, others: int, name: str) -> int:
+    return its if name == chosen else others
+
+
+def random_points(
+    facts: Facts, names: Iterable[str], seed: int, count: int, most: int = 1024
+) -> list[Point]:
+    """Up to `count` assignments with log-uniform sizes up to `most`."""
+    space = _Space(facts, names)
+    rng = random.Random(seed)
+
+    def size(name: str) -> int:
+        low, high = space.interval(name)
+        least = max(low or 0, 1)
+        top = max(least, min(most, most if high is None else high))
+        return round(least * (top / least) ** rng.random())
+
+    found: list[Point] = []
+    for _ in range(8):  # constraints may reject some
+        found = _distinct([*found, *space.points([size] * count)])
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+class _Space:
+    """The symbols as expressions over those that are free to choose."""
+
+    def __init__(self, facts: Facts, names: Iterable[str]) -> None:
+        self.facts = facts
+        self.names = sorted(
+            {*names, *(s for cond in facts.stated for s in cond.symbols())}
+        )
+        self.forms = {
+            name: facts.in_multiples(facts.canonical(sym(name))) for name in self.names
+        }
+        self.free = sorted({s for form in self.forms.values() for s in form.symbols()})
+
+    def interval(self, name: str) -> Interval:
+        return self.facts.box(Symbol(name))
+
+    def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
+        for choose in wanted:
+            base = {name: self._inside(name, choose(name)) for name in self.free}
+            point = _evaluated(self.forms, base)
+            if point is not None and self._allowed(point):
+                yield point
+
+    def _inside(self, name: str, size: int) -> int:
+        low, high = self.interval(name)
+        size = size if low is None else max(size, low)
+        return size if high is None else min(size, high)
+
+    def _allowed(self, point: Point) -> bool:
+        try:
+            return all(cond.holds(point) for cond in self.facts.stated)
+        except ZeroDivisionError:
+            return False  # outside the precondition of a quotient
+
+
+def _evaluated(forms: Mapping[str, Expr], base: Mapping[str, int]) -> Point | None:
+    try:
+        return {name: form.evaluate(base) for name, form in forms.items()}
+    except ZeroDivisionError:
+        return None
+
+
+def _distinct(points: Iterable[Point]) -> list[Point]:
+    return list({tuple(sorted(p.items())): p for p in points}.values())
