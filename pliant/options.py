@@ -17,7 +17,7 @@ class Options:
     merge: bool = True  # products that share their left operand become one
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
-    order: bool = True
+    order: bool = True  # calls run in an order in which little memory is live
     remat: bool = True
     chunk: bool = True
     verify: bool = True  # check the IR after every stage

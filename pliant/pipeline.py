@@ -15,6 +15,7 @@
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
     update        of a training step: new parameters are written over the old ones
+    order         calls in the order in which little memory is live
     memory        which buffer lives when, and its size as a formula
     codegen       loop functions and the host flow -> LLVM IR              codegen/
     compile       LLVM IR -> machine code in this process                  backend/
@@ -60,6 +61,7 @@ from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
+from pliant.passes.order import order
 from pliant.passes.training import Training, training_passes
 from pliant.passes.update import update
 from pliant.runtime.binding import symbols as runtime_symbols
@@ -187,6 +189,10 @@ def compile_module(
         updates = training.updates
         lowered = driver.run(
             "update", lambda m: update(m, updates, cx, regions), lowered, Stage.LOWERED
+        )
+    if options.order:
+        lowered = driver.run(
+            "order", lambda m: order(m, cx, regions), lowered, Stage.LOWERED
         )
 
     started = perf_counter()

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import Role
+from pliant.ir.loops import Call, Check, Role, statements
 from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS
+from pliant.passes.context import Context
 from pliant.passes.memory import ALIGN
 from pliant.passes.order_compare import Bound, dominates
 from pliant.passes.order_search import (
@@ -42,7 +43,7 @@ from pliant.sym.points import Point, representatives
 CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
-_FRUITLESS = 6  # searches in a row without gain, after which a block is left as it is
+_FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
 _SMALL = 12  # calls of a block in which searches are not counted
 _MOST_KEPT = 6  # orders of one block
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
@@ -80,7 +81,8 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     """The calls and their dependencies: read after write, and the two others.
 
     A buffer is written as the roles of the loop function say. A library function
-    writes what no call has touched before it: its results.
+    writes what no call has touched before it: its results. Parameters are written after
+    every call that may fail, so that a step can stop before it changes them.
     """
     bases: dict[Value, Value] = {}
     sizes: dict[Value, Expr] = {}
@@ -89,6 +91,8 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     touched: list[tuple[Value, ...]] = []
     writer: dict[Value, int] = {}  # the last call that wrote
     readers: dict[Value, int] = {}  # the calls that have read since, as bits
+    failing = _failing(module)
+    checked = 0  # calls that may fail, as bits
     for op in graph.ops:
         if op.name == "alloc":
             sizes[op.result] = op.dim_attr("bytes")
@@ -98,6 +102,10 @@ def calls_of(graph: Graph, module: Module) -> Calls:
             number, waits = len(ops), 0
             roots = tuple(dict.fromkeys(bases.get(v, v) for v in op.operands))
             written = _written(op, module, bases, writer, sizes)
+            if any(root not in sizes for root in written):
+                waits |= checked
+            if op.name == "call_library" or op.str_attr("callee") in failing:
+                checked |= 1 << number
             for root in roots:
                 if root in writer:
                     waits |= 1 << writer[root]
@@ -119,6 +127,26 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     return Calls(
         tuple(ops), tuple(before), touches, buffers, tuple(sizes[v] for v in buffers)
     )
+
+
+def _failing(module: Module) -> set[str]:
+    """The loop functions that have a check, or call one that has."""
+    inside = {name: list(statements(f.body)) for name, f in module.loops.items()}
+    found = {
+        name
+        for name, stmts in inside.items()
+        if any(isinstance(stmt, Check) for stmt in stmts)
+    }
+    callees = {
+        name: {stmt.function for stmt in stmts if isinstance(stmt, Call)}
+        for name, stmts in inside.items()
+    }
+    grown = True
+    while grown:
+        more = {name for name, called in callees.items() if called & found} - found
+        grown = bool(more)
+        found |= more
+    return found
 
 
 def _written(
@@ -160,7 +188,7 @@ def parts_of(calls: Calls) -> list[Part]:
     whole = Block(calls.before, calls.touches, (), ())
     earlier = whole.ancestors()
     later = [0] * count
-    for call, mask in enumerate(earlier):
+    for mask in earlier:
         for other in bits(mask):
             later[other] += 1
     groups: list[list[int]] = []
@@ -202,7 +230,8 @@ def _part(
     entering = tuple(spans[b][0] < number for b in buffers)
     leaving = tuple(spans[b][1] > number for b in buffers)
     held = tuple(
-        b for b, (first, last) in spans.items()
+        b
+        for b, (first, last) in spans.items()
         if first < number < last and b not in places
     )
     return Part(tuple(group), buffers, held, Block(before, touches, entering, leaving))
@@ -243,7 +272,8 @@ def searched(part: Part, sizes: Sizes) -> list[tuple[int, ...]]:
     fruitless = 0
     while pending and (fruitless < _FRUITLESS or block.calls <= _SMALL):
         # Where there seems to be most to gain.
-        k = max(pending, key=lambda k: (best[k] / max(least[k], 1), -k))
+        gaps = best / np.maximum(least, 1)
+        k = max(pending, key=lambda k: (float(gaps[k]), -k))
         pending.remove(k)
         if best[k] <= least[k]:
             break
@@ -313,6 +343,8 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
     in range; it is the original itself if nothing better is.
     """
     calls = calls_of(graph, module)
+    if not calls.ops:
+        return (Ordered(graph, (), True),)
     names = {s for e in calls.bytes for s in e.symbols()}
     known = facts.with_range(THREADS, 1, None) if THREADS in names else facts
     points = [
@@ -410,6 +442,20 @@ def permuted(graph: Graph, calls: Calls, sequence: Sequence[int]) -> Graph:
     for value in graph.results:
         ops += place(value)
     return graph.replace(ops=tuple(ops))
+
+
+def order(module: Module, cx: Context, regions: list[Graph]) -> Module:
+    """The module in the best order that is proved to be no worse than its own.
+
+    `regions` says what each call computes, and is reordered with the calls.
+    """
+    graph = module.main
+    found = orders(graph, module, cx.facts(graph))
+    best = next(candidate for candidate in found if candidate.proved)
+    if best.calls == tuple(range(len(best.calls))):
+        return module
+    regions[:] = [regions[k] for k in best.calls]
+    return module.with_main(best.graph)
 
 
 # ---- with sizes known

@@ -36,7 +36,7 @@ class Bound:
         """From rows of live buffers, their formulas and their bytes at samples."""
         sizes = tuple(dict.fromkeys(formulas))
         columns = np.array([sizes.index(e) for e in formulas], np.int64)
-        counts = np.zeros((len(rows), len(sizes)), np.int64)
+        counts: Ints = np.zeros((len(rows), len(sizes)), np.int64)
         bytes_of = np.zeros((len(sizes), table.shape[1]), np.int64)
         for b, column in enumerate(columns):
             counts[:, column] += rows[:, b]

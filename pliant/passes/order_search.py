@@ -25,7 +25,7 @@ Sizes = Sequence[int]  # of the buffers
 Order = tuple[int, ...]  # of the calls
 
 _STATES = 1500  # sets that an exact search may look at between two valleys
-_BEAM = 12  # partial orders that the beam keeps
+_BEAM = 8  # partial orders that the beam keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def unavoidable_rows(block: Block) -> Ints:
         touched[call, list(used)] = 1
     begun = (earlier @ touched > 0) | np.asarray(block.entering, bool)
     unfinished = (earlier.T @ touched > 0) | np.asarray(block.leaving, bool)
-    return (begun & unfinished).astype(np.int64)
+    rows: Ints = (begun & unfinished).astype(np.int64)
+    return rows
 
 
 def peaks(rows: Ints, sizes: Ints) -> Ints:
@@ -170,7 +171,15 @@ class _Walk:
 
     def __init__(self, block: Block, sizes: Sizes) -> None:
         self.block, self.sizes = block, sizes
-        self.touchers = block.touchers()
+        touchers = block.touchers()
+        self.touched = [
+            [
+                (sizes[b], touchers[b], block.entering[b], block.leaving[b])
+                for b in buffers
+                if sizes[b]
+            ]
+            for buffers in block.touches
+        ]
         self.all = (1 << block.calls) - 1
         self.after: list[list[int]] = [[] for _ in range(block.calls)]
         for call, waits in enumerate(block.before):
@@ -255,38 +264,52 @@ class _Walk:
         """The end or a valley, keeping only a few sets of every number of calls."""
         kept = [root]
         while kept:
-            steps: dict[int, _State] = {}
+            steps: dict[int, tuple[int, int, _State, int]] = {}
             for state in kept:
-                for call in state.ready:
-                    step = self._step(state, call)
-                    known = steps.get(step.done)
-                    if step.peak < ceiling and (
-                        known is None or step.peak < known.peak
-                    ):
-                        steps[step.done] = step
-            ranked = sorted(steps.values(), key=lambda s: (s.peak, s.live))
-            kept = ranked[:_BEAM]
+                for call, during, freed in self._branches(state):
+                    peak = max(state.peak, during)
+                    done = state.done | 1 << call
+                    if peak < ceiling and (done not in steps or peak < steps[done][0]):
+                        steps[done] = peak, during - freed, state, call
+            ranked = heapq.nsmallest(_BEAM, steps.values(), key=lambda s: s[:2])
+            kept = [self._step(state, call) for _, _, state, call in ranked]
             for state in kept:
                 if state.done == self.all or state.live <= root.live:
                     return state
         return None
 
-    def _step(self, state: _State, call: int) -> _State:
-        done = state.done | 1 << call
+    def _branches(self, state: _State) -> list[tuple[int, int, int]]:
+        """The calls that may be next, with the bytes live during each and freed by it.
+
+        A call that frees as much as it takes, within the peak, may as well be next.
+        """
+        found = []
+        for call in state.ready:
+            during, freed = self._bytes(state, call)
+            if during <= state.peak and during - freed <= state.live:
+                return [(call, during, freed)]
+            found.append((call, during, freed))
+        return found
+
+    def _bytes(self, state: _State, call: int) -> tuple[int, int]:
+        """Live during a call that comes next, and freed after it."""
+        left = ~(state.done | 1 << call)
         during, freed = state.live, 0
-        block = self.block
-        for b in block.touches[call]:
-            touchers = self.touchers[b]
-            if not (block.entering[b] or touchers & state.done):
-                during += self.sizes[b]
-            if not (block.leaving[b] or touchers & ~done):
-                freed += self.sizes[b]
-        before = block.before
-        ready = tuple(k for k in state.ready if k != call) + tuple(
-            k for k in self.after[call] if not before[k] & ~done
-        )
+        for size, touchers, entering, leaving in self.touched[call]:
+            if not (entering or touchers & state.done):
+                during += size
+            if not (leaving or touchers & left):
+                freed += size
+        return during, freed
+
+    def _step(self, state: _State, call: int) -> _State:
+        during, freed = self._bytes(state, call)
+        done = state.done | 1 << call
+        before = self.block.before
+        ready = [k for k in state.ready if k != call]
+        ready += [k for k in self.after[call] if not before[k] & ~done]
         peak = max(state.peak, during)
-        return _State(done, ready, during - freed, peak, (call, state.path))
+        return _State(done, tuple(ready), during - freed, peak, (call, state.path))
 
 
 def _calls(state: _State) -> Order:

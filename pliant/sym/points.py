@@ -45,7 +45,7 @@ def random_points(
         low, high = space.interval(name)
         least = max(low or 0, 1)
         top = max(least, min(most, most if high is None else high))
-        return round(least * (top / least) ** rng.random())
+        return round(least * float((top / least) ** rng.random()))
 
     found: list[Point] = []
     for _ in range(8):  # constraints may reject some
