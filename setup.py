@@ -14,7 +14,10 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["arena.c", "call.c", "ffi.c", "planner.c", "plans.c", "rt.c", "threads.c"]
+SOURCES = [
+    *("arena.c", "call.c", "ffi.c", "order.c", "plan.c", "planner.c", "plans.c"),
+    *("remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
+]
 
 
 def ffi_include() -> str:

@@ -6,7 +6,7 @@ shapes or symbols are involved, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -77,11 +77,27 @@ class IndexRangeError(PliantError, IndexError):
 
 
 class MemoryLimitError(PliantError):
-    """The call cannot run inside the memory limit."""
+    """The call cannot run inside the memory limit.
 
-    def __init__(self, message: str, *, limit: int, least: int) -> None:
+    `least` is the least peak that any plan for these dims reaches, `largest` the
+    largest value of each dim, the others as they are, for which some plan fits.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: int,
+        least: int,
+        largest: Mapping[str, int] | None = None,
+    ) -> None:
         self.limit, self.least = limit, least
+        self.largest = dict(largest or {})
         super().__init__(message)
+
+
+class SpillError(PliantError, OSError):
+    """The file for buffers that the memory limit leaves no room for has failed."""
 
 
 class ArtifactError(PliantError):

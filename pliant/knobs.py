@@ -7,6 +7,7 @@ A knob is read when asked for, never at import, so tests may set it. Those with
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +95,25 @@ CACHE_MIB: Knob[int] = Knob(
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
 
+SPILL_FOLDER: Knob[str] = Knob(
+    "PLIANT_SPILL_FOLDER",
+    str,
+    tempfile.gettempdir(),
+    "Folder of the nameless file that takes buffers which a memory limit leaves no "
+    "room for (default: the system's temporary folder).",
+)
+SPILL_MBS: Knob[int] = Knob(
+    "PLIANT_SPILL_MBS",
+    _positive,
+    1000,
+    "MB that the spill file takes or gives per second: what spilling is weighed by "
+    "against computing again.",
+)
+
 KNOBS: tuple[Knob[Any], ...] = (
     *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
     *(CACHE, CACHE_MIB),
+    *(SPILL_FOLDER, SPILL_MBS),
 )
 
 

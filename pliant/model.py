@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,38 +20,18 @@ from pliant.errors import (
     OptionError,
     PliantError,
     ShapeError,
+    SpillError,
 )
 from pliant.explain import explain, formula
-from pliant.ir.types import DType
 from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
 from pliant.profile import KernelTime, kernel_times
-from pliant.runtime.binding import (
-    SCALAR,
-    BufferSpec,
-    InputSpec,
-    Model,
-    ModelSpec,
-    OutputSpec,
-    RuntimeStatus,
-    Status,
-)
+from pliant.runtime.binding import Model
+from pliant.runtime.description import PlanInfo, RuntimeStatus, Status
+from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
-from pliant.sym import Guard
+from pliant.sym import Guard, sym
 
-# DLPack type codes: (code, bits).
-DLPACK: dict[DType, tuple[int, int]] = {
-    DType.F64: (2, 64),
-    DType.F32: (2, 32),
-    DType.F16: (2, 16),
-    DType.BF16: (4, 16),
-    DType.I64: (0, 64),
-    DType.I32: (0, 32),
-    DType.I16: (0, 16),
-    DType.I8: (0, 8),
-    DType.U8: (1, 8),
-    DType.BOOL: (6, 8),
-}
 # What flattening, copying or a better message may help with.
 _MENDABLE = (Status.KIND, Status.LAYOUT, Status.COUNT)
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -106,6 +87,17 @@ class MemoryPlan:
     knobs: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Rematerialised:
+    """A value that gives its memory back between two steps."""
+
+    value: str
+    loc: str  # where the model computes it
+    action: str  # "recompute" or "spill"
+    bytes: int
+    steps: tuple[int, int]  # that use it before and after
+
+
 class CompiledModel:
     """Native code for every shape. Safe to call from several threads."""
 
@@ -130,7 +122,7 @@ class CompiledModel:
             self._stamps = np.zeros(program.host.stamps, np.int64)
             blocks.append(self._stamps)
         self._runtime = Model(
-            _spec(program, signature, threads, memory_limit),
+            runtime_spec(program, signature, threads, memory_limit),
             program.code.address("pliant_run"),
             program.code.address("pliant_sizes"),
             program.code.address("pliant_bind"),
@@ -224,6 +216,8 @@ class CompiledModel:
         try:
             info = self._runtime.plan(order, limit)
         except RuntimeStatus as status:
+            if status.status is Status.LIMIT:
+                raise self._limit_error(status, values) from None
             raise self._error(status, []) from None
         return MemoryPlan(
             info.peak_bytes,
@@ -232,7 +226,30 @@ class CompiledModel:
             self.weight_bytes,
             info.lower_bound,
             values,
+            self._knobs(info),
         )
+
+    def _knobs(self, info: PlanInfo) -> dict[str, object]:
+        """The order taken, and what is computed again or spilled on the way."""
+        buffers, steps = self._program.memory.buffers, self._program.steps.steps
+        made: list[Rematerialised] = []
+        for e in info.evictions:
+            value = buffers[e.buffer].value
+            maker = next(
+                s
+                for s in steps
+                if any(t.object == e.buffer and t.writes for t in s.touches)
+            )
+            made.append(
+                Rematerialised(
+                    value.name,
+                    maker.call.loc,
+                    "spill" if e.spilled else "recompute",
+                    info.sizes[e.buffer],
+                    (e.after, e.before),
+                )
+            )
+        return {"order": info.order, "rematerialised": tuple(made)}
 
     def _named(self, method: str, dims: Mapping[str, Any]) -> dict[str, int]:
         unknown = [name for name in dims if name not in self.dims]
@@ -306,6 +323,8 @@ class CompiledModel:
             "arena_bytes": run.arena_bytes,
             "last_peak_bytes": run.last_peak_bytes,
             "last_arena_bytes": run.last_arena_bytes,
+            "recomputed_calls": run.last_recomputed_steps,
+            "spilled_bytes": run.last_spilled_bytes,
             "weight_bytes": self.weight_bytes,
             "kernels": len(self._program.lowered.loops),
             "kernel_calls": kernel_count(self._program.fused.main),
@@ -328,17 +347,19 @@ class CompiledModel:
 
     def _error(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
         self._signature.check(flat)
-        first, least, limit = status.detail
+        first, least, _ = status.detail
         match status.status:
             case Status.GUARD:
                 guard = self._program.guards[first]
                 return self._guard_error(guard, self._observed(self._sizes(flat)))
             case Status.LIMIT:
-                return MemoryLimitError(
-                    f"this call needs {least} bytes, the memory limit is {limit}; "
-                    f"raise the limit or use smaller sizes",
-                    limit=limit,
-                    least=least,
+                return self._limit_error(status, self.symbols_of(flat))
+            case Status.SPILL:
+                return SpillError(
+                    first,
+                    f"spilling {least} bytes failed: {os.strerror(first)}; "
+                    "set PLIANT_SPILL_FOLDER to a folder with room, or raise the "
+                    "memory limit",
                 )
             case Status.RUN:
                 message = self._program.checks[first - 1]
@@ -362,6 +383,51 @@ class CompiledModel:
                 )
             case other:
                 return InternalError("run", f"{other.name} {status.detail}")
+
+    def _limit_error(
+        self, status: RuntimeStatus, dims: Mapping[str, int]
+    ) -> MemoryLimitError:
+        """What would fit: the least limit for these dims, the largest of each dim."""
+        _, least, limit = status.detail
+        largest: dict[str, int] = {}
+        for name in self.dims:
+            found = self._largest(name, dims, limit)
+            if found is not None:
+                largest[name] = found
+        told = ", or ".join(f"{name} <= {value}" for name, value in largest.items())
+        sizes = ", ".join(f"{name}={value}" for name, value in dims.items())
+        return MemoryLimitError(
+            f"this call needs {least} bytes at least"
+            + (f" ({sizes})" if sizes else "")
+            + f", the memory limit is {limit}; raise the limit"
+            + (f", or use {told}" if told else ""),
+            limit=limit,
+            least=least,
+            largest=largest,
+        )
+
+    def _largest(self, name: str, dims: Mapping[str, int], limit: int) -> int | None:
+        """The largest value of a dim below its own whose least peak fits, if any."""
+
+        def fits(value: int) -> bool:
+            env = {**dims, name: value}
+            for guard in self._program.guards:
+                known = all(s in env for s in guard.cond.symbols())
+                if known and not guard.cond.holds(env):
+                    return False
+            return self._runtime.least([env[d] for d in self.dims]) <= limit
+
+        low, _ = self._program.facts.bounds(sym(name))
+        fitting, above = max(low or 0, 0), dims[name]
+        if fitting >= above or not fits(fitting):
+            return None
+        while above - fitting > 1:
+            middle = (fitting + above) // 2
+            if fits(middle):
+                fitting = middle
+            else:
+                above = middle
+        return fitting
 
     def _observed(self, sizes: list[int]) -> dict[str, int]:
         """The sizes of all inputs by "input.axis", and the symbols read from them."""
@@ -418,36 +484,3 @@ def _plain(value: Any) -> Any:
         value = value.contiguous()
         return value.clone() if value.data_ptr() % value.element_size() else value
     return value
-
-
-def _spec(
-    program: Program, signature: Signature, threads: int, limit: int | None
-) -> ModelSpec:
-    inputs: list[InputSpec] = []
-    for slot in signature.slots:
-        match slot:
-            case TensorSlot():
-                code, bits = DLPACK[slot.type.dtype]
-                inputs.append(InputSpec(0, code, bits, slot.type.rank))
-            case SizeSlot():
-                inputs.append(InputSpec(SCALAR, 0, 64, 0))
-    host = program.host
-    buffers = tuple(
-        BufferSpec(slot, b.first, b.last)
-        for slot, b in zip(host.buffer_slots, program.memory.buffers, strict=True)
-    )
-    outputs = []
-    for value, slot_index in zip(
-        program.lowered.main.results, host.output_slots, strict=True
-    ):
-        code, bits = DLPACK[value.dtype]
-        outputs.append(OutputSpec(code, bits, value.type.rank, slot_index))
-    return ModelSpec(
-        tuple(inputs),
-        len(host.symbols),
-        len(host.table.entries),
-        buffers,
-        tuple(outputs),
-        threads=threads,
-        memory_limit=limit,
-    )

@@ -18,7 +18,7 @@ class Options:
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     order: bool = True  # calls run in an order in which little memory is live
-    remat: bool = True
+    remat: bool = True  # inside a limit, values are computed again or spilled
     chunk: bool = True
     verify: bool = True  # check the IR after every stage
     profile: bool = False  # on: calls keep the time of each kernel, for `profile`

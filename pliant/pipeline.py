@@ -62,11 +62,14 @@ from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
 from pliant.passes.order import order
+from pliant.passes.remat import CALLS, Steps, steps
 from pliant.passes.training import Training, training_passes
 from pliant.passes.update import update
+from pliant.rates import Rates, rates
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
 from pliant.target import Target
+from pliant.work import call_work
 
 RESERVED = frozenset({"threads", "worker"})
 
@@ -95,6 +98,8 @@ class Program:
     regions: tuple[Graph, ...]  # what each call of `lowered` computes, in order
     products: dict[str, ProductPlan]  # how matrix products are cut, by function
     memory: Memory
+    steps: Steps
+    rates: Rates | None  # to weigh rematerialisation by; None: there is none
     host: HostPlan
     solution: Solution
     guards: tuple[Guard, ...]
@@ -197,6 +202,9 @@ def compile_module(
 
     started = perf_counter()
     memory = liveness(lowered.main)
+    calls = [op for op in lowered.main.ops if op.name in CALLS]
+    works = call_work(calls, regions)
+    stepped = steps(lowered, memory, works)
     facts = cx.facts(lowered.main)
     solution = solve(inputs, facts)
     # Facts are the graph's constraints, which know where they come from.
@@ -213,6 +221,7 @@ def compile_module(
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
         lowered.libraries,
+        works=works,
         profile=options.profile,
     )
     symbols = runtime_symbols() | library_symbols(lowered)
@@ -232,6 +241,8 @@ def compile_module(
         tuple(regions),
         products,
         memory,
+        stepped,
+        rates(target) if options.remat else None,
         host,
         solution,
         guards,

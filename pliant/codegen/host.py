@@ -2,10 +2,12 @@
 
     i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or 1 + failed guard
     void pliant_sizes(symbols, table)   every size, dim and offset the run needs
-    void pliant_run(call)               the kernels, in order
+    void pliant_run(call)               the kernels, as the plan's program says
 
-`pliant_bind` runs at every call, `pliant_sizes` once per new shape, and `pliant_run` is
-straight-line code over the plan's table: no shape is interpreted at run time.
+`pliant_bind` runs at every call, `pliant_sizes` once per new shape. `pliant_run` goes
+through the program: a list of steps, each a kernel on the plan's sizes and offsets. In
+most plans that is each step once. A plan for little memory may run a step again, and
+moves or files buffers in between, which `plt_special` of the runtime does.
 
 Profiled code also reads the clock before and after each kernel. The times go to a
 block that follows the weights, two words per kernel; other code has none of it.
@@ -33,7 +35,7 @@ from pliant.sym import Cond
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
-ARENA, TABLE, OFFSETS = 1, 2, 3
+ARENA, TABLE, OFFSETS, PROGRAM = 1, 2, 3, 9
 ADDRESSES = {Origin.INPUT: 4, Origin.OUTPUT: 5, Origin.WEIGHT: 6}
 
 
@@ -114,44 +116,68 @@ def _condition(builder: Any, dims: Dims, cond: Cond) -> Any:
 
 
 class _Run:
-    """Emits `pliant_run`; what was loaded from the call's tables is loaded once."""
+    """Emits `pliant_run`: a loop around a switch with a case for each step."""
 
     def __init__(self, module: ll.Module, plan: HostPlan) -> None:
         self.module, self.plan = module, plan
-        function, self.builder = _function(module, RUN, VOID, 1)
-        (self.call,) = function.args
-        self.fields: dict[int, Any] = {}
+        self.function, self.builder = _function(module, RUN, VOID, 1)
+        (self.call,) = self.function.args
+        numbers = (ARENA, TABLE, OFFSETS, PROGRAM, *ADDRESSES.values())
+        self.fields = {n: _at(self.builder, self.call, n, PTR) for n in numbers}
         self.sizes: dict[Slot, Any] = {}
         self.places: dict[Place, Any] = {}
-        self.stamps = 0
 
     def emit(self, symbols: Mapping[str, str]) -> None:
-        for call in self.plan.calls:
-            name = call.callee if call.is_library else symbols[call.callee]
-            self.run(call, name)
+        entry = self.builder.block
+        fetch, step = (self.function.append_basic_block(n) for n in ("fetch", "step"))
+        special, done = (
+            self.function.append_basic_block(n) for n in ("special", "done")
+        )
+        self.builder.branch(fetch)
+        self.builder.position_at_end(fetch)
+        at = self.builder.phi(PTR, "at")
+        code = self.builder.load(at, typ=I64)
+        switch = self.builder.switch(code, special)
+        self.builder.position_at_end(step)
+        following = _address(self.builder, at, 1, I64)
+        self.builder.branch(fetch)
+        at.add_incoming(self.fields[PROGRAM], entry)
+        at.add_incoming(following, step)
+        self.builder.position_at_end(special)
+        kind = ll.FunctionType(I64, [PTR, I64])
+        ended = self.builder.call(
+            ll.Function(self.module, kind, "plt_special"), [self.call, code]
+        )
+        ended = self.builder.icmp_signed("!=", ended, ll.Constant(I64, 0))
+        self.builder.cbranch(ended, done, step)
+        self.builder.position_at_end(done)
         self.builder.ret_void()
+        for number, call in enumerate(self.plan.calls):
+            case = self.function.append_basic_block(f"step_{number}")
+            switch.add_case(ll.Constant(I64, number), case)
+            self.builder.position_at_end(case)
+            # what one case loads is not there in another
+            self.sizes, self.places = {}, {}
+            name = call.callee if call.is_library else symbols[call.callee]
+            self.run(number, call, name)
+            self.builder.branch(step)
 
-    def run(self, call: HostCall, name: str) -> None:
+    def run(self, number: int, call: HostCall, name: str) -> None:
         arguments = [self.call, *map(self.size, call.sizes)]
         arguments += map(self.place, call.buffers)
         kinds = [value.type for value in arguments]
         callee = self.module.globals.get(name) or ll.Function(
             self.module, ll.FunctionType(VOID, kinds), name
         )
-        self.stamp()
+        self.stamp(2 * number)
         self.builder.call(callee, arguments)
-        self.stamp()
-
-    def field(self, number: int) -> Any:
-        if number not in self.fields:
-            self.fields[number] = _at(self.builder, self.call, number, PTR)
-        return self.fields[number]
+        self.stamp(2 * number + 1)
 
     def size(self, size: Size) -> Any:
         if isinstance(size, int):
             return ll.Constant(I64, size)
         if size not in self.sizes:
-            self.sizes[size] = _at(self.builder, self.field(TABLE), size.number, I64)
+            self.sizes[size] = _at(self.builder, self.fields[TABLE], size.number, I64)
         return self.sizes[size]
 
     def place(self, place: Place) -> Any:
@@ -165,20 +191,19 @@ class _Run:
             base = self.place(Place(place.origin, place.number, tuple(others)))
             return self.builder.gep(base, [self.size(shift)], source_etype=I8)
         if place.origin is Origin.ARENA:
-            offset = _at(self.builder, self.field(OFFSETS), place.number, I64)
-            return self.builder.gep(self.field(ARENA), [offset], source_etype=I8)
-        table = self.field(ADDRESSES[place.origin])
+            offset = _at(self.builder, self.fields[OFFSETS], place.number, I64)
+            return self.builder.gep(self.fields[ARENA], [offset], source_etype=I8)
+        table = self.fields[ADDRESSES[place.origin]]
         return _at(self.builder, table, place.number, PTR)
 
-    def stamp(self) -> None:
-        """Where code is profiled, the time goes to the next word of the block."""
+    def stamp(self, word: int) -> None:
+        """Where code is profiled, the time goes to a word of the block."""
         if self.plan.stamps is None:
             return
         kind = ll.FunctionType(I64, [PTR])
         name = "plt_clock"
         clock = self.module.globals.get(name) or ll.Function(self.module, kind, name)
         now = self.builder.call(clock, [self.call])
-        weights = self.field(ADDRESSES[Origin.WEIGHT])
+        weights = self.fields[ADDRESSES[Origin.WEIGHT]]
         block = _at(self.builder, weights, len(self.plan.constants), PTR)
-        self.builder.store(now, _address(self.builder, block, self.stamps, I64))
-        self.stamps += 1
+        self.builder.store(now, _address(self.builder, block, word, I64))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pliant.ir.graph import Graph, Library, Op, Value
 from pliant.passes.memory import Memory
 from pliant.sym import Binding, Expr, Guard, Solution, sym
+from pliant.work import Work
 
 THREADS = "threads"
 
@@ -98,6 +99,7 @@ class HostPlan:
     table: Table
     buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
     output_slots: tuple[int, ...]  # first table slot of each result's dims
+    work_slots: tuple[tuple[int, int], ...]  # of each call's flops and bytes
     constants: tuple[str, ...]  # weight number -> constant name
     calls: tuple[HostCall, ...]
     stamps: int | None  # words of the block of times after the weights, if profiled
@@ -133,9 +135,13 @@ def plan_host(
     input_numbers: Mapping[Value, int],
     libraries: Mapping[str, Library],
     *,
+    works: Sequence[Work] = (),
     profile: bool = False,
 ) -> HostPlan:
-    """The plan of a lowered graph; `shapes` are the inputs' names and symbolic dims."""
+    """The plan of a lowered graph; `shapes` are the inputs' names and symbolic dims.
+
+    `works` are what its calls do, for the planner to weigh; none: it is not asked to.
+    """
     bindings = tuple(solution.bindings)
     table = Table()
     for name in (*(b.symbol for b in bindings), THREADS):
@@ -143,6 +149,7 @@ def plan_host(
     buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
     output_slots = tuple(table.run(v.shape) for v in graph.results)
     calls = tuple(_calls(graph, memory, table, input_numbers, libraries))
+    work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
     return HostPlan(
         shapes=tuple((name, len(dims)) for name, dims in shapes),
         bindings=bindings,
@@ -150,6 +157,7 @@ def plan_host(
         table=table,
         buffer_slots=buffer_slots,
         output_slots=output_slots,
+        work_slots=work_slots,
         constants=_constants(graph),
         calls=calls,
         stamps=2 * len(calls) if profile else None,

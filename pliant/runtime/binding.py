@@ -1,4 +1,4 @@
-"""The C runtime from Python: its structs, its functions, and a `Model` around them.
+"""The C runtime from Python: its functions, and a `Model` around them.
 
 `rt.h` documents the ABI; names here follow it. A `Model` does not keep the code behind
 its function addresses alive, nor the weights: that is its owner's business.
@@ -11,9 +11,7 @@ import functools
 import multiprocessing
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
-from enum import IntEnum
+from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -21,197 +19,43 @@ import numpy as np
 import tvm_ffi
 
 from pliant import knobs
+from pliant.runtime.description import (
+    CAN_SPILL,
+    NO_LIMIT,
+    TENSOR,
+    Eviction,
+    EvictionStruct,
+    ModelDesc,
+    ModelSpec,
+    PlanInfo,
+    PlanInfoStruct,
+    RuntimeStatus,
+    Services,
+    Stats,
+    StatsInfo,
+    Status,
+    array,
+    describe,
+)
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY = Path(__file__).with_name("_plt.so")
-NO_LIMIT = -1
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
-TENSOR, SCALAR = 0, 1
-
-
-class Status(IntEnum):
-    """What a call can come to; `rt.h` says what the detail of each holds."""
-
-    OK = 0
-    COUNT = 1
-    KIND = 2
-    DTYPE = 3
-    RANK = 4
-    DEVICE = 5
-    LAYOUT = 6
-    GUARD = 7
-    LIMIT = 8
-    OVERFLOW = 9
-    MEMORY = 10
-    RUN = 11
-    CLOSED = 12
-    MODEL = 13
-
-
-class RuntimeStatus(Exception):
-    """A call that did not succeed: the status and its three detail numbers."""
-
-    def __init__(self, status: Status, detail: tuple[int, int, int]) -> None:
-        super().__init__(f"{status.name} {detail}")
-        self.status = status
-        self.detail = detail
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """A tensor of this DLPack dtype and rank, or a scalar int."""
-
-    kind: int = TENSOR
-    code: int = 2  # DLPack: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool
-    bits: int = 32
-    rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSpec:
-    """Bytes in the arena, live over the steps [first, last]."""
-
-    size_index: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """A tensor whose dims are `rank` table entries from `dim_index` on."""
-
-    code: int
-    bits: int
-    rank: int
-    dim_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    inputs: tuple[InputSpec, ...]
-    n_symbols: int
-    n_table: int
-    buffers: tuple[BufferSpec, ...]
-    outputs: tuple[OutputSpec, ...]
-    threads: int = 1
-    memory_limit: int | None = None
-    plan_capacity: int = 64
-    guard_pages: bool = False
-    poison: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInfo:
-    """One shape's memory. `lower_bound` is what no offsets could beat."""
-
-    arena_bytes: int
-    output_bytes: int
-    peak_bytes: int
-    lower_bound: int
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    table: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    calls: int
-    failures: int
-    plans_made: int
-    plan_hits: int
-    plans_cached: int
-    arena_bytes: int
-    last_peak_bytes: int
-    last_arena_bytes: int
-    max_peak_bytes: int
-
-
-class _InputDesc(Structure):
-    _fields_: ClassVar = [(n, c_int32) for n in ("kind", "code", "bits", "rank")]
-
-
-class _BufferDesc(Structure):
-    _fields_: ClassVar = [(n, c_int64) for n in ("size_index", "first", "last")]
-
-
-class _OutputDesc(Structure):
-    _fields_: ClassVar = [
-        *((n, c_int32) for n in ("code", "bits")),
-        *((n, c_int64) for n in ("rank", "dim_index")),
-    ]
-
-
-class _ModelDesc(Structure):
-    _fields_: ClassVar = [
-        ("n_inputs", c_int64),
-        ("inputs", POINTER(_InputDesc)),
-        ("n_symbols", c_int64),
-        ("n_table", c_int64),
-        ("n_buffers", c_int64),
-        ("buffers", POINTER(_BufferDesc)),
-        ("n_outputs", c_int64),
-        ("outputs", POINTER(_OutputDesc)),
-        ("n_weights", c_int64),
-        ("weights", POINTER(c_void_p)),
-        ("run", c_void_p),
-        ("sizes", c_void_p),
-        ("bind", c_void_p),
-        ("threads", c_int64),
-        ("memory_limit", c_int64),
-        ("plan_capacity", c_int64),
-    ]
-
-
-class _Services(Structure):
-    _fields_: ClassVar = [
-        ("context", c_void_p),
-        ("allocate", c_void_p),
-        ("release", c_void_p),
-        ("pool", c_void_p),
-        ("flags", c_int64),
-        ("ffi_env_allocator", c_void_p),
-        ("ffi_env_alloc", c_void_p),
-        ("ffi_from_dlpack", c_void_p),
-        ("ffi_function_call", c_void_p),
-        ("ffi_object_decref", c_void_p),
-        ("ffi_take_error", c_void_p),
-        ("ffi_make_array", c_void_p),
-        ("ffi_make_shape", c_void_p),
-        ("team_parallel", c_void_p),
-        ("team_number", c_void_p),
-    ]
-
-
-class _PlanInfo(Structure):
-    _fields_: ClassVar = [
-        ("arena_bytes", c_int64),
-        ("output_bytes", c_int64),
-        ("peak_bytes", c_int64),
-        ("lower_bound", c_int64),
-        ("n_buffers", c_int64),
-        ("detail", c_int64 * 3),
-        ("offsets", POINTER(c_int64)),
-        ("sizes", POINTER(c_int64)),
-        ("table", POINTER(c_int64)),
-    ]
-
-
-class _StatsInfo(Structure):
-    _fields_: ClassVar = [(name, c_int64) for name in Stats.__dataclass_fields__]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "plt_abi_version": (c_int64, []),
-    "plt_pool_create": (c_void_p, [POINTER(_Services)]),
+    "plt_pool_create": (c_void_p, [POINTER(Services)]),
     "plt_pool_destroy": (None, [c_void_p]),
-    "plt_model_create": (c_void_p, [POINTER(_ModelDesc), POINTER(_Services)]),
+    "plt_model_create": (c_void_p, [POINTER(ModelDesc), POINTER(Services)]),
     "plt_model_destroy": (None, [c_void_p]),
-    "plt_plan": (c_int, [c_void_p, POINTER(c_int64), c_int64, POINTER(_PlanInfo)]),
+    "plt_plan": (c_int, [c_void_p, POINTER(c_int64), c_int64, POINTER(PlanInfoStruct)]),
+    "plt_least": (c_int, [c_void_p, POINTER(c_int64), POINTER(c_int64)]),
     "plt_bind": (
         c_int,
         [c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
     ),
-    "plt_stats": (None, [c_void_p, POINTER(_StatsInfo)]),
+    "plt_stats": (None, [c_void_p, POINTER(StatsInfo)]),
     "plt_trim": (None, [c_void_p]),
     "plt_set_limit": (c_int, [c_void_p, c_int64]),
     "plt_set_threads": (c_int, [c_void_p, c_int64]),
@@ -245,7 +89,8 @@ def symbols() -> dict[str, int]:
     """Addresses of what generated code may call."""
     library = load()
     return {
-        name: _address(getattr(library, name)) for name in ("plt_parallel", "plt_clock")
+        name: _address(getattr(library, name))
+        for name in ("plt_parallel", "plt_clock", "plt_special")
     }
 
 
@@ -285,7 +130,7 @@ class _Ffi:
 
     def __init__(self) -> None:
         library = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
-        self.services = _Services(
+        self.services = Services(
             **{k: _address(getattr(library, v)) for k, v in self.ADDRESSES.items()}
         )
         self.array = tvm_ffi.get_global_func("ffi.Array")
@@ -310,10 +155,6 @@ def _ffi() -> _Ffi:
     return _Ffi()
 
 
-def _array(kind: Any, rows: Sequence[Any]) -> Any:
-    return (kind * len(rows))(*rows)
-
-
 class Model:
     """A compiled model: three functions by address, and what is known of its memory."""
 
@@ -332,31 +173,8 @@ class Model:
         self._call, self._item = ffi.call, ffi.item
         several = len(spec.outputs) > 1
         self._several = range(len(spec.outputs)) if several else None
-        inputs = [_InputDesc(i.kind, i.code, i.bits, i.rank) for i in spec.inputs]
-        buffers = [_BufferDesc(b.size_index, b.first, b.last) for b in spec.buffers]
-        outputs = [
-            _OutputDesc(o.code, o.bits, o.rank, o.dim_index) for o in spec.outputs
-        ]
-        limit = NO_LIMIT if spec.memory_limit is None else spec.memory_limit
-        description = _ModelDesc(
-            n_inputs=len(inputs),
-            inputs=_array(_InputDesc, inputs),
-            n_symbols=spec.n_symbols,
-            n_table=spec.n_table,
-            n_buffers=len(buffers),
-            buffers=_array(_BufferDesc, buffers),
-            n_outputs=len(outputs),
-            outputs=_array(_OutputDesc, outputs),
-            n_weights=len(weights),
-            weights=_array(c_void_p, weights),
-            run=run_addr,
-            sizes=sizes_addr,
-            bind=bind_addr,
-            threads=spec.threads,
-            memory_limit=limit,
-            plan_capacity=spec.plan_capacity,
-        )
-        services = _Services.from_buffer_copy(ffi.services)
+        description = describe(spec, run_addr, sizes_addr, bind_addr, weights)
+        services = Services.from_buffer_copy(ffi.services)
         services.flags = GUARD_PAGES * spec.guard_pages | POISON * spec.poison
         pointer = self._library.plt_model_create(byref(description), byref(services))
         if not pointer:
@@ -420,12 +238,14 @@ class Model:
         n = len(self.spec.buffers)
         offsets, sizes = (c_int64 * n)(), (c_int64 * n)()
         table = (c_int64 * self.spec.n_table)()
-        info = _PlanInfo()
+        most = sum(len(step.touches) for step in self.spec.steps)
+        evictions = (EvictionStruct * most)()
+        info = PlanInfoStruct(evictions=evictions, max_evictions=most)
         for name, room in (("offsets", offsets), ("sizes", sizes), ("table", table)):
             setattr(info, name, ctypes.cast(room, POINTER(c_int64)))
         status = self._library.plt_plan(
             self._live(),
-            _array(c_int64, symbols),
+            array(c_int64, symbols),
             NO_LIMIT if limit is None else limit,
             byref(info),
         )
@@ -436,24 +256,42 @@ class Model:
             output_bytes=info.output_bytes,
             peak_bytes=info.peak_bytes,
             lower_bound=info.lower_bound,
+            order=info.order,
+            recomputed_steps=info.recomputed_steps,
+            spilled_bytes=info.spilled_bytes,
+            extra_nanoseconds=info.extra_nanoseconds,
+            evictions=tuple(
+                Eviction(e.buffer, e.action == CAN_SPILL, e.after, e.before)
+                for e in evictions[: info.n_evictions]
+            ),
             offsets=tuple(offsets),
             sizes=tuple(sizes),
             table=tuple(table),
         )
+
+    def least(self, symbols: Sequence[int]) -> int:
+        """The least peak that any plan for these symbols reaches."""
+        least = c_int64()
+        status = self._library.plt_least(
+            self._live(), array(c_int64, symbols), byref(least)
+        )
+        if status != Status.OK:
+            raise RuntimeStatus(Status(status), (-1, 0, 0))
+        return least.value
 
     def bind(self, dims: Sequence[int]) -> tuple[int, ...]:
         """Symbols for these input sizes (flattened in order), or raises GUARD."""
         solved = (c_int64 * (self.spec.n_symbols + 1))()
         guard = c_int64()
         status = self._library.plt_bind(
-            self._live(), _array(c_int64, dims), solved, byref(guard)
+            self._live(), array(c_int64, dims), solved, byref(guard)
         )
         if status != Status.OK:
             raise RuntimeStatus(Status(status), (guard.value, 0, 0))
         return tuple(solved)[: self.spec.n_symbols]
 
     def stats(self) -> Stats:
-        info = _StatsInfo()
+        info = StatsInfo()
         self._library.plt_stats(self._live(), byref(info))
         return Stats(*(getattr(info, name) for name in Stats.__dataclass_fields__))
 

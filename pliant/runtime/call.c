@@ -11,7 +11,8 @@ static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
     plt_carve(c, 1, sizeof *s);
     s->args = plt_carve(c, m->n_inputs, sizeof *s->args);
     s->dims = plt_carve(c, m->n_dims, sizeof(int64_t));
-    s->symbols = plt_carve(c, m->n_symbols + 1, sizeof(int64_t));
+    s->symbols = plt_carve(c, m->n_symbols + 2, sizeof(int64_t));
+    s->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
     s->inputs = plt_carve(c, m->n_inputs, sizeof(void *));
     s->outputs = plt_carve(c, m->n_outputs, sizeof(void *));
     s->handles = plt_carve(c, m->n_outputs, sizeof(void *));
@@ -31,7 +32,7 @@ static plt_slot *slot_new(const plt_model *m) {
 
 int plt_frame_open(plt_model *m, plt_frame *f) {
     plt_enter(m);
-    *f = (plt_frame){0};
+    *f = (plt_frame){.model = m, .file = -1};
     plt_lock_take(&m->lock);
     m->sequence++;
     f->slot = m->idle;
@@ -130,15 +131,12 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail) {
     }
     int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
     s->symbols[m->n_symbols] = threads;
+    s->symbols[m->n_symbols + 1] =
+        atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
     status = plt_find_plan(m, s->symbols, &f->plan, detail);
     if (status != PLT_OK) return status;
 
     const plt_entry *plan = f->plan;
-    int64_t limit = atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
-    if (limit >= 0 && plan->peak_bytes > limit) {
-        detail[0] = 0;
-        return plt_mismatch(PLT_ERR_LIMIT, detail, plan->peak_bytes, limit);
-    }
     int64_t before = s->arena.mapped;
     bool fitted = plt_arena_fit(&s->arena, &m->services, plan->arena_bytes);
     if (s->arena.mapped != before) {
@@ -149,17 +147,41 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail) {
         detail[1] = plan->arena_bytes;
         return PLT_ERR_MEMORY;
     }
+    const int64_t *offsets = plan->offsets;
+    if (plan->n_extras > 0) { /* buffers move */
+        plt_copy(s->offsets, plan->offsets, m->n_buffers, sizeof *offsets);
+        offsets = s->offsets;
+    }
     f->call = (plt_call){
         .pool = threads > 1 ? m->pool : NULL,
         .arena = s->arena.base,
         .table = plan->table,
-        .offsets = plan->offsets,
+        .offsets = offsets,
         .inputs = s->inputs,
         .outputs = s->outputs,
         .weights = m->weights,
         .threads = threads,
+        .program = plan->program,
     };
     return PLT_OK;
+}
+
+int64_t plt_special(plt_call *call, int64_t code) {
+    plt_frame *f = (plt_frame *)(void *)((char *)call - offsetof(plt_frame, call));
+    if (code < 0) return 1;
+    const plt_extra *e = &f->plan->extras[code - f->model->n_steps];
+    switch (e->kind) {
+    case PLT_PLACE:
+        f->slot->offsets[e->object] = e->offset;
+        return 0;
+    case PLT_TO_FILE:
+        return !plt_spill_write(f, e);
+    case PLT_FROM_FILE:
+        return !plt_spill_read(f, e);
+    default: /* PLT_POISON: nobody reads it any more */
+        memset(call->arena + e->offset, 0xFF, (size_t)e->bytes);
+        return 0;
+    }
 }
 
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
@@ -177,6 +199,12 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
         plt_touch(&f->call, f->slot->outputs[i], bytes);
     }
     m->run(&f->call);
+    plt_spill_close(f);
+    if (f->file_error) {
+        detail[0] = f->file_error;
+        detail[1] = f->plan->spilled;
+        return PLT_ERR_SPILL;
+    }
     if (f->call.status != 0) {
         detail[0] = f->call.status;
         return PLT_ERR_RUN;
@@ -188,6 +216,8 @@ static void record_peak(plt_model *m, const plt_entry *plan) {
     const memory_order relaxed = memory_order_relaxed;
     atomic_store_explicit(&m->last_peak, plan->peak_bytes, relaxed);
     atomic_store_explicit(&m->last_arena, plan->arena_bytes, relaxed);
+    atomic_store_explicit(&m->last_recomputed, plan->recomputed, relaxed);
+    atomic_store_explicit(&m->last_spilled, plan->spilled, relaxed);
     int64_t most = atomic_load_explicit(&m->max_peak, relaxed);
     while (plan->peak_bytes > most &&
            !atomic_compare_exchange_weak(&m->max_peak, &most, plan->peak_bytes)) {

@@ -27,7 +27,7 @@ typedef int plt_lock;
 
 #define PLT_ALIGN 64
 
-_Static_assert(sizeof(plt_call) == 9 * 8, "generated code relies on this layout");
+_Static_assert(sizeof(plt_call) == 10 * 8, "generated code relies on this layout");
 
 /* ---- memory through the services ---- */
 void plt_services_copy(plt_services *to, const plt_services *from);
@@ -73,9 +73,129 @@ typedef struct plt_interval {
     int64_t first, last;
 } plt_interval;
 
-/* Fills offsets, *arena (the extent) and *bound (the live lower bound). */
+/* Fills offsets, *arena (the extent) and *bound (the live lower bound). An arena of
+ * enough bytes or less is not improved. */
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
-             int64_t *offsets, int64_t *arena, int64_t *bound);
+             int64_t enough, int64_t *offsets, int64_t *arena, int64_t *bound);
+
+/* ---- order.c ---- */
+typedef struct plt_touch {
+    int32_t object;
+    int32_t flags; /* PLT_READS | PLT_WRITES */
+    int32_t until; /* the next position that writes the object; n_steps: none */
+    int32_t use;   /* its number among the order's uses */
+} plt_touch;
+
+typedef struct plt_use {
+    int32_t position;
+    int32_t flags;
+} plt_use;
+
+/* One order of the steps, by position: who touches what, and who comes next. The gap
+ * after use k of an object, up to its use k + 1, has the number k. */
+typedef struct plt_order {
+    int32_t *steps;       /* [n_steps] */
+    int32_t *roots;       /* [n_buffers] */
+    int32_t *first_touch; /* [n_steps + 1] by position */
+    plt_touch *touches;   /* [n_touches] of distinct objects at each position */
+    int32_t *first_use;   /* [n_objects + 1] */
+    plt_use *uses;        /* [n_touches] of each object, by position */
+    bool *alone;          /* [n_objects] one position writes it, at most */
+} plt_order;
+
+bool plt_order_well_formed(const plt_model_desc *d);
+void plt_order_carve(plt_carver *c, plt_order *o, const plt_model_desc *d);
+/* scratch has room for n_objects numbers */
+void plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
+                    int32_t *scratch);
+
+/* ---- walk.c ---- */
+/* What happens to an object's memory in a gap. */
+enum {
+    PLT_KEEP,
+    PLT_RECOMPUTE, /* given back; once computed again it stays */
+    PLT_SPILL,     /* written to the file, read when needed */
+    PLT_DROP       /* as RECOMPUTE, but what others' recomputing needs does not stay */
+};
+
+enum { PLT_CALL, PLT_WRITE_FILE, PLT_READ_FILE };
+
+typedef struct plt_instruction {
+    int32_t kind;
+    int32_t number;  /* a step, or an object */
+    int32_t storage; /* of the object */
+    int32_t file;    /* of the object */
+} plt_instruction;
+
+/* An object's memory, or its place in the file, over instructions [first, last]. */
+typedef struct plt_storage {
+    int32_t object;
+    int32_t first, last;
+} plt_storage;
+
+typedef struct plt_list {
+    void *items;
+    int64_t count, room;
+    size_t each;
+} plt_list;
+
+/* One run through an order in thought, with what is evicted computed or read again. */
+typedef struct plt_walk {
+    const struct plt_model *model;
+    const plt_order *order;
+    const int64_t *sizes; /* [n_objects] rounded, of roots */
+    const double *costs;  /* [n_steps] nanoseconds */
+    uint8_t *modes;       /* [n_touches] by gap */
+    /* by object */
+    int32_t *open;    /* its storage now, or -1 */
+    int32_t *current; /* its last use so far, or -1 */
+    int32_t *mark;    /* stamp: is made again at this position */
+    int32_t *near;    /* stamp: is needed to make others again at this position */
+    int32_t *last;    /* the last of this position's instructions to touch it */
+    int32_t *parent;  /* for whose sake it is made again; itself: the step's */
+    int32_t *file;    /* its file storage, or -1 */
+    int32_t *stack;
+    uint64_t *issued; /* [n_steps] bits by position */
+    int32_t stamp, stamp_position;
+    int64_t live;
+    int32_t time; /* of the instruction under construction */
+    int32_t stop; /* time at which to stop; -1: none */
+    plt_list storages, instructions, files;
+    /* found */
+    int64_t peak;
+    int32_t peak_time, peak_position;
+    bool peak_at_step; /* not in what is made again in front of it */
+    int32_t culprit; /* gap that cannot be recomputed */
+    double extra;    /* nanoseconds */
+    int64_t recomputed, spilled;
+    int64_t effort; /* spent, in touches */
+    size_t block_bytes;
+    char *block;
+} plt_walk;
+
+enum { PLT_WALK_DONE, PLT_WALK_STOPPED, PLT_WALK_ILLEGAL, PLT_WALK_MEMORY };
+
+bool plt_walk_init(plt_walk *w, const struct plt_model *m, const int64_t *sizes,
+                   const double *costs);
+void plt_walk_free(plt_walk *w);
+int plt_walk_run(plt_walk *w, int32_t stop);
+/* The use of x at or after a position. */
+int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
+
+/* ---- remat.c ---- */
+/* What was chosen; modes and order of the walk are set, and it has been run. */
+typedef struct plt_choice {
+    int32_t order;
+    int64_t arena, bound; /* bytes */
+    int64_t *offsets;     /* [storages] */
+    size_t offsets_bytes;
+} plt_choice;
+
+/* The cheapest found whose arena fits; limit below 0: none. PLT_ERR_LIMIT if none is. */
+int plt_choose(plt_walk *w, int64_t limit, plt_choice *out);
+/* The least arena of any. */
+int plt_choose_least(plt_walk *w, plt_choice *out);
+void plt_choice_free(const plt_walk *w, plt_choice *c);
 
 /* ---- arena.c ---- */
 typedef struct plt_arena {
@@ -91,6 +211,17 @@ bool plt_arena_fit(plt_arena *arena, const plt_services *s, int64_t need);
 void plt_arena_shrink(plt_arena *arena, const plt_services *s, int64_t need);
 
 /* ---- plans.c ---- */
+/* What plt_special does. */
+enum { PLT_PLACE, PLT_TO_FILE, PLT_FROM_FILE, PLT_POISON };
+
+typedef struct plt_extra {
+    int64_t kind;
+    int64_t object;
+    int64_t offset; /* bytes into the arena */
+    int64_t bytes;
+    int64_t at; /* bytes into the file */
+} plt_extra;
+
 /* One shape's plan: a single block. refs and links belong to the model's lock. */
 typedef struct plt_entry {
     struct plt_entry *chain;         /* next in its hash bucket */
@@ -99,9 +230,14 @@ typedef struct plt_entry {
     uint64_t hash;
     size_t block_bytes;
     int64_t arena_bytes, output_bytes, peak_bytes, lower_bound;
-    int64_t *key;     /* [key_length] symbols, then threads */
+    int64_t order, recomputed, spilled, extra_nanoseconds;
+    int64_t n_program, n_extras, n_evictions;
+    int64_t *key;     /* [key_length] symbols, threads, limit */
     int64_t *table;   /* [n_table] */
-    int64_t *offsets; /* [n_buffers] */
+    int64_t *offsets; /* [n_buffers] where each starts out */
+    int64_t *program; /* [n_program] steps, n_steps + extra, and -1 at the end */
+    plt_extra *extras;       /* [n_extras] */
+    plt_eviction *evictions; /* [n_evictions] */
 } plt_entry;
 
 typedef struct plt_plans {
@@ -136,7 +272,8 @@ typedef struct plt_slot {
     size_t block_bytes;
     plt_arg *args;    /* [n_inputs] */
     int64_t *dims;    /* [n_dims] */
-    int64_t *symbols; /* [n_symbols + 1] */
+    int64_t *symbols; /* [n_symbols + 2] then threads and limit: a plan's key */
+    int64_t *offsets; /* [n_buffers] of a run that moves buffers */
     void **inputs;    /* [n_inputs] */
     void **outputs;   /* [n_outputs] */
     void **handles;   /* [n_outputs] for the caller's use */
@@ -150,6 +287,11 @@ struct plt_model {
     _Atomic uint32_t epoch;
     size_t block_bytes;
     int64_t n_inputs, n_dims, n_symbols, n_table, n_buffers, n_outputs, n_weights;
+    int64_t n_pinned, n_objects, n_steps, n_touches, n_orders, can;
+    plt_step_desc *steps;
+    plt_order *orders;
+    char *spill_folder;
+    double ns_per_flop, ns_per_byte, ns_per_spilled_byte;
     plt_input_desc *inputs;
     plt_buffer_desc *buffers;
     plt_output_desc *outputs;
@@ -163,18 +305,30 @@ struct plt_model {
     int64_t n_idle;
     int64_t sequence;
     _Atomic int64_t calls, failures, plans_made, plan_hits, arena_bytes;
-    _Atomic int64_t last_peak, last_arena, max_peak;
+    _Atomic int64_t last_peak, last_arena, max_peak, last_recomputed, last_spilled;
 };
 
 typedef struct plt_frame {
+    const plt_model *model;
     plt_slot *slot;
     plt_entry *plan;
+    int file;        /* of spilled buffers; -1: not open */
+    int file_error;  /* errno, 0: none */
     plt_call call;
 } plt_frame;
 
+/* ---- plan.c ---- */
+int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
+
+/* ---- spill.c ---- */
+/* False with frame->file_error set if the file cannot be opened or is full. */
+bool plt_spill_write(plt_frame *f, const plt_extra *e);
+bool plt_spill_read(plt_frame *f, const plt_extra *e);
+void plt_spill_close(plt_frame *f);
+
 /* First thing in every entry: notices that this is a forked child. */
 void plt_enter(plt_model *m);
-/* The plan for key (symbols, then threads), with a reference for the caller. */
+/* The plan for key (symbols, threads, limit), with a reference for the caller. */
 int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
 void plt_slot_free(plt_model *m, plt_slot *slot);
 

@@ -33,6 +33,7 @@ typedef struct packer {
     int64_t n_all;
     int64_t n;      /* items that take space */
     int64_t bound;  /* no arena is smaller */
+    int64_t enough; /* none smaller than this is looked for; at least the bound */
     int64_t best;   /* the smallest so far */
     int64_t effort; /* left */
     int64_t stuck;  /* position in order at which an attempt gave up */
@@ -248,7 +249,7 @@ static bool list_pairs(packer *p, const plt_services *s, size_t *bytes) {
 static void improve(packer *p) {
     memcpy(p->order, p->best_order, (size_t)p->n * sizeof(item));
     for (int64_t k = 0; k < p->n; k++) p->order[k].major = 0;
-    for (int64_t round = 0; p->best > p->bound && p->effort > 0; round++) {
+    for (int64_t round = 0; p->best > p->enough && p->effort > 0; round++) {
         if (attempt(p, (round & 1) == 0)) continue;
         item stuck = p->order[p->stuck];
         int64_t to = stuck.major++ ? 0 : p->stuck / 2;
@@ -264,20 +265,20 @@ static void pack(packer *p, const plt_services *s) {
     p->effort = PLT_EFFORT;
     arrange(p, BY_FIRST);
     sweep(p, true);
-    if (p->best > p->bound) sweep(p, false);
-    if (p->best == p->bound || !list_pairs(p, s, &bytes)) return;
+    if (p->best > p->enough) sweep(p, false);
+    if (p->best <= p->enough || !list_pairs(p, s, &bytes)) return;
     static const int orders[] = {BY_SIZE, BY_AREA, BY_LIFE};
-    for (int k = 0; k < 3 && p->best > p->bound && p->effort > 0; k++) {
+    for (int k = 0; k < 3 && p->best > p->enough && p->effort > 0; k++) {
         arrange(p, orders[k]);
         attempt(p, true);
-        if (p->best > p->bound) attempt(p, false);
+        if (p->best > p->enough) attempt(p, false);
     }
     if (p->best < INT64_MAX) improve(p);
     plt_release(s, p->together, bytes);
 }
 
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
-             int64_t *offsets, int64_t *arena, int64_t *bound) {
+             int64_t enough, int64_t *offsets, int64_t *arena, int64_t *bound) {
     *arena = *bound = 0;
     if (n == 0) return PLT_OK;
     size_t count = (size_t)n;
@@ -299,6 +300,7 @@ int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
     for (int64_t i = 0; i < n; i++) {
         if (intervals[i].size > 0) p.order[p.n++] = (item){.index = i};
     }
+    p.enough = enough > p.bound ? enough : p.bound;
     if (p.bound > 0) pack(&p, s);
     if (p.bound < 0 || p.best == INT64_MAX) {
         status = PLT_ERR_OVERFLOW;

@@ -7,6 +7,11 @@
 #include <time.h>
 
 #define PLT_DEFAULT_PLANS 64
+#define PLT_SPILL_FOLDER "/tmp"
+/* Where nobody says: an ordinary core, its memory, and a file in the page cache. */
+#define PLT_ASSUMED_FLOPS 5e10
+#define PLT_ASSUMED_BYTES 1e10
+#define PLT_ASSUMED_SPILL 1e9
 
 int64_t plt_abi_version(void) { return PLT_ABI_VERSION; }
 
@@ -64,8 +69,9 @@ void plt_release(const plt_services *s, void *p, size_t bytes) {
 
 static bool well_formed(const plt_model_desc *d) {
     const int64_t most = INT32_MAX;
-    int64_t counts[] = {d->n_inputs,  d->n_symbols, d->n_table,
-                        d->n_buffers, d->n_outputs, d->n_weights};
+    int64_t counts[] = {d->n_inputs,  d->n_symbols, d->n_table,   d->n_buffers,
+                        d->n_outputs, d->n_weights, d->n_pinned,  d->n_steps,
+                        d->n_touches, d->n_orders};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] < 0 || counts[i] > most) return false;
     }
@@ -79,14 +85,13 @@ static bool well_formed(const plt_model_desc *d) {
     for (int64_t i = 0; i < d->n_buffers; i++) {
         const plt_buffer_desc *b = &d->buffers[i];
         if (b->size_index < 0 || b->size_index >= d->n_table) return false;
-        if (b->first < 0 || b->last < b->first || b->last > most) return false;
     }
     for (int64_t i = 0; i < d->n_outputs; i++) {
         const plt_output_desc *o = &d->outputs[i];
         if (o->rank < 0 || o->rank > 64 || o->bits < 1 || o->bits > 255) return false;
         if (o->dim_index < 0 || o->dim_index > d->n_table - o->rank) return false;
     }
-    return true;
+    return plt_order_well_formed(d);
 }
 
 static void carve_model(plt_model *m, plt_carver *c, const plt_model_desc *d) {
@@ -95,6 +100,29 @@ static void carve_model(plt_model *m, plt_carver *c, const plt_model_desc *d) {
     m->buffers = plt_carve(c, d->n_buffers, sizeof *m->buffers);
     m->outputs = plt_carve(c, d->n_outputs, sizeof *m->outputs);
     m->weights = plt_carve(c, d->n_weights, sizeof *m->weights);
+    m->steps = plt_carve(c, d->n_steps, sizeof *m->steps);
+    m->orders = plt_carve(c, d->n_orders, sizeof *m->orders);
+    for (int64_t k = 0; k < d->n_orders; k++) {
+        plt_order measure;
+        plt_order_carve(c, c->block ? &m->orders[k] : &measure, d);
+    }
+    const char *folder = d->spill_folder ? d->spill_folder : PLT_SPILL_FOLDER;
+    m->spill_folder = plt_carve(c, (int64_t)strlen(folder) + 1, 1);
+}
+
+static bool fill_orders(plt_model *m, const plt_model_desc *d) {
+    size_t bytes = (size_t)m->n_objects * sizeof(int32_t);
+    int32_t *scratch = plt_allocate_raw(&m->services, bytes);
+    if (!scratch) return false;
+    for (int64_t k = 0; k < d->n_orders; k++) {
+        plt_order_fill(&m->orders[k], d, k, scratch);
+    }
+    plt_release(&m->services, scratch, bytes);
+    return true;
+}
+
+static double ns_per(double per_second, double assumed) {
+    return 1e9 / (per_second > 0 ? per_second : assumed);
 }
 
 plt_model *plt_model_create(const plt_model_desc *d, const plt_services *services) {
@@ -117,6 +145,20 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     m->n_buffers = d->n_buffers;
     m->n_outputs = d->n_outputs;
     m->n_weights = d->n_weights;
+    m->n_pinned = d->n_pinned;
+    m->n_objects = d->n_buffers + d->n_pinned;
+    m->n_steps = d->n_steps;
+    m->n_touches = d->n_touches;
+    m->n_orders = d->n_orders;
+    m->can = d->can;
+#ifdef PLT_NO_FILES
+    m->can &= ~(int64_t)PLT_CAN_SPILL;
+#endif
+    m->ns_per_flop = ns_per(d->flops_per_second, PLT_ASSUMED_FLOPS);
+    m->ns_per_byte = ns_per(d->bytes_per_second, PLT_ASSUMED_BYTES);
+    m->ns_per_spilled_byte = ns_per(d->spill_bytes_per_second, PLT_ASSUMED_SPILL);
+    strcpy(m->spill_folder, d->spill_folder ? d->spill_folder : PLT_SPILL_FOLDER);
+    plt_copy(m->steps, d->steps, d->n_steps, sizeof *m->steps);
     plt_copy(m->inputs, d->inputs, d->n_inputs, sizeof *m->inputs);
     plt_copy(m->buffers, d->buffers, d->n_buffers, sizeof *m->buffers);
     plt_copy(m->outputs, d->outputs, d->n_outputs, sizeof *m->outputs);
@@ -136,7 +178,8 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
         m->pool = plt_pool_create(&s);
         m->owns_pool = true;
     }
-    if (!m->pool || !plt_plans_init(&m->plans, &s, capacity, m->n_symbols + 1)) {
+    if (!m->pool || !plt_plans_init(&m->plans, &s, capacity, m->n_symbols + 2) ||
+        !fill_orders(m, d)) {
         plt_model_destroy(m);
         return NULL;
     }
@@ -190,92 +233,9 @@ void plt_enter(plt_model *m) {
 
 /* ---- plans ---- */
 
-bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes) {
-    int64_t n = 1;
-    bool empty = false;
-    for (int64_t d = 0; d < o->rank; d++) {
-        int64_t dim = table[o->dim_index + d];
-        if (dim < 0) return false;
-        if (dim == 0) empty = true;
-        else if (__builtin_mul_overflow(n, dim, &n)) return false;
-    }
-    if (empty) n = 0;
-    if (o->bits % 8 == 0) return !__builtin_mul_overflow(n, o->bits / 8, bytes);
-    if (__builtin_mul_overflow(n, o->bits, &n)) return false;
-    if (__builtin_add_overflow(n, 7, &n)) return false;
-    *bytes = n / 8;
-    return true;
-}
-
-static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
-    plt_carve(c, 1, sizeof *e);
-    e->key = plt_carve(c, m->n_symbols + 1, sizeof(int64_t));
-    e->table = plt_carve(c, m->n_table, sizeof(int64_t));
-    e->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
-}
-
-static int pack_buffers(plt_model *m, plt_entry *e, int64_t *detail) {
-    size_t bytes = (size_t)m->n_buffers * sizeof(plt_interval);
-    plt_interval *v = plt_allocate(&m->services, bytes);
-    int status = v ? PLT_OK : PLT_ERR_MEMORY;
-    for (int64_t i = 0; status == PLT_OK && i < m->n_buffers; i++) {
-        const plt_buffer_desc *b = &m->buffers[i];
-        v[i].first = b->first;
-        v[i].last = b->last;
-        if (!plt_round(e->table[b->size_index], &v[i].size)) {
-            detail[0] = i;
-            status = PLT_ERR_OVERFLOW;
-        }
-    }
-    if (status == PLT_OK) {
-        detail[0] = -1;
-        status = plt_pack(&m->services, v, m->n_buffers, e->offsets, &e->arena_bytes,
-                          &e->lower_bound);
-    }
-    plt_release(&m->services, v, bytes);
-    return status;
-}
-
-/* A new entry for key, with one reference: the caller's. */
-static int make_plan(plt_model *m, const int64_t *key, plt_entry **out,
-                     int64_t *detail) {
-    plt_entry measure;
-    plt_carver c = {0};
-    carve_entry(m, &c, &measure);
-    detail[0] = -1;
-    plt_entry *e = plt_allocate(&m->services, c.used);
-    if (!e) return PLT_ERR_MEMORY;
-    e->block_bytes = c.used;
-    c = (plt_carver){.block = (char *)e};
-    carve_entry(m, &c, e);
-    e->refs = 1;
-    plt_copy(e->key, key, m->n_symbols + 1, sizeof *key);
-    e->hash = plt_plans_hash(key, m->n_symbols + 1);
-    m->sizes(e->key, e->table);
-
-    int status = pack_buffers(m, e, detail);
-    for (int64_t i = 0; status == PLT_OK && i < m->n_outputs; i++) {
-        int64_t bytes;
-        if (!plt_output_bytes(&m->outputs[i], e->table, &bytes) ||
-            __builtin_add_overflow(e->output_bytes, bytes, &e->output_bytes)) {
-            detail[0] = m->n_buffers + i;
-            status = PLT_ERR_OVERFLOW;
-        }
-    }
-    if (status == PLT_OK &&
-        (__builtin_add_overflow(e->arena_bytes, e->output_bytes, &e->peak_bytes) ||
-         __builtin_add_overflow(e->lower_bound, e->output_bytes, &e->lower_bound))) {
-        detail[0] = -1;
-        status = PLT_ERR_OVERFLOW;
-    }
-    if (status != PLT_OK) plt_plans_drop(&m->services, e);
-    else *out = e;
-    return status;
-}
-
 int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out,
                   int64_t *detail) {
-    uint64_t hash = plt_plans_hash(key, m->n_symbols + 1);
+    uint64_t hash = plt_plans_hash(key, m->n_symbols + 2);
     plt_lock_take(&m->lock);
     *out = plt_plans_find(&m->plans, key, hash);
     plt_lock_give(&m->lock);
@@ -283,7 +243,7 @@ int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out,
         atomic_fetch_add_explicit(&m->plan_hits, 1, memory_order_relaxed);
         return PLT_OK;
     }
-    int status = make_plan(m, key, out, detail);
+    int status = plt_make_plan(m, key, out, detail);
     if (status != PLT_OK) return status;
     atomic_fetch_add_explicit(&m->plans_made, 1, memory_order_relaxed);
     plt_lock_take(&m->lock);
@@ -294,14 +254,15 @@ int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out,
 
 int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info *out) {
     plt_enter(m);
-    size_t bytes = (size_t)(m->n_symbols + 1) * sizeof(int64_t);
+    size_t bytes = (size_t)(m->n_symbols + 2) * sizeof(int64_t);
     memset(out->detail, 0, sizeof out->detail);
     int64_t *key = plt_allocate(&m->services, bytes);
     if (!key) return PLT_ERR_MEMORY;
     plt_copy(key, symbols, m->n_symbols, sizeof *key);
     key[m->n_symbols] = atomic_load(&m->threads);
+    key[m->n_symbols + 1] = limit < 0 ? -1 : limit;
     plt_entry *e = NULL;
-    int status = make_plan(m, key, &e, out->detail);
+    int status = plt_make_plan(m, key, &e, out->detail);
     plt_release(&m->services, key, bytes);
     if (status != PLT_OK) return status;
 
@@ -310,14 +271,20 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
     out->peak_bytes = e->peak_bytes;
     out->lower_bound = e->lower_bound;
     out->n_buffers = m->n_buffers;
+    out->order = e->order;
+    out->recomputed_steps = e->recomputed;
+    out->spilled_bytes = e->spilled;
+    out->extra_nanoseconds = e->extra_nanoseconds;
+    out->n_evictions = e->n_evictions;
+    if (out->evictions) {
+        int64_t n = e->n_evictions < out->max_evictions ? e->n_evictions
+                                                        : out->max_evictions;
+        plt_copy(out->evictions, e->evictions, n, sizeof *e->evictions);
+    }
     if (out->offsets) plt_copy(out->offsets, e->offsets, m->n_buffers, sizeof(int64_t));
     if (out->table) plt_copy(out->table, e->table, m->n_table, sizeof(int64_t));
     for (int64_t i = 0; out->sizes && i < m->n_buffers; i++) {
         out->sizes[i] = e->table[m->buffers[i].size_index];
-    }
-    if (limit >= 0 && e->peak_bytes > limit) {
-        out->detail[0] = 0;
-        status = plt_mismatch(PLT_ERR_LIMIT, out->detail, e->peak_bytes, limit);
     }
     plt_plans_drop(&m->services, e);
     return status;
@@ -346,6 +313,8 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
         .last_peak_bytes = atomic_load(&m->last_peak),
         .last_arena_bytes = atomic_load(&m->last_arena),
         .max_peak_bytes = atomic_load(&m->max_peak),
+        .last_recomputed_steps = atomic_load(&m->last_recomputed),
+        .last_spilled_bytes = atomic_load(&m->last_spilled),
     };
 }
 

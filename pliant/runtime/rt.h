@@ -6,7 +6,8 @@
  *   - the context (model, pool, call) is the first parameter of every function;
  *   - memory comes from plt_services, so a host can replace it; the arena is mapped
  *     pages unless PLT_FLAG_NO_MAP is set or the library is built with PLT_NO_MMAP;
- *   - PLT_NO_THREADS builds a serial runtime (wasm); PLT_NO_MMAP one without mmap.
+ *   - PLT_NO_THREADS builds a serial runtime (wasm); PLT_NO_MMAP one without mmap,
+ *     PLT_NO_FILES one that never spills.
  *
  * It deliberately does not know about: operators, devices other than the CPU, strides
  * other than row-major.
@@ -27,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 2
+#define PLT_ABI_VERSION 3
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -42,7 +43,7 @@ extern "C" {
     }
 #endif
 
-/* One call: nine fields of eight bytes; order and size are ABI. The arrays hold
+/* One call: ten fields of eight bytes; order and size are ABI. The arrays hold
  * pointers of the target's own size. */
 typedef struct plt_call {
     PLT_POINTER(void *, pool);             /* 0 thread pool; NULL means serial */
@@ -53,8 +54,13 @@ typedef struct plt_call {
     PLT_POINTER(void *const *, outputs);   /* 5 [n_outputs] data */
     PLT_POINTER(void *const *, weights);   /* 6 [n_weights] constants */
     int64_t threads;                       /* 7 workers available, at least 1 */
-    int64_t status;                        /* 8 set non-zero to fail (PLT_ERR_RUN) */
+    int64_t status;                        /* 8 set positive to fail (PLT_ERR_RUN) */
+    PLT_POINTER(const int64_t *, program); /* 9 what to do, in order */
 } plt_call;
+
+/* Generated code goes through call->program: a number below n_steps is a step, anything
+ * else is handed to plt_special, which returns non-zero when the run is over. */
+PLT_API int64_t plt_special(plt_call *call, int64_t code);
 
 typedef void (*plt_run_fn)(plt_call *call);
 
@@ -91,12 +97,13 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_DEVICE = 5,   /* argument, expected DLPack device type, got */
     PLT_ERR_LAYOUT = 6,   /* argument, dim (-1: misaligned or no data), - */
     PLT_ERR_GUARD = 7,    /* guard number, -, - */
-    PLT_ERR_LIMIT = 8,    /* -, bytes needed, limit */
+    PLT_ERR_LIMIT = 8,    /* -, least bytes that can be reached, limit */
     PLT_ERR_OVERFLOW = 9, /* buffer, or output + n_buffers (-1: their sum), -, - */
     PLT_ERR_MEMORY = 10,  /* output (-1: arena or plan), bytes wanted, - */
     PLT_ERR_RUN = 11,     /* call->status, -, - */
     PLT_ERR_CLOSED = 12,  /* the model is gone */
-    PLT_ERR_MODEL = 13    /* the description is malformed */
+    PLT_ERR_MODEL = 13,   /* the description is malformed */
+    PLT_ERR_SPILL = 14    /* errno of the spill file, bytes wanted, - */
 };
 
 /* ---- Services ----------------------------------------------------------------- */
@@ -152,12 +159,34 @@ typedef struct plt_input_desc {
     int32_t rank;
 } plt_input_desc;
 
-/* Two buffers may share bytes only if their [first, last] do not intersect. */
+/* Scratch in the arena: from the first step that touches it to the last. */
 typedef struct plt_buffer_desc {
     int64_t size_index; /* table entry holding its size in bytes */
-    int64_t first;      /* first step that touches it */
-    int64_t last;       /* last step that touches it */
 } plt_buffer_desc;
+
+enum { PLT_READS = 1, PLT_WRITES = 2 };
+
+/* A step's operand. Objects are the buffers, then n_pinned that are always there:
+ * results, and inputs that some step writes. */
+typedef struct plt_touch_desc {
+    int32_t object;
+    int32_t flags; /* PLT_READS | PLT_WRITES */
+} plt_touch_desc;
+
+typedef struct plt_step_desc {
+    int64_t first_touch; /* its touches are [first_touch, first_touch + n_touches) */
+    int64_t n_touches;
+    int64_t flops_index; /* table entries that say how much it does; -1: nothing */
+    int64_t bytes_index;
+    int64_t repeatable; /* may be run again: same operands, same results */
+} plt_step_desc;
+
+/* One order of the steps. In it, a buffer may live in the memory of another one (its
+ * root, of the same size or larger) whose value it replaces. */
+typedef struct plt_order_desc {
+    const int32_t *steps; /* [n_steps] */
+    const int32_t *roots; /* [n_buffers], or NULL: each buffer is its own */
+} plt_order_desc;
 
 typedef struct plt_output_desc {
     int32_t code;
@@ -184,7 +213,22 @@ typedef struct plt_model_desc {
     int64_t threads;       /* at least 1 */
     int64_t memory_limit;  /* bytes, -1: none */
     int64_t plan_capacity; /* plans kept; 0: 64 */
+    int64_t n_pinned;
+    int64_t n_steps;
+    const plt_step_desc *steps;
+    int64_t n_touches;
+    const plt_touch_desc *touches;
+    int64_t n_orders; /* at least 1 */
+    const plt_order_desc *orders;
+    /* What may be done to keep a limit: PLT_CAN_* */
+    int64_t can;
+    const char *spill_folder;        /* NULL: /tmp */
+    double flops_per_second;         /* of one thread */
+    double bytes_per_second;         /* of memory */
+    double spill_bytes_per_second;   /* of the spill file, each way */
 } plt_model_desc;
+
+enum { PLT_CAN_RECOMPUTE = 1, PLT_CAN_SPILL = 2 };
 
 /* NULL if the description is malformed or memory ran out. */
 PLT_API plt_model *plt_model_create(const plt_model_desc *desc,
@@ -192,23 +236,40 @@ PLT_API plt_model *plt_model_create(const plt_model_desc *desc,
 /* No call may be in flight. */
 PLT_API void plt_model_destroy(plt_model *model);
 
+/* A buffer that gives its memory back between two of its uses. */
+typedef struct plt_eviction {
+    int64_t buffer;
+    int64_t action; /* PLT_CAN_RECOMPUTE or PLT_CAN_SPILL */
+    int64_t after, before; /* the steps that use it last and next */
+} plt_eviction;
+
 typedef struct plt_plan_info {
     int64_t arena_bytes;  /* max(offset + size rounded up to 64) */
     int64_t output_bytes; /* sum of numel * itemsize */
     int64_t peak_bytes;   /* arena_bytes + output_bytes */
     int64_t lower_bound;  /* largest sum of live rounded sizes + output_bytes */
     int64_t n_buffers;
+    int64_t order;            /* the one taken */
+    int64_t recomputed_steps; /* run again */
+    int64_t spilled_bytes;    /* written to the spill file */
+    int64_t extra_nanoseconds; /* that evictions cost, by the cost model */
+    int64_t n_evictions;
     int64_t detail[3];
     /* each filled if the caller points it at enough room */
     int64_t *offsets; /* [n_buffers] */
     int64_t *sizes;   /* [n_buffers] exact bytes */
     int64_t *table;   /* [n_table] */
+    plt_eviction *evictions; /* [max_evictions] */
+    int64_t max_evictions;
 } plt_plan_info;
 
 /* Plans without running and without touching the plan cache's order. A limit below 0
  * is none; a peak above it gives PLT_ERR_LIMIT with out filled. */
 PLT_API int plt_plan(plt_model *model, const int64_t *symbols, int64_t limit,
                      plt_plan_info *out);
+
+/* The least peak that any plan for these symbols reaches. */
+PLT_API int plt_least(plt_model *model, const int64_t *symbols, int64_t *least);
 
 /* Solves the symbols for these dims, as a call would: PLT_OK or PLT_ERR_GUARD, with the
  * guard's number in *guard. */
@@ -225,6 +286,8 @@ typedef struct plt_stats_info {
     int64_t last_peak_bytes;  /* of the call that ended last */
     int64_t last_arena_bytes;
     int64_t max_peak_bytes;
+    int64_t last_recomputed_steps;
+    int64_t last_spilled_bytes;
 } plt_stats_info;
 
 PLT_API void plt_stats(plt_model *model, plt_stats_info *out);

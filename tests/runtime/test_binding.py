@@ -29,9 +29,11 @@ from pliant.runtime import (
     OutputSpec,
     RuntimeStatus,
     Status,
+    StepSpec,
     binding,
     symbols,
 )
+from pliant.runtime.description import READS, SCALAR, TENSOR, WRITES
 
 CC = shutil.which("gcc")
 HERE = Path(__file__).parent
@@ -39,15 +41,16 @@ pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler")
 
 F32, I64 = (2, 32), (0, 64)
 SCALE = ModelSpec(
-    inputs=(InputSpec(binding.TENSOR, *F32, rank=2), InputSpec(binding.SCALAR)),
+    inputs=(InputSpec(TENSOR, *F32, rank=2), InputSpec(SCALAR)),
     n_symbols=3,
     n_table=5,
-    buffers=(BufferSpec(size_index=0, first=0, last=1),),
+    buffers=(BufferSpec(size_index=0),),
     outputs=(OutputSpec(*F32, rank=2, dim_index=1),),
+    steps=(StepSpec(((0, WRITES),)), StepSpec(((0, READS),))),
     threads=2,
 )
 PAIR = ModelSpec(
-    inputs=(InputSpec(binding.TENSOR, *F32, rank=1),),
+    inputs=(InputSpec(TENSOR, *F32, rank=1),),
     n_symbols=1,
     n_table=1,
     buffers=(),
@@ -193,7 +196,7 @@ def test_statuses(code: dict[str, int]) -> None:
 
 def test_malformed_description(code: dict[str, int]) -> None:
     with pytest.raises(RuntimeStatus) as caught:
-        scale(code, buffers=(BufferSpec(99, 0, 0),))
+        scale(code, buffers=(BufferSpec(99),))
     assert caught.value.status is Status.MODEL
 
 
@@ -218,7 +221,7 @@ def test_plan(code: dict[str, int]) -> None:
 
 def test_huge_output_is_a_clean_failure(code: dict[str, int]) -> None:
     """The arena of this shape cannot be had; the model goes on working."""
-    model = scale(code, buffers=(BufferSpec(3, 0, 1),))  # its size is the scalar
+    model = scale(code, buffers=(BufferSpec(3),))  # its size is the scalar
     assert failure(model, torch.ones(1, 1), 1 << 50) == (
         Status.MEMORY,
         (-1, 1 << 50, 0),

@@ -113,12 +113,12 @@ static void test_planner(void) {
             v[i].first = below(&seed, steps);
             v[i].last = v[i].first + below(&seed, 1 + below(&seed, 12));
         }
-        CHECK(plt_pack(&s, v, n, offsets, &arena, &bound) == PLT_OK);
+        CHECK(plt_pack(&s, v, n, 0, offsets, &arena, &bound) == PLT_OK);
         check_packing(v, n, offsets, arena, bound);
         exact += arena == bound;
         if (bound) excess += (double)arena / (double)bound - 1;
         int64_t again[MOST], same;
-        CHECK(plt_pack(&s, v, n, again, &same, &bound) == PLT_OK && same == arena);
+        CHECK(plt_pack(&s, v, n, 0, again, &same, &bound) == PLT_OK && same == arena);
         CHECK(n == 0 || memcmp(again, offsets, (size_t)n * sizeof *again) == 0);
     }
     CHECK(c.blocks == 0 && c.bytes == 0);
@@ -128,7 +128,7 @@ static void test_planner(void) {
 
     c.fail_after = 0;
     v[0] = (plt_interval){64, 0, 0};
-    CHECK(plt_pack(&s, v, 1, offsets, &arena, &bound) == PLT_ERR_MEMORY);
+    CHECK(plt_pack(&s, v, 1, 0, offsets, &arena, &bound) == PLT_ERR_MEMORY);
 }
 
 static void test_planner_overflow(void) {
@@ -136,9 +136,9 @@ static void test_planner_overflow(void) {
     plt_services s = counted(&c);
     int64_t big = INT64_MAX / 2 & ~(int64_t)63, offsets[3], arena, bound, rounded;
     plt_interval v[3] = {{big, 0, 1}, {big, 1, 2}, {big, 1, 1}};
-    CHECK(plt_pack(&s, v, 3, offsets, &arena, &bound) == PLT_ERR_OVERFLOW);
+    CHECK(plt_pack(&s, v, 3, 0, offsets, &arena, &bound) == PLT_ERR_OVERFLOW);
     v[2].first = v[2].last = 3; /* not live together: fits */
-    CHECK(plt_pack(&s, v, 3, offsets, &arena, &bound) == PLT_OK && arena == 2 * big);
+    CHECK(plt_pack(&s, v, 3, 0, offsets, &arena, &bound) == PLT_OK && arena == 2 * big);
     CHECK(!plt_round(-1, &rounded) && !plt_round(INT64_MAX, &rounded));
     CHECK(plt_round(INT64_MAX - 63, &rounded));
     CHECK(plt_round(1, &rounded) && rounded == 64);
@@ -161,7 +161,7 @@ static void test_planner_time(void) {
         double best = 1e9;
         for (int k = 0; k < 5; k++) {
             double start = now();
-            CHECK(plt_pack(&s, v, n, offsets, &arena, &bound) == PLT_OK);
+            CHECK(plt_pack(&s, v, n, 0, offsets, &arena, &bound) == PLT_OK);
             if (now() - start < best) best = now() - start;
         }
         printf("  %d buffers: %.3f ms, %.2f%% above the bound\n", (int)n, 1e3 * best,
@@ -215,7 +215,13 @@ static const int64_t constant = 1000;
 static plt_model *make_model(const plt_services *s, int64_t threads, int64_t capacity) {
     static const plt_input_desc inputs[] = {
         {PLT_TENSOR, 0, 64, 1}, {PLT_SCALAR, 0, 0, 0}};
-    static const plt_buffer_desc buffers[] = {{0, 0, 1}, {0, 1, 2}};
+    static const plt_buffer_desc buffers[] = {{0}, {0}};
+    static const plt_touch_desc touches[] = {
+        {0, PLT_WRITES}, {0, PLT_READS}, {1, PLT_WRITES}, {1, PLT_READS}};
+    static const plt_step_desc steps[] = {
+        {0, 1, -1, -1, 1}, {1, 2, -1, -1, 1}, {3, 1, -1, -1, 1}};
+    static const int32_t numbers[] = {0, 1, 2};
+    static const plt_order_desc order = {numbers, NULL};
     static const plt_output_desc outputs[] = {{0, 64, 1, 1}};
     void *weights[] = {(void *)&constant};
     plt_model_desc d = {
@@ -223,6 +229,8 @@ static plt_model *make_model(const plt_services *s, int64_t threads, int64_t cap
         .n_buffers = 2, .buffers = buffers, .n_outputs = 1, .outputs = outputs,
         .n_weights = 1, .weights = weights, .run = run, .sizes = sizes, .bind = bind,
         .threads = threads, .memory_limit = -1, .plan_capacity = capacity,
+        .n_steps = 3, .steps = steps, .n_touches = 4, .touches = touches,
+        .n_orders = 1, .orders = &order,
     };
     return plt_model_create(&d, s);
 }
@@ -364,11 +372,17 @@ static void test_out_of_memory(void) {
 }
 
 static void test_malformed(void) {
-    plt_buffer_desc buffer = {0, 0, 0};
+    plt_buffer_desc buffer = {0};
     plt_output_desc output = {0, 64, 1, 0};
+    plt_touch_desc touch = {0, PLT_WRITES};
+    plt_step_desc step = {0, 1, -1, 0, 1};
+    int32_t number = 0, root = 0;
+    plt_order_desc order = {&number, &root};
     plt_model_desc good = {.n_table = 1, .n_buffers = 1, .buffers = &buffer,
                            .n_outputs = 1, .outputs = &output, .run = run,
-                           .sizes = sizes, .bind = bind, .threads = 1}, d;
+                           .sizes = sizes, .bind = bind, .threads = 1,
+                           .n_steps = 1, .steps = &step, .n_touches = 1,
+                           .touches = &touch, .n_orders = 1, .orders = &order}, d;
 #define REJECT(change, restore)                 \
     d = good;                                   \
     change;                                     \
@@ -379,7 +393,13 @@ static void test_malformed(void) {
     REJECT(d.n_table = -1, );
     REJECT(d.n_buffers = (int64_t)1 << 40, );
     REJECT(buffer.size_index = 1, buffer.size_index = 0);
-    REJECT(buffer.first = 1, buffer.first = 0);
+    REJECT(touch.object = 1, touch.object = 0);
+    REJECT(touch.flags = 4, touch.flags = PLT_WRITES);
+    REJECT(step.n_touches = 2, step.n_touches = 1);
+    REJECT(step.bytes_index = 1, step.bytes_index = 0);
+    REJECT(number = 1, number = 0);
+    REJECT(root = 1, root = 0);
+    REJECT(d.n_orders = 0, );
     REJECT(output.dim_index = 1, output.dim_index = 0);
     REJECT(output.rank = -1, output.rank = 1);
     plt_model *m = plt_model_create(&good, NULL);

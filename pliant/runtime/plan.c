@@ -1,0 +1,354 @@
+/* The plan of one shape: sizes, offsets and the program, in a single block. */
+#include "internal.h"
+
+#define PLT_STEP_NS 500.0 /* of any step, however small */
+
+bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes) {
+    int64_t n = 1;
+    bool empty = false;
+    for (int64_t d = 0; d < o->rank; d++) {
+        int64_t dim = table[o->dim_index + d];
+        if (dim < 0) return false;
+        if (dim == 0) empty = true;
+        else if (__builtin_mul_overflow(n, dim, &n)) return false;
+    }
+    if (empty) n = 0;
+    if (o->bits % 8 == 0) return !__builtin_mul_overflow(n, o->bits / 8, bytes);
+    if (__builtin_mul_overflow(n, o->bits, &n)) return false;
+    if (__builtin_add_overflow(n, 7, &n)) return false;
+    *bytes = n / 8;
+    return true;
+}
+
+/* What the choice is made on, for one shape. */
+typedef struct shape {
+    int64_t *table;  /* [n_table] */
+    int64_t *sizes;  /* [n_objects] rounded, of the roots' classes */
+    double *costs;   /* [n_steps] nanoseconds */
+    int64_t output_bytes;
+    size_t block_bytes;
+    char *block;
+} shape;
+
+static void carve_shape(const plt_model *m, plt_carver *c, shape *s) {
+    s->table = plt_carve(c, m->n_table, sizeof(int64_t));
+    s->sizes = plt_carve(c, m->n_objects, sizeof(int64_t));
+    s->costs = plt_carve(c, m->n_steps, sizeof(double));
+}
+
+static double amount(const int64_t *table, int64_t index, double each) {
+    if (index < 0) return 0;
+    int64_t count = table[index];
+    return each * (double)(count < 0 ? INT64_MAX : count); /* overflowed: no end */
+}
+
+/* Sizes, costs and the bytes of the results. */
+static int measure(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
+    m->sizes(key, s->table);
+    int64_t sum = 0;
+    for (int64_t i = 0; i < m->n_buffers; i++) {
+        detail[0] = i;
+        if (!plt_round(s->table[m->buffers[i].size_index], &s->sizes[i])) {
+            return PLT_ERR_OVERFLOW;
+        }
+        detail[0] = -1;
+        if (__builtin_add_overflow(sum, s->sizes[i], &sum)) return PLT_ERR_OVERFLOW;
+    }
+    for (int64_t i = 0; i < m->n_outputs; i++) {
+        int64_t bytes;
+        detail[0] = m->n_buffers + i;
+        if (!plt_output_bytes(&m->outputs[i], s->table, &bytes) ||
+            __builtin_add_overflow(s->output_bytes, bytes, &s->output_bytes)) {
+            return PLT_ERR_OVERFLOW;
+        }
+    }
+    detail[0] = -1;
+    if (__builtin_add_overflow(sum, s->output_bytes, &sum)) return PLT_ERR_OVERFLOW;
+    double threads = (double)key[m->n_symbols];
+    for (int64_t k = 0; k < m->n_steps; k++) {
+        const plt_step_desc *step = &m->steps[k];
+        double flops = amount(s->table, step->flops_index, m->ns_per_flop) / threads;
+        double bytes = amount(s->table, step->bytes_index, m->ns_per_byte);
+        s->costs[k] = (flops > bytes ? flops : bytes) + PLT_STEP_NS;
+    }
+    return PLT_OK;
+}
+
+static int shape_init(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
+    *s = (shape){0};
+    plt_carver c = {0};
+    carve_shape(m, &c, s);
+    s->block_bytes = c.used;
+    detail[0] = -1;
+    s->block = plt_allocate(&m->services, c.used);
+    if (!s->block) return PLT_ERR_MEMORY;
+    c = (plt_carver){.block = s->block};
+    carve_shape(m, &c, s);
+    return measure(m, key, s, detail);
+}
+
+static void shape_free(plt_model *m, shape *s) {
+    plt_release(&m->services, s->block, s->block_bytes);
+}
+
+/* ---- the program ---- */
+
+/* Objects' members and storages' ends as chains, and places in the file. */
+typedef struct layout {
+    const plt_walk *w;
+    const plt_choice *choice;
+    const int64_t *places; /* [files] bytes into the file */
+    int32_t *member;       /* [n_buffers] a root's first buffer */
+    int32_t *next;         /* [n_buffers] the next of the same root, or -1 */
+    int32_t *ending;       /* [instructions] a storage that ends there, or -1 */
+    int32_t *also;         /* [storages] another that ends there, or -1 */
+    bool *seen;            /* [n_buffers] has been placed */
+    bool poison;
+    plt_entry *entry; /* filled in the second pass */
+    int64_t n_program, n_extras;
+} layout;
+
+static void add_code(layout *l, int64_t code) {
+    if (l->entry->program) l->entry->program[l->n_program] = code;
+    l->n_program++;
+}
+
+static void add_extra(layout *l, plt_extra extra) {
+    add_code(l, l->w->model->n_steps + l->n_extras);
+    if (l->entry->program) l->entry->extras[l->n_extras] = extra;
+    l->n_extras++;
+}
+
+static void place(layout *l, int32_t root, int64_t offset, int64_t bytes) {
+    bool first = !l->seen[root];
+    l->seen[root] = true;
+    for (int32_t b = l->member[root]; b >= 0; b = l->next[b]) {
+        if (!first) add_extra(l, (plt_extra){PLT_PLACE, b, offset, bytes, 0});
+        else if (l->entry->program) l->entry->offsets[b] = offset;
+    }
+}
+
+static void lay_out(layout *l) {
+    const plt_walk *w = l->w;
+    const plt_storage *storages = w->storages.items;
+    const plt_instruction *made = w->instructions.items;
+    l->n_program = l->n_extras = 0;
+    memset(l->seen, 0, (size_t)w->model->n_buffers);
+    int64_t opened = 0;
+    for (int64_t i = 0; i < w->instructions.count; i++) {
+        for (; opened < w->storages.count && storages[opened].first == i; opened++) {
+            int32_t root = storages[opened].object;
+            place(l, root, l->choice->offsets[opened], w->sizes[root]);
+        }
+        if (made[i].kind == PLT_CALL) {
+            add_code(l, made[i].number);
+        } else {
+            int32_t root = made[i].number;
+            bool out = made[i].kind == PLT_WRITE_FILE;
+            add_extra(l, (plt_extra){out ? PLT_TO_FILE : PLT_FROM_FILE, root,
+                                     l->choice->offsets[made[i].storage],
+                                     w->sizes[root], l->places[made[i].file]});
+        }
+        for (int32_t k = l->poison ? l->ending[i] : -1; k >= 0; k = l->also[k]) {
+            int32_t root = storages[k].object;
+            add_extra(l, (plt_extra){PLT_POISON, root, l->choice->offsets[k],
+                                     w->sizes[root], 0});
+        }
+    }
+    add_code(l, -1);
+}
+
+static void carve_layout(layout *l, plt_carver *c) {
+    const plt_model *m = l->w->model;
+    l->member = plt_carve(c, m->n_buffers, sizeof(int32_t));
+    l->next = plt_carve(c, m->n_buffers, sizeof(int32_t));
+    l->ending = plt_carve(c, l->w->instructions.count, sizeof(int32_t));
+    l->also = plt_carve(c, l->w->storages.count, sizeof(int32_t));
+    l->seen = plt_carve(c, m->n_buffers, sizeof(bool));
+}
+
+static void chain(layout *l) {
+    const plt_walk *w = l->w;
+    const plt_storage *storages = w->storages.items;
+    int64_t n = w->model->n_buffers;
+    for (int64_t b = 0; b < n; b++) l->member[b] = l->next[b] = -1;
+    for (int64_t b = n; b-- > 0;) {
+        int32_t root = w->order->roots[b];
+        l->next[b] = l->member[root];
+        l->member[root] = (int32_t)b;
+    }
+    for (int64_t i = 0; i < w->instructions.count; i++) l->ending[i] = -1;
+    for (int64_t k = w->storages.count; k-- > 0;) {
+        int32_t at = storages[k].last;
+        l->also[k] = l->ending[at];
+        l->ending[at] = (int32_t)k;
+    }
+}
+
+static bool is_evicted(const plt_walk *w, int32_t x, int32_t k) {
+    bool gap = k + 1 < w->order->first_use[x + 1];
+    return gap && w->modes[k] != PLT_KEEP && w->sizes[x] > 0;
+}
+
+static int64_t list_evictions(const plt_walk *w, plt_eviction *out) {
+    const plt_order *o = w->order;
+    int64_t count = 0;
+    for (int32_t x = 0; x < w->model->n_buffers; x++) {
+        for (int32_t k = o->first_use[x]; k < o->first_use[x + 1]; k++) {
+            if (!is_evicted(w, x, k)) continue;
+            bool spill = w->modes[k] == PLT_SPILL;
+            if (out) {
+                out[count] = (plt_eviction){
+                    x, spill ? PLT_CAN_SPILL : PLT_CAN_RECOMPUTE,
+                    o->steps[o->uses[k].position], o->steps[o->uses[k + 1].position]};
+            }
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Offsets in the file of what is spilled. */
+static int place_files(const plt_walk *w, int64_t *places) {
+    const plt_services *s = &w->model->services;
+    int64_t n = w->files.count, extent, bound;
+    const plt_storage *files = w->files.items;
+    size_t bytes = (size_t)n * sizeof(plt_interval);
+    plt_interval *v = plt_allocate_raw(s, bytes);
+    if (!v) return PLT_ERR_MEMORY;
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = (plt_interval){w->sizes[files[i].object], files[i].first, files[i].last};
+    }
+    int status = plt_pack(s, v, n, INT64_MAX, places, &extent, &bound);
+    plt_release(s, v, bytes);
+    return status;
+}
+
+static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
+    plt_carve(c, 1, sizeof *e);
+    e->key = plt_carve(c, m->n_symbols + 2, sizeof(int64_t));
+    e->table = plt_carve(c, m->n_table, sizeof(int64_t));
+    e->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
+    e->program = plt_carve(c, e->n_program, sizeof(int64_t));
+    e->extras = plt_carve(c, e->n_extras, sizeof(plt_extra));
+    e->evictions = plt_carve(c, e->n_evictions, sizeof(plt_eviction));
+}
+
+/* An entry with room for what the first pass counted. */
+static plt_entry *new_entry(layout *l, int64_t n_evictions) {
+    const plt_model *m = l->w->model;
+    plt_entry counts = {.n_evictions = n_evictions}, *e = NULL;
+    l->entry = &counts;
+    lay_out(l);
+    counts.n_program = l->n_program;
+    counts.n_extras = l->n_extras;
+    plt_carver c = {0};
+    plt_entry sizes = counts;
+    carve_entry(m, &c, &sizes);
+    e = plt_allocate(&m->services, c.used);
+    if (!e) return NULL;
+    *e = counts;
+    e->block_bytes = c.used;
+    e->refs = 1;
+    c = (plt_carver){.block = (char *)e};
+    carve_entry(m, &c, e);
+    return e;
+}
+
+static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **out) {
+    const plt_model *m = w->model;
+    size_t places_bytes = (size_t)w->files.count * sizeof(int64_t);
+    int64_t *places = plt_allocate(&m->services, places_bytes);
+    if (!places) return PLT_ERR_MEMORY;
+    int status = place_files(w, places);
+    layout l = {.w = w, .choice = choice, .places = places};
+    l.poison = m->services.flags & PLT_FLAG_POISON;
+    plt_carver c = {0};
+    carve_layout(&l, &c);
+    size_t bytes = c.used;
+    char *block = plt_allocate(&m->services, bytes);
+    if (!block && status == PLT_OK) status = PLT_ERR_MEMORY;
+    if (status == PLT_OK) {
+        c = (plt_carver){.block = block};
+        carve_layout(&l, &c);
+        chain(&l);
+        *out = l.entry = new_entry(&l, list_evictions(w, NULL));
+        if (!*out) status = PLT_ERR_MEMORY;
+    }
+    if (status == PLT_OK) {
+        lay_out(&l);
+        list_evictions(w, (*out)->evictions);
+    }
+    plt_release(&m->services, block, bytes);
+    plt_release(&m->services, places, places_bytes);
+    return status;
+}
+
+/* ---- plans ---- */
+
+static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
+                       plt_entry **out, int64_t *detail) {
+    plt_walk w;
+    detail[0] = -1;
+    if (!plt_walk_init(&w, m, s->sizes, s->costs)) return PLT_ERR_MEMORY;
+    int64_t limit = key[m->n_symbols + 1], room = limit;
+    if (limit >= 0) room = limit > s->output_bytes ? limit - s->output_bytes : 0;
+    plt_choice choice;
+    int status = plt_choose(&w, room, &choice);
+    if (status == PLT_OK && limit >= 0 && choice.arena + s->output_bytes > limit) {
+        status = PLT_ERR_LIMIT;
+    }
+    if (status == PLT_ERR_LIMIT) {
+        detail[0] = 0;
+        plt_mismatch(status, detail, choice.arena + s->output_bytes, limit);
+    }
+    if (status == PLT_OK) status = write_entry(&w, &choice, out);
+    if (status == PLT_OK) {
+        plt_entry *e = *out;
+        plt_copy(e->key, key, m->n_symbols + 2, sizeof *key);
+        e->hash = plt_plans_hash(key, m->n_symbols + 2);
+        plt_copy(e->table, s->table, m->n_table, sizeof *e->table);
+        e->arena_bytes = choice.arena;
+        e->output_bytes = s->output_bytes;
+        e->peak_bytes = choice.arena + s->output_bytes;
+        e->lower_bound = choice.bound + s->output_bytes;
+        e->order = choice.order;
+        e->recomputed = w.recomputed;
+        e->spilled = w.spilled;
+        e->extra_nanoseconds = w.extra < 9e18 ? (int64_t)w.extra : INT64_MAX;
+    }
+    plt_choice_free(&w, &choice);
+    plt_walk_free(&w);
+    return status;
+}
+
+int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail) {
+    shape s;
+    int status = shape_init(m, key, &s, detail);
+    if (status == PLT_OK) status = choose_plan(m, key, &s, out, detail);
+    shape_free(m, &s);
+    return status;
+}
+
+int plt_least(plt_model *m, const int64_t *symbols, int64_t *least) {
+    size_t bytes = (size_t)(m->n_symbols + 2) * sizeof(int64_t);
+    int64_t *key = plt_allocate(&m->services, bytes), detail[3];
+    if (!key) return PLT_ERR_MEMORY;
+    plt_copy(key, symbols, m->n_symbols, sizeof *key);
+    key[m->n_symbols] = atomic_load(&m->threads);
+    shape s;
+    plt_walk w;
+    int status = shape_init(m, key, &s, detail);
+    if (status == PLT_OK && !plt_walk_init(&w, m, s.sizes, s.costs)) {
+        status = PLT_ERR_MEMORY;
+    } else if (status == PLT_OK) {
+        plt_choice choice;
+        status = plt_choose_least(&w, &choice);
+        *least = choice.arena + s.output_bytes;
+        plt_choice_free(&w, &choice);
+        plt_walk_free(&w);
+    }
+    shape_free(m, &s);
+    plt_release(&m->services, key, bytes);
+    return status;
+}
