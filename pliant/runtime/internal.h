@@ -79,12 +79,12 @@ int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
              int64_t enough, int64_t *offsets, int64_t *arena, int64_t *bound);
 
 /* ---- order.c ---- */
-typedef struct plt_touch {
+typedef struct plt_access {
     int32_t object;
     int32_t flags; /* PLT_READS | PLT_WRITES */
     int32_t until; /* the next position that writes the object; n_steps: none */
     int32_t use;   /* its number among the order's uses */
-} plt_touch;
+} plt_access;
 
 typedef struct plt_use {
     int32_t position;
@@ -97,7 +97,7 @@ typedef struct plt_order {
     int32_t *steps;       /* [n_steps] */
     int32_t *roots;       /* [n_buffers] */
     int32_t *first_touch; /* [n_steps + 1] by position */
-    plt_touch *touches;   /* [n_touches] of distinct objects at each position */
+    plt_access *touches;  /* [n_touches] of distinct objects at each position */
     int32_t *first_use;   /* [n_objects + 1] */
     plt_use *uses;        /* [n_touches] of each object, by position */
     bool *alone;          /* [n_objects] one position writes it, at most */

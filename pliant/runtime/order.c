@@ -52,7 +52,7 @@ static int32_t fill_touches(plt_order *o, const plt_model_desc *d) {
             int32_t x = t.object < d->n_buffers ? o->roots[t.object] : t.object;
             int32_t at = begin;
             while (at < count && o->touches[at].object != x) at++;
-            if (at == count) o->touches[count++] = (plt_touch){.object = x};
+            if (at == count) o->touches[count++] = (plt_access){.object = x};
             o->touches[at].flags |= t.flags;
         }
     }
@@ -79,7 +79,7 @@ void plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
     }
     for (int32_t p = 0; p < d->n_steps; p++) {
         for (int32_t k = o->first_touch[p]; k < o->first_touch[p + 1]; k++) {
-            plt_touch *t = &o->touches[k];
+            plt_access *t = &o->touches[k];
             t->use = scratch[t->object]++;
             o->uses[t->use] = (plt_use){p, t->flags};
         }
@@ -87,7 +87,7 @@ void plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
     for (int64_t x = 0; x < n_objects; x++) scratch[x] = (int32_t)d->n_steps;
     for (int64_t p = d->n_steps; p-- > 0;) {
         for (int32_t k = o->first_touch[p]; k < o->first_touch[p + 1]; k++) {
-            plt_touch *t = &o->touches[k];
+            plt_access *t = &o->touches[k];
             t->until = scratch[t->object];
             if (!(t->flags & PLT_WRITES)) continue;
             if (t->until < d->n_steps) o->alone[t->object] = false;

@@ -106,7 +106,7 @@ static double recompute_cost(search *s, int32_t x, int32_t u) {
             total += w->costs[step];
             w->effort += o->first_touch[q + 1] - o->first_touch[q];
             for (int32_t e = o->first_touch[q]; e < o->first_touch[q + 1]; e++) {
-                const plt_touch *t = &o->touches[e];
+                const plt_access *t = &o->touches[e];
                 int32_t z = t->object;
                 if (z == y || w->mark[z] == w->stamp) continue;
                 int where = whereabouts(w, z, u);

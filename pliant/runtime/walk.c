@@ -158,7 +158,7 @@ static bool repeat(plt_walk *w, int32_t x, int32_t q, int32_t p, int32_t *depth)
     if (w->issued[q / 64] & bit) return true;
     w->issued[q / 64] |= bit;
     for (int32_t k = o->first_touch[q]; k < o->first_touch[q + 1]; k++) {
-        const plt_touch *t = &o->touches[k];
+        const plt_access *t = &o->touches[k];
         int32_t y = t->object;
         w->near[y] = w->stamp;
         if (y == x) continue;
