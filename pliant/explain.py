@@ -7,16 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pliant.ir.loops import Dispatch, statements
 from pliant.kernels.mix import ProductPlan, count_text
-from pliant.passes.memory import peak_terms
+from pliant.passes.memory import Memory, liveness, peak_terms
 from pliant.pipeline import Program
 from pliant.sym import Guard, as_expr, product, sym
 
 
 def formula(program: Program, threads: int) -> str:
-    """Peak bytes over the dims: the largest of a few polynomials."""
+    """Peak bytes over the dims: the largest of a few polynomials.
+
+    Where calls have several orders, that of the order which needs least.
+    """
+    memories = [program.memory, *(liveness(other.graph) for other in program.others)]
+    texts = list(dict.fromkeys(_peak(program, m, threads) for m in memories))
+    return texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
+
+
+def _peak(program: Program, memory: Memory, threads: int) -> str:
     terms = [
         program.facts.canonical(e.substitute({"threads": as_expr(threads)}))
-        for e in peak_terms(program.memory, program.facts)
+        for e in peak_terms(memory, program.facts)
     ]
     texts = sorted({str(e) for e in terms})
     return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"

@@ -61,7 +61,7 @@ from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
-from pliant.passes.order import order
+from pliant.passes.order import Ordered, order
 from pliant.passes.remat import CALLS, Steps, steps
 from pliant.passes.training import Training, training_passes
 from pliant.passes.update import update
@@ -99,6 +99,7 @@ class Program:
     products: dict[str, ProductPlan]  # how matrix products are cut, by function
     memory: Memory
     steps: Steps
+    others: tuple[Ordered, ...]  # orders of the calls that are better at some sizes
     rates: Rates | None  # to weigh rematerialisation by; None: there is none
     host: HostPlan
     solution: Solution
@@ -195,9 +196,10 @@ def compile_module(
         lowered = driver.run(
             "update", lambda m: update(m, updates, cx, regions), lowered, Stage.LOWERED
         )
+    others: list[Ordered] = []
     if options.order:
         lowered = driver.run(
-            "order", lambda m: order(m, cx, regions), lowered, Stage.LOWERED
+            "order", lambda m: order(m, cx, regions, others), lowered, Stage.LOWERED
         )
 
     started = perf_counter()
@@ -242,6 +244,7 @@ def compile_module(
         products,
         memory,
         stepped,
+        tuple(others),
         rates(target) if options.remat else None,
         host,
         solution,

@@ -14,6 +14,7 @@ from pliant.runtime.description import (
     BufferSpec,
     InputSpec,
     ModelSpec,
+    OrderSpec,
     OutputSpec,
     StepSpec,
 )
@@ -60,6 +61,7 @@ def runtime_spec(
         tuple(BufferSpec(slot) for slot in host.buffer_slots),
         tuple(outputs),
         steps=_steps(program),
+        orders=_orders(program),
         n_pinned=len(program.steps.pinned),
         budgeting=_budgeting(program.rates),
         threads=threads,
@@ -75,6 +77,12 @@ def _steps(program: Program) -> tuple[StepSpec, ...]:
         )
         made.append(StepSpec(touches, *slots, step.repeatable))
     return tuple(made)
+
+
+def _orders(program: Program) -> tuple[OrderSpec, ...]:
+    """The order of the lowered graph, then those that need less at some sizes."""
+    own = OrderSpec(tuple(range(len(program.steps.steps))))
+    return (own, *(OrderSpec(other.calls) for other in program.others))
 
 
 def _budgeting(rates: Rates | None) -> Budgeting:

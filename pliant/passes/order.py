@@ -17,7 +17,7 @@ picks, for the sizes at hand, the order whose peak is least.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -444,14 +444,27 @@ def permuted(graph: Graph, calls: Calls, sequence: Sequence[int]) -> Graph:
     return graph.replace(ops=tuple(ops))
 
 
-def order(module: Module, cx: Context, regions: list[Graph]) -> Module:
+def order(
+    module: Module,
+    cx: Context,
+    regions: list[Graph],
+    others: list[Ordered] | None = None,
+) -> Module:
     """The module in the best order that is proved to be no worse than its own.
 
-    `regions` says what each call computes, and is reordered with the calls.
+    `regions` says what each call computes, and is reordered with the calls. `others`
+    gets the orders that need less at some sizes, as orders of the module's calls.
     """
     graph = module.main
     found = orders(graph, module, cx.facts(graph))
     best = next(candidate for candidate in found if candidate.proved)
+    if others is not None:
+        place = {call: k for k, call in enumerate(best.calls)}
+        others += [
+            replace(other, calls=tuple(place[k] for k in other.calls))
+            for other in found
+            if other is not best
+        ]
     if best.calls == tuple(range(len(best.calls))):
         return module
     regions[:] = [regions[k] for k in best.calls]
