@@ -1,0 +1,169 @@
+"""Time against memory: `python -m bench.limits bert llama` (or `zoo`), --training.
+
+Each model runs without a limit, and with 80, 60, 50 and 40 percent of the peak that it
+has then: by how much the call becomes slower, what is computed again or spilled for
+that, and how long the plan took. Where a limit cannot be met, the least that can is
+told. Writes bench/results/limits.json and limits.md; a run over chosen models or
+shapes is only printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import pliant
+from bench.finetune import loss_of
+from bench.memory import shapes_of
+from bench.timing import (
+    RESULTS,
+    Report,
+    Shape,
+    add_model_arguments,
+    cases,
+    console,
+    dims_text,
+    load_zoo,
+    machine,
+    machine_line,
+    mebibytes,
+    store,
+)
+
+PERCENT = (100, 80, 60, 50, 40)
+TRAINING_SHAPES: tuple[Shape, ...] = ((1, 64), (1, 512), (4, 64), (2, 512))
+SECONDS = 1.5  # of timing per limit, after one call
+MOST_CALLS = 50
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The shortest of a few calls."""
+    call()
+    found: list[float] = []
+    started = perf_counter()
+    while len(found) < MOST_CALLS and perf_counter() - started < SECONDS:
+        before = perf_counter()
+        call()
+        found.append(perf_counter() - before)
+    return min(found)
+
+
+def sweep(
+    name: str, shape: Shape, model: Any, given: tuple[Any, ...], rows: list[Any]
+) -> None:
+    """One row for each limit."""
+    model.memory_limit = None
+    free = model.memory_plan(*given)
+    for percent in PERCENT:
+        print(f"  {name} {shape}: {percent}%", file=sys.stderr)
+        limit = free.peak_bytes * percent // 100
+        row = {"model": name, "shape": shape, "percent": percent, "limit": limit}
+        row |= {"free": free.peak_bytes, "bound": free.lower_bound}
+        model.memory_limit = limit
+        try:
+            started = perf_counter()
+            plan = model.memory_plan(*given)
+            row["plan_ms"] = (perf_counter() - started) * 1e3
+            row["ms"] = seconds_of(partial(model, *given)) * 1e3
+        except pliant.MemoryLimitError as error:
+            row["least"] = error.least
+            rows.append(row)
+            continue
+        stats = model.stats()
+        assert stats["last_peak_bytes"] == plan.peak_bytes <= limit
+        made = plan.knobs["rematerialised"]
+        row |= {
+            "peak": plan.peak_bytes,
+            "again": stats["recomputed_calls"],
+            "spilled": stats["spilled_bytes"],
+            "recompute": sum(r.action == "recompute" for r in made),
+            "spill": sum(r.action == "spill" for r in made),
+        }
+        rows.append(row)
+    model.memory_limit = None
+
+
+def training_step(zoo: Path, threads: int) -> tuple[Any, Callable[..., Any]]:
+    """The step of the zoo's llama, and its inputs for a shape."""
+    torch.manual_seed(0)
+    model = load_zoo(zoo).llama().model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def batch(*shape: int) -> Any:
+        ids = torch.randint(0, 32000, shape)
+        return (ids,), (ids,)
+
+    dims = {0: "batch", 1: "seq"}
+    step = pliant.compile_training(
+        model,
+        loss_of,
+        optimizer,
+        batch(2, 13),
+        ((dims,), (dims,)),
+        threads=threads,
+    )
+    return step, batch
+
+
+def cells(row: dict[str, Any], first: float) -> tuple[str, ...]:
+    name = f"{row['model']} {dims_text(row['shape'])}"
+    head = (name, f"{row['percent']}%", mebibytes(row["limit"]))
+    if "least" in row:
+        return (*head, f"at least {mebibytes(row['least'])}", *("",) * 5)
+    return (
+        *head,
+        mebibytes(row["peak"]),
+        f"{row['ms']:.2f}",
+        f"{row['ms'] / first:.2f}",
+        f"{row['recompute']} ({row['again']})",
+        f"{row['spill']} ({mebibytes(row['spilled'])})",
+        f"{row['plan_ms']:.2f}",
+    )
+
+
+def report(rows: list[dict[str, Any]]) -> Report:
+    first = {(r["model"], r["shape"]): r["ms"] for r in rows if r["percent"] == 100}
+    columns = (
+        *("model", "limit", "MiB", "peak MiB", "ms", "against 100%"),
+        *("values recomputed (calls)", "spilled (MiB)", "plan ms"),
+    )
+    lines = tuple(cells(r, first[r["model"], r["shape"]]) for r in rows)
+    return Report("Time against memory", columns, lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_model_arguments(parser, "zoo")
+    parser.add_argument("--training", action="store_true", help="llama's step as well")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for name, case in cases(arguments).items():
+            compiled = case.compile(threads=arguments.threads)
+            for shape in arguments.shape or shapes_of(name, case.dims):
+                sweep(name, shape, compiled, case.at(shape), rows)
+    if arguments.training:
+        step, batch = training_step(arguments.zoo, arguments.threads)
+        for shape in arguments.shape or TRAINING_SHAPES:
+            sweep("llama step", shape, step, batch(*shape), rows)
+    made = report(rows)
+    made.show(console())
+    if arguments.models == ["zoo"] and arguments.shape is None:
+        about = machine()
+        path = store("limits.json", {"machine": about, "rows": rows})
+        text = f"{made.markdown()}\n{machine_line(about)}\n"
+        (RESULTS / "limits.md").write_text(text)
+        print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
