@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.ops import ATTENTIONS
 from pliant.sym import Expr, as_expr, minimum, product
 
 GATHERS = frozenset({"index", "take_along"})
@@ -33,14 +34,17 @@ def op_flops(op: Op) -> Expr:
             return 2 * op.result.type.numel * product(op.operands[1].shape[1:])
         case "conv_transpose":
             return 2 * op.operands[0].type.numel * product(op.operands[1].shape[1:])
-        case "attention":
+        case "attention" | "attention_lse":
             return _attention_flops(op)
+        case "attention_backward":  # five products of the sizes of two
+            return _attention_flops(op) * 5 // 2
         case _:
             return as_expr(0)
 
 
 def _attention_flops(op: Op) -> Expr:
-    query, key, value = op.operands[:3]
+    first = ATTENTIONS[op.name]
+    query, key, value = op.operands[first : first + 3]
     rows, columns = query.shape[-2], key.shape[-2]
     pairs = rows * columns
     if op.bool_attr("causal") and rows == columns:

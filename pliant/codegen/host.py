@@ -81,11 +81,15 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
             size = _at(builder, source, len(observed), I64)
             observed[number, axis] = size
             dims.bind(f"{name}.{axis}", size, signed=True)
+    found: dict[str, Any] = {}
     for k, binding in enumerate(plan.bindings):
         dims.bind("d", observed[binding.source, binding.axis], signed=True)
         value = dims.scalar(binding.value)
         builder.store(value, _address(builder, target, k, I64))
         dims.bind(binding.symbol, value, signed=True)
+        found[binding.symbol] = value
+    if "d" in found:  # in guards that is a dim of the model again
+        dims.bind("d", found["d"], signed=True)
     for number, guard in enumerate(plan.guards):
         holds = _condition(builder, dims, guard.cond)
         with builder.if_then(builder.not_(holds), likely=False):

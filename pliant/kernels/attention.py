@@ -22,6 +22,7 @@ block of keys per worker, whatever the lengths.
 
 A few rows over many keys (a token is generated) with fewer heads than threads: the keys
 are split too, and each part's result, maximum and sum are joined at the end, in order.
+Where gradients are wanted, the logarithm of each row's sum is a second result.
 
 `score` is whatever the model does to scores before softmax: it adds biases and masks,
 bounds, scales. A row without any column left (its maximum stays -inf) gives 0, as
@@ -76,9 +77,11 @@ from pliant.kernels.attention_spec import (
     at_,
     is_,
     let,
+    scale_of,
 )
 from pliant.kernels.attention_tiles import (
     loop,
+    pack_panels,
     scores_kernel,
     scores_kernel_name,
     symbolic,
@@ -120,7 +123,8 @@ class _Kernel(Softmax):
         work = [self.queries, self.panels, self.scores, self.result, self.stats]
         work += [] if self.values is None else [self.values]
         work += [] if self.spec.causal else [self.parts]
-        buffers = (self.q, self.k, self.v, *self.spec.reads, self.out, *work)
+        outs = [self.out] if self.lse is None else [self.out, self.lse]
+        buffers = (self.q, self.k, self.v, *self.spec.reads, *outs, *work)
         body = self.body()
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
         c, s, tall = self.compute, self.spec, self.tall
@@ -219,6 +223,7 @@ class _Kernel(Softmax):
                 *over_parts("_at_total", "sum", Binary("mul", read(width + 1), below)),
                 *self.store_row(
                     Read("_at_total", compute),
+                    Read("_at_shift", compute),
                     over_parts("_at_sum", "sum", joined),
                     Read("_at_sum", compute),
                 ),
@@ -310,28 +315,20 @@ class _Kernel(Softmax):
         end = ceildiv(at_("rows"), self.tile.step) * self.tile.step
         return Block(
             (
-                Local("_at_scale", self.compute, self.scale()),
+                Local("_at_scale", self.compute, scale_of(self.spec)),
                 loop("_at_i", at_("rows"), Block(body)),
                 loop("_at_i", end, Block(padding), begin=at_("rows")),
             )
         )
 
-    def scale(self) -> LoopValue:
-        head, compute = self.spec.head, self.compute
-        if self.spec.scale is not None:
-            return Const(self.spec.scale, compute)
-        if head.is_const:
-            return Const(max(head.value, 1) ** -0.5, compute)
-        root = Unary("sqrt", Cast(Index(maximum(head, 1)), compute))
-        return Binary("div", Const(1.0, compute), root)
-
     def store(self) -> list[Stmt]:
         """The unit's rows to the result, or to their part of it."""
         i, e = at_("i"), at_("e")
         total = Read("_at_total", self.compute)
+        shift = self.shift(Load(self.stats, (*SCRATCH, MAXIMUM, i)))
         body = (
             Local("_at_total", self.compute, Load(self.stats, (*SCRATCH, SUM, i))),
-            *self.store_row(total, [], Load(self.result, (*SCRATCH, i, e))),
+            *self.store_row(total, shift, [], Load(self.result, (*SCRATCH, i, e))),
         )
         whole = loop("_at_i", at_("rows"), Block(body))
         if self.spec.causal:
@@ -339,9 +336,16 @@ class _Kernel(Softmax):
         return [If(is_("gt", at_("splits"), 1), self.store_part(), whole)]
 
     def store_row(
-        self, total: LoopValue, before: Sequence[Stmt], found: LoopValue
+        self,
+        total: LoopValue,
+        shift: LoopValue,
+        before: Sequence[Stmt],
+        found: LoopValue,
     ) -> list[Stmt]:
-        """Row i of the result: what is found at element e, over the row's total."""
+        """Row i of the result: what is found at element e, over the row's total.
+
+        The total is of exponentials of scores less the shift.
+        """
         i, e = at_("i"), at_("e")
         lets, head, query = self.position(at_("first") + i)
         compute = self.compute
@@ -356,34 +360,27 @@ class _Kernel(Softmax):
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)
         element = Block((*before, store)) if before else store
-        return [
+        steps: list[Stmt] = [
             *lets,
             Local("_at_inverse", compute, inverse_or_zero),
             loop("_at_e", self.spec.value_head, element, Kind.VECTOR),
         ]
+        if self.lse is not None:
+            sum_ = Binary("add", shift, Unary("log", total))
+            steps.append(Store(self.lse, (*self.batch_at, head, query), sum_))
+        return steps
 
     # ---- a block of keys
 
     def pack(self) -> Stmt:
-        """Keys of the block as panels (D, NR); no more is written than is read."""
-        nr, p, d, j = self.tile.NR, at_("p"), at_("d"), at_("j")
-        count, column = at_("count"), at_("column")
+        """Keys of the block as panels (D, NR)."""
 
-        def panel(width: int, masked: bool) -> Stmt:
-            at = p * nr + j
-            where = is_("lt", at, count) if masked else None
-            load = Load(self.k, (*self.batch_at, self.kv_head, column + at, d), where)
-            store = Store(self.panels, (*SCRATCH, p, d, j), self.widened(load))
-            columns = loop("_at_j", width, store, Kind.VECTOR)
-            return loop("_at_d", self.spec.head, columns)
+        def key(row: Expr, element: Expr, where: LoopValue | None) -> LoopValue:
+            index = (*self.batch_at, self.kv_head, at_("column") + row, element)
+            return self.widened(Load(self.k, index, where))
 
-        whole, lanes = floordiv(count, nr), self.tile.lanes
-        rest = If(is_("gt", mod(count, nr), lanes), panel(nr, True), panel(lanes, True))
-        body = (
-            loop("_at_p", whole, panel(nr, False)),
-            loop("_at_p", ceildiv(count, nr), rest, begin=whole),
-        )
-        return If(is_("gt", at_("rows"), FEW[-1]), Block(body))
+        packed = pack_panels(self.panels, key, self.spec.head, at_("count"), self.tile)
+        return If(is_("gt", at_("rows"), FEW[-1]), packed)
 
     def pack_values(self) -> list[Stmt]:
         if self.values is None:

@@ -54,6 +54,9 @@ class Rows:
         self.k = buffer("_at_k", spec.dtype, k_shape, Role.IN, spec.k_strides)
         self.v = buffer("_at_v", spec.dtype, v_shape, Role.IN, spec.v_strides)
         self.out = buffer("_at_out", spec.dtype, out_shape, Role.OUT, spec.out_strides)
+        self.lse = None
+        if spec.lse:
+            self.lse = buffer("_at_lse", compute, out_shape[:-1], Role.OUT)
         room = ceildiv(minimum(ROWS, self.rows), self.tile.step) * self.tile.step
         panels = minimum(self.tile.KC // nr, ceildiv(spec.kv_len, nr))
 

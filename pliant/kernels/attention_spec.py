@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.loops import Binary, Buffer, Index, Let, LoopFunc, LoopValue, Stmt
+from pliant.ir.loops import (
+    Binary,
+    Buffer,
+    Cast,
+    Const,
+    Index,
+    Let,
+    LoopFunc,
+    LoopValue,
+    Stmt,
+    Unary,
+)
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, sym
+from pliant.sym import Expr, as_expr, maximum, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,28 @@ class Attention:
     causal: bool = False
     nan_rows: bool = False  # of rows all at -inf
     scale: float | None = None  # 1/sqrt(head)
+    lse: bool = False  # the logarithm of each row's sum of exponentials is a result
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackward:
+    """Its gradients; `out_strides` of the forward are those of the result read here."""
+
+    forward: Attention
+    grad_strides: tuple[Expr, ...]
+    lse_strides: tuple[Expr, ...]
+    dq_strides: tuple[Expr, ...]
+    dk_strides: tuple[Expr, ...]
+    dv_strides: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The loop function (q, k, v, reads.., out, work..), what it calls, its scratch."""
+    """The loop function, what it calls, its scratch.
+
+    It takes (q, k, v, reads.., out[, lse], work..), of gradients
+    (grad, out, lse, q, k, v, reads.., dq, dk, dv, work..).
+    """
 
     func: LoopFunc
     helpers: tuple[LoopFunc, ...]
@@ -78,3 +106,14 @@ def let(name: str, dim: Expr | int) -> Let:
 
 def is_(op: str, x: Expr, y: Expr | int) -> LoopValue:
     return Binary(op, Index(x), Index(as_expr(y)))
+
+
+def scale_of(spec: Attention) -> LoopValue:
+    """The factor of the scores."""
+    head, compute = spec.head, spec.dtype.compute
+    if spec.scale is not None:
+        return Const(spec.scale, compute)
+    if head.is_const:
+        return Const(max(head.value, 1) ** -0.5, compute)
+    root = Unary("sqrt", Cast(Index(maximum(head, 1)), compute))
+    return Binary("div", Const(1.0, compute), root)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.loops import (
+    WORKER,
     Alloc,
     Binary,
     Block,
+    Buffer,
     Fma,
     For,
     If,
@@ -21,6 +23,7 @@ from pliant.ir.loops import (
     Kind,
     Load,
     LoopFunc,
+    LoopValue,
     Role,
     Stmt,
     Store,
@@ -36,6 +39,8 @@ from pliant.sym import (
     as_expr,
     ceildiv,
     floordiv,
+    minimum,
+    mod,
     sym,
 )
 from pliant.target import Target
@@ -102,7 +107,7 @@ def names_of(dims: Sequence[Expr]) -> tuple[str, ...]:
 
 
 def scores_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
-    return f"attention_scores_{dtype}_{height}x{tile.NR}{suffix(head)}"
+    return f"attention_scores_{dtype}_{height}x{tile.NR}x{tile.KC}{suffix(head)}"
 
 
 def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
@@ -141,15 +146,13 @@ def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> Loop
 
 
 def values_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
-    return f"attention_values_{dtype}_{height}x{tile.NR}{suffix(head)}"
+    return f"attention_values_{dtype}_{height}x{tile.NR}x{tile.KC}{suffix(head)}"
 
 
 def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
     """result = probabilities x values (+ result * factor, behind the first block)."""
-    nr = tile.NR
     width = head if head.is_const else sym("E")
-    keys, ldv, later = sym("N"), sym("ldv"), sym("later")
-    n, c = sym("n"), sym("c")
+    keys, ldv, later, n = sym("N"), sym("ldv"), sym("later"), sym("n")
     s = buffer("s", dtype, (height, tile.KC), Role.IN)
     v = buffer("v", dtype, (keys, width), Role.IN, (ldv, ONE))
     factor = buffer("factor", dtype, (height,), Role.IN)
@@ -182,17 +185,57 @@ def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> Loop
             )
         )
 
+    name = values_kernel_name(dtype, height, tile, head)
+    sizes = names_of((*symbolic(width), keys, ldv, later))
+    body = over_width(width, tile.NR, columns)
+    return LoopFunc(name, sizes, (s, v, factor, o), body)
+
+
+def over_width(
+    width: Expr, nr: int, columns: Callable[[Expr, int, Expr | int], Stmt]
+) -> Stmt:
+    """Panels of `nr` columns, then what is left: columns(first, room, count)."""
     body: list[Stmt] = []
-    whole = floordiv(width, nr)
+    c, whole = sym("c"), floordiv(width, nr)
     if whole != ZERO:
         body.append(loop("c", whole, columns(c * nr, nr, nr)))
     if not width.is_const:
-        rest = width - whole * nr
+        rest = minimum(width - whole * nr, nr)
         body.append(
             loop("c", ceildiv(width, nr), columns(c * nr, nr, rest), begin=whole)
         )
     elif width.value % nr:
         body.append(columns(whole * nr, width.value % nr, width.value % nr))
-    name = values_kernel_name(dtype, height, tile, head)
-    sizes = names_of((*symbolic(width), keys, ldv, later))
-    return LoopFunc(name, sizes, (s, v, factor, o), Block(tuple(body)))
+    return Block(tuple(body))
+
+
+def pack_panels(
+    panels: Buffer,
+    load: Callable[[Expr, Expr, LoopValue | None], LoopValue],
+    depth: Expr,
+    count: Expr,
+    tile: Blocking,
+) -> Stmt:
+    """Rows 0..count of a block as panels (depth, NR); load(row, element, where).
+
+    No more is written than is read.
+    """
+    nr, lanes = tile.NR, tile.lanes
+    p, d, j = sym("_at_p"), sym("_at_d"), sym("_at_j")
+
+    def panel(width: int, masked: bool) -> Stmt:
+        at = p * nr + j
+        where = Binary("lt", Index(at), Index(count)) if masked else None
+        store = Store(panels, (sym(WORKER), p, d, j), load(at, d, where))
+        columns = loop("_at_j", width, store, Kind.VECTOR)
+        return loop("_at_d", depth, columns)
+
+    whole = floordiv(count, nr)
+    many = Binary("gt", Index(mod(count, nr)), Index(as_expr(lanes)))
+    rest = If(many, panel(nr, True), panel(lanes, True))
+    return Block(
+        (
+            loop("_at_p", whole, panel(nr, False)),
+            loop("_at_p", ceildiv(count, nr), rest, begin=whole),
+        )
+    )

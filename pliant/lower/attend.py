@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.infer import bare
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
+from pliant.ir.ops import ATTENTIONS
 from pliant.ir.types import TensorType, contiguous_strides
-from pliant.kernels.attention import KEY, Attention, Scored, attention
+from pliant.kernels.attention import (
+    KEY,
+    Attention,
+    AttentionKernel,
+    Scored,
+    attention,
+)
 from pliant.lower.contract import Operands
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Scratch, Step
-from pliant.passes.attention import score_of
+from pliant.passes.attention import attended, score_of
 from pliant.passes.views import View
 from pliant.sym import Expr, Facts, sym
 from pliant.target import Target
@@ -84,16 +91,23 @@ def _read(number: int, value: Value, view: View) -> Buffer:
     return buffer(f"_at_x{number}", value.dtype, view.shape, Role.IN, view.strides)
 
 
-def lower_attention(
-    region: Graph,
-    name: str,
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The operands q, k, v and those that scores read, and what the kernel computes."""
+
+    operands: tuple[Value, ...]
+    spec: Attention
+
+
+def attention_of(
+    root: Op,
     operands: Operands,
+    out_strides: tuple[Expr, ...],
     facts: Facts,
-    target: Target,
     number_check: NumberCheck,
-) -> list[Step]:
-    (root,) = (op for op in region.ops if op.name == "attention")
-    q, k, v = root.operands[:3]
+) -> Lowered:
+    """Of attention or its gradients: what both compute again and again."""
+    q, k, v = attended(root)[:3]
     views = operands.views
     score = score_of(root, {}, facts)
     reads = [_read(n, value, views[value]) for n, value in enumerate(score.reads)]
@@ -102,11 +116,6 @@ def lower_attention(
         score_kernel = RegionScore(score.region, tuple(reads), facts, number_check)
     *batch, heads, q_len, head = q.shape
     scale = root.attr("scale")
-    out = contiguous_strides(root.result.shape)
-    if root.bool_attr("swapped"):
-        # The result is (.., position, head, element): what a following transpose of
-        # heads and positions would have made.
-        out = (*out[:-3], out[-2], out[-3], out[-1])
     spec = Attention(
         dtype=q.dtype,
         batch=tuple(batch),
@@ -119,16 +128,48 @@ def lower_attention(
         q_strides=views[q].strides,
         k_strides=views[k].strides,
         v_strides=views[v].strides,
-        out_strides=out,
+        out_strides=out_strides,
         reads=tuple(reads),
         score=score_kernel,
         causal=score.causal,
         nan_rows=root.bool_attr("nan_rows"),
         scale=None if scale is None else root.float_attr("scale"),
+        lse=root.name == "attention_lse",
     )
-    kernel = attention(name, spec, target)
+    return Lowered((q, k, v, *score.reads), spec)
+
+
+def result_strides(root: Op, result: Value) -> tuple[Expr, ...]:
+    """Strides of (batch.., head, position, element) in a result.
+
+    Swapped, it is (.., position, head, element): what a following transpose of heads
+    and positions would have made.
+    """
+    steps = contiguous_strides(result.shape)
+    if root.bool_attr("swapped"):
+        return (*steps[:-3], steps[-2], steps[-3], steps[-1])
+    return steps
+
+
+def step_of(
+    kernel: AttentionKernel, operands: Sequence[Value], results: Sequence[Value]
+) -> Step:
     work: list[Argument] = [
         Scratch(TensorType(b.dtype, b.shape[1:])) for b in kernel.work
     ]
-    arguments = (q, k, v, *score.reads, root.result, *work)
-    return [Step(kernel.func, arguments, tuple(kernel.helpers))]
+    return Step(kernel.func, (*operands, *results, *work), tuple(kernel.helpers))
+
+
+def lower_attention(
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
+) -> list[Step]:
+    (root,) = (op for op in region.ops if op.name in ATTENTIONS)
+    out = result_strides(root, root.results[0])
+    lowered = attention_of(root, operands, out, facts, number_check)
+    kernel = attention(name, lowered.spec, target)
+    return [step_of(kernel, lowered.operands, root.results)]

@@ -24,6 +24,7 @@ from pliant.ir.types import TensorType
 from pliant.kernels.mix import ProductPlan
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
+from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.rebuild import calling
@@ -290,8 +291,12 @@ def _steps(
         return lower_conv_transpose(
             region, name, operands, state.facts, cx.target, check
         )
-    if kind == "attention":
+    if kind in ("attention", "attention_lse"):
         return lower_attention(region, name, operands, state.facts, cx.target, check)
+    if kind == "attention_backward":
+        return lower_attention_backward(
+            region, name, operands, state.facts, cx.target, check
+        )
     if kind in CALLS:
         return [_call_step(state, region)]
     if kind in SCANS:

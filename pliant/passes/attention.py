@@ -23,7 +23,7 @@ from typing import Any
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of, substitute
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.types import TensorType
 from pliant.passes.context import Context
 from pliant.passes.scores import Score, ScoreRegion, mask_region
@@ -312,18 +312,22 @@ def attention(graph: Graph, cx: Context) -> Graph:
         # What was emitted reads values of the old graph.
         fresh = [substitute(new, mapping) for new in builder.ops[start:]]
         builder.ops[start:] = fresh
-        mapping[op.result] = mapping.get(made, made)
+        for old, new in zip(op.results, made, strict=True):
+            mapping[old] = mapping.get(new, new)
     if not mapping:
         return graph
     results = tuple(mapping.get(v, v) for v in graph.results)
     return graph.replace(ops=tuple(builder.ops), results=results)
 
 
-def _rewritten(op: Op, finder: _Finder, operands: _Operands) -> Value | None:
+def _rewritten(
+    op: Op, finder: _Finder, operands: _Operands
+) -> tuple[Value, ...] | None:
     if op.name == "matmul":
         spelled = finder.match(op)
-        return None if spelled is None else _from_products(spelled, op, operands)
-    if op.name == "attention" and not op.regions:
+        made = None if spelled is None else _from_products(spelled, op, operands)
+        return None if made is None else (made,)
+    if op.name in ATTENTIONS and not op.regions:
         return _with_region(op, operands)
     return None
 
@@ -346,32 +350,37 @@ def _from_products(spelled: Spelled, out: Op, operands: _Operands) -> Value | No
     return builder.reshape(made, out.result.shape)
 
 
-def _with_region(op: Op, operands: _Operands) -> Value | None:
-    """Masks go into the region, keys and values that are repeated are read once."""
+def _with_region(op: Op, operands: _Operands) -> tuple[Value, ...] | None:
+    """Masks go into the region, keys and values that are repeated are read once.
+
+    Not by gradients: those are wanted of every head.
+    """
     finder, builder = operands.finder, operands.builder
-    q, k, v, *masks = op.operands
-    keys, values = operands.ungrouped(k, v)
+    q, k, v, *masks = attended(op)
+    before = op.operands[: ATTENTIONS[op.name]]
+    keys, values = (k, v) if before else operands.ungrouped(k, v)
     if keys is k and not masks:
         return None
-    kind = TensorType(q.dtype, (*q.shape[:-1], k.shape[-2]))
-    score = Score(None, (), False)
-    if masks:
-        score = mask_region(masks[0], kind, finder.producers, finder.facts)
+    score = score_of(op, finder.producers, finder.facts)
     attrs: dict[str, Any] = {**dict(op.attrs), "masked": False}
-    attrs["causal"] = op.bool_attr("causal") or score.causal
+    attrs["causal"] = score.causal
     regions = () if score.region is None else (score.region,)
-    return builder.emit(
-        "attention", q, keys, values, *score.reads, regions=regions, **attrs
-    )
+    taken = (*before, q, keys, values, *score.reads)
+    return builder.emit_multi(op.name, *taken, regions=regions, **attrs)
+
+
+def attended(op: Op) -> tuple[Value, ...]:
+    """q, k, v and what the scores read, of any form of attention."""
+    return op.operands[ATTENTIONS[op.name] :]
 
 
 def score_of(op: Op, producers: Mapping[Value, Op], facts: Facts) -> Score:
     """The region of an attention, made from its mask if it has none yet."""
+    q, k, _, *others = attended(op)
     if op.regions:
-        return Score(op.regions[0], op.operands[3:], op.bool_attr("causal"))
-    q, k, _, *masks = op.operands
-    if not masks:
+        return Score(op.regions[0], tuple(others), op.bool_attr("causal"))
+    if not others:
         return Score(None, (), op.bool_attr("causal"))
     kind = TensorType(q.dtype, (*q.shape[:-1], k.shape[-2]))
-    score = mask_region(masks[0], kind, producers, facts)
+    score = mask_region(others[0], kind, producers, facts)
     return Score(score.region, score.reads, score.causal or op.bool_attr("causal"))

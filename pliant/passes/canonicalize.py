@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from pliant.ir.build import Number, facts_of, number_as
 from pliant.ir.graph import Attr, Graph, Op, Value, substitute
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join, rewrite
 from pliant.ir.types import NUMPY, DType
 from pliant.passes.context import Context
@@ -500,23 +501,16 @@ def _outcomes(name: str, a: _Range, b: _Range) -> tuple[_Ways, _Ways]:
 # ---- attention
 
 
-def attention_mask(cx: Rewriter, op: Op) -> Value | None:
+def attention_mask(cx: Rewriter, op: Op) -> Sequence[Value] | None:
     """A mask that hides nothing goes away."""
     if not op.bool_attr("masked"):
         return None
-    mask = op.operands[3]
+    mask = op.operands[-1]
     nothing: Number = True if mask.dtype is DType.BOOL else 0.0
     if _number(cx, mask) != nothing:
         return None
-    return cx.emit(
-        "attention",
-        *op.operands[:3],
-        scale=op.attr("scale"),
-        causal=op.attr("causal"),
-        masked=False,
-        swapped=op.attr("swapped"),
-        nan_rows=op.attr("nan_rows"),
-    )
+    attrs: dict[str, Any] = {**dict(op.attrs), "masked": False}
+    return cx.emit_multi(op.name, *op.operands[:-1], **attrs)
 
 
 # ---- the rule sets
@@ -567,7 +561,7 @@ ALGEBRA: RuleSet = {
     "minimum": (idempotent,),
     "select": (select_known, select_not),
     **dict.fromkeys(_INDEX_COMPARISONS, (compare_indices,)),
-    "attention": (attention_mask,),
+    **dict.fromkeys(ATTENTIONS, (attention_mask,)),
 }
 RULES: RuleSet = join(FOLD, MOVES, ALGEBRA)
 

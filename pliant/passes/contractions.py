@@ -3,6 +3,7 @@
     matmul(a: bf16, b: bf16)        -> cast(matmul(cast(a), b))           half storage
     matmul(cast(a: i8), cast(b: i8)) -> cast(matmul(a, b))                8-bit integers
     transpose(attention(..), swap)  -> attention(..) {swapped}            no copy after
+    .. of all of attention_backward's results                             likewise
     conv, conv_transpose            as matmul, for half storage
 
 Products accumulate in f32 whatever is stored, those of 8-bit integers in i32 however
@@ -20,6 +21,7 @@ from typing import Any
 from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.ir.ops import ATTENTIONS
 from pliant.ir.types import NARROW, DType
 from pliant.passes.context import Context
 from pliant.sym import Facts, le
@@ -108,11 +110,10 @@ def contractions(graph: Graph, cx: Context) -> Graph:
                 product = _emit(builder, op, parts)
                 replaced[op.result] = builder.cast(product, op.result.dtype)
             changed = True
-        elif op.name == "attention" and _swapped_after(op, users, results):
+        elif op.name in ATTENTIONS and _swapped_after(op, users, results):
             with builder.at(op.loc):
-                made = _emit(builder, op, operands, swapped=True)
-            for transpose in users[op.result]:
-                replaced[transpose.result] = made
+                swapped = _swapped(builder, op, operands, users)
+            replaced.update(swapped)
             changed = True
         elif op.results and op.results[0] in replaced:
             continue
@@ -124,8 +125,43 @@ def contractions(graph: Graph, cx: Context) -> Graph:
     return graph.replace(ops=tuple(builder.ops), results=final)
 
 
+# Results of attention that may be swapped; all of an op's are, or none.
+_TURNED = {"attention": 1, "attention_lse": 1, "attention_backward": 3}
+
+
 def _swapped_after(op: Op, users: dict[Value, list[Op]], results: set[Value]) -> bool:
-    if op.bool_attr("swapped") or op.result in results:
+    """Whether all that is read of the results is their heads and positions exchanged.
+
+    Gradients read the result too, but through any strides.
+    """
+    if op.bool_attr("swapped"):
         return False
-    readers = users.get(op.result, [])
-    return bool(readers) and all(r.name == "transpose" and _swaps(r) for r in readers)
+    for value in op.results[: _TURNED[op.name]]:
+        readers = users.get(value, [])
+        turns = [r for r in readers if r.name == "transpose" and _swaps(r)]
+        others = [r for r in readers if not any(r is t for t in turns)]
+        if value in results or any(r.name != "attention_backward" for r in others):
+            return False
+        if not turns and (readers or op.name != "attention_backward"):
+            return False
+    return True
+
+
+def _swapped(
+    builder: Builder,
+    op: Op,
+    operands: Sequence[Value],
+    users: dict[Value, list[Op]],
+) -> dict[Value, Value]:
+    """The op with swapped results, and what takes the place of which value."""
+    attrs: dict[str, Any] = {**dict(op.attrs), "swapped": True}
+    made = builder.emit_multi(op.name, *operands, regions=op.regions, **attrs)
+    count = _TURNED[op.name]
+    found = dict(zip(op.results[count:], made[count:], strict=True))
+    for value, new in zip(op.results[:count], made[:count], strict=True):
+        for reader in users.get(value, []):
+            if reader.name == "transpose":
+                found[reader.result] = new
+            elif value not in found:
+                found[value] = builder.swap(new, -2, -3)
+    return found

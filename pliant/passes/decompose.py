@@ -535,8 +535,6 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 _RULES: RuleSet = {name: (rule,) for name, rule in DECOMPOSITIONS.items()}
 _ATTENTION: RuleSet = {
     "attention": (spell_out_attention,),
-}
-_TRAINED: RuleSet = {
     "attention_lse": (spell_out_attention_lse,),
     "attention_backward": (spell_out_attention_backward,),
 }
@@ -545,5 +543,5 @@ _TRAINED: RuleSet = {
 def decompose(graph: Graph, cx: Context | None = None) -> Graph:
     """Every composite op in primitive ops; attention only if its kernel is off."""
     if cx is not None and not cx.options.attention:
-        return rewrite(graph, {**_RULES, **_ATTENTION, **_TRAINED})
-    return rewrite(graph, {**_RULES, **_TRAINED})
+        return rewrite(graph, {**_RULES, **_ATTENTION})
+    return rewrite(graph, _RULES)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one, numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.types import NARROW, TensorType
 from pliant.passes.context import Context
 from pliant.passes.groups import (
@@ -441,10 +441,12 @@ def reads_view(op: Op, which: int, view: View) -> bool:
         # Rows or columns lie side by side; else copying by squares beats reading every
         # element from a line of its own.
         return as_expr(1) in view.strides[-2:] or is_one(view.shape[-1])
-    if op.name == "attention" and which == 0:
-        # The queries' rows are read as they are: their elements must be adjacent.
+    first = ATTENTIONS.get(op.name)
+    if first is not None and (which == first or which < min(first, 2)):
+        # The rows of queries, of results and of their gradients are read as they are:
+        # their elements must be adjacent.
         return view.strides[-1] == as_expr(1)
-    if op.name == "attention" and which > 2 and view.shape:
+    if first is not None and which > first + 2 and view.shape:
         # Read along the keys, which are the last axis unless that is repeated.
         return is_one(view.shape[-1]) or view.strides[-1] in (as_expr(0), as_expr(1))
     if op.name in CALLS or (op.name in ("conv", "conv_transpose") and which == 1):

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from pliant.ir.access import VIEWS, Space, numel, pull, reshape_index
 from pliant.ir.graph import Op, Value
+from pliant.ir.ops import ATTENTIONS
 from pliant.sym import Expr, Facts, as_expr, sym
 
 # Computed element by element from the same element of the operands.
 CREATE = frozenset({"full", "iota", "dim_value"})
 GATHER = frozenset({"concat", "pad", "index", "take_along"})
 # Roots of kernels of their own, with their producers' results in memory.
-CONTRACT = frozenset({"matmul", "conv", "conv_transpose", "attention"})
+CONTRACT = frozenset({"matmul", "conv", "conv_transpose", *ATTENTIONS})
 CALLS = frozenset({"call_loop", "call_library"})
 OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "scatter_add"})
 IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them
@@ -92,7 +93,7 @@ def structure(
         return None
     reduced: tuple[int, ...] = ()
     if roots:
-        domain = roots[0].result.shape
+        domain = roots[0].results[0].shape
     elif reduces:
         domain, reduced = reduces[0].operands[0].shape, reduces[0].ints_attr("axes")
         for op in reduces[1:]:

@@ -18,7 +18,7 @@ from enum import Enum
 import numpy as np
 
 from pliant.ir.graph import Module
-from pliant.ir.types import NUMPY
+from pliant.ir.interp_loops import storage
 from pliant.options import Options
 from pliant.pipeline import Program, compile_module
 from pliant.target import Target
@@ -125,7 +125,7 @@ class GuardedProgram:
             self.outputs, self.results, host.output_slots, strict=True
         ):
             shape = self.table[entry : entry + value.type.rank]
-            kind = NUMPY[value.dtype]
+            kind = storage(value.dtype)
             slot.place(int(shape.prod()) * kind.itemsize, side, kind.itemsize)
             results.append(slot.array(kind, shape))
         self._run(threads)

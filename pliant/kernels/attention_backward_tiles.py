@@ -1,0 +1,84 @@
+"""Micro-kernel of attention's gradients that runs along rows, and sizes of its blocks.
+
+A keys kernel is `height` keys' columns of a block of weights, times the rows that the
+weights belong to: a product with the left operand read down its columns. Products along
+keys are those of attention itself (`attention_tiles.py`).
+"""
+
+from __future__ import annotations
+
+from pliant.ir.loops import Alloc, Block, Fma, Load, LoopFunc, Role, Stmt, Store, buffer
+from pliant.ir.types import DType
+from pliant.kernels.attention_tiles import (
+    Blocking,
+    blocking,
+    loop,
+    names_of,
+    over_tile,
+    over_width,
+    suffix,
+    symbolic,
+)
+from pliant.sym import Expr, sym
+from pliant.target import Target
+
+ROWS = 96  # of a block: whole tiles of 12, 6 and 4
+# Keys of a block: whole tiles and whole panels of 32 and of 16.
+LENGTHS = (384, 192, 96)
+
+
+def backward_blocking(dtype: DType, target: Target) -> Blocking:
+    """Blocks for heads of up to 128 elements in three quarters of the second cache.
+
+    By key there are keys and values in panels, keys in rows and two gradients; by row
+    queries and two gradients; and two tiles of weights. `KC`, the distance of the rows
+    of those, is a vector more than the keys of a block: read down a column they would
+    otherwise meet in a few sets of the first cache.
+    """
+    tile, size = blocking(dtype, target), dtype.bytes
+
+    def room(keys: int) -> int:
+        return size * (5 * keys * 128 + 3 * ROWS * 128 + 2 * ROWS * keys)
+
+    fitting = (n for n in LENGTHS if 4 * room(n) <= 3 * target.l2)
+    keys = next(fitting, LENGTHS[-1])
+    return Blocking(tile.MR, tile.NR, keys + tile.lanes, tile.lanes, tile.step)
+
+
+def keys_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> str:
+    return f"attention_keys_{dtype}_{height}x{tile.NR}x{tile.KC}{suffix(head)}"
+
+
+def keys_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
+    """gradient += weights, turned, x rows; the weights' first row comes first."""
+    width = head if head.is_const else sym("E")
+    rows, n = sym("N"), sym("n")
+    s = buffer("s", dtype, (rows, tile.KC), Role.IN)
+    x = buffer("x", dtype, (rows, width), Role.IN)
+    o = buffer("o", dtype, (height, width), Role.INOUT)
+
+    def columns(first: Expr, room: int, count: Expr | int) -> Stmt:
+        acc = buffer("acc", dtype, (height, room), Role.REGISTER)
+
+        def start(i: Expr, j: Expr) -> Stmt:
+            return Store(acc, (i, j), Load(o, (i, first + j)))
+
+        def step(i: Expr, j: Expr) -> Stmt:
+            value = Fma(Load(s, (n, i)), Load(x, (n, first + j)), Load(acc, (i, j)))
+            return Store(acc, (i, j), value)
+
+        def finish(i: Expr, j: Expr) -> Stmt:
+            return Store(o, (i, first + j), Load(acc, (i, j)))
+
+        return Block(
+            (
+                Alloc(acc),
+                over_tile(height, count, start),
+                loop("n", rows, over_tile(height, count, step)),
+                over_tile(height, count, finish),
+            )
+        )
+
+    name = keys_kernel_name(dtype, height, tile, head)
+    sizes = names_of((*symbolic(width), rows))
+    return LoopFunc(name, sizes, (s, x, o), over_width(width, tile.NR, columns))
