@@ -22,9 +22,6 @@ heads, so nothing is shared between threads and sums run in one order.
             dv += w.T x grads;  dk += ds.T x rows
         store dk, dv
 
-Fewer key heads than threads: a unit is then every n-th block of keys of a key head, and
-its part of dq is added to the others' at the end, in order.
-
 A row with every column at -inf has an lse of -inf: its weights are exp(-inf - 0), so
 its gradients are 0 where its result is (NaN where that is NaN).
 """
