@@ -109,3 +109,18 @@ def test_transposes_that_stay(
     out = attention(make)
     (found,) = (op for op in out.ops if op.name == "attention")
     assert not found.bool_attr("swapped")
+
+
+@pytest.mark.parametrize("all_swapped", [True, False])
+def test_transposes_after_attention_and_its_gradients(all_swapped: bool) -> None:
+    """The result is read by gradients too; those are swapped if all of them are."""
+    b = Builder()
+    q, k, v, grad = (b.param(n, tensor(DType.F32, B, 2, S, 4)) for n in "qkvg")
+    out, lse = b.emit_multi("attention_lse", q, k, v)
+    grads = b.emit_multi("attention_backward", grad, out, lse, q, k, v)
+    first = grads[0] if not all_swapped else swapped(b, grads[0])
+    others = [swapped(b, x) for x in (out, *grads[1:])]
+    made = contracted(b, first, *others, lse, tolerance=1e-5)
+    flags = [op.bool_attr("swapped") for op in made.ops if "attention" in op.name]
+    assert flags == [True, all_swapped]
+    assert names(made).count("transpose") == (1 if all_swapped else 3)
