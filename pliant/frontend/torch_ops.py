@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pliant.frontend.torch_ops_backward import BACKWARD
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
@@ -16,4 +17,12 @@ from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_train import TRAIN
 
-TABLE: dict[Any, Translate] = {**MATH, **REDUCE, **SHAPE, **PICK, **NN, **TRAIN}
+TABLE: dict[Any, Translate] = {
+    **MATH,
+    **REDUCE,
+    **SHAPE,
+    **PICK,
+    **NN,
+    **TRAIN,
+    **BACKWARD,
+}

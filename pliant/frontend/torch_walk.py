@@ -104,10 +104,10 @@ class Walk:
     # operands
 
     def read(self, node: Node) -> Any:
-        if node.op == "get_attr":
-            return node  # an inner graph, or a constant of one
         if node not in self.env and node in self.lazy:
             self.env[node] = self.lazy[node]()
+        if node.op == "get_attr":  # an inner graph, or a constant of one
+            return self.env.get(node, node)
         return self.env.get(node, POISON)
 
     def resolve(self, argument: Any) -> Any:

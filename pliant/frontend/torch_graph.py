@@ -1,0 +1,351 @@
+"""A functional fx graph of AOTAutograd -> graph function.
+
+    imported = from_graph(gm)
+
+Every tensor is an input, parameters too. Sizes are inputs (SymInt placeholders) or are
+read from shapes, and keep torch's names. Memory is as the trace has it, because what
+surrounds the graph relies on it: a tensor laid out with its dims permuted enters and
+leaves as the permuted view of a row-major one, and a result that is a view of an input
+or of another result stays one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pliant.errors import UnsupportedOp, UnsupportedOpError
+from pliant.frontend.torch_alias import shares_memory
+from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
+from pliant.frontend.torch_walk import Walk, location
+from pliant.ir.build import Builder
+from pliant.ir.graph import Constant, Module, Value
+from pliant.ir.types import TensorType
+from pliant.sym import Expr, Guard, as_expr, ge, le, sym
+
+# --- what an import is ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Parameter of the graph: which input, and its dims in the order of memory."""
+
+    number: int
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the value of a symbol is read: an integer input, or a dim of a tensor."""
+
+    number: int
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Result number `result`; `axes` undoes the order of memory."""
+
+    result: int
+    axes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sizes, strides and offset of a view, relative to what it is a view of."""
+
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class InputView:
+    """An input, or a view of it."""
+
+    number: int
+    window: Window | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultView:
+    """A view of another result."""
+
+    base: Computed
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same in every call; None too."""
+
+    value: object
+
+
+Output: TypeAlias = "Computed | InputView | ResultView | Size | Fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedGraph:
+    """A graph; its parameters, then its sizes, by input number; where results go."""
+
+    module: Module
+    arguments: tuple[Argument, ...]
+    sizes: tuple[Source, ...]
+    sources: Mapping[str, Source]
+    outputs: tuple[Output, ...]
+
+
+def from_graph(gm: GraphModule) -> ImportedGraph:
+    """The graph in our IR; UnsupportedOpError lists everything that is not."""
+    return _Import(gm).run()
+
+
+# --- layouts --------------------------------------------------------------------
+
+
+def _spelt(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dims from the outermost in memory to the innermost; None if it has gaps."""
+    sizes = [_spelt(n) for n in tensor.shape]
+    strides = [_spelt(n) for n in tensor.stride()]
+    ones = [i for i, n in enumerate(sizes) if n == 1]
+    left = [i for i in range(len(sizes)) if i not in ones]
+    order: list[int] = []
+    expected: Any = 1
+    while left:
+        # Of several that fit, all but one have a size that the trace knows to be 1.
+        inner = next((i for i in reversed(left) if strides[i] == expected), None)
+        if inner is None:
+            return None
+        left.remove(inner)
+        order.insert(0, inner)
+        expected = expected * sizes[inner]
+    if order == sorted(order):
+        return tuple(range(len(sizes)))
+    return (*ones, *order)
+
+
+def _permuted(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The order of memory where it is dense and not that of the dims."""
+    order = memory_order(tensor)
+    return None if order is None or order == tuple(sorted(order)) else order
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(order.index(i) for i in range(len(order)))
+
+
+# --- the import -----------------------------------------------------------------
+
+
+class _Import:
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.cx = Context(Builder())
+        self.symbols: dict[str, Expr] = {}
+        self.problems: list[UnsupportedOp] = []
+        self.walk = Walk(self.cx, self.symbols, self.problems)
+        self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        (self.output,) = (n for n in gm.graph.nodes if n.op == "output")
+        self.arguments: list[Argument] = []
+        self.sources: dict[str, Source] = {}
+        self.results: list[Value] = []
+        self.computed: dict[Node, Computed] = {}
+
+    def run(self) -> ImportedGraph:
+        self._read_symbols()
+        self._read_inputs()
+        self._read_constants()
+        self.walk.run(self.gm)
+        outputs = tuple(self._output(o) for o in self._returned())
+        if self.problems:
+            raise UnsupportedOpError(list(dict.fromkeys(self.problems)))
+        sizes = {n: s for n, s in self.sources.items() if s.axis is None}
+        graph = self.cx.b.finish("main", self.results, list(sizes))
+        return ImportedGraph(
+            Module({"main": graph}, constants=dict(self.cx.b.constants)),
+            tuple(self.arguments),
+            tuple(sizes.values()),
+            self.sources,
+            outputs,
+        )
+
+    def _returned(self) -> list[Any]:
+        returned = self.output.args[0]
+        assert isinstance(returned, list | tuple)
+        return list(returned)
+
+    # inputs
+
+    def _read_symbols(self) -> None:
+        """Where each symbol is read: an integer input rather than a dim."""
+        for number, node in enumerate(self.placeholders):
+            val = node.meta.get("val")
+            if isinstance(val, torch.SymInt):
+                self._source(val, Source(number))
+        for number, node in enumerate(self.placeholders):
+            val = node.meta.get("val")
+            if isinstance(val, torch.Tensor):
+                for axis, size in enumerate(val.shape):
+                    self._source(size, Source(number, axis))
+
+    def _source(self, size: Any, source: Source) -> None:
+        expr = _spelt(size)
+        if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
+            return
+        self.symbols[str(expr)] = value = sym(str(expr))
+        self.sources[str(expr)] = source
+        limits = size.node.shape_env.bound_sympy(expr)
+        name = f"dim {expr}"
+        if limits.lower.is_Integer and limits.lower > 0:
+            low = int(limits.lower)
+            told = (f"{name} was traced as at least {low}: ", value)
+            self.cx.enforce(Guard(ge(value, low), told, "torch.compile"))
+        if limits.upper.is_Integer and limits.upper < 1 << 48:
+            high = int(limits.upper)
+            told = (f"{name} was traced as at most {high}: ", value)
+            self.cx.enforce(Guard(le(value, high), told, "torch.compile"))
+
+    def _read_inputs(self) -> None:
+        needed = {s.number for s in self.sources.values() if s.axis is not None}
+        for number, node in enumerate(self.placeholders):
+            val = node.meta.get("val")
+            if isinstance(val, torch.SymInt):
+                self._try(node, lambda n=node, v=val: self._set(n, self._dim(v)))
+            elif not isinstance(val, torch.Tensor):
+                self._set(node, val)
+                if isinstance(val, torch.SymFloat | torch.SymBool):
+                    self._problem(node, "a float or bool that varies: pass a tensor")
+            elif number in needed or set(node.users) - {self.output}:
+                self._try(node, lambda n=node, k=number: self._read_tensor(n, k))
+
+    def _try(self, node: Node, read: Any) -> None:
+        try:
+            read()
+        except (KeyError, ValueError) as error:
+            self._problem(node, f"a size that no input tells: {error}")
+
+    def _set(self, node: Node, value: Any) -> None:
+        self.walk.env[node] = value
+
+    def _read_tensor(self, node: Node, number: int) -> None:
+        val = node.meta["val"]
+        dtype = DTYPE_OF.get(val.dtype)
+        if dtype is None or val.layout is not torch.strided:
+            what = val.layout if dtype is not None else f"element type {val.dtype}"
+            self._problem(node, f"{what} is not supported")
+            return
+        order = _permuted(val)
+        shape = [self._dim(d) for d in val.shape]
+        stored = shape if order is None else [shape[i] for i in order]
+        value = self.cx.b.param(node.name, TensorType(dtype, tuple(stored)))
+        if order is not None:
+            value = self.cx.transpose(value, _inverse(order))
+        self.arguments.append(Argument(number, order))
+        self._set(node, value)
+
+    def _dim(self, size: Any) -> Expr:
+        expr = _spelt(size)
+        if isinstance(expr, int):
+            return as_expr(expr)
+        return to_expr(expr, self.symbols.__getitem__)
+
+    def _read_constants(self) -> None:
+        for node in self.gm.graph.nodes:
+            if node.op != "get_attr":
+                continue
+            tensor = getattr(self.gm, str(node.target), None)
+            if isinstance(tensor, torch.Tensor):
+                self.walk.lazy[node] = lambda n=node.name, t=tensor: self._load(n, t)
+
+    def _load(self, name: str, tensor: torch.Tensor) -> Value:
+        shape = tuple(as_expr(n) for n in tensor.shape)
+        kind = TensorType(self.cx.dtype(tensor.dtype), shape)
+        data = to_numpy(tensor)
+        return self.cx.b.constant(Constant(name, kind, data, keep=tensor))
+
+    # outputs
+
+    def _output(self, argument: Any) -> Output:
+        if not isinstance(argument, Node):
+            return Fixed(argument)
+        val = argument.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            return self._number(argument)
+        root = _root(argument)
+        if root.op == "placeholder":
+            window = None if root is argument else self._window(argument, root)
+            return InputView(self.placeholders.index(root), window)
+        if root is not argument and root in self._returned():
+            return ResultView(self._compute(root), self._window(argument, root))
+        return self._compute(argument)
+
+    def _number(self, node: Node) -> Output:
+        value = self.walk.output(node)
+        if isinstance(value, Expr):
+            return Size(value) if not value.is_const else Fixed(value.value)
+        if not (value is None or isinstance(value, bool | int | float)):
+            self._problem(node, "returns a number that is neither int nor fixed")
+        return Fixed(value)
+
+    def _window(self, node: Node, root: Node) -> Window:
+        val, base = node.meta["val"], root.meta["val"]
+        offset = self._dim(val.storage_offset()) - self._dim(base.storage_offset())
+        return Window(
+            tuple(self._dim(n) for n in val.shape),
+            tuple(self._dim(n) for n in val.stride()),
+            offset,
+        )
+
+    def _compute(self, node: Node) -> Computed:
+        if node in self.computed:
+            return self.computed[node]
+        value = self.walk.output(node)
+        order = _permuted(node.meta["val"])
+        if isinstance(value, Value):
+            if order is not None:
+                value = self.cx.transpose(value, order)
+            self.results.append(value)
+        elif not self.problems:
+            self._problem(node, "this result of the op is not computed")
+        axes = None if order is None else _inverse(order)
+        self.computed[node] = Computed(len(self.results) - 1, axes)
+        return self.computed[node]
+
+    def _problem(self, node: Node, reason: str) -> None:
+        name = str(node.target) if node.op == "call_function" else node.name
+        self.problems.append(UnsupportedOp(name, reason, location(node).full))
+
+
+def _root(node: Node) -> Node:
+    """The node whose memory this one's is a view of."""
+    for above in _owners(node):
+        node = above
+    return node
+
+
+def _owners(node: Node) -> Iterator[Node]:
+    while True:
+        source = shares_memory(node)
+        if source is None:
+            return
+        if source.target is operator.getitem or isinstance(
+            source.meta.get("val"), torch.Tensor
+        ):
+            yield source
+        node = source
