@@ -7,22 +7,28 @@ that decomposes into elementwise ops and sums needs none.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from pliant.frontend.torch_ops_context import Context, Operand, Size, as_index
+from pliant.frontend.torch_ops_backward_conv import (
+    convolution_backward,
+    max_pool_backward,
+    max_pool_kept,
+)
+from pliant.frontend.torch_ops_context import Context, Operand, Size, as_index, used
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import attention, layer_norm, rms_norm
+from pliant.frontend.torch_ops_pick import index_put as write_at
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import as_expr
+from pliant.sym import Expr, as_expr, le, product
 
 aten = torch.ops.aten
+MOST_WRITES = 16  # elements of a row that a scatter may write: each is one select
 
 
 @functools.cache
@@ -39,12 +45,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     ]
     every = {**core_aten_decompositions(), **get_decompositions(more)}
     return {op: rule for op, rule in every.items() if op not in TABLE}
-
-
-def used(cx: Context, which: int) -> bool:
-    """Whether anything reads this result of the op."""
-    assert cx.node is not None
-    return any(user.args[1] == which and user.users for user in cx.node.users)
 
 
 # --- norms that keep their statistics -------------------------------------------
@@ -82,8 +82,7 @@ def rms_norm_kept(
 ) -> list[Any]:
     """(out, 1 / root of the mean square)"""
     if not used(cx, 1):
-        cx_val = cx.val[0].dtype
-        eps = torch.finfo(cx_val).eps if eps is None else eps
+        eps = torch.finfo(cx.val[0].dtype).eps if eps is None else eps
         return [rms_norm(cx, x, normalized_shape, weight, eps), None]
     rank = x.type.rank
     axes = tuple(range(rank - len(normalized_shape), rank))
@@ -100,34 +99,6 @@ def rms_norm_kept(
 # --- attention ------------------------------------------------------------------
 
 
-def _scores(
-    cx: Context,
-    q: Value,
-    k: Value,
-    mask: Value | None,
-    causal: bool,
-    scale: float,
-) -> Value:
-    """Scaled and masked scores, in the computing type."""
-    wide = q.dtype.compute
-    product = cx.b.matmul(cx.cast(q, wide), _turned(cx, cx.cast(k, wide)))
-    scores = cx.mul(product, scale)
-    if mask is not None:
-        scores = cx.add(scores, cx.cast(mask, wide))
-    if not causal:
-        return scores
-    rows, columns = scores.shape[-2:]
-    row = cx.iota((rows, columns), 0, DType.I64)
-    column = cx.iota((rows, columns), 1, DType.I64)
-    seen = cx.broadcast_to(cx.arith("le", column, row), scores.shape)
-    return cx.select(seen, scores, -math.inf)
-
-
-def _turned(cx: Context, x: Value) -> Value:
-    rank = x.type.rank
-    return cx.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
-
-
 def attention_kept(
     cx: Context,
     q: Value,
@@ -139,24 +110,13 @@ def attention_kept(
     scale: float | None = None,
 ) -> list[Any]:
     """(out, log of the sum of the exponentials of each row's scores)"""
-    if dropout_p:
-        cx.unsupported("attention with dropout inside")
-    out = attention(cx, q, k, v, attn_mask, 0.0, is_causal, scale)
+    _no_dropout(cx, dropout_p)
     if not used(cx, 1):
+        grouped = not cx.b.same(q.shape[-3], k.shape[-3])
+        out = attention(cx, q, k, v, attn_mask, 0.0, is_causal, scale, grouped)
         return [out, None]
-    factor = _factor(q, scale)
-    scores = _scores(cx, q, k, attn_mask, is_causal, factor)
-    last = scores.type.rank - 1
-    top = cx.reduce("max", scores, (last,), True)
-    finite = cx.select(cx.arith("eq", top, -math.inf), 0.0, top)
-    total = cx.reduce("sum", cx.unary("exp", cx.sub(scores, finite)), (last,), True)
-    lse = cx.add(cx.unary("log", total), finite)
-    return [out, cx.reshape(lse, lse.shape[:-1])]
-
-
-def _factor(q: Value, scale: float | None) -> float:
-    width = q.shape[-1]
-    return 1 / math.sqrt(width.value) if scale is None else float(scale)
+    operands, attrs = _attended(q, k, v, attn_mask, is_causal, scale)
+    return list(cx.b.emit_multi("attention_lse", *operands, **attrs))
 
 
 def attention_backward(
@@ -173,28 +133,35 @@ def attention_backward(
     scale: float | None = None,
 ) -> list[Any]:
     """Gradients of q, k and v."""
+    _no_dropout(cx, dropout_p)
+    operands, attrs = _attended(q, k, v, attn_mask, is_causal, scale)
+    given = (grad, out, cx.cast(lse, q.dtype.compute))
+    return list(cx.b.emit_multi("attention_backward", *given, *operands, **attrs))
+
+
+def _attended(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    causal: bool,
+    scale: float | None,
+) -> tuple[tuple[Value, ...], dict[str, Any]]:
+    operands = (q, k, v) if mask is None else (q, k, v, mask)
+    factor = None if scale is None else float(scale)
+    return operands, {
+        "scale": factor,
+        "causal": causal,
+        "masked": mask is not None,
+    }
+
+
+def _no_dropout(cx: Context, dropout_p: float) -> None:
     if dropout_p:
         cx.unsupported("attention with dropout inside")
-    wide, factor = q.dtype.compute, _factor(q, scale)
-    scores = _scores(cx, q, k, attn_mask, is_causal, factor)
-    kept = cx.reshape(lse, (*lse.shape, 1))
-    hidden = cx.arith("eq", kept, -math.inf)
-    kept = cx.select(hidden, 0.0, kept)
-    weights = cx.unary("exp", cx.sub(scores, kept))
-    up, given = cx.cast(grad, wide), cx.cast(out, wide)
-    last = up.type.rank - 1
-    slope = cx.b.matmul(up, _turned(cx, cx.cast(v, wide)))
-    lost = cx.reduce("sum", cx.mul(up, given), (last,), True)
-    change = cx.mul(cx.mul(weights, cx.sub(slope, lost)), factor)
-    parts = (
-        cx.b.matmul(change, cx.cast(k, wide)),
-        cx.b.matmul(_turned(cx, change), cx.cast(q, wide)),
-        cx.b.matmul(_turned(cx, weights), up),
-    )
-    return [cx.cast(part, q.dtype) for part in parts]
 
 
-# --- picked elements ------------------------------------------------------------
+# --- sums at computed places ----------------------------------------------------
 
 
 def embedding_backward(
@@ -202,37 +169,131 @@ def embedding_backward(
     grad: Value,
     indices: Value,
     num_weights: Size,
-    padding_idx: int,
+    padding_idx: Size,
     scale_grad_by_freq: bool,
 ) -> Value:
     """The rows of `grad` added up by index."""
     if scale_grad_by_freq:
         cx.unsupported("embedding with scale_grad_by_freq")
     count, width = indices.type.numel, grad.shape[-1]
-    flat = cx.reshape(as_index(cx, indices), (1, count))
-    row = cx.iota((num_weights, count), 0, DType.I64)
-    hit = cx.b.binary("eq", row, cx.broadcast_to(flat, (num_weights, count)))
-    if isinstance(padding_idx, int) and padding_idx >= 0:
-        hit = cx.b.binary("logical_and", hit, cx.arith("ne", row, padding_idx))
-    wide = grad.dtype.compute
-    rows = cx.cast(cx.reshape(grad, (count, width)), wide)
-    return cx.cast(cx.b.matmul(cx.cast(hit, wide), rows), grad.dtype)
+    places = cx.reshape(as_index(cx, indices), (count,))
+    rows = cx.reshape(grad, (count, width))
+    padding = cx.constant_int(padding_idx, "padding index")
+    if padding >= 0:
+        kept = cx.reshape(cx.arith("ne", places, padding), (count, 1))
+        rows = cx.select(kept, rows, 0.0)
+    return _sum_rows(cx, places, rows, as_expr(num_weights))
+
+
+def _sum_rows(cx: Context, places: Value, rows: Value, count: Expr) -> Value:
+    wide = cx.cast(rows, rows.dtype.compute)
+    out = cx.b.emit("scatter_add", places, wide, rows=count)
+    return cx.cast(out, rows.dtype)
+
+
+def index_put(
+    cx: Context,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """Sums where indices say; without `accumulate`, as index_put of forwards."""
+    plain = [i for i in indices if i is not None]
+    if not accumulate or any(i.dtype in (DType.BOOL, DType.U8) for i in plain):
+        if accumulate:
+            cx.unsupported("adding up where a mask says")
+        return write_at(cx, x, indices, values, accumulate)
+    used_axes = [a for a, i in enumerate(indices) if i is not None]
+    aligned = cx.aligned(*plain)
+    shape = cx.b.broadcast_shapes(*(i.shape for i in aligned))
+    rest = [a for a in range(x.type.rank) if a not in used_axes]
+    beside = [x.shape[a] for a in rest]
+    # The dims of the indices stand where the first is if they are adjacent.
+    first = used_axes[0]
+    together = used_axes == list(range(first, first + len(used_axes)))
+    lead = first if together else 0
+    full = (*beside[:lead], *shape, *beside[lead:])
+    spread = cx.broadcast_to(cx.cast(values, x.dtype), full)
+    rank = len(shape)
+    order = [*range(lead, lead + rank), *range(lead), *range(lead + rank, len(full))]
+    spread = cx.transpose(spread, order)  # (indices.., beside..)
+    place = cx.tensor(0, DType.I64)
+    for axis, index in zip(used_axes, aligned, strict=True):
+        inside = cx.wrap_index(as_index(cx, index), x.shape[axis])
+        place = cx.add(cx.mul(place, x.shape[axis]), inside)
+    place = cx.broadcast_to(place, shape)
+    count, width = product(shape), product(beside)
+    rows = cx.reshape(spread, (count, width))
+    sums = _sum_rows(cx, cx.reshape(place, (count,)), rows, cx.count(x, used_axes))
+    front = cx.reshape(sums, (*(x.shape[a] for a in used_axes), *beside))
+    back = [(used_axes + rest).index(i) for i in range(x.type.rank)]
+    return cx.add(x, cx.transpose(front, back))
+
+
+def scatter_add(cx: Context, x: Value, dim: int, index: Value, src: Value) -> Value:
+    """x[.., index[.., j, ..], ..] += src[.., j, ..]"""
+    if not x.type.rank:
+        return cx.add(x, cx.reshape(src, ()))
+    axis = cx.axis(dim, x.type.rank)
+    shape = index.shape
+    for i, (have, want) in enumerate(zip(src.shape, shape, strict=True)):
+        if not cx.b.same(have, want):
+            src = cx.slice(src, i, 0, want)
+    place = cx.tensor(0, DType.I64)
+    for i, size in enumerate(x.shape):
+        at = as_index(cx, index) if i == axis else cx.iota(shape, i, DType.I64)
+        place = cx.add(cx.mul(place, size), at)
+    flat = cx.reshape(place, (index.type.numel,))
+    rows = cx.reshape(src, (index.type.numel, 1))
+    return cx.add(x, cx.reshape(_sum_rows(cx, flat, rows, x.type.numel), x.shape))
+
+
+def index_add(
+    cx: Context, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
+) -> Value:
+    axis = cx.axis(dim, x.type.rank)
+    added = source if alpha == 1 else cx.mul(source, alpha)
+    return index_put(cx, x, [*[None] * axis, index], added, True)
 
 
 def scatter(cx: Context, x: Value, dim: int, index: Value, src: Operand) -> Value:
-    """Only one element for each row: x[.., index[.., 0, ..], ..] = src."""
+    """x[.., index[.., j, ..], ..] = src[.., j, ..]; of equal indices the last wins."""
     if not x.type.rank:
         return cx.broadcast_to(cx.tensor(src, x.dtype), ())
     axis = cx.axis(dim, x.type.rank)
-    fits = index.shape[axis] == 1 and all(
-        i == axis or cx.b.same(a, b)
-        for i, (a, b) in enumerate(zip(x.shape, index.shape, strict=True))
-    )
-    if not fits:
-        cx.unsupported("writing several elements of a row at computed places")
-    place = cx.wrap_index(as_index(cx, index), x.shape[axis])
-    hit = cx.arith("eq", cx.iota(x.shape, axis, DType.I64), place)
-    return cx.b.select(hit, cx.broadcast_to(cx.tensor(src, x.dtype), x.shape), x)
+    if not index.shape[axis].is_const or index.shape[axis].value > MOST_WRITES:
+        cx.unsupported(f"writing more than {MOST_WRITES} elements of a row")
+    places = cx.wrap_index(as_index(cx, index), x.shape[axis])
+    values = cx.tensor(src, x.dtype)
+    if values.type.rank:
+        for i, size in enumerate(index.shape):
+            values = cx.slice(values, i, 0, size)
+        values = _extended(cx, values, x.shape, axis, 0)
+    places = _extended(cx, places, x.shape, axis, -1)
+    along = cx.iota(x.shape, axis, DType.I64)
+    for j in range(index.shape[axis].value):
+        hit = cx.arith("eq", along, cx.slice(places, axis, j, 1))
+        new = cx.slice(values, axis, j, 1) if values.type.rank else values
+        x = cx.b.select(hit, cx.broadcast_to(new, x.shape), x)
+    return x
+
+
+def _extended(
+    cx: Context, part: Value, shape: Sequence[Expr], axis: int, fill: float
+) -> Value:
+    """`part` filled up to `shape`, but along one axis."""
+    high = [as_expr(0)] * len(shape)
+    for i, (have, want) in enumerate(zip(part.shape, shape, strict=True)):
+        if i != axis and not cx.b.same(have, want):
+            cx.require(le(have, want), "no more indices than rows")
+            high[i] = cx.simplify(want - have)
+    if all(width == 0 for width in high):
+        return part
+    low = (as_expr(0),) * len(shape)
+    out = cx.b.emit("pad", part, low=low, high=tuple(high), value=fill)
+    # have + (want - have) is want
+    return cx.reshape(out, [d if i != axis else part.shape[i] for i, d in enumerate(shape)])
 
 
 def convert_element_type(cx: Context, x: Value, dtype: torch.dtype) -> Value:
@@ -250,7 +311,13 @@ BACKWARD: dict[Any, Translate] = {
         attention_backward
     ),
     aten.embedding_dense_backward.default: embedding_backward,
+    aten.index_put.default: index_put,
+    aten._unsafe_index_put.default: index_put,
+    aten.index_add.default: index_add,
+    aten.scatter_add.default: scatter_add,
     aten.scatter.value: scatter,
     aten.scatter.src: scatter,
+    aten.convolution_backward.default: convolution_backward,
+    aten.max_pool2d_with_indices.default: max_pool_kept,
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
 }
-_ = as_expr

@@ -369,6 +369,12 @@ class Context:
         return self.b.select(negative, wrapped, index)
 
 
+def used(cx: Context, which: int) -> bool:
+    """Whether anything reads this result of the op."""
+    assert cx.node is not None
+    return any(user.args[1] == which and user.users for user in cx.node.users)
+
+
 def as_index(cx: Context, index: Value) -> Value:
     return cx.cast(index, DType.I64) if index.dtype is not DType.I64 else index
 
