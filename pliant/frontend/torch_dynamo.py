@@ -187,9 +187,7 @@ def _computed(item: Computed, results: Sequence[Any]) -> torch.Tensor:
     return made if item.axes is None else made.permute(item.axes)
 
 
-def _view(
-    tensor: torch.Tensor, window: Window, env: Mapping[str, int]
-) -> torch.Tensor:
+def _view(tensor: torch.Tensor, window: Window, env: Mapping[str, int]) -> torch.Tensor:
     return tensor.detach().as_strided(
         [n.evaluate(env) for n in window.shape],
         [n.evaluate(env) for n in window.strides],

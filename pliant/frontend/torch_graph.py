@@ -12,8 +12,9 @@ or of another result stays one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +28,7 @@ from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import TensorType
-from pliant.sym import Expr, Guard, as_expr, ge, le, sym
+from pliant.sym import Expr, Guard, as_expr, eq, ge, le, sym
 
 # --- what an import is ----------------------------------------------------------
 
@@ -166,6 +167,8 @@ class _Import:
         self.sources: dict[str, Source] = {}
         self.results: list[Value] = []
         self.computed: dict[Node, Computed] = {}
+        self.traced: dict[str, torch.SymInt] = {}
+        self.cx.specialise = self._specialise
 
     def run(self) -> ImportedGraph:
         self._read_symbols()
@@ -209,6 +212,7 @@ class _Import:
         if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
             return
         self.symbols[str(expr)] = value = sym(str(expr))
+        self.traced[str(expr)] = size
         self.sources[str(expr)] = source
         limits = size.node.shape_env.bound_sympy(expr)
         name = f"dim {expr}"
@@ -226,15 +230,15 @@ class _Import:
         for number, node in enumerate(self.placeholders):
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt):
-                self._try(node, lambda n=node, v=val: self._set(n, self._dim(v)))
+                self._try(node, partial(self._read_size, node, val))
             elif not isinstance(val, torch.Tensor):
                 self._set(node, val)
                 if isinstance(val, torch.SymFloat | torch.SymBool):
                     self._problem(node, "a float or bool that varies: pass a tensor")
             elif number in needed or set(node.users) - {self.output}:
-                self._try(node, lambda n=node, k=number: self._read_tensor(n, k))
+                self._try(node, partial(self._read_tensor, node, number))
 
-    def _try(self, node: Node, read: Any) -> None:
+    def _try(self, node: Node, read: Callable[[], None]) -> None:
         try:
             read()
         except (KeyError, ValueError) as error:
@@ -242,6 +246,9 @@ class _Import:
 
     def _set(self, node: Node, value: Any) -> None:
         self.walk.env[node] = value
+
+    def _read_size(self, node: Node, val: torch.SymInt) -> None:
+        self._set(node, self._dim(val))
 
     def _read_tensor(self, node: Node, number: int) -> None:
         val = node.meta["val"]
@@ -265,13 +272,21 @@ class _Import:
             return as_expr(expr)
         return to_expr(expr, self.symbols.__getitem__)
 
+    def _specialise(self, size: Expr) -> None:
+        """torch guards what is asked of its sizes, and compiles anew for another."""
+        for name in size.symbols():
+            if name in self.traced:
+                value, only = sym(name), int(self.traced[name])
+                told = (f"dim {name} was fixed to {only}: ", value)
+                self.cx.enforce(Guard(eq(value, only), told, "torch.compile"))
+
     def _read_constants(self) -> None:
         for node in self.gm.graph.nodes:
             if node.op != "get_attr":
                 continue
             tensor = getattr(self.gm, str(node.target), None)
             if isinstance(tensor, torch.Tensor):
-                self.walk.lazy[node] = lambda n=node.name, t=tensor: self._load(n, t)
+                self.walk.lazy[node] = partial(self._load, node.name, tensor)
 
     def _load(self, name: str, tensor: torch.Tensor) -> Value:
         shape = tuple(as_expr(n) for n in tensor.shape)
@@ -296,7 +311,9 @@ class _Import:
         return self._compute(argument)
 
     def _number(self, node: Node) -> Output:
-        value = self.walk.output(node)
+        val, value = node.meta.get("val"), self.walk.output(node)
+        if isinstance(val, torch.SymBool):  # torch guards the answer
+            return Fixed(bool(val))
         if isinstance(value, Expr):
             return Size(value) if not value.is_const else Fixed(value.value)
         if not (value is None or isinstance(value, bool | int | float)):

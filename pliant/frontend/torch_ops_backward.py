@@ -293,7 +293,9 @@ def _extended(
     low = (as_expr(0),) * len(shape)
     out = cx.b.emit("pad", part, low=low, high=tuple(high), value=fill)
     # have + (want - have) is want
-    return cx.reshape(out, [d if i != axis else part.shape[i] for i, d in enumerate(shape)])
+    return cx.reshape(
+        out, [d if i != axis else part.shape[i] for i, d in enumerate(shape)]
+    )
 
 
 def convert_element_type(cx: Context, x: Value, dtype: torch.dtype) -> Value:

@@ -31,7 +31,7 @@ def convolution_backward(
     """Gradients of input, weight and bias, those that are asked for."""
     if transposed:
         cx.unsupported("the backward of a transposed convolution")
-    rank = weight.type.rank - 2
+    rank, groups = weight.type.rank - 2, cx.constant_int(groups, "groups")
     steps = cx.ints(stride, rank, "stride")
     pads = cx.ints(padding, rank, "padding")
     spread = cx.ints(dilation, rank, "dilation")

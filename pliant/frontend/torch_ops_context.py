@@ -8,7 +8,7 @@ a `Real`; all else is the Python object of the exported graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -68,6 +68,8 @@ class Context:
         self.nonnegative: set[Value] = set()
         # What the trace decided by size and no rule of ours demands.
         self.assumptions: list[Guard] = []
+        # Fixes the symbols of a size to their traced values, where the tracer allows.
+        self.specialise: Callable[[Expr], None] | None = None
 
     # --- random numbers -----------------------------------------------------------
 
@@ -139,6 +141,9 @@ class Context:
         if isinstance(size, bool) or not isinstance(size, int | Expr):
             self.unsupported(f"{what} is not an integer: {size}")
         expr = self.simplify(size)
+        if not expr.is_const and self.specialise is not None:
+            self.specialise(expr)
+            expr = self.simplify(expr)
         if not expr.is_const:
             self.unsupported(f"{what} depends on a size: {expr}")
         return expr.value

@@ -163,6 +163,7 @@ def convolution(
     output_padding: Any,
     groups: int,
 ) -> Value:
+    groups = cx.constant_int(groups, "groups")
     if transposed:
         return convolve_transposed(
             cx, x, weight, bias, stride, padding, output_padding, groups, dilation

@@ -368,6 +368,8 @@ class _Group:
         reduced = [axis for axis in axes if axis.reduced]
         kept = [axis for axis in axes if not axis.reduced]
         work = product(axis.extent for axis in reduced) * self.work
+        if not axes:  # every extent is 1
+            return block([*root, *row_shapes.plain(row, reduced, vector=False)])
         if not across:
             self.nest = Nest(tuple(kept), tuple(reduced), reduced[-1], self.work)
             return block([*root, self._along_rows(kept, reduced, row, work)])
