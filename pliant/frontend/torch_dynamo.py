@@ -126,6 +126,7 @@ class CompiledGraph:
         CompiledGraph._count += 1
         self.number = CompiledGraph._count
         self._arguments, self._sizes = imported.arguments, imported.sizes
+        self._seeded = imported.seeded
         self._sources, self._outputs = imported.sources, imported.outputs
         self._symbolic = any(map(_needs_sizes, imported.outputs))
 
@@ -135,6 +136,9 @@ class CompiledGraph:
         results: tuple[Any, ...] = ()
         if self.model is not None:
             given = [_stored(inputs[a.number], a) for a in self._arguments]
+            if self._seeded:  # torch.manual_seed decides, as in eager mode
+                seed = torch.empty((), dtype=torch.int64)
+                given.append(seed.random_(-(2**63), None))
             given += [inputs[source.number] for source in self._sizes]
             made = self.model(*given)
             results = made if isinstance(made, tuple) else (made,)

@@ -99,10 +99,14 @@ Output: TypeAlias = "Computed | InputView | ResultView | Size | Fixed"
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph; its parameters, then its sizes, by input number; where results go."""
+    """A graph; its parameters, then its sizes, by input number; where results go.
+
+    `seeded`: one more parameter before the sizes, which random numbers follow from.
+    """
 
     module: Module
     arguments: tuple[Argument, ...]
+    seeded: bool
     sizes: tuple[Source, ...]
     sources: Mapping[str, Source]
     outputs: tuple[Output, ...]
@@ -168,7 +172,7 @@ class _Import:
         self.results: list[Value] = []
         self.computed: dict[Node, Computed] = {}
         self.traced: dict[str, torch.SymInt] = {}
-        self.cx.specialise = self._specialise
+        self.cx.specialise, self.cx.random = self._specialise, True
 
     def run(self) -> ImportedGraph:
         self._read_symbols()
@@ -183,6 +187,7 @@ class _Import:
         return ImportedGraph(
             Module({"main": graph}, constants=dict(self.cx.b.constants)),
             tuple(self.arguments),
+            self.cx.seed_value is not None,
             tuple(sizes.values()),
             self.sources,
             outputs,

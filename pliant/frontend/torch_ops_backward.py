@@ -298,6 +298,42 @@ def _extended(
     )
 
 
+# --- random numbers -------------------------------------------------------------
+
+
+def uniform(cx: Context, shape: Sequence[Size], *_: Any, **__: Any) -> Value:
+    """In [0, 1)."""
+    if not cx.random:
+        cx.unsupported("random numbers are not supported")
+    dims = tuple(as_expr(size) for size in shape)
+    out = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=dims)
+    return cx.cast(out, cx.out_dtype)
+
+
+def uniform_like(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+    return uniform(cx, x.shape)
+
+
+def bernoulli(cx: Context, x: Value, p: Operand | None = None, **_: Any) -> Value:
+    """1 with probability p, or that of each element."""
+    if not cx.random:
+        cx.unsupported("random numbers are not supported")
+    chance = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=x.shape)
+    return cx.cast(cx.arith("lt", chance, x if p is None else p), x.dtype)
+
+
+def native_dropout(cx: Context, x: Value, p: float, train: bool | None) -> list[Any]:
+    """(out, which elements were kept)"""
+    if train is False or not p:
+        return [x, cx.full(True, x.shape, DType.BOOL)]
+    if not cx.random:
+        cx.unsupported("dropout in training is random: call eval()")
+    chance = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=x.shape)
+    kept = cx.arith("ge", chance, float(p))
+    scaled = cx.mul(x, 0.0 if p == 1 else 1 / (1 - p))
+    return [cx.select(kept, scaled, 0.0), kept]
+
+
 def convert_element_type(cx: Context, x: Value, dtype: torch.dtype) -> Value:
     return cx.cast(x, cx.dtype(dtype))
 
@@ -313,6 +349,11 @@ BACKWARD: dict[Any, Translate] = {
         attention_backward
     ),
     aten.embedding_dense_backward.default: embedding_backward,
+    aten.rand.default: uniform,
+    aten.rand_like.default: uniform_like,
+    aten.bernoulli.default: bernoulli,
+    aten.bernoulli.p: bernoulli,
+    aten.native_dropout.default: native_dropout,
     aten.index_put.default: index_put,
     aten._unsafe_index_put.default: index_put,
     aten.index_add.default: index_add,

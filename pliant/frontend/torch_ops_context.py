@@ -61,6 +61,7 @@ class Context:
     def __init__(self, builder: Builder, training: bool = False) -> None:
         self.b = builder
         self.training = training
+        self.random = training  # whether a call may draw random numbers
         self.randoms = 0  # random ops so far; each draws numbers of its own
         self.seed_value: Value | None = None
         self.node: torch.fx.Node | None = None

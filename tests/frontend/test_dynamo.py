@@ -320,6 +320,37 @@ def test_max_pool(ceil_mode: bool) -> None:
     same_gradients(f, *pairs((2, 3, 9, 11), (4, 5, 8, 10), (6, 2, 7, 13)))
 
 
+def test_dropout() -> None:
+    ours, watch = compiled(lambda x: F.dropout(x * 1, 0.25)), Watch()
+    kept = []
+    for shape in ((300, 40), (500, 33)):
+        x = torch.ones(shape, requires_grad=True)
+        torch.manual_seed(7)
+        y = ours(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, y.detach())  # of ones: the mask, scaled
+        assert set(y.detach().unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+        kept.append((y > 0).double().mean().item())
+        torch.manual_seed(7)
+        assert torch.equal(ours(x), y)
+        assert not torch.equal(ours(x), y)
+    assert all(abs(share - 0.75) < 0.015 for share in kept)
+    assert watch.kinds() == ["forward", "backward"]
+
+
+def test_random_numbers() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.rand_like(x), torch.rand(x.shape[0]), torch.bernoulli(x)
+
+    x = torch.full((400, 50), 0.3)
+    uniform, row, picked = compiled(f)(x)
+    assert row.shape == (400,) and uniform.min() >= 0 and uniform.max() < 1
+    assert abs(uniform.mean().item() - 0.5) < 0.01
+    assert abs(picked.mean().item() - 0.3) < 0.015
+    assert set(picked.unique().tolist()) == {0.0, 1.0}
+
+
 # --- options and errors ---------------------------------------------------------
 
 
