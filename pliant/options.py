@@ -20,5 +20,6 @@ class Options:
     order: bool = True  # calls run in an order in which little memory is live
     remat: bool = True  # inside a limit, values are computed again or spilled
     chunk: bool = True
+    update: bool = True  # training: parameters updated in place; off: copied
     verify: bool = True  # check the IR after every stage
     profile: bool = False  # on: calls keep the time of each kernel, for `profile`

@@ -373,6 +373,7 @@ class State:
         """Counts a step that was taken."""
         import torch
 
+        self.optimizer._opt_called = True  # what torch's schedulers look at
         for group in self.groups:
             if not group.rule.counts:
                 continue
