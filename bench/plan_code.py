@@ -28,9 +28,10 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.gemm import Address, Around, Product, TileAt, gemm
+from pliant.kernels.gemm import gemm
 from pliant.kernels.mix import Cut, ProductPlan
 from pliant.kernels.packing import pack_constant
+from pliant.kernels.product import Address, Around, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import function_of, plan_of
 from pliant.runtime import binding

@@ -46,7 +46,6 @@ from pliant.ir.loops import (
     as_dtype,
     buffer,
 )
-from pliant.ir.types import DType
 from pliant.kernels.choose import (
     GROUP,
     SMALL,
@@ -58,16 +57,16 @@ from pliant.kernels.choose import (
 )
 from pliant.kernels.micro import (
     DOT_SIZES,
-    Elements,
     dot_kernels,
     dot_name,
     panel_kernels,
     panel_name,
 )
-from pliant.kernels.packing import Right, pack_rows, row_room, unflatten_unit
+from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
+from pliant.kernels.product import Address, Around, Product, RowsAt, TileAt
+from pliant.kernels.strips import Panels, has_strips, strip_kernels, strips
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.sym import (
-    ZERO,
     Expr,
     as_expr,
     ceildiv,
@@ -85,85 +84,6 @@ NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 AHEAD = 16  # steps of K that a panel read in place looks ahead
 DOT_TILE = 16  # rows of a unit with lanes along K
 
-Address = tuple[Buffer, tuple[Expr, ...]]
-# Writes the results that one tile of the product makes.
-Epilogue = Callable[["TileAt"], list[Stmt]]
-# Computes rows of the left operand.
-Prologue = Callable[["RowsAt"], list[Stmt]]
-# Where the result at (batch.., row, column) lies, if the product is all there is to it.
-Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
-
-
-@dataclass(frozen=True, slots=True)
-class TileAt:
-    """A tile of the result, as the epilogue sees it."""
-
-    batch: tuple[Expr, ...]
-    row: Expr  # first row and column of the tile in the result
-    column: Expr
-    rows: Expr
-    columns: Expr
-    scratch: Buffer
-    first: Expr = ZERO  # row of the scratch where the tile starts
-
-    def element(self, m: Expr, n: Expr) -> LoopValue:
-        """The product at (row + m, column + n)."""
-        return Load(self.scratch, (sym(WORKER), self.first + m, n))
-
-
-@dataclass(frozen=True, slots=True)
-class RowsAt:
-    """Rows of the left operand, as the prologue sees them: copy[worker, i, k]."""
-
-    batch: tuple[Expr, ...]
-    row: Expr  # first row and step of K
-    step: Expr
-    rows: Expr
-    steps: Expr
-    copy: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What a kernel computes besides its product."""
-
-    epilogue: Epilogue
-    plain: Plain | None = None  # if the epilogue stores, and nothing else
-    prologue: Prologue | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One matrix product: sizes, operand layouts."""
-
-    dtype: DType
-    batch: tuple[Expr, ...]
-    m: Expr
-    n: Expr
-    k: Expr
-    a_strides: tuple[Expr, ...]  # (batch.., M, K)
-    b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
-    b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
-    computed: bool = False  # A is no buffer: its rows are computed as they are copied
-    parts: str | None = None  # of words, see kernels/micro.py; None: numbers
-    stored: DType | None = None  # of B, if it is another
-
-    @property
-    def b_dtype(self) -> DType:
-        return self.stored or self.dtype
-
-    @property
-    def elements(self) -> Elements:
-        """What the kernels see: a B that is not constant is widened when packed."""
-        widened = self.b_strides is not None
-        stored = self.dtype if widened else self.b_dtype
-        return Elements(self.dtype, stored, self.parts)
-
-    @property
-    def right(self) -> Right:
-        assert self.b_strides is not None
-        return Right(self.b_batch, self.n, self.k, self.b_strides)
-
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
@@ -171,6 +91,7 @@ class Gemm:
 
     dots: Stmt | None  # with lanes along K
     planned: Stmt | None  # with panels, cut as the plan's arguments say
+    strips: Stmt | None  # for small sizes
     a: Buffer | None
     packed: Buffer | None  # a constant's panels
     rows: Buffer | None  # columns of B, as rows along K
@@ -191,7 +112,7 @@ class _Builder:
     def __init__(
         self, spec: Product, plan: Plan, target: Target, around: Around
     ) -> None:
-        self.p, self.around = spec, around
+        self.p, self.around, self.target = spec, around, target
         self.plan = plan.parameters()
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
@@ -474,6 +395,28 @@ class _Builder:
         wide = ceildiv(columns, tile.lanes) - 1
         return Switch(wide * tile.MR + sym("_height"), tuple(cases))
 
+    # ---- strips
+
+    def strip_units(self) -> Stmt | None:
+        """The whole product by strips of rows, if they can compute it."""
+        plain, b = self.around.plain, self.b
+        adjacent = b is None or b.strides[-1] == as_expr(1)
+        if plain is None or not has_strips(self.p, adjacent, self.target):
+            return None
+        nr, none = as_expr(self.tile.NR), as_expr(0)
+
+        def right(batch: tuple[Expr, ...]) -> Panels:
+            at, whole = self.b_at(batch), floordiv(self.p.n, nr)
+            if self.constant is not None:
+                first, rest = ((*at, p, none, none) for p in (none, whole))
+                packed = self.constant
+                return Panels((packed, first), (packed, rest), nr, self.p.k * nr)
+            assert b is not None
+            first, rest = ((*at, none, p * nr) for p in (none, whole))
+            return Panels((b, first), (b, rest), b.strides[-2], nr)
+
+        return strips(self.p, self.tile, self.a, right, plain)
+
     # ---- lanes along K
 
     def dot_units(self) -> Stmt:
@@ -570,6 +513,9 @@ def gemm(
         if builder.b is not None and builder.dot_rows is not builder.b:
             dots = Block((pack_rows(builder.b, builder.dot_rows), dots))
         helpers += dot_kernels(spec.dtype, target)
+    small = None if always_dot else builder.strip_units()
+    if small is not None:
+        helpers += strip_kernels(spec.elements, target)
     work = [builder.scratch]
     if not always_dot:
         work += [] if builder.copy is None else [builder.copy]
@@ -577,6 +523,7 @@ def gemm(
     return Gemm(
         dots,
         planned,
+        small,
         None if spec.computed else builder.a,
         builder.constant,
         None if builder.dot_rows is builder.b else builder.dot_rows,
@@ -586,27 +533,35 @@ def gemm(
     )
 
 
-def call_planned(spec: Product, plan: Plan, tile: Tile, planned: PlannedCall) -> Stmt:
-    """Makes the plan, unless the product is small, and calls with it."""
+def call_planned(
+    spec: Product, plan: Plan, tile: Tile, made: Gemm, planned: PlannedCall
+) -> Stmt:
+    """Makes the plan and calls with it; a small product needs none."""
     full: Stmt = Block(
         (
             *(Let(name, Index(value)) for name, value in plan.lets),
             planned(plan.arguments()),
         )
     )
-    if not plan.arguments():
+    if made.strips is None and not plan.arguments():
         return full
     small: LoopValue | None = None
-    for size, most in small_sizes(spec, tile):
+    for size, most in small_sizes(spec, tile, made.strips is not None):
         below = Binary("le", Index(size), Index(as_expr(most)))
         small = below if small is None else Binary("logical_and", small, below)
     assert small is not None
-    uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
+    uncut = made.strips
+    if uncut is None:
+        uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
     return If(small, uncut, full)
 
 
-def small_sizes(spec: Product, tile: Tile) -> tuple[tuple[Expr, int], ...]:
+def small_sizes(
+    spec: Product, tile: Tile, strips: bool
+) -> tuple[tuple[Expr, int], ...]:
     """Sizes, and the most that each is of a product that is not cut."""
     work = product((*spec.batch, spec.m, spec.n, spec.k))
+    if strips:
+        return ((work, SMALL),)
     steps = tile.depth if spec.b_strides is None else 2 * STRIP
     return ((work, SMALL), (spec.m, tile.deep_rows), (spec.k, steps))

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pliant.kernels.choose import Plan, row_tiles
-from pliant.kernels.gemm import DOT_TILE, Product, small_sizes, unit_grain
+from pliant.kernels.gemm import DOT_TILE, small_sizes, unit_grain
 from pliant.kernels.micro import DOT_SIZES
+from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile
 from pliant.sym import as_expr, product
 
@@ -57,6 +58,7 @@ class ProductPlan:
     spec: Product
     plan: Plan
     tile: Tile
+    strips: bool = False  # small sizes go by strips of rows
 
     def at(self, dims: Mapping[str, int], threads: int) -> Cut:
         """The choice that the kernel makes for these sizes."""
@@ -65,7 +67,7 @@ class ProductPlan:
         m, n, k = (size.evaluate(known) for size in (spec.m, spec.n, spec.k))
         batch = product(spec.batch).evaluate(known)
         fields = self.plan.at(known)
-        limits = small_sizes(spec, tile)
+        limits = small_sizes(spec, tile, self.strips)
         if all(size.evaluate(known) <= most for size, most in limits):
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
             fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}

@@ -33,18 +33,10 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.kernels.choose import Choice, Plan, choose
-from pliant.kernels.gemm import (
-    Address,
-    Around,
-    Gemm,
-    Product,
-    RowsAt,
-    TileAt,
-    call_planned,
-    gemm,
-)
+from pliant.kernels.gemm import Gemm, call_planned, gemm
 from pliant.kernels.mix import ProductPlan
 from pliant.kernels.packing import pack_constant
+from pliant.kernels.product import Address, Around, Product, RowsAt, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
@@ -260,7 +252,7 @@ def lower_matmul(
     body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    cut = ProductPlan(spec, plan, tile)
+    cut = ProductPlan(spec, plan, tile, made.strips is not None)
     product_step = Step(func, arguments, made.helpers, None, planned, cut)
     return [*given.steps, product_step]
 
@@ -335,7 +327,7 @@ def _planned(
         sizes = tuple(arguments.get(s, sym(s)) for s in func.sizes)
         return Call(func.name, sizes, origins)
 
-    body = call_planned(spec, plan, tile, call)
+    body = call_planned(spec, plan, tile, made, call)
     if made.dots is not None:
         wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
         body = If(wanted, made.dots, body)

@@ -29,7 +29,6 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
-from pliant.kernels.gemm import Product, TileAt
 from pliant.kernels.int8 import (
     Form,
     across,
@@ -40,6 +39,7 @@ from pliant.kernels.int8 import (
     pack_words,
 )
 from pliant.kernels.packing import pack_constant
+from pliant.kernels.product import Product, TileAt
 from pliant.kernels.tiles import Tile
 from pliant.lower.step import Argument, Packed, Retyped, Step, Temporary
 from pliant.lower.to_loops import size_symbols

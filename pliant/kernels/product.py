@@ -1,0 +1,91 @@
+"""A matrix product as its kernel is told of it: sizes, operands, what is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pliant.ir.loops import WORKER, Buffer, Load, LoopValue, Stmt
+from pliant.ir.types import DType
+from pliant.kernels.micro import Elements
+from pliant.kernels.packing import Right
+from pliant.sym import ZERO, Expr, sym
+
+Address = tuple[Buffer, tuple[Expr, ...]]
+# Writes the results that one tile of the product makes.
+Epilogue = Callable[["TileAt"], list[Stmt]]
+# Computes rows of the left operand.
+Prologue = Callable[["RowsAt"], list[Stmt]]
+# Where the result at (batch.., row, column) lies, if the product is all there is to it.
+Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
+
+
+@dataclass(frozen=True, slots=True)
+class TileAt:
+    """A tile of the result, as the epilogue sees it."""
+
+    batch: tuple[Expr, ...]
+    row: Expr  # first row and column of the tile in the result
+    column: Expr
+    rows: Expr
+    columns: Expr
+    scratch: Buffer
+    first: Expr = ZERO  # row of the scratch where the tile starts
+
+    def element(self, m: Expr, n: Expr) -> LoopValue:
+        """The product at (row + m, column + n)."""
+        return Load(self.scratch, (sym(WORKER), self.first + m, n))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAt:
+    """Rows of the left operand, as the prologue sees them: copy[worker, i, k]."""
+
+    batch: tuple[Expr, ...]
+    row: Expr  # first row and step of K
+    step: Expr
+    rows: Expr
+    steps: Expr
+    copy: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a kernel computes besides its product."""
+
+    epilogue: Epilogue
+    plain: Plain | None = None  # if the epilogue stores, and nothing else
+    prologue: Prologue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One matrix product: sizes, operand layouts."""
+
+    dtype: DType
+    batch: tuple[Expr, ...]
+    m: Expr
+    n: Expr
+    k: Expr
+    a_strides: tuple[Expr, ...]  # (batch.., M, K)
+    b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
+    b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
+    computed: bool = False  # A is no buffer: its rows are computed as they are copied
+    parts: str | None = None  # of words, see kernels/micro.py; None: numbers
+    stored: DType | None = None  # of B, if it is another
+
+    @property
+    def b_dtype(self) -> DType:
+        return self.stored or self.dtype
+
+    @property
+    def elements(self) -> Elements:
+        """What the kernels see: a B that is not constant is widened when packed."""
+        widened = self.b_strides is not None
+        stored = self.dtype if widened else self.b_dtype
+        return Elements(self.dtype, stored, self.parts)
+
+    @property
+    def right(self) -> Right:
+        assert self.b_strides is not None
+        return Right(self.b_batch, self.n, self.k, self.b_strides)
