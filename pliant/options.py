@@ -17,6 +17,7 @@ class Options:
     merge: bool = True  # products that share their left operand become one
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
+    strips: bool = True  # small products by strips of rows, without a plan
     order: bool = True  # calls run in an order in which little memory is live
     remat: bool = True  # inside a limit, values are computed again or spilled
     chunk: bool = True

@@ -28,6 +28,7 @@ from pliant.target import named
 SHAPES = [
     *((1, 1, 1), (7, 768, 96), (15, 50, 64), (29, 33, 1), (3, 2, 500), (200, 7, 40)),
     *((0, 5, 5), (5, 0, 5), (5, 5, 0), (13, 97, 300), (180, 65, 130), (61, 64, 1100)),
+    *((5, 2100, 300), (33, 2100, 300), (40, 1900, 60)),
 ]
 
 
@@ -66,6 +67,10 @@ def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
     else:
         kind = "gemm"
         heights = [h for rows in cut.block_rows() for h in row_tiles(rows, plan.tile)]
+        if cut.strips:  # one call for all columns of a group
+            times = cut.batch * cut.groups
+            called = Counter(heights).items()
+            return Counter({f"strip_f32_{h}": times * rows for h, rows in called})
         whole, left = divmod(cut.n, plan.tile.NR)
         last = -(-left // plan.tile.lanes) * plan.tile.lanes
         widths = [plan.tile.NR] * whole + [last] * (left > 0)
@@ -89,7 +94,7 @@ def observed_calls(
     inside = interp_loops._Run.call
 
     def noted(self: Any, name: str, sizes: Any, memories: Any) -> None:
-        if name.startswith(("gemm_", "dot_")):
+        if name.startswith(("gemm_", "dot_", "strip_")):
             counts[name] += 1
         else:
             inside(self, name, sizes, memories)
@@ -209,7 +214,8 @@ def test_words_of_a_plan() -> None:
         "columns of B made rows, 1 thread"
     )
     sizes = {"dot": 0, "m": 50, "n": 50, "k": 500, "blocks": 3, "rows": 17}
-    shared = {"packed": 0, "passes": 4, "depth": 125, "groups": 2, "panels": 2}
+    shared = {"strips": 0, "packed": 0, "passes": 4, "depth": 125}
+    shared |= {"groups": 2, "panels": 2}
     assert told(**sizes, **shared, threads=2) == (
         "rows 2 x (2 x 6 + 5) + (6 + 2 x 5), columns 3 x 16 + 8; 3 blocks, "
         "2 panels at a time, 4 passes of 125, B in place, A copied, "

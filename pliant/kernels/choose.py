@@ -45,6 +45,7 @@ NEAR_COLUMNS = 256  # of a B whose rows are near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 8  # for a copy of A's rows to pay
+UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
 
@@ -228,6 +229,52 @@ def thread_blocks(m: Expr, n: Expr, least: Expr, units: Expr, tile: Tile) -> Exp
     fair = ceildiv(maximum(least, 1), THREADS) * THREADS
     wanted = least + maximum(uneven, tall) * maximum(fair - least, 0)
     return maximum(minimum(wanted, ceildiv(m, tile.MR)), least, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StripCut:
+    """How strips of rows share a product; the fields are as in `Plan`."""
+
+    wanted: Expr  # 1: it goes by strips, of the sizes alone
+    lets: tuple[tuple[str, Expr], ...]
+    blocks: Expr
+    rows: Expr
+    groups: Expr
+    panels: Expr
+
+    def at(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The numbers of blocks and groups, and their sizes."""
+        known = dict(sizes)
+        for name, value in self.lets:
+            known[name] = value.evaluate(known)
+        names = ("blocks", "rows", "groups", "panels")
+        return {name: getattr(self, name).evaluate(known) for name in names}
+
+
+def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripCut:
+    """Strips read all of B for each tile of rows: from L2, if it stays there.
+
+    A constant need not stay for few rows, which have several panels in registers: they
+    are read one after the other as fast as memory gives them.
+    """
+    let = _Lets()
+    size = n * k * tile.bytes
+    wanted = 1 - exceeds(size, tile.near if what.constant else 2 * tile.near)
+    if what.constant:
+        wanted = maximum(wanted, 1 - exceeds(m, tile.MR // 2))
+    panels = maximum(ceildiv(n, tile.NR), 1)
+    near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
+    together = 1 + exceeds(m, tile.MR) * (ceildiv(panels, maximum(near, 1)) - 1)
+    blocks = let("_blocks", maximum(minimum(THREADS, ceildiv(m, tile.MR)), 1))
+    idle = minimum(ceildiv(THREADS, blocks), panels)
+    groups = let("_groups", maximum(together, idle))
+    shares = ceildiv(m, blocks), ceildiv(panels, groups)
+    return StripCut(wanted, tuple(let.made), blocks, shares[0], groups, shares[1])
+
+
+def unit_grain(work: Expr) -> Expr:
+    """The fewest units of so many multiply-adds that are worth a thread."""
+    return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
 
 
 def exceeds(x: Expr, bound: Expr | int) -> Expr:

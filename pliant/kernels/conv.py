@@ -42,7 +42,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import THREADS
+from pliant.kernels.choose import THREADS, UNIT_WORK
 from pliant.kernels.conv_micro import (
     ConvTile,
     conv_tile,
@@ -53,7 +53,6 @@ from pliant.kernels.conv_micro import (
     wide_name,
 )
 from pliant.kernels.conv_patch import Patch, Place, Slide, fill
-from pliant.kernels.gemm import UNIT_WORK
 from pliant.kernels.packing import unflatten_unit
 from pliant.sym import (
     Expr,

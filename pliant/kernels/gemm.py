@@ -53,7 +53,9 @@ from pliant.kernels.choose import (
     THREADS,
     TOGETHER,
     Plan,
+    StripCut,
     exceeds,
+    unit_grain,
 )
 from pliant.kernels.micro import (
     DOT_SIZES,
@@ -64,7 +66,7 @@ from pliant.kernels.micro import (
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
 from pliant.kernels.product import Address, Around, Product, RowsAt, TileAt
-from pliant.kernels.strips import Panels, has_strips, strip_kernels, strips
+from pliant.kernels.strips import Panels, Strips, has_strips, strip_kernels
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.sym import (
     Expr,
@@ -79,7 +81,6 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
-UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 AHEAD = 16  # steps of K that a panel read in place looks ahead
 DOT_TILE = 16  # rows of a unit with lanes along K
@@ -91,7 +92,7 @@ class Gemm:
 
     dots: Stmt | None  # with lanes along K
     planned: Stmt | None  # with panels, cut as the plan's arguments say
-    strips: Stmt | None  # for small sizes
+    strips: Strips | None
     a: Buffer | None
     packed: Buffer | None  # a constant's panels
     rows: Buffer | None  # columns of B, as rows along K
@@ -397,25 +398,25 @@ class _Builder:
 
     # ---- strips
 
-    def strip_units(self) -> Stmt | None:
-        """The whole product by strips of rows, if they can compute it."""
+    def strips(self) -> Strips | None:
+        """The product by strips of rows, if they can compute it."""
         plain, b = self.around.plain, self.b
         adjacent = b is None or b.strides[-1] == as_expr(1)
         if plain is None or not has_strips(self.p, adjacent, self.target):
             return None
         nr, none = as_expr(self.tile.NR), as_expr(0)
 
-        def right(batch: tuple[Expr, ...]) -> Panels:
-            at, whole = self.b_at(batch), floordiv(self.p.n, nr)
+        def right(batch: tuple[Expr, ...], first: Expr, columns: Expr) -> Panels:
+            at, last = self.b_at(batch), first + floordiv(columns, nr)
             if self.constant is not None:
-                first, rest = ((*at, p, none, none) for p in (none, whole))
                 packed = self.constant
-                return Panels((packed, first), (packed, rest), nr, self.p.k * nr)
+                begin, rest = ((packed, (*at, p, none, none)) for p in (first, last))
+                return Panels(begin, rest, nr, self.p.k * nr)
             assert b is not None
-            first, rest = ((*at, none, p * nr) for p in (none, whole))
-            return Panels((b, first), (b, rest), b.strides[-2], nr)
+            begin, rest = ((b, (*at, none, p * nr)) for p in (first, last))
+            return Panels(begin, rest, b.strides[-2], nr)
 
-        return strips(self.p, self.tile, self.a, right, plain)
+        return Strips(self.p, self.tile, self.a, right, plain)
 
     # ---- lanes along K
 
@@ -489,18 +490,14 @@ def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
     return For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
 
 
-def unit_grain(work: Expr) -> Expr:
-    """The fewest units of so many multiply-adds that are worth a thread."""
-    return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
-
-
 def gemm(
     spec: Product,
     plan: Plan,
     target: Target,
     around: Around,
+    strips: bool = True,
 ) -> Gemm:
-    """The product as the plan has it."""
+    """The product as the plan has it, and by strips if it may be."""
     builder = _Builder(spec, plan, target, around)
     always_dot = plan.dot == as_expr(1)
     planned = dots = None
@@ -513,8 +510,8 @@ def gemm(
         if builder.b is not None and builder.dot_rows is not builder.b:
             dots = Block((pack_rows(builder.b, builder.dot_rows), dots))
         helpers += dot_kernels(spec.dtype, target)
-    small = None if always_dot else builder.strip_units()
-    if small is not None:
+    by_strips = builder.strips() if strips and not always_dot else None
+    if by_strips is not None:
         helpers += strip_kernels(spec.elements, target)
     work = [builder.scratch]
     if not always_dot:
@@ -523,7 +520,7 @@ def gemm(
     return Gemm(
         dots,
         planned,
-        small,
+        by_strips,
         None if spec.computed else builder.a,
         builder.constant,
         None if builder.dot_rows is builder.b else builder.dot_rows,
@@ -534,7 +531,11 @@ def gemm(
 
 
 def call_planned(
-    spec: Product, plan: Plan, tile: Tile, made: Gemm, planned: PlannedCall
+    spec: Product,
+    plan: Plan,
+    tile: Tile,
+    by_strips: tuple[Strips, StripCut] | None,
+    planned: PlannedCall,
 ) -> Stmt:
     """Makes the plan and calls with it; a small product needs none."""
     full: Stmt = Block(
@@ -543,16 +544,19 @@ def call_planned(
             planned(plan.arguments()),
         )
     )
-    if made.strips is None and not plan.arguments():
+    if by_strips is not None:
+        strips, cut = by_strips
+        uncut = strips.whole()
+        full = If(_is_set(cut.wanted), strips.units(cut), full)
+    elif not plan.arguments():
         return full
+    else:
+        uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
     small: LoopValue | None = None
-    for size, most in small_sizes(spec, tile, made.strips is not None):
+    for size, most in small_sizes(spec, tile, by_strips is not None):
         below = Binary("le", Index(size), Index(as_expr(most)))
         small = below if small is None else Binary("logical_and", small, below)
     assert small is not None
-    uncut = made.strips
-    if uncut is None:
-        uncut = planned(plan.uncut(spec.m, spec.n, spec.k, tile))
     return If(small, uncut, full)
 
 

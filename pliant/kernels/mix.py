@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.kernels.choose import Plan, row_tiles
-from pliant.kernels.gemm import DOT_TILE, small_sizes, unit_grain
+from pliant.kernels.choose import Plan, StripCut, row_tiles, unit_grain
+from pliant.kernels.gemm import DOT_TILE, small_sizes
 from pliant.kernels.micro import DOT_SIZES
 from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile
@@ -30,6 +30,7 @@ class Cut:
     n: int
     k: int
     dot: int
+    strips: int  # 1: by strips of rows, see kernels/strips.py
     packed: int
     copied: int
     passes: int
@@ -58,7 +59,7 @@ class ProductPlan:
     spec: Product
     plan: Plan
     tile: Tile
-    strips: bool = False  # small sizes go by strips of rows
+    strips: StripCut | None = None  # None: it never goes by strips of rows
 
     def at(self, dims: Mapping[str, int], threads: int) -> Cut:
         """The choice that the kernel makes for these sizes."""
@@ -66,23 +67,28 @@ class ProductPlan:
         known = {**dims, "threads": threads}
         m, n, k = (size.evaluate(known) for size in (spec.m, spec.n, spec.k))
         batch = product(spec.batch).evaluate(known)
-        fields = self.plan.at(known)
-        limits = small_sizes(spec, tile, self.strips)
-        if all(size.evaluate(known) <= most for size, most in limits):
-            uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
-            fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
+        fields = {"strips": 0} | self.plan.at(known)
+        limits = small_sizes(spec, tile, self.strips is not None)
+        small = all(size.evaluate(known) <= most for size, most in limits)
+        one_pass = {"packed": 0, "copied": 0, "passes": 1, "depth": k}
+        work = 0
         if fields["dot"]:
             blocks, groups = -(-m // DOT_TILE), -(-n // tile.NR)
-            columns = min(n, tile.NR)
-            alone = {"packed": 0, "copied": 0, "passes": 1, "depth": k, "panels": 1}
-            alone |= {"blocks": blocks, "rows": min(m, DOT_TILE), "groups": groups}
-            fields |= alone
-            work = DOT_TILE * columns * k
-        else:
-            work = fields["rows"] * k * fields["panels"] * tile.NR
+            fields |= {"blocks": blocks, "rows": min(m, DOT_TILE)} | one_pass
+            fields |= {"groups": groups, "panels": 1}
+            work = DOT_TILE * min(n, tile.NR) * k
+        elif self.strips is not None and (small or self.strips.wanted.evaluate(known)):
+            fields |= {"strips": 1} | one_pass
+            alone = {"blocks": 1, "rows": m, "groups": 1}
+            alone |= {"panels": max(1, -(-n // tile.NR))}
+            fields |= alone if small else self.strips.at(known)
+        elif small:
+            uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
+            fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
+        work = work or fields["rows"] * k * fields["panels"] * tile.NR
         units = batch * fields["blocks"] * fields["groups"]
         grain = unit_grain(as_expr(work)).value
-        used = max(1, min(threads, units // grain))
+        used = 1 if small else max(1, min(threads, units // grain))
         return Cut(batch, m, n, k, **fields, threads=used)
 
     def words(self, cut: Cut) -> str:
@@ -125,7 +131,8 @@ class ProductPlan:
         return [*told, f"{count_text(cut.threads, 'thread')}{by}"]
 
     def blocks(self, cut: Cut) -> list[str]:
-        told = [count_text(cut.blocks, "block")]
+        told = ["strips of rows"] if cut.strips else []
+        told.append(count_text(cut.blocks, "block"))
         if cut.panels > 1 and cut.groups > 1:
             told.append(f"{cut.panels} panels at a time")
         passes = "1 pass"

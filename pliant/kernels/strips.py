@@ -40,11 +40,22 @@ from pliant.ir.loops import (
     Switch,
     buffer,
 )
-from pliant.kernels.choose import exceeds
+from pliant.kernels.choose import StripCut, exceeds, unit_grain
 from pliant.kernels.micro import Elements, multiply_add, zero
-from pliant.kernels.product import Address, Product
+from pliant.kernels.packing import unflatten_unit
+from pliant.kernels.product import Address, Plain, Product
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    sym,
+)
 from pliant.target import Target
 
 # The integer parameters of a strip kernel: sizes, A's strides, B's from one step of K
@@ -183,8 +194,8 @@ def strip_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """B as strips read it: its start, what is behind the whole panels, and how far it
-    is to the next step of K and to the next panel."""
+    """Columns of B as strips read them: where they start, where those behind the whole
+    panels do, and how far it is to the next step of K and to the next panel."""
 
     first: Address
     rest: Address
@@ -192,43 +203,77 @@ class Panels:
     panel: Expr
 
 
-def strips(
-    spec: Product,
-    tile: Tile,
-    a: Buffer,
-    right: Callable[[tuple[Expr, ...]], Panels],
-    plain: Callable[[tuple[Expr, ...], Expr, Expr], Address],
-) -> Stmt:
-    """A whole product by strips, one after the other.
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """A product as strips compute it."""
 
-    `right` says for a batch where B lies, `plain` where a result does.
-    """
-    batch = tuple(sym(f"_b{axis}") for axis in range(len(spec.batch)))
-    b = right(batch)
-    row, height, first = sym("_start"), sym("_height"), as_expr(0)
-    strides = (*spec.a_strides[-2:], b.step, b.panel, spec.n)
-    left, result = (a, (*batch, row, first)), plain(batch, row, first)
-    operands = (left, b.first, b.rest, result)
-    cases = tuple(
-        (h, Call(strip_name(spec.elements, h), (spec.n, spec.k, *strides), operands))
-        for h in range(1, tile.MR + 1)
-    )
-    t, tiles, short, taller = (sym(s) for s in ("_t", "_tiles", "_short", "_taller"))
-    tile_done = Block(
-        (
-            Let("_start", Index(t * short + minimum(t, taller))),
-            Let("_height", Index(short + exceeds(taller, t))),
-            Switch(height, cases),
+    spec: Product
+    tile: Tile
+    a: Buffer
+    # Columns of B in a batch: so many from the panel with this number on.
+    right: Callable[[tuple[Expr, ...], Expr, Expr], Panels]
+    plain: Plain
+
+    def whole(self) -> Stmt:
+        """All of it, one strip after the other."""
+        p = self.spec
+        batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
+        body = self.block(batch, as_expr(0), p.m, as_expr(0), p.n)
+        for axis, extent in reversed(list(enumerate(p.batch))):
+            body = For(f"_b{axis}", as_expr(0), extent, body)
+        return body
+
+    def units(self, cut: StripCut) -> Stmt:
+        """In units of a row block and a group of panels, dealt out to threads."""
+        p, nr = self.spec, self.tile.NR
+        units = (*p.batch, cut.blocks, cut.groups)
+        placed, at = unflatten_unit(sym("_u"), units)
+        row, first = at[-2] * cut.rows, at[-1] * cut.panels
+        # Even parts may leave none, or less than none, for the last.
+        here = maximum(minimum(cut.rows, p.m - row), 0)
+        columns = maximum(minimum(cut.panels * nr, p.n - first * nr), 0)
+        lets = {"_row": row, "_here": here, "_first": first, "_wide": columns}
+        unit = Block(
+            (
+                *placed,
+                *(Let(name, Index(value)) for name, value in lets.items()),
+                self.block(at[:-2], *(sym(name) for name in lets)),
+            )
         )
-    )
-    body: Stmt = For("_t", as_expr(0), tiles, tile_done)
-    for axis, extent in reversed(list(enumerate(spec.batch))):
-        body = For(f"_b{axis}", as_expr(0), extent, body)
-    return Block(
-        (
-            Let("_tiles", Index(ceildiv(spec.m, tile.MR))),
-            Let("_short", Index(floordiv(spec.m, maximum(tiles, 1)))),
-            Let("_taller", Index(spec.m - short * tiles)),
-            body,
+        grain = unit_grain(cut.rows * p.k * cut.panels * nr)
+        loop = For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
+        return Block((*(Let(n, Index(v)) for n, v in cut.lets), loop))
+
+    def block(
+        self, batch: tuple[Expr, ...], row: Expr, rows: Expr, first: Expr, columns: Expr
+    ) -> Stmt:
+        """Rows by tiles as few and as even as can be, each over the columns."""
+        p, tile = self.spec, self.tile
+        b = self.right(batch, first, columns)
+        start, height = row + sym("_start"), sym("_height")
+        sizes = (columns, p.k, *p.a_strides[-2:], b.step, b.panel, p.n)
+        left = (self.a, (*batch, start, as_expr(0)))
+        result = self.plain(batch, start, first * tile.NR)
+        operands = (left, b.first, b.rest, result)
+        cases = tuple(
+            (h, Call(strip_name(p.elements, h), sizes, operands))
+            for h in range(1, tile.MR + 1)
         )
-    )
+        t, tiles, short, taller = (
+            sym(name) for name in ("_t", "_tiles", "_short", "_taller")
+        )
+        done = Block(
+            (
+                Let("_start", Index(t * short + minimum(t, taller))),
+                Let("_height", Index(short + exceeds(taller, t))),
+                Switch(height, cases),
+            )
+        )
+        return Block(
+            (
+                Let("_tiles", Index(ceildiv(rows, tile.MR))),
+                Let("_short", Index(floordiv(rows, maximum(tiles, 1)))),
+                Let("_taller", Index(rows - short * tiles)),
+                For("_t", as_expr(0), tiles, done),
+            )
+        )

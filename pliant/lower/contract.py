@@ -32,7 +32,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
-from pliant.kernels.choose import Choice, Plan, choose
+from pliant.kernels.choose import Choice, Plan, choose, choose_strips
 from pliant.kernels.gemm import Gemm, call_planned, gemm
 from pliant.kernels.mix import ProductPlan
 from pliant.kernels.packing import pack_constant
@@ -197,6 +197,7 @@ def lower_matmul(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
+    strips: bool = True,
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
@@ -231,7 +232,7 @@ def lower_matmul(
         plain if alone else None,
         compute if epilogue.computes_left else None,
     )
-    made = gemm(spec, plan, target, around)
+    made = gemm(spec, plan, target, around, strips)
     buffers: list[tuple[Buffer, Argument]] = []
     if made.a is not None:
         assert given.left is not None
@@ -249,11 +250,14 @@ def lower_matmul(
     buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
     buffers += [(buf, v) for v, buf in epilogue.outputs.items()]
     buffers += [(buf, scratch_of(buf)) for buf in made.work]
-    body, planned = _planned(name, spec, plan, made, [buf for buf, _ in buffers], tile)
+    cut = None
+    if made.strips is not None:
+        cut = choose_strips(spec.m, spec.n, spec.k, tile, choice_of(spec))
+    product_plan = ProductPlan(spec, plan, tile, cut)
+    body, planned = _planned(name, product_plan, made, [buf for buf, _ in buffers])
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    cut = ProductPlan(spec, plan, tile, made.strips is not None)
-    product_step = Step(func, arguments, made.helpers, None, planned, cut)
+    product_step = Step(func, arguments, made.helpers, None, planned, product_plan)
     return [*given.steps, product_step]
 
 
@@ -309,12 +313,7 @@ def _words(
 
 
 def _planned(
-    name: str,
-    spec: Product,
-    plan: Plan,
-    made: Gemm,
-    buffers: Sequence[Buffer],
-    tile: Tile,
+    name: str, what: ProductPlan, made: Gemm, buffers: Sequence[Buffer]
 ) -> tuple[Stmt, LoopFunc | None]:
     """What the kernel does, and the function that it calls with its plan."""
     if made.planned is None:
@@ -327,9 +326,12 @@ def _planned(
         sizes = tuple(arguments.get(s, sym(s)) for s in func.sizes)
         return Call(func.name, sizes, origins)
 
-    body = call_planned(spec, plan, tile, made, call)
+    strips = None
+    if made.strips is not None and what.strips is not None:
+        strips = (made.strips, what.strips)
+    body = call_planned(what.spec, what.plan, what.tile, strips, call)
     if made.dots is not None:
-        wanted = Binary("gt", Index(plan.dot), Index(as_expr(0)))
+        wanted = Binary("gt", Index(what.plan.dot), Index(as_expr(0)))
         body = If(wanted, made.dots, body)
     return body, func
 
@@ -375,19 +377,23 @@ def product_of(
     return replace(spec, computed=left is None, stored=stored), axes
 
 
-def plan_of(spec: Product, tile: Tile) -> Plan:
+def choice_of(spec: Product) -> Choice:
+    """What is known about a product besides its sizes."""
     one = as_expr(1)
     steps = spec.a_strides[-1] != one
     along_k = not steps and spec.dtype.is_float and not spec.computed
     if spec.b_strides is None:
-        what = Choice(True, False, False, False, steps, spec.computed)
-    else:
-        by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
-        same = spec.b_dtype is spec.dtype
-        along_k = along_k and same
-        rows_in_k, adjacent = along_k and by_rows, by_columns and same
-        what = Choice(False, adjacent, rows_in_k, along_k, steps, spec.computed)
-    return choose(spec.m, spec.n, spec.k, product(spec.batch), tile, what)
+        return Choice(True, False, False, False, steps, spec.computed)
+    by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
+    same = spec.b_dtype is spec.dtype
+    along_k = along_k and same
+    rows_in_k, adjacent = along_k and by_rows, by_columns and same
+    return Choice(False, adjacent, rows_in_k, along_k, steps, spec.computed)
+
+
+def plan_of(spec: Product, tile: Tile) -> Plan:
+    outer = product(spec.batch)
+    return choose(spec.m, spec.n, spec.k, outer, tile, choice_of(spec))
 
 
 def _constant_rows(

@@ -284,7 +284,8 @@ def _steps(
         }
         return [lower_group(region, name, state.kernels(), packed)]
     if kind == "matmul":
-        return lower_matmul(region, name, operands, state.facts, cx.target, check)
+        facts, strips = state.facts, cx.options.strips
+        return lower_matmul(region, name, operands, facts, cx.target, check, strips)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_transpose":
