@@ -22,13 +22,14 @@ from pliant.ir.interp import run_graph
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import row_tiles
 from pliant.kernels.mix import Cut, ProductPlan, dot_sizes, shared_units
+from pliant.kernels.strips import kernel_heights
 from pliant.sym import sym
 from pliant.target import named
 
 SHAPES = [
     *((1, 1, 1), (7, 768, 96), (15, 50, 64), (29, 33, 1), (3, 2, 500), (200, 7, 40)),
     *((0, 5, 5), (5, 0, 5), (5, 5, 0), (13, 97, 300), (180, 65, 130), (61, 64, 1100)),
-    *((5, 2100, 300), (33, 2100, 300), (40, 1900, 60)),
+    *((5, 2100, 300), (33, 2100, 300), (40, 1900, 60), (50, 200, 3)),
 ]
 
 
@@ -66,10 +67,11 @@ def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
         heights = [h for rows in cut.block_rows() for h in dot_sizes(rows)]
     else:
         kind = "gemm"
-        heights = [h for rows in cut.block_rows() for h in row_tiles(rows, plan.tile)]
+        heights = [h for rows in cut.block_rows() for h in row_tiles(rows, cut.height)]
         if cut.strips:  # one call for all columns of a group
             times = cut.batch * cut.groups
-            called = Counter(heights).items()
+            parts = [part for h in heights for part in kernel_heights(h, plan.tile)]
+            called = Counter(parts).items()
             return Counter({f"strip_f32_{h}": times * rows for h, rows in called})
         whole, left = divmod(cut.n, plan.tile.NR)
         last = -(-left // plan.tile.lanes) * plan.tile.lanes
@@ -198,7 +200,7 @@ def test_words_with_dims(net: pliant.CompiledModel) -> None:
     assert text.startswith("matrix products at batch=1, seq=7")
     assert "M=7 N=1536 K=64: rows 4 + 3, columns 96 x 16; " in text
     assert "B packed ahead" in text
-    assert "columns 2 + 1; lanes along K" in text
+    assert "columns 3; lanes along K" in text
     assert "nothing to compute" in products_of(net.explain(batch=0, seq=7))
 
 
@@ -210,12 +212,11 @@ def test_words_of_a_plan() -> None:
 
     dot = told(dot=1, m=15, n=7, k=40, rows=15)
     assert dot == (
-        "rows 3 x 4 + 2 + 1, columns 4 + 2 + 1; lanes along K, "
-        "columns of B made rows, 1 thread"
+        "rows 3 x 4 + 3, columns 4 + 3; lanes along K, columns of B made rows, 1 thread"
     )
     sizes = {"dot": 0, "m": 50, "n": 50, "k": 500, "blocks": 3, "rows": 17}
     shared = {"strips": 0, "packed": 0, "passes": 4, "depth": 125}
-    shared |= {"groups": 2, "panels": 2}
+    shared |= {"groups": 2, "panels": 2, "height": 6}
     assert told(**sizes, **shared, threads=2) == (
         "rows 2 x (2 x 6 + 5) + (6 + 2 x 5), columns 3 x 16 + 8; 3 blocks, "
         "2 panels at a time, 4 passes of 125, B in place, A copied, "

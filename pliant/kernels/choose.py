@@ -46,6 +46,8 @@ MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 8  # for a copy of A's rows to pay
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+LOW_STEPS = 8  # of K for which strips are low
+FEW_RESULTS = 1 << 13  # that stay in L1
 TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
 
@@ -272,6 +274,12 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
     return StripCut(wanted, tuple(let.made), blocks, shares[0], groups, shares[1])
 
 
+def low_strips(m: Expr, n: Expr, k: Expr) -> Expr:
+    """1 if strips are to be low: with few steps of K what takes time is writing results
+    that L1 does not hold, and that goes best along one row."""
+    return (1 - exceeds(k, LOW_STEPS)) * exceeds(m * n, FEW_RESULTS)
+
+
 def unit_grain(work: Expr) -> Expr:
     """The fewest units of so many multiply-adds that are worth a thread."""
     return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
@@ -282,9 +290,9 @@ def exceeds(x: Expr, bound: Expr | int) -> Expr:
     return minimum(maximum(x - bound, 0), 1)
 
 
-def row_tiles(rows: int, tile: Tile) -> list[int]:
-    """The heights that a block's rows are cut into."""
-    count = -(-rows // tile.MR)
+def row_tiles(rows: int, most: int) -> list[int]:
+    """The heights that a block's rows are cut into, none above `most`."""
+    count = -(-rows // most)
     return [(rows + count - 1 - t) // count for t in range(count)]
 
 

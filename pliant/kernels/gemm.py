@@ -475,10 +475,15 @@ class _Builder:
 
 
 def _section(extent: Expr, size: int) -> tuple[Expr, Expr]:
-    """The part of an extent that tiles of a size cover: 7 is 4, then 2, then 1."""
-    below = {4: None, 2: 4, 1: 2}[size]
-    begin = as_expr(0) if below is None else floordiv(extent, below) * below
-    return begin, floordiv(extent, size) * size
+    """The part of an extent that tiles of a size cover: 7 is 4, then 3."""
+    largest = max(DOT_SIZES)
+    whole = floordiv(extent, largest) * largest
+    if size == largest:
+        return as_expr(0), whole
+    # What is left is one tile of just that size, or none.
+    left = extent - whole
+    is_left = exceeds(left + 1, size) * exceeds(size + 1, left)
+    return whole, whole + is_left * size
 
 
 def _is_set(flag: Expr) -> LoopValue:

@@ -49,7 +49,7 @@ from pliant.sym import Expr, as_expr, floordiv, sym
 from pliant.target import Target
 
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
-DOT_SIZES = (4, 2, 1)
+DOT_SIZES = (4, 3, 2, 1)
 
 # The integer parameters of a panel kernel: K, A's strides, B's stride along K, the
 # results' row stride, whether they are added to, and how many elements further each
@@ -166,7 +166,7 @@ def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 
 @lru_cache(maxsize=256)
 def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
-    """Rows of A times rows of B, lanes along K; the rows of A that follow come near."""
+    """Rows of A times rows of B, lanes along K."""
     k = sym("K")
     a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
@@ -181,14 +181,13 @@ def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
         )
         for i, j in places
     )
-    coming = tuple(Prefetch(a, (as_expr(height + i), at)) for i in range(height))
     stores = tuple(
         Store(c, (as_expr(i), as_expr(j)), Read(names[i, j], dtype)) for i, j in places
     )
     body = Block(
         (
             *(Accumulator(names[place], dtype, "sum") for place in places),
-            For("_k", as_expr(0), k, Block((*coming, *adds)), Kind.VECTOR),
+            For("_k", as_expr(0), k, Block(adds), Kind.VECTOR),
             *stores,
         )
     )

@@ -13,7 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.kernels.choose import Plan, StripCut, row_tiles, unit_grain
+from pliant.kernels.choose import (
+    Plan,
+    StripCut,
+    low_strips,
+    row_tiles,
+    unit_grain,
+)
 from pliant.kernels.gemm import DOT_TILE, small_sizes
 from pliant.kernels.micro import DOT_SIZES
 from pliant.kernels.product import Product
@@ -39,6 +45,7 @@ class Cut:
     rows: int
     groups: int
     panels: int
+    height: int  # the most rows of a tile
     threads: int  # that take part
 
     def block_rows(self) -> list[int]:
@@ -67,7 +74,7 @@ class ProductPlan:
         known = {**dims, "threads": threads}
         m, n, k = (size.evaluate(known) for size in (spec.m, spec.n, spec.k))
         batch = product(spec.batch).evaluate(known)
-        fields = {"strips": 0} | self.plan.at(known)
+        fields = {"strips": 0, "height": tile.MR} | self.plan.at(known)
         limits = small_sizes(spec, tile, self.strips is not None)
         small = all(size.evaluate(known) <= most for size, most in limits)
         one_pass = {"packed": 0, "copied": 0, "passes": 1, "depth": k}
@@ -79,6 +86,8 @@ class ProductPlan:
             work = DOT_TILE * min(n, tile.NR) * k
         elif self.strips is not None and (small or self.strips.wanted.evaluate(known)):
             fields |= {"strips": 1} | one_pass
+            if low_strips(spec.m, spec.n, spec.k).evaluate(known):
+                fields["height"] = tile.low
             alone = {"blocks": 1, "rows": m, "groups": 1}
             alone |= {"panels": max(1, -(-n // tile.NR))}
             fields |= alone if small else self.strips.at(known)
@@ -103,7 +112,7 @@ class ProductPlan:
         if cut.dot:
             return sizes_text(dot_sizes(cut.m))
         blocks = Counter(cut.block_rows())
-        mixes = [(n, sizes_text(row_tiles(r, self.tile))) for r, n in blocks.items()]
+        mixes = [(n, sizes_text(row_tiles(r, cut.height))) for r, n in blocks.items()]
         if len(cut.block_rows()) == 1:
             return mixes[0][1]
         return " + ".join(f"{n} x ({mix})" if n > 1 else f"({mix})" for n, mix in mixes)
@@ -166,7 +175,7 @@ def shared_units(cut: Cut) -> list[tuple[str, int]]:
 
 
 def dot_sizes(extent: int) -> list[int]:
-    """7 is 4, then 2, then 1."""
+    """7 is 4, then 3."""
     found: list[int] = []
     for size in DOT_SIZES:
         count, extent = divmod(extent, size)

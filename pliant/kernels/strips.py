@@ -40,7 +40,7 @@ from pliant.ir.loops import (
     Switch,
     buffer,
 )
-from pliant.kernels.choose import StripCut, exceeds, unit_grain
+from pliant.kernels.choose import StripCut, exceeds, low_strips, unit_grain
 from pliant.kernels.micro import Elements, multiply_add, zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Plain, Product
@@ -83,9 +83,25 @@ def strip_name(of: Elements, height: int) -> str:
     return f"strip_{of.name}_{height}"
 
 
+def kernel_heights(height: int, tile: Tile) -> tuple[int, ...]:
+    """The kernels that compute a tile of some height.
+
+    Every height has one up to those that leave room for two panels; of the taller only
+    the even ones have, which are two halves as well as one whole.
+    """
+    if height <= tile.MR // 2 + 1 or height % 2 == 0:
+        return (height,)
+    return (height - height // 2, height // 2)
+
+
 def strip_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     tile = gemm_tile(of.dtype, target)
-    return tuple(strip_kernel(of, height, tile) for height in range(1, tile.MR + 1))
+    heights = range(1, tile.MR + 1)
+    return tuple(
+        strip_kernel(of, height, tile)
+        for height in heights
+        if kernel_heights(height, tile) == (height,)
+    )
 
 
 class _Strip:
@@ -120,6 +136,13 @@ class _Strip:
         if columns is not None:
             inside = Binary("lt", Index(j), Index(columns))
 
+        def across(body: Stmt) -> Stmt:
+            lanes = For("_j", as_expr(0), as_expr(width), body, Kind.VECTOR)
+            return For("_q", as_expr(0), as_expr(panels), lanes, Kind.UNROLL)
+
+        def down(body: Stmt) -> Stmt:
+            return For("_i", as_expr(0), as_expr(self.height), body, Kind.UNROLL)
+
         def right(chain: int) -> LoopValue:
             if inside is not None:
                 return Load(self.rest, (k + chain, j), inside)
@@ -127,13 +150,10 @@ class _Strip:
 
         def step(chain: int) -> Stmt:
             place = (as_expr(chain), i, q, j)
-            value = multiply_add(
-                Load(self.a, (i, k + chain)),
-                right(chain),
-                Load(acc, place),
-                self.of.dtype,
-            )
-            return self.over(panels, width, Store(acc, place, value))
+            left = Load(self.a, (i, k + chain))
+            value = multiply_add(left, right(chain), Load(acc, place), self.of.dtype)
+            # B in registers, one element of A after the other.
+            return down(across(Store(acc, place, value)))
 
         def steps(begin: Expr, end: Expr, count: int) -> Stmt:
             body = Block(tuple(step(chain) for chain in range(count)))
@@ -141,7 +161,7 @@ class _Strip:
 
         def start(chain: int) -> Stmt:
             store = Store(acc, (as_expr(chain), i, q, j), zero(self.of.dtype))
-            return self.over(panels, width, store)
+            return across(down(store))
 
         even = floordiv(sym("K"), chains) * chains
         total: LoopValue = Load(acc, (as_expr(0), i, q, j))
@@ -151,21 +171,14 @@ class _Strip:
         first = (sym("_p") + q) * nr
         if inside is not None:
             first = floordiv(sym("N"), nr) * nr
-        store: Stmt = Store(self.c, (i, first + j), total)
-        if inside is not None:
-            store = If(inside, store)
+        store = Store(self.c, (i, first + j), total)
         body = [Alloc(acc), *(start(chain) for chain in range(chains))]
         body.append(steps(as_expr(0), even, chains))
         if chains > 1:
             body.append(steps(even, sym("K"), 1))
-        return Block((*body, self.over(panels, width, store)))
-
-    def over(self, panels: int, width: int, statement: Stmt) -> Stmt:
-        """A statement for every result, all written out."""
-        zero = as_expr(0)
-        across = For("_j", zero, as_expr(width), statement, Kind.VECTOR)
-        beside = For("_q", zero, as_expr(panels), across, Kind.UNROLL)
-        return For("_i", zero, as_expr(self.height), beside, Kind.UNROLL)
+        # A row at a time: its vectors share cache lines.
+        end = down(across(store if inside is None else If(inside, store)))
+        return Block((*body, end))
 
 
 @lru_cache(maxsize=256)
@@ -250,15 +263,20 @@ class Strips:
         """Rows by tiles as few and as even as can be, each over the columns."""
         p, tile = self.spec, self.tile
         b = self.right(batch, first, columns)
-        start, height = row + sym("_start"), sym("_height")
         sizes = (columns, p.k, *p.a_strides[-2:], b.step, b.panel, p.n)
-        left = (self.a, (*batch, start, as_expr(0)))
-        result = self.plain(batch, start, first * tile.NR)
-        operands = (left, b.first, b.rest, result)
-        cases = tuple(
-            (h, Call(strip_name(p.elements, h), sizes, operands))
-            for h in range(1, tile.MR + 1)
-        )
+
+        def call(height: int, above: int) -> Stmt:
+            start = row + sym("_start") + above
+            left = (self.a, (*batch, start, as_expr(0)))
+            result = self.plain(batch, start, first * tile.NR)
+            operands = (left, b.first, b.rest, result)
+            return Call(strip_name(p.elements, height), sizes, operands)
+
+        def calls(height: int) -> Stmt:
+            parts = kernel_heights(height, tile)
+            return Block(tuple(call(h, sum(parts[:i])) for i, h in enumerate(parts)))
+
+        cases = tuple((h, calls(h)) for h in range(1, tile.MR + 1))
         t, tiles, short, taller = (
             sym(name) for name in ("_t", "_tiles", "_short", "_taller")
         )
@@ -266,12 +284,13 @@ class Strips:
             (
                 Let("_start", Index(t * short + minimum(t, taller))),
                 Let("_height", Index(short + exceeds(taller, t))),
-                Switch(height, cases),
+                Switch(sym("_height"), cases),
             )
         )
+        few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
         return Block(
             (
-                Let("_tiles", Index(ceildiv(rows, tile.MR))),
+                Let("_tiles", Index(few + low_strips(p.m, p.n, p.k) * (low - few))),
                 Let("_short", Index(floordiv(rows, maximum(tiles, 1)))),
                 Let("_taller", Index(rows - short * tiles)),
                 For("_t", as_expr(0), tiles, done),

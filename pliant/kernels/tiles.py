@@ -41,6 +41,11 @@ class Tile:
     deep_rows: int  # rows of a block when K takes several passes
     near: int  # bytes of a block's rows that stay in cache over all panels
 
+    @property
+    def low(self) -> int:
+        """The height of tiles that write a few rows along their whole length."""
+        return max(self.MR // 3, 1)
+
     def chains(self, height: int, vectors: int) -> int:
         """How many accumulators each result of a small tile has."""
         count = 1
