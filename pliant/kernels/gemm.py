@@ -482,7 +482,7 @@ def _section(extent: Expr, size: int) -> tuple[Expr, Expr]:
         return as_expr(0), whole
     # What is left is one tile of just that size, or none.
     left = extent - whole
-    is_left = exceeds(left + 1, size) * exceeds(size + 1, left)
+    is_left = exceeds(left + 1, size) * (1 - exceeds(left, size))
     return whole, whole + is_left * size
 
 

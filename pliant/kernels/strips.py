@@ -110,8 +110,8 @@ class _Strip:
     def __init__(self, of: Elements, height: int, tile: Tile) -> None:
         self.of, self.height, self.tile = of, height, tile
         n, k, nr = sym("N"), sym("K"), tile.NR
-        steps = (sym("a_row"), sym("a_step"))
-        self.a = buffer("a", of.dtype, (height, k), Role.IN, steps)
+        across = (sym("a_row"), sym("a_step"))
+        self.a = buffer("a", of.dtype, (height, k), Role.IN, across)
         panels = (floordiv(n, nr), k, as_expr(nr))
         steps = (sym("b_panel"), sym("b_step"), as_expr(1))
         self.b = buffer("b", of.stored, panels, Role.IN, steps)
