@@ -57,10 +57,9 @@ from pliant.kernels.choose import (
     exceeds,
     unit_grain,
 )
+from pliant.kernels.dots import DOT_TILE, Dots
 from pliant.kernels.micro import (
-    DOT_SIZES,
     dot_kernels,
-    dot_name,
     panel_kernels,
     panel_name,
 )
@@ -83,7 +82,6 @@ from pliant.target import Target
 
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 AHEAD = 16  # steps of K that a panel read in place looks ahead
-DOT_TILE = 16  # rows of a unit with lanes along K
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,70 +418,17 @@ class _Builder:
 
     # ---- lanes along K
 
-    def dot_units(self) -> Stmt:
-        p, tile = self.p, self.tile
-        units = (*p.batch, ceildiv(p.m, DOT_TILE), ceildiv(p.n, tile.NR))
-        placed, at = unflatten_unit(sym("_u"), units)
-        batch, row, column = at[:-2], at[-2] * DOT_TILE, at[-1] * tile.NR
-        rows = minimum(DOT_TILE, p.m - row)
-        columns = minimum(tile.NR, p.n - column)
-        done = TileAt(batch, row, column, sym("_rows"), sym("_columns"), self.scratch)
-        sections = [
-            self.dots(batch, row, column, height, width)
-            for height in DOT_SIZES
-            for width in DOT_SIZES
-        ]
-        unit = Block(
-            (
-                *placed,
-                Let("_rows", Index(rows)),
-                Let("_columns", Index(columns)),
-                *sections,
-                *self.around.epilogue(done),
-            )
-        )
-        work = DOT_TILE * minimum(p.n, tile.NR) * p.k
-        return _parallel(unit, units, work)
-
-    def dots(
-        self,
-        batch: tuple[Expr, ...],
-        row: Expr,
-        column: Expr,
-        height: int,
-        width: int,
-    ) -> Stmt:
-        """The part of a unit that tiles of this height and width cover."""
-        p, b_at, b = self.p, self.b_at(batch), self.dot_rows
-        assert b is not None
-        i, j = sym("_i"), sym("_j")
-        in_place = b is self.b
-        b_row = b.strides[-1] if in_place else b.strides[-2]
-        n_at, origin = column + j, as_expr(0)
-        at = (*b_at, origin, n_at) if in_place else (*b_at, n_at, origin)
-        call = Call(
-            dot_name(p.dtype, height, width),
-            (p.k, p.a_strides[-2], b_row),
-            (
-                (self.a, (*batch, row + i, origin)),
-                (b, at),
-                (self.scratch, (sym(WORKER), i, j)),
-            ),
-        )
-        columns = For("_j", *_section(sym("_columns"), width), call, step=width)
-        return For("_i", *_section(sym("_rows"), height), columns, step=height)
-
-
-def _section(extent: Expr, size: int) -> tuple[Expr, Expr]:
-    """The part of an extent that tiles of a size cover: 7 is 4, then 3."""
-    largest = max(DOT_SIZES)
-    whole = floordiv(extent, largest) * largest
-    if size == largest:
-        return as_expr(0), whole
-    # What is left is one tile of just that size, or none.
-    left = extent - whole
-    is_left = exceeds(left + 1, size) * (1 - exceeds(left, size))
-    return whole, whole + is_left * size
+    def dots(self) -> Stmt | None:
+        """The product with lanes along K, if it may go so."""
+        rows = self.dot_rows
+        if rows is None:
+            return None
+        in_place, around = rows is self.b, self.around
+        given = (self.a, rows, in_place, self.b_at, around, self.scratch)
+        units = Dots(self.p, self.tile, *given).units()
+        if self.b is None or in_place:
+            return units
+        return Block((pack_rows(self.b, rows), units))
 
 
 def _is_set(flag: Expr) -> LoopValue:
@@ -505,16 +450,14 @@ def gemm(
     """The product as the plan has it, and by strips if it may be."""
     builder = _Builder(spec, plan, target, around)
     always_dot = plan.dot == as_expr(1)
-    planned = dots = None
+    planned = None
     helpers: tuple[LoopFunc, ...] = ()
     if not always_dot:
         planned = builder.panel_units()
         helpers += panel_kernels(spec.elements, target)
-    if builder.dot_rows is not None:
-        dots = builder.dot_units()
-        if builder.b is not None and builder.dot_rows is not builder.b:
-            dots = Block((pack_rows(builder.b, builder.dot_rows), dots))
-        helpers += dot_kernels(spec.dtype, target)
+    dots = builder.dots()
+    if dots is not None:
+        helpers += dot_kernels(spec.dtype)
     by_strips = builder.strips() if strips and not always_dot else None
     if by_strips is not None:
         helpers += strip_kernels(spec.elements, target)

@@ -165,12 +165,12 @@ def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 
 
 @lru_cache(maxsize=256)
-def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
+def dot_kernel(dtype: DType, height: int, width: int) -> LoopFunc:
     """Rows of A times rows of B, lanes along K."""
     k = sym("K")
     a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
-    c = buffer("c", dtype, (height, width), Role.OUT, (tile.NR, 1))
+    c = buffer("c", dtype, (height, width), Role.OUT, (sym("c_row"), 1))
     places = list(product(range(height), range(width)))
     at = sym("_k")
     names = {place: f"sum_{place[0]}_{place[1]}" for place in places}
@@ -192,10 +192,9 @@ def dot_kernel(dtype: DType, height: int, width: int, tile: Tile) -> LoopFunc:
         )
     )
     name = dot_name(dtype, height, width)
-    return LoopFunc(name, ("K", "a_row", "b_row"), (a, b, c), body)
+    return LoopFunc(name, ("K", "a_row", "b_row", "c_row"), (a, b, c), body)
 
 
-def dot_kernels(dtype: DType, target: Target) -> tuple[LoopFunc, ...]:
-    tile = gemm_tile(dtype, target)
+def dot_kernels(dtype: DType) -> tuple[LoopFunc, ...]:
     sizes = product(DOT_SIZES, DOT_SIZES)
-    return tuple(dot_kernel(dtype, height, width, tile) for height, width in sizes)
+    return tuple(dot_kernel(dtype, height, width) for height, width in sizes)

@@ -20,7 +20,8 @@ from pliant.kernels.choose import (
     row_tiles,
     unit_grain,
 )
-from pliant.kernels.gemm import DOT_TILE, small_sizes
+from pliant.kernels.dots import DOT_TILE
+from pliant.kernels.gemm import small_sizes
 from pliant.kernels.micro import DOT_SIZES
 from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile

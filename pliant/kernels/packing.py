@@ -79,8 +79,8 @@ def pack_rows(b: Buffer, rows: Buffer) -> Stmt:
     lets, at = unflatten_unit(sym("_u"), batch)
     column, row = sym("_n"), sym("_k")
     store = Store(rows, (*at, column, row), Load(b, (*at, row, column)))
-    columns = For("_n", as_expr(0), n, store)
-    body = Block((*lets, For("_k", as_expr(0), k, columns)))
+    by_column = For("_n", as_expr(0), n, For("_k", as_expr(0), k, store, Kind.VECTOR))
+    body = Block((*lets, by_column))
     return _parallel(body, batch, n * k)
 
 

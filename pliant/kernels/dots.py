@@ -1,0 +1,118 @@
+"""Matrix products with lanes along K: few columns, or few rows of a B adjacent in K.
+
+for unit in blocks of rows x panels of columns        parallel
+  for tile of 4 x 4 in unit, what is left 3, 2 or 1
+    dot_f32_hxw(rows of A, rows of B)       -> the result, or scratch
+  epilogue on the unit, if there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pliant.ir.loops import (
+    WORKER,
+    Block,
+    Buffer,
+    Call,
+    For,
+    Index,
+    Kind,
+    Let,
+    Stmt,
+    Switch,
+)
+from pliant.kernels.choose import unit_grain
+from pliant.kernels.micro import DOT_SIZES, dot_name
+from pliant.kernels.packing import unflatten_unit
+from pliant.kernels.product import Address, Around, Product, TileAt
+from pliant.kernels.tiles import Tile
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, minimum, mod, product, sym
+
+DOT_TILE = 16  # rows of a unit
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """A product as dot kernels compute it."""
+
+    spec: Product
+    tile: Tile
+    a: Buffer
+    b: Buffer  # as rows along K: (batch.., N, K), or where it lies: (batch.., K, N)
+    in_place: bool
+    b_at: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]  # its batch
+    around: Around
+    scratch: Buffer
+
+    def units(self) -> Stmt:
+        p, tile = self.spec, self.tile
+        units = (*p.batch, ceildiv(p.m, DOT_TILE), ceildiv(p.n, tile.NR))
+        placed, at = unflatten_unit(sym("_u"), units)
+        batch, row, column = at[:-2], at[-2] * DOT_TILE, at[-1] * tile.NR
+        rows, columns = minimum(DOT_TILE, p.m - row), minimum(tile.NR, p.n - column)
+        end: list[Stmt] = []
+        if self.around.plain is None:
+            size = sym("_rows"), sym("_columns")
+            done = TileAt(batch, row, column, *size, self.scratch)
+            end = self.around.epilogue(done)
+        unit = Block(
+            (
+                *placed,
+                Let("_rows", Index(rows)),
+                Let("_columns", Index(columns)),
+                self.tiles(batch, row, column),
+                *end,
+            )
+        )
+        grain = unit_grain(DOT_TILE * minimum(p.n, tile.NR) * p.k)
+        count = product(units)
+        return For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
+
+    def tiles(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> Stmt:
+        def tile(height: int, width: int) -> Stmt:
+            return self.call(batch, row, column, height, width)
+
+        def rows(height: int) -> Stmt:
+            return _cover("_j", sym("_columns"), lambda width: tile(height, width))
+
+        return _cover("_i", sym("_rows"), rows)
+
+    def call(
+        self,
+        batch: tuple[Expr, ...],
+        row: Expr,
+        column: Expr,
+        height: int,
+        width: int,
+    ) -> Stmt:
+        """The kernel for the tile at (_i, _j) of a unit."""
+        p, b_at, plain = self.spec, self.b_at(batch), self.around.plain
+        i, j, origin = sym("_i"), sym("_j"), as_expr(0)
+        b_row = self.b.strides[-1] if self.in_place else self.b.strides[-2]
+        place = (origin, column + j) if self.in_place else (column + j, origin)
+        left: Address = (self.a, (*batch, row + i, origin))
+        result: Address = (self.scratch, (sym(WORKER), i, j))
+        c_row = as_expr(self.tile.NR)
+        if plain is not None:
+            result, c_row = plain(batch, row + i, column + j), p.n
+        sizes = (p.k, p.a_strides[-2], b_row, c_row)
+        name = dot_name(p.dtype, height, width)
+        return Call(name, sizes, (left, (self.b, (*b_at, *place)), result))
+
+
+def _cover(var: str, extent: Expr, part: Callable[[int], Stmt]) -> Stmt:
+    """An extent by parts of the largest size, and one of what is left: 7 is 4, 3."""
+    largest = max(DOT_SIZES)
+    whole = floordiv(extent, largest) * largest
+    rest = Switch(
+        mod(extent, largest),
+        tuple((size, part(size)) for size in DOT_SIZES if size < largest),
+    )
+    return Block(
+        (
+            For(var, as_expr(0), whole, part(largest), step=largest),
+            Block((Let(var, Index(whole)), rest)),
+        )
+    )
