@@ -81,8 +81,7 @@ from pliant.kernels.attention_tiles import (
     values_kernel,
     values_kernel_name,
 )
-from pliant.kernels.choose import THREADS
-from pliant.kernels.gemm import UNIT_WORK
+from pliant.kernels.choose import THREADS, UNIT_WORK
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.lower.to_loops import size_symbols
