@@ -63,7 +63,7 @@ def smooth(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
 
     Attention whose mask is trained is spelled out: its kernels give no such gradient.
     """
-    found = _depends(graph, wrt)
+    found = depends(graph, wrt)
 
     def spelled(b: Builder, op: Op) -> Value | None:
         trained = any(v in found for v in op.operands[3:])
@@ -96,7 +96,7 @@ def _with_sums(graph: Graph, active: set[Value]) -> Graph:
 # ---- what is differentiated
 
 
-def _depends(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
+def depends(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
     """Float values that depend on `wrt`, in a way that has a derivative."""
     found = set(wrt)
     for op in graph.ops:
@@ -207,9 +207,9 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     loss = graph.results[0]
     if loss.type.rank != 0 or not loss.dtype.is_float:
         raise InternalError("gradient", f"the loss is {loss.type}, not a number")
-    graph = _with_sums(graph, _depends(graph, wrt) & _matters(graph, loss))
+    graph = _with_sums(graph, depends(graph, wrt) & _matters(graph, loss))
     loss = graph.results[0]
-    active = (_depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
+    active = (depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
     _reject(graph, active)
     builder = Builder.within(graph)
     builder.ops.extend(graph.ops)

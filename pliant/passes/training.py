@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Value
 from pliant.ir.spec import Stage
 from pliant.passes.absorb import absorb
+from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
-from pliant.passes.gradient import gradient, smooth
+from pliant.passes.gradient import depends, gradient, smooth
 from pliant.passes.merge import merge
 
 # (builder, params by name, gradients) -> results after the loss
@@ -54,9 +55,54 @@ def _smooth(training: Training) -> GraphPass:
     return run
 
 
-def _spelled_out(graph: Graph, cx: Context) -> Graph:
-    options = replace(cx.options, attention=False)
-    return decompose(graph, replace(cx, options=options))
+def _is_straight(region: Graph) -> bool:
+    """Whether scores come out as they go in, but for what is added or hidden.
+
+    The gradient of attention does not go through its region: a slope other than 1
+    needs softmax spelled out, and so does a score that a finite number replaces.
+    """
+    path, lowest = {region.params[0]}, set[Value]()
+    for op in region.ops:
+        read = [v in path for v in op.operands]
+        match op.name, read:
+            case "full", _:
+                if op.attr("value") == float("-inf"):
+                    lowest.add(op.result)
+            case "broadcast" | "reshape", [False]:
+                lowest.update({op.result} if op.operands[0] in lowest else ())
+            case ("add", [True, False] | [False, True]) | ("sub", [True, False]):
+                path.add(op.result)
+            case "cast" | "reshape", [True]:
+                path.add(op.result)
+            case "select", [False, x, y] if x or y:
+                hides = [v in lowest for v in op.operands[1:]]
+                if not all(a or b for a, b in zip((x, y), hides, strict=True)):
+                    return False
+                path.add(op.result)
+            case _ if any(read):
+                return False
+            case _:
+                pass
+    return region.results[0] in path
+
+
+def _find(training: Training) -> GraphPass:
+    """Attention that a model spells out, unless its kernels give no gradient of it."""
+
+    def run(graph: Graph, cx: Context) -> Graph:
+        found = attention(graph, cx)
+        names = set(training.wrt)
+        active = depends(found, [v for v in found.params if v.name in names])
+        for op in found.ops:
+            if op.name != "attention":
+                continue
+            if any(v in active for v in op.operands[3:]):
+                return graph
+            if op.regions and not _is_straight(op.regions[0]):
+                return graph
+        return found
+
+    return run
 
 
 def training_passes(training: Training) -> tuple[tuple[str, GraphPass, Stage], ...]:
@@ -66,9 +112,10 @@ def training_passes(training: Training) -> tuple[tuple[str, GraphPass, Stage], .
         ("smooth", _smooth(training), Stage.IMPORTED),
         ("decompose", decompose, Stage.DECOMPOSED),
         ("plain", canonicalize, Stage.DECOMPOSED),
+        ("find", _find(training), Stage.DECOMPOSED),
         ("gradient", lambda g, cx: differentiate(g, training, cx), Stage.DECOMPOSED),
-        ("spell", _spelled_out, Stage.DECOMPOSED),
         ("clean", canonicalize, Stage.DECOMPOSED),
+        ("attention", attention, Stage.DECOMPOSED),
         ("contractions", contractions, Stage.DECOMPOSED),
         ("simplify", canonicalize, Stage.DECOMPOSED),
         ("absorb", absorb, Stage.DECOMPOSED),
