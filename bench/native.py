@@ -104,6 +104,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("pool", "arena", "table", "offsets")),
         *((name, ctypes.c_void_p) for name in ("inputs", "outputs", "weights")),
         *((name, ctypes.c_int64) for name in ("threads", "status")),
+        ("program", ctypes.c_void_p),
     ]
 
 
@@ -121,6 +122,7 @@ def host_flow(
     weights = [c.data for c in model._weights]
     table = np.array(plan.table, np.int64)
     offsets = np.array(plan.offsets, np.int64)
+    steps = np.array([*range(len(model._program.host.calls)), -1], np.int64)
     pointers = [
         np.array([value.ctypes.data for value in group], np.uint64)
         for group in (inputs, [output], weights)
@@ -132,8 +134,9 @@ def host_flow(
         *(x.ctypes.data for x in (table, offsets, *pointers)),
         threads,
         0,
+        steps.ctypes.data,
     )
-    keep = (model, inputs, output, room, weights, table, offsets, pointers, call)
+    keep = (model, inputs, output, room, weights, table, offsets, pointers, steps, call)
     run = model._program.code.address("pliant_run")
     return repeated(run, ctypes.addressof(call), keep)
 

@@ -86,6 +86,7 @@ class Call(ctypes.Structure):
         ("weights", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
         ("status", ctypes.c_int64),
+        ("program", ctypes.c_void_p),
     ]
 
 
@@ -155,6 +156,8 @@ class GuardedProgram:
             pointers.append(at)
             setattr(call, name, at.ctypes.data)
         call.threads = threads
+        steps = np.array([*range(len(self.program.host.calls)), -1], np.int64)
+        call.program = steps.ctypes.data
         self.run(ctypes.byref(call))
         assert call.status == 0
 
