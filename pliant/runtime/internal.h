@@ -73,10 +73,14 @@ typedef struct plt_interval {
     int64_t first, last;
 } plt_interval;
 
+/* Comparisons spent on trying orders, at some ten nanoseconds each. */
+#define PLT_PACK_EFFORT 200000
+
 /* Fills offsets, *arena (the extent) and *bound (the live lower bound). An arena of
  * enough bytes or less is not improved. */
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
-             int64_t enough, int64_t *offsets, int64_t *arena, int64_t *bound);
+             int64_t enough, int64_t effort, int64_t *offsets, int64_t *arena,
+             int64_t *bound);
 
 /* ---- order.c ---- */
 typedef struct plt_access {

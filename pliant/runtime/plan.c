@@ -219,7 +219,7 @@ static int place_files(const plt_walk *w, int64_t *places) {
     for (int64_t i = 0; i < n; i++) {
         v[i] = (plt_interval){w->sizes[files[i].object], files[i].first, files[i].last};
     }
-    int status = plt_pack(s, v, n, INT64_MAX, places, &extent, &bound);
+    int status = plt_pack(s, v, n, INT64_MAX, 0, places, &extent, &bound);
     plt_release(s, v, bytes);
     return status;
 }

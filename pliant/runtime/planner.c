@@ -7,14 +7,19 @@
  * earlier what did not fit. The effort is counted in comparisons, never in time, and
  * ties are broken by number: same sizes, same offsets.
  *
- * Placing an item looks at those that are live together with it. These are listed once,
- * so the cost follows the number of such pairs, not the square of the items. */
+ * Placing an item looks at those that are live together with it: at all that have been
+ * placed, in the order of their addresses, if items are few. Of many, those that live
+ * together are listed once, so that the cost follows the number of such pairs. */
 #include "internal.h"
 
 #include <string.h>
 
-/* Comparisons spent on trying orders, at a few nanoseconds each. */
-#define PLT_EFFORT 200000
+/* A share of the bound that is not worth more effort. */
+#define PLT_CLOSE 512
+/* Items that are not too many for looking at all of them. */
+#define PLT_FEW 1024
+/* Looking at a neighbour in memory, against following a list. */
+#define PLT_NEAR 4
 /* Lists of pairs take eight bytes each; with more, only the sweep is tried. */
 #define PLT_MOST_PAIRS (1 << 20)
 
@@ -24,8 +29,8 @@ typedef struct item {
 } item;
 
 typedef struct placed {
-    int64_t begin, end; /* bytes */
-    int64_t last;       /* step; used by the sweep */
+    int64_t begin, end;  /* bytes */
+    int64_t first, last; /* steps */
 } placed;
 
 typedef struct packer {
@@ -33,7 +38,7 @@ typedef struct packer {
     int64_t n_all;
     int64_t n;      /* items that take space */
     int64_t bound;  /* no arena is smaller */
-    int64_t enough; /* none smaller than this is looked for; at least the bound */
+    int64_t enough; /* none smaller than this is looked for */
     int64_t best;   /* the smallest so far */
     int64_t effort; /* left */
     int64_t stuck;  /* position in order at which an attempt gave up */
@@ -45,7 +50,7 @@ typedef struct packer {
     int64_t *best_offsets; /* [n_all] */
     /* items live together with i: together[start[i] .. start[i + 1]) */
     int64_t *start; /* [n_all + 1] */
-    int32_t *together;
+    int32_t *together; /* NULL: items are few */
 } packer;
 
 static bool before(const item *a, const item *b) {
@@ -135,10 +140,29 @@ static void sweep(packer *p, bool best_fit) {
         if (__builtin_add_overflow(at, v->size, &end) || end >= p->best) return;
         if (end > extent) extent = end;
         p->offsets[p->order[k].index] = at;
-        insert_by_begin(p->placed, kept, (placed){at, end, v->last});
+        insert_by_begin(p->placed, kept, (placed){at, end, v->first, v->last});
         count = kept + 1;
     }
     keep(p, extent);
+}
+
+/* Lists in p->placed, by address, what is live together with item i; of few items, all
+ * of them are there already. Returns their number. */
+static int64_t list_neighbours(packer *p, int64_t i, int64_t k) {
+    if (!p->together) {
+        p->effort -= k / PLT_NEAR + 1;
+        return k;
+    }
+    int64_t count = 0;
+    for (int64_t e = p->start[i]; e < p->start[i + 1]; e++) {
+        const plt_interval *v = &p->intervals[p->together[e]];
+        int64_t begin = p->offsets[p->together[e]];
+        if (begin < 0) continue;
+        placed q = {begin, begin + v->size, v->first, v->last};
+        insert_by_begin(p->placed, count++, q);
+    }
+    p->effort -= p->start[i + 1] - p->start[i] + count * count / 4 + 1;
+    return count;
 }
 
 /* Places the items in the order given; gives up once the arena cannot beat the best. */
@@ -146,29 +170,27 @@ static bool attempt(packer *p, bool best_fit) {
     int64_t extent = 0;
     for (int64_t i = 0; i < p->n_all; i++) p->offsets[i] = -1;
     for (int64_t k = 0; k < p->n; k++) {
-        int64_t i = p->order[k].index, size = p->intervals[i].size, count = 0;
-        for (int64_t e = p->start[i]; e < p->start[i + 1]; e++) {
-            int64_t j = p->together[e], begin = p->offsets[j];
-            if (begin < 0) continue;
-            placed q = {begin, begin + p->intervals[j].size, 0};
-            insert_by_begin(p->placed, count++, q);
-        }
-        p->effort -= p->start[i + 1] - p->start[i] + count * count / 4 + 1;
+        int64_t i = p->order[k].index, count = list_neighbours(p, i, k);
+        const plt_interval *v = &p->intervals[i];
         int64_t top = 0, at = -1, slack = INT64_MAX, end;
         for (int64_t j = 0; j < count; j++) {
-            int64_t gap = p->placed[j].begin - top;
-            if (gap >= size && gap - size < slack) {
+            const placed *q = &p->placed[j];
+            if (q->first > v->last || q->last < v->first) continue;
+            int64_t gap = q->begin - top;
+            if (gap >= v->size && gap - v->size < slack) {
                 at = top;
-                slack = gap - size;
+                slack = gap - v->size;
                 if (!best_fit || slack == 0) break;
             }
-            if (p->placed[j].end > top) top = p->placed[j].end;
+            if (q->end > top) top = q->end;
         }
         if (at < 0) at = top;
         p->stuck = k;
-        if (__builtin_add_overflow(at, size, &end) || end >= p->best) return false;
+        if (__builtin_add_overflow(at, v->size, &end) || end >= p->best) return false;
         if (end > extent) extent = end;
         p->offsets[i] = at;
+        placed made = {at, end, v->first, v->last};
+        if (!p->together) insert_by_begin(p->placed, count, made);
     }
     keep(p, extent);
     return true;
@@ -262,11 +284,11 @@ static void improve(packer *p) {
 static void pack(packer *p, const plt_services *s) {
     size_t bytes = 0;
     p->best = INT64_MAX;
-    p->effort = PLT_EFFORT;
     arrange(p, BY_FIRST);
     sweep(p, true);
     if (p->best > p->enough) sweep(p, false);
-    if (p->best <= p->enough || !list_pairs(p, s, &bytes)) return;
+    if (p->best <= p->enough) return;
+    if (p->n > PLT_FEW && !list_pairs(p, s, &bytes)) return;
     static const int orders[] = {BY_SIZE, BY_AREA, BY_LIFE};
     for (int k = 0; k < 3 && p->best > p->enough && p->effort > 0; k++) {
         arrange(p, orders[k]);
@@ -278,7 +300,8 @@ static void pack(packer *p, const plt_services *s) {
 }
 
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
-             int64_t enough, int64_t *offsets, int64_t *arena, int64_t *bound) {
+             int64_t enough, int64_t effort, int64_t *offsets, int64_t *arena,
+             int64_t *bound) {
     *arena = *bound = 0;
     if (n == 0) return PLT_OK;
     size_t count = (size_t)n;
@@ -300,7 +323,9 @@ int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
     for (int64_t i = 0; i < n; i++) {
         if (intervals[i].size > 0) p.order[p.n++] = (item){.index = i};
     }
-    p.enough = enough > p.bound ? enough : p.bound;
+    p.effort = effort;
+    p.enough = p.bound + p.bound / PLT_CLOSE;
+    if (enough > p.enough) p.enough = enough;
     if (p.bound > 0) pack(&p, s);
     if (p.bound < 0 || p.best == INT64_MAX) {
         status = PLT_ERR_OVERFLOW;

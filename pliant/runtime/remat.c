@@ -12,7 +12,9 @@
 #include <float.h>
 
 #define PLT_SEARCH_EFFORT 400000
-#define PLT_PRUNE_EFFORT 200000
+#define PLT_PRUNE_EFFORT 60000
+/* Packing to fit a limit: giving up is cheap, as more can be evicted. */
+#define PLT_FIT_EFFORT 50000
 /* Steps in one estimate of what it takes to compute a value again. */
 #define PLT_MOST_REPEATED 400
 #define PLT_SPILL_CALL_NS 10000.0
@@ -33,6 +35,7 @@ typedef struct search {
     uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
     uint8_t *chosen_modes; /* [n_touches] */
     int64_t best_peak;
+    int64_t least_kept; /* of all orders, when nothing is evicted */
     candidate *heap;  /* [max(n_objects, n_touches)] */
     int32_t *listed;  /* [PLT_MOST_REPEATED] positions in an estimate */
     size_t block_bytes;
@@ -322,7 +325,7 @@ static int prune(search *s, int64_t goal) {
 }
 
 /* Offsets for what the last walk found. */
-static int pack(plt_walk *w, int64_t enough, plt_choice *out) {
+static int pack(plt_walk *w, int64_t enough, int64_t effort, plt_choice *out) {
     const plt_services *s = &w->model->services;
     int64_t n = w->storages.count;
     const plt_storage *from = w->storages.items;
@@ -335,7 +338,8 @@ static int pack(plt_walk *w, int64_t enough, plt_choice *out) {
         v[i] = (plt_interval){w->sizes[from[i].object], from[i].first, from[i].last};
     }
     if (status == PLT_OK) {
-        status = plt_pack(s, v, n, enough, made.offsets, &made.arena, &made.bound);
+        status =
+            plt_pack(s, v, n, enough, effort, made.offsets, &made.arena, &made.bound);
     }
     plt_release(s, v, bytes);
     if (status == PLT_OK) *out = made;
@@ -361,15 +365,19 @@ static void start(search *s, int64_t order) {
     memset(s->banned, 0, (size_t)w->model->n_touches);
 }
 
-/* The order with the smallest arena when nothing is evicted. */
-static int choose_order(search *s, plt_choice *best) {
+/* The order with the smallest arena when nothing is evicted, of those that may fit.
+ * None does if best has no offsets then. */
+static int choose_order(search *s, int64_t limit, plt_choice *best) {
     plt_walk *w = s->w;
+    s->least_kept = INT64_MAX;
     for (int64_t k = 0; k < w->model->n_orders; k++) {
         start(s, k);
         if (plt_walk_run(w, -1) != PLT_WALK_DONE) return PLT_ERR_MEMORY;
+        if (w->peak < s->least_kept) s->least_kept = w->peak;
+        if (limit >= 0 && w->peak > limit) continue;
         if (best->offsets && w->peak >= best->arena) continue;
         plt_choice made;
-        int status = pack(w, 0, &made);
+        int status = pack(w, 0, PLT_PACK_EFFORT, &made);
         if (status != PLT_OK) return status;
         if (best->offsets && made.arena >= best->arena) plt_choice_free(w, &made);
         else take(w, best, made, k);
@@ -400,44 +408,75 @@ static int evict_all(search *s) {
 /* The least arena of all orders; chosen_modes are its modes. */
 static int choose_least(search *s, plt_choice *best) {
     plt_walk *w = s->w;
-    int status = choose_order(s, best);
-    memset(s->chosen_modes, PLT_KEEP, (size_t)w->model->n_touches);
-    for (int64_t k = 0; status == PLT_OK && w->model->can && k < w->model->n_orders;
-         k++) {
+    if (!w->model->can) return choose_order(s, -1, best);
+    for (int64_t k = 0; k < w->model->n_orders; k++) {
         start(s, k);
-        status = evict_all(s);
-        if (status != PLT_OK || w->peak >= best->arena) continue;
+        int status = evict_all(s);
+        if (status != PLT_OK) return status;
+        if (best->offsets && w->peak >= best->arena) continue;
         plt_choice made;
-        status = pack(w, 0, &made);
-        if (status != PLT_OK) break;
-        if (made.arena >= best->arena) {
+        status = pack(w, 0, PLT_PACK_EFFORT, &made);
+        if (status != PLT_OK) return status;
+        if (best->offsets && made.arena >= best->arena) {
             plt_choice_free(w, &made);
         } else {
             take(w, best, made, k);
             copy_modes(s, s->chosen_modes, w->modes);
         }
     }
+    /* where what is kept lies closer than what is evicted */
+    plt_choice kept = {0};
+    int status = choose_order(s, best->arena - 1, &kept);
+    if (status == PLT_OK && kept.offsets && kept.arena < best->arena) {
+        take(w, best, kept, kept.order);
+        memset(s->chosen_modes, PLT_KEEP, (size_t)w->model->n_touches);
+    } else {
+        plt_choice_free(w, &kept);
+    }
     return status;
 }
 
 /* The cheapest evictions of one order whose arena fits; PLT_ERR_LIMIT if none is
- * found. */
+ * found. What is not needed is taken back where the rest still fits then. */
 static int fit(search *s, int64_t order, int64_t limit, plt_choice *out) {
     plt_walk *w = s->w;
     start(s, order);
     s->best_peak = INT64_MAX;
     s->until = w->effort + PLT_SEARCH_EFFORT / w->model->n_orders;
-    for (int64_t goal = limit; goal > 0 && w->effort < s->until;) {
+    int64_t goal = limit;
+    for (;;) {
         int status = reduce(s, goal);
-        if (status == PLT_OK) status = prune(s, goal);
-        if (status == PLT_OK) status = pack(w, limit, out);
+        if (status == PLT_OK) status = pack(w, limit, PLT_FIT_EFFORT, out);
         if (status != PLT_OK) return status;
-        if (out->arena <= limit) return PLT_OK;
-        int64_t over = out->arena - limit, step = goal / 64;
+        if (out->arena <= limit) break;
+        int64_t over = out->arena - limit, step = goal / 64 + 1;
         plt_choice_free(w, out);
         goal -= over > step ? over : step;
+        if (goal <= 0 || w->effort > s->until) return PLT_ERR_LIMIT;
     }
-    return PLT_ERR_LIMIT;
+    copy_modes(s, s->best_modes, w->modes);
+    plt_choice made;
+    int status = prune(s, goal);
+    if (status == PLT_OK) status = pack(w, limit, PLT_FIT_EFFORT, &made);
+    if (status == PLT_OK && made.arena <= limit) {
+        take(w, out, made, order);
+    } else if (status == PLT_OK) {
+        plt_choice_free(w, &made);
+        copy_modes(s, w->modes, s->best_modes);
+        if (plt_walk_run(w, -1) != PLT_WALK_DONE) status = PLT_ERR_MEMORY;
+    }
+    if (status != PLT_OK) plt_choice_free(w, out);
+    return status;
+}
+
+/* An order that needs much more than another is not looked at. */
+static bool is_promising(search *s, int64_t order, int64_t limit) {
+    plt_walk *w = s->w;
+    start(s, order);
+    if (plt_walk_run(w, -1) != PLT_WALK_DONE) return false;
+    if (w->peak > s->least_kept + s->least_kept / 32) return false;
+    if (!(w->model->can & PLT_CAN_SPILL)) return true;
+    return evict_all(s) == PLT_OK && w->peak <= limit;
 }
 
 /* The cheapest fit of all orders; chosen_modes are its modes. */
@@ -446,6 +485,7 @@ static int choose_fit(search *s, int64_t limit, plt_choice *best) {
     double cost = DBL_MAX;
     for (int64_t k = 0; k < w->model->n_orders; k++) {
         plt_choice made;
+        if (!is_promising(s, k, limit)) continue;
         int status = fit(s, k, limit, &made);
         if (status == PLT_ERR_LIMIT) continue;
         if (status != PLT_OK) return status;
@@ -485,7 +525,7 @@ static int use_room(search *s, int64_t limit, plt_choice *best) {
     int status = settle(s, best);
     if (status == PLT_OK) status = prune(s, limit - limit / 32);
     plt_choice made;
-    if (status == PLT_OK) status = pack(w, limit, &made);
+    if (status == PLT_OK) status = pack(w, limit, PLT_FIT_EFFORT, &made);
     if (status != PLT_OK) return status;
     if (made.arena > limit) {
         plt_choice_free(w, &made);
@@ -500,8 +540,9 @@ int plt_choose(plt_walk *w, int64_t limit, plt_choice *out) {
     search s;
     *out = (plt_choice){0};
     if (!search_init(&s, w)) return PLT_ERR_MEMORY;
-    int status = choose_order(&s, out);
-    if (status == PLT_OK && limit >= 0 && out->arena > limit) {
+    int status = choose_order(&s, limit, out);
+    bool fits = out->offsets && (limit < 0 || out->arena <= limit);
+    if (status == PLT_OK && !fits) {
         plt_choice_free(w, out);
         *out = (plt_choice){0};
         status = w->model->can ? choose_fit(&s, limit, out) : PLT_ERR_LIMIT;

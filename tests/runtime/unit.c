@@ -113,12 +113,12 @@ static void test_planner(void) {
             v[i].first = below(&seed, steps);
             v[i].last = v[i].first + below(&seed, 1 + below(&seed, 12));
         }
-        CHECK(plt_pack(&s, v, n, 0, offsets, &arena, &bound) == PLT_OK);
+        CHECK(plt_pack(&s, v, n, 0, PLT_PACK_EFFORT, offsets, &arena, &bound) == PLT_OK);
         check_packing(v, n, offsets, arena, bound);
         exact += arena == bound;
         if (bound) excess += (double)arena / (double)bound - 1;
         int64_t again[MOST], same;
-        CHECK(plt_pack(&s, v, n, 0, again, &same, &bound) == PLT_OK && same == arena);
+        CHECK(plt_pack(&s, v, n, 0, PLT_PACK_EFFORT, again, &same, &bound) == PLT_OK && same == arena);
         CHECK(n == 0 || memcmp(again, offsets, (size_t)n * sizeof *again) == 0);
     }
     CHECK(c.blocks == 0 && c.bytes == 0);
@@ -128,7 +128,7 @@ static void test_planner(void) {
 
     c.fail_after = 0;
     v[0] = (plt_interval){64, 0, 0};
-    CHECK(plt_pack(&s, v, 1, 0, offsets, &arena, &bound) == PLT_ERR_MEMORY);
+    CHECK(plt_pack(&s, v, 1, 0, PLT_PACK_EFFORT, offsets, &arena, &bound) == PLT_ERR_MEMORY);
 }
 
 static void test_planner_overflow(void) {
@@ -136,9 +136,9 @@ static void test_planner_overflow(void) {
     plt_services s = counted(&c);
     int64_t big = INT64_MAX / 2 & ~(int64_t)63, offsets[3], arena, bound, rounded;
     plt_interval v[3] = {{big, 0, 1}, {big, 1, 2}, {big, 1, 1}};
-    CHECK(plt_pack(&s, v, 3, 0, offsets, &arena, &bound) == PLT_ERR_OVERFLOW);
+    CHECK(plt_pack(&s, v, 3, 0, PLT_PACK_EFFORT, offsets, &arena, &bound) == PLT_ERR_OVERFLOW);
     v[2].first = v[2].last = 3; /* not live together: fits */
-    CHECK(plt_pack(&s, v, 3, 0, offsets, &arena, &bound) == PLT_OK && arena == 2 * big);
+    CHECK(plt_pack(&s, v, 3, 0, PLT_PACK_EFFORT, offsets, &arena, &bound) == PLT_OK && arena == 2 * big);
     CHECK(!plt_round(-1, &rounded) && !plt_round(INT64_MAX, &rounded));
     CHECK(plt_round(INT64_MAX - 63, &rounded));
     CHECK(plt_round(1, &rounded) && rounded == 64);
@@ -161,7 +161,7 @@ static void test_planner_time(void) {
         double best = 1e9;
         for (int k = 0; k < 5; k++) {
             double start = now();
-            CHECK(plt_pack(&s, v, n, 0, offsets, &arena, &bound) == PLT_OK);
+            CHECK(plt_pack(&s, v, n, 0, PLT_PACK_EFFORT, offsets, &arena, &bound) == PLT_OK);
             if (now() - start < best) best = now() - start;
         }
         printf("  %d buffers: %.3f ms, %.2f%% above the bound\n", (int)n, 1e3 * best,
