@@ -324,7 +324,9 @@ int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
         if (intervals[i].size > 0) p.order[p.n++] = (item){.index = i};
     }
     p.effort = effort;
-    p.enough = p.bound + p.bound / PLT_CLOSE;
+    if (__builtin_add_overflow(p.bound, p.bound / PLT_CLOSE, &p.enough)) {
+        p.enough = p.bound;
+    }
     if (enough > p.enough) p.enough = enough;
     if (p.bound > 0) pack(&p, s);
     if (p.bound < 0 || p.best == INT64_MAX) {
