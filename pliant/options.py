@@ -15,6 +15,7 @@ class Options:
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
     merge: bool = True  # products that share their left operand become one
+    layout: bool = True  # convolutions keep channels last where that pays
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     strips: bool = True  # small products by strips of rows, without a plan

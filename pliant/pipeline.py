@@ -11,6 +11,7 @@
     canonicalize
     absorb        scales and shifts by constants go into the weights
     merge         products that share their left operand -> one product
+    layout        convolutions keep channels last
     fold          what depends on weights alone is computed now
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
@@ -59,6 +60,7 @@ from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
+from pliant.passes.layout import layout
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
 from pliant.passes.order import Ordered, order
@@ -85,6 +87,7 @@ GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
     ("simplify", canonicalize, Stage.DECOMPOSED),
     ("absorb", absorb, Stage.DECOMPOSED),
     ("merge", merge, Stage.DECOMPOSED),
+    ("layout", layout, Stage.DECOMPOSED),
 )
 
 

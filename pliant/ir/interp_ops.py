@@ -154,6 +154,22 @@ def _conv(op: Op, x: Array, w: Array) -> Array:
     )
 
 
+def _conv_last(op: Op, x: Array, w: Array) -> Array:
+    windows = _windows(np.moveaxis(x, -1, 1), w.shape[2:], op, 2, 0)
+    spatial = x.ndim - 2
+    out, kernel = list(range(3, 3 + spatial)), list(range(10, 10 + spatial))
+    # labels: 0 batch, 1 input channel, 2 output channel
+    found = np.einsum(
+        windows,
+        [0, 1, *out, *kernel],
+        w,
+        [2, 1, *kernel],
+        [0, *out, 2],
+        optimize=x.size > 0,
+    )
+    return np.asarray(found)
+
+
 def _conv_transpose(op: Op, x: Array, w: Array) -> Array:
     groups, spatial = op.int_attr("groups"), x.shape[2:]
     names = ("stride", "dilation", "low", "high", "extra")
@@ -296,6 +312,7 @@ PURE: dict[str, Callable[..., Array]] = {
     "cumulate": _cumulate,
     "matmul": _matmul,
     "conv": _conv,
+    "conv_last": _conv_last,
     "conv_transpose": _conv_transpose,
     "pool": _pool,
     "linear": _linear,

@@ -44,6 +44,8 @@ CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batc
                                       with a in f32, b may be half, and is widened
           conv (x, w) {stride, low, high, dilation, groups}   x (N, C, spatial..),
                                       w (O, C/groups, kernel..)
+          conv_last (x, w) {stride, low, high, dilation}   x (N, spatial.., C),
+                                      w (O, C, kernel..); gives (N, spatial.., O)
           conv_transpose (x, w) {stride, low, high, dilation, groups, extra}
                                       w (C, O/groups, kernel..); `extra` lengthens the
                                       result at its end
@@ -435,6 +437,7 @@ _TABLE: tuple[OpDef, ...] = (
     # contract
     _def("matmul", _CT, 2, shapes.matmul),
     _def("conv", _CT, 2, shapes.conv, *_WINDOW, _A("groups", "int", 1)),
+    _def("conv_last", _CT, 2, shapes.conv_last, *_WINDOW),
     _def(
         "conv_transpose",
         _CT,

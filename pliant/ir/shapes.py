@@ -266,6 +266,17 @@ def conv(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return (TensorType(dtype, (x.shape[0], w.shape[0], *spatial)),)
 
 
+def conv_last(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    x, w = types
+    dtype = cx.same_dtype(types)
+    cx.require_rank(w, x.rank, "weight")
+    if x.rank < 3:
+        cx.fail(f"input must be (N, spatial.., C), is {x}")
+    cx.require_equal(x.shape[-1], w.shape[1], "channels must agree")
+    spatial = _window(cx, x.shape[1:-1], w.shape[2:], attrs)
+    return (TensorType(dtype, (x.shape[0], *spatial, w.shape[0])),)
+
+
 def conv_transpose(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     x, w = types
     dtype, groups = cx.same_dtype(types), attrs.integer("groups")

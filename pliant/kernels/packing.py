@@ -90,7 +90,7 @@ def _parallel(body: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
 
 
 def unflatten_unit(
-    position: Expr, extents: Sequence[Expr]
+    position: Expr, extents: Sequence[Expr], prefix: str = "_u"
 ) -> tuple[list[Stmt], tuple[Expr, ...]]:
     """Lets that take a unit number apart, and the index they give."""
     lets: list[Stmt] = []
@@ -100,7 +100,7 @@ def unflatten_unit(
             index.append(as_expr(0))
             continue
         safe = maximum(extent, 1)
-        name = f"_u{k}"
+        name = f"{prefix}{k}"
         last = k == 0
         lets.append(Let(name, Index(position if last else mod(position, safe))))
         position = floordiv(position, safe)

@@ -36,7 +36,14 @@ from pliant.kernels.choose import Choice, Plan, choose, choose_strips
 from pliant.kernels.gemm import Gemm, call_planned, gemm
 from pliant.kernels.mix import ProductPlan
 from pliant.kernels.packing import pack_constant
-from pliant.kernels.product import Address, Around, Product, RowsAt, TileAt
+from pliant.kernels.product import (
+    Address,
+    Around,
+    Product,
+    Prologue,
+    RowsAt,
+    TileAt,
+)
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
@@ -209,6 +216,14 @@ def lower_matmul(
         given = _words(name, root, left, right, constant, target)
     else:
         given = _numbers(root, left, right, constant, target)
+    return product_steps(name, given, epilogue, target)
+
+
+def product_steps(
+    name: str, given: Given, epilogue: TileEpilogue, target: Target
+) -> list[Step]:
+    """The product, and what follows it inside its region."""
+    region, root = epilogue.region, epilogue.root
     spec, axes, corrections = given.spec, given.axes, given.corrections
     tile = gemm_tile(spec.dtype, target)
     plan = plan_of(spec, tile)
@@ -227,19 +242,21 @@ def lower_matmul(
 
     alone = region.ops == (root,) and region.results == (root.result,)
     alone = alone and corrections is None
-    around = Around(
-        write,
-        plain if alone else None,
-        compute if epilogue.computes_left else None,
-    )
+    prologue = compute if epilogue.computes_left else None
+    if given.gathered is not None:
+        prologue = given.gathered.prologue
+    around = Around(write, plain if alone else None, prologue)
     made = gemm(spec, plan, target, around, strips)
     buffers: list[tuple[Buffer, Argument]] = []
     if made.a is not None:
         assert given.left is not None
         buffers.append((made.a, given.left))
+    if given.gathered is not None:
+        buffers.append((given.gathered.buffer, given.gathered.argument))
     if made.packed is not None:
         assert given.panels is not None
-        buffers.append((made.packed, given.panels(tile)))
+        panels = given.panels
+        buffers.append((made.packed, panels(tile) if callable(panels) else panels))
     if made.rows is not None:
         rows_of_b = Temporary(TensorType(spec.dtype, made.rows.shape))
         buffers.append((made.rows, rows_of_b))
@@ -262,31 +279,41 @@ def lower_matmul(
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class Gathered:
+    """A left operand whose rows are gathered from other memory as they are copied."""
+
+    prologue: Prologue
+    buffer: Buffer
+    argument: Argument
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
     """A product as its kernel gets it."""
 
     spec: Product
     axes: TileAxes
     left: Argument | None  # None: computed by the kernel
     right: Argument  # B where it lies
-    panels: Callable[[Tile], Packed] | None = None  # of a constant B
+    panels: Callable[[Tile], Packed] | Temporary | None = None  # of a packed B
     steps: tuple[Step, ...] = ()  # that make the operands
     corrections: Corrections | None = None
+    gathered: Gathered | None = None
 
 
 def _numbers(
     root: Op, left: View | None, right: View, constant: Constant | None, target: Target
-) -> _Given:
+) -> Given:
     spec, axes = product_of(root, left, right)
     if constant is None or spec.b_batch:
-        return _Given(spec, axes, left, right)
+        return Given(spec, axes, left, right)
     rows = _constant_rows(spec, constant, right, target)
     if rows is not None:  # B where it lies is what lanes along K want
         spec = replace(spec, b_strides=(as_expr(1), spec.k))
-        return _Given(spec, axes, left, rows)
+        return Given(spec, axes, left, rows)
     spec = replace(spec, b_strides=None)
     panels = partial(packed_weight, constant, right)
-    return _Given(spec, axes, left, right, panels)
+    return Given(spec, axes, left, right, panels)
 
 
 def _words(
@@ -296,7 +323,7 @@ def _words(
     right: View,
     constant: Constant | None,
     target: Target,
-) -> _Given:
+) -> Given:
     """Of 8-bit integers, several of which make a word."""
     weight = None
     if constant is not None and all(d == as_expr(1) for d in right.shape[:-2]):
@@ -309,7 +336,7 @@ def _words(
     if panels is not None:
         spec = replace(spec, b_strides=None)
     operands = (narrow.left, narrow.right)
-    return _Given(spec, axes, *operands, panels, narrow.steps, corrections)
+    return Given(spec, axes, *operands, panels, narrow.steps, corrections)
 
 
 def _planned(

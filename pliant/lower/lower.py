@@ -27,6 +27,7 @@ from pliant.lower.attend import lower_attention
 from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
+from pliant.lower.convolve_last import lower_conv_last
 from pliant.lower.rebuild import calling
 from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
@@ -288,6 +289,8 @@ def _steps(
         return lower_matmul(region, name, operands, facts, cx.target, check, strips)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
+    if kind == "conv_last":
+        return lower_conv_last(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_transpose":
         return lower_conv_transpose(
             region, name, operands, state.facts, cx.target, check

@@ -39,7 +39,8 @@ from pliant.passes.views import View, resolve
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes what follows them while the tile is in cache.
-EPILOGUE = frozenset({"matmul", "conv", "conv_transpose"})
+EPILOGUE = frozenset({"matmul", "conv", "conv_last", "conv_transpose"})
+CONVOLUTIONS = frozenset({"conv", "conv_last", "conv_transpose"})
 # Ops too dear to compute again for every element they are broadcast to.
 DEAR = frozenset(
     [
@@ -449,7 +450,11 @@ def reads_view(op: Op, which: int, view: View) -> bool:
     if first is not None and which > first + 2 and view.shape:
         # Read along the keys, which are the last axis unless that is repeated.
         return is_one(view.shape[-1]) or view.strides[-1] in (as_expr(0), as_expr(1))
-    if op.name in CALLS or (op.name in ("conv", "conv_transpose") and which == 1):
+    if op.name == "conv_last" and which == 0:
+        # The pixels of a row of the image lie side by side, with all their channels.
+        pixels, channels = view.strides[-2:]
+        return channels == as_expr(1) and pixels == view.shape[-1]
+    if op.name in CALLS or (op.name in CONVOLUTIONS and which == 1):
         return view.is_contiguous()
     return True
 

@@ -23,7 +23,7 @@ from pliant.sym import Expr, Facts, as_expr, sym
 CREATE = frozenset({"full", "iota", "dim_value"})
 GATHER = frozenset({"concat", "pad", "index", "take_along"})
 # Roots of kernels of their own, with their producers' results in memory.
-CONTRACT = frozenset({"matmul", "conv", "conv_transpose", *ATTENTIONS})
+CONTRACT = frozenset({"matmul", "conv", "conv_last", "conv_transpose", *ATTENTIONS})
 CALLS = frozenset({"call_loop", "call_library"})
 OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "scatter_add"})
 IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them

@@ -1,0 +1,102 @@
+"""Convolutions with channels last: products of gathered rows and packed weights."""
+
+from __future__ import annotations
+
+from pliant.ir.graph import Constant, Graph, Op
+from pliant.ir.loops import Role, Stmt, buffer
+from pliant.ir.types import TensorType
+from pliant.kernels.conv_last import Windows, pack_weights, packed_weights
+from pliant.kernels.conv_patch import Slide
+from pliant.kernels.product import Product, RowsAt
+from pliant.kernels.tiles import Tile, gemm_tile
+from pliant.lower.contract import (
+    Gathered,
+    Given,
+    Operands,
+    TileEpilogue,
+    function_of,
+    known_now,
+    product_steps,
+)
+from pliant.lower.step import NumberCheck, Packed, Step, Temporary, TileAxes
+from pliant.passes.views import View
+from pliant.sym import Facts, as_expr, maximum, product
+from pliant.target import Target
+
+
+def lower_conv_last(
+    region: Graph,
+    name: str,
+    operands: Operands,
+    facts: Facts,
+    target: Target,
+    number_check: NumberCheck,
+) -> list[Step]:
+    (root,) = (op for op in region.ops if op.name == "conv_last")
+    epilogue = TileEpilogue(region, root, facts, number_check)
+    x, w = root.operands
+    image, weight = operands.views[x], operands.views[w]
+    windows = _windows(root, image)
+    source = windows.input()
+
+    def prologue(at: RowsAt) -> list[Stmt]:
+        return [windows.gather(source, at)]
+
+    depth, outputs = windows.depth, root.result.shape[-1]
+    spec = Product(
+        root.result.dtype,
+        (),
+        windows.rows,
+        outputs,
+        depth,
+        (maximum(depth, 2), as_expr(1)),  # as if rows came one after the other
+        (),
+        None,
+        computed=True,
+    )
+    rank = root.result.type.rank
+    axes = TileAxes((), tuple(range(rank - 1)), (rank - 1,))
+    gathered = Gathered(prologue, source, image)
+    constant = known_now(operands.constants.get(w), weight)
+    if constant is not None and constant.type.numel == product(weight.shape):
+
+        def panels(tile: Tile) -> Packed:
+            key = ("conv_last", constant.name, weight.shape, tile)
+            return Packed(key, lambda: _packed(constant, weight, tile))
+
+        given = Given(spec, axes, None, weight, panels, gathered=gathered)
+        return product_steps(name, given, epilogue, target)
+    tile = gemm_tile(spec.dtype, target)
+    shape = (outputs, windows.channels, product(w.shape[2:]))
+    func = pack_weights(f"{name}_pack", buffer("w", w.dtype, shape, Role.IN), tile)
+    made = Temporary(TensorType(w.dtype, func.buffers[1].shape))
+    pack = Step(function_of(func.name, func.body, func.buffers), (weight, made))
+    given = Given(spec, axes, None, weight, made, (pack,), gathered=gathered)
+    return product_steps(name, given, epilogue, target)
+
+
+def _windows(root: Op, image: View) -> Windows:
+    x, w = root.operands
+    slides = zip(
+        x.shape[1:-1],
+        root.result.shape[1:-1],
+        w.shape[2:],
+        root.ints_attr("stride"),
+        root.ints_attr("dilation"),
+        (as_expr(p) for p in root.ints_attr("low")),
+        strict=True,
+    )
+    return Windows(
+        root.result.dtype,
+        x.shape[0],
+        x.shape[-1],
+        tuple(Slide(*slide) for slide in slides),
+        image.strides,
+    )
+
+
+def _packed(constant: Constant, view: View, tile: Tile) -> Constant:
+    shape = tuple(d.value for d in view.shape)
+    panels = packed_weights(constant.data.reshape(shape), tile)
+    kind = TensorType(constant.type.dtype, tuple(as_expr(d) for d in panels.shape))
+    return Constant(f"{constant.name}.packed", kind, panels)
