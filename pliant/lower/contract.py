@@ -242,7 +242,7 @@ def product_steps(
 
     alone = region.ops == (root,) and region.results == (root.result,)
     alone = alone and corrections is None
-    prologue = compute if epilogue.computes_left else None
+    prologue: Prologue | None = compute if epilogue.computes_left else None
     if given.gathered is not None:
         prologue = given.gathered.prologue
     around = Around(write, plain if alone else None, prologue)

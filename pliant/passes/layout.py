@@ -109,6 +109,9 @@ class _Layout:
         op = self.producers.get(value)
         if held is not None:
             return self._transpose(held.value, tuple(map(held.position, perm)))
+        if op is not None and op.name == "transpose":
+            outer = op.ints_attr("perm")
+            return self.order(op.operands[0], tuple(outer[axis] for axis in perm))
         if op is None or op.name not in FREE:
             return self._transpose(self.own(value), perm)
         shape = tuple(value.shape[axis] for axis in perm)
@@ -304,7 +307,9 @@ def _index(to: _Layout, op: Op) -> bool:
     if indices[0].type.rank != 1:
         return False
     perm = (0, *(axis for axis in held.perm if axis != 0))
-    operands = (to.order(x, perm), to.own(indices[0]))
+    # The kernel that picks reads the transposed value in place: nothing is moved.
+    turned = to.builder.transpose(held.value, tuple(map(held.position, perm)))
+    operands = (turned, to.own(indices[0]))
     to.hold(op.result, to._again(op, operands), perm)
     return True
 

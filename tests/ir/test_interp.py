@@ -261,6 +261,21 @@ def test_conv(batch: int, groups: int) -> None:
     close(found, wanted)
 
 
+@pytest.mark.parametrize("batch", (0, 1, 3))
+def test_conv_last(batch: int) -> None:
+    x, w = numbers(batch, 9, 7, 4), numbers(6, 4, 3, 2)
+    window = {"stride": (2, 1), "low": (1, 0), "high": (1, 0), "dilation": (1, 2)}
+    found = apply("conv_last", x, w, **window)
+    wanted = F.conv2d(
+        torch.from_numpy(x).permute(0, 3, 1, 2),
+        torch.from_numpy(w),
+        stride=(2, 1),
+        padding=(1, 0),
+        dilation=(1, 2),
+    )
+    close(found, wanted.permute(0, 2, 3, 1))
+
+
 def test_conv_pads_each_side() -> None:
     x, w = numbers(2, 3, 5), numbers(4, 3, 3)
     found = apply("conv", x, w, stride=(1,), low=(2,), high=(0,), dilation=(1,))

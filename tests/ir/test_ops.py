@@ -98,6 +98,13 @@ CASES = [
         ["3 <= h + 2"],
     ),
     (
+        "conv_last",
+        ["f32[n, h, 9, 3]", "f32[8, 3, 3, 3]"],
+        WINDOW,
+        "f32[n, ceildiv(h, 2), 5, 8]",
+        ["3 <= h + 2"],
+    ),
+    (
         "conv_transpose",
         ["f32[n, 6, 4, 4]", "f32[6, 4, 3, 3]"],
         {**WINDOW, "groups": 2, "extra": (1, 0)},

@@ -40,6 +40,7 @@ def compiled(
         (dynamic,),
         target=named(target),
         threads=2,
+        options=pliant.Options(layout=False),
     )
 
 
