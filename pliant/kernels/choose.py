@@ -19,7 +19,8 @@ depth     K is cut beyond `depth` steps once there are rows enough to reuse a pa
 blocks    As many rows as keep A in half of L2 and the pages of C within reach, the same
           for every block; more blocks where threads would otherwise wait or share rows.
           With few steps of K the results are most of what moves: a few rows go over
-          all panels, so that the rows of C are written from end to end.
+          all panels, so that the rows of C are written from end to end. So they do
+          where rows are computed as they are copied, while B stays in cache.
 rows      A block's rows are cut into tiles as few and as even as can be.
 
 To work all that out takes tens of nanoseconds. A product that takes no longer itself is
@@ -159,8 +160,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     copied = as_expr(1) if what.computed else let("_copied", copied)
     shared = let("_shared", maximum(cut, copied))
     thin = as_expr(0)
+    held = exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
     if what.constant or what.adjacent:
-        held = exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
         wide = exceeds(panels, THIN_PANELS - 1)
         thin = let("_thin", (1 - exceeds(k, THIN)) * (1 - held) * wide)
     together = ceildiv(panels, GROUP)
@@ -179,6 +180,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
     near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)
     most = (1 - shared) * near + shared * tile.deep_rows
+    if what.computed:  # what was just copied is found in L1, if B is in L2
+        thin = let("_few", maximum(thin, (1 - cut) * (1 - held)))
     most = (1 - thin) * most + thin * 2 * tile.MR
     least_blocks = let("_least", ceildiv(m, most))
     blocks = let("_blocks", thread_blocks(m, n, least_blocks, outer * groups, tile))

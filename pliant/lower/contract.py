@@ -25,11 +25,13 @@ from pliant.ir.loops import (
     Load,
     LoopFunc,
     LoopValue,
+    Prefetch,
     Role,
     Stmt,
     Store,
     as_dtype,
     buffer,
+    statements,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.kernels.choose import Choice, Plan, choose, choose_strips
@@ -49,7 +51,7 @@ from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
 from pliant.lower.quantized import Corrections, narrowed
-from pliant.lower.rebuild import map_stmt
+from pliant.lower.rebuild import map_stmt, values_in
 from pliant.lower.step import (
     Argument,
     NumberCheck,
@@ -66,6 +68,8 @@ from pliant.passes.groups import domain_index
 from pliant.passes.views import View
 from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym
 from pliant.target import Target
+
+LINE = 64  # bytes that memory hands out together
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,14 @@ class TileEpilogue:
 
         element = tile.element(sym("_em"), sym("_en"))
         extents = (tile.rows, tile.columns)
-        return self._loops(
-            shape, axes, (tile.row, tile.column), extents, element, store
-        )
+        origin, width = (tile.row, tile.column), tile.scratch.shape[-1].value
+        loops = self._loops(shape, axes, origin, extents, element, store)
+        hints = _coming(loops, tile.rows, width)
+        if hints is not None:
+            left = product(shape[k] for k in axes.rows) - tile.row
+            more = Binary("gt", Index(left), Index(tile.rows))
+            loops.insert(0, If(more, hints))
+        return loops
 
     def left(self, rows: RowsAt, axes: TileAxes) -> list[Stmt]:
         """Loops that compute rows of the left operand, side by side."""
@@ -179,6 +188,31 @@ class TileEpilogue:
         across = For("_en", as_expr(0), extents[1], block(inner), Kind.VECTOR)
         outer = _position(row_axes, origin[0] + sym("_em"), [*outer, across])
         return [*root, For("_em", as_expr(0), extents[0], block(outer))]
+
+
+def _coming(body: Sequence[Stmt], rows: Expr, width: int) -> Stmt | None:
+    """Asks for what the next tile, as many rows further on, reads and writes.
+
+    The rows of a tile are far apart: no prefetcher of the machine's follows them.
+    """
+    inside = [inner for stmt in body for inner in statements(stmt)]
+    if any(isinstance(stmt, Let) for stmt in inside):
+        return None
+    loads = (value for stmt in body for value in values_in(stmt))
+    touched = dict.fromkeys(
+        (part.buffer, part.index)
+        for part in (*inside, *loads)
+        if isinstance(part, (Load, Store)) and part.buffer.role is not Role.WORK
+    )
+    hints: list[Stmt] = []
+    for buf, index in touched:
+        at, *more = index
+        if more or not {"_em", "_en"} <= set(at.symbols()):
+            continue
+        for column in range(0, width, max(LINE // buf.dtype.bytes, 1)):
+            place = {"_em": sym("_em") + rows, "_en": as_expr(column)}
+            hints.append(Prefetch(buf, (at.substitute(place),)))
+    return For("_em", as_expr(0), rows, block(hints)) if hints else None
 
 
 def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
