@@ -250,13 +250,17 @@ def lower_matmul(
         given = _words(name, root, left, right, constant, target)
     else:
         given = _numbers(root, left, right, constant, target)
-    return product_steps(name, given, epilogue, target)
+    return product_steps(name, given, epilogue, target, strips)
 
 
 def product_steps(
-    name: str, given: Given, epilogue: TileEpilogue, target: Target
+    name: str,
+    given: Given,
+    epilogue: TileEpilogue,
+    target: Target,
+    strips: bool = False,
 ) -> list[Step]:
-    """The product, and what follows it inside its region."""
+    """The product, by strips of rows if it may be, and what follows it."""
     region, root = epilogue.region, epilogue.root
     spec, axes, corrections = given.spec, given.axes, given.corrections
     tile = gemm_tile(spec.dtype, target)
