@@ -222,10 +222,10 @@ class _Kernel(Softmax):
                 *over_parts("_at_total", "sum", Binary("mul", read(width + 1), below)),
                 *self.store_row(
                     Read("_at_total", compute),
-                    Read("_at_shift", compute),
                     over_parts("_at_sum", "sum", joined),
                     Read("_at_sum", compute),
                 ),
+                *self.joined_sum(),
             )
         )
         unit = Block(
@@ -237,6 +237,14 @@ class _Kernel(Softmax):
             )
         )
         return [If(is_("gt", at_("splits"), 1), loop("_at_w", units, unit))]
+
+    def joined_sum(self) -> list[Stmt]:
+        if self.lse is None:
+            return []
+        _, head, query = self.position(at_("first") + at_("i"))
+        total, top = Read("_at_total", self.compute), Read("_at_top", self.compute)
+        place = (*self.batch_at, head, query)
+        return [Store(self.lse, place, self.log_sum(total, top))]
 
     def unit_rows(self) -> Expr:
         left = self.rows - at_("first")
@@ -324,27 +332,19 @@ class _Kernel(Softmax):
         """The unit's rows to the result, or to their part of it."""
         i, e = at_("i"), at_("e")
         total = Read("_at_total", self.compute)
-        shift = self.shift(Load(self.stats, (*SCRATCH, MAXIMUM, i)))
         body = (
             Local("_at_total", self.compute, Load(self.stats, (*SCRATCH, SUM, i))),
-            *self.store_row(total, shift, [], Load(self.result, (*SCRATCH, i, e))),
+            *self.store_row(total, [], Load(self.result, (*SCRATCH, i, e))),
         )
-        whole = loop("_at_i", at_("rows"), Block(body))
+        whole = Block((loop("_at_i", at_("rows"), Block(body)), *self.store_sums()))
         if self.spec.causal:
             return [whole]
         return [If(is_("gt", at_("splits"), 1), self.store_part(), whole)]
 
     def store_row(
-        self,
-        total: LoopValue,
-        shift: LoopValue,
-        before: Sequence[Stmt],
-        found: LoopValue,
+        self, total: LoopValue, before: Sequence[Stmt], found: LoopValue
     ) -> list[Stmt]:
-        """Row i of the result: what is found at element e, over the row's total.
-
-        The total is of exponentials of scores less the shift.
-        """
+        """Row i of the result: what is found at element e, over the row's total."""
         i, e = at_("i"), at_("e")
         lets, head, query = self.position(at_("first") + i)
         compute = self.compute
@@ -359,15 +359,35 @@ class _Kernel(Softmax):
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)
         element = Block((*before, store)) if before else store
-        steps: list[Stmt] = [
+        return [
             *lets,
             Local("_at_inverse", compute, inverse_or_zero),
             loop("_at_e", self.spec.value_head, element, Kind.VECTOR),
         ]
-        if self.lse is not None:
-            sum_ = Binary("add", shift, Unary("log", total))
-            steps.append(Store(self.lse, (*self.batch_at, head, query), sum_))
-        return steps
+
+    def store_sums(self) -> list[Stmt]:
+        """The logarithms of the unit's rows' sums: first as vectors, in scratch."""
+        if self.lse is None:
+            return []
+        i = at_("i")
+        here = (*SCRATCH, SUM, i)
+        found = self.log_sum(
+            Load(self.stats, here), Load(self.stats, (*SCRATCH, MAXIMUM, i))
+        )
+        lets, head, query = self.position(at_("first") + i)
+        place = (*self.batch_at, head, query)
+        return [
+            loop("_at_i", at_("rows"), Store(self.stats, here, found), Kind.VECTOR),
+            loop(
+                "_at_i",
+                at_("rows"),
+                Block((*lets, Store(self.lse, place, Load(self.stats, here)))),
+            ),
+        ]
+
+    def log_sum(self, total: LoopValue, highest: LoopValue) -> LoopValue:
+        """Of exponentials of scores less their highest."""
+        return Binary("add", self.shift(highest), Unary("log", total))
 
     # ---- a block of keys
 

@@ -7,7 +7,18 @@ keys are those of attention itself (`attention_tiles.py`).
 
 from __future__ import annotations
 
-from pliant.ir.loops import Alloc, Block, Fma, Load, LoopFunc, Role, Stmt, Store, buffer
+from pliant.ir.loops import (
+    Alloc,
+    Binary,
+    Block,
+    Fma,
+    Load,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
 from pliant.ir.types import DType
 from pliant.kernels.attention_tiles import (
     Blocking,
@@ -19,6 +30,7 @@ from pliant.kernels.attention_tiles import (
     suffix,
     symbolic,
 )
+from pliant.kernels.micro import zero
 from pliant.sym import Expr, sym
 from pliant.target import Target
 
@@ -50,7 +62,10 @@ def keys_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> s
 
 
 def keys_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
-    """gradient += weights, turned, x rows; the weights' first row comes first."""
+    """gradient += weights, turned, x rows.
+
+    A block's rows are summed up by themselves: less is lost to rounding over many.
+    """
     width = head if head.is_const else sym("E")
     rows, n = sym("N"), sym("n")
     s = buffer("s", dtype, (rows, tile.KC), Role.IN)
@@ -61,19 +76,20 @@ def keys_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFu
         acc = buffer("acc", dtype, (height, room), Role.REGISTER)
 
         def start(i: Expr, j: Expr) -> Stmt:
-            return Store(acc, (i, j), Load(o, (i, first + j)))
+            return Store(acc, (i, j), zero(dtype))
 
         def step(i: Expr, j: Expr) -> Stmt:
             value = Fma(Load(s, (n, i)), Load(x, (n, first + j)), Load(acc, (i, j)))
             return Store(acc, (i, j), value)
 
         def finish(i: Expr, j: Expr) -> Stmt:
-            return Store(o, (i, first + j), Load(acc, (i, j)))
+            at = (i, first + j)
+            return Store(o, at, Binary("add", Load(o, at), Load(acc, (i, j))))
 
         return Block(
             (
                 Alloc(acc),
-                over_tile(height, count, start),
+                over_tile(height, room, start),
                 loop("n", rows, over_tile(height, count, step)),
                 over_tile(height, count, finish),
             )

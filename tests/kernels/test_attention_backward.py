@@ -144,6 +144,13 @@ def test_threads() -> None:
             assert all(map(np.array_equal, *twice))
 
 
+def test_sums_of_keys_split_between_threads() -> None:
+    """The forward joins parts of a row's keys: its lse is of them all."""
+    case = Case(head=16, mask="hidden")
+    for threads in (1, 3):
+        run(case, Sizes(1, 1, 3, 2100), threads=threads)
+
+
 def test_random_cases() -> None:
     chosen = random.Random(5)
     for _ in range(6):
