@@ -20,6 +20,7 @@ class Options:
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     strips: bool = True  # small products by strips of rows, without a plan
     order: bool = True  # calls run in an order in which little memory is live
+    inplace: bool = True  # results may be written over inputs that die
     remat: bool = True  # inside a limit, values are computed again or spilled
     chunk: bool = True
     update: bool = True  # training: parameters updated in place; off: copied

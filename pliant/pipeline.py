@@ -17,6 +17,7 @@
     lower         each kernel -> a loop function; values -> buffers        lower/
     update        of a training step: new parameters are written over the old ones
     order         calls in the order in which little memory is live
+    inplace       results written over inputs that die
     memory        which buffer lives when, and its size as a formula
     codegen       loop functions and the host flow -> LLVM IR              codegen/
     compile       LLVM IR -> machine code in this process                  backend/
@@ -60,6 +61,7 @@ from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
+from pliant.passes.inplace import inplace
 from pliant.passes.layout import layout
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
@@ -203,6 +205,10 @@ def compile_module(
     if options.order:
         lowered = driver.run(
             "order", lambda m: order(m, cx, regions, others), lowered, Stage.LOWERED
+        )
+    if options.inplace:
+        lowered = driver.run(
+            "inplace", lambda m: inplace(m, cx), lowered, Stage.LOWERED
         )
 
     started = perf_counter()

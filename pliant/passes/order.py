@@ -316,15 +316,13 @@ def choices(part: Part, sizes: Sizes) -> Choice:
     for k in ranked:
         if not any(dominates(bounds[w], bounds[k], sizes.facts) for w in kept):
             kept.append(k)
-    safe = [k == 0 or dominates(bounds[k], bounds[0], sizes.facts) for k in kept]
-    if not any(safe[:_MOST_KEPT]):
-        sure = safe.index(True)
-        kept, safe = [*kept[: _MOST_KEPT - 1], kept[sure]], [*safe[:-1], True]
-    kept, safe = kept[:_MOST_KEPT], safe[:_MOST_KEPT]
+    safe = {k: k == 0 or dominates(bounds[k], bounds[0], sizes.facts) for k in kept}
+    sure = next(k for k in kept if safe[k])
+    few = list(dict.fromkeys([*kept[: _MOST_KEPT - 1], sure]))
     return Choice(
-        tuple(found[k] for k in kept),
-        np.array([bounds[k].peaks for k in kept], np.int64),
-        tuple(safe),
+        tuple(found[k] for k in few),
+        np.array([bounds[k].peaks for k in few], np.int64),
+        tuple(safe[k] for k in few),
     )
 
 

@@ -32,6 +32,7 @@ from pliant.passes.order_search import (
     unavoidable_rows,
 )
 from pliant.sym import Facts, ge, le, sym
+from pliant.sym.points import random_points
 from pliant.target import host
 
 SIZES = (0, 1, 7, 64, 1009)
@@ -231,6 +232,36 @@ def test_never_worse_than_the_original(low: int) -> None:
             assert peak_at(candidate.graph, module, dims) <= original
         best = min(peak_at(c.graph, module, dims) for c in found)
         assert best <= 1.01 * oracle_peak(module.main, module, dims)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_orders_and_one_that_is_sure(seed: int) -> None:
+    """Branches whose sizes cross in many ways: few orders are kept, a sure one too."""
+    rng = random.Random(seed)
+    text = "graph @main(%x: f32[n]) {\n"
+    dims = ["n", "m", "8*k", "n + m", "2*n + k", "64"]
+    for k in range(6):
+        big, small = rng.sample(dims, 2)
+        text += alloc(f"a{k}", big) + call("grow", "x", f"a{k}", sizes=f"n, {big}")
+        text += alloc(f"b{k}", small)
+        text += call("grow", f"a{k}", f"b{k}", sizes=f"{big}, {small}")
+    last = [f"b{k}" for k in range(6)]
+    for k, name in enumerate(last):
+        text += alloc(f"c{k}", "4") + call("grow", name, f"c{k}", sizes="4, 4")
+    for k in range(5):
+        text += alloc(f"d{k}", "4") + call(
+            "join", f"c{k}", f"c{k + 1}", f"d{k}", sizes="4"
+        )
+    text += "  return %d0, %d1, %d2, %d3, %d4\n}\n"
+    module = parse_module(text + COPY)
+    facts = Facts()
+    found = orders(module.main, module, facts)
+    assert len(found) <= 4 and any(candidate.proved for candidate in found)
+    for point in random_points(facts, ("n", "m", "k"), seed, 10):
+        original = peak_at(module.main, module, point)
+        for candidate in found:
+            if candidate.proved:
+                assert peak_at(candidate.graph, module, point) <= original
 
 
 # ---- against brute force
