@@ -208,7 +208,7 @@ def compile_module(
         )
     if options.inplace:
         lowered = driver.run(
-            "inplace", lambda m: inplace(m, cx), lowered, Stage.LOWERED
+            "inplace", lambda m: inplace(m, cx, others), lowered, Stage.LOWERED
         )
 
     started = perf_counter()

@@ -6,7 +6,8 @@
 
 After this pass the memory of %a holds first a's value, then b's: it is live from the
 first call that touches %a to the last that touches %b, and whoever wants to compute a
-again must not count on it after the call. The called function has one buffer less: the
+again must not count on it after the call. That %a dies there has to hold in every order
+that the calls may run in. The called function has one buffer less: the
 input became the result, with role "inout". It is done where the function is proved to
 read each element before it is written (`inplace_proof.py`), and where both take the
 same bytes, so that live memory never grows. Results of the graph stay where they are.
@@ -14,7 +15,7 @@ same bytes, so that live memory never grows. Results of the graph stay where the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pliant.ir.graph import Graph, Module, Op, Value
@@ -46,7 +47,10 @@ from pliant.ir.loops import (
 )
 from pliant.passes.context import Context
 from pliant.passes.inplace_proof import may_share
+from pliant.passes.order import CALLS, Ordered, permuted
 from pliant.sym import Facts, as_expr, eq
+
+Steps = tuple[int, ...]  # a place in each of the orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,26 @@ class InPlace:
 
 
 class _Pass:
-    def __init__(self, graph: Graph, module: Module, facts: Facts) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        module: Module,
+        facts: Facts,
+        sequences: Sequence[Sequence[int]],
+    ) -> None:
         self.graph, self.module, self.facts = graph, module, facts
         self.bases: dict[Value, Value] = {}
         self.allocs: dict[Value, Op] = {}
         self.views: dict[Value, Op] = {}
         self.places: dict[Value, int] = {}  # of the allocs, in order
-        self.first: dict[Value, int] = {}  # steps that touch a buffer
-        self.last: dict[Value, int] = {}
+        self.first: dict[Value, Steps] = {}  # steps that touch a buffer
+        self.last: dict[Value, Steps] = {}
         self.known: dict[tuple[str, int, int], LoopFunc | None] = {}
         self.loops: dict[str, LoopFunc] = {}
+        count = sum(op.name in CALLS for op in graph.ops)
+        own = tuple(range(count))
+        steps = _steps([own, *sequences], count)
+        number = 0
         for k, op in enumerate(graph.ops):
             if op.name == "alloc":
                 self.allocs[op.result] = op
@@ -75,26 +89,34 @@ class _Pass:
             elif op.name == "view":
                 self.views[op.result] = op
                 self.bases[op.result] = self.base(op.operands[0])
-            else:
+            elif op.name in CALLS:
+                at = steps[number]
+                number += 1
                 for value in op.operands:
-                    self.first.setdefault(self.base(value), k)
-                    self.last[self.base(value)] = k
+                    root = self.base(value)
+                    self.first[root] = tuple(map(min, self.first.get(root, at), at))
+                    self.last[root] = tuple(map(max, self.last.get(root, at), at))
+        self.steps = steps
+        self.end = tuple(count for _ in (own, *sequences))
         for value in graph.results:
-            self.last[self.base(value)] = len(graph.ops)
+            self.last[self.base(value)] = self.end
 
     def base(self, value: Value) -> Value:
         return self.bases.get(value, value)
 
     def run(self) -> InPlace:
         ops = list(self.graph.ops)
+        steps = iter(self.steps)
         for k, op in enumerate(self.graph.ops):
-            if op.name == "call_loop":
-                ops[k] = self.call(op, k, ops)
+            if op.name in CALLS:
+                step = next(steps)
+                if op.name == "call_loop":
+                    ops[k] = self.call(op, step, ops)
         if not self.loops:
             return InPlace(self.graph, {})
         return InPlace(self.graph.replace(ops=tuple(ops)), self.loops)
 
-    def call(self, op: Op, step: int, ops: list[Op]) -> Op:
+    def call(self, op: Op, step: Steps, ops: list[Op]) -> Op:
         """The call with as many results as possible written over its inputs.
 
         The allocs of these results become views in `ops`.
@@ -120,7 +142,7 @@ class _Pass:
             found = self.pair(op, step)
         return op
 
-    def pair(self, op: Op, step: int) -> tuple[int, int, LoopFunc] | None:
+    def pair(self, op: Op, step: Steps) -> tuple[int, int, LoopFunc] | None:
         """An input and a result that may share memory, by their positions."""
         func = self.function(op.str_attr("callee"))
         if len(func.buffers) != len(op.operands):
@@ -143,12 +165,12 @@ class _Pass:
     def function(self, name: str) -> LoopFunc:
         return self.loops.get(name) or self.module.loops[name]
 
-    def is_fresh(self, value: Value, step: int) -> bool:
+    def is_fresh(self, value: Value, step: Steps) -> bool:
         """Whether a whole arena buffer begins to live at the step."""
-        ends = self.last.get(value) == len(self.graph.ops)
-        return value in self.allocs and self.first[value] == step and not ends
+        inner = value in self.allocs and self.last[value] != self.end
+        return inner and self.first[value] == step
 
-    def dies(self, op: Op, value: Value, step: int) -> bool:
+    def dies(self, op: Op, value: Value, step: Steps) -> bool:
         """Whether the buffer behind a value is read for the last time, and only so."""
         root = self.base(value)
         others = sum(self.base(v) is root for v in op.operands)
@@ -187,17 +209,37 @@ class _Pass:
         return self.known[key]
 
 
-def in_place(graph: Graph, module: Module, facts: Facts) -> InPlace:
-    """A lowered graph whose calls write over inputs that die, where that is proved."""
-    return _Pass(graph, module, facts).run()
+def _steps(sequences: Sequence[Sequence[int]], count: int) -> list[Steps]:
+    """Of each call, its place in each order."""
+    places = [{call: k for k, call in enumerate(order)} for order in sequences]
+    return [tuple(place[call] for place in places) for call in range(count)]
 
 
-def inplace(module: Module, cx: Context) -> Module:
-    """The pass over `main`; functions that it leaves without a call are dropped."""
+def in_place(
+    graph: Graph, module: Module, facts: Facts, sequences: Sequence[Sequence[int]] = ()
+) -> InPlace:
+    """A lowered graph whose calls write over inputs that die, where that is proved.
+
+    `sequences`: other orders that the calls may run in, by their numbers.
+    """
+    return _Pass(graph, module, facts, sequences).run()
+
+
+def inplace(module: Module, cx: Context, others: list[Ordered] | None = None) -> Module:
+    """The pass over `main`; functions that it leaves without a call are dropped.
+
+    `others` are further orders of the calls; they become orders of the new graph.
+    """
     graph = module.main
-    found = in_place(graph, module, cx.facts(graph))
+    also = [] if others is None else others
+    sequences = [other.calls for other in also]
+    found = in_place(graph, module, cx.facts(graph), sequences)
     if found.graph is graph:
         return module
+    ops = tuple(op for op in found.graph.ops if op.name in CALLS)
+    also[:] = [
+        replace(other, graph=permuted(found.graph, ops, other.calls)) for other in also
+    ]
     idle = set(_callees(graph)) - set(_callees(found.graph))
     kept = {name: func for name, func in module.loops.items() if name not in idle}
     return module.replace(loops={**kept, **found.loops}).with_main(found.graph)

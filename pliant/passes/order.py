@@ -365,7 +365,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
             for k in choice.orders[number]
         )
         safe = all(c.safe[n] for c, n in zip(chosen, pick, strict=True))
-        found.append(Ordered(permuted(graph, calls, sequence), sequence, safe))
+        found.append(Ordered(permuted(graph, calls.ops, sequence), sequence, safe))
     return tuple(found)
 
 
@@ -415,7 +415,7 @@ def _peaks(pick: Sequence[int], chosen: Sequence[Choice], held: Ints) -> Ints:
     return top
 
 
-def permuted(graph: Graph, calls: Calls, sequence: Sequence[int]) -> Graph:
+def permuted(graph: Graph, calls: Sequence[Op], sequence: Sequence[int]) -> Graph:
     """The graph with its calls in another order.
 
     Constants come first, as they were; an alloc or view just before its first use.
@@ -433,7 +433,7 @@ def permuted(graph: Graph, calls: Calls, sequence: Sequence[int]) -> Graph:
             yield op
 
     for number in sequence:
-        op = calls.ops[number]
+        op = calls[number]
         for value in op.operands:
             ops += place(value)
         ops.append(op)

@@ -20,6 +20,7 @@ from pliant.options import Options
 from pliant.passes.context import Context
 from pliant.passes.inplace import inplace, merged
 from pliant.passes.inplace_proof import may_share
+from pliant.passes.order import Ordered, permuted
 from pliant.target import host
 
 SIZES = (0, 1, 3, 7, 33)
@@ -238,6 +239,34 @@ def test_larger_memory_is_not_taken_over() -> None:
     )
     result = inplace(parse_module(text + LOOPS), CX)
     assert "neg_over_0_1" not in result.loops
+
+
+def test_dies_in_every_order() -> None:
+    """%a is read by two calls: which is last depends on the order."""
+    text = f"""graph @main(%x: f32[n]) {{
+      %a: f32[n] = alloc() {F32}
+      call_loop(%x, %a) {{callee = "neg", sizes = [n]}}
+      %b: f32[n] = alloc() {F32}
+      call_loop(%a, %b) {{callee = "neg", sizes = [n]}}
+      %c: f32[n] = alloc() {F32}
+      call_loop(%a, %c) {{callee = "neg", sizes = [n]}}
+      %d: f32[n] = alloc() {F32}
+      call_loop(%b, %c, %d) {{callee = "add", sizes = [n]}}
+      %e: f32[n] = alloc() {F32}
+      call_loop(%d, %x, %e) {{callee = "add", sizes = [n]}}
+      return %e
+    }}
+    """
+    module = parse_module(text + LOOPS)
+    calls = [op for op in module.main.ops if op.name == "call_loop"]
+    turned = (0, 2, 1, 3, 4)
+    one = inplace(module, CX)
+    assert "neg_over_0_1" in one.loops
+    others = [Ordered(permuted(module.main, calls, turned), turned, False)]
+    both = inplace(module, CX, others)
+    assert set(both.loops) == {"neg", "add", "add_over_0_2"}
+    for result in (one, both, both.with_main(others[0].graph)):
+        check_same(module, result)
 
 
 # ---- models
