@@ -29,7 +29,7 @@ SEEN: set[Any] = set()  # aten overloads that some test has compiled
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Guard pages behind every buffer, NaN in all memory not yet written."""
-    spec, export = pliant.model._spec, front.export_module
+    spec, export = pliant.model.runtime_spec, front.export_module
 
     def guarded(*args: Any) -> Any:
         return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
@@ -39,7 +39,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         SEEN.update(node.target for node in program.graph.nodes)
         return program, info
 
-    monkeypatch.setattr(pliant.model, "_spec", guarded)
+    monkeypatch.setattr(pliant.model, "runtime_spec", guarded)
     monkeypatch.setattr(front, "export_module", recording)
     yield
 

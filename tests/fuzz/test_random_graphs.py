@@ -30,12 +30,12 @@ VARIANTS = {
 
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec = pliant.model._spec
+    spec = pliant.model.runtime_spec
 
     def guarded(*args: Any) -> Any:
         return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
 
-    monkeypatch.setattr(pliant.model, "_spec", guarded)
+    monkeypatch.setattr(pliant.model, "runtime_spec", guarded)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -71,7 +71,26 @@ def wrong(made: Program, options: Options) -> list[str]:
             problem = compare(*values)
             if problem:
                 found.append(f"{name} at b, n, m = {sizes}: {problem}")
+        found += limited(ours, args, got, sizes)
     return found
+
+
+def limited(
+    ours: pliant.CompiledModel, args: Any, want: Any, sizes: tuple[int, ...]
+) -> list[str]:
+    """What differs in a call that has as little memory as can be, bit for bit."""
+    try:
+        ours.memory_plan(*args, memory_limit=0)
+        return []
+    except pliant.MemoryLimitError as error:
+        ours.memory_limit = error.least
+    got = ours(*args)
+    ours.memory_limit = None
+    return [
+        f"result {k} at b, n, m = {sizes} differs inside the least memory"
+        for k, (a, b) in enumerate(zip(got, want, strict=True))
+        if not torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    ]
 
 
 def check(seed: int, options: Options) -> None:
