@@ -31,7 +31,7 @@ from pliant.sym import Expr, product
 
 # Multiply-adds of a convolution that, with channels last, are done in so much less time
 # as it takes to move one element to another order.
-PACE = 450
+PACE = 900
 SIZE = 64  # of a symbolic dim, where costs are compared
 FREE = frozenset({"broadcast", "full", "iota"})
 

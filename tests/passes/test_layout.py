@@ -58,22 +58,22 @@ WINDOW = "stride = (1, 1), low = (1, 1), high = (1, 1), dilation = (1, 1)"
 
 def test_text() -> None:
     before, after = changed(f"""
-        graph @main(%x: f32[n, 80, h, w], %w: f32[80, 80, 3, 3], %p: f32[64, 80, 1, 1]) {{
-          %y: f32[n, 80, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
-          %z: f32[n, 80, h, w] = conv(%y, %w) {{{WINDOW}, groups = 1}}
-          %a: f32[n, 80, h, w] = add(%z, %y)
+        graph @main(%x: f32[n, 160, h, w], %w: f32[160, 160, 3, 3], %p: f32[64, 160, 1, 1]) {{
+          %y: f32[n, 160, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
+          %z: f32[n, 160, h, w] = conv(%y, %w) {{{WINDOW}, groups = 1}}
+          %a: f32[n, 160, h, w] = add(%z, %y)
           %o: f32[n, 64, h, w] = conv(%a, %p) {{stride = (1, 1), low = (0, 0), high = (0, 0), dilation = (1, 1), groups = 1}}
           return %o
         }}
         """)
     wanted = f"""
-        graph @main(%x: f32[n, 80, h, w], %w: f32[80, 80, 3, 3], %p: f32[64, 80, 1, 1]) {{
-          %transpose: f32[n, h, w, 80] = transpose(%x) {{perm = (0, 2, 3, 1)}}
-          %conv_last: f32[n, h, w, 80] = conv_last(%transpose, %w) {{{WINDOW}}}
-          %conv_last_1: f32[n, h, w, 80] = conv_last(%conv_last, %w) {{{WINDOW}}}
-          %add: f32[n, h, w, 80] = add(%conv_last_1, %conv_last)
-          %reshape: f32[1, 1, 64, 80] = reshape(%p) {{shape = [1, 1, 64, 80]}}
-          %transpose_1: f32[1, 1, 80, 64] = transpose(%reshape) {{perm = (0, 1, 3, 2)}}
+        graph @main(%x: f32[n, 160, h, w], %w: f32[160, 160, 3, 3], %p: f32[64, 160, 1, 1]) {{
+          %transpose: f32[n, h, w, 160] = transpose(%x) {{perm = (0, 2, 3, 1)}}
+          %conv_last: f32[n, h, w, 160] = conv_last(%transpose, %w) {{{WINDOW}}}
+          %conv_last_1: f32[n, h, w, 160] = conv_last(%conv_last, %w) {{{WINDOW}}}
+          %add: f32[n, h, w, 160] = add(%conv_last_1, %conv_last)
+          %reshape: f32[1, 1, 64, 160] = reshape(%p) {{shape = [1, 1, 64, 160]}}
+          %transpose_1: f32[1, 1, 160, 64] = transpose(%reshape) {{perm = (0, 1, 3, 2)}}
           %matmul: f32[n, h, w, 64] = matmul(%add, %transpose_1)
           %transpose_2: f32[n, 64, h, w] = transpose(%matmul) {{perm = (0, 3, 1, 2)}}
           return %transpose_2
@@ -85,38 +85,38 @@ def test_text() -> None:
 
 BODIES = {
     "bias": """
-        %b: f32[n, 80, h, w] = broadcast(%v) {shape = [n, 80, h, w], axes = (1)}
-        %o: f32[n, 80, h, w] = add(%y, %b)""",
+        %b: f32[n, 160, h, w] = broadcast(%v) {shape = [n, 160, h, w], axes = (1)}
+        %o: f32[n, 160, h, w] = add(%y, %b)""",
     "full and iota": """
-        %f: f32[n, 80, h, w] = full() {value = 2.0, dtype = f32, shape = [n, 80, h, w]}
-        %i: f32[n, 80, h, w] = iota() {axis = 1, dtype = f32, shape = [n, 80, h, w]}
-        %m: f32[n, 80, h, w] = mul(%y, %f)
-        %o: f32[n, 80, h, w] = add(%m, %i)""",
+        %f: f32[n, 160, h, w] = full() {value = 2.0, dtype = f32, shape = [n, 160, h, w]}
+        %i: f32[n, 160, h, w] = iota() {axis = 1, dtype = f32, shape = [n, 160, h, w]}
+        %m: f32[n, 160, h, w] = mul(%y, %f)
+        %o: f32[n, 160, h, w] = add(%m, %i)""",
     "images and channels": """
-        %s: f32[n, 80] = reduce(%y) {op = "sum", axes = (2, 3), keepdims = false}
-        %b: f32[n, 80, h, w] = broadcast(%s) {shape = [n, 80, h, w], axes = (0, 1)}
-        %o: f32[n, 80, h, w] = sub(%y, %b)""",
+        %s: f32[n, 160] = reduce(%y) {op = "sum", axes = (2, 3), keepdims = false}
+        %b: f32[n, 160, h, w] = broadcast(%s) {shape = [n, 160, h, w], axes = (0, 1)}
+        %o: f32[n, 160, h, w] = sub(%y, %b)""",
     "rows": """
         %s: f32[n, 1, h, 1] = reduce(%y) {op = "max", axes = (1, 3), keepdims = true}
-        %b: f32[n, 80, h, w] = broadcast(%s) {shape = [n, 80, h, w], axes = (0, 1, 2, 3)}
-        %o: f32[n, 80, h, w] = sub(%y, %b)""",
+        %b: f32[n, 160, h, w] = broadcast(%s) {shape = [n, 160, h, w], axes = (0, 1, 2, 3)}
+        %o: f32[n, 160, h, w] = sub(%y, %b)""",
     "groups of channels": """
-        %g: f32[n, 8, 10, h*w] = reshape(%y) {shape = [n, 8, 10, h*w]}
+        %g: f32[n, 8, 20, h*w] = reshape(%y) {shape = [n, 8, 20, h*w]}
         %s: f32[n, 8, 1, 1] = reduce(%g) {op = "sum", axes = (2, 3), keepdims = true}
-        %b: f32[n, 8, 10, h*w] = broadcast(%s) {shape = [n, 8, 10, h*w], axes = (0, 1, 2, 3)}
-        %d: f32[n, 8, 10, h*w] = sub(%g, %b)
-        %o: f32[n, 80, h, w] = reshape(%d) {shape = [n, 80, h, w]}""",
+        %b: f32[n, 8, 20, h*w] = broadcast(%s) {shape = [n, 8, 20, h*w], axes = (0, 1, 2, 3)}
+        %d: f32[n, 8, 20, h*w] = sub(%g, %b)
+        %o: f32[n, 160, h, w] = reshape(%d) {shape = [n, 160, h, w]}""",
     "channels beside": """
-        %c: f32[n, 160, h, w] = concat(%y, %y) {axis = 1}
-        %o: f32[n, 80, h, w] = slice(%c) {starts = [0, 1, 0, 0], shape = [n, 80, h, w], steps = (1, 2, 1, 1)}""",
+        %c: f32[n, 320, h, w] = concat(%y, %y) {axis = 1}
+        %o: f32[n, 160, h, w] = slice(%c) {starts = [0, 1, 0, 0], shape = [n, 160, h, w], steps = (1, 2, 1, 1)}""",
     "padding and a pool": """
-        %p: f32[n, 80, h + 1, w + 2] = pad(%y) {low = [0, 0, 1, 0], high = [0, 0, 0, 2], value = 1.0}
-        %o: f32[n, 80, h, w] = pool(%p) {op = "max", window = (2, 3), stride = (1, 1), low = (0, 0), high = (0, 0), dilation = (1, 1), include_pad = true}""",
+        %p: f32[n, 160, h + 1, w + 2] = pad(%y) {low = [0, 0, 1, 0], high = [0, 0, 0, 2], value = 1.0}
+        %o: f32[n, 160, h, w] = pool(%p) {op = "max", window = (2, 3), stride = (1, 1), low = (0, 0), high = (0, 0), dilation = (1, 1), include_pad = true}""",
     "picked rows": """
-        %t: f32[h, n, 80, w] = transpose(%y) {perm = (2, 0, 1, 3)}
+        %t: f32[h, n, 160, w] = transpose(%y) {perm = (2, 0, 1, 3)}
         %i: i64[h] = iota() {axis = 0, dtype = i64, shape = [h]}
-        %p: f32[h, n, 80, w] = index(%t, %i)
-        %o: f32[n, 80, h, w] = transpose(%p) {perm = (1, 2, 0, 3)}""",
+        %p: f32[h, n, 160, w] = index(%t, %i)
+        %o: f32[n, 160, h, w] = transpose(%p) {perm = (1, 2, 0, 3)}""",
 }
 
 
@@ -124,10 +124,10 @@ BODIES = {
 def test_between(name: str) -> None:
     """Nothing between two convolutions is moved back."""
     before, after = changed(f"""
-        graph @main(%x: f32[n, 80, h, w], %w: f32[80, 80, 3, 3], %v: f32[80]) {{
-          %y: f32[n, 80, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
+        graph @main(%x: f32[n, 160, h, w], %w: f32[160, 160, 3, 3], %v: f32[160]) {{
+          %y: f32[n, 160, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
           {BODIES[name]}
-          %z: f32[n, 80, h, w] = conv(%o, %w) {{{WINDOW}, groups = 1}}
+          %z: f32[n, 160, h, w] = conv(%o, %w) {{{WINDOW}, groups = 1}}
           return %z
         }}
         """)
@@ -140,13 +140,13 @@ def test_between(name: str) -> None:
 def test_own_order_where_it_is_needed() -> None:
     """A result, an op without a rule, a reshape that mixes channels and pixels."""
     before, after = changed(f"""
-        graph @main(%x: f32[n, 80, h, w], %w: f32[80, 80, 3, 3]) {{
-          %y: f32[n, 80, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
-          %z: f32[n, 80, h, w] = conv(%y, %w) {{{WINDOW}, groups = 1}}
-          %c: f32[n, 80, h, w] = cumulate(%z) {{op = "sum", axis = 1}}
-          %f: f32[n, 80*h, w] = reshape(%z) {{shape = [n, 80*h, w]}}
-          %q: f32[n, 80, h, w] = conv(%z, %w) {{{WINDOW}, groups = 1}}
-          %r: f32[n, 80, h, w] = conv(%q, %w) {{{WINDOW}, groups = 1}}
+        graph @main(%x: f32[n, 160, h, w], %w: f32[160, 160, 3, 3]) {{
+          %y: f32[n, 160, h, w] = conv(%x, %w) {{{WINDOW}, groups = 1}}
+          %z: f32[n, 160, h, w] = conv(%y, %w) {{{WINDOW}, groups = 1}}
+          %c: f32[n, 160, h, w] = cumulate(%z) {{op = "sum", axis = 1}}
+          %f: f32[n, 160*h, w] = reshape(%z) {{shape = [n, 160*h, w]}}
+          %q: f32[n, 160, h, w] = conv(%z, %w) {{{WINDOW}, groups = 1}}
+          %r: f32[n, 160, h, w] = conv(%q, %w) {{{WINDOW}, groups = 1}}
           return %c, %f, %y, %r
         }}
         """)
@@ -156,7 +156,7 @@ def test_own_order_where_it_is_needed() -> None:
 
 def test_only_where_it_pays() -> None:
     """A window of a few channels is not worth a move; a deep one is."""
-    for channels, kind in ((8, "conv"), (128, "conv_last")):
+    for channels, kind in ((8, "conv"), (256, "conv_last")):
         shape = f"f32[n, {channels}, h, w]"
         _, after = changed(f"""
             graph @main(%x: {shape}, %w: f32[{channels}, {channels}, 3, 3]) {{
