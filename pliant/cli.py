@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, doctor, explain
+from pliant.commands import bench, doctor, explain, inspect
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
     bench,
     doctor,
     explain,
+    inspect,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

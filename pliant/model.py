@@ -31,6 +31,7 @@ from pliant.runtime.description import PlanInfo, RuntimeStatus, Status
 from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
 from pliant.sym import Guard, sym
+from pliant.timeline import Timeline, timeline
 
 # What flattening, copying or a better message may help with.
 _MENDABLE = (Status.KIND, Status.LAYOUT, Status.COUNT)
@@ -211,14 +212,7 @@ class CompiledModel:
         else:
             values = self._named("memory_plan", dims)
         limit = parse_bytes(memory_limit)
-        limit = self._limit if limit is None else limit
-        order = [values[name] for name in self.dims]
-        try:
-            info = self._runtime.plan(order, limit)
-        except RuntimeStatus as status:
-            if status.status is Status.LIMIT:
-                raise self._limit_error(status, values) from None
-            raise self._error(status, []) from None
+        info = self._plan(values, self._limit if limit is None else limit)
         return MemoryPlan(
             info.peak_bytes,
             info.arena_bytes,
@@ -228,6 +222,36 @@ class CompiledModel:
             values,
             self._knobs(info),
         )
+
+    def memory_timeline(
+        self, *, memory_limit: int | str | None = None, **dims: Any
+    ) -> Timeline:
+        """What a call at these dims holds at every step, told without running it."""
+        values = self._named("memory_timeline", dims)
+        limit = parse_bytes(memory_limit)
+        info = self._plan(values, self._limit if limit is None else limit)
+        memory = self._program.memory
+        env = {**values, "threads": self._threads}
+        params = set(self._program.lowered.main.params)
+        return timeline(
+            self._program.steps,
+            [(b.value, n) for b, n in zip(memory.buffers, info.sizes, strict=True)],
+            [
+                (value, value.type.bytes.evaluate(env))
+                for value in dict.fromkeys(memory.outputs)
+                if value not in params
+            ],
+            self._runtime.spec.orders[info.order],
+            info.evictions,
+        )
+
+    def _plan(self, values: Mapping[str, int], limit: int | None) -> PlanInfo:
+        try:
+            return self._runtime.plan([values[name] for name in self.dims], limit)
+        except RuntimeStatus as status:
+            if status.status is Status.LIMIT:
+                raise self._limit_error(status, values) from None
+            raise self._error(status, []) from None
 
     def _knobs(self, info: PlanInfo) -> dict[str, object]:
         """The order taken, and what is computed again or spilled on the way."""

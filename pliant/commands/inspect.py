@@ -1,0 +1,347 @@
+"""Tells the memory of a call without running it: its peak, and what is live then.
+
+MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
+`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
+the name of a model of the zoo (--zoo).
+
+With --plot, live bytes over the run and the peak over a dim are drawn, with and without
+each optimisation of memory. An .html file shows the run at several sizes of the dim; a
+.png file needs pillow (pip install 'pliant[plot]').
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pliant.commands.progress import progress
+from pliant.errors import MemoryLimitError, OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from pliant.benchmark.models import Case
+    from pliant.model import CompiledModel, MemoryPlan
+    from pliant.timeline import Timeline
+
+NAME = "inspect"
+HELP = "the memory of a call, before it runs"
+MIB = 1 << 20
+SHOWN = 20  # values that are listed
+SIZES = 16  # of the dim that a plot goes over
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument(
+        "--memory",
+        metavar="DIMS",
+        type=_dims,
+        required=True,
+        help="the call's dims, such as batch=1,seq=4096",
+    )
+    parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help=".png or .html")
+    parser.add_argument(
+        "--over",
+        metavar="DIM",
+        help="the dim that a plot goes over (default: the last)",
+    )
+    parser.add_argument("--zoo", type=Path, help="file with models by name")
+    parser.add_argument("--threads", type=int, help="default: every core")
+
+
+def _dims(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, sign, size = part.strip().partition("=")
+        if not (name and sign and size.isdecimal()):
+            raise argparse.ArgumentTypeError(f"'{part}' is not NAME=SIZE")
+        found[name] = int(size)
+    return found
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".png", ".html"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither .png nor .html")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The model with some optimisation left out, inside a limit or not."""
+
+    name: str
+    case: Case
+    model: CompiledModel
+    limit: int | None = None
+
+    def plan(self, dims: dict[str, int]) -> MemoryPlan:
+        return self.model.memory_plan(memory_limit=self.limit, **self.symbols(dims))
+
+    def timeline(self, dims: dict[str, int]) -> Timeline:
+        symbols = self.symbols(dims)
+        return self.model.memory_timeline(memory_limit=self.limit, **symbols)
+
+    def symbols(self, dims: dict[str, int]) -> dict[str, int]:
+        """The dims by the names of the code; the case may call them otherwise."""
+        import torch
+
+        if set(dims) == set(self.model.dims):
+            return dims
+        if set(dims) != set(self.case.dims):
+            names = ", ".join(self.case.dims or self.model.dims)
+            raise OptionError(f"--memory needs every dim of the model: {names}")
+        sizes = [dims[name] for name in self.case.dims]
+        try:
+            with torch.device("meta"):  # only shapes count
+                inputs = self.case.inputs(*sizes)
+        except (RuntimeError, NotImplementedError):  # they are made from data
+            inputs = self.case.inputs(*sizes)
+        return dict(self.model.memory_plan(*inputs).dims)
+
+
+def run(args: argparse.Namespace) -> int:
+    from pliant.benchmark.models import default_zoo, expand, load
+    from pliant.model import parse_bytes
+
+    limit = parse_bytes(args.memory_limit)
+    zoo = args.zoo or default_zoo()
+    (name,) = expand([args.model], zoo)
+    case = load(name, zoo)
+    with progress(f"compiling {name}"):
+        model = case.compile(threads=args.threads)
+    whole = Variant("all optimisations", case, model, limit)
+    plan, held = whole.plan(args.memory), whole.timeline(args.memory)
+    if args.plot is not None:
+        over = args.over or list(args.memory)[-1]
+        if over not in args.memory:
+            names = ", ".join(args.memory)
+            raise OptionError(f"the model has no dim '{over}', its dims are {names}")
+        draw(args.plot, variants(whole, args.threads), args.memory, over)
+    if args.json:
+        print(json.dumps(_content(name, args.memory, whole, plan, held), indent=1))
+    else:
+        print("\n".join(_lines(name, args.memory, whole, plan, held)))
+        if args.plot is not None:
+            print(f"\ndrawn: {args.plot}")
+    return 0
+
+
+# --- told -----------------------------------------------------------------------
+
+
+def _size(count: float) -> str:
+    return f"{count / MIB:.3f} MiB" if count >= MIB / 100 else f"{count:.0f} bytes"
+
+
+def _at(dims: Any) -> str:
+    return ", ".join(f"{name}={size}" for name, size in dims.items())
+
+
+def _lines(
+    name: str,
+    dims: dict[str, int],
+    shown: Variant,
+    plan: MemoryPlan,
+    held: Timeline,
+) -> list[str]:
+    made: Any = plan.knobs.get("rematerialised", ())
+    lines = [
+        f"{name} at {_at(dims)}",
+        f"  peak         {_size(plan.peak_bytes)} ({plan.peak_bytes} bytes)",
+        f"  of it        {_size(plan.arena_bytes)} in the arena, "
+        f"{_size(plan.output_bytes)} of results",
+        f"  lower bound  {_size(plan.lower_bound)} (what is live at once)",
+        f"  weights      {_size(plan.weight_bytes)}, not in the peak",
+    ]
+    if shown.limit is not None:
+        actions = [item.action for item in made]
+        lines.append(
+            f"  limit        {_size(shown.limit)}: {actions.count('recompute')} values "
+            f"computed again, {actions.count('spill')} spilled"
+        )
+    names = [f"{k} = {v}" for k, v in plan.dims.items() if k not in dims]
+    where = f"   with {', '.join(names)}" if names else ""
+    lines.append(f"  formula      {shown.model.peak_formula}{where}")
+    if held.moments:
+        moment = held.moments[held.peak_step]
+        place = f"{held.peak_step + 1} of {len(held.moments)}"
+        lines.append(
+            f"\nlive at the peak, in step {place}: {moment.kernel} ({moment.loc})"
+        )
+    rows = [("bytes", "share", "value", "type", "kernel", "line")]
+    total = max(sum(item.bytes for item in held.held), 1)
+    for item in held.held[:SHOWN]:
+        share = f"{100 * item.bytes / total:.1f}%"
+        rows.append(
+            (str(item.bytes), share, item.name, item.type, item.kernel, item.loc)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if k < 2 else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    if len(held.held) > SHOWN:
+        rest = held.held[SHOWN:]
+        told = _size(sum(item.bytes for item in rest))
+        lines.append(f"  and {len(rest)} more, {told}")
+    for item in made:
+        lines.append(
+            f"  {item.action}: {item.value}, {_size(item.bytes)}, between steps "
+            f"{item.steps[0]} and {item.steps[1]} ({item.loc})"
+        )
+    return lines
+
+
+def _content(
+    name: str,
+    dims: dict[str, int],
+    shown: Variant,
+    plan: MemoryPlan,
+    held: Timeline,
+) -> dict[str, Any]:
+    made: Any = plan.knobs.get("rematerialised", ())
+    return {
+        "model": name,
+        "dims": dims,
+        "symbols": dict(plan.dims),
+        "memory_limit": shown.limit,
+        "peak_bytes": plan.peak_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "output_bytes": plan.output_bytes,
+        "weight_bytes": plan.weight_bytes,
+        "lower_bound": plan.lower_bound,
+        "peak_formula": shown.model.peak_formula,
+        "rematerialised": [asdict(item) for item in made],
+        "peak_step": held.peak_step,
+        "live": [asdict(item) for item in held.held],
+        "timeline": [asdict(moment) for moment in held.moments],
+    }
+
+
+# --- drawn ----------------------------------------------------------------------
+
+
+def variants(whole: Variant, threads: int | None) -> list[Variant]:
+    """The model as it is, and without each optimisation of memory."""
+    import pliant
+
+    out = [whole]
+    switches = [
+        switch
+        for switch in ("order", "inplace", "remat")
+        if switch in pliant.Options.__dataclass_fields__
+    ]
+    for switch in switches:
+        if switch == "remat":  # does something only to keep a limit
+            if whole.limit is not None:
+                out.append(Variant("without remat (no limit)", whole.case, whole.model))
+            continue
+        options = pliant.Options(**{switch: False})
+        with progress(f"compiling without {switch}"):
+            model = whole.case.compile(threads=threads, options=options)
+        out.append(Variant(f"without {switch}", whole.case, model, whole.limit))
+    return out
+
+
+def draw(path: Path, shown: Sequence[Variant], dims: dict[str, int], over: str) -> None:
+    """Writes the picture: the run at these dims, and the peak over one of them."""
+    from pliant import drawing
+
+    largest = max(2 * dims[over], SIZES)
+    tried = sorted({dims[over], *(largest * k // SIZES for k in range(1, SIZES + 1))})
+    sizes = [size for size in tried if _takes(shown[0], {**dims, over: size})]
+    peaks = _peaks(shown, dims, over, sizes)
+    if path.suffix == ".png":
+        path.write_bytes(drawing.png([_over_run(shown, dims), peaks]))
+        return
+    frames = []
+    for size in sizes:
+        chart = _over_run(shown, {**dims, over: size})
+        hidden = "" if size == dims[over] else " hidden"
+        frames.append(f'<div class="frame"{hidden}>{drawing.svg(chart)}</div>')
+    path.write_text(
+        PAGE.format(
+            over=over,
+            last=len(sizes) - 1,
+            first=sizes.index(dims[over]),
+            sizes=json.dumps(sizes),
+            given=dims[over],
+            frames="\n".join(frames),
+            peaks=drawing.svg(peaks),
+        )
+    )
+
+
+def _takes(variant: Variant, dims: dict[str, int]) -> bool:
+    """Whether the model has a meaning at these dims: position tables end."""
+    try:
+        variant.model.memory_plan(**variant.symbols(dims))
+    except ShapeError:
+        return False
+    return True
+
+
+def _over_run(shown: Sequence[Variant], dims: dict[str, int]) -> Any:
+    from pliant.drawing import Chart, Series
+
+    series = []
+    for variant in shown:
+        try:
+            moments = variant.timeline(dims).moments
+        except MemoryLimitError:
+            series.append(Series(f"{variant.name}: no plan fits the limit", ()))
+            continue
+        ends = [*moments, *moments[-1:]]
+        points = tuple((k, m.live_bytes / MIB) for k, m in enumerate(ends))
+        series.append(Series(variant.name, points, steps=True))
+    return Chart(
+        f"live bytes over the run at {_at(dims)}", "step", "MiB", tuple(series)
+    )
+
+
+def _peaks(
+    shown: Sequence[Variant], dims: dict[str, int], over: str, sizes: Sequence[int]
+) -> Any:
+    from pliant.drawing import Chart, Series
+
+    series = []
+    for variant in shown:
+        points: list[tuple[float, float | None]] = []
+        for size in sizes:
+            try:
+                peak = variant.plan({**dims, over: size}).peak_bytes / MIB
+            except MemoryLimitError:
+                points.append((size, None))
+            else:
+                points.append((size, peak))
+        series.append(Series(variant.name, tuple(points)))
+    others = _at({name: size for name, size in dims.items() if name != over})
+    title = f"peak over {over}" + (f" at {others}" if others else "")
+    return Chart(title, over, "MiB", tuple(series))
+
+
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>memory of a call</title>
+<style>body {{ font: 14px sans-serif; margin: 2em; max-width: 800px }}</style>
+<label>{over} = <output id="size">{given}</output>
+<input id="slider" type="range" min="0" max="{last}" value="{first}"
+ style="width: 500px"></label>
+{frames}
+{peaks}
+<script>
+const sizes = {sizes}, frames = document.querySelectorAll(".frame");
+document.getElementById("slider").oninput = event => {{
+  const k = Number(event.target.value);
+  document.getElementById("size").textContent = sizes[k];
+  frames.forEach((frame, i) => {{ frame.hidden = i !== k; }});
+}};
+</script>
+"""

@@ -1,0 +1,186 @@
+"""Line charts as SVG, and the same as PNG (with pillow, the extra `plot`)."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pliant.errors import OptionError
+
+COLOURS = ("#1f6feb", "#d1242f", "#8250df", "#1a7f37", "#bc4c00", "#57606a")
+INK, GRID = "#24292f", "#d8dee4"
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 44  # of the plot's frame
+ROW = 18  # of the legend
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one line; None breaks it."""
+
+    name: str
+    points: tuple[tuple[float, float | None], ...]
+    steps: bool = False  # horizontal from each point to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    width: int = 760
+    height: int = 340
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    x: float
+    y: float  # of the middle
+    words: str
+    anchor: str = "start"  # start, middle, end
+    bold: bool = False
+
+
+Mark: TypeAlias = "Line | Text"
+
+
+def ticks(top: float, count: int = 5) -> list[float]:
+    """Round numbers from 0 to the first that is not below `top`."""
+    if top <= 0:
+        return [0.0, 1.0]
+    raw = top / count
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
+    return [step * k for k in range(math.ceil(top / step * 0.999) + 1)]
+
+
+def total_height(chart: Chart) -> int:
+    return chart.height + ROW * len(chart.series)
+
+
+def marks(chart: Chart) -> Iterator[Mark]:
+    """What a chart consists of, in pixels from its upper left corner."""
+    known = [(x, y) for s in chart.series for x, y in s.points if y is not None]
+    across = ticks(max((x for x, _ in known), default=1.0))
+    up = ticks(max((y for _, y in known), default=1.0))
+    right, bottom = chart.width - RIGHT, chart.height - BOTTOM
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + (right - LEFT) * x / across[-1],
+            bottom - (bottom - TOP) * y / up[-1],
+        )
+
+    yield Text(LEFT, 14, chart.title, bold=True)
+    for value in up:
+        yield Line((at(0, value), at(across[-1], value)), GRID, 1)
+        yield Text(LEFT - 6, at(0, value)[1], f"{value:g}", "end")
+    for value in across:
+        yield Text(at(value, 0)[0], bottom + 12, f"{value:g}", "middle")
+    yield Line((at(0, 0), at(across[-1], 0)), INK, 1)
+    yield Text(LEFT - 6, TOP - 12, chart.y_label, "end")
+    yield Text((LEFT + right) / 2, bottom + 30, chart.x_label, "middle")
+    # The first series is drawn last, on top.
+    pairs = [(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(chart.series)]
+    for series, colour in reversed(pairs):
+        for run in _runs(series):
+            yield Line(tuple(at(x, y) for x, y in run), colour, 2)
+    for k, (series, colour) in enumerate(pairs):
+        y = chart.height + ROW * k + 2
+        yield Line(((LEFT, y), (LEFT + 22, y)), colour, 3)
+        yield Text(LEFT + 30, y, series.name)
+
+
+def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:
+    run: list[tuple[float, float]] = []
+    for x, y in series.points:
+        if y is None:
+            if run:
+                yield run
+            run = []
+            continue
+        if series.steps and run:
+            run.append((x, run[-1][1]))
+        run.append((x, y))
+    if run:
+        yield run
+
+
+# --- SVG ------------------------------------------------------------------------
+
+
+def svg(chart: Chart) -> str:
+    size = (chart.width, total_height(chart))
+    body = "".join(map(_element, marks(chart)))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" '
+        f'height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">{body}</svg>'
+    )
+
+
+def _element(mark: Mark) -> str:
+    if isinstance(mark, Line):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{mark.colour}" '
+            f'stroke-width="{mark.width:g}"/>'
+        )
+    weight = ' font-weight="bold"' if mark.bold else ""
+    return (
+        f'<text x="{mark.x:.1f}" y="{mark.y + 4:.1f}" text-anchor="{mark.anchor}"'
+        f"{weight}>{html.escape(mark.words)}</text>"
+    )
+
+
+# --- PNG ------------------------------------------------------------------------
+
+SCALE = 2  # pixels of the picture for one of the chart
+_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
+
+
+def png(charts: Sequence[Chart]) -> bytes:
+    """The charts, one below the other."""
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise OptionError(
+            "a PNG needs pillow: pip install 'pliant[plot]'; an HTML file needs nothing"
+        ) from error
+    width = max(chart.width for chart in charts)
+    heights = [total_height(chart) + ROW for chart in charts]
+    image = Image.new("RGB", (width * SCALE, sum(heights) * SCALE), "white")
+    draw = ImageDraw.Draw(image)
+    font = ImageFont.load_default(12 * SCALE)
+    top = 0
+    for chart, height in zip(charts, heights, strict=True):
+        for mark in marks(chart):
+            _paint(draw, font, mark, top)
+        top += height
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def _paint(draw: Any, font: Any, mark: Mark, top: int) -> None:
+    if isinstance(mark, Line):
+        points = [(x * SCALE, (y + top) * SCALE) for x, y in mark.points]
+        if len(points) == 1:
+            points *= 2
+        draw.line(points, fill=mark.colour, width=round(mark.width * SCALE))
+        return
+    place = (mark.x * SCALE, (mark.y + top) * SCALE)
+    anchor = _ANCHORS[mark.anchor]
+    bold = 1 if mark.bold else 0
+    draw.text(place, mark.words, INK, font, anchor, stroke_width=bold, stroke_fill=INK)
