@@ -91,11 +91,11 @@ def marks(chart: Chart) -> Iterator[Mark]:
     yield Line((at(0, 0), at(across[-1], 0)), INK, 1)
     yield Text(LEFT - 6, TOP - 12, chart.y_label, "end")
     yield Text((LEFT + right) / 2, bottom + 30, chart.x_label, "middle")
-    # The first series is drawn last, on top.
     pairs = [(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(chart.series)]
-    for series, colour in reversed(pairs):
+    # The first series is on top; wider ones below it show where they are the same.
+    for k, (series, colour) in reversed(list(enumerate(pairs))):
         for run in _runs(series):
-            yield Line(tuple(at(x, y) for x, y in run), colour, 2)
+            yield Line(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
     for k, (series, colour) in enumerate(pairs):
         y = chart.height + ROW * k + 2
         yield Line(((LEFT, y), (LEFT + 22, y)), colour, 3)
@@ -181,6 +181,4 @@ def _paint(draw: Any, font: Any, mark: Mark, top: int) -> None:
         draw.line(points, fill=mark.colour, width=round(mark.width * SCALE))
         return
     place = (mark.x * SCALE, (mark.y + top) * SCALE)
-    anchor = _ANCHORS[mark.anchor]
-    bold = 1 if mark.bold else 0
-    draw.text(place, mark.words, INK, font, anchor, stroke_width=bold, stroke_fill=INK)
+    draw.text(place, mark.words, INK, font, _ANCHORS[mark.anchor])

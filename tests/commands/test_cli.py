@@ -48,7 +48,9 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
     assert told.err and not told.out
 
 
-@pytest.mark.parametrize("command", [[], ["bench"], ["doctor"], ["explain"]])
+@pytest.mark.parametrize(
+    "command", [[], ["bench"], ["doctor"], ["explain"], ["inspect"]]
+)
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command, "--help"])
