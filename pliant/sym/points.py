@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 
 from pliant.sym.bounding import Interval
 from pliant.sym.expr import Expr, Symbol, sym
@@ -18,6 +19,8 @@ Point = dict[str, int]
 
 _EVEN = (1, 17, 64, 384, 4096)  # sizes that all symbols have at once
 _UNEVEN = ((1024, 1), (1, 1024), (256, 4), (4, 256))  # of one symbol, of the others
+_VALUES = (0, 1, 2, 3, 5, 16, 31, 64, 130, 513, 4099)  # for witnesses
+_MOST_WITNESSES, _MOST_VARIED = 1500, 6
 _MOST_SKEWED = 4  # symbols that are varied one by one
 
 
@@ -28,6 +31,23 @@ def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
     for name in space.free[:_MOST_SKEWED]:
         wanted += [partial(_skewed, name, its, others) for its, others in _UNEVEN]
     return _distinct(space.points(wanted))
+
+
+def witnesses(facts: Facts, names: Iterable[str]) -> list[Point]:
+    """Many assignments, small and large sizes in all combinations: to refute with."""
+    space = _Space(facts, names)
+    values: tuple[int, ...] = _VALUES
+    while len(values) > 2 and len(values) ** len(space.free) > _MOST_WITNESSES:
+        values = values[::2] if len(values) % 2 else values[1::2]
+    chosen = product(values, repeat=min(len(space.free), _MOST_VARIED))
+    wanted = (dict(zip(space.free, sizes, strict=False)) for sizes in chosen)
+    return _distinct(
+        space.points(partial(_given, sizes) for sizes in wanted),
+    )
+
+
+def _given(sizes: Mapping[str, int], name: str) -> int:
+    return sizes.get(name, 1)
 
 
 def _skewed(chosen: str, its: int, others: int, name: str) -> int:

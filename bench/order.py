@@ -1,0 +1,249 @@
+"""What orders of calls save, and what is known of sizes: `python -m bench.order`.
+
+For each model of the zoo, and for training steps of some: the share of pairs of buffer
+sizes, and of pairs of live sums, whose order is certain over all sizes in range; the
+peak of our orders, chosen without knowing the sizes, against the same search with the
+sizes known, at random shapes; and what the original order would need. Writes
+bench/results/order.json and order.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import pliant
+from bench.timing import (
+    RESULTS,
+    Case,
+    Report,
+    add_model_arguments,
+    cases,
+    console,
+    machine,
+    machine_line,
+    store,
+)
+from pliant.ir.graph import Module
+from pliant.passes.inplace import in_place
+from pliant.passes.order import calls_of, oracle_peak, orders, peak_at
+from pliant.passes.order_compare import Bound, nonpositive
+from pliant.passes.order_search import Block, live_rows
+from pliant.sym import Facts
+from pliant.sym.compare import crossing, relation
+from pliant.sym.points import Point, random_points, witnesses
+
+PLAIN = pliant.Options(order=False, inplace=False, remat=False)
+TRAINED = ("tinybert", "llama")  # as training steps, too
+MOST_PAIRS = 2000
+KINDS = ("less", "equal", "greater", "crosses", None)
+
+
+def programs(case: Case, training: bool) -> Iterator[tuple[str, Module, Facts]]:
+    """The lowered graph of a model in its original order, and of its training step."""
+    compiled = case.compile(options=PLAIN, threads=2)
+    yield case.name, compiled._program.lowered, compiled._program.facts
+    if not training or case.name not in TRAINED:
+        return
+    inputs = case.at(case.example)
+    with torch.no_grad():
+        out = case.model(*inputs)
+    step = pliant.compile_training(
+        case.model,
+        lambda y, target: F.mse_loss(y, target),
+        pliant.SGD(0.1, momentum=0.9),
+        (inputs, (torch.zeros_like(out),)),
+        (
+            case.dynamic_shapes[0],
+            ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
+        ),
+        threads=2,
+        options=PLAIN,
+    )
+    yield f"{case.name} training", step._program.lowered, step._program.facts
+
+
+def compared(module: Module, facts: Facts) -> dict[str, dict[str, int]]:
+    """How often pairs of sizes, and of live sums, relate in which way."""
+    calls = calls_of(module.main, module)
+    names = {s for e in calls.bytes for s in e.symbols()}
+    known = facts.with_range("threads", 1, None) if "threads" in names else facts
+    points = _points(facts, names)
+    sizes = list(dict.fromkeys(known.canonical(e) for e in calls.bytes))
+    table = np.array([[e.evaluate(p) for p in points] for e in calls.bytes], np.int64)
+    table = -(-table // 64) * 64
+    first: Counter[str | None] = Counter(
+        relation(known, a, b, points) for a, b in _some(combinations(sizes, 2))
+    )
+    count = len(calls.bytes)
+    whole = Block(calls.before, calls.touches, (False,) * count, (False,) * count)
+    rows = live_rows(whole, range(len(calls.ops)))
+    bound = Bound.of(rows, calls.bytes, table)
+    second: Counter[str | None] = Counter()
+    for i, j in _some(combinations(range(len(bound.counts)), 2)):
+        difference = bound.counts[i] - bound.counts[j]
+        less = nonpositive(bound.sizes, difference.tolist(), known)
+        more = nonpositive(bound.sizes, (-difference).tolist(), known)
+        if less or more:
+            second["equal" if less and more else "less" if less else "greater"] += 1
+        else:
+            pairs = zip(
+                bound.samples[i].tolist(), bound.samples[j].tolist(), strict=True
+            )
+            second[crossing(pairs)] += 1
+    return {
+        "sizes": {str(kind): first[kind] for kind in KINDS},
+        "sums": {str(kind): second[kind] for kind in KINDS},
+    }
+
+
+def _points(facts: Facts, names: set[str]) -> list[Point]:
+    found = witnesses(facts, names - {"threads"})
+    return [{**point, "threads": t} for point in found for t in (1, 4096)]
+
+
+def _some(pairs: Iterator[Any]) -> list[Any]:
+    every = list(pairs)
+    return every[:: max(1, -(-len(every) // MOST_PAIRS))]
+
+
+def measured(name: str, module: Module, facts: Facts, shapes: int) -> dict[str, Any]:
+    graph = module.main
+    calls = calls_of(graph, module)
+    names = {s for e in calls.bytes for s in e.symbols()} - {"threads"}
+    started = process_time()
+    found = orders(graph, module, facts)
+    seconds = process_time() - started
+    ours, original, first, over = [], [], [], []
+    for point in random_points(facts, names, 0, shapes):
+        point["threads"] = 2
+        oracle = max(oracle_peak(graph, module, point), 1)
+        peaks = [peak_at(one.graph, module, point) for one in found]
+        ours.append(min(peaks) / oracle)
+        first.append(peaks[0] / oracle)
+        before = peak_at(graph, module, point)
+        original.append(before / oracle)
+        assert min(peaks) <= before, f"{name}: worse than the original at {point}"
+    sure = next(one for one in found if one.proved)
+    changed = in_place(sure.graph, module, facts)
+    joint = module.replace(loops={**module.loops, **changed.loops})
+    for point in random_points(facts, names, 2, shapes // 5):
+        point["threads"] = 2
+        over.append(
+            peak_at(changed.graph, joint, point)
+            / max(peak_at(sure.graph, module, point), 1)
+        )
+    allocs = [
+        sum(op.name == "alloc" for op in g.ops) for g in (sure.graph, changed.graph)
+    ]
+    return {
+        "model": name,
+        "calls": len(calls.ops),
+        "orders": len(found),
+        "shapes": len(ours),
+        "seconds": seconds,
+        "ours_worst": max(ours),
+        "ours_mean": float(np.mean(ours)),
+        "first_worst": max(first),
+        "original_worst": max(original),
+        "original_mean": float(np.mean(original)),
+        "in_place": allocs[0] - allocs[1],
+        "in_place_least": min(over),
+        "compared": compared(module, facts),
+    }
+
+
+def order_table(rows: list[dict[str, Any]]) -> Report:
+    lines = tuple(
+        (
+            row["model"],
+            str(row["calls"]),
+            str(row["orders"]),
+            f"{row['seconds']:.2f}",
+            f"{row['ours_mean']:.3f} ({row['ours_worst']:.3f})",
+            f"{row['first_worst']:.3f}",
+            f"{row['original_mean']:.3f} ({row['original_worst']:.3f})",
+            f"{row['in_place']} ({row['in_place_least']:.3f})",
+        )
+        for row in rows
+    )
+    shapes = max(row["shapes"] for row in rows)
+    return Report(
+        f"Peak over that of an order searched with the sizes known, {shapes} shapes: "
+        "mean (worst)",
+        (
+            "model",
+            "calls",
+            "orders",
+            "planning s",
+            "ours",
+            "the first alone",
+            "original order",
+            "in place (least peak)",
+        ),
+        lines,
+    )
+
+
+def share_table(rows: list[dict[str, Any]]) -> Report:
+    lines = []
+    total = {"sizes": Counter[str](), "sums": Counter[str]()}
+    for row in rows:
+        for what in ("sizes", "sums"):
+            total[what].update(row["compared"][what])
+        lines.append((row["model"], *_shares(row["compared"])))
+    lines.append(("all", *_shares({k: dict(v) for k, v in total.items()})))
+    head = ("pairs", "less, equal, greater", "crosses", "can't say")
+    return Report(
+        "What is certain of pairs of buffer sizes, and of pairs of live sums",
+        ("model", *(f"sizes: {h}" for h in head), *(f"sums: {h}" for h in head)),
+        tuple(lines),
+    )
+
+
+def _shares(counts: dict[str, dict[str, int]]) -> list[str]:
+    found: list[str] = []
+    for what in ("sizes", "sums"):
+        told = counts[what]
+        pairs = max(sum(told.values()), 1)
+        ordered = told["less"] + told["equal"] + told["greater"]
+        found.append(str(sum(told.values())))
+        found += [
+            f"{100 * part / pairs:.1f}%"
+            for part in (ordered, told["crosses"], told["None"])
+        ]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.order", description=__doc__)
+    add_model_arguments(parser, "zoo")
+    parser.add_argument("--shapes", type=int, default=50)
+    parser.add_argument("--no-training", action="store_true")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in cases(arguments).values():
+        for name, module, facts in programs(case, not arguments.no_training):
+            print(f"  {name}", file=sys.stderr)
+            rows.append(measured(name, module, facts, arguments.shapes))
+    told = machine()
+    tables = order_table(rows), share_table(rows)
+    for table in tables:
+        table.show(console())
+    store("order.json", {"machine": told, "rows": rows})
+    text = "\n".join(table.markdown() for table in tables)
+    (RESULTS / "order.md").write_text(f"{text}\n{machine_line(told)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
