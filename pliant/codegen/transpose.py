@@ -33,6 +33,8 @@ from pliant.ir.loops import (
 from pliant.sym import ONE, Expr
 from pliant.target import Target
 
+UNROLLED = 4  # squares beside each other; with more there is a loop over them
+
 Flat = Callable[[Buffer, tuple[Expr, ...]], Expr]
 
 
@@ -127,20 +129,26 @@ def emit_turned(body: Any, nest: Turned, begin: Any, end: Any) -> None:
     whole = b.add(first, b.and_(span, constant(I64, -lanes)), flags=NO_WRAP)
     low, high = nest.across.begin.value, nest.across.end.value
     with body.loop(first, whole, lanes, nest.along.var) as base:
-        for column in range(low, high, lanes):
-            _emit_square(body, nest, base, column)
+        if high - low <= UNROLLED * lanes:
+            for column in range(low, high, lanes):
+                _emit_square(body, nest, base, constant(I64, column))
+        else:
+            ends = constant(I64, low), constant(I64, high)
+            with body.loop(*ends, lanes, nest.across.var) as column:
+                _emit_square(body, nest, base, column)
     with body.loop(whole, as_value(end), 1, f"{nest.along.var}.rest") as at:
         body.dims.bind(nest.along.var, at)
         body.stmt(nest.along.body)
 
 
-def _emit_square(body: Any, nest: Turned, base: Any, column: int) -> None:
+def _emit_square(body: Any, nest: Turned, base: Any, column: Any) -> None:
     lanes, rows = body.target.lanes, []
     for r in range(lanes):
         with body.region():
             body.dims.lanes = lanes
             body.dims.bind(nest.along.var, Lanes(base, 1))
-            body.dims.bind(nest.across.var, column + r)
+            across = body.b.add(column, constant(I64, r), flags=NO_WRAP)
+            body.dims.bind(nest.across.var, across)
             rows.append(body.value(nest.store.value))
     buffer, index = nest.store.buffer, nest.store.index
     for r, value in enumerate(exchange(body.b, rows)):

@@ -30,16 +30,17 @@ def columns_of(
     extra: int = 0,
     first: int = 0,
     depth: Expr = n,
+    width: int = WIDTH,
 ) -> LoopFunc:
     """to[i, j] = from[j, i], and 0 where j >= m if masked."""
     to = DType.F32 if dtype in (DType.BF16, DType.F16) else dtype
-    source = buffer("x", dtype, (WIDTH + extra, n), Role.IN, (pitch, as_expr(1)))
-    result = buffer("y", to, (n, WIDTH), Role.OUT)
+    source = buffer("x", dtype, (width + extra, n), Role.IN, (pitch, as_expr(1)))
+    result = buffer("y", to, (n, width), Role.OUT)
     where = Binary("lt", Index(j), Index(m)) if masked else None
     value: LoopValue = Load(source, (j + extra, i), where)
     if to is not dtype:
         value = Cast(value, to)
-    body = serial("i", depth, vector("j", WIDTH, Store(result, (i, j), value)), first)
+    body = serial("i", depth, vector("j", width, Store(result, (i, j), value)), first)
     return LoopFunc("turned", ("n", "m", "pitch"), (source, result), body)
 
 
@@ -52,6 +53,13 @@ SIZES = [
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_rows_become_columns(dtype: DType, masked: bool) -> None:
     agree(columns_of(dtype, masked), sizes=SIZES)
+
+
+def test_wide_nests_are_loops() -> None:
+    narrow, wide = (columns_of(DType.F32, width=w) for w in (512, 4096))
+    agree(narrow, sizes=SIZES)
+    sizes = [len(compiled([f], TARGETS[0]).llvm_ir()) for f in (narrow, wide)]
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 def test_a_part_of_the_rows() -> None:
