@@ -72,7 +72,7 @@ def total_height(chart: Chart) -> int:
 def marks(chart: Chart) -> Iterator[Mark]:
     """What a chart consists of, in pixels from its upper left corner."""
     known = [(x, y) for s in chart.series for x, y in s.points if y is not None]
-    across = ticks(max((x for x, _ in known), default=1.0))
+    across = ticks(max((x for x, _ in known), default=1.0), 8)
     up = ticks(max((y for _, y in known), default=1.0))
     right, bottom = chart.width - RIGHT, chart.height - BOTTOM
 
