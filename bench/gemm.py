@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 import pliant
-from bench.gemm_tables import Limits, Row, Shape, Vector, tables
+from bench.gemm_tables import Limits, Row, Vector, tables
 from bench.native import (
     Timed,
     blas_libraries,
@@ -36,6 +36,7 @@ from bench.native import (
     host_flow,
     set_peer_threads,
 )
+from bench.shapes import Shape, random_shapes
 from bench.timing import RESULTS, console, machine, machine_line, store
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
@@ -46,22 +47,17 @@ from pliant.measure import measured
 from pliant.sym import sym
 from pliant.target import host
 
-LARGEST = 4096
 THROUGH_THE_API = 1 << 18  # multiply-adds
 TURN_SECONDS = 0.001
-SETTLE_SECONDS = 0.002  # in which idle threads of the peer before stop spinning
+# With several threads, in which those of whoever had the turn before go to sleep:
+# torch's spin for 7 ms, OpenBLAS's for less (bench/__init__.py).
+SETTLE_SECONDS = 0.01
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 MOST_CALLS = 20_000
 VECTOR_ROWS = (1, 2, 3, 4)
 VECTOR_WEIGHT = (8192, 16384)  # (N, K): 512 MiB, beyond any cache
 OURS = "pliant"
 UNIT = 2.0**-24
-
-
-def random_shapes(count: int, seed: int) -> list[Shape]:
-    source = np.random.default_rng(seed)
-    sizes = np.exp(source.uniform(0, np.log(LARGEST + 1), (count, 3))).astype(int)
-    return [Shape(*(int(min(d, LARGEST)) for d in row)) for row in sizes]
 
 
 # ---- what is compared

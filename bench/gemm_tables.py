@@ -6,25 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from bench.shapes import Shape
 from bench.timing import Report, geomean
 
 LARGE = 256  # every dim of a shape that is held against the FMA peak
 LOW = 0.85  # a ratio that is counted as low
 WORST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    m: int
-    n: int
-    k: int
-
-    @property
-    def work(self) -> int:
-        return self.m * self.n * self.k
-
-    def __str__(self) -> str:
-        return f"{self.m} x {self.n} x {self.k}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.kernels.choose import StripCut, choose_strips
 from pliant.kernels.gemm import gemm
 from pliant.kernels.mix import Cut, ProductPlan
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Address, Around, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
-from pliant.lower.contract import function_of, plan_of
+from pliant.lower.contract import choice_of, function_of, plan_of
 from pliant.runtime import binding
 from pliant.sym import Expr, as_expr, sym
 from pliant.target import host
@@ -103,6 +104,7 @@ class Artifact:
     constant: bool
     product: ProductPlan
     panels: Native
+    strips: Native
     dots: Native | None
 
     @property
@@ -131,7 +133,7 @@ class Artifact:
         sizes = {"m": m, "n": n, "k": k, "threads": threads}
         if self.constant:
             memory |= {"packed": pack_constant(b, self.tile), "b": b.T.copy()}
-        for kernel in (self.panels, self.dots):
+        for kernel in (self.panels, self.strips, self.dots):
             for buf in () if kernel is None else kernel.func.buffers:
                 if buf.name not in memory:
                     memory[buf.name] = room(buf, sizes)
@@ -144,7 +146,8 @@ class Artifact:
             assert self.dots is not None
             return self.dots.call(x.sizes, x.memory, threads)
         arguments = {f"_{name}": getattr(plan, name) for name in Candidate.__slots__}
-        return self.panels.call(x.sizes | arguments, x.memory, threads)
+        kernel = self.strips if plan.strips else self.panels
+        return kernel.call(x.sizes | arguments, x.memory, threads)
 
 
 def room(buf: Buffer, sizes: dict[str, int]) -> Array:
@@ -152,10 +155,24 @@ def room(buf: Buffer, sizes: dict[str, int]) -> Array:
     return np.empty(shape, np.float32)
 
 
-def built(
-    strides: tuple[Expr, Expr] | None,
-) -> tuple[ProductPlan, Native, Native | None]:
-    """A product with B so, None a constant; with panels, and with lanes along K."""
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A product in every way that it can go."""
+
+    product: ProductPlan
+    panels: Native
+    strips: Native | None
+    dots: Native | None
+
+
+# The cut of strips as the arguments of their function.
+GIVEN = StripCut(
+    ONE, (), *(sym(f"_{name}") for name in ("blocks", "rows", "groups", "panels"))
+)
+
+
+def built(strides: tuple[Expr, Expr] | None) -> Built:
+    """A product with B so, None a constant."""
     spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides)
     tile = gemm_tile(DType.F32, host())
     plan = plan_of(spec, tile)
@@ -180,14 +197,22 @@ def built(
 
     assert made.planned is not None
     dots = None if made.dots is None else compiled("dots", made.dots)
-    return ProductPlan(spec, plan, tile), compiled("panels", made.planned), dots
+    strips = cut = None
+    if made.strips is not None:
+        cut = choose_strips(M, N, K, tile, choice_of(spec))
+        strips = compiled("strips", made.strips.units(GIVEN))
+    chosen = ProductPlan(spec, plan, tile, cut)
+    return Built(chosen, compiled("panels", made.planned), strips, dots)
 
 
 def artifacts() -> dict[str, Artifact]:
-    by_rows = built((ONE, K))
-    dynamic = built((N, ONE))
-    packed = built(None)
+    by_rows, dynamic, packed = (built(x) for x in ((ONE, K), (N, ONE), None))
+    assert packed.strips is not None and dynamic.strips is not None
     return {
-        "packed": Artifact(True, packed[0], packed[1], by_rows[2]),
-        "dynamic": Artifact(False, *dynamic),
+        "packed": Artifact(
+            True, packed.product, packed.panels, packed.strips, by_rows.dots
+        ),
+        "dynamic": Artifact(
+            False, dynamic.product, dynamic.panels, dynamic.strips, dynamic.dots
+        ),
     }

@@ -1,9 +1,10 @@
 """The plans that a compiled product can run: every one gives the same result.
 
 A plan is what `kernels/choose.py` decides: rows of a block, panels of a group, passes
-over K, whether B is packed and A copied. The scratch that kernels/gemm.py lays out
-bounds them: copied rows and packed panels hold `tile.depth` steps of K, partial sums
-of several passes `tile.deep_rows` rows of `GROUP` panels.
+over K, whether B is packed and A copied, or strips of rows instead of all that. The
+scratch that kernels/gemm.py lays out bounds them: copied rows and packed panels hold
+`tile.depth` steps of K, partial sums of several passes `tile.deep_rows` rows of `GROUP`
+panels.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Candidate:
     """One plan for a shape; the fields are those of `choose.Plan`."""
 
     dot: int
+    strips: int
     packed: int
     copied: int
     passes: int
@@ -45,10 +47,11 @@ class Candidate:
             f"{self.passes} x {self.depth} steps",
         ]
         told += ["packed"] * self.packed + ["copied"] * self.copied
+        told += ["by strips"] * self.strips
         return ", ".join(told)
 
 
-DOT = Candidate(1, *(0,) * 8)
+DOT = Candidate(1, *(0,) * 9)
 
 
 def picked(cut: Cut) -> Candidate:
@@ -75,6 +78,8 @@ class Set:
         """Every one that is legal, some of them twice."""
         if self.dots and min(self.m, self.n) <= DOT_LIMIT:
             yield DOT
+        for blocks, width in product((1, self.threads), self.widths()):
+            yield self.strips(blocks, width)
         packs = (0,) if self.constant else (0, 1)
         for packed, copied in product(packs, (0, 1)):
             for rows, passes in product(self.heights(), self.pass_counts()):
@@ -82,6 +87,13 @@ class Set:
                     plan = self.plan(packed, copied, passes, rows, width)
                     if self.legal(plan):
                         yield plan
+
+    def strips(self, blocks: int, width: int) -> Candidate:
+        """By strips of rows: so many blocks, groups of so many panels."""
+        panels = max(1, -(-self.n // self.tile.NR))
+        groups = -(-panels // width)
+        shares = (blocks, -(-self.m // blocks), groups, -(-panels // groups))
+        return Candidate(0, 1, 0, 0, 1, self.k, *shares)
 
     def heights(self) -> set[int]:
         """Rows of a block."""
@@ -104,6 +116,7 @@ class Set:
         panels = -(-self.n // self.tile.NR)
         blocks, groups = -(-self.m // rows), -(-panels // width)
         return Candidate(
+            0,
             0,
             packed,
             copied,

@@ -25,9 +25,9 @@ import numpy as np
 from bench.native import Timed
 from bench.plan_code import Artifact, Operands, artifacts
 from bench.plan_set import Candidate, Set, picked
+from bench.shapes import Shape, random_shapes
 from bench.timing import RESULTS, Report, console, geomean, machine, machine_line, store
 
-LARGEST = 4096
 MOST_WORK = 1 << 31  # multiply-adds
 TURN_SECONDS = 0.0005
 MOST_CALLS = 20_000
@@ -36,20 +36,6 @@ FINAL_ROUNDS = 16
 FEWEST_TRIED = 24
 NOTABLE = 0.9  # of the best plan's speed: listed below that
 UNIT = 2.0**-24
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    m: int
-    n: int
-    k: int
-
-    @property
-    def work(self) -> int:
-        return self.m * self.n * self.k
-
-    def __str__(self) -> str:
-        return f"{self.m} x {self.n} x {self.k}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +51,6 @@ class Row:
     pick_seconds: float
     best_seconds: float
     share: float
-
-
-def random_shapes(count: int, seed: int) -> list[Shape]:
-    source = np.random.default_rng(seed)
-    found: list[Shape] = []
-    while len(found) < count:
-        sizes = np.exp(source.uniform(0, np.log(LARGEST + 1), 3)).astype(int)
-        shape = Shape(*(int(min(size, LARGEST)) for size in sizes))
-        if shape.work <= MOST_WORK:
-            found.append(shape)
-    return found
 
 
 # ---- one shape
@@ -214,7 +189,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed
     started = perf_counter()
-    shapes = random_shapes(arguments.shapes, seed)
+    shapes = random_shapes(arguments.shapes, seed, MOST_WORK)
     rows: list[Row] = []
     for row in sweep(shapes, arguments.modes, arguments.threads, arguments.seconds):
         rows.append(row)

@@ -48,6 +48,7 @@ GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 8  # for a copy of A's rows to pay
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 LOW_STEPS = 8  # of K for which strips are low
+LONG_ROW = 64  # results
 FEW_RESULTS = 1 << 13  # that stay in L1
 TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
@@ -279,8 +280,9 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
 
 def low_strips(m: Expr, n: Expr, k: Expr) -> Expr:
     """1 if strips are to be low: with few steps of K what takes time is writing results
-    that L1 does not hold, and that goes best along one row."""
-    return (1 - exceeds(k, LOW_STEPS)) * exceeds(m * n, FEW_RESULTS)
+    that L1 does not hold, and that goes best along one row, if it is long."""
+    long = exceeds(n, LONG_ROW)
+    return (1 - exceeds(k, LOW_STEPS)) * long * exceeds(m * n, FEW_RESULTS)
 
 
 def unit_grain(work: Expr) -> Expr:
