@@ -22,7 +22,6 @@ from pliant.ir.interp import run_graph
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import row_tiles
 from pliant.kernels.mix import Cut, ProductPlan, dot_sizes, shared_units
-from pliant.kernels.strips import kernel_heights
 from pliant.sym import sym
 from pliant.target import named
 
@@ -70,8 +69,7 @@ def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
         heights = [h for rows in cut.block_rows() for h in row_tiles(rows, cut.height)]
         if cut.strips:  # one call for all columns of a group
             times = cut.batch * cut.groups
-            parts = [part for h in heights for part in kernel_heights(h, plan.tile)]
-            called = Counter(parts).items()
+            called = Counter(heights).items()
             return Counter({f"strip_f32_{h}": times * rows for h, rows in called})
         whole, left = divmod(cut.n, plan.tile.NR)
         last = -(-left // plan.tile.lanes) * plan.tile.lanes

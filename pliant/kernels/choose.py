@@ -210,7 +210,7 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     """
     lanes = tile.lanes
     gain = k * (lanes - 3 - n) - 8 * lanes * n
-    fills = exceeds(k, 2 * lanes - 1)
+    fills = exceeds(k, lanes - 1)
     if what.rows_in_k:
         few_columns = exceeds(gain, 0)
         if few_columns == as_expr(1):
@@ -260,14 +260,17 @@ class StripCut:
 def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripCut:
     """Strips read all of B for each tile of rows: from L2, if it stays there.
 
-    A constant need not stay for few rows, which have several panels in registers: they
-    are read one after the other as fast as memory gives them.
+    For one tile it may just fit. A constant need not even do that for few rows, which
+    have several panels in registers: those are read one after the other as fast as
+    memory gives them.
     """
     let = _Lets()
     size = n * k * tile.bytes
-    wanted = 1 - exceeds(size, tile.near if what.constant else 2 * tile.near)
+    one_tile = 1 - exceeds(m, tile.MR)
+    wanted = 1 - exceeds(size, tile.near * (1 + one_tile))
     if what.constant:
-        wanted = maximum(wanted, 1 - exceeds(m, tile.MR // 2))
+        few = 1 - exceeds(m, tile.MR // 2)
+        wanted = maximum(1 - exceeds(size, tile.near), few)
     panels = maximum(ceildiv(n, tile.NR), 1)
     near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
     together = 1 + exceeds(m, tile.MR) * (ceildiv(panels, maximum(near, 1)) - 1)

@@ -83,25 +83,9 @@ def strip_name(of: Elements, height: int) -> str:
     return f"strip_{of.name}_{height}"
 
 
-def kernel_heights(height: int, tile: Tile) -> tuple[int, ...]:
-    """The kernels that compute a tile of some height.
-
-    Every height has one up to those that leave room for two panels; of the taller only
-    the even ones have, which are two halves as well as one whole.
-    """
-    if height <= tile.MR // 2 + 1 or height % 2 == 0:
-        return (height,)
-    return (height - height // 2, height // 2)
-
-
 def strip_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     tile = gemm_tile(of.dtype, target)
-    heights = range(1, tile.MR + 1)
-    return tuple(
-        strip_kernel(of, height, tile)
-        for height in heights
-        if kernel_heights(height, tile) == (height,)
-    )
+    return tuple(strip_kernel(of, height, tile) for height in range(1, tile.MR + 1))
 
 
 class _Strip:
@@ -265,18 +249,14 @@ class Strips:
         b = self.right(batch, first, columns)
         sizes = (columns, p.k, *p.a_strides[-2:], b.step, b.panel, p.n)
 
-        def call(height: int, above: int) -> Stmt:
-            start = row + sym("_start") + above
-            left = (self.a, (*batch, start, as_expr(0)))
-            result = self.plain(batch, start, first * tile.NR)
-            operands = (left, b.first, b.rest, result)
-            return Call(strip_name(p.elements, height), sizes, operands)
-
-        def calls(height: int) -> Stmt:
-            parts = kernel_heights(height, tile)
-            return Block(tuple(call(h, sum(parts[:i])) for i, h in enumerate(parts)))
-
-        cases = tuple((h, calls(h)) for h in range(1, tile.MR + 1))
+        start = row + sym("_start")
+        left = (self.a, (*batch, start, as_expr(0)))
+        result = self.plain(batch, start, first * tile.NR)
+        operands = (left, b.first, b.rest, result)
+        cases = tuple(
+            (h, Call(strip_name(p.elements, h), sizes, operands))
+            for h in range(1, tile.MR + 1)
+        )
         t, tiles, short, taller = (
             sym(name) for name in ("_t", "_tiles", "_short", "_taller")
         )
