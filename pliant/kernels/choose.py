@@ -24,7 +24,8 @@ blocks    As many rows as keep A in half of L2 and the pages of C within reach, 
 rows      A block's rows are cut into tiles as few and as even as can be.
 
 To work all that out takes tens of nanoseconds. A product that takes no longer itself is
-not cut: one block and one group, in one pass.
+not cut: one block and one group, in one pass. And where strips of rows can compute it
+(`strips.py`) they do, unless it is so large that one of the above is worth its price.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ of panels:
             switch height { h: tile += gemm_f32_h(A rows, panel) } registers -> scratch
             last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
 
-Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead.
+Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead
+(`dots.py`); a product with nothing to follow whose B stays near, by strips of rows
+(`strips.py`).
 """
 
 from __future__ import annotations

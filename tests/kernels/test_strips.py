@@ -1,0 +1,110 @@
+"""Products by strips of rows: where they run, and that they mean the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pliant
+from pliant.ir import interp_loops
+from pliant.ir.build import Builder
+from pliant.ir.graph import Module
+from pliant.ir.interp import run_graph
+from pliant.ir.types import DType, tensor
+from pliant.sym import sym
+from pliant.target import host
+
+SHAPES = [
+    *((0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 300, 2), (13, 33, 7)),
+    *((40, 130, 3), (29, 97, 11), (2, 16, 1), (15, 64, 4)),
+]
+LARGE = [(1, 2049, 300), (17, 701, 211), (530, 97, 5), (16, 640, 512)]
+
+pytestmark = pytest.mark.skipif(not host().has("avx2"), reason="strips need masks")
+
+
+def product(batch: bool = False, absolute: bool = False) -> Module:
+    b = Builder()
+    outer = (sym("b"),) if batch else ()
+    x = b.param("x", tensor(DType.F32, *outer, sym("m"), sym("k")))
+    y = b.param("y", tensor(DType.F32, *outer, sym("k"), sym("n")))
+    result = b.matmul(x, y)
+    if absolute:
+        result = b.unary("abs", result)
+    return Module({"main": b.finish("main", [result])})
+
+
+def operands(*shapes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+    source = np.random.default_rng(len(shapes[0]))
+    return [source.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def allowed(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    terms = 2 * (x.shape[-1] + 1) * 2.0**-24
+    return terms * (np.abs(x).astype(np.float64) @ np.abs(y))
+
+
+def called(
+    model: pliant.CompiledModel,
+    inputs: list[np.ndarray[Any, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Counter[str], np.ndarray[Any, Any]]:
+    """The kinds of functions that the interpreter meets, and the result."""
+    counts: Counter[str] = Counter()
+    inside = interp_loops._Run.call
+
+    def noted(self: Any, name: str, sizes: Any, memories: Any) -> None:
+        counts[name.partition("_")[0]] += 1
+        inside(self, name, sizes, memories)
+
+    monkeypatch.setattr(interp_loops._Run, "call", noted)
+    (result,) = run_graph(model._program.lowered, inputs, workers=2)
+    monkeypatch.undo()
+    return counts, result
+
+
+def test_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pliant.compile(product(), threads=2)
+    for m, n, k in SHAPES:
+        x, y = operands((m, k), (k, n))
+        counts, got = called(model, [x, y], monkeypatch)
+        want = x.astype(np.float64) @ y
+        assert (np.abs(got - want) <= allowed(x, y)).all(), (m, n, k)
+        assert counts["gemm"] == 0, (m, n, k)
+        assert counts["strip"] > 0 or m == 0, (m, n, k)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled(threads: int) -> None:
+    model = pliant.compile(product(), threads=threads)
+    for m, n, k in (*SHAPES, *LARGE):
+        x, y = operands((m, k), (k, n))
+        want = x.astype(np.float64) @ y
+        assert (np.abs(model(x, y) - want) <= allowed(x, y)).all(), (m, n, k)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_batches(threads: int) -> None:
+    model = pliant.compile(product(batch=True), threads=threads)
+    for b, m, n, k in ((3, 5, 37, 4), (2, 40, 300, 70), (0, 4, 4, 4), (7, 15, 16, 1)):
+        x, y = operands((b, m, k), (b, k, n))
+        want = x.astype(np.float64) @ y
+        assert (np.abs(model(x, y) - want) <= allowed(x, y)).all(), (b, m, n, k)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = pliant.Options(strips=False)
+    model = pliant.compile(product(), threads=2, options=options)
+    x, y = operands((13, 7), (7, 33))
+    counts, got = called(model, [x, y], monkeypatch)
+    assert counts["strip"] == 0 < counts["gemm"]
+    assert (np.abs(got - x.astype(np.float64) @ y) <= allowed(x, y)).all()
+
+
+def test_not_before_an_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pliant.compile(product(absolute=True), threads=2)
+    counts, _ = called(model, operands((13, 7), (7, 33)), monkeypatch)
+    assert counts["strip"] == 0 < counts["gemm"]
