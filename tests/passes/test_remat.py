@@ -201,3 +201,36 @@ def test_the_spill_file_leaves_nothing_behind(
     assert files() == before
     model.memory_limit = None
     assert torch.equal(model(x), want)
+
+
+def trained(limit: float | None) -> tuple[list[Tensor], set[str]]:
+    """Losses and parameters after a few steps with dropout, and what was evicted."""
+    torch.manual_seed(3)
+    layers = [
+        nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.3)) for _ in range(6)
+    ]
+    model = nn.Sequential(*layers, nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    example = (torch.randn(5, 32),), (torch.randn(5, 4),)
+    dims = ({0: "n"},), ({0: "n"},)
+    loss = nn.functional.mse_loss
+    step = pliant.compile_training(model, loss, optimizer, example, dims)
+    seen: set[str] = set()
+    losses = []
+    for n in (300, 97, 300):
+        given = (torch.randn(n, 32),), (torch.randn(n, 4),)
+        step.memory_limit = None
+        if limit is not None:
+            step.memory_limit = int(step.memory_plan(*given).peak_bytes * limit)
+            seen |= actions(step.memory_plan(*given))
+        losses.append(step(*given))
+    return [*losses, *model.state_dict().values()], seen
+
+
+def test_training_inside_a_limit() -> None:
+    """Dropout that is computed again drops the same."""
+    want, nothing = trained(None)
+    got, seen = trained(0.75)
+    assert not nothing and "recompute" in seen
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
