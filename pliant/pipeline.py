@@ -13,6 +13,7 @@
     merge         products that share their left operand -> one product
     layout        convolutions keep channels last
     fold          what depends on weights alone is computed now
+    recompute     of a training step: what the way back computes again, not keeps
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers        lower/
     update        of a training step: new parameters are written over the old ones
@@ -66,6 +67,7 @@ from pliant.passes.layout import layout
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
 from pliant.passes.order import Ordered, order
+from pliant.passes.recompute import forward_values, recompute
 from pliant.passes.remat import CALLS, Steps, steps
 from pliant.passes.training import Training, training_passes
 from pliant.passes.update import update
@@ -185,7 +187,13 @@ def compile_module(
     reject_unsupported(module.main)
     if options.fold:
         module = driver.run("fold", lambda m: fold(m, cx), module, Stage.DECOMPOSED)
-    fused = driver.run("fuse", over_main(fuse, cx), module, Stage.FUSED)
+    together: GraphPass = fuse
+    if training is not None and options.recompute:
+        again = over_main(recompute, cx)
+        module = driver.run("recompute", again, module, Stage.DECOMPOSED)
+        ahead = forward_values(module.main)
+        together = lambda graph, cx: fuse(graph, cx, ahead)  # noqa: E731
+    fused = driver.run("fuse", over_main(together, cx), module, Stage.FUSED)
     checks: list[str] = []
     regions: list[Graph] = []
     products: dict[str, ProductPlan] = {}

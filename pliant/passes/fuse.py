@@ -19,7 +19,7 @@ named as the op.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one, numel
@@ -74,8 +74,11 @@ class _Group:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, cx: Context) -> None:
+    def __init__(
+        self, graph: Graph, cx: Context, apart: frozenset[int] = frozenset()
+    ) -> None:
         self.graph, self.cx = graph, cx
+        self.apart = apart  # positions of ops that join no others
         self.facts = cx.facts(graph)
         self.ops = graph.ops
         self.position = {v: k for k, op in enumerate(graph.ops) for v in op.results}
@@ -172,6 +175,8 @@ class _Fuser:
     def _merge(self, producer: int, consumer: int) -> None:
         a, b = self.group[producer], self.group[consumer]
         if a is b or len(a.ops) + len(b.ops) > MOST_OPS:
+            return
+        if (producer in self.apart) != (consumer in self.apart):
             return
         joined = _Group(sorted(a.ops + b.ops))
         if not self._kinds_allow(a, b) or self._cyclic(a, b, joined):
@@ -491,13 +496,20 @@ def forget(graph: Graph) -> Graph:
     return graph.replace(params=params, ops=tuple(ops), results=outputs)
 
 
-def fuse(graph: Graph, cx: Context) -> Graph:
-    """Groups every op of a decomposed graph into fusions."""
-    fuser = _Fuser(graph, cx)
+def fuse(graph: Graph, cx: Context, apart: Collection[Value] = ()) -> Graph:
+    """Groups every op of a decomposed graph into fusions.
+
+    Ops that make the values `apart` share no fusion with the others: what one part of
+    a training step keeps for the other is decided, not left to chance.
+    """
+    places = frozenset(
+        k for k, op in enumerate(graph.ops) if any(v in apart for v in op.results)
+    )
+    fuser = _Fuser(graph, cx, places)
     if cx.options.fuse and cx.options.constraints:
         fuser.run()
     elif cx.options.fuse:
-        blind = _Fuser(forget(graph), cx)
+        blind = _Fuser(forget(graph), cx, places)
         blind.run()
         fuser.adopt(blind)
     return fuser.build()

@@ -21,6 +21,7 @@ from pliant.ir.loops import Call, LoopFunc, Role, statements
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.passes.context import Context
 from pliant.passes.pointwise import in_place, is_pointwise
+from pliant.sym import sym
 
 CALLS = frozenset({"call_loop", "call_library"})
 
@@ -161,7 +162,8 @@ class _Update:
         self.loops[step.func.name] = step.func
         given = {source: new, copied: old}
         arguments = tuple(given[a] for a in step.arguments if isinstance(a, Value))
-        attrs = (("callee", step.func.name), ("sizes", ()))
+        sizes = tuple(map(sym, step.func.sizes))
+        attrs = (("callee", step.func.name), ("sizes", sizes))
         return Op("call_loop", arguments, attrs, (), (), ""), region
 
 

@@ -1,0 +1,173 @@
+"""What the backward part of a training step computes again instead of keeping.
+
+    %h = matmul(%x, %w)          kept: the backward part needs it
+    %a = gelu(%h)                computed again from %h where the backward part reads it
+
+A value that lives from the forward part to the backward part costs memory all that
+time. Elementwise ops are computed again from what is kept anyway: pre-activations,
+the residual stream, the statistics of norms. A value all of whose sources would have to
+be kept for it is itself kept; if it has one source that is in memory as it is, that is
+kept in its stead. Nothing is computed again that is more than elementwise, so a step
+takes hardly longer; `remat` goes further where a memory limit asks for it.
+
+This runs after the last canonicalize, which would take the copies for duplicates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pliant.ir.access import VIEWS
+from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.ir.ops import Trait, has_trait
+from pliant.passes.context import Context
+from pliant.sym import Facts
+
+MOST_OPS = 64  # of one chain
+
+
+def forward_values(graph: Graph) -> set[Value]:
+    """What the loss, the first result, depends on."""
+    found = {graph.results[0]}
+    for op in reversed(graph.ops):
+        if any(v in found for v in op.results):
+            found.update(op.operands)
+    return found
+
+
+def _is_cheap(op: Op) -> bool:
+    return (
+        has_trait(op, Trait.ELEMENTWISE)
+        or op.name in VIEWS
+        or op.name in ("concat", "pad")
+        or (has_trait(op, Trait.CREATE) and op.name != "constant")
+    )
+
+
+@dataclass(slots=True)
+class _Choice:
+    graph: Graph
+    facts: Facts
+    ahead: set[Value]
+    producers: dict[Value, Op]
+    users: dict[Value, list[Op]]
+    kept: set[Value] = field(default_factory=set)
+    again: set[Value] = field(default_factory=set)
+
+    def needs(self) -> list[Value]:
+        """Forward values that backward ops read, views looked through, in order."""
+        found: set[Value] = set()
+        for op in self.graph.ops:
+            if not any(v in self.ahead for v in op.results):
+                found.update(self.base(v) for v in op.operands if v in self.ahead)
+        return [v for op in self.graph.ops for v in op.results if v in found]
+
+    def base(self, value: Value) -> Value:
+        while (op := self.producers.get(value)) is not None and op.name in VIEWS:
+            value = op.operands[0]
+        return value
+
+    def run(self) -> None:
+        needs = self.needs()
+        for value in needs:
+            if not _is_cheap(self.producers[value]):
+                self.kept.add(value)
+        for value in needs:
+            if value not in self.kept:
+                self.decide(value)
+
+    def decide(self, value: Value) -> None:
+        missing = self.sources(value)
+        if missing is not None and len(missing) == 1:
+            (source,) = missing
+            if self.stands_for(source, value):
+                self.kept.add(source)
+                missing = set()
+        if missing:
+            self.kept.add(value)
+        else:
+            self.again.add(value)
+
+    def sources(self, value: Value) -> set[Value] | None:
+        """What more has to be kept to compute a value again; itself if too much."""
+        missing: set[Value] = set()
+        seen: set[Value] = set()
+        stack = [value]
+        while stack:
+            current = stack.pop()
+            op = self.producers.get(current)
+            if current in seen or current in self.kept or op is None:
+                continue
+            seen.add(current)
+            if op.name == "constant" or op.name == "reduce":
+                continue  # a number for each row
+            if not _is_cheap(op):
+                missing.add(current)
+                continue
+            stack.extend(op.operands)
+        return missing if len(seen) <= MOST_OPS else {value}
+
+    def stands_for(self, source: Value, value: Value) -> bool:
+        """Whether a source is in memory, and no larger than what is made of it."""
+        size = self.facts.canonical(source.type.bytes)
+        if size != self.facts.canonical(value.type.bytes):
+            return False
+        return any(not _is_cheap(op) for op in self.readers(source))
+
+    def readers(self, value: Value) -> list[Op]:
+        """Forward ops that read a value, views looked through."""
+        found: list[Op] = []
+        for op in self.users.get(value, []):
+            if not any(v in self.ahead for v in op.results):
+                continue
+            found += self.readers(op.result) if op.name in VIEWS else [op]
+        return found
+
+
+class _Copies:
+    """Forward ops again, in front of the backward ops that read them."""
+
+    def __init__(self, choice: _Choice, names: Names) -> None:
+        self.choice, self.names = choice, names
+        self.made: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+
+    def of(self, value: Value) -> Value:
+        choice = self.choice
+        if value not in choice.ahead:
+            return value
+        base = choice.base(value)
+        if base is not value and base in choice.again:
+            return self.copy(value)
+        return self.copy(value) if value in choice.again else value
+
+    def copy(self, value: Value) -> Value:
+        op = self.choice.producers.get(value)
+        if value in self.made:
+            return self.made[value]
+        kept = value in self.choice.kept and value not in self.choice.again
+        if kept or op is None or not _is_cheap(op):
+            return value
+        operands = tuple(self.copy(v) for v in op.operands)
+        result = Value(self.names.fresh(value.name), value.type)
+        self.ops.append(op.replace(operands=operands, results=(result,)))
+        self.made[value] = result
+        return result
+
+
+def recompute(graph: Graph, cx: Context) -> Graph:
+    """A training step whose backward part reads only what has to be kept."""
+    ahead = forward_values(graph)
+    choice = _Choice(graph, cx.facts(graph), ahead, graph.producers(), graph.users())
+    choice.run()
+    if not choice.again:
+        return graph
+    copies = _Copies(choice, Names(names_of(graph)))
+    for op in graph.ops:
+        if any(v in ahead for v in op.results):
+            copies.ops.append(op)
+            continue
+        operands = tuple(copies.of(v) for v in op.operands)
+        copies.ops.append(op.replace(operands=operands))
+    results = (graph.results[0], *(copies.of(v) for v in graph.results[1:]))
+    return graph.replace(ops=tuple(copies.ops), results=results)

@@ -1,0 +1,192 @@
+"""Reverse mode: graphs it makes, and their numbers against differences in fp64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pliant.errors import UnsupportedOpError
+from pliant.ir.graph import Graph, Module
+from pliant.ir.interp import run_graph
+from pliant.ir.parse import parse_graph
+from pliant.ir.spec import Stage, verify
+from pliant.ir.text import print_graph
+from pliant.options import Options
+from pliant.passes.canonicalize import canonicalize
+from pliant.passes.context import Context
+from pliant.passes.gradient import gradient
+from pliant.passes.recompute import forward_values, recompute
+from pliant.target import host
+
+CX = Context(Options(), host())
+
+
+def differentiated(text: str, *wrt: str) -> Graph:
+    graph = parse_graph(text)
+    params = {v.name: v for v in graph.params}
+    made = canonicalize(gradient(graph, [params[name] for name in wrt], CX), CX)
+    verify(Module({"main": made}), Stage.DECOMPOSED)
+    return made
+
+
+LINEAR = """graph @main(%x: f64[n, 3], %w: f64[2, 3]) {
+  %t: f64[3, 2] = transpose(%w) {perm = (1, 0)}
+  %y: f64[n, 2] = matmul(%x, %t)
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+"""
+
+
+def test_a_weight_has_its_gradient_in_its_own_layout() -> None:
+    """dW = g.T x: no transposed copy behind it."""
+    out = print_graph(differentiated(LINEAR, "w"))
+    assert "%matmul: f64[2, 3] = matmul(%full_3, %x)\n  return %l, %matmul" in out
+    assert out.count("transpose(") == 1
+
+
+# (text, parameters); every op of the second half of the table at once, in f64.
+GRAPHS: dict[str, str] = {
+    "linear": LINEAR,
+    "norm": """graph @main(%x: f64[n, 5], %w: f64[5]) {
+  %q: f64[n, 5] = mul(%x, %x)
+  %s: f64[n, 1] = reduce(%q) {op = "sum", axes = (1), keepdims = true}
+  %r: f64[n, 1] = rsqrt(%s)
+  %b: f64[n, 5] = broadcast(%r) {shape = [n, 5], axes = (0, 1)}
+  %y: f64[n, 5] = mul(%x, %b)
+  %v: f64[n, 5] = broadcast(%w) {shape = [n, 5], axes = (1)}
+  %z: f64[n, 5] = mul(%y, %v)
+  %t: f64[n, 5] = tanh(%z)
+  %l: f64[] = reduce(%t) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+""",
+    "softmax": """graph @main(%x: f64[n, 4], %w: f64[n, 4]) {
+  %a: f64[n, 4] = mul(%x, %w)
+  %m: f64[n, 1] = reduce(%a) {op = "max", axes = (1), keepdims = true}
+  %b: f64[n, 4] = broadcast(%m) {shape = [n, 4], axes = (0, 1)}
+  %d: f64[n, 4] = sub(%a, %b)
+  %e: f64[n, 4] = exp(%d)
+  %s: f64[n, 1] = reduce(%e) {op = "sum", axes = (1), keepdims = true}
+  %c: f64[n, 4] = broadcast(%s) {shape = [n, 4], axes = (0, 1)}
+  %y: f64[n, 4] = div(%e, %c)
+  %z: f64[n, 4] = mul(%y, %x)
+  %l: f64[] = reduce(%z) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+""",
+    "moved": """graph @main(%x: f64[n, 6], %w: f64[n, 6]) {
+  %a: f64[n, 6] = mul(%x, %w)
+  %b: f64[n, 2] = slice(%a) {starts = [0, 1], shape = [n, 2], steps = (1, 2)}
+  %c: f64[n, 2] = slice(%a) {starts = [0, 4], shape = [n, 2], steps = (1, 1)}
+  %d: f64[n, 4] = concat(%b, %c) {axis = 1}
+  %e: f64[n, 4] = flip(%d) {axes = (1)}
+  %f: f64[n, 7] = pad(%e) {low = [0, 1], high = [0, 2], value = 1.5}
+  %g: f64[n, 7] = mul(%f, %f)
+  %h: f64[n, 7] = cumulate(%g) {op = "sum", axis = 1}
+  %i: f64[7, n] = transpose(%h) {perm = (1, 0)}
+  %j: f64[7] = reduce(%i) {op = "sum", axes = (1), keepdims = false}
+  %k: f64[7] = mul(%j, %j)
+  %l: f64[] = reduce(%k) {op = "sum", axes = (0), keepdims = false}
+  return %l
+}
+""",
+    "batches": """graph @main(%x: f64[n, 2, 3], %w: f64[1, 3, 4]) {
+  %y: f64[n, 2, 4] = matmul(%x, %w)
+  %z: f64[n, 2, 4] = sigmoid(%y)
+  %l: f64[] = reduce(%z) {op = "sum", axes = (0, 1, 2), keepdims = false}
+  return %l
+}
+""",
+}
+
+
+def numbers(graph: Graph, n: int) -> list[np.ndarray]:
+    random = np.random.default_rng(n)
+    shapes = [[d.evaluate({"n": n}) for d in v.shape] for v in graph.params]
+    return [random.normal(size=shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 7])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_against_differences(name: str, n: int) -> None:
+    text = GRAPHS[name]
+    plain, made = parse_graph(text), differentiated(text, "x", "w")
+    given, env = numbers(plain, n), {"n": n}
+    loss, *grads = run_graph(Module({"main": made}), given, env=env)
+    step = 1e-6
+    for which, grad in enumerate(grads):
+        assert grad.shape == given[which].shape
+        for at in np.ndindex(grad.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = [x.copy() for x in given]
+                moved[which][at] += sign * step
+                ends.append(run_graph(Module({"main": plain}), moved, env=env)[0])
+            slope = (ends[0] - ends[1]) / (2 * step)
+            np.testing.assert_allclose(grad[at], slope, rtol=1e-5, atol=1e-5)
+    (again,) = run_graph(Module({"main": plain}), given, env=env)
+    assert loss == again
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_recomputing_changes_no_bit(name: str, n: int) -> None:
+    made = differentiated(GRAPHS[name], "x", "w")
+    again = recompute(made, CX)
+    verify(Module({"main": again}), Stage.DECOMPOSED)
+    given = numbers(made, n)
+    before = run_graph(Module({"main": made}), given, env={"n": n})
+    after = run_graph(Module({"main": again}), given, env={"n": n})
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_kept() -> None:
+    """Of x * rsqrt(sum x*x) * w: x and a number for each row, no product of them."""
+    graph = recompute(differentiated(GRAPHS["norm"], "x", "w"), CX)
+    ahead = forward_values(graph)
+    kept = {
+        v.name
+        for op in graph.ops
+        if not any(r in ahead for r in op.results)
+        for v in op.operands
+        if v in ahead
+    }
+    assert kept <= {"x", "w", "v", "s", "r"}, kept  # v is a view of w
+
+
+def test_softmax_shift_is_no_path() -> None:
+    out = print_graph(differentiated(GRAPHS["softmax"], "x"))
+    assert "eq(" not in out  # which element the maximum was does not matter
+
+
+def test_stop_gradient() -> None:
+    made = differentiated(
+        """graph @main(%w: f64[n]) {
+  %s: f64[n] = stop_gradient(%w)
+  %y: f64[n] = mul(%w, %s)
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0), keepdims = false}
+  return %l
+}
+""",
+        "w",
+    )
+    assert "stop_gradient" not in print_graph(made)
+    w = np.array([1.0, -2.0, 3.0])
+    _, grad = run_graph(Module({"main": made}), [w], env={"n": 3})
+    np.testing.assert_array_equal(grad, w)
+
+
+def test_ops_without_a_rule() -> None:
+    with pytest.raises(UnsupportedOpError, match="pool"):
+        differentiated(
+            """graph @main(%w: f64[1, 4]) {
+  %y: f64[1, 2] = pool(%w) {op = "max", window = (2), stride = (2), low = (0), """
+            """high = (0), dilation = (1), include_pad = true}
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+""",
+            "w",
+        )
