@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the compiler may do. All on by default, but for `recompute` and `profile`."""
+    """What the compiler may do. All on but for `recompute` and `profile`."""
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
