@@ -7,7 +7,8 @@
 `pliant_bind` runs at every call, `pliant_sizes` once per new shape. `pliant_run` goes
 through the program: a list of steps, each a kernel on the plan's sizes and offsets. In
 most plans that is each step once. A plan for little memory may run a step again, and
-moves or files buffers in between, which `plt_special` of the runtime does.
+moves or files buffers in between, which `plt_special` of the runtime does. A check that
+fails ends the run after its step: whatever writes an input comes later (passes/order.py).
 
 Profiled code also reads the clock before and after each kernel. The times go to a
 block that follows the weights, two words per kernel; other code has none of it.
@@ -35,7 +36,7 @@ from pliant.sym import Cond
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
-ARENA, TABLE, OFFSETS, PROGRAM = 1, 2, 3, 9
+ARENA, TABLE, OFFSETS, STATUS, PROGRAM = 1, 2, 3, 8, 9
 ADDRESSES = {Origin.INPUT: 4, Origin.OUTPUT: 5, Origin.WEIGHT: 6}
 
 
@@ -144,7 +145,9 @@ class _Run:
         switch = self.builder.switch(code, special)
         self.builder.position_at_end(step)
         following = _address(self.builder, at, 1, I64)
-        self.builder.branch(fetch)
+        status = _at(self.builder, self.call, STATUS, I64)
+        failed = self.builder.icmp_signed("!=", status, ll.Constant(I64, 0))
+        self.builder.cbranch(failed, done, fetch)
         at.add_incoming(self.fields[PROGRAM], entry)
         at.add_incoming(following, step)
         self.builder.position_at_end(special)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from training_oracle import follow
 
 import pliant
+from pliant.errors import IndexRangeError
 
 Make = Callable[[Any], torch.optim.Optimizer]
 SIZES = ((2, 5), (1, 1), (3, 7), (1, 13), (2, 2))
@@ -204,3 +205,22 @@ def test_a_switched_optimizer_is_refused() -> None:
     optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(pliant.OptionError, match="compile it again"):
         step(*rows(3))
+
+
+def test_a_failed_check_leaves_the_parameters() -> None:
+    torch.manual_seed(0)
+    net = GPT()
+    optimizer = adamw(net.parameters())
+    inputs, targets = token_batch(2, 5, seed=0)
+    step = pliant.compile_training(
+        net, token_loss, optimizer, (inputs, targets), TOKENS
+    )
+    step(inputs, targets)
+    before = copy.deepcopy((net.state_dict(), optimizer.state_dict()["state"]))
+    beyond = tuple(torch.full_like(ids, 10**6) for ids in inputs)
+    with pytest.raises(IndexRangeError):
+        step(beyond, targets)
+    torch.testing.assert_close(
+        (net.state_dict(), optimizer.state_dict()["state"]), before, rtol=0, atol=0
+    )
+    step(inputs, targets)
