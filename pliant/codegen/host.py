@@ -8,7 +8,7 @@
 through the program: a list of steps, each a kernel on the plan's sizes and offsets. In
 most plans that is each step once. A plan for little memory may run a step again, and
 moves or files buffers in between, which `plt_special` of the runtime does. A check that
-fails ends the run after its step: whatever writes an input comes later (passes/order.py).
+fails ends the run after its step: what writes an input comes later (passes/order.py).
 
 Profiled code also reads the clock before and after each kernel. The times go to a
 block that follows the weights, two words per kernel; other code has none of it.
