@@ -158,8 +158,6 @@ def test_updates_in_place_change_nothing() -> None:
     (ours, ours_end), (copied, copied_end) = ends
     for a, b in zip(ours_end, copied_end, strict=True):
         assert torch.equal(a, b)
-    told, more = (s.memory_plan(batch=1, seq=3).peak_bytes for s in (ours, copied))
-    assert told <= more
     assert "store_" not in ours.explain() and "store_" in copied.explain()
 
 
