@@ -32,7 +32,7 @@ from pliant.kernels.choose import StripCut, choose_strips
 from pliant.kernels.gemm import gemm
 from pliant.kernels.mix import Cut, ProductPlan
 from pliant.kernels.packing import pack_constant
-from pliant.kernels.product import Address, Around, Product, TileAt
+from pliant.kernels.product import Address, Around, Cuts, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import choice_of, function_of, plan_of
 from pliant.runtime import binding
@@ -188,7 +188,7 @@ def built(strides: tuple[Expr, Expr] | None) -> Built:
         across = For("_en", as_expr(0), at.columns, store, Kind.VECTOR)
         return [For("_em", as_expr(0), at.rows, across)]
 
-    made = gemm(spec, plan, host(), Around(write, place))
+    made = gemm(spec, plan, host(), Around(write, place), Cuts())
     given = (made.a, made.packed, made.rows, made.b, out, *made.work)
     buffers = [buf for buf in given if buf is not None]
 

@@ -18,6 +18,8 @@ class Options:
     layout: bool = True  # convolutions keep channels last where that pays
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
+    packing: bool = True  # weights of products are held in the order they are read in
+    patching: bool = True  # rows cut into even tiles; off: whole ones, then the rest
     strips: bool = True  # small products by strips of rows, without a plan
     order: bool = True  # calls run in an order in which little memory is live
     inplace: bool = True  # results may be written over inputs that die

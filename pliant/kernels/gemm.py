@@ -66,7 +66,7 @@ from pliant.kernels.micro import (
     panel_name,
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
-from pliant.kernels.product import Address, Around, Product, RowsAt, TileAt
+from pliant.kernels.product import Address, Around, Cuts, Product, RowsAt, TileAt
 from pliant.kernels.strips import Panels, Strips, has_strips, strip_kernels
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.sym import (
@@ -111,9 +111,9 @@ class _Builder:
     """Emits one product according to its plan."""
 
     def __init__(
-        self, spec: Product, plan: Plan, target: Target, around: Around
+        self, spec: Product, plan: Plan, target: Target, around: Around, cuts: Cuts
     ) -> None:
-        self.p, self.around, self.target = spec, around, target
+        self.p, self.around, self.target, self.cuts = spec, around, target, cuts
         self.plan = plan.parameters()
         self.tile = gemm_tile(spec.dtype, target)
         p, tile, dtype = spec, self.tile, spec.dtype
@@ -180,18 +180,22 @@ class _Builder:
                 # Blocks of even size may leave none, or less than none, for the last.
                 Let("_here", Index(maximum(rows, 0))),
                 Let("_tiles", Index(ceildiv(sym("_here"), tile.MR))),
-                # Tiles as even as can be: the first `_taller` have a row more.
-                Let(
-                    "_short",
-                    Index(floordiv(sym("_here"), maximum(sym("_tiles"), 1))),
-                ),
-                Let("_taller", Index(sym("_here") - sym("_short") * sym("_tiles"))),
+                *self.tile_heights(),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
                 self.passes(batch),
             )
         )
         return _parallel(unit, units, plan.rows * p.k * plan.panels * tile.NR)
+
+    def tile_heights(self) -> tuple[Stmt, ...]:
+        """Tiles as even as can be: the first `_taller` have a row more."""
+        here, tiles, short = (sym(name) for name in ("_here", "_tiles", "_short"))
+        if self.cuts.even:
+            least, taller = floordiv(here, maximum(tiles, 1)), here - short * tiles
+        else:
+            least, taller = as_expr(self.tile.MR), as_expr(0)
+        return Let("_short", Index(least)), Let("_taller", Index(taller))
 
     def passes(self, batch: tuple[Expr, ...]) -> Stmt:
         begin = sym("_begin")
@@ -230,6 +234,8 @@ class _Builder:
         place = several * ((panel - sym("_first")) * self.plan.rows + sym("_start"))
         start = sym("_t") * sym("_short") + minimum(sym("_t"), sym("_taller"))
         height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
+        if not self.cuts.even:
+            height = minimum(height, sym("_here") - start)
         tile_done = Block(
             (
                 Let("_start", Index(start)),
@@ -447,10 +453,10 @@ def gemm(
     plan: Plan,
     target: Target,
     around: Around,
-    strips: bool = True,
+    cuts: Cuts,
 ) -> Gemm:
     """The product as the plan has it, and by strips if it may be."""
-    builder = _Builder(spec, plan, target, around)
+    builder = _Builder(spec, plan, target, around, cuts)
     always_dot = plan.dot == as_expr(1)
     planned = None
     helpers: tuple[LoopFunc, ...] = ()
@@ -460,7 +466,7 @@ def gemm(
     dots = builder.dots()
     if dots is not None:
         helpers += dot_kernels(spec.dtype)
-    by_strips = builder.strips() if strips and not always_dot else None
+    by_strips = builder.strips() if cuts.strips and not always_dot else None
     if by_strips is not None:
         helpers += strip_kernels(spec.elements, target)
     work = [builder.scratch]

@@ -21,6 +21,14 @@ Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """How rows may be cut."""
+
+    strips: bool = True  # by strips, where a product is small and plain
+    even: bool = True  # into tiles of even height; else whole ones, then what is left
+
+
+@dataclass(frozen=True, slots=True)
 class TileAt:
     """A tile of the result, as the epilogue sees it."""
 

@@ -41,6 +41,7 @@ from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import (
     Address,
     Around,
+    Cuts,
     Product,
     Prologue,
     RowsAt,
@@ -238,7 +239,7 @@ def lower_matmul(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
-    strips: bool = True,
+    cuts: Cuts,
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
@@ -250,7 +251,7 @@ def lower_matmul(
         given = _words(name, root, left, right, constant, target)
     else:
         given = _numbers(root, left, right, constant, target)
-    return product_steps(name, given, epilogue, target, strips)
+    return product_steps(name, given, epilogue, target, cuts)
 
 
 def product_steps(
@@ -258,7 +259,7 @@ def product_steps(
     given: Given,
     epilogue: TileEpilogue,
     target: Target,
-    strips: bool = False,
+    cuts: Cuts,
 ) -> list[Step]:
     """The product, by strips of rows if it may be, and what follows it."""
     region, root = epilogue.region, epilogue.root
@@ -284,7 +285,7 @@ def product_steps(
     if given.gathered is not None:
         prologue = given.gathered.prologue
     around = Around(write, plain if alone else None, prologue)
-    made = gemm(spec, plan, target, around, strips)
+    made = gemm(spec, plan, target, around, cuts)
     buffers: list[tuple[Buffer, Argument]] = []
     if made.a is not None:
         assert given.left is not None

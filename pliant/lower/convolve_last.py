@@ -7,7 +7,7 @@ from pliant.ir.loops import Role, Stmt, buffer
 from pliant.ir.types import TensorType
 from pliant.kernels.conv_last import Windows, pack_weights, packed_weights
 from pliant.kernels.conv_patch import Slide
-from pliant.kernels.product import Product, RowsAt
+from pliant.kernels.product import Cuts, Product, RowsAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import (
     Gathered,
@@ -65,14 +65,14 @@ def lower_conv_last(
             return Packed(key, lambda: _packed(constant, weight, tile))
 
         given = Given(spec, axes, None, weight, panels, gathered=gathered)
-        return product_steps(name, given, epilogue, target)
+        return product_steps(name, given, epilogue, target, Cuts(strips=False))
     tile = gemm_tile(spec.dtype, target)
     shape = (outputs, windows.channels, product(w.shape[2:]))
     func = pack_weights(f"{name}_pack", buffer("w", w.dtype, shape, Role.IN), tile)
     made = Temporary(TensorType(w.dtype, func.buffers[1].shape))
     pack = Step(function_of(func.name, func.body, func.buffers), (weight, made))
     given = Given(spec, axes, None, weight, made, (pack,), gathered=gathered)
-    return product_steps(name, given, epilogue, target)
+    return product_steps(name, given, epilogue, target, Cuts(strips=False))
 
 
 def _windows(root: Op, image: View) -> Windows:

@@ -22,6 +22,7 @@ from pliant.ir.loops import LoopFunc
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.kernels.mix import ProductPlan
+from pliant.kernels.product import Cuts
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.attend_backward import lower_attention_backward
@@ -183,7 +184,8 @@ def lower(
     state = _Lowering(module, cx, cx.facts(graph), producers, graph, names, checks)
     for param in graph.params:
         state.values[param] = param
-    state.held_packed.update(_packed_weights(state, producers))
+    if cx.options.packing:
+        state.held_packed.update(_packed_weights(state, producers))
     counts: dict[str, int] = {}
     for op in graph.ops:
         if op.name == "fusion":
@@ -285,8 +287,10 @@ def _steps(
         }
         return [lower_group(region, name, state.kernels(), packed)]
     if kind == "matmul":
-        facts, strips = state.facts, cx.options.strips
-        return lower_matmul(region, name, operands, facts, cx.target, check, strips)
+        facts, on = state.facts, cx.options
+        cuts = Cuts(on.strips and on.patching, on.patching)
+        given = operands if on.packing else Operands(operands.views, {})
+        return lower_matmul(region, name, given, facts, cx.target, check, cuts)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_last":

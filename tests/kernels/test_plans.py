@@ -6,9 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
+import pliant
 from bench.plan_code import Artifact, artifacts
 from bench.plan_set import Set, picked
+from pliant.ir.text import print_module
 
 SHAPES = [(1, 1, 1), (1, 70, 300), (15, 33, 40), (61, 7, 129), (200, 97, 1100)]
 
@@ -35,3 +38,19 @@ def test_every_plan(mode: str, m: int, n: int, k: int, threads: int) -> None:
         artifact.call(x, plan)(1)
         wrong = ~(np.abs(x.c - exact) <= k * 2.0**-24 / (1 - k * 2.0**-24) * sizes)
         assert not wrong.any(), plan
+
+
+@pytest.mark.parametrize("switch", ["packing", "patching"])
+def test_switched_off(switch: str) -> None:
+    """Without packed weights, or with uneven tiles: other code, the same product."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(40, 70), torch.nn.GELU())
+    example, dims = (torch.randn(3, 40),), ({0: "batch"},)
+    on = pliant.compile(net, example, dims)
+    off = pliant.compile(net, example, dims, options=pliant.Options(**{switch: False}))
+    for rows in (0, 1, 7, 15, 29, 100):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(off(x), on(x), rtol=1e-5, atol=1e-6)
+    texts = [print_module(m._program.lowered) for m in (on, off)]
+    assert texts[0] != texts[1]
+    assert ("packed" in texts[1]) == (switch == "patching")
