@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pliant.passes.gradient_rules_conv import CONV
 from pliant.passes.gradient_rules_math import MATH
 from pliant.passes.gradient_rules_move import MOVE
 from pliant.passes.gradient_rules_reduce import REDUCE
 from pliant.passes.gradient_tape import Rule
 
-RULES: dict[str, Rule] = {**MATH, **MOVE, **REDUCE}
+RULES: dict[str, Rule] = {**MATH, **MOVE, **REDUCE, **CONV}
 
 # Ops through which no gradient goes: their derivative is 0 wherever there is one.
 WITHOUT = frozenset(

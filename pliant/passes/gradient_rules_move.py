@@ -6,7 +6,7 @@ from pliant.ir.access import is_one
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType
 from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
-from pliant.sym import Expr, as_expr, maximum, product
+from pliant.sym import Expr, as_expr, floordiv, maximum, product
 
 
 def _of(grads: Grads) -> Value:
@@ -29,6 +29,25 @@ def _broadcast(tape: Tape, op: Op, grads: Grads) -> Parts:
     left = [own[axis] for axis in sorted(own)]
     order = sorted(range(len(left)), key=left.__getitem__)
     yield x, Part(tape.b.reshape(tape.b.transpose(out, order), x.shape))
+
+
+def _stretch(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """Sums over what was repeated, if it was: of dims d and n, n // d times."""
+    (x,), g, axes = op.operands, _of(grads), op.ints_attr("axes")
+    b, own = tape.b, dict(zip(axes, x.shape, strict=True))
+    shape: list[Expr] = []
+    summed: list[int] = []
+    for axis, wide in enumerate(g.shape):
+        dim = own.get(axis, as_expr(1))
+        shape.append(dim)
+        if not b.same(dim, wide):
+            summed.append(len(shape))
+            shape.append(floordiv(wide, maximum(dim, 1)))
+    out = b.reduce("sum", b.reshape(g, shape), summed)
+    # As for a broadcast: axes in the result's order, and those that are not x's.
+    order = [sorted(axes).index(axis) for axis in axes]
+    out = b.reshape(out, tuple(own[axis] for axis in sorted(axes)))
+    yield x, Part(b.transpose(out, order))
 
 
 def _reshape(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -154,6 +173,7 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 MOVE: dict[str, Rule] = {
     "broadcast": _broadcast,
+    "stretch": _stretch,
     "reshape": _reshape,
     "transpose": _transpose,
     "flip": _flip,
