@@ -44,10 +44,7 @@ def _stretch(tape: Tape, op: Op, grads: Grads) -> Parts:
             summed.append(len(shape))
             shape.append(floordiv(wide, maximum(dim, 1)))
     out = b.reduce("sum", b.reshape(g, shape), summed)
-    # As for a broadcast: axes in the result's order, and those that are not x's.
-    order = [sorted(axes).index(axis) for axis in axes]
-    out = b.reshape(out, tuple(own[axis] for axis in sorted(axes)))
-    yield x, Part(b.transpose(out, order))
+    yield x, Part(b.reshape(out, x.shape))
 
 
 def _reshape(tape: Tape, op: Op, grads: Grads) -> Parts:

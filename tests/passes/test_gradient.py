@@ -98,6 +98,33 @@ GRAPHS: dict[str, str] = {
   return %l
 }
 """,
+    "strided": """graph @main(%x: f64[n, 2, 6], %w: f64[2, 1, 3]) {
+  %y: f64[n, 2, 3] = conv(%x, %w) {stride = (2), low = (0), high = (1), """
+    """dilation = (1), groups = 2}
+  %z: f64[n, 2, 3] = tanh(%y)
+  %l: f64[] = reduce(%z) {op = "sum", axes = (0, 1, 2), keepdims = false}
+  return %l
+}
+""",
+    "transposed": """graph @main(%x: f64[n, 2, 3], %w: f64[2, 1, 2]) {
+  %y: f64[n, 2, 8] = conv_transpose(%x, %w) {stride = (3), low = (1), high = (0), """
+    """dilation = (1), groups = 2, extra = (1)}
+  %z: f64[n, 2, 8] = tanh(%y)
+  %l: f64[] = reduce(%z) {op = "sum", axes = (0, 1, 2), keepdims = false}
+  return %l
+}
+""",
+    "pools": """graph @main(%x: f64[n, 5], %w: f64[n, 5]) {
+  %a: f64[n, 5] = mul(%x, %w)
+  %b: f64[n, 3] = pool(%a) {op = "max", window = (3), stride = (2), low = (1), """
+    """high = (1), dilation = (1), include_pad = true}
+  %c: f64[n, 3] = pool(%a) {op = "mean", window = (2), stride = (2), low = (0), """
+    """high = (1), dilation = (1), include_pad = false}
+  %d: f64[n, 3] = mul(%b, %c)
+  %l: f64[] = reduce(%d) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+""",
 }
 
 
@@ -179,14 +206,35 @@ def test_stop_gradient() -> None:
 
 
 def test_ops_without_a_rule() -> None:
-    with pytest.raises(UnsupportedOpError, match="pool"):
+    with pytest.raises(UnsupportedOpError, match="scatter_add"):
         differentiated(
-            """graph @main(%w: f64[1, 4]) {
-  %y: f64[1, 2] = pool(%w) {op = "max", window = (2), stride = (2), low = (0), """
-            """high = (0), dilation = (1), include_pad = true}
+            """graph @main(%i: i64[n], %w: f64[n, 2]) {
+  %y: f64[3, 2] = scatter_add(%i, %w) {rows = 3}
   %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
   return %l
 }
 """,
             "w",
         )
+
+
+STRETCH = """graph @main(%x: f64[a, b], %y: f64[m, n]) {
+  %s: f64[m, n] = stretch(%x) {shape = [m, n], axes = (0, 1)}
+  %p: f64[m, n] = mul(%s, %y)
+  %l: f64[] = reduce(%p) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+"""
+
+
+@pytest.mark.parametrize("wide", [(3, 4), (1, 5), (1, 1), (0, 3), (7, 0)])
+@pytest.mark.parametrize("single", [(), (0,), (1,), (0, 1)])
+def test_stretch(wide: tuple[int, int], single: tuple[int, ...]) -> None:
+    """Summed over what the call repeats, and only that."""
+    made = differentiated(STRETCH, "x")
+    own = tuple(1 if k in single else size for k, size in enumerate(wide))
+    env = dict(zip("abmn", (*own, *wide), strict=True))
+    y = np.random.default_rng(0).normal(size=wide)
+    _, grad = run_graph(Module({"main": made}), [np.ones(own), y], env=env)
+    want = y.sum(single, keepdims=True) if single else y
+    np.testing.assert_allclose(grad, want, rtol=1e-12)
