@@ -113,10 +113,9 @@ def inputs(case: Case, sizes: Sizes) -> list[Tensor]:
     return made
 
 
-def autograd(case: Case, given: list[Tensor]) -> list[Tensor]:
-    """out, lse, dq, dk, dv in float64; rows without a visible column give 0."""
-    wide = [x if x.dtype is torch.bool else x.double().clone() for x in given]
-    q, k, v = (x.requires_grad_() for x in wide[:3])
+def scored(case: Case, wide: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores with -inf where a column is hidden; keys and values of every head."""
+    q, k, v = wide[:3]
     keys, values = (x.repeat_interleave(case.group, 1) for x in (k, v))
     scale = max(q.shape[-1], 1) ** -0.5 if case.scale is None else case.scale
     scores = scale * q @ keys.mT
@@ -128,13 +127,41 @@ def autograd(case: Case, given: list[Tensor]) -> list[Tensor]:
     if case.causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~seen, -math.inf)
-    lse = scores.logsumexp(-1)
+    return scores, keys, values
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Of each row; rows without a visible column are 0."""
     empty = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-    out = weights @ values
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def autograd(case: Case, given: list[Tensor]) -> list[Tensor]:
+    """out, lse, dq, dk, dv in float64; rows without a visible column give 0."""
+    wide = [x if x.dtype is torch.bool else x.double().clone() for x in given]
+    q, k, v = (x.requires_grad_() for x in wide[:3])
+    scores, _, values = scored(case, wide)
+    out = softmax(scores) @ values
     out.backward(wide[3])
     grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in (q, k, v)]
-    return [out.detach(), lse.detach(), *grads]
+    return [out.detach(), scores.logsumexp(-1).detach(), *grads]
+
+
+def magnitudes(case: Case, given: list[Tensor]) -> list[float]:
+    """The largest sum of absolute values behind each result.
+
+    A row's scores have the gradient P * (dO V^T - dO . O), a difference: with one
+    visible column it is 0 but for the rounding of two numbers that are not small.
+    """
+    wide = [x if x.dtype is torch.bool else x.double() for x in given]
+    scores, keys, values = scored(case, wide)
+    weights, do = softmax(scores), wide[3]
+    both = (do @ values.mT).abs() + (do * (weights @ values)).sum(-1, True).abs()
+    scale = max(keys.shape[-1], 1) ** -0.5 if case.scale is None else case.scale
+    ds = weights * both * scale
+    sums = [ds @ keys.abs(), ds.mT @ wide[0].abs(), weights.mT @ do.abs()]
+    found = [x.abs().max().item() if x.numel() else 0.0 for x in sums]
+    return [0.0, 0.0, found[0], case.group * found[1], case.group * found[2]]
 
 
 def plain(array: np.ndarray, case: Case, which: int) -> Tensor:
@@ -160,8 +187,12 @@ FLOOR = {DType.F64: 1e-13, DType.F32: 2e-6, DType.F16: 2e-3, DType.BF16: 2e-2}
 
 
 def check(case: Case, given: list[Tensor], found: Sequence[np.ndarray]) -> None:
-    """Errors relative to the largest gradient of their kind, or to 1."""
+    """Errors relative to the largest gradient of their kind, or to 1.
+
+    A gradient that is all cancellation may be off by the rounding of what cancels.
+    """
     wanted = autograd(case, given)
+    behind = magnitudes(case, given)
     for which, (mine, true) in enumerate(zip(found, wanted, strict=True)):
         result = plain(mine, case, which).double()
         assert result.shape == true.shape
@@ -171,4 +202,6 @@ def check(case: Case, given: list[Tensor], found: Sequence[np.ndarray]) -> None:
         assert torch.equal(hidden, torch.isinf(result)), f"result {which}"
         gap = (result - true).masked_fill(hidden, 0.0).abs().max().item()
         size = max(true.masked_fill(hidden, 0.0).abs().max().item(), 1.0)
-        assert gap <= FLOOR[case.dtype] * size, f"result {which}: {gap} of {size}"
+        rounding = behind[which] * 2**-24 if case.dtype is DType.F32 else 0.0
+        allowed = max(FLOOR[case.dtype] * size, rounding)
+        assert gap <= allowed, f"result {which}: {gap} of {allowed}"
