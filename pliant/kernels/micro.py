@@ -123,7 +123,8 @@ def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFun
     def start(chain: int) -> Stmt:
         return _over(acc, chain, height, width, zero(dtype))
 
-    old = _over(acc, 0, height, width, Load(c, (sym("_i"), sym("_j"))))
+    # Passes are summed up on their own: a long K as one sum would lose digits.
+    old = Load(c, (sym("_i"), sym("_j")))
     added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
     even = floordiv(k, chains) * chains
     whole = Load(acc, (as_expr(0), sym("_i"), sym("_j")))
@@ -132,13 +133,13 @@ def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFun
         total = Binary("add", total, Load(acc, (as_expr(chain), *whole.index[1:])))
     body: list[Stmt] = [
         Alloc(acc),
-        If(added, old, start(0)),
-        *(start(chain) for chain in range(1, chains)),
+        *(start(chain) for chain in range(chains)),
         steps(as_expr(0), even, chains),
     ]
     if chains > 1:
         body.append(steps(even, k, 1))
-    body.append(_over(c, None, height, width, total))
+    joined = _over(c, None, height, width, Binary("add", old, total))
+    body.append(If(added, joined, _over(c, None, height, width, total)))
     name = panel_name(of, height, width)
     return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(body)))
 
