@@ -108,6 +108,30 @@ def test_memory_is_flat(encoder: nn.Module) -> None:
     soak(model, 5000, fail=False)
 
 
+def test_ten_thousand_shapes() -> None:
+    """Each of them new: what is held follows the shape, and plans are few."""
+    net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Softmax(-1))
+    dims = ({0: "batch", 1: "seq"},)
+    model = pliant.compile(net, (torch.randn(2, 3, 16),), dims, threads=1)
+    full = torch.randn(100, 100, 16)
+    pairs = [(b, s) for b in range(1, 101) for s in range(1, 101)]
+    random.Random(3).shuffle(pairs)
+    model(full)
+    seen: list[tuple[int, int]] = []
+    for number, (batch, seq) in enumerate(pairs):
+        model(full[:batch, :seq].contiguous())
+        arena = model.stats()["arena_bytes"]
+        needed = model.stats()["last_arena_bytes"]
+        assert arena - needed < PAGE, "more is held than this shape's plan needs"
+        if number in (200, len(pairs) - 1):
+            gc.collect()
+            seen.append((resident(), mappings()))
+    assert seen[1][0] - seen[0][0] <= 4 * 2**20
+    assert seen[1][1] - seen[0][1] <= 8
+    stats = model.stats()
+    assert stats["plans"] >= 10_000 and stats["plans_cached"] <= 64
+
+
 def test_memory_is_flat_with_failures(compiled: pliant.CompiledModel) -> None:
     soak(compiled, 2000, fail=True)
 
