@@ -11,7 +11,7 @@ MODELS ?= zoo
 RESULTS := bench/results
 
 .PHONY: demo test lint format types unit sweep clean distclean setup
-.PHONY: bench bench-models bench-parts bench-gemm bench-plans ablation
+.PHONY: bench bench-models bench-parts bench-gemm bench-plans bench-memory ablation
 
 test: lint types unit
 
@@ -52,6 +52,13 @@ bench-gemm: setup
 # The plan picked for 300 random products against every other plan they could have.
 bench-plans: setup
 	$(BIN)/python -m bench.plans
+
+# Peaks, orders, time against memory, and training on changing lengths.
+bench-memory: $(VENV)/.bench
+	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.order
+	$(BIN)/python -m bench.finetune
+	$(BIN)/python -m bench.limits --training
 
 ablation: $(VENV)/.bench
 	$(BIN)/python -m bench.ablation
