@@ -28,18 +28,9 @@ from pliant.ir.interp_attention import (
     attention_lse,
     masked,
 )
-from pliant.ir.interp_loops import (
-    BINARY,
-    UNARY,
-    Array,
-    Memory,
-    bf16_bits,
-    bf16_value,
-    literal,
-    memory_of,
-    run_loop,
-    storage,
-)
+from pliant.ir.interp_loops import run_loop
+from pliant.ir.interp_memory import Array, Memory, memory_of, storage
+from pliant.ir.interp_numbers import BINARY, UNARY, bf16_bits, bf16_value, literal
 from pliant.ir.interp_ops import PURE, SIZED, resized, sizes_of
 from pliant.ir.spec import destinations
 from pliant.ir.text import print_op

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pliant.ir.graph import Op
-from pliant.ir.interp_loops import Array
+from pliant.ir.interp_memory import Array
 from pliant.ir.interp_ops import extreme
 
 # What happens to the scaled scores before softmax.

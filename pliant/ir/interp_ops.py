@@ -15,7 +15,8 @@ import numpy as np
 
 from pliant.errors import IndexRangeError, InternalError, ShapeError
 from pliant.ir.graph import Op
-from pliant.ir.interp_loops import UNARY, Array, identity
+from pliant.ir.interp_memory import Array
+from pliant.ir.interp_numbers import UNARY, identity
 from pliant.ir.types import NUMPY, DType
 from pliant.sym import Expr
 

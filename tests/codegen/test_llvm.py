@@ -18,7 +18,8 @@ from pliant import runtime, target
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir.graph import Module
-from pliant.ir.interp_loops import CheckFailure, run_loop, storage
+from pliant.ir.interp_loops import CheckFailure, run_loop
+from pliant.ir.interp_memory import storage
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,

@@ -11,7 +11,9 @@ import pytest
 
 from pliant.errors import InternalError
 from pliant.ir.graph import Module
-from pliant.ir.interp_loops import CheckFailure, LoopFault, Memory, run_loop, source_of
+from pliant.ir.interp_code import source_of
+from pliant.ir.interp_loops import CheckFailure, run_loop
+from pliant.ir.interp_memory import LoopFault, Memory
 from pliant.ir.parse import parse_loop, parse_module
 
 Array = np.ndarray[Any, np.dtype[Any]]

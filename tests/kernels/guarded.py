@@ -18,7 +18,7 @@ from enum import Enum
 import numpy as np
 
 from pliant.ir.graph import Module
-from pliant.ir.interp_loops import storage
+from pliant.ir.interp_memory import storage
 from pliant.options import Options
 from pliant.pipeline import Program, compile_module
 from pliant.target import Target

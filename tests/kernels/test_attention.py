@@ -21,7 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir.graph import Module, Value
-from pliant.ir.interp_loops import Memory, run_loop, storage
+from pliant.ir.interp_loops import run_loop
+from pliant.ir.interp_memory import Memory, storage
 from pliant.ir.loops import Buffer, Role, buffer
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.kernels.attention import Attention, AttentionKernel, attention

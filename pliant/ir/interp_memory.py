@@ -1,0 +1,44 @@
+"""Memory as the interpreter of loop functions sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pliant.errors import InternalError
+from pliant.ir.types import NUMPY, DType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class LoopFault(InternalError):
+    """A loop function did what no loop function may do."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("interpreter", detail)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """An address: bytes, and an offset into them."""
+
+    data: Array
+    offset: int = 0
+    shared: bool = True  # False for a worker's scratch, which iterations take over
+
+    def at(self, distance: int) -> Memory:
+        return Memory(self.data, self.offset + distance, self.shared)
+
+
+def memory_of(array: Array) -> Memory:
+    """The memory of a contiguous array; writes to it are seen in the array."""
+    if not array.flags.c_contiguous:
+        raise ValueError("a buffer must be contiguous; give a Memory for a strided one")
+    return Memory(array.reshape(-1).view(np.uint8))
+
+
+def storage(dtype: DType) -> np.dtype[Any]:
+    """How an element lies in memory: bf16 as its bits."""
+    return np.dtype(np.uint16) if dtype is DType.BF16 else NUMPY[dtype]
