@@ -12,7 +12,7 @@ from typing import Any
 import llvmlite.ir as ll
 import numpy as np
 import pytest
-from test_llvm import agree
+from compiled_loops import agree
 
 from pliant.backend.jit import assembly
 from pliant.codegen.dot import has_byte_dot

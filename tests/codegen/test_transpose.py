@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_llvm import TARGETS, agree, compiled, serial, vector
+from compiled_loops import TARGETS, agree, compiled, serial, vector
 
 from pliant.ir.loops import (
     Binary,
