@@ -1,7 +1,7 @@
 """Builds the C runtime: one shared library beside the package that binds it.
 
-It is not a Python extension module (nothing in it knows Python), so its name carries no
-ABI suffix and the wheel is tagged for the platform alone.
+One of its files makes it a Python extension module as well; it uses the stable ABI, so
+one build serves every Python from 3.11 on and the library's name carries no suffix.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = [
     *("arena.c", "call.c", "ffi.c", "order.c", "plan.c", "planner.c", "plans.c"),
-    *("remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
+    *("python.c", "remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
 ]
+HEADERS = ("rt", "internal", "tensor")
 
 
 def ffi_include() -> str:
@@ -41,7 +42,7 @@ class BuildRuntime(build_ext):
 
 class PlatformWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        return "cp311", "abi3", super().get_tag()[2]
 
 
 setup(
@@ -49,7 +50,7 @@ setup(
         Extension(
             "pliant.runtime._plt",
             sources=[f"pliant/runtime/{name}" for name in SOURCES],
-            depends=["pliant/runtime/rt.h", "pliant/runtime/internal.h"],
+            depends=[f"pliant/runtime/{name}.h" for name in HEADERS],
             include_dirs=[ffi_include()],
             extra_compile_args=[
                 *("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"),

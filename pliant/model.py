@@ -27,6 +27,7 @@ from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
 from pliant.profile import KernelTime, kernel_times
 from pliant.runtime.binding import Model
+from pliant.runtime.caller import Caller
 from pliant.runtime.description import PlanInfo, RuntimeStatus, Status
 from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
@@ -99,8 +100,11 @@ class Rematerialised:
     steps: tuple[int, int]  # that use it before and after
 
 
-class CompiledModel:
-    """Native code for every shape. Safe to call from several threads."""
+class CompiledModel(Caller):
+    """Native code for every shape. Safe to call from several threads.
+
+    Called, it runs the model: torch in gives torch out, NumPy in gives NumPy out.
+    """
 
     def __init__(
         self,
@@ -131,15 +135,17 @@ class CompiledModel:
         )
         self._threads, self._limit = threads, memory_limit
         self._direct = signature.is_direct
+        if self._direct:
+            self._delegate(self._runtime)
 
     # ---- running
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model: torch in gives torch out, NumPy in gives NumPy out."""
+    def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that needs flattening or rebuilding, or has no torch tensors."""
         direct = self._direct and not kwargs
         flat = args if direct else self._signature.flatten(args, kwargs)
         try:
-            result = self._runtime.invoke(*flat)
+            result = self._runtime(*flat)
         except RuntimeStatus as status:
             if status.status not in _MENDABLE:
                 raise self._error(status, flat) from None
@@ -149,6 +155,15 @@ class CompiledModel:
         if direct:
             return result
         return self._signature.rebuild((flat, result), self.symbols_of)
+
+    def _call_failed(
+        self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
+    ) -> Any:
+        """A direct call whose arguments are at fault, or that failed as it ran."""
+        found = Status(status)
+        if found not in _MENDABLE:
+            raise self._error(RuntimeStatus(found, detail), args)
+        return self._run_mended(self._signature.flatten(args, {}))
 
     def _run_mended(self, flat: Sequence[Any]) -> Any:
         """Checks the arguments, copies what the runtime cannot read, and runs."""
@@ -160,7 +175,7 @@ class CompiledModel:
             except Exception:  # a tensor class without memory of its own
                 raise _unreadable(slot, value) from None
         try:
-            return self._runtime.invoke(*values)
+            return self._runtime(*values)
         except RuntimeStatus as status:
             raise self._error(status, values) from None
 

@@ -19,6 +19,7 @@ import numpy as np
 import tvm_ffi
 
 from pliant import knobs
+from pliant.runtime.caller import Caller, framework_of_torch
 from pliant.runtime.description import (
     CAN_SPILL,
     NO_LIMIT,
@@ -38,7 +39,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -155,8 +156,13 @@ def _ffi() -> _Ffi:
     return _Ffi()
 
 
-class Model:
-    """A compiled model: three functions by address, and what is known of its memory."""
+class Model(Caller):
+    """A compiled model: three functions by address, and what is known of its memory.
+
+    Called with tensors and ints it gives None, a tensor, or a tuple of tensors: NumPy's
+    if an argument is NumPy's, else in the framework of the arguments. NumPy arrays that
+    are read-only are copied.
+    """
 
     def __init__(
         self,
@@ -180,12 +186,33 @@ class Model:
         if not pointer:
             raise RuntimeStatus(Status.MODEL, (0, 0, 0))
         self._pointer = self._handle = pointer
+        self._framework = framework_of_torch()
+        self._serve(pointer, self._framework)
 
-    def __call__(self, *args: Any) -> Any:
-        """Runs on torch tensors (or any with a DLPack exchange table) and ints.
+    def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `Caller` does not read itself: NumPy, other frameworks, wrong kinds."""
+        if kwargs:
+            raise TypeError(f"a Model takes no keywords: {', '.join(kwargs)}")
+        for argument in args:
+            if isinstance(argument, np.ndarray):
+                break
+        else:
+            if not self._framework and self._pointer:
+                self._framework = framework_of_torch()
+                self._serve(self._pointer, self._framework)
+            return self._run(args)
+        result = self._run([_exportable(a) for a in args])
+        if self._several is not None:
+            return tuple([_to_numpy(r) for r in result])
+        return _to_numpy(result)
 
-        Gives None, a tensor, or a tuple of tensors, in the framework of the arguments.
-        """
+    def _call_failed(
+        self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
+    ) -> Any:
+        raise RuntimeStatus(Status(status), detail)
+
+    def _run(self, args: Sequence[Any]) -> Any:
+        """Runs through tvm-ffi, on tensors of any framework that it knows."""
         try:
             result = self._call(self._pointer, *args)
         except Exception as error:  # the runtime raises none: an argument is no tensor
@@ -197,18 +224,6 @@ class Model:
             return result
         item = self._item  # a third of the cost of iterating over the Array
         return tuple([item(result, i) for i in self._several])
-
-    def invoke(self, *args: Any) -> Any:
-        """Runs; NumPy arrays in give NumPy arrays out, read-only ones are copied."""
-        for argument in args:
-            if isinstance(argument, np.ndarray):
-                break
-        else:
-            return self(*args)
-        result = self(*[_exportable(a) for a in args])
-        if self._several is not None:
-            return tuple([_to_numpy(r) for r in result])
-        return _to_numpy(result)
 
     def _not_exported(self, args: Sequence[Any]) -> RuntimeStatus:
         """The argument whose framework refuses to export it: KIND, as if unknown."""
@@ -318,6 +333,7 @@ class Model:
         if self._pointer:
             self.trim()
             self._pointer = 0
+            self._serve(0, 0)
 
     def __del__(self) -> None:
         handle, self._handle, self._pointer = getattr(self, "_handle", 0), 0, 0

@@ -32,15 +32,21 @@ static plt_slot *slot_new(const plt_model *m) {
 
 int plt_frame_open(plt_model *m, plt_frame *f) {
     plt_enter(m);
-    *f = (plt_frame){.model = m, .file = -1};
-    plt_lock_take(&m->lock);
-    m->sequence++;
-    f->slot = m->idle;
-    if (f->slot) {
-        m->idle = f->slot->next;
-        m->n_idle--;
+    f->model = m;
+    f->plan = NULL;
+    f->file = -1;
+    f->file_error = 0;
+    atomic_fetch_add_explicit(&m->sequence, 1, memory_order_relaxed);
+    f->slot = atomic_exchange(&m->spare, NULL);
+    if (!f->slot) {
+        plt_lock_take(&m->lock);
+        f->slot = m->idle;
+        if (f->slot) {
+            m->idle = f->slot->next;
+            m->n_idle--;
+        }
+        plt_lock_give(&m->lock);
     }
-    plt_lock_give(&m->lock);
     if (!f->slot) f->slot = slot_new(m);
     return f->slot ? PLT_OK : PLT_ERR_MEMORY;
 }
@@ -85,11 +91,12 @@ static int check_tensor(const plt_input_desc *in, const plt_arg *a, int64_t *det
     return check_layout(a, detail);
 }
 
-static int check_args(plt_model *m, plt_slot *s, int64_t *detail) {
+static int check_args(plt_model *m, plt_slot *s, const plt_arg *args,
+                      int64_t *detail) {
     int64_t *dims = s->dims;
     for (int64_t i = 0; i < m->n_inputs; i++) {
         const plt_input_desc *in = &m->inputs[i];
-        const plt_arg *a = &s->args[i];
+        const plt_arg *a = &args[i];
         detail[0] = i;
         if (a->kind != in->kind) {
             return plt_mismatch(PLT_ERR_KIND, detail, in->kind, a->kind);
@@ -110,6 +117,7 @@ static int check_args(plt_model *m, plt_slot *s, int64_t *detail) {
 /* With the lock held: idle arenas hold no more than the call now starting, and those
  * that no call has needed for a while hold nothing. */
 static void shrink_idle(plt_model *m, int64_t need) {
+    bool some = false;
     for (plt_slot *s = m->idle; s; s = s->next) {
         bool stale = m->sequence - s->last_used > PLT_IDLE_CALLS;
         int64_t before = s->arena.mapped;
@@ -117,12 +125,15 @@ static void shrink_idle(plt_model *m, int64_t need) {
             plt_arena_shrink(&s->arena, &m->services, stale ? 0 : need);
             atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
         }
+        some |= s->arena.mapped > 0;
     }
+    atomic_store(&m->idle_bytes, some);
 }
 
-int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail) {
+int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
+                      int64_t *detail) {
     plt_slot *s = f->slot;
-    int status = check_args(m, s, detail);
+    int status = check_args(m, s, args, detail);
     if (status != PLT_OK) return status;
     int64_t guard = m->bind(s->dims, s->symbols);
     if (guard != 0) {
@@ -133,10 +144,10 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail) {
     s->symbols[m->n_symbols] = threads;
     s->symbols[m->n_symbols + 1] =
         atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
-    status = plt_find_plan(m, s->symbols, &f->plan, detail);
+    status = plt_find_plan(m, s, detail);
     if (status != PLT_OK) return status;
 
-    const plt_entry *plan = f->plan;
+    const plt_entry *plan = f->plan = s->plan;
     int64_t before = s->arena.mapped;
     bool fitted = plt_arena_fit(&s->arena, &m->services, plan->arena_bytes);
     if (s->arena.mapped != before) {
@@ -229,18 +240,20 @@ void plt_frame_close(plt_model *m, plt_frame *f, int status) {
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (status == PLT_OK) record_peak(m, f->plan);
     if (!f->slot) return;
-    plt_slot *excess = NULL;
+    f->slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
+    int64_t need = f->slot->arena.need;
+    plt_slot *other = atomic_exchange(&m->spare, f->slot), *excess = NULL;
+    if (!other && !atomic_load_explicit(&m->idle_bytes, memory_order_relaxed)) return;
     plt_lock_take(&m->lock);
-    if (f->plan && m->idle) shrink_idle(m, f->slot->arena.need);
-    if (f->plan) plt_plans_drop(&m->services, f->plan);
-    f->slot->last_used = m->sequence;
-    if (m->n_idle < PLT_IDLE_SLOTS) {
-        f->slot->next = m->idle;
-        m->idle = f->slot;
+    if (other && m->n_idle < PLT_IDLE_SLOTS - 1) {
+        other->next = m->idle;
+        m->idle = other;
         m->n_idle++;
     } else {
-        excess = f->slot;
+        excess = other;
     }
+    if (f->plan) shrink_idle(m, need);
+    else atomic_store(&m->idle_bytes, true); /* the next call looks */
     plt_lock_give(&m->lock);
     if (excess) plt_slot_free(m, excess);
 }
@@ -298,8 +311,7 @@ int plt_invoke(plt_model *m, const plt_arg *args, int32_t n, plt_result *out) {
     plt_frame f;
     int status = plt_frame_open(m, &f);
     if (status == PLT_OK) {
-        plt_copy(f.slot->args, args, n, sizeof *args);
-        status = plt_frame_prepare(m, &f, out->detail);
+        status = plt_frame_prepare(m, &f, args, out->detail);
         if (status == PLT_OK) status = make_outputs(m, &f, out);
         if (status == PLT_OK) status = plt_frame_run(m, &f, out->detail);
     }

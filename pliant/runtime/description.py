@@ -255,6 +255,19 @@ class Services(Structure):
     ]
 
 
+class Framework(Structure):
+    """`framework` of python.c."""
+
+    _fields_: ClassVar = [
+        ("type", c_void_p),
+        ("exchange", c_void_p),
+        ("empty", c_void_p),
+        ("data", c_void_p),
+        ("release", c_void_p),
+        ("wrap", c_void_p),
+    ]
+
+
 class PlanInfoStruct(Structure):
     _fields_: ClassVar = [
         ("arena_bytes", c_int64),

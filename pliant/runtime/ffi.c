@@ -2,6 +2,7 @@
  * wants them, packs results. Every tvm-ffi function is reached by an address given in
  * plt_services, so this library links against none of it. */
 #include "internal.h"
+#include "tensor.h"
 
 #include <string.h>
 #include <tvm/ffi/c_api.h>
@@ -18,25 +19,13 @@ static DLTensor *tensor_of(TVMFFIObjectHandle object) {
     return (DLTensor *)((char *)object + sizeof(TVMFFIObject));
 }
 
-static void read_tensor(const DLTensor *t, plt_arg *a) {
-    a->kind = PLT_TENSOR;
-    a->rank = t->ndim;
-    a->code = t->dtype.code;
-    a->bits = t->dtype.bits;
-    a->lanes = t->dtype.lanes;
-    a->device = (int32_t)t->device.device_type;
-    a->data = t->data ? (char *)t->data + t->byte_offset : NULL;
-    a->dims = t->shape;
-    a->strides = t->strides;
-}
-
 static void read_arg(const TVMFFIAny *any, plt_arg *a) {
     switch (any->type_index) {
     case kTVMFFITensor:
-        read_tensor(tensor_of(any->v_obj), a);
+        plt_read_tensor(tensor_of(any->v_obj), a);
         break;
     case kTVMFFIDLTensorPtr:
-        read_tensor(any->v_ptr, a);
+        plt_read_tensor(any->v_ptr, a);
         break;
     case kTVMFFIInt:
     case kTVMFFIBool:
@@ -223,7 +212,7 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
     int status = plt_frame_open(m, &f);
     if (status == PLT_OK) {
         for (int32_t i = 1; i < n; i++) read_arg(&args[i], &f.slot->args[i - 1]);
-        status = plt_frame_prepare(m, &f, detail);
+        status = plt_frame_prepare(m, &f, f.slot->args, detail);
         if (status == PLT_OK) {
             status = make_outputs(m, &f, detail);
             if (status == PLT_OK) status = plt_frame_run(m, &f, detail);

@@ -230,7 +230,8 @@ typedef struct plt_extra {
 typedef struct plt_entry {
     struct plt_entry *chain;         /* next in its hash bucket */
     struct plt_entry *newer, *older; /* recency list */
-    int64_t refs;                    /* the table's own, plus one per call using it */
+    int64_t refs;                    /* the table's own, plus one per slot's */
+    bool listed;                     /* in the table and in the recency list */
     uint64_t hash;
     size_t block_bytes;
     int64_t arena_bytes, output_bytes, peak_bytes, lower_bound;
@@ -258,9 +259,11 @@ void plt_plans_clear(plt_plans *p, const plt_services *s);
 /* Drops every entry without freeing any: for a child forked in mid-update. */
 void plt_plans_forget(plt_plans *p);
 uint64_t plt_plans_hash(const int64_t *key, int64_t length);
-/* Both return an entry the caller holds a reference to. */
+/* Both return an entry the caller holds a reference to, until plt_plans_drop. */
 plt_entry *plt_plans_find(plt_plans *p, const int64_t *key, uint64_t hash);
 plt_entry *plt_plans_insert(plt_plans *p, const plt_services *s, plt_entry *entry);
+/* As dropping; its last use was only now. */
+void plt_plans_leave(plt_plans *p, const plt_services *s, plt_entry *entry);
 void plt_plans_drop(const plt_services *s, plt_entry *entry);
 
 /* ---- threads.c ---- */
@@ -272,9 +275,10 @@ uint32_t plt_pool_epoch(plt_pool *pool);
 typedef struct plt_slot {
     struct plt_slot *next;
     plt_arena arena;
+    plt_entry *plan;   /* of its last call, held: most calls repeat a shape */
     int64_t last_used; /* the model's call number */
     size_t block_bytes;
-    plt_arg *args;    /* [n_inputs] */
+    plt_arg *args;    /* [n_inputs] for the caller's use */
     int64_t *dims;    /* [n_dims] */
     int64_t *symbols; /* [n_symbols + 2] then threads and limit: a plan's key */
     int64_t *offsets; /* [n_buffers] of a run that moves buffers */
@@ -287,7 +291,7 @@ struct plt_model {
     plt_services services;
     plt_pool *pool;
     bool owns_pool;
-    plt_lock lock; /* guards plans, idle, n_idle, sequence */
+    plt_lock lock; /* guards plans, idle, n_idle */
     _Atomic uint32_t epoch;
     size_t block_bytes;
     int64_t n_inputs, n_dims, n_symbols, n_table, n_buffers, n_outputs, n_weights;
@@ -305,9 +309,11 @@ struct plt_model {
     plt_bind_fn bind;
     _Atomic int64_t threads, memory_limit;
     plt_plans plans;
-    plt_slot *idle; /* most recently used first */
+    _Atomic(plt_slot *) spare; /* the first idle one; taken and left without the lock */
+    plt_slot *idle;            /* more of them, most recently used first */
     int64_t n_idle;
-    int64_t sequence;
+    _Atomic bool idle_bytes; /* some of them has an arena */
+    _Atomic int64_t sequence; /* number of the call that started last */
     _Atomic int64_t calls, failures, plans_made, plan_hits, arena_bytes;
     _Atomic int64_t last_peak, last_arena, max_peak, last_recomputed, last_spilled;
 };
@@ -315,7 +321,7 @@ struct plt_model {
 typedef struct plt_frame {
     const plt_model *model;
     plt_slot *slot;
-    plt_entry *plan;
+    const plt_entry *plan; /* the slot's */
     int file;        /* of spilled buffers; -1: not open */
     int file_error;  /* errno, 0: none */
     plt_call call;
@@ -332,14 +338,14 @@ void plt_spill_close(plt_frame *f);
 
 /* First thing in every entry: notices that this is a forked child. */
 void plt_enter(plt_model *m);
-/* The plan for key (symbols, threads, limit), with a reference for the caller. */
-int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
+/* Makes slot->plan the plan for slot->symbols (symbols, threads, limit). */
+int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail);
 void plt_slot_free(plt_model *m, plt_slot *slot);
 
 /* A call in parts, as plt_invoke and plt_ffi_call allocate outputs in their own way. */
 int plt_frame_open(plt_model *m, plt_frame *f); /* takes a slot */
-/* Reads slot->args, as the caller filled them in. */
-int plt_frame_prepare(plt_model *m, plt_frame *f, int64_t *detail);
+/* args: [n_inputs] */
+int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
 /* Writes to slot->outputs, as the caller allocated them. */
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail);
 void plt_frame_close(plt_model *m, plt_frame *f, int status);

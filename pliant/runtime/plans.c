@@ -56,6 +56,7 @@ static void evict(plt_plans *p, const plt_services *s, plt_entry *e) {
     while (*at != e) at = &(*at)->chain;
     *at = e->chain;
     unlink_recency(p, e);
+    e->listed = false;
     p->count--;
     plt_plans_drop(s, e);
 }
@@ -64,16 +65,19 @@ void plt_plans_clear(plt_plans *p, const plt_services *s) {
     while (p->oldest) evict(p, s, p->oldest);
 }
 
+static void touch(plt_plans *p, plt_entry *e) {
+    if (p->newest == e) return;
+    unlink_recency(p, e);
+    link_newest(p, e);
+}
+
 plt_entry *plt_plans_find(plt_plans *p, const int64_t *key, uint64_t hash) {
     size_t bytes = (size_t)p->key_length * sizeof(int64_t);
     plt_entry *e = p->buckets[hash & p->mask];
     while (e && (e->hash != hash || memcmp(e->key, key, bytes) != 0)) e = e->chain;
     if (!e) return NULL;
     e->refs++;
-    if (p->newest != e) {
-        unlink_recency(p, e);
-        link_newest(p, e);
-    }
+    touch(p, e);
     return e;
 }
 
@@ -88,9 +92,15 @@ plt_entry *plt_plans_insert(plt_plans *p, const plt_services *s, plt_entry *entr
     entry->chain = *bucket;
     *bucket = entry;
     link_newest(p, entry);
+    entry->listed = true;
     p->count++;
     entry->refs++;
     return entry;
+}
+
+void plt_plans_leave(plt_plans *p, const plt_services *s, plt_entry *entry) {
+    if (entry->listed) touch(p, entry);
+    plt_plans_drop(s, entry);
 }
 
 void plt_plans_drop(const plt_services *s, plt_entry *entry) {

@@ -188,6 +188,11 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
 }
 
 void plt_slot_free(plt_model *m, plt_slot *slot) {
+    if (slot->plan) {
+        plt_lock_take(&m->lock);
+        plt_plans_leave(&m->plans, &m->services, slot->plan);
+        plt_lock_give(&m->lock);
+    }
     atomic_fetch_sub(&m->arena_bytes, slot->arena.mapped);
     plt_arena_shrink(&slot->arena, &m->services, 0);
     plt_release(&m->services, slot, slot->block_bytes);
@@ -196,13 +201,8 @@ void plt_slot_free(plt_model *m, plt_slot *slot) {
 void plt_model_destroy(plt_model *m) {
     if (!m) return;
     plt_services s = m->services;
-    if (m->pool && m->plans.buckets) plt_enter(m);
+    if (m->pool && m->plans.buckets) plt_trim(m);
     plt_plans_destroy(&m->plans, &s);
-    while (m->idle) {
-        plt_slot *slot = m->idle;
-        m->idle = slot->next;
-        plt_slot_free(m, slot);
-    }
     if (m->owns_pool) plt_pool_destroy(m->pool);
     plt_lock_destroy(&m->lock);
     plt_release(&s, m, m->block_bytes);
@@ -222,6 +222,7 @@ void plt_enter(plt_model *m) {
         } else {
             plt_lock_init(&m->lock);
             plt_plans_forget(&m->plans);
+            atomic_store(&m->spare, NULL);
             m->idle = NULL;
             m->n_idle = 0;
         }
@@ -233,21 +234,32 @@ void plt_enter(plt_model *m) {
 
 /* ---- plans ---- */
 
-int plt_find_plan(plt_model *m, const int64_t *key, plt_entry **out,
-                  int64_t *detail) {
-    uint64_t hash = plt_plans_hash(key, m->n_symbols + 2);
-    plt_lock_take(&m->lock);
-    *out = plt_plans_find(&m->plans, key, hash);
-    plt_lock_give(&m->lock);
-    if (*out) {
+static bool same_key(const int64_t *a, const int64_t *b, int64_t length) {
+    for (int64_t i = 0; i < length; i++) {
+        if (a[i] != b[i]) return false;
+    }
+    return true;
+}
+
+int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail) {
+    const int64_t *key = slot->symbols;
+    if (!slot->plan || !same_key(slot->plan->key, key, m->n_symbols + 2)) {
+        uint64_t hash = plt_plans_hash(key, m->n_symbols + 2);
+        plt_lock_take(&m->lock);
+        if (slot->plan) plt_plans_leave(&m->plans, &m->services, slot->plan);
+        slot->plan = plt_plans_find(&m->plans, key, hash);
+        plt_lock_give(&m->lock);
+    }
+    if (slot->plan) {
         atomic_fetch_add_explicit(&m->plan_hits, 1, memory_order_relaxed);
         return PLT_OK;
     }
-    int status = plt_make_plan(m, key, out, detail);
+    plt_entry *made = NULL;
+    int status = plt_make_plan(m, key, &made, detail);
     if (status != PLT_OK) return status;
     atomic_fetch_add_explicit(&m->plans_made, 1, memory_order_relaxed);
     plt_lock_take(&m->lock);
-    *out = plt_plans_insert(&m->plans, &m->services, *out);
+    slot->plan = plt_plans_insert(&m->plans, &m->services, made);
     plt_lock_give(&m->lock);
     return PLT_OK;
 }
@@ -320,12 +332,15 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
 
 void plt_trim(plt_model *m) {
     plt_enter(m);
+    plt_slot *spare = atomic_exchange(&m->spare, NULL);
     plt_lock_take(&m->lock);
     plt_slot *idle = m->idle;
     m->idle = NULL;
+    atomic_store(&m->idle_bytes, false);
     m->n_idle = 0;
     plt_plans_clear(&m->plans, &m->services);
     plt_lock_give(&m->lock);
+    if (spare) plt_slot_free(m, spare);
     while (idle) {
         plt_slot *next = idle->next;
         plt_slot_free(m, idle);

@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 3
+#define PLT_ABI_VERSION 4
 
 /* ---- What generated code sees ------------------------------------------------- */
 

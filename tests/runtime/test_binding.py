@@ -88,7 +88,7 @@ def scale(code: dict[str, int], run: str = "scale_run", **changes: Any) -> Model
 
 def failure(model: Model, *args: Any) -> tuple[Status, tuple[int, int, int]]:
     with pytest.raises(RuntimeStatus) as caught:
-        model.invoke(*args)
+        model(*args)
     return caught.value.status, caught.value.detail
 
 
@@ -96,11 +96,11 @@ def failure(model: Model, *args: Any) -> tuple[Status, tuple[int, int, int]]:
 def test_torch_and_numpy(code: dict[str, int], shape: tuple[int, int]) -> None:
     model = scale(code)
     x = torch.randn(shape)
-    y = model.invoke(x, 3)
+    y = model(x, 3)
     assert type(y) is torch.Tensor
     assert y.shape == shape
     torch.testing.assert_close(y, x * 3 + 1)
-    z = model.invoke(x.numpy(), 3)
+    z = model(x.numpy(), 3)
     assert type(z) is np.ndarray
     np.testing.assert_array_equal(z, y.numpy())
     z += 1  # ours to write
@@ -110,7 +110,7 @@ def test_torch_and_numpy(code: dict[str, int], shape: tuple[int, int]) -> None:
 
 def test_torch_output_outlives_the_model(code: dict[str, int]) -> None:
     model = scale(code)
-    y = model.invoke(torch.ones(2, 8), 1)
+    y = model(torch.ones(2, 8), 1)
     assert y.data_ptr() % 64 == 0
     del model
     gc.collect()
@@ -119,7 +119,7 @@ def test_torch_output_outlives_the_model(code: dict[str, int]) -> None:
 
 def test_numpy_output_outlives_the_model(code: dict[str, int]) -> None:
     model = scale(code)
-    z = model.invoke(np.ones((3, 7), np.float32), 4)
+    z = model(np.ones((3, 7), np.float32), 4)
     del model
     gc.collect()
     np.testing.assert_array_equal(z, np.full((3, 7), 5, np.float32))
@@ -130,11 +130,11 @@ def test_several_outputs_and_weights(code: dict[str, int]) -> None:
     addresses = (code["pair_run"], code["pair_sizes"], code["pair_bind"])
     model = Model(PAIR, *addresses, [weight.data_ptr()])
     x = torch.arange(6.0)
-    both = model.invoke(x)
+    both = model(x)
     assert [type(y) for y in both] == [torch.Tensor, torch.Tensor]
     torch.testing.assert_close(both[0], x + 5)
     torch.testing.assert_close(both[1], x * 2)
-    both = model.invoke(x.numpy())
+    both = model(x.numpy())
     assert [type(y) for y in both] == [np.ndarray, np.ndarray]
     np.testing.assert_array_equal(both[1], x.numpy() * 2)
 
@@ -143,17 +143,17 @@ def test_accepted_arguments(code: dict[str, int]) -> None:
     model = scale(code)
     frozen = np.ones((2, 3), np.float32)
     frozen.flags.writeable = False
-    assert model.invoke(frozen, 1).tolist() == [[2, 2, 2]] * 2
-    assert model.invoke(np.ones((2, 3), np.float32), True).sum() == 12
+    assert model(frozen, 1).tolist() == [[2, 2, 2]] * 2
+    assert model(np.ones((2, 3), np.float32), True).sum() == 12
     learned = torch.ones(2, 3, requires_grad=True)
-    assert not model.invoke(learned, 1).requires_grad
+    assert not model(learned, 1).requires_grad
     sliced = torch.ones(5, 3)[2:4]  # an offset, still row-major
-    assert float(model.invoke(sliced, 1).sum()) == 12
+    assert float(model(sliced, 1).sum()) == 12
     single = torch.ones(3, 2).t()[:1]  # (1, 3) with strides (1, 2)
     assert failure(model, single, 1)[0] is Status.LAYOUT
     column = torch.ones(4, 4)[:, :1]  # the stride of a dim of size 1 does not matter
     assert failure(model, column, 1)[0] is Status.LAYOUT
-    assert float(model.invoke(column[:1], 1)) == 2
+    assert float(model(column[:1], 1)) == 2
 
 
 def test_statuses(code: dict[str, int]) -> None:
@@ -182,11 +182,11 @@ def test_statuses(code: dict[str, int]) -> None:
     model.set_limit(1279)
     assert failure(model, x, 1) == (Status.LIMIT, (0, 1280, 1279))
     model.set_limit(1280)
-    model.invoke(x, 1)
+    model(x, 1)
     model.set_limit(None)
     misaligned = np.frombuffer(bytearray(33), np.uint8)[1:].view(np.float32)
     assert failure(model, misaligned.reshape(2, 4), 1)[0] is Status.LAYOUT
-    model.invoke(x, 1)
+    model(x, 1)
     assert model.stats().calls == 2
     model.close()
     assert failure(model, x, 1)[0] is Status.CLOSED
@@ -227,12 +227,12 @@ def test_huge_output_is_a_clean_failure(code: dict[str, int]) -> None:
         (-1, 1 << 50, 0),
     )
     assert model.stats().arena_bytes == 0
-    model.invoke(torch.ones(1, 1), 64)
+    model(torch.ones(1, 1), 64)
 
 
 def test_same_bits_whatever_the_threads_do(code: dict[str, int]) -> None:
     x = torch.randn(100, 333)
-    results = [scale(code, threads=t).invoke(x, 3) for t in (1, 2, 3, 7)]
+    results = [scale(code, threads=t)(x, 3) for t in (1, 2, 3, 7)]
     assert all(torch.equal(results[0], r) for r in results)
 
 
@@ -249,7 +249,7 @@ def test_four_threads(code: dict[str, int]) -> None:
                 if k == 13:
                     assert failure(model, x, k)[0] is Status.RUN
                 else:
-                    assert torch.equal(model.invoke(x, k), x * k + 1)
+                    assert torch.equal(model(x, k), x * k + 1)
         except BaseException as error:
             errors.append(error)
 
@@ -267,17 +267,15 @@ def test_four_threads(code: dict[str, int]) -> None:
 def test_fork(code: dict[str, int]) -> None:
     model = scale(code)
     x = torch.ones(8, 100)
-    model.invoke(x, 2)
+    model(x, 2)
     for _ in range(3):
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            right = all(
-                float(model.invoke(x, k).sum()) == 800 * (k + 1) for k in (2, 3)
-            )
+            right = all(float(model(x, k).sum()) == 800 * (k + 1) for k in (2, 3))
             os._exit(0 if right else 1)
         assert os.waitpid(child, 0)[1] == 0
-    model.invoke(x, 2)
+    model(x, 2)
 
 
 def test_interrupt_is_delivered(code: dict[str, int]) -> None:
@@ -290,10 +288,10 @@ def test_interrupt_is_delivered(code: dict[str, int]) -> None:
     with pytest.raises(KeyboardInterrupt):
         until = time.monotonic() + 10
         while time.monotonic() < until:
-            model.invoke(x, 2)
+            model(x, 2)
     timer.join()
     signal.signal(signal.SIGINT, before)
-    model.invoke(x, 2)
+    model(x, 2)
 
 
 def resident_bytes() -> int:
@@ -311,10 +309,10 @@ def test_memory_does_not_grow(code: dict[str, int]) -> None:
         for _ in range(n):
             rows, columns = draw.randint(0, 200), draw.randint(0, 200)
             x = base[: rows * columns].view(rows, columns)
-            model.invoke(x, draw.randint(0, 12))
+            model(x, draw.randint(0, 12))
             if draw.random() < 0.05:
                 failure(model, x, 13)
-                model.invoke(x.numpy(), 1)
+                model(x.numpy(), 1)
 
     calls(3000)
     before = resident_bytes()
@@ -328,11 +326,11 @@ def test_memory_does_not_grow(code: dict[str, int]) -> None:
 def test_arena_is_given_back(code: dict[str, int]) -> None:
     model = scale(code)
     small, large = torch.ones(1, 1), torch.ones(1000, 50000)
-    model.invoke(small, 1)
+    model(small, 1)
     before = resident_bytes()
-    model.invoke(large, 1)
+    model(large, 1)
     assert model.stats().arena_bytes == 200_003_584  # 200 MB, to the page
-    model.invoke(small, 1)
+    model(small, 1)
     assert model.stats().arena_bytes == 4096
     assert resident_bytes() - before < 8 << 20
     model.trim()
@@ -345,14 +343,14 @@ def test_guard_page_traps(code: dict[str, int]) -> None:
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        model.invoke(x, 1)
+        model(x, 1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] & 0x7F == signal.SIGSEGV
 
 
 def test_poison(code: dict[str, int]) -> None:
     model = scale(code, "unwritten_run", poison=True)
-    y = model.invoke(torch.ones(2, 3), 1)
+    y = model(torch.ones(2, 3), 1)
     assert bool(y.isnan().all())  # the scratch it read, and what it did not write
 
 
