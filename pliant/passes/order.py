@@ -181,6 +181,11 @@ class Part:
     held: tuple[int, ...]  # buffers that live through it untouched
     block: Block
 
+    def within(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The block's own part of an order of the graph."""
+        local = {call: k for k, call in enumerate(self.calls)}
+        return tuple(local[call] for call in order if call in local)
+
 
 def parts_of(calls: Calls) -> list[Part]:
     """The graph, cut at every call that is before or after each of the others."""
@@ -258,16 +263,21 @@ def rounded(size: Expr, points: Sequence[Point]) -> list[int]:
     return [-(-size.evaluate(point) // ALIGN) * ALIGN for point in points]
 
 
-def searched(part: Part, sizes: Sizes) -> list[tuple[int, ...]]:
-    """Orders of a block: the original, and what was better at some assignment."""
+def searched(
+    part: Part, sizes: Sizes, starts: Sequence[Sequence[int]] = ()
+) -> list[tuple[int, ...]]:
+    """Orders of a block: the original, and what was better at some assignment.
+
+    `starts` are orders of the whole graph to begin with, besides the original.
+    """
     block = part.block
     original = tuple(range(block.calls))
-    found = [original]
+    found = [original, *(part.within(order) for order in starts)]
     if block.calls < 2:
         return found
     table = sizes.table[list(part.buffers)]
     least = peaks(unavoidable_rows(block), table)
-    best = peaks(live_rows(block, original), table)
+    best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
     pending = set(range(len(sizes.points)))
     fruitless = 0
     while pending and (fruitless < _FRUITLESS or block.calls <= _SMALL):
@@ -482,8 +492,16 @@ def peak_at(graph: Graph, module: Module, dims: Mapping[str, int]) -> int:
     return int(peaks(rows, column.reshape(count, 1))[0])
 
 
-def oracle_peak(graph: Graph, module: Module, dims: Mapping[str, int]) -> int:
-    """The least peak that the same search finds when it knows the sizes."""
+def oracle_peak(
+    graph: Graph,
+    module: Module,
+    dims: Mapping[str, int],
+    starts: Sequence[Sequence[int]] = (),
+) -> int:
+    """The least peak that the same search finds when it knows the sizes.
+
+    `starts` are orders of the calls to begin with, besides the graph's own.
+    """
     calls = calls_of(graph, module)
     sizes = Sizes(calls, Facts(), [dict(dims)])
     top = 0
@@ -491,7 +509,7 @@ def oracle_peak(graph: Graph, module: Module, dims: Mapping[str, int]) -> int:
         table = sizes.table[list(part.buffers)]
         best = min(
             int(peaks(live_rows(part.block, order), table)[0])
-            for order in searched(part, sizes)
+            for order in searched(part, sizes, starts)
         )
         top = max(top, best + int(sizes.table[list(part.held)].sum()))
     return top

@@ -160,7 +160,7 @@ class _State:
     """A set of finished calls, and how it was reached."""
 
     done: int
-    ready: tuple[int, ...]
+    ready: dict[int, tuple[int, int]]  # call: the bytes that it takes, and frees
     live: int
     peak: int
     path: tuple[int, object] | None  # the last call, and the path before it
@@ -192,7 +192,8 @@ class _Walk:
         Peaks below `least` count as `least`: every order reaches that.
         """
         held = zip(self.sizes, self.block.entering, strict=True)
-        ready = tuple(k for k, waits in enumerate(self.block.before) if not waits)
+        first = [k for k, waits in enumerate(self.block.before) if not waits]
+        ready = {k: self._bytes(0, k) for k in first}
         state = _State(0, ready, sum(s for s, here in held if here), least, None)
         exact = True
         while state.done != self.all:
@@ -264,52 +265,82 @@ class _Walk:
         """The end or a valley, keeping only a few sets of every number of calls."""
         kept = [root]
         while kept:
-            steps: dict[int, tuple[int, int, _State, int]] = {}
-            for state in kept:
-                for call, during, freed in self._branches(state):
-                    peak = max(state.peak, during)
-                    done = state.done | 1 << call
-                    if peak < ceiling and (done not in steps or peak < steps[done][0]):
-                        steps[done] = peak, during - freed, state, call
-            ranked = heapq.nsmallest(_BEAM, steps.values(), key=lambda s: s[:2])
-            kept = [self._step(state, call) for _, _, state, call in ranked]
-            for state in kept:
-                if state.done == self.all or state.live <= root.live:
-                    return state
+            steps: list[tuple[int, int, int, int]] = []
+            for k, state in enumerate(kept):
+                steps += self._branches(state, k, ceiling)
+            steps.sort()
+            found: dict[int, _State] = {}
+            for _, _, k, call in steps:
+                done = kept[k].done | 1 << call
+                if done not in found:
+                    found[done] = state = self._step(kept[k], call)
+                    if state.done == self.all or state.live <= root.live:
+                        return state
+                    if len(found) == _BEAM:
+                        break
+            kept = list(found.values())
         return None
 
-    def _branches(self, state: _State) -> list[tuple[int, int, int]]:
-        """The calls that may be next, with the bytes live during each and freed by it.
+    def _branches(
+        self, state: _State, number: int, ceiling: int
+    ) -> list[tuple[int, int, int, int]]:
+        """Calls that may be next: the peak with each, what it leaves, number, call.
 
-        A call that frees as much as it takes, within the peak, may as well be next.
+        Those that reach the ceiling are left out. A call that frees as much as it
+        takes, within the peak, may as well be next.
         """
         found = []
-        for call in state.ready:
-            during, freed = self._bytes(state, call)
-            if during <= state.peak and during - freed <= state.live:
-                return [(call, during, freed)]
-            found.append((call, during, freed))
+        live, peak = state.live, state.peak
+        for call, (taken, freed) in state.ready.items():
+            during = live + taken
+            if during >= ceiling:
+                continue
+            if during > peak:
+                found.append((during, during - freed, number, call))
+            elif taken <= freed:
+                return [(peak, during - freed, number, call)]
+            else:
+                found.append((peak, during - freed, number, call))
         return found
 
-    def _bytes(self, state: _State, call: int) -> tuple[int, int]:
-        """Live during a call that comes next, and freed after it."""
-        left = ~(state.done | 1 << call)
-        during, freed = state.live, 0
+    def _bytes(self, done: int, call: int) -> tuple[int, int]:
+        """What a call takes that comes after those done, and what it frees."""
+        left = ~(done | 1 << call)
+        taken = freed = 0
         for size, touchers, entering, leaving in self.touched[call]:
-            if not (entering or touchers & state.done):
-                during += size
+            if not (entering or touchers & done):
+                taken += size
             if not (leaving or touchers & left):
                 freed += size
-        return during, freed
+        return taken, freed
+
+    def _concerned(self, state: _State, call: int, done: int) -> Iterator[int]:
+        """The calls that take or free something else once `call` is done."""
+        found = 0
+        for _, touchers, entering, leaving in self.touched[call]:
+            if not (entering or touchers & state.done):
+                found |= touchers
+            if not leaving:
+                left = touchers & ~done
+                if not left & (left - 1):  # the last one frees it
+                    found |= left
+        return bits(found)
 
     def _step(self, state: _State, call: int) -> _State:
-        during, freed = self._bytes(state, call)
+        taken, freed = state.ready[call]
         done = state.done | 1 << call
+        ready = state.ready.copy()
+        del ready[call]
         before = self.block.before
-        ready = [k for k in state.ready if k != call]
-        ready += [k for k in self.after[call] if not before[k] & ~done]
+        for k in self._concerned(state, call, done):
+            if k in ready:
+                ready[k] = self._bytes(done, k)
+        for k in self.after[call]:
+            if not before[k] & ~done:
+                ready[k] = self._bytes(done, k)
+        during = state.live + taken
         peak = max(state.peak, during)
-        return _State(done, tuple(ready), during - freed, peak, (call, state.path))
+        return _State(done, ready, during - freed, peak, (call, state.path))
 
 
 def _calls(state: _State) -> Order:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from pliant.sym.expr import DimLike, as_expr
-from pliant.sym.points import Point, witnesses
+from pliant.sym.cond import le
+from pliant.sym.exhaust import exhausted
+from pliant.sym.expr import DimLike, Expr, as_expr
+from pliant.sym.points import Point, extremes, witnesses
 from pliant.sym.prove import Facts
 
 # less: never greater. crosses: less at one assignment and greater at another.
 Relation: TypeAlias = Literal["less", "equal", "greater", "crosses"]
-
-_PROVED: dict[str | None, Relation] = {
-    "lt": "less",
-    "le": "less",
-    "eq": "equal",
-    "ge": "greater",
-    "gt": "greater",
-}
 
 
 def relation(
@@ -26,19 +20,34 @@ def relation(
 ) -> Relation | None:
     """What is certain of a against b; None if nothing is.
 
-    Three answers are proofs; `crosses` rests on two witnesses among `points`, which
-    satisfy the facts.
+    Three answers are proofs; `crosses` rests on two witnesses, among `points` or at
+    extreme sizes, that satisfy the facts.
     """
-    proved = _PROVED.get(facts.compare(a, b))
-    if proved is not None:
-        return proved
     left, right = as_expr(a), as_expr(b)
     if points is None:
         points = witnesses(facts, {*left.symbols(), *right.symbols()})
-    return crossing((left.evaluate(p), right.evaluate(p)) for p in points)
+    signs = seen((left.evaluate(p), right.evaluate(p)) for p in points)
+    if signs >= {1, -1}:
+        return "crosses"
+    less = 1 not in signs and at_most(facts, left, right)
+    greater = -1 not in signs and at_most(facts, right, left)
+    if less or greater:
+        return "equal" if less and greater else "less" if less else "greater"
+    far = extremes(facts, {*left.symbols(), *right.symbols()})
+    signs |= seen((left.evaluate(p), right.evaluate(p)) for p in far)
+    return "crosses" if signs >= {1, -1} else None
 
 
-def crossing(pairs: Iterable[tuple[int, int]]) -> Relation | None:
-    """`crosses` if one of the pairs ascends and one descends."""
-    signs = {(x > y) - (x < y) for x, y in pairs}
-    return "crosses" if {1, -1} <= signs else None
+def at_most(facts: Facts, a: Expr, b: Expr) -> bool:
+    """Whether a <= b is proved, by every means."""
+    return facts.prove(le(a, b)) is True or exhausted(facts, b - a)
+
+
+def seen(pairs: Iterable[tuple[int, int]]) -> set[int]:
+    """Signs of differences; no more are looked at once both are there."""
+    found: set[int] = set()
+    for x, y in pairs:
+        found.add((x > y) - (x < y))
+        if found >= {1, -1}:
+            break
+    return found

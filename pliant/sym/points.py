@@ -20,6 +20,7 @@ Point = dict[str, int]
 _EVEN = (1, 17, 64, 384, 4096)  # sizes that all symbols have at once
 _UNEVEN = ((1024, 1), (1, 1024), (256, 4), (4, 256))  # of one symbol, of the others
 _VALUES = (0, 1, 2, 3, 5, 16, 31, 64, 130, 513, 4099)  # for witnesses
+_FAR = (1, 3000, 10**6, 10**9)  # for witnesses far out
 _MOST_WITNESSES, _MOST_VARIED = 1500, 6
 _MOST_SKEWED = 4  # symbols that are varied one by one
 
@@ -35,8 +36,18 @@ def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
 
 def witnesses(facts: Facts, names: Iterable[str]) -> list[Point]:
     """Many assignments, small and large sizes in all combinations: to refute with."""
+    return _combined(facts, names, _VALUES)
+
+
+def extremes(facts: Facts, names: Iterable[str]) -> list[Point]:
+    """Assignments with sizes beyond all that is real, where the range allows them."""
+    return _combined(facts, names, _FAR)
+
+
+def _combined(
+    facts: Facts, names: Iterable[str], values: tuple[int, ...]
+) -> list[Point]:
     space = _Space(facts, names)
-    values: tuple[int, ...] = _VALUES
     while len(values) > 2 and len(values) ** len(space.free) > _MOST_WITNESSES:
         values = values[::2] if len(values) % 2 else values[1::2]
     chosen = product(values, repeat=min(len(space.free), _MOST_VARIED))

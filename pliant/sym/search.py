@@ -136,7 +136,7 @@ class Search:
         self.steps -= 1
         if self.steps < 0:
             return False
-        if depth and self._from_known(expr, self._monotone(expr), known, depth):
+        if depth and self._from_known(expr, self._monotone(expr, depth), known, depth):
             return True
         flat = tightened(without_quotients(expr)[0])
         if flat.is_const:
@@ -197,20 +197,51 @@ class Search:
                 yield left
                 yield atom.den - 1 - left
 
-    def _monotone(self, expr: Expr) -> Iterator[Expr]:
-        """Quotients by the same denominator are ordered as their numerators."""
+    def _monotone(self, expr: Expr, depth: int) -> Iterator[Expr]:
+        """Quotients are ordered as what they divide, and as what they divide by."""
         tops = {
             atom: atom.num if isinstance(atom, FloorDiv) else atom.num + atom.den - 1
             for atom in expr.atoms()
             if isinstance(atom, FloorDiv | CeilDiv)
         }
         for low, high in permutations(tops, 2):
+            if low.num is high.num:
+                yield from self._coarser(low, high)
             if low.den is not high.den or not self._bounded(tops[high] - tops[low]):
                 continue
             yield lift(high) - lift(low)
             apart = tops[high] - tops[low]
             if apart.is_const:
                 yield lift(low) + ceildiv(apart, low.den) - lift(high)
+        yield from self._extrema(expr, depth)
+
+    def _coarser(
+        self, coarse: FloorDiv | CeilDiv, fine: FloorDiv | CeilDiv
+    ) -> Iterator[Expr]:
+        """n/8 and n/2 in whole numbers: at most 4 of the first make up the second."""
+        if type(coarse) is not type(fine) or not (
+            coarse.den.is_const and fine.den.is_const
+        ):
+            return
+        ratio, rest = divmod(coarse.den.value, fine.den.value)
+        if rest or not self._bounded(coarse.num):
+            return
+        if isinstance(coarse, FloorDiv):
+            yield lift(fine) - ratio * lift(coarse)
+        else:
+            yield lift(fine) - lift(coarse)
+            yield ratio * lift(coarse) - lift(fine)
+
+    def _extrema(self, expr: Expr, depth: int) -> Iterator[Expr]:
+        """min(a, k) is ordered as a is; likewise max."""
+        found = [atom for atom in expr.atoms() if isinstance(atom, Min | Max)]
+        for low, high in permutations(found, 2):
+            ours = [arg for arg in low.args if arg not in high.args]
+            theirs = [arg for arg in high.args if arg not in low.args]
+            if type(low) is not type(high) or not len(ours) == len(theirs) == 1:
+                continue
+            if self.nonneg(theirs[0] - ours[0], (), depth):
+                yield lift(high) - lift(low)
 
     def _from_known(
         self,

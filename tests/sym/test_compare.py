@@ -37,6 +37,88 @@ def test_known_answers(a: Expr, b: Expr, wanted: str) -> None:
     assert relation(RANGED, b, a) == mirror.get(wanted, wanted)
 
 
+H, W, T = sym("h"), sym("w"), sym("t")
+IMAGES = Facts().assume(ge(H, 1)).assume(ge(W, 1)).assume(ge(T, 1))
+PATCHES = (H // 16) * (W // 16)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        # products of quotients, one finer than the other
+        (
+            B * ceildiv(H, 2) * ceildiv(W, 2),
+            B * ceildiv(H, 8) * ceildiv(W, 8),
+            "greater",
+        ),
+        (
+            B * ceildiv(H, 2) * ceildiv(W, 2),
+            4 * B * ceildiv(H, 4) * ceildiv(W, 4),
+            "less",
+        ),
+        (
+            B * ceildiv(H, 2) * ceildiv(W, 2),
+            3 * B * ceildiv(H, 4) * ceildiv(W, 4),
+            "crosses",
+        ),
+        (
+            T * minimum(B * ceildiv(H, 8) * ceildiv(W, 8), 168),
+            T * minimum(B * ceildiv(H, 16) * ceildiv(W, 16), 168),
+            "greater",
+        ),
+        # one unknown: a size, a product of quotients
+        (
+            T * ceildiv(minimum(H, 512), 4),
+            8 * T * minimum(ceildiv(H, 32), 16),
+            "less",
+        ),
+        (
+            T * ceildiv(minimum(PATCHES + 1, 512), 4),
+            8 * T * minimum(PATCHES // 32 + 1, 16),
+            "less",
+        ),
+        (25 * ceildiv(H, 4), 16 * ceildiv(H, 32), "greater"),
+        # only far out do they cross
+        (4 * (H // 16), 43008 * (W // 16) + 1, "crosses"),
+        (as_expr(15627264), 512 * T, "crosses"),
+    ],
+)
+def test_quotients(a: Expr, b: Expr, wanted: str) -> None:
+    assert relation(IMAGES, a, b) == wanted
+    mirror = {"less": "greater", "greater": "less"}
+    assert relation(IMAGES, b, a) == mirror.get(wanted, wanted)
+
+
+@st.composite
+def resolution(draw: st.DrawFn) -> Expr:
+    """A size of images: products of quotients, capped ones, numbers."""
+    h, w = (
+        draw(st.sampled_from([s, ceildiv(s, 2), ceildiv(s, 4), s // 4, ceildiv(s, 8)]))
+        for s in (H, W)
+    )
+    total = as_expr(draw(st.integers(0, 64)))
+    for atom in draw(st.lists(st.sampled_from([h, w, h * w]), min_size=1, max_size=2)):
+        if draw(st.booleans()):
+            atom = minimum(atom, draw(st.sampled_from([16, 40])))
+        total = total + draw(st.integers(1, 16)) * T * atom
+    return total
+
+
+@settings(max_examples=150, deadline=None)
+@given(resolution(), resolution())
+def test_resolutions_never_contradicted(a: Expr, b: Expr) -> None:
+    told = relation(IMAGES, a, b)
+    values = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 300)
+    signs = {
+        (x > y) - (x < y)
+        for h, w, t in itertools.product(values, values, (1, 5))
+        for x, y in [(a.evaluate(e), b.evaluate(e)) for e in [{"h": h, "w": w, "t": t}]]
+    }
+    assert not (told == "less" and 1 in signs)
+    assert not (told == "greater" and -1 in signs)
+    assert not (told == "equal" and signs != {0})
+
+
 @st.composite
 def size(draw: st.DrawFn) -> Expr:
     """A polynomial of two symbols with the atoms that sizes have."""
