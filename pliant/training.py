@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -42,8 +44,9 @@ def compile_training(
     `example_inputs` are the two tuples, `dynamic_shapes` has the same structure.
     `optimizer` is a torch SGD, Adam or AdamW over the model's parameters, or a
     `pliant.SGD` or `pliant.AdamW`. The step updates the model's own parameters and the
-    optimizer's own state. Parameters that need no gradient, and buffers, are taken as
-    they are now. `clip_grad_norm` bounds the norm of all gradients together.
+    optimizer's own state, and the buffers that the model itself changes, such as the
+    statistics of a batch norm. Parameters that need no gradient, and other buffers, are
+    taken as they are now. `clip_grad_norm` bounds the norm of all gradients together.
     """
     chosen = settings(options, threads, target, memory_limit)
     _check(model, loss, example_inputs, clip_grad_norm)
@@ -60,7 +63,7 @@ def compile_training(
         chosen,
         seconds,
         source.assumptions,
-        Training(state.names, state.extend, state.updates),
+        Training(state.names, state.extend, state.updates, len(source.buffers)),
         TrainingStep,
     )
     step._source, step._state, step._chosen = source, state, chosen
@@ -99,6 +102,7 @@ class Source:
     module: Module
     user: Signature  # of (inputs, targets)
     parameters: Mapping[str, Any]  # a param of main -> torch's parameter
+    buffers: Mapping[str, Any]  # a param of main -> torch's tensor, which main changes
     assumptions: tuple[Guard, ...]
     seed: str | None  # the param that random numbers follow from
 
@@ -127,33 +131,61 @@ def _import(
     whole.training = model.training
     started = perf_counter()
     pair = (tuple(examples[0]), tuple(examples[1]))
-    program, info = front.export_module(whole, pair, shapes, training=True)
+    with _cumulative(model):
+        program, info = front.export_module(whole, pair, shapes, training=True)
     seconds["export"] = perf_counter() - started
     started = perf_counter()
     imported = front.from_exported(program, info, training=True)
-    module, parameters = _variables(imported.module, whole)
-    (result, *more) = module.main.results
+    module, parameters, buffers = _variables(imported.module, whole, imported.changed)
+    (result, *more) = module.main.results[: len(module.main.results) - len(buffers)]
     if more or result.type.rank != 0 or not result.dtype.is_float:
-        kinds = ", ".join(str(v.type) for v in module.main.results)
+        kinds = ", ".join(str(v.type) for v in (result, *more))
         raise OptionError(
             f"the loss must give one number, a tensor of no dims; it gives {kinds}: "
             "take its mean or sum"
         )
     user = torch_signature(imported, Parameters(("inputs", "targets")))
     seconds["import"] = perf_counter() - started
-    return Source(module, user, parameters, imported.assumptions, imported.seed)
+    return Source(
+        module, user, parameters, buffers, imported.assumptions, imported.seed
+    )
 
 
-def _variables(module: Module, whole: Any) -> tuple[Module, dict[str, Any]]:
-    """Constants that are trained become params of `main`."""
-    trained = {
-        (p.data_ptr(), tuple(p.shape)): (name.removeprefix("model."), p)
+@contextmanager
+def _cumulative(model: Any) -> Iterator[None]:
+    """A momentum of None would make a trace read a count: it is NaN meanwhile."""
+    norms = [
+        m
+        for m in model.modules()
+        if getattr(m, "momentum", 0) is None and hasattr(m, "num_batches_tracked")
+    ]
+    for norm in norms:
+        norm.momentum = math.nan
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.momentum = None
+
+
+def _variables(
+    module: Module, whole: Any, changed: Sequence[str]
+) -> tuple[Module, dict[str, Any], dict[str, Any]]:
+    """Constants that are trained, or changed, become params of `main`.
+
+    The last results of `main` are the new values of what is changed.
+    """
+    tensors = {
+        name: p
         for name, p in reversed(list(whole.named_parameters()))
         if p.requires_grad
     }
+    tensors |= {name: whole.get_buffer(name) for name in changed}
+    trained = {(t.data_ptr(), tuple(t.shape)): (name, t) for name, t in tensors.items()}
     main = module.main
     params: list[Value] = []
     parameters: dict[str, Any] = {}
+    buffers: dict[str, tuple[str, Any]] = {}
     names, mapping = Names([*names_of(main), NUMBERS, CLIP]), dict[Value, Value]()
     ops: list[Op] = []
     for op in main.ops:
@@ -165,21 +197,26 @@ def _variables(module: Module, whole: Any) -> tuple[Module, dict[str, Any]]:
         if found is None:
             ops.append(substitute(op, mapping))
             continue
-        name, parameter = found
-        if not parameter.is_contiguous():
+        path, tensor = found
+        name = path.removeprefix("model.")
+        if not tensor.is_contiguous():
+            kind = "buffer" if path in changed else "parameter"
             raise OptionError(
-                f"parameter '{name}' is not contiguous: replace it by "
+                f"{kind} '{name}' is not contiguous: replace it by "
                 "its .contiguous() before training"
             )
         params.append(Value(names.fresh(name), op.result.type))
         mapping[op.result] = params[-1]
-        parameters[params[-1].name] = parameter
+        if path in changed:
+            buffers[path] = (params[-1].name, tensor)
+        else:
+            parameters[params[-1].name] = tensor
     if not parameters:
         raise OptionError("the loss depends on no parameter that requires a gradient")
     results = tuple(mapping.get(v, v) for v in main.results)
     params = [*main.params, *params]
     graph = main.replace(params=tuple(params), ops=tuple(ops), results=results)
-    return module.with_main(graph), parameters
+    return module.with_main(graph), parameters, dict(buffers[p] for p in changed)
 
 
 # ---- the optimizer
@@ -255,7 +292,8 @@ class State:
 
     @property
     def updates(self) -> tuple[str, ...]:
-        return (*self.names, *(f"{name}.{slot}" for name, slot in self.held))
+        held = (f"{name}.{slot}" for name, slot in self.held)
+        return (*self.source.buffers, *self.names, *held)
 
     # ---- what is compiled
 
@@ -272,7 +310,7 @@ class State:
     def extend(
         self, b: Builder, params: dict[str, Value], grads: Sequence[Value]
     ) -> list[Value]:
-        """The new parameters and states, in the order of `updates`."""
+        """The new parameters and states, in the order of `updates` behind buffers."""
         gradients = dict(zip(self.names, grads, strict=True))
         if self.clip is not None:
             gradients = _clipped(b, gradients, params[CLIP])
@@ -284,7 +322,7 @@ class State:
                 made = _updated(b, group.rule, p, g, held, params[NUMBERS], row)
                 keys = (name, *(f"{name}.{slot}" for slot in group.rule.state))
                 new.update(zip(keys, made, strict=True))
-        return [new[key] for key in self.updates]
+        return [new[key] for key in self.updates[len(self.source.buffers) :]]
 
     def signature(self, main: Graph) -> Signature:
         """The caller's arguments, then all that the step holds itself."""
@@ -307,7 +345,7 @@ class State:
     def tensors(self, main: Graph) -> list[Any]:
         """All tensors behind the caller's, in the order of main's params."""
         parameters = self.source.parameters
-        own = {NUMBERS: self.numbers, CLIP: self.clip_value}
+        own = {NUMBERS: self.numbers, CLIP: self.clip_value, **self.source.buffers}
         if self.source.seed is not None:
             own[self.source.seed] = self.seed
         held = {f"{name}.{slot}": (name, slot) for name, slot in self.held}
@@ -466,7 +504,11 @@ class TrainingStep(CompiledModel):
                 self._chosen,
                 {},
                 self._source.assumptions,
-                Training(names, lambda b, params, grads: grads),
+                Training(
+                    names,
+                    lambda b, params, grads: grads,
+                    changed=len(self._source.buffers),
+                ),
             )
         self._state.draw()
         loss, *found = self._gradients(inputs, targets)

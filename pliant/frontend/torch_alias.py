@@ -177,6 +177,8 @@ class Aliases:
 
     def check_writable(self, node: Node) -> None:
         root = self.root(node)
+        if root in self.walk.buffers:
+            return
         if root in self.walk.lazy:
             self.cx.unsupported(
                 f"changes the buffer {root.name} in place: state that lasts from call "
@@ -188,6 +190,8 @@ class Aliases:
     def write(self, node: Node, new: Value) -> None:
         """`node` now holds `new`, and so does all that shares its memory."""
         root = self.root(node)
+        if root in self.walk.buffers:
+            self.walk.written[root] = self.walk.buffers[root]
         carried = {node}
         self.env[node] = new
         while node in self.parent:

@@ -236,9 +236,14 @@ def _same_at(
         flat = list(_resized(ep, values, sizes))
         args, kwargs = pytree.tree_unflatten(flat, ep.call_spec.in_spec)
         state = {name: b.detach().clone() for name, b in model.named_buffers()}
+        kept = {name: b.detach().clone() for name, b in state.items()}
         with torch.no_grad():
             want = torch.func.functional_call(model, state, args, kwargs)
-            have = ep.module(check_guards=False)(*args, **kwargs)
+            try:
+                have = ep.module(check_guards=False)(*args, **kwargs)
+            finally:  # it may have changed the model's own
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(kept[name])
     except Exception:  # the model's own, at a size it was not given: nothing learnt
         return False
     wanted, had = pytree.tree_leaves(want), pytree.tree_leaves(have)

@@ -112,6 +112,7 @@ class Imported:
     assumptions: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
     seed: str | None = None  # the parameter that random numbers follow from
+    changed: tuple[str, ...] = ()  # buffers whose new values are the last results
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -233,6 +234,8 @@ class _Import:
         self._check_mutations()
         self.walk.run(self.ep.graph_module)
         results, outputs = self._read_outputs()
+        changed = self._changed()
+        results += [self.walk.env[node] for node in changed]
         if self.problems:
             raise UnsupportedOpError(_distinct(self.problems))
         graph = self.cx.b.finish("main", results, self.sizes)
@@ -248,6 +251,7 @@ class _Import:
             (*found.assumed, *self.cx.assumptions),
             self.info.aliases,
             None if self.cx.seed_value is None else self.cx.seed_value.name,
+            tuple(changed.values()),
         )
 
     # inputs
@@ -262,6 +266,8 @@ class _Import:
                 continue
             else:
                 self._read_weight(node, spec.target)
+                if spec.kind is InputKind.BUFFER and self.cx.training:
+                    self.walk.buffers[node] = spec.target
 
     def _read_user_input(self, node: Node) -> None:
         name, val = node.name, node.meta.get("val")
@@ -333,6 +339,19 @@ class _Import:
                 name = "buffer" if spec.kind is OutputKind.BUFFER_MUTATION else "input"
                 reason = f"the model changes its {name} '{spec.target}' in every call"
                 self.problems.append(UnsupportedOp(f"update of a {name}", reason, "-"))
+
+    def _changed(self) -> dict[Node, str]:
+        """Buffers that the model has written, and their names."""
+        written, memory = self.walk.written, dict[int, str]()
+        for target in self.walk.buffers.values():
+            found = self.ep.state_dict.get(target)
+            tensor = self.ep.constants.get(target) if found is None else found
+            assert isinstance(tensor, torch.Tensor)
+            other = memory.setdefault(tensor.data_ptr(), target)
+            if other != target and {other, target} & set(written.values()):
+                reason = f"the model changes '{target}', which is also '{other}'"
+                self.problems.append(UnsupportedOp("update of a buffer", reason, "-"))
+        return written
 
     # outputs
 

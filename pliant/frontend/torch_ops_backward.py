@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_backward_conv import (
     convolution_backward,
     max_pool_backward,
@@ -20,7 +21,7 @@ from pliant.frontend.torch_ops_backward_conv import (
 )
 from pliant.frontend.torch_ops_context import Context, Operand, Size, as_index, used
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_nn import attention, layer_norm, rms_norm
+from pliant.frontend.torch_ops_nn import layer_norm, rms_norm
 from pliant.frontend.torch_ops_pick import index_put as write_at
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value

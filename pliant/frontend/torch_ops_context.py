@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -55,6 +55,16 @@ Operand: TypeAlias = "Value | Number"
 Size: TypeAlias = "int | Expr"
 
 
+class Buffers(Protocol):
+    """The tensors of the model that ops may change."""
+
+    def read(self, node: torch.fx.Node) -> Any: ...
+
+    def store(self, node: torch.fx.Node, new: Value) -> None: ...
+
+    def sibling(self, node: torch.fx.Node, name: str) -> Value: ...
+
+
 class Context:
     """The state of one import that op translations see."""
 
@@ -65,6 +75,7 @@ class Context:
         self.randoms = 0  # random ops so far; each draws numbers of its own
         self.seed_value: Value | None = None
         self.node: torch.fx.Node | None = None
+        self.state: Buffers | None = None
         # Tensors whose elements are known to be >= 0, so indices need no wrapping.
         self.nonnegative: set[Value] = set()
         # What the trace decided by size and no rule of ours demands.

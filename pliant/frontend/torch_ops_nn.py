@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_context import Context, Real, Size
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
@@ -379,8 +380,6 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Value:
-    if training and running_mean is not None:
-        cx.unsupported("batch_norm in training updates its statistics: call eval()")
     if running_mean is None or running_var is None:
         axes = [0, *range(2, x.type.rank)]
         running_var, running_mean = variance(cx, x, axes, 0.0, False)
@@ -423,46 +422,6 @@ def instance_norm(
         )
     channels = cx.constant_int(x.shape[1], "number of channels")
     return group_norm(cx, x, channels, weight, bias, eps)
-
-
-# --- attention ------------------------------------------------------------------
-
-
-def attention(
-    cx: Context,
-    q: Value,
-    k: Value,
-    v: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | Real | None = None,
-    enable_gqa: bool = False,
-) -> Value:
-    if dropout_p:
-        cx.unsupported("attention with dropout is random: call eval()")
-    if isinstance(scale, Real):  # computed from a dynamic size
-        q, scale = cx.arith("mul", q, scale), 1.0
-    flat = q.type.rank == 2
-    if flat:
-        q, k, v = (cx.reshape(t, (1, *t.shape)) for t in (q, k, v))
-    # Batch dims broadcast; heads do too, unless groups of them share keys.
-    lead = -3 if enable_gqa else -2
-    q, k, v = cx.unit_dims(q), cx.unit_dims(k), cx.unit_dims(v)
-    batch = cx.b.broadcast_shapes(*(t.shape[:lead] for t in (q, k, v)))
-    q, k, v = (cx.broadcast_to(t, (*batch, *t.shape[lead:])) for t in (q, k, v))
-    extra = [] if attn_mask is None else [attn_mask]
-    out = cx.b.emit(
-        "attention",
-        q,
-        k,
-        v,
-        *extra,
-        scale=None if scale is None else float(scale),
-        causal=is_causal,
-        masked=attn_mask is not None,
-    )
-    return cx.reshape(out, out.shape[1:]) if flat else out
 
 
 # --- resizing -------------------------------------------------------------------
@@ -585,9 +544,7 @@ NN: dict[Any, Translate] = {
     aten.rms_norm.default: rms_norm,
     aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
     aten.group_norm.default: group_norm,
-    aten.batch_norm.default: batch_norm,
     aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
-    aten.instance_norm.default: instance_norm,
     aten.scaled_dot_product_attention.default: attention,
     aten.upsample_nearest1d.default: resize("nearest", 1),
     aten.upsample_nearest2d.default: resize("nearest", 2),

@@ -6,15 +6,20 @@ class that is meant one element is picked, and the rest is one number for each r
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from pliant.frontend.torch_ops_attention import dropout, kept
 from pliant.frontend.torch_ops_context import Context, as_index
 from pliant.frontend.torch_ops_math import Translate, log_sigmoid
+from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
+from pliant.frontend.torch_ops_nn import instance_norm as frozen_instance_norm
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import as_expr
+from pliant.sym import Expr, as_expr, maximum, ne
 
 aten = torch.ops.aten
 
@@ -167,27 +172,154 @@ def binary_cross_entropy_with_logits(
 # --- dropout ----------------------------------------------------------------------
 
 
-def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    if not train or not p:
-        return x
-    if not cx.random:
-        cx.unsupported("dropout in training is random: call eval()")
-    if p == 1:
-        return cx.mul(x, 0.0)
-    b = cx.b
-    chance = b.emit("random", cx.seed(), number=cx.next_number(), shape=x.shape)
-    keep = b.binary("ge", chance, b.scalar(p, DType.F32))
-    return b.select(keep, cx.mul(x, 1 / (1 - p)), b.scalar(0.0, x.dtype))
-
-
 def native_dropout(cx: Context, x: Value, p: float, train: bool = False) -> list[Any]:
     return [dropout(cx, x, p, bool(train)), None]
 
 
-def other_dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    if train and p:
-        cx.unsupported("this kind of dropout has no translation: call eval()")
-    return x
+def feature_dropout(
+    cx: Context, x: Value, p: float = 0.5, train: bool = False
+) -> Value:
+    """Whole channels: what lies behind the first two dims."""
+    if not train or not p:
+        return x
+    if p == 1:
+        return cx.mul(x, 0.0)
+    ones = (as_expr(1),) * (x.type.rank - 2)
+    keep = kept(cx, (*x.shape[:2], *ones), p)
+    wide = cx.b.broadcast_to(keep, x.shape)
+    return cx.b.select(wide, cx.mul(x, 1 / (1 - p)), cx.b.scalar(0.0, x.dtype))
+
+
+# What SELU tends to far below 0 (Klambauer et al. 2017), as torch has it.
+_SELU_LEAST = 1.7580993408473766
+
+
+def alpha_dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
+    """To SELU's least value, then scaled: mean 0 and variance 1 stay."""
+    if not train or not p:
+        return x
+    if p == 1:
+        return cx.mul(x, 0.0)
+    factor = 1 / math.sqrt((_SELU_LEAST**2 * p + 1) * (1 - p))
+    least = _SELU_LEAST * factor
+    there = cx.add(cx.mul(x, factor), least * p)
+    gone = cx.b.scalar(least * p - least, x.dtype)
+    return cx.b.select(kept(cx, x.shape, p), there, gone)
+
+
+# --- norms that keep statistics -----------------------------------------------------
+
+
+def _averaged(
+    cx: Context, which: int, found: Value, count: Expr, momentum: float
+) -> None:
+    """Moves a running statistic, operand `which` of the node, towards the one found.
+
+    Nothing moves if it was found in no element. A momentum of NaN stands for None,
+    which no trace can hold: the mean of all batches.
+    """
+    assert cx.node is not None and cx.state is not None
+    node = cx.node.args[which]
+    assert isinstance(node, torch.fx.Node)
+    old, found = cx.state.read(node), detached(cx, found)
+    if math.isnan(momentum):
+        batches = cx.state.sibling(node, "num_batches_tracked")
+        share: Any = cx.arith("div", 1.0, cx.cast(batches, found.dtype))
+    else:
+        share = momentum
+    kept = cx.mul(cx.cast(old, found.dtype), cx.sub(1.0, share))
+    moved = cx.cast(cx.add(kept, cx.mul(found, share)), old.dtype)
+    cx.state.store(node, cx.select(cx.arith("gt", count, 0), moved, old))
+
+
+def _normalised(
+    cx: Context, x: Value, axes: Sequence[int], eps: float
+) -> tuple[Value, Value, Value]:
+    """(x with mean 0 and variance 1 over the axes, their mean, their variance).
+
+    A mean far from 0 has lost digits. It serves as a shift that is nearly right, and
+    cancels, so no gradient goes through it; what is left is small, and exact.
+    """
+    shift = detached(cx, cx.mean(x, axes, keepdims=True))
+    off = cx.sub(x, shift)
+    rest = cx.mean(off, axes, keepdims=True)
+    square = cx.mean(cx.mul(off, off), axes, keepdims=True)
+    var = cx.sub(square, cx.mul(rest, rest))
+    scale = cx.unary("rsqrt", cx.add(var, eps))
+    return cx.mul(cx.sub(off, rest), scale), cx.add(shift, rest), var
+
+
+def batch_norm(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Value:
+    if not training and running_mean is not None:
+        return frozen_batch_norm(
+            cx, x, weight, bias, running_mean, running_var, False, momentum, eps
+        )
+    if running_mean is not None and not cx.training:
+        cx.unsupported("batch_norm in training updates its statistics: call eval()")
+    axes = [0, *range(2, x.type.rank)]
+    return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
+
+
+def instance_norm(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Value:
+    if not use_input_stats or running_mean is None:
+        return frozen_instance_norm(
+            *(cx, x, weight, bias, running_mean, running_var),
+            *(use_input_stats, momentum, eps),
+        )
+    if not cx.training:
+        cx.unsupported("instance_norm in training updates its statistics: call eval()")
+    axes = range(2, x.type.rank)
+    return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
+
+
+def _by_input(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running: Value | None,
+    momentum: float,
+    eps: float,
+    axes: Sequence[int],
+) -> Value:
+    """Normalised by what is found along the axes; running statistics follow that."""
+    wide = cx.cast(x, x.dtype.compute)
+    count = cx.count(wide, axes)
+    if cx.training:
+        cx.require(ne(count, 1), "a norm needs more than 1 element of each channel")
+    out, mean, var = _normalised(cx, wide, axes, eps)
+    if running is not None:
+        degrees = cx.arith("div", count, maximum(count - 1, 1), wide.dtype)
+        for which, found in ((3, mean), (4, cx.mul(var, degrees))):
+            others = [k for k in range(x.type.rank) if k != 1]
+            _averaged(cx, which, cx.mean(found, others), count, momentum)
+    if weight is not None:
+        out = cx.mul(out, cx.b.broadcast(cx.cast(weight, wide.dtype), x.shape, (1,)))
+    if bias is not None:
+        out = cx.add(out, cx.b.broadcast(cx.cast(bias, wide.dtype), x.shape, (1,)))
+    return cx.cast(out, x.dtype)
 
 
 def embedding(
@@ -213,7 +345,9 @@ TRAIN: dict[Any, Translate] = {
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
     aten.dropout.default: dropout,
     aten.native_dropout.default: native_dropout,
-    aten.feature_dropout.default: other_dropout,
-    aten.alpha_dropout.default: other_dropout,
+    aten.feature_dropout.default: feature_dropout,
+    aten.alpha_dropout.default: alpha_dropout,
     aten.embedding.default: embedding,
+    aten.batch_norm.default: batch_norm,
+    aten.instance_norm.default: instance_norm,
 }

@@ -63,12 +63,14 @@ class Walk:
         self.cx, self.symbols, self.problems = cx, symbols, problems
         self.env: dict[Node, Any] = {}
         self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used
+        self.buffers: dict[Node, str] = {}  # weights that a call may change
+        self.written: dict[Node, str] = {}  # those that it did
         self.aliases: Aliases | None = None
         self.module: GraphModule | None = None
 
     def run(self, module: GraphModule) -> None:
         self.module = module
-        if any(is_in_place(node.target) for node in module.graph.nodes):
+        if any(is_in_place(n.target) or _trains(n) for n in module.graph.nodes):
             self.aliases = Aliases(self)
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -133,7 +135,7 @@ class Walk:
     # one node
 
     def translate(self, node: Node) -> Any:
-        self.cx.node = node
+        self.cx.node, self.cx.state = node, self
         target = node.target
         args, kwargs = self.operands(node)
         special = self.special(node, args)
@@ -177,6 +179,23 @@ class Walk:
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
         self.aliases.write(target, new)
         return new
+
+    def store(self, node: Node, new: Value) -> None:
+        """An operand that an op changes beside its result: a norm's statistics."""
+        assert self.aliases is not None
+        self.aliases.check_writable(node)
+        old = self.read(node)
+        self.aliases.write(node, self.cx.cast(new, old.dtype))
+
+    def sibling(self, node: Node, name: str) -> Value:
+        """The buffer of this name in the module that a buffer belongs to, as it is."""
+        assert self.aliases is not None
+        path = self.buffers.get(self.aliases.root(node), "").rpartition(".")
+        wanted = f"{path[0]}{path[1]}{name}"
+        found = [other for other, target in self.buffers.items() if target == wanted]
+        if not found:
+            self.cx.unsupported(f"there is no buffer {name} beside {node.name}")
+        return self.cx.tensor(self.read(found[0]))
 
     def checked(self, node: Node, result: Any) -> Any:
         """The result in the dtype the trace found; data-dependent sizes bound."""
@@ -334,6 +353,12 @@ def _short(target: Any) -> str:
 def _writes(target: Any) -> bool:
     """An in-place op; detach_ and its like are in the table and write nothing."""
     return target not in TABLE and functional_twin(target) in TABLE
+
+
+def _trains(node: Node) -> bool:
+    """A norm that updates statistics, which its schema does not tell."""
+    norms = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
+    return node.target in norms and node.args[3] is not None and node.args[5] is True
 
 
 def _poisoned(argument: Any) -> bool:

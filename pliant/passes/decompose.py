@@ -404,11 +404,24 @@ def spell_out_attention(b: Builder, op: Op) -> Value:
     return spell_out_attention_lse(b, op)[0]
 
 
-def spell_out_attention_lse(b: Builder, op: Op) -> tuple[Value, Value]:
+def spell_out_trained_attention(
+    b: Builder, op: Op, drop: Callable[[Value], Value] = lambda weights: weights
+) -> Value:
+    """To be differentiated; `drop` is what happens to softmax's result."""
+    return spell_out_attention_lse(b, op, drop, trained=True)[0]
+
+
+def spell_out_attention_lse(
+    b: Builder,
+    op: Op,
+    drop: Callable[[Value], Value] = lambda weights: weights,
+    trained: bool = False,
+) -> tuple[Value, Value]:
     """softmax(q @ k.T * scale + mask) @ v, and the logarithm of softmax's divisor.
 
     A row in which everything is masked gives 0, as torch's CPU kernels do (2.13, with
-    boolean and with -inf masks): its maximum is taken as 0 and its sum as 1.
+    boolean and with -inf masks): its maximum is taken as 0 and its sum as 1. What is
+    `trained` gets no gradient through the maximum: it cancels.
     """
     q, k, v = (_up(b, x) for x in op.operands[:3])
     k, v = (_repeat_heads(b, x, q.shape[-3]) for x in (k, v))
@@ -416,11 +429,13 @@ def spell_out_attention_lse(b: Builder, op: Op) -> tuple[Value, Value]:
     top = b.reduce("max", scores, [-1], keepdims=True)
     empty = b.binary("eq", top, _scalar(b, top, -math.inf))
     top = b.select(empty, _scalar(b, top, 0.0), top)
+    top = b.emit("stop_gradient", top) if trained else top
     e = b.unary("exp", b.binary("sub", scores, top))
     total = b.reduce("sum", e, [-1], keepdims=True)
     lse = b.squeeze(b.binary("add", top, b.unary("log", total)), -1)
     total = b.select(empty, _scalar(b, total, 1.0), total)
-    out = b.cast(b.matmul(b.binary("div", e, total), v), op.results[0].dtype)
+    weights = drop(b.binary("div", e, total))
+    out = b.cast(b.matmul(weights, v), op.results[0].dtype)
     return (b.swap(out, -2, -3) if op.bool_attr("swapped") else out), lse
 
 

@@ -35,7 +35,7 @@ from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.context import Context
-from pliant.passes.decompose import spell_out_attention
+from pliant.passes.decompose import spell_out_trained_attention
 from pliant.passes.gradient_rules import RULES, WITHOUT
 from pliant.passes.gradient_tape import Part, Tape, total
 
@@ -67,7 +67,7 @@ def smooth(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
 
     def spelled(b: Builder, op: Op) -> Value | None:
         trained = any(v in found for v in op.operands[3:])
-        return spell_out_attention(b, op) if trained else None
+        return spell_out_trained_attention(b, op) if trained else None
 
     return rewrite(graph, {**_SMOOTH, "attention": (spelled,)})
 

@@ -26,22 +26,25 @@ class Training:
     """The parameters of `main` to differentiate by, and what becomes of gradients.
 
     `updates` names, for each result behind the loss, the parameter whose new value it
-    is; without any, the results are the caller's.
+    is; without any, the results are the caller's. `main` itself gives the first
+    `changed` of them.
     """
 
     wrt: tuple[str, ...]
     extend: Extend
     updates: tuple[str, ...] = ()
+    changed: int = 0
 
 
 def differentiate(graph: Graph, training: Training, cx: Context) -> Graph:
     """Gradients behind the loss, and then what `extend` makes of them."""
     params = {v.name: v for v in graph.params}
     graph = gradient(graph, [params[name] for name in training.wrt], cx)
-    loss, *grads = graph.results
+    own = 1 + training.changed
     builder = Builder.within(graph)
-    results = training.extend(builder, params, grads)
-    return graph.replace(ops=(*graph.ops, *builder.ops), results=(loss, *results))
+    results = training.extend(builder, params, graph.results[own:])
+    kept = graph.results[: own if training.updates else 1]
+    return graph.replace(ops=(*graph.ops, *builder.ops), results=(*kept, *results))
 
 
 GraphPass = Callable[[Graph, Context], Graph]

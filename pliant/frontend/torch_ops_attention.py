@@ -1,0 +1,72 @@
+"""Attention and dropout, which goes into it in training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from pliant.frontend.torch_ops_context import Context, Real
+from pliant.ir.graph import Op, Value
+from pliant.ir.types import DType, TensorType
+from pliant.passes.decompose import spell_out_trained_attention
+from pliant.sym import Expr
+
+
+def kept(cx: Context, shape: Sequence[Expr], p: float) -> Value:
+    """What a dropout lets through: each element with probability 1 - p."""
+    if not cx.random:
+        cx.unsupported("dropout in training is random: call eval()")
+    b = cx.b
+    chance = b.emit("random", cx.seed(), number=cx.next_number(), shape=tuple(shape))
+    return b.binary("ge", chance, b.scalar(p, DType.F32))
+
+
+def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
+    if not train or not p:
+        return x
+    if p == 1:
+        return cx.mul(x, 0.0)
+    keep = kept(cx, x.shape, p)
+    return cx.b.select(keep, cx.mul(x, 1 / (1 - p)), cx.b.scalar(0.0, x.dtype))
+
+
+def attention(
+    cx: Context,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | Real | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    if dropout_p and not cx.random:
+        cx.unsupported("attention with dropout is random: call eval()")
+    if isinstance(scale, Real):  # computed from a dynamic size
+        q, scale = cx.arith("mul", q, scale), 1.0
+    flat = q.type.rank == 2
+    if flat:
+        q, k, v = (cx.reshape(t, (1, *t.shape)) for t in (q, k, v))
+    # Batch dims broadcast; heads do too, unless groups of them share keys.
+    lead = -3 if enable_gqa else -2
+    q, k, v = cx.unit_dims(q), cx.unit_dims(k), cx.unit_dims(v)
+    batch = cx.b.broadcast_shapes(*(t.shape[:lead] for t in (q, k, v)))
+    q, k, v = (cx.broadcast_to(t, (*batch, *t.shape[lead:])) for t in (q, k, v))
+    operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+    attrs: dict[str, Any] = {
+        "scale": None if scale is None else float(scale),
+        "causal": is_causal,
+        "masked": attn_mask is not None,
+    }
+    if dropout_p:
+        # The kernel has no dropout inside.
+        kind = TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
+        given = (*attrs.items(), ("swapped", False))
+        op = Op("attention", operands, given, (Value("out", kind),))
+        drop = functools.partial(dropout, cx, p=dropout_p, train=True)
+        out = spell_out_trained_attention(cx.b, op, drop)
+    else:
+        out = cx.b.emit("attention", *operands, **attrs)
+    return cx.reshape(out, out.shape[1:]) if flat else out
