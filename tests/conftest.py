@@ -7,6 +7,28 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
+# The files that take longest, which start first: what is left at the end, when one
+# worker may have nothing more to do, is short.
+LONGEST = (
+    "training/test_conv_gradients.py",
+    "training/test_gradients.py",
+    "kernels/test_gemm_exhaustive.py",
+    "e2e/test_torch_compile.py",
+    "frontend/test_native_ops.py",
+    "e2e/test_zoo.py",
+    "kernels/test_attention_backward.py",
+    "kernels/test_gemm.py",
+    "e2e/test_soak.py",
+    "passes/test_order_zoo.py",
+    "frontend/test_dynamo.py",
+    "kernels/test_conv.py",
+    "frontend/test_torch_zoo.py",
+    "fuzz/test_random_graphs.py",
+    "commands/test_benchmark.py",
+)
+
 # Threads of OpenMP that have nothing to do sleep: those of one worker would otherwise
 # spin on the cores that the other worker's tests run on.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -17,3 +39,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     folder = tempfile.mkdtemp(prefix="pliant-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["PLIANT_CACHE"] = folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))

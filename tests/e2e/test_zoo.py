@@ -27,12 +27,16 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to build a model small, the shapes it returns, the sizes to run it on."""
+    """How to build a model small, the shapes it returns, the sizes to run it on.
+
+    `attentions` is how many kernels of attention it has, however the model spells it.
+    """
 
     options: dict[str, int]
     result: Callable[..., list[Dims]]
     sizes: list[Dims]
     slow: list[Dims]
+    attentions: int
     inputs: Callable[..., tuple[torch.Tensor, ...]] | None = field(default=None)
 
 
@@ -49,33 +53,38 @@ PLANS = {
         lambda b, s: [(b, s, 768)],
         TEXT + TEXT_EMPTY,
         [*TEXT_MORE, (2, 511), (1, 512)],
+        2,
     ),
     "tinybert": Plan(
         {},
         lambda b, s: [(b, s, 128)],
         [*TEXT, *TEXT_EMPTY, (40, 13), (1, 260), (1, 512)],
         TEXT_MORE,
+        4,
     ),
     "minilm": Plan(
-        {}, lambda b, s: [(b, 384)], TEXT + TEXT_EMPTY, [*TEXT_MORE, (1, 509)]
+        {}, lambda b, s: [(b, 384)], TEXT + TEXT_EMPTY, [*TEXT_MORE, (1, 509)], 6
     ),
     "gpt2": Plan(
         {"layers": 1},
         lambda b, s: [(b, s, 50257)],
         TEXT + TEXT_EMPTY,
         [*TEXT_MORE, (1, 1021)],
+        1,
     ),
     "llama": Plan(
         {"layers": 1},
         lambda b, s: [(b, s, 32000)],
         TEXT + TEXT_EMPTY,
         [*TEXT_MORE, (1, 1021)],
+        1,
     ),
     "t5_encoder": Plan(
         {"layers": 1},
         lambda b, s: [(b, s, 512)],
         TEXT + TEXT_EMPTY,
         [*TEXT_MORE, (1, 1021)],
+        1,
     ),
     "vit": Plan(  # batch, then rows and columns of patches
         {"layers": 1},
@@ -95,6 +104,7 @@ PLANS = {
         ],
         [(b, p, p) for b in (1, 2, 5) for p in (4, 6, 8, 13)]
         + [(7, 3, 3), (4, 9, 9), (1, 17, 17), (1, 40, 40), (1, 11, 3), (2, 1, 13)],
+        1,
         lambda b, p, q: (torch.randn(b, 3, 16 * p, 16 * q),),
     ),
     "resnet": Plan(
@@ -113,6 +123,7 @@ PLANS = {
         ],
         [(b, h, w) for b in (1, 4) for h in (2, 29, 63, 128) for w in (3, 61)]
         + [(1, 224, 224), (1, 1920, 80), (5, 96, 80), (7, 17, 17), (40, 48, 40)],
+        0,
     ),
     "evoformer": Plan(
         {},
@@ -132,6 +143,7 @@ PLANS = {
         ],
         [(b, n) for b in (1, 3, 5) for n in (4, 8, 13, 19)]
         + [(1, 31), (2, 37), (1, 64), (1, 97), (1, 128), (1, 260)],
+        3,
     ),
     "unet": Plan(  # batch, image side in eights, text length
         {},
@@ -150,6 +162,7 @@ PLANS = {
         ],
         [(b, n, s) for b in (1, 2, 5) for n in (2, 3) for s in (1, 7, 31)]
         + [(2, 4, 7), (1, 5, 77), (1, 7, 13), (1, 12, 19)],
+        8,
     ),
 }
 
@@ -169,7 +182,7 @@ class Subject:
     exact: torch.nn.Module
     compiled: pliant.CompiledModel
     inputs: Callable[..., tuple[torch.Tensor, ...]]
-    result: Callable[..., list[Dims]]
+    plan: Plan
 
 
 @lru_cache(maxsize=1)  # the cases of one model follow each other
@@ -180,7 +193,7 @@ def subject_of(name: str) -> Subject:
     example = case.inputs(*case.example)
     compiled = pliant.compile(case.model, example, case.dynamic_shapes)
     exact = copy.deepcopy(case.model).double()
-    return Subject(case.model, exact, compiled, plan.inputs or case.inputs, plan.result)
+    return Subject(case.model, exact, compiled, plan.inputs or case.inputs, plan)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -206,6 +219,13 @@ def test_size(name: str, size: Dims) -> None:
         if name in MASKED and 2 <= size[1] <= 64:
             compare(subject, size, padded(inputs))
     assert subject.compiled.compile_count == 1
+    assert attentions(subject.compiled) == subject.plan.attentions
+
+
+def attentions(compiled: pliant.CompiledModel) -> int:
+    fused = compiled._program.fused.main
+    kinds = [op.str_attr("kind") for op in fused.ops if op.name == "fusion"]
+    return sum("attention" in kind for kind in kinds)
 
 
 def compare(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -213,7 +233,7 @@ def compare(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> N
         eager = subject.model(*inputs)
         truth = subject.exact(*double(inputs))
     got = subject.compiled(*inputs)
-    assert [tuple(x.shape) for x in tensors(got)] == subject.result(*size)
+    assert [tuple(x.shape) for x in tensors(got)] == subject.plan.result(*size)
     assert_close(got, eager, truth)
 
 
@@ -236,7 +256,7 @@ def nothing(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> N
     except pliant.ShapeError as error:
         assert eager is None or "0" in str(error)
         return
-    assert [tuple(x.shape) for x in tensors(got)] == subject.result(*size)
+    assert [tuple(x.shape) for x in tensors(got)] == subject.plan.result(*size)
     if eager is not None:
         assert_close(got, eager, double(eager))
     memory(subject.compiled, inputs)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -319,6 +318,7 @@ class Spelled(torch.nn.Module):
 MASKS = ("none", "causal", "additive", "bool")
 
 
+@cache
 def compiled(op: bool, mask: str, **options: bool) -> tuple[Any, pliant.CompiledModel]:
     model = Spelled(op, mask)
     dynamic = [{0: "b", 2: "s"}] * 3
@@ -378,34 +378,3 @@ def test_memory_grows_with_the_length(op: bool, mask: str) -> None:
     assert "s^2" not in made.peak_formula and "s*s" not in made.peak_formula
     _, off = compiled(op, mask, attention=False)
     assert off.memory_plan(b=1, s=16384).peak_bytes > 10 * longer
-
-
-# ---- the zoo
-
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
-COUNTS = {
-    "t5_encoder": 1,
-    "evoformer": 3,
-    "unet": 8,
-    "vit": 1,
-    "gpt2": 1,
-    "llama": 1,
-}
-
-
-@pytest.mark.skipif(not ZOO.is_dir(), reason="the zoo is not beside the repository")
-@pytest.mark.parametrize("name", COUNTS)
-def test_zoo(name: str) -> None:
-    sys.path.insert(0, str(ZOO))
-    zoo = pytest.importorskip("zoo")
-    small = {} if name in ("evoformer", "unet") else {"layers": 1}
-    case = getattr(zoo, name)(**small)
-    made = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
-    kinds = made.stats()["kernels"]
-    found_kernels = sum("attention" in line for line in _kernel_names(made))
-    assert found_kernels == COUNTS[name], kinds
-
-
-def _kernel_names(made: pliant.CompiledModel) -> list[str]:
-    ops = made._program.fused.main.ops
-    return [op.str_attr("kind") for op in ops if op.name == "fusion"]
