@@ -15,6 +15,7 @@ SOURCES = [
     *("arena.c", "call.c", "order.c", "plan.c", "planner.c", "plans.c", "remat.c"),
     *("rt.c", "spill.c", "threads.c", "walk.c"),
 ]
+UNIT = ["unit.c", "unit_model.c", "unit_plan.c", "unit_threads.c"]
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 CC = shutil.which("gcc")
 
@@ -34,8 +35,10 @@ VARIANTS = {
 }
 
 
-def build_and_run(source: str, flags: list[str], given: list[str], out: Path) -> str:
-    sources = [HERE / source, *(RUNTIME / name for name in SOURCES)]
+def build_and_run(
+    tests: list[str], flags: list[str], given: list[str], out: Path
+) -> str:
+    sources = [*(HERE / n for n in tests), *(RUNTIME / n for n in SOURCES)]
     command = [CC, *WARNINGS, *flags, f"-I{RUNTIME}", *sources, "-o", out]
     subprocess.run([*map(str, command), "-pthread"], check=True)
     ran = subprocess.run(
@@ -52,7 +55,7 @@ def build_and_run(source: str, flags: list[str], given: list[str], out: Path) ->
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_unit(variant: str, tmp_path: Path) -> None:
     flags, names = VARIANTS[variant]
-    assert "ok regions" in build_and_run("unit.c", flags, names, tmp_path / "unit")
+    assert "ok regions" in build_and_run(UNIT, flags, names, tmp_path / "unit")
 
 
 @pytest.mark.parametrize("variant", ["plain", "address", "serial"])
@@ -60,7 +63,7 @@ def test_limits(variant: str, tmp_path: Path) -> None:
     """Random programs give the same results under every limit that can be met."""
     flags, _ = VARIANTS[variant]
     count = "60" if variant == "address" else "400"
-    assert "ok" in build_and_run("remat.c", flags, [count], tmp_path / "remat")
+    assert "ok" in build_and_run(["remat.c"], flags, [count], tmp_path / "remat")
 
 
 def test_no_mutable_globals(tmp_path: Path) -> None:
