@@ -14,6 +14,7 @@ import pytest
 LONGEST = (
     "training/test_conv_gradients.py",
     "training/test_gradients.py",
+    "training/test_steps.py",
     "kernels/test_gemm_exhaustive.py",
     "e2e/test_torch_compile.py",
     "frontend/test_native_ops.py",
@@ -21,7 +22,6 @@ LONGEST = (
     "kernels/test_attention_backward.py",
     "kernels/test_gemm.py",
     "e2e/test_soak.py",
-    "passes/test_order_zoo.py",
     "frontend/test_dynamo.py",
     "kernels/test_conv.py",
     "frontend/test_torch_zoo.py",
