@@ -3,8 +3,9 @@
 Each model runs without a limit, and with 80, 60, 50 and 40 percent of the peak that it
 has then: by how much the call becomes slower, what is computed again or spilled for
 that, and how long the plan took. Where a limit cannot be met, the least that can is
-told. Writes bench/results/limits.json and limits.md; a run over chosen models or
-shapes is only printed.
+told. Then, inside the memory that a batch of four takes, the largest batch that runs.
+No call may exceed its limit: that ends the run. Writes bench/results/limits.json and
+limits.md; a run over chosen models or shapes is only printed.
 """
 
 from __future__ import annotations
@@ -39,19 +40,23 @@ from bench.timing import (
 
 PERCENT = (100, 80, 60, 50, 40)
 TRAINING_SHAPES: tuple[Shape, ...] = ((1, 64), (4, 64), (2, 512), (1, 2048))
-SECONDS = 1.0  # of timing per limit, after one call
+SECONDS = 0.3  # of timing per limit
 MOST_CALLS = 50
+SLOW = 2.0  # a call of so many seconds is made once
+BATCH, FAR = 4, 64  # whose memory is the limit; more than fits
+LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """The shortest of a few calls."""
-    call()
+    """The shortest of a few calls; the first one warms up."""
     found: list[float] = []
     started = perf_counter()
-    while len(found) < MOST_CALLS and perf_counter() - started < SECONDS:
+    while len(found) < 2 or perf_counter() - started < SECONDS:
         before = perf_counter()
         call()
         found.append(perf_counter() - before)
+        if len(found) > MOST_CALLS or found[-1] > SLOW:
+            break
     return min(found)
 
 
@@ -62,7 +67,6 @@ def sweep(
     model.memory_limit = None
     free = model.memory_plan(*given)
     for percent in PERCENT:
-        print(f"  {name} {shape}: {percent}%", file=sys.stderr)
         limit = free.peak_bytes * percent // 100
         row = {"model": name, "shape": shape, "percent": percent, "limit": limit}
         row |= {"free": free.peak_bytes, "bound": free.lower_bound}
@@ -75,6 +79,7 @@ def sweep(
         except pliant.MemoryLimitError as error:
             row["least"] = error.least
             rows.append(row)
+            print(f"  {name} {shape} {percent}%: does not fit", file=sys.stderr)
             continue
         stats = model.stats()
         assert stats["last_peak_bytes"] == plan.peak_bytes <= limit
@@ -87,6 +92,44 @@ def sweep(
             "spill": sum(r.action == "spill" for r in made),
         }
         rows.append(row)
+        told = (
+            f"{row['ms']:.1f} ms, {row['recompute']} recomputed, {row['spill']} filed"
+        )
+        print(f"  {name} {shape} {percent}%: {told}", file=sys.stderr)
+    model.memory_limit = None
+
+
+def largest(
+    name: str, model: Any, shape: Shape, at: Callable[..., Any], rows: list[Any]
+) -> None:
+    """The largest batch inside the memory of a batch of four, run to see."""
+    rest = shape[1:]
+    model.memory_limit = None
+    given = at(BATCH, *rest)
+    limit = model.memory_plan(*given).peak_bytes
+    free = seconds_of(partial(model, *given))
+    model.memory_limit = limit
+    try:
+        model.memory_plan(*at(FAR, *rest))
+        raise AssertionError(f"{name}: a batch of {FAR} fits {limit} bytes")
+    except pliant.MemoryLimitError as error:
+        batch = error.largest[model.dims[0]]
+    given = at(batch, *rest)
+    plan = model.memory_plan(*given)
+    print(f"  {name} {rest}: largest batch {batch}", file=sys.stderr)
+    spent = seconds_of(partial(model, *given))
+    assert model.stats()["last_peak_bytes"] == plan.peak_bytes <= limit
+    rows.append(
+        {
+            "model": name,
+            "shape": (BATCH, *rest),
+            "limit": limit,
+            "batch": batch,
+            "peak": plan.peak_bytes,
+            "free_ms": free * 1e3 / BATCH,
+            "ms": spent * 1e3 / batch,
+        }
+    )
     model.memory_limit = None
 
 
@@ -138,6 +181,38 @@ def report(rows: list[dict[str, Any]]) -> Report:
     return Report("Time against memory", columns, lines)
 
 
+def batches(rows: list[dict[str, Any]]) -> Report:
+    lines = tuple(
+        (
+            f"{row['model']} {dims_text(row['shape'])}",
+            mebibytes(row["limit"]),
+            str(row["batch"]),
+            mebibytes(row["peak"]),
+            f"{row['free_ms']:.2f}",
+            f"{row['ms']:.2f}",
+        )
+        for row in rows
+    )
+    columns = (
+        *("model", "limit MiB", "largest batch", "its peak MiB"),
+        *("ms per sample, batch 4", "ms per sample, largest"),
+    )
+    return Report("The largest batch inside the memory of a batch of 4", columns, lines)
+
+
+def chosen(rows: list[dict[str, Any]]) -> str:
+    """Where values were computed again, and where they were spilled."""
+    told = []
+    for action in ("recompute", "spill"):
+        places = [
+            f"{row['model']} {dims_text(row['shape'])} at {row['percent']}%"
+            for row in rows
+            if row.get(action)
+        ]
+        told.append(f"{action}: {', '.join(places) or 'nowhere'}.")
+    return "\n\n".join(told)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_model_arguments(parser, "zoo")
@@ -145,21 +220,30 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    most: list[dict[str, Any]] = []
     with torch.inference_mode():
         for name, case in cases(arguments).items():
             compiled = case.compile(threads=arguments.threads)
-            for shape in arguments.shape or shapes_of(name, case.dims):
+            shapes = arguments.shape or shapes_of(name, case.dims)
+            for shape in shapes:
                 sweep(name, shape, compiled, case.at(shape), rows)
+            largest(name, compiled, shapes[0], lambda *s, c=case: c.at(s), most)
     if arguments.training:
         step, batch = training_step(arguments.zoo, arguments.threads)
-        for shape in arguments.shape or TRAINING_SHAPES:
+        shapes = arguments.shape or TRAINING_SHAPES
+        for shape in shapes:
             sweep("llama step", shape, step, batch(*shape), rows)
-    made = report(rows)
-    made.show(console())
+        largest("llama step", step, LARGEST_SHAPE, batch, most)
+    tables = report(rows), batches(most)
+    for table in tables:
+        table.show(console())
+    print(chosen(rows))
     if arguments.models == ["zoo"] and arguments.shape is None:
         about = machine()
-        path = store("limits.json", {"machine": about, "rows": rows})
-        text = f"{made.markdown()}\n{machine_line(about)}\n"
+        content = {"machine": about, "rows": rows, "largest": most}
+        path = store("limits.json", content)
+        text = "\n".join(table.markdown() for table in tables)
+        text = f"{text}\n{chosen(rows)}\n\n{machine_line(about)}\n"
         (RESULTS / "limits.md").write_text(text)
         print(f"written: {path}", file=sys.stderr)
     return 0

@@ -43,7 +43,7 @@ from pliant.sym.compare import relation
 from pliant.sym.points import Point, extremes, random_points, witnesses
 
 PLAIN = pliant.Options(order=False, inplace=False, remat=False)
-MOST_PAIRS = 1000
+MOST_PAIRS = 500
 KINDS = ("less", "equal", "greater", "crosses", None)
 
 

@@ -186,6 +186,28 @@ int plt_walk_run(plt_walk *w, int32_t stop);
 /* The use of x at or after a position. */
 int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
 
+/* ---- evict.c ---- */
+typedef struct plt_search {
+    plt_walk *w;
+    int64_t until;         /* effort at which to stop */
+    uint8_t *banned;       /* [n_touches] gaps that cannot be recomputed */
+    uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
+    uint8_t *chosen_modes; /* [n_touches] */
+    int64_t best_peak;
+    int64_t least_kept; /* of all orders, when nothing is evicted */
+    struct plt_candidate *heap; /* [max(n_objects, n_touches)] */
+    int32_t *listed;            /* positions in an estimate */
+    size_t block_bytes;
+    char *block;
+} plt_search;
+
+bool plt_search_init(plt_search *s, plt_walk *w);
+void plt_search_free(plt_search *s);
+/* Evicts until no moment of the walk needs more than goal bytes. */
+int plt_evict(plt_search *s, int64_t goal);
+/* Takes evictions back that goal does not need, the dearest first. */
+int plt_keep_more(plt_search *s, int64_t goal);
+
 /* ---- remat.c ---- */
 /* What was chosen; modes and order of the walk are set, and it has been run. */
 typedef struct plt_choice {

@@ -12,8 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "pliant" / "runtime"
 SOURCES = [
-    *("arena.c", "call.c", "order.c", "plan.c", "planner.c", "plans.c", "remat.c"),
-    *("rt.c", "spill.c", "threads.c", "walk.c"),
+    *("arena.c", "call.c", "evict.c", "order.c", "plan.c", "planner.c", "plans.c"),
+    *("remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
 ]
 UNIT = ["unit.c", "unit_model.c", "unit_plan.c", "unit_threads.c"]
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
