@@ -44,7 +44,7 @@ CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
-_SMALL = 12  # calls of a block in which searches are not counted
+_EFFORT = 1000  # calls that such searches may go through all the same
 _MOST_KEPT = 6  # orders of one block
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
@@ -279,8 +279,8 @@ def searched(
     least = peaks(unavoidable_rows(block), table)
     best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
     pending = set(range(len(sizes.points)))
-    fruitless = 0
-    while pending and (fruitless < _FRUITLESS or block.calls <= _SMALL):
+    fruitless, enough = 0, max(_FRUITLESS, _EFFORT // block.calls)
+    while pending and fruitless < enough:
         # Where there seems to be most to gain.
         gaps = best / np.maximum(least, 1)
         k = max(pending, key=lambda k: (float(gaps[k]), -k))
