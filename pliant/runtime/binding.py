@@ -39,7 +39,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -95,6 +95,13 @@ def symbols() -> dict[str, int]:
     }
 
 
+_TEAM = {
+    "team_parallel": "GOMP_parallel",
+    "team_number": "omp_get_thread_num",
+    "team_size": "omp_get_num_threads",
+}
+
+
 def _torch_team() -> ctypes.CDLL | None:
     """The OpenMP library that torch runs on, if its threads can be used here.
 
@@ -112,7 +119,7 @@ def _torch_team() -> ctypes.CDLL | None:
             library = ctypes.CDLL(str(path))
         except OSError:
             continue
-        if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num"):
+        if all(hasattr(library, name) for name in _TEAM.values()):
             return library
     return None
 
@@ -141,8 +148,8 @@ class _Ffi:
         self.services.ffi_make_shape = self.shape.__chandle__()
         team = _torch_team() if knobs.SHARE_THREADS.get() else None
         if team is not None:
-            self.services.team_parallel = _address(team.GOMP_parallel)
-            self.services.team_number = _address(team.omp_get_thread_num)
+            for name, function in _TEAM.items():
+                setattr(self.services, name, _address(getattr(team, function)))
         self.services.pool = load().plt_pool_create(byref(self.services))
         if not self.services.pool:
             raise MemoryError("no memory for the thread pool")

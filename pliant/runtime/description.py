@@ -252,6 +252,7 @@ class Services(Structure):
         ("ffi_make_shape", c_void_p),
         ("team_parallel", c_void_p),
         ("team_number", c_void_p),
+        ("team_size", c_void_p),
     ]
 
 

@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 4
+#define PLT_ABI_VERSION 5
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -134,11 +134,12 @@ typedef struct plt_services {
     void *ffi_make_array;     /* function object "ffi.Array", borrowed */
     void *ffi_make_shape;     /* function object "ffi.Shape", borrowed */
     /* Another library's threads to run regions on, instead of workers of the pool's
-     * own: GOMP_parallel and omp_get_thread_num of the OpenMP that the process's
-     * framework uses. Its threads spin after every region of theirs, so a second set
+     * own: GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP
+     * that the process's framework uses. Its threads spin after every region of theirs, so a second set
      * of workers would find the cores taken. Not used after a fork. */
     void *team_parallel;
     void *team_number;
+    void *team_size;
 } plt_services;
 
 /* ---- Thread pool -------------------------------------------------------------- */

@@ -7,6 +7,14 @@
  * Ticket and parked flag are written and read in opposite order by the two sides, both
  * sequentially consistent, so one of them always sees the other: no wake-up is lost.
  *
+ * A caller that is done with its own chunk runs those that no worker has begun, so a
+ * worker that gets no core costs at most the chunk it would have run.
+ *
+ * The system may wake a thread on the very core that its caller computes on, and leave
+ * it there for some milliseconds even if another core is idle. So a caller that has
+ * woken somebody yields first, as one does whose last region had somebody late, and
+ * whoever finds himself on his caller's core moves away.
+ *
  * A pool may be given another library's team of threads (services.team_parallel); then
  * its members take the chunks, each its own first, and no workers are started. OpenMP
  * keeps a team per calling thread, so only the first caller uses its team: a server's
@@ -60,6 +68,9 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
 #define PLT_SPIN_NS 50000  /* then park */
 #define PLT_POLITE_NS 1000 /* then yield between looks */
 #define PLT_CROWDED_NS 2000000 /* no helpers for so long after callers met */
+#define PLT_ASLEEP_NS 1000000  /* a team may be, so long after its last region */
+#define PLT_YIELDS 4           /* for them, before its caller computes */
+#define PLT_LATE_NS 10000000   /* a team's members are waited for politely so long */
 /* Generated code keeps tiles in registers and buffers in the arena. */
 #define PLT_STACK_BYTES (1024 * 1024)
 
@@ -84,6 +95,7 @@ typedef struct worker {
     plt_pool *pool;
     pthread_t thread;
     int64_t chunk;
+    _Atomic uint32_t claimed; /* the last ticket whose chunk somebody took */
 } worker;
 
 struct plt_pool {
@@ -104,7 +116,10 @@ struct plt_pool {
     plt_task fn;
     void *args;
     int64_t units, chunks;
-    _Alignas(64) _Atomic int64_t pending; /* chunks not yet finished by workers */
+    int cpu;            /* of the caller */
+    bool late;          /* somebody was, in the region before */
+    int64_t team_ended; /* ns; when the team's last region did */
+    _Alignas(64) _Atomic int64_t pending; /* chunks for workers, not yet finished */
     signal_word finished;                 /* changes when pending reaches 0 */
 };
 
@@ -126,13 +141,14 @@ static void word_destroy(signal_word *w) {
     pthread_mutex_destroy(&w->mutex);
 }
 
-static void word_bump(signal_word *w) {
+/* Whether somebody had to be woken. */
+static bool word_bump(signal_word *w) {
     atomic_fetch_add(&w->value, 1);
-    if (atomic_load(&w->parked)) {
-        pthread_mutex_lock(&w->mutex);
-        pthread_cond_signal(&w->wake);
-        pthread_mutex_unlock(&w->mutex);
-    }
+    if (!atomic_load(&w->parked)) return false;
+    pthread_mutex_lock(&w->mutex);
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+    return true;
 }
 
 static bool word_changed(signal_word *w, uint32_t seen) {
@@ -160,11 +176,42 @@ static void word_wait(signal_word *w, uint32_t seen, int64_t spin_ns) {
     pthread_mutex_unlock(&w->mutex);
 }
 
+static int this_cpu(void) {
+#ifdef __linux__
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/* Moves the calling thread off a core, if it is there and others are allowed. */
+static void leave_cpu(int cpu) {
+#ifdef __linux__
+    if (cpu < 0 || this_cpu() != cpu) return;
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    others = allowed;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    if (sched_setaffinity(0, sizeof others, &others) == 0) {
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    }
+#else
+    (void)cpu;
+#endif
+}
+
 /* Chunk i of n: the first units % n chunks are one longer. */
 static void run_chunk(plt_task fn, void *args, int64_t units, int64_t n, int64_t i) {
     int64_t base = units / n, longer = units % n;
     int64_t begin = i * base + (i < longer ? i : longer);
     fn(args, begin, begin + base + (i < longer), i);
+}
+
+/* Takes the chunk of a worker's ticket; what it belongs to stays until it is run. */
+static bool claim(worker *w, uint32_t ticket) {
+    uint32_t before = ticket - 1;
+    return atomic_compare_exchange_strong(&w->claimed, &before, ticket);
 }
 
 static void *work(void *p) {
@@ -173,6 +220,8 @@ static void *work(void *p) {
     for (uint32_t seen = 0;; seen++) {
         word_wait(&w->ticket, seen, pool->spin_ns);
         if (atomic_load(&pool->stop)) return NULL;
+        if (!claim(w, seen + 1)) continue;
+        leave_cpu(pool->cpu);
         run_chunk(pool->fn, pool->args, pool->units, pool->chunks, w->chunk);
         if (atomic_fetch_sub(&pool->pending, 1) == 1) word_bump(&pool->finished);
     }
@@ -223,6 +272,7 @@ static void start_workers(plt_pool *pool, int64_t n) {
         }
         w->pool = pool;
         w->chunk = pool->n_workers + 1;
+        atomic_init(&w->claimed, 0);
         word_init(&w->ticket);
         if (pthread_create(&w->thread, &attr, work, w) != 0) {
             pool->refused = true;
@@ -307,38 +357,106 @@ typedef struct team_region {
     plt_task fn;
     void *args;
     int64_t units, chunks;
-    team_number_fn number;
+    team_number_fn number, size;
+    int cpu; /* of the caller */
+    bool patient; /* the others may be asleep or late: they are let in first */
+    bool late;    /* somebody was */
+    _Atomic int64_t arrived;
     atomic_flag taken[PLT_MAX_WORKERS + 1];
 } team_region;
 
 /* Each member runs the chunk of its number, then what nobody has taken: the team may
- * be smaller than asked for, or slow to arrive. */
+ * be smaller than asked for, or slow to arrive. At the end the library waits for them
+ * all, without letting go of the core that one of them may need. */
 static void team_member(void *p) {
     team_region *r = p;
     int64_t own = r->number();
+    atomic_fetch_add(&r->arrived, 1);
+    if (own != 0) leave_cpu(r->cpu);
+    for (int i = 0; r->patient && own == 0 && i < PLT_YIELDS; i++) {
+        if (atomic_load(&r->arrived) >= r->size()) break;
+        sched_yield();
+    }
     for (int64_t k = 0; k < r->chunks; k++) {
         int64_t i = (own + k) % r->chunks;
         if (!atomic_flag_test_and_set(&r->taken[i]))
             run_chunk(r->fn, r->args, r->units, r->chunks, i);
     }
+    if (own != 0) return;
+    r->late = atomic_load(&r->arrived) < r->size();
+    if (!r->late) return;
+    int64_t start = now_ns();
+    while (atomic_load(&r->arrived) < r->size() && now_ns() - start < PLT_LATE_NS)
+        sched_yield();
 }
 
 static bool run_on_team(plt_pool *pool, plt_task fn, void *args, int64_t units,
                         int64_t n) {
     const plt_services *s = &pool->services;
     bool forked = atomic_load_explicit(&pool->epoch, memory_order_relaxed) != 0;
-    if (!s->team_parallel || !s->team_number || forked || n > PLT_MAX_WORKERS)
+    if (!s->team_parallel || !s->team_number || !s->team_size || forked ||
+        n > PLT_MAX_WORKERS)
         return false;
     uintptr_t self = (uintptr_t)pthread_self(), owner = 0;
     if (!atomic_compare_exchange_strong(&pool->team_caller, &owner, self) &&
         owner != self)
         return false;
-    team_region region = {.fn = fn, .args = args, .units = units, .chunks = n};
+    team_region region;
+    region.fn = fn;
+    region.args = args;
+    region.units = units;
+    region.chunks = n;
+    region.cpu = this_cpu();
+    region.patient = pool->late || now_ns() - pool->team_ended > PLT_ASLEEP_NS;
+    region.late = false;
+    atomic_init(&region.arrived, 0);
     memcpy(&region.number, &s->team_number, sizeof region.number);
+    memcpy(&region.size, &s->team_size, sizeof region.size);
     for (int64_t i = 0; i < n; i++) atomic_flag_clear(&region.taken[i]);
     team_fn parallel;
     memcpy(&parallel, &s->team_parallel, sizeof parallel);
     parallel(team_member, &region, (unsigned)n, 0);
+    pool->team_ended = now_ns();
+    pool->late = region.late;
+    return true;
+}
+
+#endif
+
+#ifndef PLT_NO_THREADS
+
+/* Held: busy. False if there are no workers. */
+static bool run_on_workers(plt_pool *pool, plt_task fn, void *args, int64_t units,
+                           int64_t n) {
+    start_workers(pool, n - 1);
+    int64_t helped = n - 1 < pool->n_workers ? n - 1 : pool->n_workers;
+    if (helped == 0) return false;
+    uint32_t seen = atomic_load(&pool->finished.value);
+    pool->fn = fn;
+    pool->args = args;
+    pool->units = units;
+    pool->chunks = n;
+    pool->cpu = this_cpu();
+    atomic_store(&pool->pending, helped);
+    bool patient = pool->late;
+    for (int64_t i = 0; i < helped; i++)
+        patient |= word_bump(&pool->workers[i]->ticket);
+    if (patient) sched_yield();
+    run_chunk(fn, args, units, n, 0);
+    for (int64_t i = helped + 1; i < n; i++) run_chunk(fn, args, units, n, i);
+    int64_t taken = 0;
+    for (int64_t i = 0; i < helped; i++) {
+        worker *w = pool->workers[i];
+        if (!claim(w, atomic_load_explicit(&w->ticket.value, memory_order_relaxed)))
+            continue;
+        run_chunk(fn, args, units, n, w->chunk);
+        taken++;
+    }
+    pool->late = taken > 0;
+    /* Whoever finishes the last chunk says so. If that is a worker it has to be heard
+     * even when nothing is pending any more: its word would end the next region. */
+    if (taken == 0 || atomic_fetch_sub(&pool->pending, taken) > taken)
+        word_wait(&pool->finished, seen, pool->spin_ns);
     return true;
 }
 
@@ -362,27 +480,10 @@ void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
 #ifndef PLT_NO_THREADS
     plt_pool *pool = call->pool;
     if (n > 1 && pool && take(pool, n)) {
-        if (run_on_team(pool, fn, args, units, n)) {
-            atomic_store(&pool->busy, 0);
-            return;
-        }
-        start_workers(pool, n - 1);
-        int64_t helped = n - 1 < pool->n_workers ? n - 1 : pool->n_workers;
-        if (helped > 0) {
-            uint32_t seen = atomic_load(&pool->finished.value);
-            pool->fn = fn;
-            pool->args = args;
-            pool->units = units;
-            pool->chunks = n;
-            atomic_store(&pool->pending, helped);
-            for (int64_t i = 0; i < helped; i++) word_bump(&pool->workers[i]->ticket);
-            run_chunk(fn, args, units, n, 0);
-            for (int64_t i = helped + 1; i < n; i++) run_chunk(fn, args, units, n, i);
-            word_wait(&pool->finished, seen, pool->spin_ns);
-            atomic_store(&pool->busy, 0);
-            return;
-        }
+        bool done = run_on_team(pool, fn, args, units, n) ||
+                    run_on_workers(pool, fn, args, units, n);
         atomic_store(&pool->busy, 0);
+        if (done) return;
     }
 #endif
     run_serially(fn, args, units, n);
