@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Op, Value
@@ -52,6 +52,19 @@ class Window:
         spread = any(d != 1 and k != 1 for k, d in pairs)
         padded = any(self.low) or any(self.high)
         return self.size == self.stride and not spread and not padded
+
+    def without_stride(self, dim: int) -> Window:
+        """With a stride of 1 and no padding along one dim."""
+
+        def but(values: Ints, value: int) -> Ints:
+            return (*values[:dim], value, *values[dim + 1 :])
+
+        return replace(
+            self,
+            stride=but(self.stride, 1),
+            low=but(self.low, 0),
+            high=but(self.high, 0),
+        )
 
     def taps(self) -> itertools.product[tuple[int, ...]]:
         return itertools.product(*map(range, self.size))
@@ -177,6 +190,10 @@ def conv_weight(
 
     That of a transposed one's too, its input and the gradient of its result exchanged.
     """
+    pairs = zip(w.stride, w.dilation, strict=True)
+    apart = any(step > 1 and gap > 1 for step, gap in pairs)
+    if groups == 1 and math.prod(w.size) > 1 and not w.is_grid and not apart:
+        return _conv_weight_whole(b, grad, x, weight, w)
     batch, outputs, *places = grad.shape
     inputs, rest = weight.shape[1], product(places)
     each = outputs // groups
@@ -194,6 +211,69 @@ def conv_weight(
         right = b.reshape(right, (groups, batch * rest, inputs))
         taps.append(b.reshape(b.matmul(left, right), (outputs, inputs, 1)))
     return b.reshape(b.concat(taps, 2), weight.shape)
+
+
+def _conv_weight_whole(
+    b: Builder, grad: Value, x: Value, weight: Value, w: Window
+) -> Value:
+    """Convolutions: the gradient slides over the input, and gives every tap.
+
+    Input channels are their images and the batch is one more dim to slide along, so
+    that rows of the input are read as they lie. What a stride of s leaves between the
+    taps' elements is cut out first: s convolutions, each of every s-th tap.
+    """
+    dtype = weight.dtype.compute
+    image = b.unsqueeze(b.swap(b.cast(x, dtype), 0, 1), -1)  # (C, N, spatial.., 1)
+    taps = b.unsqueeze(b.swap(b.cast(grad, dtype), 0, 1), 1)  # (O, 1, N, places..)
+    out = _slid(b, image, taps, w, 0)
+    out = b.reshape(out, (weight.shape[1], *w.size, weight.shape[0]))
+    out = b.transpose(out, (w.rank + 1, *range(w.rank + 1)))
+    return b.cast(out, weight.dtype)
+
+
+def _slid(b: Builder, image: Value, taps: Value, w: Window, dim: int) -> Value:
+    """(C, 1, taps.., O); of the dims before `dim` one part is left, of stride 1."""
+    while dim < w.rank and w.stride[dim] == 1:
+        dim += 1
+    if dim == w.rank:
+        return b.emit(
+            "conv_last",
+            image,
+            taps,
+            stride=(1, *w.dilation),
+            low=(0, *w.low),
+            high=(0, *w.high),
+            dilation=(1,) * (w.rank + 1),
+        )
+    axis, step, size = dim + 2, w.stride[dim], w.size[dim]
+    low = [as_expr(0)] * image.type.rank
+    high = list(low)
+    low[axis], high[axis] = as_expr(w.low[dim]), as_expr(w.high[dim])
+    if w.low[dim] or w.high[dim]:
+        image = b.emit("pad", image, low=tuple(low), high=tuple(high), value=0.0)
+    alone = w.without_stride(dim)
+    most = -(-size // step)
+    parts: list[Value] = []
+    for phase in range(min(step, size)):
+        here = -(-(size - phase) // step)
+        seen = taps.shape[axis + 1] + (here - 1)
+        part = b.slice_axis(image, axis, phase, seen, step)
+        part = _slid(b, part, taps, alone, dim)
+        part = _to_count(b, part, axis, most - here)
+        parts.append(b.unsqueeze(part, axis + 1))
+    out = b.concat(parts, axis + 1)
+    count = as_expr(most * len(parts))
+    shape = (*out.shape[:axis], count, *out.shape[axis + 2 :])
+    return b.slice_axis(b.reshape(out, shape), axis, 0, size)
+
+
+def _to_count(b: Builder, x: Value, axis: int, more: int) -> Value:
+    if not more:
+        return x
+    low = [as_expr(0)] * x.type.rank
+    high = list(low)
+    high[axis] = as_expr(more)
+    return b.emit("pad", x, low=tuple(low), high=tuple(high), value=0.0)
 
 
 def _patches(

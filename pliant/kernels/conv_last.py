@@ -147,9 +147,17 @@ class Windows:
                 pixels,
             )
         )
-        for name, window in reversed(loops):
-            body = For(name, as_expr(0), window, body)
-        return body
+        if all(window.is_const for _, window in loops):
+            for name, window in reversed(loops):
+                body = For(name, as_expr(0), window, body)
+            return body
+        # So many taps that most are in other passes over K.
+        windows = [window for _, window in loops]
+        lets, taps = unflatten_unit(sym("_w"), windows, "_wt")
+        named = (Let(n, Index(t)) for (n, _), t in zip(loops, taps, strict=True))
+        most = maximum(run, 1)
+        ends = floordiv(at.step, most), minimum(ceildiv(steps, most), product(windows))
+        return For("_w", *ends, Block((*lets, *named, body)))
 
 
 @dataclass(frozen=True, slots=True)
