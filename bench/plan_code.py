@@ -173,7 +173,7 @@ GIVEN = StripCut(
 
 def built(strides: tuple[Expr, Expr] | None) -> Built:
     """A product with B so, None a constant."""
-    spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides)
+    spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides, alone=True)
     tile = gemm_tile(DType.F32, host())
     plan = plan_of(spec, tile)
     out = buffer("out", DType.F32, (M * N,), Role.OUT)

@@ -2,9 +2,9 @@
 
 A plan is what `kernels/choose.py` decides: rows of a block, panels of a group, passes
 over K, whether B is packed and A copied, or strips of rows instead of all that. The
-scratch that kernels/gemm.py lays out bounds them: copied rows and packed panels hold
-`tile.depth` steps of K, partial sums of several passes `tile.deep_rows` rows of `GROUP`
-panels.
+scratch that kernels/gemm.py lays out bounds them: packed panels hold `tile.depth` steps
+of K and `tile.cells` of all panels of a group, partial sums of several passes
+`SWEPT_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 
-from pliant.kernels.choose import GROUP
+from pliant.kernels.choose import SWEPT_ROWS
 from pliant.kernels.mix import Cut
 from pliant.kernels.tiles import Tile
 
 DOT_LIMIT = 64  # columns, or rows, for which lanes along K are tried
-TILES = (1, 2, 4, 8, 12, 24, 48)  # of a block
-DEPTHS = (128, 256, 512, 1024)
-WIDTHS = (1, 4, GROUP)  # of a group, in panels
+TILES = (1, 2, 4, 12, 24, 72)  # of a block
+DEPTHS = (128, 256, 512, 1024, 2048)
+WIDTHS = (1, 4, 8, 16)  # of a group, in panels
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +37,7 @@ class Candidate:
     rows: int
     groups: int
     panels: int
+    swath: int
 
     def __str__(self) -> str:
         if self.dot:
@@ -45,13 +46,14 @@ class Candidate:
             f"{self.blocks} x {self.rows} rows",
             f"{self.groups} x {self.panels} panels",
             f"{self.passes} x {self.depth} steps",
+            f"{self.swath} tiles",
         ]
         told += ["packed"] * self.packed + ["copied"] * self.copied
         told += ["by strips"] * self.strips
         return ", ".join(told)
 
 
-DOT = Candidate(1, *(0,) * 9)
+DOT = Candidate(1, *(0,) * 10)
 
 
 def picked(cut: Cut) -> Candidate:
@@ -81,19 +83,19 @@ class Set:
         for blocks, width in product((1, self.threads), self.widths()):
             yield self.strips(blocks, width)
         packs = (0,) if self.constant else (0, 1)
-        for packed, copied in product(packs, (0, 1)):
-            for rows, passes in product(self.heights(), self.pass_counts()):
-                for width in self.widths():
-                    plan = self.plan(packed, copied, passes, rows, width)
-                    if self.legal(plan):
-                        yield plan
+        for packed, rows, passes in product(packs, self.heights(), self.pass_counts()):
+            tiles = -(-rows // self.tile.MR)
+            for width, swath in product(self.widths(), {1, tiles}):
+                plan = self.plan(packed, passes, rows, width, swath)
+                if self.legal(plan):
+                    yield plan
 
     def strips(self, blocks: int, width: int) -> Candidate:
         """By strips of rows: so many blocks, groups of so many panels."""
         panels = max(1, -(-self.n // self.tile.NR))
         groups = -(-panels // width)
         shares = (blocks, -(-self.m // blocks), groups, -(-panels // groups))
-        return Candidate(0, 1, 0, 0, 1, self.k, *shares)
+        return Candidate(0, 1, 0, 0, 1, self.k, *shares, 0)
 
     def heights(self) -> set[int]:
         """Rows of a block."""
@@ -110,7 +112,7 @@ class Set:
         return {1, *(-(-self.k // depth) for depth in DEPTHS)} - {0}
 
     def plan(
-        self, packed: int, copied: int, passes: int, rows: int, width: int
+        self, packed: int, passes: int, rows: int, width: int, swath: int
     ) -> Candidate:
         """With parts as even as can be."""
         panels = -(-self.n // self.tile.NR)
@@ -119,28 +121,28 @@ class Set:
             0,
             0,
             packed,
-            copied,
+            0,
             passes,
             -(-self.k // passes),
             blocks,
             -(-self.m // blocks),
             groups,
             -(-panels // groups),
+            swath,
         )
 
     def legal(self, plan: Candidate) -> bool:
         """Whether it fits the scratch, and differs from another that is in the set."""
         tile, several = self.tile, plan.passes > 1
-        if (plan.packed or plan.copied) and plan.depth > tile.depth:
-            return False
         # The last panel is packed always if it is not whole.
         partial = not self.constant and self.n % tile.NR > 0
-        if partial and plan.depth > tile.depth:
+        if (plan.packed or partial) and plan.depth > tile.depth:
             return False
-        if plan.copied and plan.rows > tile.deep_rows:
+        if plan.packed and plan.depth * plan.panels > tile.cells:
             return False
-        if several:
-            return plan.rows <= tile.deep_rows and plan.panels <= GROUP
-        # In one pass over what is not copied, a group is but a share of a thread.
-        shares = plan.copied or plan.packed or self.threads > 1
+        if several and plan.rows > SWEPT_ROWS:
+            return False
+        # In one pass over what is not packed, a group of panels that each meet all
+        # rows is but a share of a thread.
+        shares = plan.packed or several or self.threads > 1 or plan.swath == 1
         return bool(shares) or plan.panels == 1

@@ -41,23 +41,22 @@ DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
 WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
 THIN = 64  # steps of K up to which C is most of the traffic
 THIN_PANELS = 4  # for rows of C to be worth writing from end to end
-MOST_ROWS = 512  # of a block: each may be a page of C
+MOST_ROWS = 512  # of a block that panels go over: each may be a page of C
+SWEPT_ROWS = 1024  # of a block that goes over panels: for what these are packed once
 STRIP = 128  # steps of K in a pass over a B that is not constant; twice with many rows
 NEAR_COLUMNS = 256  # of a B whose rows are near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
-FEWEST_PANELS = 8  # for a copy of A's rows to pay
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 LOW_STEPS = 8  # of K for which strips are low
 LONG_ROW = 64  # results
 FEW_RESULTS = 1 << 13  # that stay in L1
-TOGETHER = 4  # panels packed together: what of a row of B is read at once
 
 
 SMALL = 1 << 16  # multiply-adds of a product that is not cut
 FIELDS = (
     *("packed", "copied", "passes", "depth"),
-    *("blocks", "rows", "groups", "panels"),
+    *("blocks", "rows", "groups", "panels", "swath"),
 )
 
 
@@ -79,6 +78,7 @@ class Plan:
     rows: Expr  # of a block
     groups: Expr  # of panels
     panels: Expr  # of a group
+    swath: Expr  # tiles of rows that a panel meets before it is the next one's turn
 
     def at(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The fields as numbers."""
@@ -103,9 +103,9 @@ class Plan:
         """Arguments for a product that is too small to be cut."""
         one, none = as_expr(1), as_expr(0)
         panels = maximum(ceildiv(n, tile.NR), 1)
-        values = dict(
-            zip(FIELDS, (none, none, one, k, one, m, one, panels), strict=True)
-        )
+        tiles = ceildiv(m, tile.MR)
+        uncut = (none, none, one, k, one, m, one, panels, tiles)
+        values = dict(zip(FIELDS, uncut, strict=True))
         return {name: values[name[1:]] for name in self.arguments()}
 
 
@@ -132,73 +132,103 @@ class Choice:
     packs_rows: bool  # A is adjacent in K: a few columns of B can be made so
     steps: bool  # A's rows are not adjacent in K
     computed: bool  # A is computed when its rows are copied
+    alone: bool  # partial sums can lie in the result
+
+    @property
+    def copies(self) -> bool:
+        """Whether rows of A may be copied side by side."""
+        return self.computed or self.steps
 
 
 def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> Plan:
     """The plan for one product of `outer` batches."""
     let = _Lets()
-    panels = let("_panels", maximum(ceildiv(n, tile.NR), 1))
+    panels = let("_all", maximum(ceildiv(n, tile.NR), 1))
     many = let("_many", exceeds(m, WHOLE_ROWS * tile.MR))
-    deep = let("_deep", maximum(ceildiv(k, tile.depth), 1))
-    large = exceeds(m, MANY_TILES * tile.MR)
-    longer = many * STRIP + large * (tile.depth - 2 * STRIP)
-    if what.constant:
-        packed = as_expr(0)
-        # Copied rows have room for so many steps only.
-        copies = what.computed or what.steps
-        passes = deep if copies else 1 + many * (deep - 1)
-    elif what.adjacent:
-        apart = exceeds(m, tile.MR) * exceeds(n, NEAR_COLUMNS)
-        pays = maximum(apart, large)
-        packed = let("_packed", exceeds(k, STRIP) * pays)
-        passes = maximum(ceildiv(k, STRIP + packed * longer), 1)
-    else:
-        packed = as_expr(1)
-        passes = maximum(ceildiv(k, STRIP + longer), 1)
-    passes = let("_passes", passes)
+    packed, passes = _packing(let, m, n, k, many, tile, what)
     cut = let("_cut", minimum(passes - 1, 1))
-    worth = many * exceeds(panels, FEWEST_PANELS - 1)
-    copied = exceeds(m, tile.MR) if what.steps else cut * worth
-    copied = as_expr(1) if what.computed else let("_copied", copied)
-    shared = let("_shared", maximum(cut, copied))
-    thin = as_expr(0)
-    held = exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
-    if what.constant or what.adjacent:
-        wide = exceeds(panels, THIN_PANELS - 1)
-        thin = let("_thin", (1 - exceeds(k, THIN)) * (1 - held) * wide)
+    depth = let("_depth", ceildiv(k, passes))
+    held = 1 - exceeds(n * k, floordiv(tile.near, 2 * tile.bytes))
+    wide = exceeds(panels, THIN_PANELS - 1)
+    thin = (1 - exceeds(k, THIN)) * held * wide
+    thin = let("_thin", thin if what.constant or what.adjacent else as_expr(0))
+    # Of so many panels, what a pass reads stays in L2.
+    width = floordiv(tile.cells, maximum(depth, 1))
+    width = let("_width", maximum(width - cut * maximum(width - GROUP, 0), 1))
+    copied, swath = as_expr(0), ceildiv(m, tile.MR)
+    sweep, tall = many * packed, as_expr(0)
+    if what.computed:
+        copied = as_expr(1)
+    elif what.steps:
+        copied = let("_copied", exceeds(m, tile.MR))
+    if what.constant and not what.copies:
+        far = maximum(exceeds(m * k * tile.bytes, tile.near), exceeds(m, MOST_ROWS))
+        sweep = many * maximum(cut, thin, far)
+    sweep = let("_sweep", sweep)
+    if what.constant:
+        tall = 1 - exceeds(n, m)
+    elif what.adjacent:
+        tall = (1 - packed) * (1 - exceeds(n, m))
+    # Those that share a copy of rows, or partial sums.
     together = ceildiv(panels, GROUP)
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
     together = together - thin * (together - 1)
     least = maximum(together, (1 - many) * minimum(THREADS, panels))
+    shared = let("_shared", maximum(cut, copied))
     whole = maximum(shared, thin)
-    alone = panels
-    if what.adjacent:  # as many as are packed together
-        alone = panels - packed * (panels - ceildiv(panels, TOGETHER))
     # A few rows have their partial sums in L1 if they stay with one panel.
     some = packed * (1 - many)
-    groups = (1 - some) * ((1 - whole) * alone + whole * least) + some * panels
-    groups = let("_groups", groups)
-    near = floordiv(tile.near, maximum(k, 1) * tile.bytes)
-    near = minimum(maximum(near, 8 * tile.MR), MOST_ROWS)
-    most = (1 - shared) * near + shared * tile.deep_rows
+    groups = (1 - some) * whole * least + maximum(some, 1 - whole) * panels
+    swept = ceildiv(ceildiv(panels, width), THREADS) * THREADS
+    groups = let("_groups", groups + sweep * (minimum(swept, panels) - groups))
+    most = (1 - shared) * MOST_ROWS + shared * tile.deep_rows
     if what.computed:  # what was just copied is found in L1, if B is in L2
-        thin = let("_few", maximum(thin, (1 - cut) * (1 - held)))
+        thin = let("_few", maximum(thin, (1 - cut) * held))
     most = (1 - thin) * most + thin * 2 * tile.MR
-    least_blocks = let("_least", ceildiv(m, most))
-    blocks = let("_blocks", thread_blocks(m, n, least_blocks, outer * groups, tile))
+    kept = as_expr(0) if what.alone else cut
+    high = SWEPT_ROWS - kept * (SWEPT_ROWS - tile.deep_rows)
+    least_blocks = let("_least", ceildiv(m, most + sweep * (high - most)))
+    blocks = thread_blocks(m, least_blocks, outer * groups, tall, tile)
+    if what.steps:
+        swath = minimum(swath, tile.deep_rows // tile.MR)
+    else:
+        swath = swath - sweep * (swath - 1)
+    blocks = let("_blocks", blocks)
     return Plan(
         tuple(let.made),
         dot_choice(m, n, k, tile, what),
         packed,
         copied,
         passes,
-        ceildiv(k, passes),
+        depth,
         blocks,
         ceildiv(m, blocks),
         groups,
         ceildiv(panels, groups),
+        swath,
     )
+
+
+def _packing(
+    let: _Lets, m: Expr, n: Expr, k: Expr, many: Expr, tile: Tile, what: Choice
+) -> tuple[Expr, Expr]:
+    """Whether panels are packed, and the passes over K."""
+    if what.constant:
+        # Copied rows have room for so many steps only.
+        deepest = tile.depth if what.copies else 2 * tile.depth
+        deep = maximum(ceildiv(k, deepest), 1)
+        passes = deep if what.copies else 1 + many * (deep - 1)
+        return as_expr(0), let("_passes", passes)
+    large = exceeds(m, MANY_TILES * tile.MR)
+    deepest = tile.depth // 2 if what.steps else tile.depth
+    longer = many * STRIP + large * (deepest - 2 * STRIP)
+    if not what.adjacent:
+        return as_expr(1), let("_passes", maximum(ceildiv(k, STRIP + longer), 1))
+    apart = exceeds(m, tile.MR) * exceeds(n, NEAR_COLUMNS)
+    packed = let("_packed", exceeds(k, STRIP) * maximum(apart, large))
+    passes = maximum(ceildiv(k, STRIP + packed * longer), 1)
+    return packed, let("_passes", passes)
 
 
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
@@ -222,17 +252,16 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     return fills * exceeds(m * gain, lanes * n * k)
 
 
-def thread_blocks(m: Expr, n: Expr, least: Expr, units: Expr, tile: Tile) -> Expr:
+def thread_blocks(m: Expr, least: Expr, units: Expr, tall: Expr, tile: Tile) -> Expr:
     """Row blocks: at least `least`, and a fair share for every thread.
 
-    With more rows than columns threads share B rather than A: each then finds the rows
-    that it wrote before in its own cache. Otherwise the panels are dealt out, unless
-    more than an eighth of the threads' time would be spent waiting.
+    With more rows than columns (`tall`) threads share B rather than A: each then finds
+    the rows that it wrote before in its own cache. Otherwise the panels are dealt out,
+    unless more than an eighth of the threads' time would be spent waiting.
     """
     together = maximum(least * units, 1)
     idle = ceildiv(together, THREADS) * THREADS - together
     uneven = exceeds(8 * idle, together)
-    tall = 1 - exceeds(n, m)
     fair = ceildiv(maximum(least, 1), THREADS) * THREADS
     wanted = least + maximum(uneven, tall) * maximum(fair - least, 0)
     return maximum(minimum(wanted, ceildiv(m, tile.MR)), least, 1)

@@ -52,8 +52,8 @@ from pliant.kernels.choose import (
     GROUP,
     SMALL,
     STRIP,
+    SWEPT_ROWS,
     THREADS,
-    TOGETHER,
     Plan,
     StripCut,
     exceeds,
@@ -127,14 +127,13 @@ class _Builder:
             self.b = p.right.buffer(p.b_dtype)
         self.dot_rows = self.row_buffer()
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
-        transposed = self.b is not None and self.b.strides[-2] == as_expr(1)
-        self.together = 1 if transposed else TOGETHER
-        shape = (THREADS, self.together, minimum(p.k, tile.depth), tile.NR)
-        self.panel = buffer("panels", dtype, shape, Role.WORK)
+        cells = minimum(ceildiv(p.n, tile.NR) * minimum(p.k, tile.depth), tile.cells)
+        self.panel = buffer("panels", dtype, (THREADS, cells, tile.NR), Role.WORK)
         rows = as_expr(max(tile.MR, DOT_TILE if self.dot_rows is not None else 0))
         if self.several:
-            block = minimum(p.m, tile.deep_rows)
-            rows = maximum(rows, minimum(ceildiv(p.n, tile.NR), GROUP) * block)
+            block = minimum(p.m, SWEPT_ROWS if p.alone else tile.deep_rows)
+            kept = as_expr(1) if p.alone else minimum(ceildiv(p.n, tile.NR), GROUP)
+            rows = maximum(rows, kept * block)
         self.scratch = buffer("scratch", dtype, (THREADS, rows, tile.NR), Role.WORK)
 
     def row_buffer(self) -> Buffer | None:
@@ -203,26 +202,47 @@ class _Builder:
             Let("_begin", Index(sym("_pass") * self.plan.depth)),
             Let("_steps", Index(minimum(self.plan.depth, self.p.k - begin))),
         ]
+        if self.b is not None:
+            body.append(self.pack_panels(self.b, batch))
+        body.append(self.swaths(batch))
+        return For("_pass", as_expr(0), self.plan.passes, Block(tuple(body)))
+
+    def first_row(self, tile: Expr) -> Expr:
+        """Of a tile, in its block."""
+        return tile * sym("_short") + minimum(tile, sym("_taller"))
+
+    def swaths(self, batch: tuple[Expr, ...]) -> Stmt:
+        """Tiles that every panel meets before it is the next panel's turn."""
+        tiles, first, end = sym("_tiles"), sym("_top"), sym("_bottom")
+        below = minimum(self.first_row(end), sym("_here"))
+        lets = {
+            "_bottom": minimum(first + self.plan.swath, tiles),
+            "_from": self.first_row(first),
+            "_tall": below - sym("_from"),
+        }
+        body: list[Stmt] = [Let(name, Index(value)) for name, value in lets.items()]
         if self.copy is not None:
             body.append(If(_is_set(self.plan.copied), self.copy_rows(self.copy, batch)))
         body.append(self.panels(batch))
-        return For("_pass", as_expr(0), self.plan.passes, Block(tuple(body)))
+        count = ceildiv(tiles, maximum(self.plan.swath, 1))
+        top = Let("_top", Index(sym("_s") * self.plan.swath))
+        return For("_s", as_expr(0), count, Block((top, *body)))
 
     def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """This pass's part of the block's rows of A, side by side."""
+        """This pass's part of the swath's rows of A, side by side."""
+        first, here = sym("_row") + sym("_from"), sym("_tall")
         if self.around.prologue is not None:
-            size = (sym("_here"), sym("_steps"))
-            at = RowsAt(batch, sym("_row"), sym("_begin"), *size, copy)
+            at = RowsAt(batch, first, sym("_begin"), here, sym("_steps"), copy)
             return Block(tuple(self.around.prologue(at)))
         i, k = sym("_i"), sym("_k")
-        value = Load(self.a, (*batch, sym("_row") + i, sym("_begin") + k))
+        value = Load(self.a, (*batch, first + i, sym("_begin") + k))
         if self.a.strides[-2] == as_expr(1):
             store = Store(copy, (sym(WORKER), k, i), value)
-            rows = For("_i", as_expr(0), sym("_here"), store, Kind.VECTOR)
+            rows = For("_i", as_expr(0), here, store, Kind.VECTOR)
             return For("_k", as_expr(0), sym("_steps"), rows)
         store = Store(copy, (sym(WORKER), i, k), value)
         steps = For("_k", as_expr(0), sym("_steps"), store, Kind.VECTOR)
-        return For("_i", as_expr(0), sym("_here"), steps)
+        return For("_i", as_expr(0), here, steps)
 
     def panels(self, batch: tuple[Expr, ...]) -> Stmt:
         p, tile = self.p, self.tile
@@ -231,8 +251,9 @@ class _Builder:
         columns = as_expr(tile.NR) if even else minimum(tile.NR, p.n - column)
         # The tile of a product in one pass is done with at once: always the same rows.
         several = minimum(self.plan.passes - 1, 1) if self.several else as_expr(0)
-        place = several * ((panel - sym("_first")) * self.plan.rows + sym("_start"))
-        start = sym("_t") * sym("_short") + minimum(sym("_t"), sym("_taller"))
+        before = as_expr(0) if p.alone else (panel - sym("_first")) * self.plan.rows
+        place = several * (before + sym("_start"))
+        start = self.first_row(sym("_t"))
         height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
         if not self.cuts.even:
             height = minimum(height, sym("_here") - start)
@@ -244,19 +265,11 @@ class _Builder:
                 self.finished(batch, column, columns),
             )
         )
-        tiles: Stmt = For("_t", as_expr(0), sym("_tiles"), tile_done)
+        tiles: Stmt = For("_t", sym("_top"), sym("_bottom"), tile_done)
         if self.b is not None:
             partial = exceeds(panel + 1, floordiv(p.n, tile.NR))
-            slot = mod(panel - sym("_first"), self.together)
             packs = Index(maximum(self.plan.packed, partial))
-            tiles = Block(
-                (
-                    Let("_slot", Index(slot)),
-                    Let("_packs", packs),
-                    self.pack_panels(self.b, batch),
-                    tiles,
-                )
-            )
+            tiles = Block((Let("_packs", packs), tiles))
         return For("_p", sym("_first"), sym("_last"), tiles)
 
     def finished(self, batch: tuple[Expr, ...], column: Expr, columns: Expr) -> Stmt:
@@ -289,34 +302,36 @@ class _Builder:
         is_whole = Binary("ge", Index(columns), Index(whole))
         return If(is_whole, full, through(columns))
 
-    def pack_panels(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """This pass's part of the next whole panels, or of a partial one, into scratch.
+    def cell(self, panel: Expr) -> Expr:
+        """Where a packed panel of the group starts; a partial one may be alone."""
+        return self.plan.packed * (panel - sym("_first")) * self.plan.depth
 
-        Whole panels several at once, so that more of a row of B is read together.
+    def pack_panels(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
+        """This pass's part of the group's whole panels, and of a partial one.
+
+        Row by row, so that what lies together is read together.
         """
         k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
-        panel = sym("_p")
+        first, last = sym("_first"), sym("_last")
+        whole = minimum(last, floordiv(self.p.n, nr))
 
-        def copy(slot: Expr, column: Expr, where: LoopValue | None) -> Stmt:
-            place = (*self.b_at(batch), sym("_begin") + k, column)
+        def copy(panel: Expr, where: LoopValue | None) -> Stmt:
+            place = (*self.b_at(batch), sym("_begin") + k, panel * nr + j)
             value = as_dtype(Load(b, place, where), self.p.dtype)
-            store = Store(self.panel, (sym(WORKER), slot, k, j), value)
+            store = Store(self.panel, (sym(WORKER), self.cell(panel) + k, j), value)
             return For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-
-        whole = minimum(sym("_last"), floordiv(self.p.n, nr), panel + self.together)
-        several: Stmt = copy(as_expr(0), panel * nr + j, None)
-        if self.together > 1:
-            one = copy(q, (panel + q) * nr + j, None)
-            several = For("_q", as_expr(0), whole - panel, one)
-        inside = Binary("lt", Index(panel * nr + j), Index(self.p.n))
-        last = copy(sym("_slot"), panel * nr + j, inside)
-        partial = Binary("gt", Index(panel * nr + nr), Index(self.p.n))
-        first = Binary("lt", Index(sym("_slot")), Index(self.plan.packed))
 
         def over(body: Stmt) -> Stmt:
             return For("_k", as_expr(0), sym("_steps"), body)
 
-        return If(partial, over(last), If(first, over(several)))
+        several: Stmt
+        if b.strides[-2] == as_expr(1):  # a panel's rows are along K
+            several = For("_q", first, whole, over(copy(q, None)))
+        else:
+            several = over(For("_q", first, whole, copy(q, None)))
+        inside = Binary("lt", Index(whole * nr + j), Index(self.p.n))
+        rest = If(Binary("lt", Index(whole), Index(last)), over(copy(whole, inside)))
+        return Block((If(_is_set(self.plan.packed), several), rest))
 
     def multiply(
         self, batch: tuple[Expr, ...], columns: Expr, result: Address, c_row: Expr
@@ -340,7 +355,8 @@ class _Builder:
             there = (self.a, (*batch, row, sym("_begin")))
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            at, strides = (sym("_start"), as_expr(0)), self.copy.strides[-2:]
+            place = sym("_start") - sym("_from")
+            at, strides = (place, as_expr(0)), self.copy.strides[-2:]
             if self.a.strides[-2] == as_expr(1):
                 at, strides = at[::-1], strides[::-1]
             beside = on((self.copy, (sym(WORKER), *at)), strides)
@@ -367,7 +383,7 @@ class _Builder:
             coming = (self.constant, (*b_at, panel + more, row, none))
             return call(b, nr, coming, ahead)
         assert self.b is not None
-        b = (self.panel, (sym(WORKER), sym("_slot"), none, none))
+        b = (self.panel, (sym(WORKER), self.cell(panel), none))
         same = self.b.dtype is self.p.dtype  # or the kernel's hint is of another type
         if same and self.b.strides[-2] == as_expr(1):  # rows along K, one by one
             next_panel = panel * tile.NR + tile.NR

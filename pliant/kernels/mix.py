@@ -46,6 +46,7 @@ class Cut:
     rows: int
     groups: int
     panels: int
+    swath: int
     height: int  # the most rows of a tile
     threads: int  # that take part
 

@@ -81,6 +81,7 @@ class Product:
     computed: bool = False  # A is no buffer: its rows are computed as they are copied
     parts: str | None = None  # of words, see kernels/micro.py; None: numbers
     stored: DType | None = None  # of B, if it is another
+    alone: bool = False  # nothing follows: the product goes straight to its place
 
     @property
     def b_dtype(self) -> DType:

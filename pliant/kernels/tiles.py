@@ -39,6 +39,7 @@ class Tile:
     bytes: int  # of an element
     depth: int  # steps of K in one pass
     deep_rows: int  # rows of a block when K takes several passes
+    cells: int  # rows of NR elements that packed panels have room for
     near: int  # bytes of a block's rows that stay in cache over all panels
 
     @property
@@ -61,4 +62,5 @@ def gemm_tile(dtype: DType, target: Target) -> Tile:
     fits = target.l2 // 3 // (deep_rows * dtype.bytes)
     depth = max(256, min(DEEPEST, fits // lanes * lanes))
     nr, near = VECTORS * lanes, target.l2 // 2
-    return Tile(mr, nr, lanes, dtype.bytes, depth, deep_rows, near)
+    cells = near // (nr * dtype.bytes)
+    return Tile(mr, nr, lanes, dtype.bytes, depth, deep_rows, cells, near)

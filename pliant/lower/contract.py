@@ -263,7 +263,10 @@ def product_steps(
 ) -> list[Step]:
     """The product, by strips of rows if it may be, and what follows it."""
     region, root = epilogue.region, epilogue.root
-    spec, axes, corrections = given.spec, given.axes, given.corrections
+    axes, corrections = given.axes, given.corrections
+    alone = region.ops == (root,) and region.results == (root.result,)
+    alone = alone and corrections is None
+    spec = replace(given.spec, alone=alone)
     tile = gemm_tile(spec.dtype, target)
     plan = plan_of(spec, tile)
 
@@ -279,8 +282,6 @@ def product_steps(
         (out,) = epilogue.outputs.values()
         return out, (flatten((*batch, row, column), (*spec.batch, spec.m, spec.n)),)
 
-    alone = region.ops == (root,) and region.results == (root.result,)
-    alone = alone and corrections is None
     prologue: Prologue | None = compute if epilogue.computes_left else None
     if given.gathered is not None:
         prologue = given.gathered.prologue
@@ -449,12 +450,13 @@ def choice_of(spec: Product) -> Choice:
     steps = spec.a_strides[-1] != one
     along_k = not steps and spec.dtype.is_float and not spec.computed
     if spec.b_strides is None:
-        return Choice(True, False, False, False, steps, spec.computed)
+        return Choice(True, False, False, False, steps, spec.computed, spec.alone)
     by_rows, by_columns = spec.b_strides[-2] == one, spec.b_strides[-1] == one
     same = spec.b_dtype is spec.dtype
     along_k = along_k and same
     rows_in_k, adjacent = along_k and by_rows, by_columns and same
-    return Choice(False, adjacent, rows_in_k, along_k, steps, spec.computed)
+    lies = (adjacent, rows_in_k, along_k, steps)
+    return Choice(False, *lies, spec.computed, spec.alone)
 
 
 def plan_of(spec: Product, tile: Tile) -> Plan:
