@@ -19,7 +19,7 @@ from pliant.kernels.tiles import Tile
 
 DOT_LIMIT = 64  # columns, or rows, for which lanes along K are tried
 TILES = (1, 2, 4, 12, 24, 72)  # of a block
-DEPTHS = (128, 256, 512, 1024, 2048)
+DEPTHS = (32, 64, 128, 256, 512, 1024, 2048)
 WIDTHS = (1, 4, 8, 16)  # of a group, in panels
 
 

@@ -153,7 +153,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     thin = (1 - exceeds(k, THIN)) * held * wide
     thin = let("_thin", thin if what.constant or what.adjacent else as_expr(0))
     # Of so many panels, what a pass reads stays in L2.
-    width = floordiv(tile.cells, maximum(depth, 1))
+    cells = 2 * tile.cells if what.constant else tile.cells
+    width = floordiv(cells, maximum(depth, 1))
     width = let("_width", maximum(width - cut * maximum(width - GROUP, 0), 1))
     copied, swath = as_expr(0), ceildiv(m, tile.MR)
     sweep, tall = many * packed, as_expr(0)
@@ -171,6 +172,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
         tall = (1 - packed) * (1 - exceeds(n, m))
     # Those that share a copy of rows, or partial sums.
     together = ceildiv(panels, GROUP)
+    if what.adjacent and what.alone and not what.copies:  # which lie in the result
+        together = 1 + many * (together - 1)
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
     together = together - thin * (together - 1)
@@ -221,14 +224,16 @@ def _packing(
         passes = deep if what.copies else 1 + many * (deep - 1)
         return as_expr(0), let("_passes", passes)
     large = exceeds(m, MANY_TILES * tile.MR)
-    deepest = tile.depth // 2 if what.steps else tile.depth
-    longer = many * STRIP + large * (deepest - 2 * STRIP)
+    longer = many * STRIP + large * (tile.depth // 2 - 2 * STRIP)
     if not what.adjacent:
         return as_expr(1), let("_passes", maximum(ceildiv(k, STRIP + longer), 1))
-    apart = exceeds(m, tile.MR) * exceeds(n, NEAR_COLUMNS)
+    apart = many * exceeds(n, NEAR_COLUMNS)
     packed = let("_packed", exceeds(k, STRIP) * maximum(apart, large))
-    passes = maximum(ceildiv(k, STRIP + packed * longer), 1)
-    return packed, let("_passes", passes)
+    # A B that comes from far is read along its rows, a few at a time.
+    far = exceeds(n * k * tile.bytes, tile.near) * (1 - packed)
+    few = 1 - exceeds(m, 3 * tile.MR // 2)
+    steps = STRIP + packed * longer - far * (STRIP // 2 + few * (STRIP // 4))
+    return packed, let("_passes", maximum(ceildiv(k, steps), 1))
 
 
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:

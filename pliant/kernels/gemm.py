@@ -62,6 +62,7 @@ from pliant.kernels.choose import (
 from pliant.kernels.dots import DOT_TILE, Dots
 from pliant.kernels.micro import (
     dot_kernels,
+    keeping_kernels,
     panel_kernels,
     panel_name,
 )
@@ -82,8 +83,8 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
+AHEAD = 16  # steps of K that a panel read in place and kept looks ahead
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
-AHEAD = 16  # steps of K that a panel read in place looks ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,9 @@ class Gemm:
 
 # Calls what is planned with the plan's arguments.
 PlannedCall = Callable[[dict[str, Expr]], Stmt]
-# Calls a kernel on B at an address with a step along K, and what comes next.
-PanelCall = Callable[[Address, Expr, Address, Expr], Stmt]
+# Calls a kernel on B at an address with a step along K, with what comes next, and
+# where it keeps what it reads.
+PanelCall = Callable[[Address, Expr, Address, Expr, Address | None], Stmt]
 
 
 class _Builder:
@@ -125,6 +127,13 @@ class _Builder:
             self.constant = buffer("packed", p.b_dtype, p.b_batch + panels, Role.IN)
         else:
             self.b = p.right.buffer(p.b_dtype)
+        # Whether the kernels of a block's first tile write packed panels.
+        self.keeps = (
+            self.b is not None
+            and self.b.dtype is dtype
+            and self.b.strides[-1] == as_expr(1)
+            and plan.packed != as_expr(0)
+        )
         self.dot_rows = self.row_buffer()
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
         cells = minimum(ceildiv(p.n, tile.NR) * minimum(p.k, tile.depth), tile.cells)
@@ -180,6 +189,7 @@ class _Builder:
                 Let("_here", Index(maximum(rows, 0))),
                 Let("_tiles", Index(ceildiv(sym("_here"), tile.MR))),
                 *self.tile_heights(),
+                *self.fused(),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
                 self.passes(batch),
@@ -195,6 +205,14 @@ class _Builder:
         else:
             least, taller = as_expr(self.tile.MR), as_expr(0)
         return Let("_short", Index(least)), Let("_taller", Index(taller))
+
+    def fused(self) -> tuple[Stmt, ...]:
+        """1 if the kernels of the first tile pack panels: some are too low to."""
+        if not self.keeps:
+            return ()
+        height = minimum(self.first_row(as_expr(1)), sym("_here"))
+        tall = exceeds(height, self.tile.keeping - 1)
+        return (Let("_fused", Index(self.plan.packed * tall)),)
 
     def passes(self, batch: tuple[Expr, ...]) -> Stmt:
         begin = sym("_begin")
@@ -217,8 +235,8 @@ class _Builder:
         below = minimum(self.first_row(end), sym("_here"))
         lets = {
             "_bottom": minimum(first + self.plan.swath, tiles),
-            "_from": self.first_row(first),
-            "_tall": below - sym("_from"),
+            "_swath_row": self.first_row(first),
+            "_swath_rows": below - sym("_swath_row"),
         }
         body: list[Stmt] = [Let(name, Index(value)) for name, value in lets.items()]
         if self.copy is not None:
@@ -230,7 +248,7 @@ class _Builder:
 
     def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
         """This pass's part of the swath's rows of A, side by side."""
-        first, here = sym("_row") + sym("_from"), sym("_tall")
+        first, here = sym("_row") + sym("_swath_row"), sym("_swath_rows")
         if self.around.prologue is not None:
             at = RowsAt(batch, first, sym("_begin"), here, sym("_steps"), copy)
             return Block(tuple(self.around.prologue(at)))
@@ -331,7 +349,10 @@ class _Builder:
             several = over(For("_q", first, whole, copy(q, None)))
         inside = Binary("lt", Index(whole * nr + j), Index(self.p.n))
         rest = If(Binary("lt", Index(whole), Index(last)), over(copy(whole, inside)))
-        return Block((If(_is_set(self.plan.packed), several), rest))
+        wanted = (
+            self.plan.packed * (1 - sym("_fused")) if self.keeps else self.plan.packed
+        )
+        return Block((If(_is_set(wanted), several), rest))
 
     def multiply(
         self, batch: tuple[Expr, ...], columns: Expr, result: Address, c_row: Expr
@@ -342,10 +363,12 @@ class _Builder:
         def on(a: Address, strides: tuple[Expr, ...]) -> Stmt:
             return self.right(
                 batch,
-                lambda b, step, coming, ahead: self.heights(
+                columns,
+                lambda b, step, coming, ahead, kept: self.heights(
                     (sym("_steps"), *strides, step, c_row, sym("_adding"), ahead),
                     (a, b, coming, result),
                     columns,
+                    kept,
                 ),
             )
 
@@ -355,7 +378,7 @@ class _Builder:
             there = (self.a, (*batch, row, sym("_begin")))
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            place = sym("_start") - sym("_from")
+            place = sym("_start") - sym("_swath_row")
             at, strides = (place, as_expr(0)), self.copy.strides[-2:]
             if self.a.strides[-2] == as_expr(1):
                 at, strides = at[::-1], strides[::-1]
@@ -366,7 +389,7 @@ class _Builder:
         adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
         return Block((Let("_adding", Index(adding)), call))
 
-    def right(self, batch: tuple[Expr, ...], call: PanelCall) -> Stmt:
+    def right(self, batch: tuple[Expr, ...], columns: Expr, call: PanelCall) -> Stmt:
         """The call with a constant's panel, a panel just packed, or B in place."""
         tile, panel, begin = self.tile, sym("_p"), sym("_begin")
         b_at, none = self.b_at(batch), as_expr(0)
@@ -381,28 +404,62 @@ class _Builder:
             more = exceeds(sym("_tiles"), 1)
             row = begin + more * share + (1 - more) * NEAR_STEPS
             coming = (self.constant, (*b_at, panel + more, row, none))
-            return call(b, nr, coming, ahead)
+            return call(b, nr, coming, ahead, None)
         assert self.b is not None
-        b = (self.panel, (sym(WORKER), self.cell(panel), none))
-        same = self.b.dtype is self.p.dtype  # or the kernel's hint is of another type
-        if same and self.b.strides[-2] == as_expr(1):  # rows along K, one by one
-            next_panel = panel * tile.NR + tile.NR
-            coming = (self.b, (*b_at, begin + share * tile.NR, next_panel))
-            packed = call(b, nr, coming, ahead)
-        else:  # a panel's rows are far apart: asking for them one by one does not pay
-            packed = call(b, nr, b, none)
+        step, place = self.b.strides[-2], (*b_at, begin, panel * tile.NR)
+        kept = (self.panel, (sym(WORKER), self.cell(panel), none))
+        packed = call(kept, nr, *self.packed_next(self.b, b_at, kept), None)
+        if self.keeps and columns == nr:
+            coming = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
+            keeping = call((self.b, place), step, coming, step, kept)
+            first = Binary("lt", Index(sym("_t")), Index(sym("_fused")))
+            packed = If(first, keeping, packed)
         if self.plan.packed == as_expr(1):
             return packed
-        step = self.b.strides[-2]
-        b = (self.b, (*b_at, begin, panel * tile.NR))
-        coming = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
-        return If(_is_set(sym("_packs")), packed, call(b, step, coming, step))
+        b = (self.b, place)
+        # What the next pass reads of the panel: a line of each row by the first tile,
+        # the others by the second.
+        lane = minimum(sym("_t"), VECTORS - 1) * tile.lanes
+        row = begin + self.plan.depth
+        coming = (self.b, (*b_at, row, panel * tile.NR + lane))
+        return If(_is_set(sym("_packs")), packed, call(b, step, coming, step, None))
+
+    def packed_next(
+        self, b: Buffer, at: tuple[Expr, ...], here: Address
+    ) -> tuple[Address, Expr]:
+        """What is packed next, asked for by the last tiles: a line of a row by each."""
+        tile, panel, p = self.tile, sym("_p"), self.plan
+        if b.dtype is not self.p.dtype or b.strides[-1] != as_expr(1):
+            return here, as_expr(0)
+        last = exceeds(sym("_pass") + 2, p.passes)
+        left = sym("_tiles") - 1 - sym("_t")
+        row = (1 - last) * (sym("_begin") + p.depth)
+        column = (panel + last * p.panels) * tile.NR + left * tile.lanes
+        wanted = 1 - exceeds(left, VECTORS - 1)
+        return (b, (*at, row, column)), wanted * b.strides[-2]
 
     def heights(
-        self, sizes: tuple[Expr, ...], operands: tuple[Address, ...], columns: Expr
+        self,
+        sizes: tuple[Expr, ...],
+        operands: tuple[Address, ...],
+        columns: Expr,
+        kept: Address | None,
     ) -> Stmt:
         """Calls the kernel of the height; where columns are few, the narrow one."""
         tile = self.tile
+        if kept is not None:
+            keeping = tuple(
+                (
+                    h,
+                    Call(
+                        panel_name(self.p.elements, h, tile.NR, True),
+                        sizes,
+                        (*operands, kept),
+                    ),
+                )
+                for h in range(tile.keeping, tile.MR + 1)
+            )
+            return Switch(sym("_height"), keeping)
         widths = set(range(1, VECTORS + 1))
         n = columns if columns.is_const else self.p.n
         if n.is_const:
@@ -479,6 +536,7 @@ def gemm(
     if not always_dot:
         planned = builder.panel_units()
         helpers += panel_kernels(spec.elements, target)
+        helpers += keeping_kernels(spec.elements, target) if builder.keeps else ()
     dots = builder.dots()
     if dots is not None:
         helpers += dot_kernels(spec.dtype)

@@ -86,8 +86,8 @@ class Elements:
         return str(self.dtype) if plain else f"{self.dtype}_{self.stored}"
 
 
-def panel_name(of: Elements, height: int, width: int) -> str:
-    return f"gemm_{of.name}_{height}x{width}"
+def panel_name(of: Elements, height: int, width: int, keeps: bool = False) -> str:
+    return f"gemm_{of.name}_{height}x{width}{'_kept' if keeps else ''}"
 
 
 def dot_name(dtype: DType, height: int, width: int) -> str:
@@ -95,21 +95,28 @@ def dot_name(dtype: DType, height: int, width: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFunc:
-    """`height` rows of A times one panel, accumulated in registers over all of K."""
+def panel_kernel(
+    of: Elements, height: int, vectors: int, tile: Tile, keeps: bool = False
+) -> LoopFunc:
+    """`height` rows of A times one panel, accumulated in registers over all of K.
+
+    One that keeps its panel writes the rows of B side by side as it reads them.
+    """
     width, k, dtype = vectors * tile.lanes, sym("K"), of.dtype
     chains = tile.chains(height, vectors)
     a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), sym("a_step")))
     b = buffer("b", of.stored, (k, width), Role.IN, (sym("b_step"), 1))
-    coming = buffer("coming", of.stored, (k,), Role.IN, (sym("ahead"),))
+    coming = buffer("coming", of.stored, (k, width), Role.IN, (sym("ahead"), 1))
     c = buffer("c", dtype, (height, width), Role.INOUT, (sym("c_row"), 1))
     acc = buffer("acc", dtype, (chains, height, width), Role.REGISTER)
+    kept = buffer("kept", dtype, (k, width), Role.OUT)
 
     def steps(begin: Expr, end: Expr, count: int) -> Stmt:
         at = sym("_k")
         body: list[Stmt] = []
         for chain in range(count):
-            body.append(Prefetch(coming, (at + chain,)))
+            lines = range(0, width if keeps else 1, tile.lanes)
+            body += [Prefetch(coming, (at + chain, as_expr(line))) for line in lines]
             value = multiply_add(
                 Load(a, (sym("_i"), at + chain)),
                 as_dtype(Load(b, (at + chain, sym("_j"))), dtype),
@@ -118,6 +125,11 @@ def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFun
                 of.parts,
             )
             body.append(_over(acc, chain, height, width, value))
+            if keeps:
+                copy = Store(
+                    kept, (at + chain, sym("_j")), Load(b, (at + chain, sym("_j")))
+                )
+                body.append(For("_j", as_expr(0), as_expr(width), copy, Kind.VECTOR))
         return For("_k", begin, end, Block(tuple(body)), step=count)
 
     def start(chain: int) -> Stmt:
@@ -140,8 +152,9 @@ def panel_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFun
         body.append(steps(even, k, 1))
     joined = _over(c, None, height, width, Binary("add", old, total))
     body.append(If(added, joined, _over(c, None, height, width, total)))
-    name = panel_name(of, height, width)
-    return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(body)))
+    name = panel_name(of, height, width, keeps)
+    buffers = (a, b, coming, c, *((kept,) if keeps else ()))
+    return LoopFunc(name, PANEL_SIZES, buffers, Block(tuple(body)))
 
 
 def _over(
@@ -163,6 +176,13 @@ def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
         panel_kernel(of, height, vectors, tile)
         for vectors, height in product(range(1, VECTORS + 1), heights)
     )
+
+
+def keeping_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
+    """Those that keep their panel."""
+    tile = gemm_tile(of.dtype, target)
+    heights = range(tile.keeping, tile.MR + 1)
+    return tuple(panel_kernel(of, h, VECTORS, tile, True) for h in heights)
 
 
 @lru_cache(maxsize=256)

@@ -47,6 +47,11 @@ class Tile:
         """The height of tiles that write a few rows along their whole length."""
         return max(self.MR // 3, 1)
 
+    @property
+    def keeping(self) -> int:
+        """The least height of tiles that pack a panel while they read it."""
+        return 3 * self.MR // 4
+
     def chains(self, height: int, vectors: int) -> int:
         """How many accumulators each result of a small tile has."""
         count = 1
@@ -62,5 +67,5 @@ def gemm_tile(dtype: DType, target: Target) -> Tile:
     fits = target.l2 // 3 // (deep_rows * dtype.bytes)
     depth = max(256, min(DEEPEST, fits // lanes * lanes))
     nr, near = VECTORS * lanes, target.l2 // 2
-    cells = near // (nr * dtype.bytes)
+    cells = near // 2 // (nr * dtype.bytes)
     return Tile(mr, nr, lanes, dtype.bytes, depth, deep_rows, cells, near)
