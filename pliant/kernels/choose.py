@@ -225,6 +225,7 @@ def _packing(
         return as_expr(0), let("_passes", passes)
     large = exceeds(m, MANY_TILES * tile.MR)
     longer = many * STRIP + large * (tile.depth // 2 - 2 * STRIP)
+    longer = longer + exceeds(m, MOST_ROWS) * (tile.depth - tile.depth // 2)
     if not what.adjacent:
         return as_expr(1), let("_passes", maximum(ceildiv(k, STRIP + longer), 1))
     apart = many * exceeds(n, NEAR_COLUMNS)

@@ -84,6 +84,7 @@ from pliant.sym import (
 from pliant.target import Target
 
 AHEAD = 16  # steps of K that a panel read in place and kept looks ahead
+PAGE = 4096  # bytes
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 
 
@@ -435,8 +436,11 @@ class _Builder:
         left = sym("_tiles") - 1 - sym("_t")
         row = (1 - last) * (sym("_begin") + p.depth)
         column = (panel + last * p.panels) * tile.NR + left * tile.lanes
-        wanted = 1 - exceeds(left, VECTORS - 1)
-        return (b, (*at, row, column)), wanted * b.strides[-2]
+        step = b.strides[-2]
+        # Rows whole pages apart would meet in a few sets of the cache.
+        apart = minimum(mod(step, PAGE // tile.bytes), 1)
+        wanted = apart * (1 - exceeds(left, VECTORS - 1))
+        return (b, (*at, row, column)), wanted * step
 
     def heights(
         self,
