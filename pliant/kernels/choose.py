@@ -8,19 +8,21 @@ K and the bytes that move as its terms:
 kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
           and computes N rounded up to whole vectors. With a few columns most lanes of
           a panel would be idle; lanes along K are cheaper, if K fills them.
-packing   Panels of a B that is not constant are packed by the unit that reads them,
-          which costs about a third of a cycle per element, a step of K for ten rows. So
-          few rows read B where it lies, and more where its rows are near each other.
-          Either way in strips of K, which keep a panel in L1 and its pages few, unless
-          there are so many rows that reading partial sums again costs more.
-depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel; the
-          rows are then copied, so that a long stride does not thrash cache sets. Rows
-          that are not adjacent in K are copied too.
-blocks    As many rows as keep A in half of L2 and the pages of C within reach, the same
-          for every block; more blocks where threads would otherwise wait or share rows.
-          With few steps of K the results are most of what moves: a few rows go over
-          all panels, so that the rows of C are written from end to end. So they do
-          where rows are computed as they are copied, while B stays in cache.
+packing   A B that is not constant is packed where there are rows enough to pay for it,
+          which takes about a cycle per element, a step of K for 32 rows: a group of
+          panels at a time, each by the kernel of the first tile that reads it. Few rows
+          read B where it lies; one that comes from far along its rows, in passes of a
+          few steps over all columns, which is how memory hands it out.
+depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel.
+          Sums of a long K are then better, too. Rows that are not adjacent in K are
+          copied side by side.
+order     Of panels and tiles of rows, one goes over the other. Rows that fit in L2 stay
+          there, and panel after panel comes by. More rows than that go over a group of
+          panels that stays in L2, tile by tile: so the rows of C are written along
+          their length, and B is packed once for as many rows as there are.
+blocks    As many rows as that wants, the same for every block; more blocks where
+          threads would otherwise wait or share rows. Where rows are computed as they
+          are copied, they go over all panels while B stays in cache.
 rows      A block's rows are cut into tiles as few and as even as can be.
 
 To work all that out takes tens of nanoseconds. A product that takes no longer itself is

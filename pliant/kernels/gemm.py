@@ -3,19 +3,20 @@
     C (M, N) = A (M, K) x B (K, N), then the epilogue on each tile while it is in cache
 
 B is read in panels of NR columns: a constant is packed ahead (P, K, NR), zero-padded;
-of another B a panel is packed when it is its turn, or read where it lies. A is read in
-place, or a block of it is copied side by side. How much of each, and in which order,
+another B is read where it lies, or its panels are packed, a group at a time. A is read
+in place, or rows of it are copied side by side. How much of each, and in which order,
 `choose.py` says from the sizes. The work is cut into units of a row block and a group
 of panels:
 
     for unit in blocks x groups                parallel
       for pass over K                          mostly one
-        copy the block's rows of A             if the plan wants it
-        for panel in group
-          pack the panel                       if B is no constant and the plan wants it
-          for tile in block
-            switch height { h: tile += gemm_f32_h(A rows, panel) } registers -> scratch
-            last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
+        pack panels                            those that the first tile does not pack
+        for swath of tiles in block            one tile, or all of them
+          copy the swath's rows of A           if the plan wants it
+          for panel in group
+            for tile in swath
+              switch height { h: tile += gemm_f32_h(A rows, panel) }
+              last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
 
 Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead
 (`dots.py`); a product with nothing to follow whose B stays near, by strips of rows

@@ -14,9 +14,10 @@ one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted. The same
 exist with one vector per row, for the last columns. A tile with fewer than 8
 accumulators has several of each, so that the latency of an addition does not bind.
 
-Caches: the A rows of a block stay in L2 over all panels of B (half of L2). Beyond
-`depth` steps, K is cut: a block's rows are copied side by side (a third of L2), which
-takes power-of-two strides and page walks out of the inner loop.
+Caches: either the rows of a block stay in L2 over all panels of B (half of L2), or a
+group of panels stays there over all rows: half of it for a constant, a quarter for one
+that is packed, since what is packed next comes in meanwhile. Partial sums of several
+passes that wait for an epilogue take a fifth.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Tile:
     lanes: int  # elements of a vector; NR is VECTORS of them
     bytes: int  # of an element
     depth: int  # steps of K in one pass
-    deep_rows: int  # rows of a block when K takes several passes
+    deep_rows: int  # rows of a block that are copied, or whose partial sums are kept
     cells: int  # rows of NR elements that packed panels have room for
     near: int  # bytes of a block's rows that stay in cache over all panels
 
