@@ -46,6 +46,7 @@ THIN_PANELS = 4  # for rows of C to be worth writing from end to end
 MOST_ROWS = 512  # of a block that panels go over: each may be a page of C
 SWEPT_ROWS = 1024  # of a block that goes over panels: for what these are packed once
 STRIP = 128  # steps of K in a pass over a B that is not constant; twice with many rows
+FEW_STEPS = 16  # of K for few rows that read B from far: for more up to four times that
 NEAR_COLUMNS = 256  # of a B whose rows are near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
@@ -175,7 +176,9 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     # Those that share a copy of rows, or partial sums.
     together = ceildiv(panels, GROUP)
     if what.adjacent and what.alone and not what.copies:  # which lie in the result
-        together = 1 + many * (together - 1)
+        strip = floordiv(tile.cells // 2, maximum(depth, 1))
+        broad = ceildiv(panels, maximum(strip, 1))
+        together = together - (1 - many) * (together - broad)
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
     together = together - thin * (together - 1)
@@ -234,8 +237,8 @@ def _packing(
     packed = let("_packed", exceeds(k, STRIP) * maximum(apart, large))
     # A B that comes from far is read along its rows, a few at a time.
     far = exceeds(n * k * tile.bytes, tile.near) * (1 - packed)
-    few = 1 - exceeds(m, 3 * tile.MR // 2)
-    steps = STRIP + packed * longer - far * (STRIP // 2 + few * (STRIP // 4))
+    more = exceeds(m, 3 * tile.MR // 4) + 2 * exceeds(m, 3 * tile.MR // 2)
+    steps = STRIP + packed * longer - far * (STRIP - FEW_STEPS * (1 + more))
     return packed, let("_passes", maximum(ceildiv(k, steps), 1))
 
 
