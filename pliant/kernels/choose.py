@@ -50,6 +50,7 @@ FEW_STEPS = 16  # of K for few rows that read B from far: for more up to four ti
 NEAR_COLUMNS = 256  # of a B whose rows are near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
+FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 LOW_STEPS = 8  # of K for which strips are low
 LONG_ROW = 64  # results
@@ -156,9 +157,9 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     thin = (1 - exceeds(k, THIN)) * held * wide
     thin = let("_thin", thin if what.constant or what.adjacent else as_expr(0))
     # Of so many panels, what a pass reads stays in L2.
-    cells = 2 * tile.cells if what.constant else tile.cells
-    width = floordiv(cells, maximum(depth, 1))
-    width = let("_width", maximum(width - cut * maximum(width - GROUP, 0), 1))
+    width = floordiv(tile.cells, maximum(depth, 1))
+    fewest = FEWEST_PANELS if what.constant else 1
+    width = let("_width", maximum(width - cut * maximum(width - GROUP, 0), fewest))
     copied, swath = as_expr(0), ceildiv(m, tile.MR)
     sweep, tall = many * packed, as_expr(0)
     if what.computed:

@@ -395,18 +395,10 @@ class _Builder:
         """The call with a constant's panel, a panel just packed, or B in place."""
         tile, panel, begin = self.tile, sym("_p"), sym("_begin")
         b_at, none = self.b_at(batch), as_expr(0)
-        # Every tile brings its share of the next panel near.
-        tiles = maximum(sym("_tiles"), 1)
-        ahead = ceildiv(tile.NR, tiles)
-        share = floordiv(sym("_t") * sym("_steps") * ahead, tile.NR)
         nr = as_expr(tile.NR)
         if self.constant is not None:
             b: Address = (self.constant, (*b_at, panel, begin, none))
-            # A panel that is read once comes from far away: ask for what is near in it.
-            more = exceeds(sym("_tiles"), 1)
-            row = begin + more * share + (1 - more) * NEAR_STEPS
-            coming = (self.constant, (*b_at, panel + more, row, none))
-            return call(b, nr, coming, ahead, None)
+            return call(b, nr, *self.constant_next(self.constant, b_at), None)
         assert self.b is not None
         step, place = self.b.strides[-2], (*b_at, begin, panel * tile.NR)
         kept = (self.panel, (sym(WORKER), self.cell(panel), none))
@@ -425,6 +417,25 @@ class _Builder:
         row = begin + self.plan.depth
         coming = (self.b, (*b_at, row, panel * tile.NR + lane))
         return If(_is_set(sym("_packs")), packed, call(b, step, coming, step, None))
+
+    def constant_next(
+        self, packed: Buffer, at: tuple[Expr, ...]
+    ) -> tuple[Address, Expr]:
+        """What is read next of a constant: every tile brings its share of it near.
+
+        That is the next panel, or, where tiles go over a group of panels, the panel in
+        the same place of the next pass or group. A panel that is read once comes from
+        far away: there it is what is near in it.
+        """
+        p, tiles, begin = self.plan, maximum(sym("_tiles"), 1), sym("_begin")
+        ahead = ceildiv(self.tile.NR, tiles)
+        share = floordiv(sym("_t") * sym("_steps") * ahead, self.tile.NR)
+        more, swept = exceeds(tiles, 1), exceeds(tiles, p.swath)
+        last = swept * exceeds(sym("_pass") + 2, p.passes)
+        row = begin + more * share + (1 - more) * NEAR_STEPS
+        row = row + swept * p.depth - last * (begin + p.depth)
+        panel = sym("_p") + more * (1 - swept) + last * p.panels
+        return (packed, (*at, panel, row, as_expr(0))), ahead
 
     def packed_next(
         self, b: Buffer, at: tuple[Expr, ...], here: Address

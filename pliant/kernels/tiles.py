@@ -14,10 +14,9 @@ one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted. The same
 exist with one vector per row, for the last columns. A tile with fewer than 8
 accumulators has several of each, so that the latency of an addition does not bind.
 
-Caches: either the rows of a block stay in L2 over all panels of B (half of L2), or a
-group of panels stays there over all rows: half of it for a constant, a quarter for one
-that is packed, since what is packed next comes in meanwhile. Partial sums of several
-passes that wait for an epilogue take a fifth.
+Caches: either the rows of a block stay in L2 over all panels of B (half of L2), or
+a group of panels stays there over all rows: a quarter of it, since what is read next
+comes in meanwhile. Partial sums of passes that wait for an epilogue take a fifth.
 """
 
 from __future__ import annotations
