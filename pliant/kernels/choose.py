@@ -47,6 +47,7 @@ MOST_ROWS = 512  # of a block that panels go over: each may be a page of C
 SWEPT_ROWS = 1024  # of a block that goes over panels: for what these are packed once
 STRIP = 128  # steps of K in a pass over a B that is not constant; twice with many rows
 FEW_STEPS = 16  # of K for few rows that read B from far: for more up to four times that
+MOST_PASSES = 256  # over a B that is read from far
 NEAR_COLUMNS = 256  # of a B whose rows are near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
@@ -239,7 +240,9 @@ def _packing(
     # A B that comes from far is read along its rows, a few at a time.
     far = exceeds(n * k * tile.bytes, tile.near) * (1 - packed)
     more = exceeds(m, 3 * tile.MR // 4) + 2 * exceeds(m, 3 * tile.MR // 2)
-    steps = STRIP + packed * longer - far * (STRIP - FEW_STEPS * (1 + more))
+    # Sums of sums: so many passes that neither loses digits.
+    short = maximum(FEW_STEPS * (1 + more), ceildiv(k, MOST_PASSES))
+    steps = STRIP + packed * longer - far * maximum(STRIP - short, 0)
     return packed, let("_passes", maximum(ceildiv(k, steps), 1))
 
 
