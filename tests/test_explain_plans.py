@@ -75,13 +75,22 @@ def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
         last = -(-left // plan.tile.lanes) * plan.tile.lanes
         widths = [plan.tile.NR] * whole + [last] * (left > 0)
     times = cut.batch * cut.passes
-    return Counter(
+    calls = Counter(
         {
             f"{kind}_f32_{h}x{w}": times * rows * columns
             for h, rows in Counter(heights).items()
             for w, columns in Counter(widths).items()
         }
     )
+    if cut.packed and not cut.dot:  # by the first tile of a block, if it is tall
+        panels = times * (cut.n // plan.tile.NR)
+        for rows in cut.block_rows():
+            first = row_tiles(rows, cut.height)[0]
+            if first >= plan.tile.keeping:
+                name = f"{kind}_f32_{first}x{plan.tile.NR}"
+                calls[name] -= panels
+                calls[f"{name}_kept"] += panels
+    return +calls
 
 
 def observed_calls(
