@@ -56,12 +56,26 @@ def _cumulate(tape: Tape, op: Op, grads: Grads) -> Parts:
     """A running sum from the other end."""
     (x,), (g,), axis = op.operands, grads, op.int_attr("axis")
     assert g is not None
-    b = tape.b
     if op.str_attr("op") == "sum":
-        back = _from_end(tape, g, axis)
+        yield x, Part(_from_end(tape, g, axis))
     else:
-        back = b.emit("div", _from_end(tape, tape.mul(g, op.result), axis), x)
-    yield x, Part(back)
+        yield x, Part(_cumulated_product(tape, op, g))
+
+
+def _cumulated_product(tape: Tape, op: Op, g: Value) -> Value:
+    """Zeros among the elements or not: behind the first of a row nothing counts."""
+    b, (x,), axis = tape.b, op.operands, op.int_attr("axis")
+    zero = tape.compare("eq", x, 0.0)
+    holes = b.emit("cumulate", b.cast(zero, x.dtype), op="sum", axis=axis)
+    none = tape.compare("eq", holes, 0.0)
+    first = b.emit("logical_and", zero, tape.compare("eq", holes, 1.0))
+    one = b.scalar(1.0, x.dtype)
+    before = _from_end(tape, tape.mul(g, op.result), axis)
+    mended = b.emit("cumulate", b.select(first, one, x), op="prod", axis=axis)
+    at = _from_end(tape, tape.mul(g, mended), axis)
+    return b.select(
+        none, b.emit("div", before, b.select(zero, one, x)), tape.where(first, at)
+    )
 
 
 def _from_end(tape: Tape, g: Value, axis: int) -> Value:

@@ -107,6 +107,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "amax": lambda x: x.amax(-1),
     "prod": lambda x: (x.abs() / 10 + 0.5).prod(-1),
     "cumsum": lambda x: x.cumsum(-1) * torch.arange(10.0),
+    "cumprod": lambda x: (x.abs() / 10 + 0.5).cumprod(-1) * torch.arange(10.0),
+    "cumprod of zeros": lambda x: x.clamp(0.0, 1.2).cumprod(-1).cumsum(-1),
+    "cumprod over one zero": lambda x: (
+        x - x.detach() + torch.arange(10.0) / 4 - 0.75
+    ).cumprod(-1),
     "norm": lambda x: x.norm(dim=-1),
     "std": lambda x: x.std(-1),
     "normalised": lambda x: F.normalize(x, dim=-1) * torch.arange(10.0),
