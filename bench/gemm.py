@@ -43,7 +43,7 @@ from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import executed
 from pliant.kernels.mix import ProductPlan
-from pliant.measure import measured
+from pliant.measure import _read_work, _seconds, measured
 from pliant.sym import sym
 from pliant.target import host
 
@@ -234,6 +234,14 @@ def limits_of(threads: Sequence[int]) -> list[Limits]:
     ]
 
 
+def reads(model: pliant.CompiledModel, threads: int) -> Timed:
+    """Reading the packed weight of a model and nothing else, as fast as that goes."""
+    (held,) = model._weights
+    weight = np.asarray(held.data.reshape(-1), np.float32)
+    work, _ = _read_work(host(), weight, weight.nbytes // threads)
+    return partial(_seconds, work, threads)
+
+
 def vectors(threads: Sequence[int]) -> list[Vector]:
     """A few rows times a weight beyond cache: how fast the weight is read."""
     n, k = VECTOR_WEIGHT
@@ -248,14 +256,14 @@ def vectors(threads: Sequence[int]) -> list[Vector]:
             calls: dict[str, Timed] = {
                 OURS: called(partial(model, a)),
                 "F.linear": called(partial(F.linear, a, weight)),
+                "read": reads(model, count),
             }
             times = {
                 name: min(samples)
                 for name, samples in by_turns(calls, 1.0, count).items()
             }
-            bandwidth = weight.nbytes / times[OURS]
-            peer = weight.nbytes / times["F.linear"]
-            found.append(Vector(count, m, n, k, bandwidth, peer))
+            rates = (weight.nbytes / times[name] for name in (OURS, "F.linear", "read"))
+            found.append(Vector(count, m, n, k, *rates))
     return found
 
 

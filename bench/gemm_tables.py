@@ -52,6 +52,7 @@ class Vector:
     k: int
     read_bytes: float
     peer_bytes: float
+    limit_bytes: float  # by a loop that does nothing else, in the same turns
 
 
 Group = tuple[str, int]
@@ -66,7 +67,7 @@ def tables(
     peaks = {x.threads: x for x in limits}
     found = [summary(groups), against_peak(groups, peaks)]
     if vectors:
-        found.append(against_bandwidth(vectors, peaks))
+        found.append(against_bandwidth(vectors))
     return [*found, *(worst(name, group) for name, group in groups.items())]
 
 
@@ -130,16 +131,16 @@ def against_peak(
     )
 
 
-def against_bandwidth(vectors: Sequence[Vector], peaks: Mapping[int, Limits]) -> Report:
+def against_bandwidth(vectors: Sequence[Vector]) -> Report:
     lines = []
     for v in vectors:
-        limit = peaks[v.threads].read_bytes
+        rates = (v.limit_bytes, v.read_bytes, v.peer_bytes)
         lines.append(
             (
                 f"{v.m} x {v.n} x {v.k}",
                 str(v.threads),
-                *(f"{x * 1e-9:.1f}" for x in (limit, v.read_bytes, v.peer_bytes)),
-                f"{v.read_bytes / limit:.0%}",
+                *(f"{rate * 1e-9:.1f}" for rate in rates),
+                f"{v.read_bytes / v.limit_bytes:.0%}",
             )
         )
     return Report(

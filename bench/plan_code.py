@@ -166,9 +166,8 @@ class Built:
 
 
 # The cut of strips as the arguments of their function.
-GIVEN = StripCut(
-    ONE, (), *(sym(f"_{name}") for name in ("blocks", "rows", "groups", "panels"))
-)
+PARTS = ("blocks", "rows", "groups", "panels", "passes", "depth")
+GIVEN = StripCut(ONE, (), *(sym(f"_{name}") for name in PARTS))
 
 
 def built(strides: tuple[Expr, Expr] | None) -> Built:

@@ -60,17 +60,23 @@ def plan_of(model: pliant.CompiledModel) -> ProductPlan:
 
 
 def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
-    """The micro-kernels that the words tell of, with how often each is called."""
+    """The micro-kernels that the words tell of, and how many tiles each computes."""
     if cut.dot:
         kind, widths = "dot", dot_sizes(cut.n)
         heights = [h for rows in cut.block_rows() for h in dot_sizes(rows)]
     else:
         kind = "gemm"
         heights = [h for rows in cut.block_rows() for h in row_tiles(rows, cut.height)]
-        if cut.strips:  # one call for all columns of a group
-            times = cut.batch * cut.groups
-            called = Counter(heights).items()
-            return Counter({f"strip_f32_{h}": times * rows for h, rows in called})
+        if cut.strips:  # all columns of a group together
+            found: Counter[str] = Counter()
+            for first in range(0, max(cut.n, 1), cut.panels * plan.tile.NR):
+                columns = min(cut.panels * plan.tile.NR, cut.n - first)
+                width = max(-(-columns // plan.tile.lanes), 1) * plan.tile.lanes
+                for h in heights:
+                    narrow = f"narrow_f32_{h}x{width}"
+                    name = narrow if columns <= plan.tile.NR else f"strip_f32_{h}"
+                    found[name] += cut.batch * cut.passes
+            return found
         whole, left = divmod(cut.n, plan.tile.NR)
         last = -(-left // plan.tile.lanes) * plan.tile.lanes
         widths = [plan.tile.NR] * whole + [last] * (left > 0)
@@ -103,8 +109,10 @@ def observed_calls(
     inside = interp_loops._Run.call
 
     def noted(self: Any, name: str, sizes: Any, memories: Any) -> None:
-        if name.startswith(("gemm_", "dot_", "strip_")):
+        if name.startswith("gemm_"):
             counts[name] += 1
+        elif name.startswith(("dot_", "strip_", "narrow_")):
+            counts[name] += sizes[0]  # tiles
         else:
             inside(self, name, sizes, memories)
 

@@ -20,8 +20,16 @@ def test_zeros(rows: int) -> None:
     assert not array.any()
     if array.nbytes >= pages.LEAST:
         assert array.ctypes.data % pages.HUGE == 0
+    assert array.ctypes.data % pages.LINE == 0
     array[...] = 2.0
     assert array.sum() == 2.0 * array.size
+
+
+def test_copied() -> None:
+    array = np.arange(35, dtype=np.float64).reshape(5, 7).T
+    copy = pages.copied(array)
+    assert copy.ctypes.data % pages.LINE == 0 and copy.flags.c_contiguous
+    np.testing.assert_array_equal(copy, array)
 
 
 def test_memory_goes_with_the_array() -> None:

@@ -301,10 +301,12 @@ class _Body:
         with self.region():
             for number, stmt in enumerate(body):
                 self.stmt(stmt)
-                for name in named:
-                    if last.get(name) == number:
-                        accumulator = self.accumulators[name]
-                        accumulator.final = accumulator.total(self.b)
+                ended = [n for n in named if last.get(n) == number]
+                for first in range(0, len(ended), ops.TOGETHER):
+                    names = ended[first : first + ops.TOGETHER]
+                    sums = [self.accumulators[name] for name in names]
+                    for each, total in zip(sums, ops.totals(self.b, sums), strict=True):
+                        each.final = total
 
     def let(self, name: str, value: LoopValue) -> None:
         if isinstance(value, Index) and not self.dims.varies(value.dim):

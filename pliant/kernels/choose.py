@@ -53,7 +53,9 @@ MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
-LOW_STEPS = 8  # of K for which strips are low
+FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
+FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
+LOW_STEPS = 7  # of K for which strips are low
 LONG_ROW = 64  # results
 FEW_RESULTS = 1 << 13  # that stay in L1
 
@@ -138,6 +140,7 @@ class Choice:
     steps: bool  # A's rows are not adjacent in K
     computed: bool  # A is computed when its rows are copied
     alone: bool  # partial sums can lie in the result
+    column: bool = False  # a single column of B lies adjacent in K
 
     @property
     def copies(self) -> bool:
@@ -249,13 +252,13 @@ def _packing(
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     """1 if lanes go along K.
 
-    A row then takes n * (k / (2 * lanes) + 4) cycles: the steps of K, and the sum over
+    A row then takes n * (k / (2 * lanes) + 2) cycles: the steps of K, and the sum over
     lanes at the end. With panels it takes k / 2, n at most a vector, less a fifth for
     tiles without so many loads; and a B not yet adjacent in K takes n * k / 2 once to
-    make it so. Times 2 * lanes, compared:
+    make it so, a single column being so already. Times 2 * lanes, compared:
     """
     lanes = tile.lanes
-    gain = k * (lanes - 3 - n) - 8 * lanes * n
+    gain = k * (lanes - 3 - n) - 4 * lanes * n
     fills = exceeds(k, lanes - 1)
     if what.rows_in_k:
         few_columns = exceeds(gain, 0)
@@ -264,7 +267,8 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
         return fills * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
     if not what.packs_rows:
         return as_expr(0)
-    return fills * exceeds(m * gain, lanes * n * k)
+    turned = exceeds(n, 1) if what.column else as_expr(1)
+    return fills * exceeds(m * gain, turned * lanes * n * k)
 
 
 def thread_blocks(m: Expr, least: Expr, units: Expr, tall: Expr, tile: Tile) -> Expr:
@@ -292,30 +296,29 @@ class StripCut:
     rows: Expr
     groups: Expr
     panels: Expr
+    passes: Expr
+    depth: Expr
 
     def at(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The numbers of blocks and groups, and their sizes."""
+        """The numbers of blocks, groups and passes, and their sizes."""
         known = dict(sizes)
         for name, value in self.lets:
             known[name] = value.evaluate(known)
-        names = ("blocks", "rows", "groups", "panels")
+        names = ("blocks", "rows", "groups", "panels", "passes", "depth")
         return {name: getattr(self, name).evaluate(known) for name in names}
 
 
 def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripCut:
     """Strips read all of B for each tile of rows: from L2, if it stays there.
 
-    For one tile it may just fit. A constant need not even do that for few rows, which
-    have several panels in registers: those are read one after the other as fast as
-    memory gives them.
+    For one tile it need not even do that. Panels of a constant are read one after the
+    other as fast as memory gives them, if there are few rows, which have several panels
+    in registers. Another B is read a few of its rows at a time, from end to end.
     """
     let = _Lets()
     size = n * k * tile.bytes
-    one_tile = 1 - exceeds(m, tile.MR)
-    wanted = 1 - exceeds(size, tile.near * (1 + one_tile))
-    if what.constant:
-        few = 1 - exceeds(m, tile.MR // 2)
-        wanted = maximum(1 - exceeds(size, tile.near), few)
+    few = 1 - exceeds(m, tile.few if what.constant else tile.MR)
+    wanted = maximum(1 - exceeds(size, tile.near), few)
     panels = maximum(ceildiv(n, tile.NR), 1)
     near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
     together = 1 + exceeds(m, tile.MR) * (ceildiv(panels, maximum(near, 1)) - 1)
@@ -323,14 +326,30 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
     idle = minimum(ceildiv(THREADS, blocks), panels)
     groups = let("_groups", maximum(together, idle))
     shares = ceildiv(m, blocks), ceildiv(panels, groups)
-    return StripCut(wanted, tuple(let.made), blocks, shares[0], groups, shares[1])
+    passes = as_expr(1)
+    if not what.constant:
+        far = few * exceeds(size, tile.near // 2)
+        most = minimum(ceildiv(k, FAR_STEPS), FAR_PASSES)
+        passes = let("_passes", 1 + far * (maximum(most, 1) - 1))
+    return StripCut(
+        wanted,
+        tuple(let.made),
+        *(blocks, shares[0], groups, shares[1]),
+        *(passes, ceildiv(k, passes)),
+    )
 
 
-def low_strips(m: Expr, n: Expr, k: Expr) -> Expr:
-    """1 if strips are to be low: with few steps of K what takes time is writing results
-    that L1 does not hold, and that goes best along one row, if it is long."""
+def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
+    """How many tiles the rows of strips are cut into: few, or many low ones.
+
+    With few steps of K what takes time is writing results that L1 does not hold, and
+    that goes best along one row, if it is long; with one step, along that row alone.
+    """
+    few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
+    low += (1 - exceeds(k, 1)) * (rows - low)
     long = exceeds(n, LONG_ROW)
-    return (1 - exceeds(k, LOW_STEPS)) * long * exceeds(m * n, FEW_RESULTS)
+    wanted = (1 - exceeds(k, LOW_STEPS)) * long * exceeds(m * n, FEW_RESULTS)
+    return few + wanted * (low - few)
 
 
 def unit_grain(work: Expr) -> Expr:

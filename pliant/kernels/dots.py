@@ -1,8 +1,9 @@
 """Matrix products with lanes along K: few columns, or few rows of a B adjacent in K.
 
-for unit in blocks of rows x panels of columns        parallel
-  for tile of 4 x 4 in unit, what is left 3, 2 or 1
-    dot_f32_hxw(rows of A, rows of B)       -> the result, or scratch
+for unit in blocks of rows x panels of columns        parallel, if there is much to do
+  for width of 4, what is left 3, 2 or 1
+    for height of 4, what is left 3, 2 or 1
+      dot_f32_hxw(rows of A, rows of B)     -> the result, or scratch
   epilogue on the unit, if there is one
 """
 
@@ -13,17 +14,19 @@ from dataclasses import dataclass
 
 from pliant.ir.loops import (
     WORKER,
+    Binary,
     Block,
     Buffer,
     Call,
     For,
+    If,
     Index,
     Kind,
     Let,
     Stmt,
     Switch,
 )
-from pliant.kernels.choose import unit_grain
+from pliant.kernels.choose import SMALL, unit_grain
 from pliant.kernels.micro import DOT_SIZES, dot_name
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Around, Product, TileAt
@@ -68,16 +71,42 @@ class Dots:
         )
         grain = unit_grain(DOT_TILE * minimum(p.n, tile.NR) * p.k)
         count = product(units)
-        return For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
+        shared = For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
+        alone: Stmt = For("_u", as_expr(0), count, unit)
+        if self.around.plain is not None:
+            alone = self.whole()
+        work = product((*p.batch, p.m, p.n, p.k))
+        return If(Binary("le", Index(work), Index(as_expr(SMALL))), alone, shared)
+
+    def whole(self) -> Stmt:
+        """All of a product with nothing to follow, one tile after the other."""
+        p = self.spec
+        batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
+        lets = (Let("_rows", Index(p.m)), Let("_columns", Index(p.n)))
+        tiles = self.tiles(batch, as_expr(0), as_expr(0))
+        body: Stmt = Block((*lets, tiles))
+        for axis, extent in reversed(list(enumerate(p.batch))):
+            body = For(f"_b{axis}", as_expr(0), extent, body)
+        return body
 
     def tiles(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> Stmt:
-        def tile(height: int, width: int) -> Stmt:
-            return self.call(batch, row, column, height, width)
+        """Rows by whole tiles, all in one call, and what is left of them."""
+        rows, most = sym("_rows"), max(DOT_SIZES)
+        whole = floordiv(rows, most)
 
-        def rows(height: int) -> Stmt:
-            return _cover("_j", sym("_columns"), lambda width: tile(height, width))
+        def across(width: int) -> Stmt:
+            def call(height: int, count: Expr) -> Stmt:
+                return self.call(batch, row, column, height, width, count)
 
-        return _cover("_i", sym("_rows"), rows)
+            left = tuple((h, call(h, as_expr(1))) for h in DOT_SIZES if h < most)
+            rest = Block(
+                (Let("_i", Index(whole * most)), Switch(mod(rows, most), left))
+            )
+            some = Binary("gt", Index(whole), Index(as_expr(0)))
+            first = Block((Let("_i", Index(as_expr(0))), call(most, whole)))
+            return Block((If(some, first), rest))
+
+        return _cover("_j", sym("_columns"), across)
 
     def call(
         self,
@@ -86,8 +115,9 @@ class Dots:
         column: Expr,
         height: int,
         width: int,
+        count: Expr,
     ) -> Stmt:
-        """The kernel for the tile at (_i, _j) of a unit."""
+        """The kernel for so many tiles from (_i, _j) of a unit on."""
         p, b_at, plain = self.spec, self.b_at(batch), self.around.plain
         i, j, origin = sym("_i"), sym("_j"), as_expr(0)
         b_row = self.b.strides[-1] if self.in_place else self.b.strides[-2]
@@ -97,7 +127,7 @@ class Dots:
         c_row = as_expr(self.tile.NR)
         if plain is not None:
             result, c_row = plain(batch, row + i, column + j), p.n
-        sizes = (p.k, p.a_strides[-2], b_row, c_row)
+        sizes = (count, p.k, p.a_strides[-2], b_row, c_row)
         name = dot_name(p.dtype, height, width)
         return Call(name, sizes, (left, (self.b, (*b_at, *place)), result))
 

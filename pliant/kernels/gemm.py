@@ -26,7 +26,7 @@ Few columns, and few rows of a B that is adjacent in K, go by lanes along K inst
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.ir.loops import (
     WORKER,
@@ -69,7 +69,12 @@ from pliant.kernels.micro import (
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
 from pliant.kernels.product import Address, Around, Cuts, Product, RowsAt, TileAt
-from pliant.kernels.strips import Panels, Strips, has_strips, strip_kernels
+from pliant.kernels.strips import (
+    Panels,
+    Strips,
+    has_strips,
+    panels_before,
+)
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.sym import (
     Expr,
@@ -501,15 +506,17 @@ class _Builder:
             return None
         nr, none = as_expr(self.tile.NR), as_expr(0)
 
-        def right(batch: tuple[Expr, ...], first: Expr, columns: Expr) -> Panels:
-            at, last = self.b_at(batch), first + floordiv(columns, nr)
+        def right(
+            batch: tuple[Expr, ...], step: Expr, first: Expr, columns: Expr
+        ) -> Panels:
+            at, last = self.b_at(batch), first + panels_before(columns, self.tile)
             if self.constant is not None:
                 packed = self.constant
-                begin, rest = ((packed, (*at, p, none, none)) for p in (first, last))
-                return Panels(begin, rest, nr, self.p.k * nr)
+                begin, end = ((packed, (*at, p, step, none)) for p in (first, last))
+                return Panels(begin, end, nr, self.p.k * nr)
             assert b is not None
-            begin, rest = ((b, (*at, none, p * nr)) for p in (first, last))
-            return Panels(begin, rest, b.strides[-2], nr)
+            begin, end = ((b, (*at, step, p * nr)) for p in (first, last))
+            return Panels(begin, end, b.strides[-2], nr)
 
         return Strips(self.p, self.tile, self.a, right, plain)
 
@@ -520,12 +527,19 @@ class _Builder:
         rows = self.dot_rows
         if rows is None:
             return None
-        in_place, around = rows is self.b, self.around
-        given = (self.a, rows, in_place, self.b_at, around, self.scratch)
-        units = Dots(self.p, self.tile, *given).units()
-        if self.b is None or in_place:
-            return units
-        return Block((pack_rows(self.b, rows), units))
+        b, around = self.b, self.around
+
+        def along(p: Product, rows: Buffer) -> Stmt:
+            given = (self.a, rows, rows is b, self.b_at, around, self.scratch)
+            return Dots(p, self.tile, *given).units()
+
+        if b is None or rows is b:
+            return along(self.p, rows)
+        turned = Block((pack_rows(b, rows), along(self.p, rows)))
+        if b.strides[-2] != self.p.n:
+            return turned
+        single = Binary("eq", Index(self.p.n), Index(as_expr(1)))
+        return If(single, along(replace(self.p, n=as_expr(1)), b), turned)
 
 
 def _is_set(flag: Expr) -> LoopValue:
@@ -558,7 +572,7 @@ def gemm(
         helpers += dot_kernels(spec.dtype)
     by_strips = builder.strips() if cuts.strips and not always_dot else None
     if by_strips is not None:
-        helpers += strip_kernels(spec.elements, target)
+        helpers += by_strips.kernels()
     work = [builder.scratch]
     if not always_dot:
         work += [] if builder.copy is None else [builder.copy]

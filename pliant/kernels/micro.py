@@ -45,11 +45,13 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
-from pliant.sym import Expr, as_expr, floordiv, sym
+from pliant.sym import Expr, as_expr, floordiv, maximum, sym
 from pliant.target import Target
 
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
 DOT_SIZES = (4, 3, 2, 1)
+
+DOT_PARAMETERS = ("tiles", "K", "a_row", "b_row", "c_row")
 
 # The integer parameters of a panel kernel: K, A's strides, B's stride along K, the
 # results' row stride, whether they are added to, and how many elements further each
@@ -187,33 +189,41 @@ def keeping_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 
 @lru_cache(maxsize=256)
 def dot_kernel(dtype: DType, height: int, width: int) -> LoopFunc:
-    """Rows of A times rows of B, lanes along K."""
-    k = sym("K")
-    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), 1))
+    """Tiles of `height` rows of A, one below the other, times `width` rows of B, lanes
+    along K."""
+    k, rows = sym("K"), sym("tiles") * height
+    a = buffer("a", dtype, (rows, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
-    c = buffer("c", dtype, (height, width), Role.OUT, (sym("c_row"), 1))
+    span = (rows - 1) * sym("c_row") + width
+    c = buffer("c", dtype, (maximum(span, 0),), Role.OUT)
+    first = sym("_t") * height
     places = list(product(range(height), range(width)))
     at = sym("_k")
     names = {place: f"sum_{place[0]}_{place[1]}" for place in places}
     adds = tuple(
         Accumulate(
             names[i, j],
-            Binary("mul", Load(a, (as_expr(i), at)), Load(b, (as_expr(j), at))),
+            Binary("mul", Load(a, (first + i, at)), Load(b, (as_expr(j), at))),
         )
         for i, j in places
     )
-    stores = tuple(
-        Store(c, (as_expr(i), as_expr(j)), Read(names[i, j], dtype)) for i, j in places
-    )
-    body = Block(
+
+    def stores(c_row: Expr) -> Stmt:
+        begin = first * sym("c_row")
+        results = ((begin + i * c_row + j, names[i, j]) for i, j in places)
+        return Block(tuple(Store(c, (at,), Read(name, dtype)) for at, name in results))
+
+    # Rows one after the other: results are adjacent, and written together.
+    adjacent = Binary("eq", Index(sym("c_row")), Index(as_expr(width)))
+    tile = Block(
         (
             *(Accumulator(names[place], dtype, "sum") for place in places),
             For("_k", as_expr(0), k, Block(adds), Kind.VECTOR),
-            *stores,
+            If(adjacent, stores(as_expr(width)), stores(sym("c_row"))),
         )
     )
-    name = dot_name(dtype, height, width)
-    return LoopFunc(name, ("K", "a_row", "b_row", "c_row"), (a, b, c), body)
+    body = For("_t", as_expr(0), sym("tiles"), tile)
+    return LoopFunc(dot_name(dtype, height, width), DOT_PARAMETERS, (a, b, c), body)
 
 
 def dot_kernels(dtype: DType) -> tuple[LoopFunc, ...]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pliant.kernels.choose import (
     Plan,
     StripCut,
-    low_strips,
     row_tiles,
+    strip_tiles,
     unit_grain,
 )
 from pliant.kernels.dots import DOT_TILE
@@ -88,11 +88,12 @@ class ProductPlan:
             work = DOT_TILE * min(n, tile.NR) * k
         elif self.strips is not None and (small or self.strips.wanted.evaluate(known)):
             fields |= {"strips": 1} | one_pass
-            if low_strips(spec.m, spec.n, spec.k).evaluate(known):
-                fields["height"] = tile.low
             alone = {"blocks": 1, "rows": m, "groups": 1}
             alone |= {"panels": max(1, -(-n // tile.NR))}
             fields |= alone if small else self.strips.at(known)
+            rows = tile.MR * tile.low  # whole tiles of any height they may have
+            tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
+            fields["height"] = rows // tiles.evaluate(known)
         elif small:
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
             fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
@@ -133,7 +134,7 @@ class ProductPlan:
         told = [f"{cut.batch} products"] if cut.batch != 1 else []
         if cut.dot:
             told.append("lanes along K")
-            if not self.rows_lie():
+            if not self.rows_lie() and cut.n > 1:
                 told.append("columns of B made rows")
         else:
             told += self.blocks(cut)

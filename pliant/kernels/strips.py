@@ -1,24 +1,25 @@
 """Small matrix products: strips of rows over all columns, with nothing around them.
 
-    for tile in rows                                      as few and as even as can be
-      switch height { h: strip_f32_h(rows of A, all of B, rows of C) }
+    switch height { h: strip_f32_h(rows of A, all of B, rows of C) }    twice
 
     strip_f32_h:
-      for whole panels of B, Q at a time, then one: h x (Q * NR) results in registers
-        over all of K
-      for the columns that are left: the same under a mask
+      for tile of h rows                                  as few and as even as can be
+        for panels of B, Q at a time: h x (Q * NR) results in registers
+          over all of K
+        for the columns that are left: the same, the last vector under a mask
 
 Where a product takes no longer than it would take to plan it, what counts is what
-happens besides multiplying: so there is one call for a row tile, nothing is packed or
-kept in scratch, and results go straight to their place. Few rows leave registers for
-several panels at once, which also hides the latency of an addition.
+happens besides multiplying: so there is one call for all tiles of a height, nothing is
+packed or kept in scratch, and results go straight to their place. Few rows leave
+registers for several panels at once, which also hides the latency of an addition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import product as product_of
 
 from pliant.ir.loops import (
     Alloc,
@@ -32,35 +33,44 @@ from pliant.ir.loops import (
     Kind,
     Let,
     Load,
+    Local,
     LoopFunc,
     LoopValue,
+    Prefetch,
+    Read,
     Role,
     Stmt,
     Store,
     Switch,
     buffer,
 )
-from pliant.kernels.choose import StripCut, exceeds, low_strips, unit_grain
+from pliant.kernels.choose import StripCut, exceeds, strip_tiles, unit_grain
 from pliant.kernels.micro import Elements, multiply_add, zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Plain, Product
-from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
+from pliant.kernels.tiles import VECTORS, Tile
 from pliant.sym import (
+    ONE,
+    ZERO,
     Expr,
     as_expr,
     ceildiv,
     floordiv,
     maximum,
     minimum,
-    mod,
     product,
     sym,
 )
 from pliant.target import Target
 
-# The integer parameters of a strip kernel: sizes, A's strides, B's from one step of K
-# and from one panel to the next, and the results' row stride.
-STRIP_SIZES = ("N", "K", "a_row", "a_step", "b_step", "b_panel", "c_row")
+# The integer parameters of a strip kernel: how many tiles of rows, sizes, A's strides,
+# B's from one step of K and from one panel to the next, the results' row stride, and
+# whether they are added to.
+STRIP_SIZES = (
+    *("tiles", "N", "K", "a_row", "a_step", "b_step", "b_panel", "c_row", "more"),
+)
+NARROW_SIZES = tuple(name for name in STRIP_SIZES if name != "b_panel")
+STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
 MOST_ABREAST = 4  # panels
 
 
@@ -72,132 +82,191 @@ def has_strips(spec: Product, adjacent: bool, target: Target) -> bool:
 
 
 def abreast(height: int, tile: Tile) -> int:
-    """How many panels a strip of some height has in registers: a power of two."""
-    count = MOST_ABREAST
-    while count > 1 and count * height > tile.MR:
-        count //= 2
-    return count
+    """How many panels a strip of some height has in registers."""
+    return max(1, min(MOST_ABREAST, tile.MR // height))
 
 
-def strip_name(of: Elements, height: int) -> str:
-    return f"strip_{of.name}_{height}"
+def panels_before(columns: Expr, tile: Tile) -> Expr:
+    """How many panels are before the last one, which may be partial."""
+    return floordiv(maximum(columns - 1, 0), tile.NR)
 
 
-def strip_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    tile = gemm_tile(of.dtype, target)
-    return tuple(strip_kernel(of, height, tile) for height in range(1, tile.MR + 1))
+def strip_name(of: Elements, height: int, far: bool = False) -> str:
+    return f"{'stream' if far else 'strip'}_{of.name}_{height}"
+
+
+def narrow_name(of: Elements, height: int, width: int) -> str:
+    return f"narrow_{of.name}_{height}x{width}"
 
 
 class _Strip:
-    """The buffers of a strip kernel, and what it does with a few panels."""
+    """The buffers of a strip kernel, and what it does with a few vectors of columns."""
 
-    def __init__(self, of: Elements, height: int, tile: Tile) -> None:
-        self.of, self.height, self.tile = of, height, tile
+    def __init__(self, of: Elements, height: int, tile: Tile, far: bool) -> None:
+        self.of, self.height, self.tile, self.far = of, height, tile, far
         n, k, nr = sym("N"), sym("K"), tile.NR
-        across = (sym("a_row"), sym("a_step"))
-        self.a = buffer("a", of.dtype, (height, k), Role.IN, across)
-        panels = (floordiv(n, nr), k, as_expr(nr))
+        rows, across = sym("tiles") * height, (sym("a_row"), sym("a_step"))
+        self.a = buffer("a", of.dtype, (rows, k), Role.IN, across)
+        before = panels_before(n, tile)
         steps = (sym("b_panel"), sym("b_step"), as_expr(1))
-        self.b = buffer("b", of.stored, panels, Role.IN, steps)
-        self.rest = buffer("rest", of.stored, (k, mod(n, nr)), Role.IN, steps[1:])
-        self.c = buffer("c", of.dtype, (height, n), Role.OUT, (sym("c_row"), 1))
+        self.b = buffer("b", of.stored, (before, k, nr), Role.IN, steps)
+        last = (k, n - before * nr)
+        self.last = buffer("last", of.stored, last, Role.IN, steps[1:])
+        self.c = buffer("c", of.dtype, (rows, n), Role.INOUT, (sym("c_row"), 1))
 
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        return self.a, self.b, self.rest, self.c
+    def results(self, vectors: int, columns: Expr | None) -> Stmt:
+        """So many vectors of columns from panel `_p` on, over all of K.
 
-    def results(self, panels: int, vectors: int, columns: Expr | None) -> Stmt:
-        """Whole panels from `_p` over all of K, or so many columns behind them.
-
-        Every result has several accumulators if there are few of them.
+        Given a number of columns, the last vector may be partial. Every result has
+        several accumulators if there are few of them.
         """
-        width = vectors * self.tile.lanes
-        chains = self.tile.chains(self.height, panels * vectors)
-        shape = (chains, self.height, panels, width)
+        lanes = self.tile.lanes
+        chains = self.tile.chains(self.height, vectors)
+        shape = (chains, self.height, vectors, lanes)
         acc = buffer("acc", self.of.dtype, shape, Role.REGISTER)
-        i, q, j, k = (sym(name) for name in ("_i", "_q", "_j", "_k"))
-        inside: LoopValue | None = None
-        if columns is not None:
-            inside = Binary("lt", Index(j), Index(columns))
+        i, j, k = (sym(name) for name in ("_i", "_j", "_k"))
+        row = sym("_t") * self.height + i
 
-        def across(body: Stmt) -> Stmt:
-            lanes = For("_j", as_expr(0), as_expr(width), body, Kind.VECTOR)
-            return For("_q", as_expr(0), as_expr(panels), lanes, Kind.UNROLL)
+        def inside(vector: int) -> LoopValue | None:
+            if columns is None or vector + 1 < vectors:
+                return None
+            return Binary("lt", Index(j + vector * lanes), Index(columns))
 
-        def down(body: Stmt) -> Stmt:
-            return For("_i", as_expr(0), as_expr(self.height), body, Kind.UNROLL)
+        def over(body: Callable[[int], Stmt], by_rows: bool = True) -> Stmt:
+            def lane(vector: int) -> Stmt:
+                return For("_j", ZERO, as_expr(lanes), body(vector), Kind.VECTOR)
 
-        def right(chain: int) -> LoopValue:
-            if inside is not None:
-                return Load(self.rest, (k + chain, j), inside)
-            return Load(self.b, (sym("_p") + q, k + chain, j))
+            def rows(inner: Stmt) -> Stmt:
+                return For("_i", ZERO, as_expr(self.height), inner, Kind.UNROLL)
 
-        def step(chain: int) -> Stmt:
-            place = (as_expr(chain), i, q, j)
-            left = Load(self.a, (i, k + chain))
-            value = multiply_add(left, right(chain), Load(acc, place), self.of.dtype)
-            # B in registers, one element of A after the other.
-            return down(across(Store(acc, place, value)))
+            across = [lane(vector) for vector in range(vectors)]
+            if by_rows:
+                return rows(Block(tuple(across)))
+            return Block(tuple(rows(vector) for vector in across))
+
+        def step(chain: int, vector: int) -> Stmt:
+            place = (as_expr(chain), i, as_expr(vector), j)
+            panel, first = divmod(vector, VECTORS)
+            column, wanted = first * lanes + j, inside(vector)
+            right = Load(self.b, (sym("_p") + panel, k + chain, column))
+            if columns is not None and panel == (vectors - 1) // VECTORS:
+                right = Load(self.last, (k + chain, column), wanted)
+            left = Load(self.a, (row, k + chain))
+            value = multiply_add(left, right, Load(acc, place), self.of.dtype)
+            return Store(acc, place, value)
+
+        def coming(chain: int) -> list[Stmt]:
+            """Asks for what whole panels have some steps ahead, every line of it."""
+            if not self.far or columns is not None:
+                return []
+            places = (divmod(vector, VECTORS) for vector in range(vectors))
+            at = k + chain + STREAM_STEPS
+            return [
+                Prefetch(self.b, (sym("_p") + panel, at, as_expr(part * lanes)))
+                for panel, part in places
+            ]
 
         def steps(begin: Expr, end: Expr, count: int) -> Stmt:
-            body = Block(tuple(step(chain) for chain in range(count)))
-            return For("_k", begin, end, body, step=count)
+            body: list[Stmt] = []
+            # What is fewer stays in registers: elements of A, or vectors of B.
+            by_rows = self.height >= vectors
+            for chain in range(count):
+                body += [*coming(chain), over(partial(step, chain), by_rows)]
+            return For("_k", begin, end, Block(tuple(body)), step=count)
 
-        def start(chain: int) -> Stmt:
-            store = Store(acc, (as_expr(chain), i, q, j), zero(self.of.dtype))
-            return across(down(store))
+        def start(chain: int, vector: int) -> Stmt:
+            place = (as_expr(chain), i, as_expr(vector), j)
+            return Store(acc, place, zero(self.of.dtype))
+
+        def end(added: bool, vector: int) -> Stmt:
+            place = (i, as_expr(vector), j)
+            total: LoopValue = Load(acc, (as_expr(0), *place))
+            for chain in range(1, chains):
+                total = Binary("add", total, Load(acc, (as_expr(chain), *place)))
+            at = (row, sym("_p") * self.tile.NR + vector * lanes + j)
+            wanted = inside(vector)
+            if added:
+                total = Binary("add", Load(self.c, at, wanted), total)
+            if wanted is None:
+                return Store(self.c, at, total)
+            # Named first: all lanes of the registers are there to be read.
+            named = Local("_total", self.of.dtype, total)
+            store = Store(self.c, at, Read("_total", self.of.dtype))
+            return Block((named, If(wanted, store)))
 
         even = floordiv(sym("K"), chains) * chains
-        total: LoopValue = Load(acc, (as_expr(0), i, q, j))
-        for chain in range(1, chains):
-            total = Binary("add", total, Load(acc, (as_expr(chain), i, q, j)))
-        nr = self.tile.NR
-        first = (sym("_p") + q) * nr
-        if inside is not None:
-            first = floordiv(sym("N"), nr) * nr
-        store = Store(self.c, (i, first + j), total)
-        body = [Alloc(acc), *(start(chain) for chain in range(chains))]
+        body = [Alloc(acc), *(over(partial(start, chain)) for chain in range(chains))]
         body.append(steps(as_expr(0), even, chains))
         if chains > 1:
             body.append(steps(even, sym("K"), 1))
+        # Passes are summed up on their own: a long K as one sum would lose digits.
+        added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
         # A row at a time: its vectors share cache lines.
-        end = down(across(store if inside is None else If(inside, store)))
-        return Block((*body, end))
+        ends = (over(partial(end, more)) for more in (True, False))
+        return Block((*body, If(added, *ends)))
 
 
 @lru_cache(maxsize=256)
-def strip_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
-    """`height` rows of A times all panels of B."""
-    strip = _Strip(of, height, tile)
-    n, nr = sym("N"), tile.NR
-    whole = floordiv(n, nr)
-    body: list[Stmt] = []
-    done, several = as_expr(0), abreast(height, tile)
-    if several > 1:
-        done = floordiv(n, several * nr) * several
-        wide = strip.results(several, VECTORS, None)
-        body.append(For("_p", as_expr(0), done, wide, step=several))
-    body.append(For("_p", done, whole, strip.results(1, VECTORS, None)))
-    left: Stmt | None = None
-    for vectors in range(1, VECTORS + 1):
-        masked = strip.results(1, vectors, sym("_columns"))
-        before = as_expr((vectors - 1) * tile.lanes)
-        left = If(Binary("gt", Index(sym("_columns")), Index(before)), masked, left)
-    assert left is not None
-    body += [Let("_columns", Index(mod(n, nr))), left]
-    name = strip_name(of, height)
-    return LoopFunc(name, STRIP_SIZES, strip.buffers, Block(tuple(body)))
+def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
+    """Tiles of `height` rows of A, one below the other, times all panels of B.
+
+    `far`: B comes from memory, so that what is near in it is asked for ahead.
+    """
+    strip = _Strip(of, height, tile, far)
+    n, several = sym("N"), abreast(height, tile)
+    done = floordiv(panels_before(n, tile), several) * several
+    most = several * VECTORS
+    whole = For("_p", as_expr(0), done, strip.results(most, None), step=several)
+    columns = sym("_columns")
+    left = tuple((v, strip.results(v, columns)) for v in range(1, most + 1))
+    tile_done = Block(
+        (
+            whole,
+            Let("_p", Index(done)),
+            Let("_columns", Index(n - done * tile.NR)),
+            Switch(ceildiv(columns, tile.lanes), left),
+        )
+    )
+    body = For("_t", as_expr(0), sym("tiles"), tile_done)
+    buffers = (strip.a, strip.b, strip.last, strip.c)
+    return LoopFunc(strip_name(of, height, far), STRIP_SIZES, buffers, body)
+
+
+@lru_cache(maxsize=256)
+def narrow_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFunc:
+    """Tiles of `height` rows of A, one below the other, times a single panel."""
+    strip = _Strip(of, height, tile, False)
+    product = strip.results(vectors, sym("N"))
+    one = Block((Let("_p", Index(ZERO)), product))
+    body = For("_t", ZERO, sym("tiles"), one)
+    name = narrow_name(of, height, vectors * tile.lanes)
+    return LoopFunc(name, NARROW_SIZES, (strip.a, strip.last, strip.c), body)
+
+
+# Where a part of an extent starts, and how long it is.
+Part = tuple[Expr, Expr]
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Columns of B as strips read them: where they start, where those behind the whole
-    panels do, and how far it is to the next step of K and to the next panel."""
+    """Columns of B as strips read them: where they start, where those of the last panel
+    do, and how far it is to the next step of K and to the next panel."""
 
     first: Address
-    rest: Address
+    last: Address
     step: Expr
     panel: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part of a product starts: a row, a panel, a step of K and how many."""
+
+    batch: tuple[Expr, ...]
+    row: Expr
+    panel: Expr
+    step: Expr
+    steps: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +276,71 @@ class Strips:
     spec: Product
     tile: Tile
     a: Buffer
-    # Columns of B in a batch: so many from the panel with this number on.
-    right: Callable[[tuple[Expr, ...], Expr, Expr], Panels]
+    # Columns of B in a batch from a step of K on: so many from the panel with this
+    # number on.
+    right: Callable[[tuple[Expr, ...], Expr, Expr, Expr], Panels]
     plain: Plain
+
+    @property
+    def far(self) -> Expr:
+        """1 if B is a constant that comes from memory."""
+        p = self.spec
+        if p.b_strides is not None:
+            return as_expr(0)
+        return exceeds(p.n * p.k * self.tile.bytes, self.tile.near)
+
+    def kernels(self) -> tuple[LoopFunc, ...]:
+        tile, of = self.tile, self.spec.elements
+        found: list[LoopFunc] = []
+        if self.far != as_expr(0):
+            found += (strip_kernel(of, h, tile, True) for h in range(1, tile.few + 1))
+        heights, n = range(1, tile.MR + 1), self.spec.n
+        if not n.is_const or n.value > tile.NR:
+            found += (strip_kernel(of, h, tile, False) for h in heights)
+        elif self.turns:
+            found.append(strip_kernel(of, 1, tile, False))
+        if not n.is_const or n.value <= tile.NR:
+            every = product_of(range(1, VECTORS + 1), heights)
+            found += (narrow_kernel(of, h, v, tile) for v, h in every)
+        return tuple(found)
 
     def whole(self) -> Stmt:
         """All of it, one strip after the other."""
         p = self.spec
         batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
-        body = self.block(batch, as_expr(0), p.m, as_expr(0), p.n)
+        body = self.block(batch, (ZERO, p.m), (ZERO, p.n), (ZERO, p.k))
+        if self.turns:
+            single = Binary("eq", Index(p.n * p.k), Index(ONE))
+            body = If(single, self.turned(), body)
+        if not p.n.is_const or p.n.value <= self.tile.NR:
+            # What is smallest is not even cut into tiles.
+            alone = self.narrow(Place(batch, ZERO, ZERO, ZERO, p.k), p.m, ONE, p.n)
+            limits = ((p.m, self.tile.MR), (p.n, self.tile.NR))
+            low, thin = (Binary("le", Index(x), Index(as_expr(y))) for x, y in limits)
+            body = If(Binary("logical_and", low, thin), alone, body)
         for axis, extent in reversed(list(enumerate(p.batch))):
             body = For(f"_b{axis}", as_expr(0), extent, body)
         return body
+
+    @property
+    def turns(self) -> bool:
+        """Whether a column times one number may be that number times a row."""
+        p = self.spec
+        known = p.n.is_const and p.k.is_const
+        adjacent = p.a_strides == (p.k, ONE)
+        return adjacent and (not known or p.n == p.k == ONE)
+
+    def turned(self) -> Stmt:
+        """A column times one number: as one row, over all of its panels."""
+        p, nr = self.spec, as_expr(self.tile.NR)
+        b = self.right((), ZERO, ZERO, ONE)
+        sizes = (ONE, p.m, ONE, ONE, ONE, ONE, nr, p.m, ZERO)
+        first, last = (
+            (self.a, (panel * nr, ZERO))
+            for panel in (ZERO, panels_before(p.m, self.tile))
+        )
+        operands = (b.last, first, last, self.plain((), ZERO, ZERO))
+        return Call(strip_name(p.elements, 1), sizes, operands)
 
     def units(self, cut: StripCut) -> Stmt:
         """In units of a row block and a group of panels, dealt out to threads."""
@@ -229,12 +351,21 @@ class Strips:
         # Even parts may leave none, or less than none, for the last.
         here = maximum(minimum(cut.rows, p.m - row), 0)
         columns = maximum(minimum(cut.panels * nr, p.n - first * nr), 0)
+        begin = sym("_pass") * cut.depth
         lets = {"_row": row, "_here": here, "_first": first, "_wide": columns}
+        steps = {"_begin": begin, "_steps": minimum(cut.depth, p.k - begin)}
+        parts = [sym(name) for name in (*lets, *steps)]
+        a_pass = Block(
+            (
+                *(Let(name, Index(value)) for name, value in steps.items()),
+                self.block(at[:-2], *(zip(parts[::2], parts[1::2], strict=True))),
+            )
+        )
         unit = Block(
             (
                 *placed,
                 *(Let(name, Index(value)) for name, value in lets.items()),
-                self.block(at[:-2], *(sym(name) for name in lets)),
+                For("_pass", as_expr(0), cut.passes, a_pass),
             )
         )
         grain = unit_grain(cut.rows * p.k * cut.panels * nr)
@@ -242,37 +373,77 @@ class Strips:
         return Block((*(Let(n, Index(v)) for n, v in cut.lets), loop))
 
     def block(
-        self, batch: tuple[Expr, ...], row: Expr, rows: Expr, first: Expr, columns: Expr
+        self, batch: tuple[Expr, ...], height: Part, width: Part, depth: Part
     ) -> Stmt:
-        """Rows by tiles as few and as even as can be, each over the columns."""
+        """Rows by tiles as few and as even as can be, each over columns and steps."""
         p, tile = self.spec, self.tile
-        b = self.right(batch, first, columns)
-        sizes = (columns, p.k, *p.a_strides[-2:], b.step, b.panel, p.n)
-
-        start = row + sym("_start")
-        left = (self.a, (*batch, start, as_expr(0)))
-        result = self.plain(batch, start, first * tile.NR)
-        operands = (left, b.first, b.rest, result)
-        cases = tuple(
-            (h, Call(strip_name(p.elements, h), sizes, operands))
-            for h in range(1, tile.MR + 1)
-        )
+        (row, rows), (first, columns), (begin, steps) = height, width, depth
         t, tiles, short, taller = (
             sym(name) for name in ("_t", "_tiles", "_short", "_taller")
         )
+        # First the tiles that have a row more, if there are any, then the others.
+        count, tall = taller + t * (tiles - 2 * taller), short + 1 - t
+        at = Place(batch, row + sym("_start"), first, begin, steps)
+        narrow = self.narrow(at, tall, count, columns)
+        wide = self.wide(at, tall, count, columns)
         done = Block(
             (
-                Let("_start", Index(t * short + minimum(t, taller))),
-                Let("_height", Index(short + exceeds(taller, t))),
-                Switch(sym("_height"), cases),
+                Let("_start", Index(t * taller * (short + 1))),
+                self.by_width(columns, narrow, wide),
             )
         )
-        few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
         return Block(
             (
-                Let("_tiles", Index(few + low_strips(p.m, p.n, p.k) * (low - few))),
+                Let("_tiles", Index(strip_tiles(rows, p.m, p.n, p.k, tile))),
                 Let("_short", Index(floordiv(rows, maximum(tiles, 1)))),
                 Let("_taller", Index(rows - short * tiles)),
-                For("_t", as_expr(0), tiles, done),
+                For("_t", 1 - minimum(taller, 1), as_expr(2), done),
             )
         )
+
+    def by_width(self, columns: Expr, narrow: Stmt, wide: Stmt) -> Stmt:
+        """Which of the two: known now if the number of columns is."""
+        n = self.spec.n
+        if not n.is_const:
+            is_narrow = Binary("le", Index(columns), Index(as_expr(self.tile.NR)))
+            return If(is_narrow, narrow, wide)
+        return narrow if n.value <= self.tile.NR else wide
+
+    def wide(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
+        """Tiles of one height over all panels."""
+        p, tile, far = self.spec, self.tile, self.far
+        b = self.right(at.batch, at.step, at.panel, columns)
+        strides = (*p.a_strides[-2:], b.step, b.panel, p.n)
+        sizes = (tiles, columns, at.steps, *strides, minimum(at.step, 1))
+        left, result = self.outer(at)
+        operands = (left, b.first, b.last, result)
+        kinds = tile.MR + 1  # heights, none among them
+        cases: list[tuple[int, Stmt]] = []
+        for h in range(1, tile.MR + 1):
+            near = strip_name(p.elements, h)
+            cases.append((h, Call(near, sizes, operands)))
+            if far != ZERO:
+                name = strip_name(p.elements, h, True) if h <= tile.few else near
+                cases.append((kinds + h, Call(name, sizes, operands)))
+        return Switch(height + far * kinds, tuple(cases))
+
+    def narrow(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
+        """Tiles of one height over a single panel."""
+        p, tile = self.spec, self.tile
+        b = self.right(at.batch, at.step, at.panel, as_expr(1))
+        sizes = (tiles, columns, at.steps, *p.a_strides[-2:], b.step, p.n)
+        left, result = self.outer(at)
+        operands = (left, b.last, result)
+        kinds = tile.MR + 1
+        cases: list[tuple[int, Stmt]] = []
+        for v, h in product_of(range(1, VECTORS + 1), range(1, tile.MR + 1)):
+            name = narrow_name(p.elements, h, v * tile.lanes)
+            call = Call(name, (*sizes, minimum(at.step, 1)), operands)
+            cases.append(((v - 1) * kinds + h, call))
+        more = exceeds(columns, tile.lanes)
+        return Switch(height + more * kinds, tuple(cases))
+
+    def outer(self, at: Place) -> tuple[Address, Address]:
+        """The rows of A, and the results."""
+        left = (self.a, (*at.batch, at.row, at.step))
+        return left, self.plain(at.batch, at.row, at.panel * self.tile.NR)

@@ -52,6 +52,11 @@ class Tile:
         """The least height of tiles that pack a panel while they read it."""
         return 3 * self.MR // 4
 
+    @property
+    def few(self) -> int:
+        """Rows that leave registers for several panels."""
+        return self.MR // 2
+
     def chains(self, height: int, vectors: int) -> int:
         """How many accumulators each result of a small tile has."""
         count = 1

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pliant import pages
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.loops import (
@@ -47,6 +48,7 @@ from pliant.kernels.product import (
     RowsAt,
     TileAt,
 )
+from pliant.kernels.strips import has_strips
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
@@ -71,6 +73,7 @@ from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sy
 from pliant.target import Target
 
 LINE = 64  # bytes that memory hands out together
+IDLE = 5  # one line of so many may hold no column of a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,12 @@ class TileEpilogue:
     def computes_left(self) -> bool:
         """Whether the root's left operand is computed here, not read."""
         return self.root.operands[0] in self.producers
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the contraction is all there is."""
+        root = self.root
+        return self.region.ops == (root,) and self.region.results == (root.result,)
 
     def write(self, tile: TileAt, axes: TileAxes) -> list[Stmt]:
         """Loops over the tile that store every result of the region."""
@@ -250,7 +259,8 @@ def lower_matmul(
         assert left is not None
         given = _words(name, root, left, right, constant, target)
     else:
-        given = _numbers(root, left, right, constant, target)
+        strips = cuts.strips and epilogue.is_plain
+        given = _numbers(root, left, right, constant, target, strips)
     return product_steps(name, given, epilogue, target, cuts)
 
 
@@ -262,10 +272,8 @@ def product_steps(
     cuts: Cuts,
 ) -> list[Step]:
     """The product, by strips of rows if it may be, and what follows it."""
-    region, root = epilogue.region, epilogue.root
     axes, corrections = given.axes, given.corrections
-    alone = region.ops == (root,) and region.results == (root.result,)
-    alone = alone and corrections is None
+    alone = epilogue.is_plain and corrections is None
     spec = replace(given.spec, alone=alone)
     tile = gemm_tile(spec.dtype, target)
     plan = plan_of(spec, tile)
@@ -342,7 +350,12 @@ class Given:
 
 
 def _numbers(
-    root: Op, left: View | None, right: View, constant: Constant | None, target: Target
+    root: Op,
+    left: View | None,
+    right: View,
+    constant: Constant | None,
+    target: Target,
+    strips: bool,
 ) -> Given:
     spec, axes = product_of(root, left, right)
     if constant is None or spec.b_batch:
@@ -351,6 +364,11 @@ def _numbers(
     if rows is not None:  # B where it lies is what lanes along K want
         spec = replace(spec, b_strides=(as_expr(1), spec.k))
         return Given(spec, axes, left, rows)
+    if strips and has_strips(spec, True, target):
+        tight = _tight_rows(spec, constant, right, target)
+        if tight is not None:
+            spec = replace(spec, b_strides=(as_expr(tight[1]), as_expr(1)))
+            return Given(spec, axes, left, tight[0])
     spec = replace(spec, b_strides=None)
     panels = partial(packed_weight, constant, right)
     return Given(spec, axes, left, right, panels)
@@ -456,7 +474,8 @@ def choice_of(spec: Product) -> Choice:
     along_k = along_k and same
     rows_in_k, adjacent = along_k and by_rows, by_columns and same
     lies = (adjacent, rows_in_k, along_k, steps)
-    return Choice(False, *lies, spec.computed, spec.alone)
+    column = spec.b_strides[-2] == spec.n and by_columns
+    return Choice(False, *lies, spec.computed, spec.alone, column)
 
 
 def plan_of(spec: Product, tile: Tile) -> Plan:
@@ -475,8 +494,33 @@ def _constant_rows(
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
         ("rows", constant.name, layout),
-        lambda: _as_constant(constant, "rows", matrix_of(constant, view).T.copy()),
+        lambda: _as_constant(
+            constant, "rows", pages.copied(matrix_of(constant, view).T)
+        ),
     )
+
+
+def _tight_rows(
+    spec: Product, constant: Constant, view: View, target: Target
+) -> tuple[Packed, int] | None:
+    """A constant B whose panels would leave many lines unused, as whole vectors one
+    row after the other, and how many columns a row then has.
+
+    For strips of rows only, and if it stays near: they read it where it lies.
+    """
+    tile = gemm_tile(spec.dtype, target)
+    k, n = (size.value for size in view.shape[-2:])
+    row, panels = (-(-n // part) * part for part in (tile.lanes, tile.NR))
+    if row * IDLE >= panels * (IDLE - 1) or panels * k * tile.bytes > tile.near:
+        return None
+
+    def make() -> Constant:
+        rows = pages.zeros((k, row), constant.data.dtype)
+        rows[:, :n] = matrix_of(constant, view)
+        return _as_constant(constant, "tight", rows)
+
+    layout = (view.offset, view.strides[-2:], view.shape[-2:])
+    return Packed(("tight", constant.name, layout, tile), make), row
 
 
 def _row_stride(view: Strided) -> Expr | None:

@@ -11,9 +11,10 @@ import pytest
 import pliant
 from pliant.ir import interp_loops
 from pliant.ir.build import Builder
-from pliant.ir.graph import Module
+from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
 from pliant.ir.types import DType, tensor
+from pliant.kernels.tiles import gemm_tile
 from pliant.sym import sym
 from pliant.target import host
 
@@ -22,6 +23,7 @@ SHAPES = [
     *((40, 130, 3), (29, 97, 11), (2, 16, 1), (15, 64, 4)),
 ]
 LARGE = [(1, 2049, 300), (17, 701, 211), (530, 97, 5), (16, 640, 512)]
+FAR = [(1, 1311, 1217), (6, 1900, 801), (14, 801, 1000)]  # more than L2 holds
 
 pytestmark = pytest.mark.skipif(not host().has("avx2"), reason="strips need masks")
 
@@ -74,7 +76,8 @@ def test_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         want = x.astype(np.float64) @ y
         assert (np.abs(got - want) <= allowed(x, y)).all(), (m, n, k)
         assert counts["gemm"] == 0, (m, n, k)
-        assert counts["strip"] > 0 or m == 0, (m, n, k)
+        wide = n > gemm_tile(DType.F32, host()).NR
+        assert counts["strip" if wide else "narrow"] > 0 or 0 in (m, n), (m, n, k)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -100,11 +103,64 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pliant.compile(product(), threads=2, options=options)
     x, y = operands((13, 7), (7, 33))
     counts, got = called(model, [x, y], monkeypatch)
-    assert counts["strip"] == 0 < counts["gemm"]
+    assert counts["strip"] == counts["narrow"] == 0 < counts["gemm"]
     assert (np.abs(got - x.astype(np.float64) @ y) <= allowed(x, y)).all()
 
 
 def test_not_before_an_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pliant.compile(product(absolute=True), threads=2)
     counts, _ = called(model, operands((13, 7), (7, 33)), monkeypatch)
-    assert counts["strip"] == 0 < counts["gemm"]
+    assert counts["strip"] == counts["narrow"] == 0 < counts["gemm"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_far_away(threads: int) -> None:
+    """A few rows of B at a time, and results added up."""
+    model = pliant.compile(product(), threads=threads)
+    (plan,) = model._program.products.values()
+    for m, n, k in FAR:
+        cut = plan.at({"m": m, "n": n, "k": k}, threads)
+        assert cut.strips and cut.passes > 1
+        x, y = operands((m, k), (k, n))
+        want = x.astype(np.float64) @ y
+        assert (np.abs(model(x, y) - want) <= allowed(x, y)).all(), (m, n, k)
+
+
+def test_a_column_times_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Becomes a row: lanes along M."""
+    model = pliant.compile(product(), threads=2)
+    for m in (15, 33, 300):
+        x, y = operands((m, 1), (1, 1))
+        counts, got = called(model, [x, y], monkeypatch)
+        assert counts["strip"] == 1 and counts["narrow"] == 0
+        np.testing.assert_array_equal(got, x * y)
+        np.testing.assert_array_equal(model(x, y), x * y)
+
+
+def constant(n: int, k: int) -> tuple[pliant.CompiledModel, np.ndarray[Any, Any]]:
+    b = Builder()
+    (weight,) = operands((k, n))
+    held = b.constant(Constant("weight", tensor(DType.F32, k, n), weight))
+    result = b.matmul(b.param("x", tensor(DType.F32, sym("m"), k)), held)
+    module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
+    return pliant.compile(module, threads=2), weight
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "used"),
+    [
+        *((16, 5, "narrow"), (14, 401, "narrow"), (33, 70, "strip")),
+        *((45, 3, "strip"), (300, 40, "strip"), (1201, 1000, "stream")),
+    ],
+)
+def test_constants(n: int, k: int, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tight rows, panels, and panels that come from memory."""
+    model, weight = constant(n, k)
+    for m in (0, 1, 4, 7, 13, 14, 15, 43):
+        (x,) = operands((m, k))
+        got = model(x)
+        assert (np.abs(got - x.astype(np.float64) @ weight) <= allowed(x, weight)).all()
+    (x,) = operands((3, k))
+    counts, got = called(model, [x], monkeypatch)
+    assert counts[used] > 0 == counts["gemm"]
+    assert (np.abs(got - x.astype(np.float64) @ weight) <= allowed(x, weight)).all()
