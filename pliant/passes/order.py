@@ -44,7 +44,7 @@ CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
-_EFFORT = 1000  # calls that such searches may go through all the same
+_EFFORT = 60_000  # steps that such searches may take all the same
 _MOST_KEPT = 6  # orders of one block
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
@@ -279,8 +279,8 @@ def searched(
     least = peaks(unavoidable_rows(block), table)
     best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
     pending = set(range(len(sizes.points)))
-    fruitless, enough = 0, max(_FRUITLESS, _EFFORT // block.calls)
-    while pending and fruitless < enough:
+    fruitless = steps = 0
+    while pending and (fruitless < _FRUITLESS or steps < _EFFORT):
         # Where there seems to be most to gain.
         gaps = best / np.maximum(least, 1)
         k = max(pending, key=lambda k: (float(gaps[k]), -k))
@@ -290,7 +290,7 @@ def searched(
         column = [int(size) for size in table[:, k]]
         start = min(found, key=lambda order: _peak_at(block, order, table, k))
         better = search(block, column, start, int(least[k]))
-        fruitless += 1
+        fruitless, steps = fruitless + 1, steps + better.steps
         if better.peak < best[k]:
             fruitless = 0
             found.append(better.order)

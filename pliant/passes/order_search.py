@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,11 +124,15 @@ def peaks(rows: Ints, sizes: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An order and its peak; `best` says that no order has a smaller one."""
+    """An order and its peak; `best` says that no order has a smaller one.
+
+    `steps` is the work it took: how many calls were put behind others.
+    """
 
     order: Order
     peak: int
     best: bool
+    steps: int = 0
 
 
 def search(
@@ -144,14 +148,16 @@ def search(
             return found
         walk = _Walk(block if forwards else backward, sizes)
         order, proved = walk.run(least, found.peak, work)
+        steps = found.steps + walk.steps
+        found = replace(found, steps=steps)
         if order is None:
             if proved:
-                return Found(found.order, found.peak, True)
+                return replace(found, best=True)
             continue
         order = order if forwards else order[::-1]
         peak = int(peaks(live_rows(block, order), column)[0])
         if peak < found.peak:
-            found = Found(order, peak, proved or peak <= least)
+            found = Found(order, peak, proved or peak <= least, steps)
     return found
 
 
@@ -170,7 +176,7 @@ class _Walk:
     """Goes through sets of finished calls of one block."""
 
     def __init__(self, block: Block, sizes: Sizes) -> None:
-        self.block, self.sizes = block, sizes
+        self.block, self.sizes, self.steps = block, sizes, 0
         touchers = block.touchers()
         self.touched = [
             [
@@ -327,6 +333,7 @@ class _Walk:
         return bits(found)
 
     def _step(self, state: _State, call: int) -> _State:
+        self.steps += 1
         taken, freed = state.ready[call]
         done = state.done | 1 << call
         ready = state.ready.copy()
