@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import resource
 
 import numpy as np
@@ -20,7 +19,8 @@ def test_zeros(rows: int) -> None:
     assert not array.any()
     if array.nbytes >= pages.LEAST:
         assert array.ctypes.data % pages.HUGE == 0
-    assert array.ctypes.data % pages.LINE == 0
+    if array.size:
+        assert array.ctypes.data % pages.LINE == 0
     array[...] = 2.0
     assert array.sum() == 2.0 * array.size
 
@@ -38,7 +38,6 @@ def test_memory_goes_with_the_array() -> None:
         array = pages.zeros((64, 1 << 20), np.dtype(np.uint8))
         array[:, ::4096] = 1
         del array
-        gc.collect()
     assert _resident() - before < 200 << 20
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -104,7 +105,8 @@ def test_memory_of_a_call() -> None:
     found = high_water(lambda: torch.ones(size, dtype=torch.uint8))
     if found is None:
         pytest.skip("this system does not tell")
-    assert size <= found < 1.5 * size
+    # A page of it may have been there before.
+    assert size - resource.getpagesize() <= found < 1.5 * size
     again = high_water(lambda: None)
     assert again is not None and again < size // 4
 

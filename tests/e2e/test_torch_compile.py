@@ -102,7 +102,10 @@ def gradients(model: Any, source: nn.Module, batch: dict[str, torch.Tensor]) -> 
     }
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, llama])
+@pytest.mark.parametrize(
+    "make",
+    [llama, *(pytest.param(f, marks=pytest.mark.slow) for f in (bert, gpt2))],
+)
 def test_gradients(make: Callable[[], nn.Module]) -> None:
     model = make()
     exact, mine = copy.deepcopy(model).double(), copy.deepcopy(model)

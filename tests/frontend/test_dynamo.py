@@ -301,7 +301,12 @@ def test_attention_with_mask() -> None:
 
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "groups"),
-    [(1, 1, 1, 1), (2, 1, 1, 1), (3, 0, 1, 2), (2, 2, 2, 1)],
+    [
+        (2, 1, 1, 1),
+        (3, 0, 1, 2),
+        pytest.param(1, 1, 1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, 2, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_convolution(stride: int, padding: int, dilation: int, groups: int) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -133,7 +133,7 @@ def check(seed: int, target: str) -> None:
         exact.float()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_on_this_machine(seed: int) -> None:
     check(seed, "host")
 

@@ -21,6 +21,7 @@ def made() -> dict[str, Artifact]:
     return artifacts()
 
 
+@pytest.mark.slow  # every plan of the set in one artifact takes a minute to compile
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", ["packed", "dynamic"])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)

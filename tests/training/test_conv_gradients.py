@@ -257,6 +257,7 @@ class ViT(nn.Module):
         return self.head(self.block(tokens)[:, 0])
 
 
+@pytest.mark.slow
 def test_vit() -> None:
     torch.manual_seed(0)
     batches = [labelled(1, 8, 4), labelled(3, 21, 30)]
