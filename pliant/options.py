@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the compiler may do. All on but for `recompute` and `profile`."""
+    """What the compiler may do. All on but for `profile`."""
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
@@ -25,7 +25,7 @@ class Options:
     inplace: bool = True  # results may be written over inputs that die
     remat: bool = True  # inside a limit, values are computed again or spilled
     chunk: bool = True
-    recompute: bool = False  # training: elementwise values not kept for the way back
+    recompute: bool = True  # training: elementwise values not kept for the way back
     update: bool = True  # training: parameters updated in place; off: copied
     verify: bool = True  # check the IR after every stage
     profile: bool = False  # on: calls keep the time of each kernel, for `profile`
