@@ -338,7 +338,8 @@ class _Builder:
         """
         k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
         first, last = sym("_first"), sym("_last")
-        whole = minimum(last, floordiv(self.p.n, nr))
+        # Groups of even size may leave none, or less than none, for the last.
+        whole = maximum(minimum(last, floordiv(self.p.n, nr)), first)
 
         def copy(panel: Expr, where: LoopValue | None) -> Stmt:
             place = (*self.b_at(batch), sym("_begin") + k, panel * nr + j)

@@ -323,6 +323,15 @@ def epilogue_inputs(b: int, s: int) -> tuple[Tensor, ...]:
     return torch.randn(b, s, 9), torch.randn(b, s, 35), mask, torch.randn(b)
 
 
+def test_groups_of_panels_that_are_empty() -> None:
+    """For two threads 41 panels are dealt out in 8 groups of 6, the last partial."""
+    f32 = DType.F32
+    model = compile_graph([(f32, (M, K)), (f32, (K, N))], Builder.matmul)
+    for m, n, k in ((600, 1285, 1352), (130, 1285, 1352), (43, 1285, 1352)):
+        x, y = (np.sign(random(np.float32, *size)) for size in ((m, k), (k, n)))
+        np.testing.assert_array_equal(model(x, y), x @ y)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_epilogues(target: str) -> None:
     needs(target)
