@@ -43,7 +43,7 @@ TRAINING_SHAPES: tuple[Shape, ...] = ((1, 64), (4, 64), (2, 512), (1, 2048))
 SECONDS = 0.3  # of timing per limit
 MOST_CALLS = 50
 SLOW = 2.0  # a call of so many seconds is made once
-BATCH, FAR = 4, 64  # whose memory is the limit; more than fits
+BATCH, FAR = 4, 48  # whose memory is the limit; more than fits
 LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
 
 
