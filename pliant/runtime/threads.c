@@ -11,9 +11,10 @@
  * worker that gets no core costs at most the chunk it would have run.
  *
  * The system may wake a thread on the very core that its caller computes on, and leave
- * it there for some milliseconds even if another core is idle. So a caller that has
- * woken somebody yields first, as one does whose last region had somebody late, and
- * whoever finds himself on his caller's core moves away.
+ * it there for some milliseconds even if another core is idle. So a sleeping worker is
+ * kept off that core before it is woken, a caller whose last region had somebody late
+ * yields first, and whoever finds himself on his caller's core moves away, before he
+ * takes a chunk: until then his caller may have it.
  *
  * A pool may be given another library's team of threads (services.team_parallel); then
  * its members take the chunks, each its own first, and no workers are started. OpenMP
@@ -95,6 +96,7 @@ typedef struct worker {
     plt_pool *pool;
     pthread_t thread;
     int64_t chunk;
+    int kept_off; /* a core + 1 that it does not wake on; 0: it may on any */
     _Atomic uint32_t claimed; /* the last ticket whose chunk somebody took */
 } worker;
 
@@ -116,7 +118,7 @@ struct plt_pool {
     plt_task fn;
     void *args;
     int64_t units, chunks;
-    int cpu;            /* of the caller */
+    _Atomic int cpu;    /* of the caller */
     bool late;          /* somebody was, in the region before */
     int64_t team_ended; /* ns; when the team's last region did */
     _Alignas(64) _Atomic int64_t pending; /* chunks for workers, not yet finished */
@@ -141,14 +143,12 @@ static void word_destroy(signal_word *w) {
     pthread_mutex_destroy(&w->mutex);
 }
 
-/* Whether somebody had to be woken. */
-static bool word_bump(signal_word *w) {
+static void word_bump(signal_word *w) {
     atomic_fetch_add(&w->value, 1);
-    if (!atomic_load(&w->parked)) return false;
+    if (!atomic_load(&w->parked)) return;
     pthread_mutex_lock(&w->mutex);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->mutex);
-    return true;
 }
 
 static bool word_changed(signal_word *w, uint32_t seen) {
@@ -201,6 +201,21 @@ static void leave_cpu(int cpu) {
 #endif
 }
 
+/* Lets a sleeping worker wake on any core but its caller's. */
+static void keep_off(worker *w, int cpu) {
+#ifdef __linux__
+    if (cpu < 0 || w->kept_off == cpu + 1) return;
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < 2)
+        return;
+    CPU_CLR(cpu, &cores);
+    if (pthread_setaffinity_np(w->thread, sizeof cores, &cores) == 0)
+        w->kept_off = cpu + 1;
+#else
+    (void)w, (void)cpu;
+#endif
+}
+
 /* Chunk i of n: the first units % n chunks are one longer. */
 static void run_chunk(plt_task fn, void *args, int64_t units, int64_t n, int64_t i) {
     int64_t base = units / n, longer = units % n;
@@ -220,8 +235,8 @@ static void *work(void *p) {
     for (uint32_t seen = 0;; seen++) {
         word_wait(&w->ticket, seen, pool->spin_ns);
         if (atomic_load(&pool->stop)) return NULL;
+        leave_cpu(atomic_load_explicit(&pool->cpu, memory_order_relaxed));
         if (!claim(w, seen + 1)) continue;
-        leave_cpu(pool->cpu);
         run_chunk(pool->fn, pool->args, pool->units, pool->chunks, w->chunk);
         if (atomic_fetch_sub(&pool->pending, 1) == 1) word_bump(&pool->finished);
     }
@@ -272,6 +287,7 @@ static void start_workers(plt_pool *pool, int64_t n) {
         }
         w->pool = pool;
         w->chunk = pool->n_workers + 1;
+        w->kept_off = 0;
         atomic_init(&w->claimed, 0);
         word_init(&w->ticket);
         if (pthread_create(&w->thread, &attr, work, w) != 0) {
@@ -436,12 +452,15 @@ static bool run_on_workers(plt_pool *pool, plt_task fn, void *args, int64_t unit
     pool->args = args;
     pool->units = units;
     pool->chunks = n;
-    pool->cpu = this_cpu();
+    int cpu = this_cpu();
+    atomic_store_explicit(&pool->cpu, cpu, memory_order_relaxed);
     atomic_store(&pool->pending, helped);
-    bool patient = pool->late;
-    for (int64_t i = 0; i < helped; i++)
-        patient |= word_bump(&pool->workers[i]->ticket);
-    if (patient) sched_yield();
+    for (int64_t i = 0; i < helped; i++) {
+        worker *w = pool->workers[i];
+        if (atomic_load(&w->ticket.parked)) keep_off(w, cpu);
+        word_bump(&w->ticket);
+    }
+    if (pool->late) sched_yield();
     run_chunk(fn, args, units, n, 0);
     for (int64_t i = helped + 1; i < n; i++) run_chunk(fn, args, units, n, i);
     int64_t taken = 0;
