@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant.commands.progress import progress
-from pliant.errors import MemoryLimitError, OptionError, ShapeError
+from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 
 if TYPE_CHECKING:
     from pliant.benchmark.models import Case
@@ -103,6 +104,24 @@ class Variant:
             inputs = self.case.inputs(*sizes)
         return dict(self.model.memory_plan(*inputs).dims)
 
+    def names(self) -> dict[str, str]:
+        """The case's names of symbols that are one of its dims, seen by moving it."""
+        if set(self.case.dims) <= set(self.model.dims):
+            return {}
+        example = dict(zip(self.case.dims, self.case.example, strict=True))
+        moved = [{**example, dim: size + 1} for dim, size in example.items()]
+        try:
+            seen = [self.symbols(dims) for dims in moved]
+        except PliantError:  # beyond what the model takes
+            return {}
+        dim_of = {tuple(sizes[dim] for sizes in moved): dim for dim in example}
+        found = {s: dim_of.get(tuple(sizes[s] for sizes in seen)) for s in seen[0]}
+        return {symbol: dim for symbol, dim in found.items() if dim is not None}
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
+
 
 def run(args: argparse.Namespace) -> int:
     from pliant.benchmark.models import default_zoo, expand, load
@@ -164,9 +183,15 @@ def _lines(
             f"  limit        {_size(shown.limit)}: {actions.count('recompute')} values "
             f"computed again, {actions.count('spill')} spilled"
         )
-    names = [f"{k} = {v}" for k, v in plan.dims.items() if k not in dims]
-    where = f"   with {', '.join(names)}" if names else ""
-    lines.append(f"  formula      {shown.model.peak_formula}{where}")
+    known = shown.names()
+    formula = _renamed(shown.model.peak_formula, known)
+    others = [
+        f"{symbol} = {size}"
+        for symbol, size in plan.dims.items()
+        if symbol not in dims and symbol not in known and symbol in formula
+    ]
+    where = f"   with {', '.join(others)}" if others else ""
+    lines.append(f"  formula      {formula}{where}")
     if held.moments:
         moment = held.moments[held.peak_step]
         place = f"{held.peak_step + 1} of {len(held.moments)}"
@@ -177,9 +202,8 @@ def _lines(
     total = max(sum(item.bytes for item in held.held), 1)
     for item in held.held[:SHOWN]:
         share = f"{100 * item.bytes / total:.1f}%"
-        rows.append(
-            (str(item.bytes), share, item.name, item.type, item.kernel, item.loc)
-        )
+        kind = _renamed(item.type, known)
+        rows.append((str(item.bytes), share, item.name, kind, item.kernel, item.loc))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

@@ -49,6 +49,15 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"384000 +\d+\.\d% +\w+ +f32\[batch, seq, 16\]", told)
 
 
+def test_text_calls_symbols_by_the_names_of_dims(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*AT[:1], NET.replace(":net", ":unnamed"), *AT[2:]]) == 0
+    told = capsys.readouterr().out
+    assert "batch*seq" in told and "f32[batch, seq, 16]" in told
+    assert not re.search(r"\bs\d", told)
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*AT, "--json"]) == 0
     told: Any = json.loads(capsys.readouterr().out)

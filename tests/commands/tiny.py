@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,11 @@ def net() -> Given:
         ("batch", "seq"),
         (2, 7),
     )
+
+
+def unnamed() -> Given:
+    dynamic = torch.export.Dim.DYNAMIC
+    return replace(net(), dynamic_shapes=({0: dynamic, 1: dynamic},))
 
 
 class Odd(torch.nn.Module):
