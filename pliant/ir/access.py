@@ -58,6 +58,10 @@ class Space:
         self.extents = {v: facts.canonical(e) for v, e in extents.items()}
         self._known: dict[Expr, bool | None] = {}
 
+    def narrowed(self, extents: Mapping[str, Expr]) -> Space:
+        """The part of the space in which some variables have smaller extents."""
+        return Space(self.facts, {**self.extents, **extents}) if extents else self
+
     def canonical(self, e: Expr) -> Expr:
         return self.facts.canonical(e)
 

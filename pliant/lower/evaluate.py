@@ -242,17 +242,23 @@ class Evaluator:
         (x,) = op.operands
         inner, guard = [], where
         condition: LoopValue | None = None
+        extents: dict[str, Expr] = {}  # of variables, where the operand is read
         for i, low, dim in zip(index, op.dims_attr("low"), x.shape, strict=True):
             inside = self.between(i - low, as_expr(0), dim)
             inner.append(i - low)
             if inside is True:
                 continue
+            for name in i.symbols():
+                if name in self.space.extents and i - low == sym(name):
+                    extents[name] = dim
             test: LoopValue = Const(False, DType.BOOL) if inside is False else inside
             condition = conjunction(condition, test)
             guard = conjunction(guard, test)
         if guard is not None:
             guard = self.local(guard)
+        outer, self.space = self.space, self.space.narrowed(extents)
         body = self.value(x, tuple(inner), guard)
+        self.space = outer
         if condition is None:
             return body
         filler = _number(op.float_attr("value"), op.result.dtype.compute)

@@ -35,6 +35,7 @@ from pliant.passes.groups import (
     is_transparent,
     structure,
 )
+from pliant.passes.sizes import hardly_larger
 from pliant.passes.views import View, resolve
 from pliant.sym import as_expr, sym
 
@@ -283,7 +284,9 @@ class _Fuser:
             sizes = {numel(shape.domain, self.facts)}
         for k in a.ops:
             op = self.ops[k]
-            if self._dear(op) and numel(op.result.shape, self.facts) not in sizes:
+            if not self._dear(op) or numel(op.result.shape, self.facts) in sizes:
+                continue
+            if not hardly_larger(shape.domain, op.result.shape, self.facts):
                 return True
         return False
 

@@ -353,11 +353,41 @@ def _disjoint(
         spans.append(span[1])
     if bases[0] != bases[1]:
         return False
-    pairs = list(zip(digits, weights, strict=True))
+    pairs = _unblocked(list(zip(digits, weights, strict=True)), facts)
     return any(
         all(_ascends(span, order, facts) for span in spans)
         for order in permutations(pairs)
     )
+
+
+def _unblocked(
+    pairs: Sequence[tuple[Digit, Expr]], facts: Facts
+) -> list[tuple[Digit, Expr]]:
+    """A loop that runs through blocks of c, the last one shorter, as one digit.
+
+    for p < ceildiv(n, c) { for i < min(c, n - c*p) }   ->   c*p + i < n
+    """
+    for block, far in pairs:
+        for inner, near in pairs:
+            whole = _whole(block, inner, facts)
+            if whole is None or far != whole[0] * near:
+                continue
+            rest = [p for p in pairs if p[0] is not block and p[0] is not inner]
+            joined = Digit(inner.name, (whole[1],), as_expr(1))
+            return _unblocked([*rest, (joined, near)], facts)
+    return list(pairs)
+
+
+def _whole(block: Digit, inner: Digit, facts: Facts) -> tuple[Expr, Expr] | None:
+    """(c, n) if a digit is below both c and n - c times another digit."""
+    for end in inner.extents:
+        step = linear_coefficient(end, block.name)
+        if step is None or step == as_expr(0):
+            continue
+        total = end - step * sym(block.name)
+        if any(facts.prove(le(e, -step)) for e in inner.extents if e is not end):
+            return -step, total
+    return None
 
 
 def _span(rest: Expr, loops: Sequence[_Loop], facts: Facts) -> tuple[Expr, Expr] | None:

@@ -21,6 +21,7 @@ from pliant.ir.access import VIEWS
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
 from pliant.passes.context import Context
+from pliant.passes.sizes import hardly_larger
 from pliant.sym import Facts
 
 MOST_OPS = 64  # of one chain
@@ -78,17 +79,27 @@ class _Choice:
 
     def decide(self, value: Value) -> None:
         missing = self.sources(value)
-        if missing is not None and len(missing) == 1:
-            (source,) = missing
-            if self.stands_for(source, value):
+        if len(missing) == 1:
+            source = self.stored(*missing)
+            if source is not value and self.stands_for(source, value):
                 self.kept.add(source)
-                missing = set()
+                missing = self.sources(value)
+                if missing:
+                    self.kept.remove(source)
         if missing:
             self.kept.add(value)
         else:
             self.again.add(value)
 
-    def sources(self, value: Value) -> set[Value] | None:
+    def stored(self, source: Value) -> Value:
+        """What a kernel makes of a value that is read by one elementwise op only."""
+        while True:
+            readers = self.readers(source)
+            if len(readers) != 1 or not has_trait(readers[0], Trait.ELEMENTWISE):
+                return source
+            source = readers[0].result
+
+    def sources(self, value: Value) -> set[Value]:
         """What more has to be kept to compute a value again; itself if too much."""
         missing: set[Value] = set()
         seen: set[Value] = set()
@@ -108,9 +119,9 @@ class _Choice:
         return missing if len(seen) <= MOST_OPS else {value}
 
     def stands_for(self, source: Value, value: Value) -> bool:
-        """Whether a source is in memory, and no larger than what is made of it."""
-        size = self.facts.canonical(source.type.bytes)
-        if size != self.facts.canonical(value.type.bytes):
+        """Whether a source is in memory, and hardly larger than what is made of it."""
+        same = source.dtype.bytes <= value.dtype.bytes
+        if not same or not hardly_larger(source.shape, value.shape, self.facts):
             return False
         return any(not _is_cheap(op) for op in self.readers(source))
 

@@ -12,9 +12,9 @@
 #include <float.h>
 
 #define PLT_PRUNE_EFFORT 60000
+#define PLT_IMPROVE_EFFORT 60000
 /* Steps in one estimate of what it takes to compute a value again. */
 #define PLT_MOST_REPEATED 400
-#define PLT_SPILL_CALL_NS 10000.0
 
 typedef struct plt_candidate {
     double score; /* nanoseconds per byte */
@@ -32,6 +32,7 @@ static void carve_search(plt_search *s, plt_carver *c) {
     s->listed = plt_carve(c, PLT_MOST_REPEATED, sizeof *s->listed);
     s->banned = plt_carve(c, m->n_touches, 1);
     s->best_modes = plt_carve(c, m->n_touches, 1);
+    s->before_modes = plt_carve(c, m->n_touches, 1);
     s->chosen_modes = plt_carve(c, m->n_touches, 1);
 }
 
@@ -52,6 +53,9 @@ void plt_search_free(plt_search *s) {
 }
 
 /* ---- what an eviction costs ---- */
+
+/* What may not be done with a gap. */
+enum { NOT_RECOMPUTED = 1, NOT_EVICTED = 2, TRIED = 4 };
 
 enum { ABSENT, PRESENT, IN_FILE };
 
@@ -102,7 +106,7 @@ static double recompute_cost(plt_search *s, int32_t x, int32_t u) {
                 if (where == PRESENT || !(t->flags & PLT_READS)) continue;
                 w->mark[z] = w->stamp;
                 if (where == IN_FILE) {
-                    total += (double)w->sizes[z] * w->model->ns_per_spilled_byte;
+                    total += plt_spill_cost(w, z);
                 } else {
                     w->stack[depth++] = z;
                 }
@@ -113,24 +117,25 @@ static double recompute_cost(plt_search *s, int32_t x, int32_t u) {
     return total;
 }
 
-/* The cheaper way to evict; false if there is none. */
-static bool price(plt_search *s, candidate *c) {
+/* The cheaper way to evict; false if there is none. What is freed beyond excess bytes
+ * does not count. */
+static bool price(plt_search *s, candidate *c, int64_t excess) {
     plt_walk *w = s->w;
     const plt_model *m = w->model;
     int32_t u = w->order->uses[c->gap + 1].position;
-    double size = (double)w->sizes[c->object];
     c->cost = DBL_MAX;
-    if (m->can & PLT_CAN_RECOMPUTE && !s->banned[c->gap]) {
+    if (m->can & PLT_CAN_RECOMPUTE && !(s->banned[c->gap] & NOT_RECOMPUTED)) {
         c->cost = recompute_cost(s, c->object, u);
         c->mode = c->needed || w->modes[c->gap] == PLT_RECOMPUTE ? PLT_DROP
                                                                  : PLT_RECOMPUTE;
     }
-    double spill = 2 * size * m->ns_per_spilled_byte + PLT_SPILL_CALL_NS;
+    double spill = 2 * plt_spill_cost(w, c->object);
     if (m->can & PLT_CAN_SPILL && spill < c->cost) {
         c->cost = spill;
         c->mode = PLT_SPILL;
     }
-    c->score = c->cost / size;
+    int64_t size = w->sizes[c->object];
+    c->score = c->cost / (double)(size < excess ? size : excess);
     return c->cost < DBL_MAX;
 }
 
@@ -157,7 +162,7 @@ static void make_heap(candidate *v, int64_t n) {
 /* ---- choosing ---- */
 
 /* What is live at the peak, where the walk has stopped, and not needed there. */
-static int64_t list_candidates(plt_search *s) {
+static int64_t list_candidates(plt_search *s, int64_t excess) {
     plt_walk *w = s->w;
     const plt_order *o = w->order;
     int32_t p = w->peak_position, stamp = w->stamp;
@@ -168,12 +173,13 @@ static int64_t list_candidates(plt_search *s) {
         if (k + 1 >= o->first_use[x + 1] || o->uses[k + 1].position <= p) continue;
         bool needed = w->near[x] == stamp && w->stamp_position == p;
         if (needed && !w->peak_at_step) continue;
+        if (s->banned[k] & NOT_EVICTED) continue;
         if (w->modes[k] != PLT_KEEP && w->modes[k] != PLT_RECOMPUTE) continue;
         s->heap[count++] = (candidate){.object = x, .gap = k, .needed = needed};
     }
     int64_t priced = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (price(s, &s->heap[i])) s->heap[priced++] = s->heap[i];
+        if (price(s, &s->heap[i], excess)) s->heap[priced++] = s->heap[i];
     }
     make_heap(s->heap, priced);
     return priced;
@@ -181,13 +187,13 @@ static int64_t list_candidates(plt_search *s) {
 
 /* Evicts the cheapest per byte until excess bytes are freed at the peak. */
 static bool evict(plt_search *s, int64_t excess) {
-    int64_t n = list_candidates(s);
+    int64_t n = list_candidates(s, excess);
     bool any = false;
     while (n > 0 && excess > 0) {
         candidate *top = s->heap;
         /* what was evicted since may have made it dearer, or impossible */
         double before = top->score;
-        if (!price(s, top)) {
+        if (!price(s, top, excess)) {
             *top = s->heap[--n];
             sift_down(s->heap, n, 0);
             continue;
@@ -207,7 +213,7 @@ static bool evict(plt_search *s, int64_t excess) {
 
 /* A gap whose recomputing is of no use is spilled, or kept, from now on. */
 static void give_up(plt_search *s, int32_t gap) {
-    s->banned[gap] = 1;
+    s->banned[gap] |= NOT_RECOMPUTED;
     bool spill = s->w->model->can & PLT_CAN_SPILL;
     s->w->modes[gap] = spill ? PLT_SPILL : PLT_KEEP;
 }
@@ -273,22 +279,29 @@ int plt_evict(plt_search *s, int64_t goal) {
     }
 }
 
-int plt_keep_more(plt_search *s, int64_t goal) {
+/* What is evicted, the dearest on top of the heap, without gaps that have a mark. */
+static int64_t list_evicted(plt_search *s, uint8_t without) {
     plt_walk *w = s->w;
     const plt_order *o = w->order;
-    int64_t n = 0, until = w->effort + PLT_PRUNE_EFFORT;
+    int64_t n = 0;
     for (int32_t x = 0; x < w->model->n_buffers; x++) {
         for (int32_t k = o->first_use[x]; k + 1 < o->first_use[x + 1]; k++) {
-            if (w->modes[k] == PLT_KEEP) continue;
+            if (w->modes[k] == PLT_KEEP || s->banned[k] & without) continue;
             candidate c = {.object = x, .gap = k, .mode = w->modes[k]};
             bool spilled = c.mode == PLT_SPILL;
-            c.cost = spilled ? 2 * (double)w->sizes[x] * w->model->ns_per_spilled_byte
+            c.cost = spilled ? 2 * plt_spill_cost(w, x)
                              : recompute_cost(s, x, o->uses[k + 1].position);
             c.score = -c.cost;
             s->heap[n++] = c;
         }
     }
     make_heap(s->heap, n);
+    return n;
+}
+
+static int keep_more(plt_search *s, int64_t goal, int64_t until) {
+    plt_walk *w = s->w;
+    int64_t n = list_evicted(s, 0);
     while (n > 0 && w->effort < until) {
         candidate c = s->heap[0];
         s->heap[0] = s->heap[--n];
@@ -297,6 +310,75 @@ int plt_keep_more(plt_search *s, int64_t goal) {
         int status = plt_walk_run(w, -1);
         if (status == PLT_WALK_MEMORY) return PLT_ERR_MEMORY;
         if (status != PLT_WALK_DONE || w->peak > goal) w->modes[c.gap] = c.mode;
+    }
+    return plt_walk_run(w, -1) == PLT_WALK_DONE ? PLT_OK : PLT_ERR_MEMORY;
+}
+
+int plt_keep_more(plt_search *s, int64_t goal) {
+    return keep_more(s, goal, s->w->effort + PLT_PRUNE_EFFORT);
+}
+
+/* Whether the modes of now fit, and cost less than the least so far. */
+static bool is_cheaper(plt_search *s, int64_t goal, double *cost) {
+    plt_walk *w = s->w;
+    bool done = plt_walk_run(w, -1) == PLT_WALK_DONE;
+    if (!done || w->peak > goal || w->extra >= *cost) return false;
+    *cost = w->extra;
+    return true;
+}
+
+/* The other ways to evict a gap; where there is no room for one, also with nothing that
+ * stays after it was computed again for others. */
+static bool change_mode(plt_search *s, int32_t gap, int64_t goal, double *cost) {
+    plt_walk *w = s->w;
+    int64_t n = w->model->n_touches;
+    bool any = false;
+    plt_copy(s->before_modes, w->modes, n, 1);
+    for (uint8_t other = PLT_RECOMPUTE; other <= PLT_DROP; other++) {
+        int64_t needs = other == PLT_SPILL ? PLT_CAN_SPILL : PLT_CAN_RECOMPUTE;
+        if (other == s->before_modes[gap] || !(w->model->can & needs)) continue;
+        w->modes[gap] = other;
+        bool good = is_cheaper(s, goal, cost);
+        if (!good && w->peak > goal && other != PLT_SPILL) {
+            for (int64_t k = 0; k < n; k++) {
+                if (k != gap && w->modes[k] == PLT_RECOMPUTE) w->modes[k] = PLT_DROP;
+            }
+            good = is_cheaper(s, goal, cost);
+        }
+        any |= good;
+        plt_copy(good ? s->before_modes : w->modes, good ? w->modes : s->before_modes,
+                 n, 1);
+    }
+    return any;
+}
+
+/* A gap is kept, and what else has to go for that is evicted. */
+static bool exchange(plt_search *s, int32_t gap, int64_t goal, double *cost) {
+    plt_walk *w = s->w;
+    plt_copy(s->before_modes, w->modes, w->model->n_touches, 1);
+    w->modes[gap] = PLT_KEEP;
+    s->banned[gap] |= NOT_EVICTED;
+    bool good = plt_evict(s, goal) == PLT_OK && keep_more(s, goal, s->until) == PLT_OK &&
+                is_cheaper(s, goal, cost);
+    s->banned[gap] &= (uint8_t)~NOT_EVICTED;
+    if (!good) plt_copy(w->modes, s->before_modes, w->model->n_touches, 1);
+    return good;
+}
+
+int plt_improve(plt_search *s, int64_t goal) {
+    plt_walk *w = s->w;
+    double cost = w->extra;
+    s->best_peak = 0; /* its modes are not asked for */
+    s->until = w->effort + PLT_IMPROVE_EFFORT;
+    /* what did not work together with others may do so now */
+    memset(s->banned, 0, (size_t)w->model->n_touches);
+    while (w->effort < s->until && list_evicted(s, TRIED) > 0) {
+        int32_t gap = s->heap[0].gap;
+        bool any = change_mode(s, gap, goal, &cost) || exchange(s, gap, goal, &cost);
+        s->banned[gap] |= TRIED;
+        for (int64_t k = 0; any && k < w->model->n_touches; k++) {
+            s->banned[k] &= (uint8_t)~TRIED;
+        }
     }
     return plt_walk_run(w, -1) == PLT_WALK_DONE ? PLT_OK : PLT_ERR_MEMORY;
 }

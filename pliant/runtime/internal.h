@@ -183,6 +183,8 @@ bool plt_walk_init(plt_walk *w, const struct plt_model *m, const int64_t *sizes,
                    const double *costs);
 void plt_walk_free(plt_walk *w);
 int plt_walk_run(plt_walk *w, int32_t stop);
+/* Nanoseconds to write x to the file, or to read it. */
+double plt_spill_cost(const plt_walk *w, int32_t x);
 /* The use of x at or after a position. */
 int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
 
@@ -190,9 +192,10 @@ int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
 typedef struct plt_search {
     plt_walk *w;
     int64_t until;         /* effort at which to stop */
-    uint8_t *banned;       /* [n_touches] gaps that cannot be recomputed */
+    uint8_t *banned;       /* [n_touches] what may not be done with a gap */
     uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
     uint8_t *chosen_modes; /* [n_touches] */
+    uint8_t *before_modes; /* [n_touches] to go back to */
     int64_t best_peak;
     int64_t least_kept; /* of all orders, when nothing is evicted */
     struct plt_candidate *heap; /* [max(n_objects, n_touches)] */
@@ -207,6 +210,8 @@ void plt_search_free(plt_search *s);
 int plt_evict(plt_search *s, int64_t goal);
 /* Takes evictions back that goal does not need, the dearest first. */
 int plt_keep_more(plt_search *s, int64_t goal);
+/* Other ways to evict, and other values, where that is cheaper and still fits. */
+int plt_improve(plt_search *s, int64_t goal);
 
 /* ---- remat.c ---- */
 /* What was chosen; modes and order of the walk are set, and it has been run. */

@@ -150,6 +150,7 @@ static int fit(plt_search *s, int64_t order, int64_t limit, plt_choice *out) {
     copy_modes(s, s->best_modes, w->modes);
     plt_choice made;
     int status = plt_keep_more(s, goal);
+    if (status == PLT_OK) status = plt_improve(s, goal);
     if (status == PLT_OK) status = pack(w, limit, PLT_FIT_EFFORT, &made);
     if (status == PLT_OK && made.arena <= limit) {
         take(w, out, made, order);
@@ -217,6 +218,7 @@ static int use_room(plt_search *s, int64_t limit, plt_choice *best) {
     plt_walk *w = s->w;
     int status = settle(s, best);
     if (status == PLT_OK) status = plt_keep_more(s, limit - limit / 32);
+    if (status == PLT_OK) status = plt_improve(s, limit - limit / 32);
     plt_choice made;
     if (status == PLT_OK) status = pack(w, limit, PLT_FIT_EFFORT, &made);
     if (status != PLT_OK) return status;

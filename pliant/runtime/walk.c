@@ -12,6 +12,8 @@
 
 /* Instructions per step; a walk that takes more is given up. */
 #define PLT_LONGEST 24
+/* Of a read or a write, besides its bytes. */
+#define PLT_FILE_CALL_NS 5000.0
 
 static void carve_walk(plt_walk *w, plt_carver *c) {
     const plt_model *m = w->model;
@@ -98,12 +100,16 @@ static int emit(plt_walk *w, int32_t position, plt_instruction made) {
     return PLT_WALK_DONE;
 }
 
+double plt_spill_cost(const plt_walk *w, int32_t x) {
+    return (double)w->sizes[x] * w->model->ns_per_spilled_byte + PLT_FILE_CALL_NS;
+}
+
 static int read_file(plt_walk *w, int32_t x, int32_t position) {
     if (!open_storage(w, x)) return PLT_WALK_MEMORY;
     ((plt_storage *)w->files.items)[w->file[x]].last = w->time;
     plt_instruction made = {PLT_READ_FILE, x, w->open[x], w->file[x]};
     int status = emit(w, position, made);
-    w->extra += (double)w->sizes[x] * w->model->ns_per_spilled_byte;
+    w->extra += plt_spill_cost(w, x);
     if (status == PLT_WALK_DONE) w->time++;
     return status;
 }
@@ -117,7 +123,7 @@ static int write_file(plt_walk *w, int32_t x, int32_t position) {
     plt_instruction made = {PLT_WRITE_FILE, x, w->open[x], w->file[x]};
     int status = emit(w, position, made);
     if (status != PLT_WALK_DONE) return status;
-    w->extra += (double)w->sizes[x] * w->model->ns_per_spilled_byte;
+    w->extra += plt_spill_cost(w, x);
     w->spilled += w->sizes[x];
     close_storage(w, x);
     w->time++;

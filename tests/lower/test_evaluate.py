@@ -116,6 +116,18 @@ def test_pad(name: str) -> None:
     agree(PADS[name], example, NS, pairs(0, 1, 3, 33))
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_pad_of_a_part_that_was_flat(first: int) -> None:
+    """What is read is known to lie inside the part, and so needs no division."""
+
+    def padded(x: Tensor, y: Tensor) -> Tensor:
+        part = x[:, first : x.shape[1] - 1 + first]
+        return F.pad(part.flatten().exp().view(part.shape), (first, 1 - first))
+
+    example = (torch.randn(2, 5), torch.randn(2, 6))
+    agree(padded, example, NS, pairs(1, 3, 33))
+
+
 GATHERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "rows": lambda x, i: x[i],
     "columns": lambda x, i: x.T[:, i] * 2,

@@ -71,6 +71,12 @@ SAFE = {
         for j = 0 to m vector do prefetch %x[n*m - 1 - m*i - j] end
       end
       for k = 0 to n*m vector do %y[k] = neg(%x[k]) end""",
+    "blocks of columns": """
+      for p = 0 to ceildiv(m, 4) parallel do
+        for j = 4*p to min(4*p + 4, m) vector do
+          for i = 0 to n do %y[m*i + j] = neg(%x[m*i + j]) end
+        end
+      end""",
     "variants": """
       dispatch {
         variant "even" when 2 divides m do
@@ -111,6 +117,12 @@ UNSAFE = {
     "rows that overlap": """
       for i = 0 to n parallel do
         for j = 0 to min(m, n*m - i) vector do %y[i + j] = neg(%x[i + j]) end
+      end""",
+    "blocks that overlap": """
+      for p = 0 to ceildiv(m, 4) parallel do
+        for j = 4*p to min(4*p + 5, m) vector do
+          for i = 0 to n do %y[m*i + j] = neg(%x[m*i + j]) end
+        end
       end""",
     "chosen by data": """
       for i = 0 to n*m {

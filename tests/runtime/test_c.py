@@ -66,6 +66,14 @@ def test_limits(variant: str, tmp_path: Path) -> None:
     assert "ok" in build_and_run(["remat.c"], flags, [count], tmp_path / "remat")
 
 
+@pytest.mark.parametrize("variant", ["plain", "address"])
+def test_cheapest_evictions(variant: str, tmp_path: Path) -> None:
+    """What is evicted is the cheapest there is, nearly always, of all ways to evict."""
+    flags, _ = VARIANTS[variant]
+    count = "100" if variant == "address" else "400"
+    assert "ok" in build_and_run(["cheapest.c"], flags, [count], tmp_path / "cheapest")
+
+
 def test_no_mutable_globals(tmp_path: Path) -> None:
     """Nothing of the runtime lands in .data or .bss."""
     for name in SOURCES:
