@@ -140,11 +140,14 @@ def optimised(source: ll.Module | str, target: Target, opt_level: int) -> Any:
     module.triple = target.triple
     if opt_level == 0:
         return module
-    passes, inline, simplify = _pipeline(target, opt_level)
-    inline.run(module, passes)
+    tuning, inline, simplify = _pipeline(target, opt_level)
+    machine = target_machine(target, opt_level)
+    # A pass builder of its own for each run: a run leaves callbacks behind in its
+    # builder, and all that are there are called around every pass of the next run.
+    inline.run(module, llvm.create_pass_builder(machine, tuning))
     for function in module.functions:
         if not function.is_declaration:
-            simplify.run(function, passes)
+            simplify.run(function, llvm.create_pass_builder(machine, tuning))
     return module
 
 
@@ -162,8 +165,9 @@ def target_machine(target: Target, opt_level: int = 2) -> Any:
     )
 
 
-@lru_cache(maxsize=8)  # llvmlite frees a pass builder only in part
+@lru_cache(maxsize=8)  # llvmlite frees a pass manager only in part
 def _pipeline(target: Target, opt_level: int) -> tuple[Any, Any, Any]:
+    """Options, the passes over a module, and those over each of its functions."""
     tuning = llvm.create_pipeline_tuning_options(opt_level)
     tuning.loop_vectorization = tuning.slp_vectorization = False
     tuning.loop_unrolling = tuning.loop_interleaving = False
@@ -171,7 +175,7 @@ def _pipeline(target: Target, opt_level: int) -> tuple[Any, Any, Any]:
     inline = llvm.create_new_module_pass_manager()
     inline.add_always_inliner_pass()
     inline.add_global_dead_code_eliminate_pass()
-    return passes, inline, passes.getFunctionPassManager()
+    return tuning, inline, passes.getFunctionPassManager()
 
 
 def _initialise(triple: str) -> None:

@@ -7,6 +7,7 @@ import gc
 import re
 import weakref
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -81,6 +82,19 @@ def test_freed_with_the_object() -> None:
     gc.collect()
     assert gone() is None
     assert (resident() - before) * 4 < 2048  # KiB; a leak would be tens per round
+
+
+def test_the_thousandth_module_takes_no_longer_than_the_first() -> None:
+    def seconds() -> float:
+        started = process_time()
+        optimised(TWICE, target.host(), 2)
+        return process_time() - started
+
+    first = min(seconds() for _ in range(20))
+    for _ in range(2000):
+        optimised(TWICE, target.host(), 2)
+    # What every run leaves behind in LLVM made it thirty times as long.
+    assert min(seconds() for _ in range(20)) < 3 * first
 
 
 # ---- several objects
