@@ -355,7 +355,7 @@ Stmt = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoopFunc:
     """A tensor program; `sizes` are its integer parameters, before its buffers."""
 

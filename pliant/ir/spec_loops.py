@@ -11,9 +11,11 @@ cross it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
+from weakref import ref
 
 from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
@@ -67,8 +69,60 @@ _REDUCTIONS = ("sum", "prod", "max", "min")
 
 
 def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
-    """Raises InternalError if the loop function is not legal."""
-    _LoopChecker(func, module).function()
+    """Raises InternalError if the loop function is not legal.
+
+    Functions do not change: one that was found legal among the same functions is
+    not looked at again.
+    """
+    known = _seen(func)
+    called = None if module is None else _reached(func, module)
+    if called is None or not known.is_legal_with(called):
+        _LoopChecker(func, module).function()
+        if called is not None:
+            known.legal = {name: ref(callee) for name, callee in called.items()}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a loop function as long as it lives."""
+
+    calls: tuple[str, ...]
+    is_parallel: bool
+    itself: ref[LoopFunc]
+    # The functions it calls, also through others, with which it was found legal.
+    legal: dict[str, ref[LoopFunc]] | None = None
+
+    def is_legal_with(self, called: Mapping[str, LoopFunc]) -> bool:
+        legal = self.legal
+        return legal is not None and {n: r() for n, r in legal.items()} == called
+
+
+_functions: dict[int, _Seen] = {}  # by identity
+
+
+def _seen(func: LoopFunc) -> _Seen:
+    number = id(func)
+    found = _functions.get(number)
+    if found is None:
+        inside = list(statements(func.body))
+        calls = dict.fromkeys(s.function for s in inside if isinstance(s, Call))
+        parallel = any(isinstance(s, For) and s.kind is Kind.PARALLEL for s in inside)
+        forget = ref(func, lambda _: _functions.pop(number, None))
+        found = _functions[number] = _Seen(tuple(calls), parallel, forget)
+    return found
+
+
+def _reached(func: LoopFunc, module: Module) -> dict[str, LoopFunc]:
+    """The functions of a module that one calls, directly or through others."""
+    found: dict[str, LoopFunc] = {}
+    queue = [func]
+    while queue:
+        for name in _seen(queue.pop()).calls:
+            callee = module.loops.get(name)
+            if callee is not None and name not in found:
+                found[name] = callee
+                queue.append(callee)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -410,29 +464,9 @@ class _LoopChecker:
                 )
             if buffer.role is Role.IN and target.role is not Role.IN:
                 self.fail(f"@{callee.name} writes to %{buffer.name}, an input")
-        reached = list(self.reachable(callee))
-        if any(func.name == self.func.name for func in reached):
+        reached = {callee.name: callee, **_reached(callee, self.module)}
+        if self.func.name in reached:
             self.fail(f"@{callee.name} calls @{self.func.name} back")
-        for func in reached:
-            if self.parallel and _is_parallel(func):
+        for func in reached.values():
+            if self.parallel and _seen(func).is_parallel:
                 self.fail(f"@{func.name} has a parallel loop and is called from one")
-
-    def reachable(self, func: LoopFunc) -> Iterator[LoopFunc]:
-        assert self.module is not None
-        seen: dict[str, LoopFunc] = {func.name: func}
-        queue = [func]
-        while queue:
-            for stmt in statements(queue.pop().body):
-                if isinstance(stmt, Call) and stmt.function not in seen:
-                    found = self.module.loops.get(stmt.function)
-                    if found is not None:
-                        seen[stmt.function] = found
-                        queue.append(found)
-        return iter(seen.values())
-
-
-def _is_parallel(func: LoopFunc) -> bool:
-    return any(
-        isinstance(stmt, For) and stmt.kind is Kind.PARALLEL
-        for stmt in statements(func.body)
-    )
