@@ -254,7 +254,9 @@ class _GraphChecker:
             dims = [d for v in op.results for d in v.shape]
             symbols.update(name for name in map(bare, dims) if name is not None)
         for value in op.results:
-            self.known(symbols_in(value.type), symbols, f"result {value}: {value.type}")
+            if not symbols.issuperset(symbols_in(value.type)):
+                what = f"result {value}: {value.type}"
+                self.known(symbols_in(value.type), symbols, what)
             self.define(value, scope)
         return facts
 
@@ -269,7 +271,7 @@ class _GraphChecker:
         for name, attr in op.attrs:
             for dim in exprs_of(attr):
                 fresh = op.name == "match_cast" and bare(dim) is not None
-                if not fresh:
+                if not fresh and not symbols.issuperset(dim.symbols()):
                     self.known(dim.symbols(), symbols, f"attribute {name}")
 
     def callee(self, op: Op, facts: Facts) -> None:
@@ -383,6 +385,8 @@ class _GraphChecker:
         self, op: Op, value: Value, wanted: TensorType, cx: InferContext
     ) -> None:
         have = value.type
+        if have == wanted:
+            return
         problem = f"result {value} is {have}, should be {wanted}"
         if have.dtype is not wanted.dtype or have.rank != wanted.rank:
             raise _Breach(problem)
