@@ -374,6 +374,13 @@ def to_ratio(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Exp
     return to_expr(expr, symbol), as_expr(1)
 
 
+def _holds(cond: Cond, sizes: dict[str, int]) -> bool:
+    try:
+        return cond.holds(sizes)
+    except ZeroDivisionError:  # a size that has no meaning here
+        return False
+
+
 def as_bound(cond: Cond) -> Cond:
     """The same, said as a bound of one size: min(n, 7) - min(n, 2) == 5 is 7 <= n.
 
@@ -385,7 +392,7 @@ def as_bound(cond: Cond) -> Cond:
     (name,) = cond.symbols()
     # Where it changes is near a number in it.
     end = 2 * max(map(int, re.findall(r"\d+", str(cond)))) + 8
-    held = [n for n in range(2, min(end, _FAR)) if cond.holds({name: n})]
+    held = [n for n in range(2, min(end, _FAR)) if _holds(cond, {name: n})]
     if not held:
         return cond
     size, low, high = sym(name), held[0], held[-1]

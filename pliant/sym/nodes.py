@@ -214,13 +214,13 @@ class Expr:
         images = {atom: replace(atom) for atom in self.atoms()}
         if all(image is lift(atom) for atom, image in images.items()):
             return self
-        total = ZERO
+        parts: list[Expr] = []
         for coefficient, mono in self.terms:
             term = const(coefficient)
             for atom, power in mono:
                 term = term * images[atom] ** power
-            total = total + term
-        return total
+            parts.append(term)
+        return sum_of(parts)
 
     def __add__(self, other: DimLike) -> Expr:
         right = _coerce(other)
@@ -513,6 +513,14 @@ def _add_into(
     return out
 
 
+def sum_of(parts: Iterable[Expr]) -> Expr:
+    """Their sum; cheaper than one addition after the other."""
+    out: dict[Monomial, int] = {}
+    for part in parts:
+        _add_into(out, part.terms, 1)
+    return _build(out)
+
+
 @lru_cache(maxsize=MEMO)
 def _sum(left: Expr, right: Expr, factor: int) -> Expr:
     return _build(_add_into({m: c for c, m in left.terms}, right.terms, factor))
@@ -653,22 +661,26 @@ def _strip_mods(num: Expr, den: Expr) -> Expr:
 
 def _join_mods(expr: Expr) -> Expr:
     """q*(a//q) + a % q -> a, times any common factor."""
+    present = {m: c for c, m in expr.terms}
     for coefficient, mono in expr.terms:
         for atom, power in mono:
             if not isinstance(atom, Mod) or power != 1 or len(atom.den.terms) != 1:
                 continue
-            factor = monomial_quotient(mono, ((atom, 1),))
-            assert factor is not None
-            whole = Expr._of(((coefficient, factor),))
+            factor = tuple(item for item in mono if item[0] is not atom)
+            pair = _counterpart(atom)
             # The quotient may be spelled ceildiv(..) - 1: compare its first term.
-            down = floordiv(atom.num, atom.den)
-            scale, lead = (down * atom.den).terms[0]
-            present = {m: c for c, m in expr.terms}
+            scale, lead = pair.terms[0]
             if present.get(_multiply(lead, factor)) == scale * coefficient:
-                pair = whole * down * atom.den
-                rest = _add_into(dict(present), [(coefficient, mono)], -1)
-                return _build(_subtract(rest, pair)) + whole * atom.num
+                whole = Expr._of(((coefficient, factor),))
+                rest = _add_into(present, [(coefficient, mono)], -1)
+                return _build(_subtract(rest, whole * pair)) + whole * atom.num
     return expr
+
+
+@lru_cache(maxsize=MEMO)
+def _counterpart(atom: Mod) -> Expr:
+    """q*(a//q) of a % q."""
+    return floordiv(atom.num, atom.den) * atom.den
 
 
 def _subtract(out: dict[Monomial, int], expr: Expr) -> dict[Monomial, int]:

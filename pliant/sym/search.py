@@ -11,6 +11,7 @@ In this order, each step within one small budget:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import permutations
 from math import gcd
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from pliant.sym.expr import (
     operands,
     rebuild,
 )
+from pliant.sym.nodes import MEMO, sum_of
 
 if TYPE_CHECKING:
     from pliant.sym.prove import Facts
@@ -43,6 +45,7 @@ _DEPTH = 2
 _MOST_TERMS = 48
 
 
+@lru_cache(maxsize=MEMO)
 def without_quotients(expr: Expr) -> tuple[Expr, int]:
     """(e, s) with e == s * expr and s > 0, and no quotient by a constant in e.
 
@@ -78,15 +81,16 @@ def _multiplied_out(
 ) -> tuple[Expr, int]:
     """(divisor**d * expr, divisor**d) with atom = image / divisor, d its degree."""
     degree = max(dict(mono).get(atom, 0) for _, mono in expr.terms)
-    total = Expr._of(())
+    parts: list[Expr] = []
     for coefficient, mono in expr.terms:
         power = dict(mono).get(atom, 0)
         rest = tuple(item for item in mono if item[0] is not atom)
         scaled = coefficient * divisor ** (degree - power)
-        total = total + Expr._of(((scaled, rest),)) * image**power
-    return total, divisor**degree
+        parts.append(Expr._of(((scaled, rest),)) * image**power)
+    return sum_of(parts), divisor**degree
 
 
+@lru_cache(maxsize=MEMO)
 def _replaced(expr: Expr, old: Atom, image: Expr) -> Expr:
     """`expr` with an atom replaced everywhere, inside other atoms too."""
 
@@ -100,13 +104,16 @@ def _replaced(expr: Expr, old: Atom, image: Expr) -> Expr:
     return expr.map_atoms(replace)
 
 
-def _choices(expr: Expr) -> Iterator[Min | Max]:
-    """Min and Max atoms, innermost first."""
+@lru_cache(maxsize=MEMO)
+def _choice(expr: Expr) -> Min | Max | None:
+    """A Min or Max with no other inside."""
     for atom in expr.atoms():
         for arg in operands(atom):
-            yield from _choices(arg)
+            if (inner := _choice(arg)) is not None:
+                return inner
         if isinstance(atom, Min | Max):
-            yield atom
+            return atom
+    return None
 
 
 def tightened(expr: Expr) -> Expr:
@@ -143,7 +150,7 @@ class Search:
             return flat.value >= 0
         if self._bounded(expr) or (flat is not expr and self._bounded(flat)):
             return True
-        choice = next(_choices(flat), None)
+        choice = _choice(flat)
         if choice is not None:
             return self._each_case(flat, choice, known, depth)
         if depth == 0:
@@ -254,6 +261,8 @@ class Search:
             for debt, mono in expr.terms:
                 if debt > 0:
                     continue
+                if self.steps <= 0:
+                    return False
                 for paid, other in fact.terms:
                     factor = monomial_quotient(mono, other) if paid < 0 else None
                     if factor is None or not all(self._is_nonneg(a) for a, _ in factor):

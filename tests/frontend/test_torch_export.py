@@ -12,6 +12,7 @@ from torch.export import Dim
 from torch_oracle import imported_from, matches_eager, run, same
 
 from pliant.errors import PliantError, ShapeError, UnsupportedOpError
+from pliant.frontend.torch_dims import as_bound
 from pliant.frontend.torch_export import (
     ConstantInput,
     SizeInput,
@@ -19,6 +20,7 @@ from pliant.frontend.torch_export import (
     from_exported,
 )
 from pliant.ir.types import DType
+from pliant.sym import eq, floordiv, ge, minimum, sym
 
 
 class Call(nn.Module):
@@ -165,6 +167,13 @@ def test_sizes_of_slices_are_as_traced(
     for n in others:
         with pytest.raises(ShapeError, match=r"the trace took this size to be .*\.py:"):
             run(imported, (torch.randn(n),))
+
+
+def test_sizes_in_whole_windows() -> None:
+    """A divisor that is 0 at small sizes asks for nothing there, as windows of Swin."""
+    quotient = floordiv(sym("n"), floordiv(sym("n"), 4))
+    assert as_bound(eq(quotient, 4)) == eq(quotient, 4)
+    assert as_bound(eq(minimum(sym("n"), 7), 7)) == ge(sym("n"), 7)
 
 
 def test_one_example_for_several_inputs() -> None:
