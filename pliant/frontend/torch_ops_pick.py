@@ -72,6 +72,7 @@ def arange(cx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
     dtype = cx.out_dtype
     if any(isinstance(n, Real) for n in (start, end, step)):
         cx.unsupported("arange between floats that depend on sizes")
+    start, end, step = (_whole(n) for n in (start, end, step))
     if any(isinstance(n, float) for n in (start, end, step)):
         numbers = [_number(cx, n) for n in (start, end, step)]
         size = as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
@@ -94,6 +95,12 @@ def arange(cx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
     if grows and isinstance(step, int) and step > 0:
         cx.nonnegative.add(out)
     return out
+
+
+def _whole(n: Any) -> Any:
+    """2.0 as 2, which counts from and to sizes too."""
+    exact = isinstance(n, float) and n.is_integer() and abs(n) < 2**53
+    return int(n) if exact else n
 
 
 def _number(cx: Context, n: Any) -> float:

@@ -308,6 +308,7 @@ def test_creation() -> None:
             lambda x, y: [
                 torch.arange(0, 2, 0.3),
                 torch.arange(5, dtype=torch.float16),
+                torch.arange(x.shape[0], -x.shape[1], -1.0),
             ],
         ),
         (
