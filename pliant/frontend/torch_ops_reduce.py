@@ -233,6 +233,12 @@ def norm(
     return vector_norm(cx, x, 2 if p is None else p, dim, keepdim, dtype)
 
 
+def weight_norm(cx: Context, v: Value, g: Value, dim: int = 0) -> Value:
+    """Rows of v along an axis, each as long as g says; -1: all of v is one row."""
+    others = [axis for axis in range(v.type.rank) if axis != dim]
+    return cx.mul(v, cx.div(g, vector_norm(cx, v, 2, others, True)))
+
+
 def logsumexp(cx: Context, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     out = cx.out_dtype
     x = cx.cast(x, out.compute)
@@ -364,6 +370,7 @@ REDUCE: dict[Any, Translate] = {
     aten.count_nonzero.dim_IntList: count_nonzero,
     aten.linalg_vector_norm.default: vector_norm,
     aten.norm.Scalar: norm,
+    aten._weight_norm.default: weight_norm,
     aten.norm.ScalarOpt_dim: norm,
     aten.norm.ScalarOpt_dim_dtype: norm,
     aten.logsumexp.default: logsumexp,

@@ -184,6 +184,13 @@ def test_reductions() -> None:
             lambda x, y: [x.norm(), x.norm(dim=1), torch.linalg.vector_norm(x, 1, 1)],
         ),
         (
+            "weight_norm",
+            lambda x, y: [
+                torch._weight_norm(x, y[:, :1] + 2, 0),
+                torch._weight_norm(x, y[:1, :1] + 2, -1),
+            ],
+        ),
+        (
             "norms",
             lambda x, y: [torch.linalg.vector_norm(x, 3.0, 1), F.normalize(x, dim=1)],
         ),
