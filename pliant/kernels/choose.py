@@ -40,7 +40,10 @@ from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
 
 THREADS = sym("threads")
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
-WHOLE_ROWS = 3  # tiles of rows up to which K is not cut for the sake of the cache
+LONG_DOT = 1024  # steps of K, of which L1 holds no eight rows
+WHOLE_ROWS = 3  # tiles of rows up to which a constant's K is not cut for the cache
+FEW_TILES = 2  # of rows, for which another B is read in place if it is near
+MOST_TILES = 6  # of rows, from which on it is no longer a matter of their number
 THIN = 64  # steps of K up to which C is most of the traffic
 THIN_PANELS = 4  # for rows of C to be worth writing from end to end
 MOST_ROWS = 512  # of a block that panels go over: each may be a page of C
@@ -49,15 +52,19 @@ STRIP = 128  # steps of K in a pass over a B that is not constant; twice with ma
 FEW_STEPS = 16  # of K for few rows that read B from far: for more up to four times that
 MOST_PASSES = 256  # over a B that is read from far
 NEAR_COLUMNS = 256  # of a B whose rows are near each other
+NEAR_STEPS = 48  # of K, whose rows of B are few enough to be near each other
 MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
 FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
 LOW_STEPS = 7  # of K for which strips are low
-LONG_ROW = 64  # results
-FEW_RESULTS = 1 << 13  # that stay in L1
+NEAR_LOW_STEPS = 24  # the same where B is in L1
+LONG_ROW = 32  # results
+ALONE_ROW = 400  # results
+FEW_ELEMENTS = 1 << 13  # that stay in L1
 
 
 SMALL = 1 << 16  # multiply-adds of a product that is not cut
@@ -152,7 +159,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     """The plan for one product of `outer` batches."""
     let = _Lets()
     panels = let("_all", maximum(ceildiv(n, tile.NR), 1))
-    many = let("_many", exceeds(m, WHOLE_ROWS * tile.MR))
+    whole = WHOLE_ROWS * tile.MR if what.constant else 7 * tile.MR // 4
+    many = let("_many", exceeds(m, whole))
     packed, passes = _packing(let, m, n, k, many, tile, what)
     cut = let("_cut", minimum(passes - 1, 1))
     depth = let("_depth", ceildiv(k, passes))
@@ -187,13 +195,14 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     if what.computed:  # once for all panels, unless partial sums would be too many
         together = 1 + cut * (together - 1)
     together = together - thin * (together - 1)
-    least = maximum(together, (1 - many) * minimum(THREADS, panels))
+    shares = let("_shares", thread_shares(cut))
+    least = maximum(together, (1 - many) * minimum(shares, panels))
     shared = let("_shared", maximum(cut, copied))
     whole = maximum(shared, thin)
     # A few rows have their partial sums in L1 if they stay with one panel.
     some = packed * (1 - many)
     groups = (1 - some) * whole * least + maximum(some, 1 - whole) * panels
-    swept = ceildiv(ceildiv(panels, width), THREADS) * THREADS
+    swept = ceildiv(ceildiv(panels, width), shares) * shares
     groups = let("_groups", groups + sweep * (minimum(swept, panels) - groups))
     most = (1 - shared) * MOST_ROWS + shared * tile.deep_rows
     if what.computed:  # what was just copied is found in L1, if B is in L2
@@ -238,8 +247,8 @@ def _packing(
     longer = longer + exceeds(m, MOST_ROWS) * (tile.depth - tile.depth // 2)
     if not what.adjacent:
         return as_expr(1), let("_passes", maximum(ceildiv(k, STRIP + longer), 1))
-    apart = many * exceeds(n, NEAR_COLUMNS)
-    packed = let("_packed", exceeds(k, STRIP) * maximum(apart, large))
+    apart = exceeds(k, STRIP) * maximum(many * exceeds(n, NEAR_COLUMNS), large)
+    packed = let("_packed", maximum(apart, many * crowded(m, n, k, tile)))
     # A B that comes from far is read along its rows, a few at a time.
     far = exceeds(n * k * tile.bytes, tile.near) * (1 - packed)
     more = exceeds(m, 3 * tile.MR // 4) + 2 * exceeds(m, 3 * tile.MR // 2)
@@ -249,16 +258,29 @@ def _packing(
     return packed, let("_passes", maximum(ceildiv(k, steps), 1))
 
 
+def crowded(m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
+    """1 if to read B in place from L2 for each tile of rows is too slow.
+
+    Its rows are apart: each is on a page of its own, and its lines are split. So the
+    more tiles there are, the less of it may be left as it is.
+    """
+    size = n * k * tile.bytes
+    rows = minimum(m, MOST_TILES * tile.MR)
+    often = exceeds(size * rows, FEW_TILES * tile.MR * tile.near)
+    return maximum(exceeds(size, 5 * tile.near // 4), exceeds(k, NEAR_STEPS) * often)
+
+
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     """1 if lanes go along K.
 
     A row then takes n * (k / (2 * lanes) + 2) cycles: the steps of K, and the sum over
-    lanes at the end. With panels it takes k / 2, n at most a vector, less a fifth for
-    tiles without so many loads; and a B not yet adjacent in K takes n * k / 2 once to
-    make it so, a single column being so already. Times 2 * lanes, compared:
+    lanes at the end. With panels it takes k / 2, n at most a vector, less a quarter for
+    tiles without so many loads, and still less where a few rows with a long K are more
+    than L1 holds; and a B not yet adjacent in K takes n * k / 2 once to make it so, a
+    single column being so already. Times 2 * lanes, compared:
     """
     lanes = tile.lanes
-    gain = k * (lanes - 3 - n) - 4 * lanes * n
+    gain = k * (lanes - 4 - n - 3 * exceeds(k, LONG_DOT)) - 4 * lanes * n
     fills = exceeds(k, lanes - 1)
     if what.rows_in_k:
         few_columns = exceeds(gain, 0)
@@ -284,6 +306,15 @@ def thread_blocks(m: Expr, least: Expr, units: Expr, tall: Expr, tile: Tile) -> 
     fair = ceildiv(maximum(least, 1), THREADS) * THREADS
     wanted = least + maximum(uneven, tall) * maximum(fair - least, 0)
     return maximum(minimum(wanted, ceildiv(m, tile.MR)), least, 1)
+
+
+def thread_shares(cut: Expr) -> Expr:
+    """The fewest groups of panels that threads share evenly; `cut`: in several passes.
+
+    Where two groups meet they share lines of the result. A thread that adds to it pass
+    by pass waits for those of its neighbour, unless that one is at another group.
+    """
+    return THREADS * (1 + cut * minimum(THREADS - 1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,19 +349,21 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
     let = _Lets()
     size = n * k * tile.bytes
     few = 1 - exceeds(m, tile.few if what.constant else tile.MR)
-    wanted = maximum(1 - exceeds(size, tile.near), few)
+    far = exceeds(size, tile.near) if what.constant else crowded(m, n, k, tile)
+    wanted = maximum(1 - far, few)
     panels = maximum(ceildiv(n, tile.NR), 1)
     near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
     together = 1 + exceeds(m, tile.MR) * (ceildiv(panels, maximum(near, 1)) - 1)
     blocks = let("_blocks", maximum(minimum(THREADS, ceildiv(m, tile.MR)), 1))
-    idle = minimum(ceildiv(THREADS, blocks), panels)
-    groups = let("_groups", maximum(together, idle))
-    shares = ceildiv(m, blocks), ceildiv(panels, groups)
     passes = as_expr(1)
     if not what.constant:
-        far = few * exceeds(size, tile.near // 2)
         most = minimum(ceildiv(k, FAR_STEPS), FAR_PASSES)
-        passes = let("_passes", 1 + far * (maximum(most, 1) - 1))
+        at_once = maximum(minimum(MOST_ABREAST, floordiv(tile.MR, maximum(m, 1))), 1)
+        streamed = few * exceeds(size, tile.near // 2) * exceeds(panels, at_once)
+        passes = let("_passes", 1 + streamed * (maximum(most, 1) - 1))
+    idle = ceildiv(thread_shares(minimum(passes - 1, 1)), blocks)
+    groups = let("_groups", maximum(together, minimum(idle, panels)))
+    shares = ceildiv(m, blocks), ceildiv(panels, groups)
     return StripCut(
         wanted,
         tuple(let.made),
@@ -344,17 +377,26 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
 
     With few steps of K what takes time is writing results that L1 does not hold, and
     that goes best along one row, if it is long; with one step, along that row alone.
+    With more steps that holds as long as B is in L1.
     """
     few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
-    low += (1 - exceeds(k, 1)) * (rows - low)
+    low += (1 - exceeds(k, 1)) * exceeds(n, ALONE_ROW) * (rows - low)
     long = exceeds(n, LONG_ROW)
-    wanted = (1 - exceeds(k, LOW_STEPS)) * long * exceeds(m * n, FEW_RESULTS)
+    near = 1 - exceeds(n * k, FEW_ELEMENTS)
+    steps = LOW_STEPS + near * (NEAR_LOW_STEPS - LOW_STEPS)
+    wanted = (1 - exceeds(k, steps)) * long * exceeds(m * n, FEW_ELEMENTS)
     return few + wanted * (low - few)
 
 
 def unit_grain(work: Expr) -> Expr:
     """The fewest units of so many multiply-adds that are worth a thread."""
     return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+
+
+def share_of(count: Expr, number: Expr, shares: Expr) -> tuple[Expr, Expr]:
+    """Where one of several shares begins and ends, which are as even as can be."""
+    shares = maximum(shares, 1)
+    return floordiv(number * count, shares), floordiv((number + 1) * count, shares)
 
 
 def exceeds(x: Expr, bound: Expr | int) -> Expr:

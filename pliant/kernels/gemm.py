@@ -58,6 +58,7 @@ from pliant.kernels.choose import (
     Plan,
     StripCut,
     exceeds,
+    share_of,
     unit_grain,
 )
 from pliant.kernels.dots import DOT_TILE, Dots
@@ -66,6 +67,7 @@ from pliant.kernels.micro import (
     keeping_kernels,
     panel_kernels,
     panel_name,
+    row_strides,
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
 from pliant.kernels.product import Address, Around, Cuts, Product, RowsAt, TileAt
@@ -185,8 +187,7 @@ class _Builder:
         units = (*p.batch, plan.blocks, plan.groups)
         placed, at = unflatten_unit(sym("_u"), units)
         batch, block, group = at[:-2], at[-2], at[-1]
-        first = group * plan.panels
-        last = minimum(first + plan.panels, ceildiv(p.n, tile.NR))
+        first, last = share_of(ceildiv(p.n, tile.NR), group, plan.groups)
         rows = minimum(plan.rows, p.m - block * plan.rows)
         unit = Block(
             (
@@ -338,8 +339,7 @@ class _Builder:
         """
         k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
         first, last = sym("_first"), sym("_last")
-        # Groups of even size may leave none, or less than none, for the last.
-        whole = maximum(minimum(last, floordiv(self.p.n, nr)), first)
+        whole = minimum(last, floordiv(self.p.n, nr))
 
         def copy(panel: Expr, where: LoopValue | None) -> Stmt:
             place = (*self.b_at(batch), sym("_begin") + k, panel * nr + j)
@@ -368,12 +368,13 @@ class _Builder:
         """The micro-kernel of this tile's height and width, on what the plan reads."""
         row = sym("_row") + sym("_start")
 
-        def on(a: Address, strides: tuple[Expr, ...]) -> Stmt:
+        def on(a: Address, strides: Sequence[Expr]) -> Stmt:
+            left = (sym("_steps"), *row_strides(*strides))
             return self.right(
                 batch,
                 columns,
                 lambda b, step, coming, ahead, kept: self.heights(
-                    (sym("_steps"), *strides, step, c_row, sym("_adding"), ahead),
+                    (*left, step, c_row, sym("_adding"), ahead),
                     (a, b, coming, result),
                     columns,
                     kept,

@@ -45,7 +45,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
-from pliant.sym import Expr, as_expr, floordiv, maximum, sym
+from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, mod, sym
 from pliant.target import Target
 
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
@@ -53,10 +53,32 @@ DOT_SIZES = (4, 3, 2, 1)
 
 DOT_PARAMETERS = ("tiles", "K", "a_row", "b_row", "c_row")
 
-# The integer parameters of a panel kernel: K, A's strides, B's stride along K, the
-# results' row stride, whether they are added to, and how many elements further each
-# step looks ahead.
-PANEL_SIZES = ("K", "a_row", "a_step", "b_step", "c_row", "more", "ahead")
+# The integer parameters of a panel kernel: K, A's strides from one `ROWS` rows, one row
+# and one step of K to the next, B's stride along K, the results' row stride, whether
+# they are added to, and how many elements further each step looks ahead.
+PANEL_SIZES = ("K", "a_rows", "a_row", "a_step", "b_step", "c_row", "more", "ahead")
+
+# A's rows are found from the first of so many. Told one stride alone, the compiler goes
+# from row to row by adding it, which takes as long as the multiplications.
+ROWS = 4
+
+
+def row_strides(row: Expr, step: Expr) -> tuple[Expr, Expr, Expr]:
+    """A's strides as kernels are given them."""
+    return ROWS * row, row, step
+
+
+def left_place(tile: Expr, height: int, row: Expr, step: Expr) -> Expr:
+    """Where an element of A is, of so many tiles of some height."""
+    within = floordiv(row, ROWS) * sym("a_rows") + mod(row, ROWS) * sym("a_row")
+    return tile * height * sym("a_row") + within + step * sym("a_step")
+
+
+def left_buffer(dtype: DType, height: int, tiles: Expr) -> Buffer:
+    """Tiles of A's rows, one below the other, as a stretch of memory."""
+    k = sym("K")
+    last = left_place(tiles - 1, height, as_expr(height - 1), k - 1)
+    return buffer("a", dtype, (maximum(minimum(k, 1) * (last + 1), 0),), Role.IN)
 
 
 def multiply_add(
@@ -106,7 +128,7 @@ def panel_kernel(
     """
     width, k, dtype = vectors * tile.lanes, sym("K"), of.dtype
     chains = tile.chains(height, vectors)
-    a = buffer("a", dtype, (height, k), Role.IN, (sym("a_row"), sym("a_step")))
+    a = left_buffer(dtype, height, as_expr(1))
     b = buffer("b", of.stored, (k, width), Role.IN, (sym("b_step"), 1))
     coming = buffer("coming", of.stored, (k, width), Role.IN, (sym("ahead"), 1))
     c = buffer("c", dtype, (height, width), Role.INOUT, (sym("c_row"), 1))
@@ -120,7 +142,7 @@ def panel_kernel(
             lines = range(0, width if keeps else 1, tile.lanes)
             body += [Prefetch(coming, (at + chain, as_expr(line))) for line in lines]
             value = multiply_add(
-                Load(a, (sym("_i"), at + chain)),
+                Load(a, (left_place(as_expr(0), height, sym("_i"), at + chain),)),
                 as_dtype(Load(b, (at + chain, sym("_j"))), dtype),
                 Load(acc, (as_expr(chain), sym("_i"), sym("_j"))),
                 dtype,

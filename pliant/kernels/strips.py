@@ -44,8 +44,22 @@ from pliant.ir.loops import (
     Switch,
     buffer,
 )
-from pliant.kernels.choose import StripCut, exceeds, strip_tiles, unit_grain
-from pliant.kernels.micro import Elements, multiply_add, zero
+from pliant.kernels.choose import (
+    MOST_ABREAST,
+    StripCut,
+    exceeds,
+    share_of,
+    strip_tiles,
+    unit_grain,
+)
+from pliant.kernels.micro import (
+    Elements,
+    left_buffer,
+    left_place,
+    multiply_add,
+    row_strides,
+    zero,
+)
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Plain, Product
 from pliant.kernels.tiles import VECTORS, Tile
@@ -67,11 +81,21 @@ from pliant.target import Target
 # B's from one step of K and from one panel to the next, the results' row stride, and
 # whether they are added to.
 STRIP_SIZES = (
-    *("tiles", "N", "K", "a_row", "a_step", "b_step", "b_panel", "c_row", "more"),
+    *(
+        "tiles",
+        "N",
+        "K",
+        "a_rows",
+        "a_row",
+        "a_step",
+        "b_step",
+        "b_panel",
+        "c_row",
+        "more",
+    ),
 )
 NARROW_SIZES = tuple(name for name in STRIP_SIZES if name != "b_panel")
 STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
-MOST_ABREAST = 4  # panels
 
 
 def has_strips(spec: Product, adjacent: bool, target: Target) -> bool:
@@ -105,8 +129,8 @@ class _Strip:
     def __init__(self, of: Elements, height: int, tile: Tile, far: bool) -> None:
         self.of, self.height, self.tile, self.far = of, height, tile, far
         n, k, nr = sym("N"), sym("K"), tile.NR
-        rows, across = sym("tiles") * height, (sym("a_row"), sym("a_step"))
-        self.a = buffer("a", of.dtype, (rows, k), Role.IN, across)
+        rows = sym("tiles") * height
+        self.a = left_buffer(of.dtype, height, sym("tiles"))
         before = panels_before(n, tile)
         steps = (sym("b_panel"), sym("b_step"), as_expr(1))
         self.b = buffer("b", of.stored, (before, k, nr), Role.IN, steps)
@@ -151,7 +175,7 @@ class _Strip:
             right = Load(self.b, (sym("_p") + panel, k + chain, column))
             if columns is not None and panel == (vectors - 1) // VECTORS:
                 right = Load(self.last, (k + chain, column), wanted)
-            left = Load(self.a, (row, k + chain))
+            left = Load(self.a, (left_place(sym("_t"), self.height, i, k + chain),))
             value = multiply_add(left, right, Load(acc, place), self.of.dtype)
             return Store(acc, place, value)
 
@@ -334,7 +358,7 @@ class Strips:
         """A column times one number: as one row, over all of its panels."""
         p, nr = self.spec, as_expr(self.tile.NR)
         b = self.right((), ZERO, ZERO, ONE)
-        sizes = (ONE, p.m, ONE, ONE, ONE, ONE, nr, p.m, ZERO)
+        sizes = (ONE, p.m, ONE, *row_strides(ONE, ONE), ONE, nr, p.m, ZERO)
         first, last = (
             (self.a, (panel * nr, ZERO))
             for panel in (ZERO, panels_before(p.m, self.tile))
@@ -347,10 +371,11 @@ class Strips:
         p, nr = self.spec, self.tile.NR
         units = (*p.batch, cut.blocks, cut.groups)
         placed, at = unflatten_unit(sym("_u"), units)
-        row, first = at[-2] * cut.rows, at[-1] * cut.panels
+        row = at[-2] * cut.rows
         # Even parts may leave none, or less than none, for the last.
         here = maximum(minimum(cut.rows, p.m - row), 0)
-        columns = maximum(minimum(cut.panels * nr, p.n - first * nr), 0)
+        first, last = share_of(ceildiv(p.n, nr), at[-1], cut.groups)
+        columns = minimum(last * nr, p.n) - sym("_first") * nr
         begin = sym("_pass") * cut.depth
         lets = {"_row": row, "_here": here, "_first": first, "_wide": columns}
         steps = {"_begin": begin, "_steps": minimum(cut.depth, p.k - begin)}
@@ -413,7 +438,7 @@ class Strips:
         """Tiles of one height over all panels."""
         p, tile, far = self.spec, self.tile, self.far
         b = self.right(at.batch, at.step, at.panel, columns)
-        strides = (*p.a_strides[-2:], b.step, b.panel, p.n)
+        strides = (*row_strides(*p.a_strides[-2:]), b.step, b.panel, p.n)
         sizes = (tiles, columns, at.steps, *strides, minimum(at.step, 1))
         left, result = self.outer(at)
         operands = (left, b.first, b.last, result)
@@ -431,7 +456,8 @@ class Strips:
         """Tiles of one height over a single panel."""
         p, tile = self.spec, self.tile
         b = self.right(at.batch, at.step, at.panel, as_expr(1))
-        sizes = (tiles, columns, at.steps, *p.a_strides[-2:], b.step, p.n)
+        strides = (*row_strides(*p.a_strides[-2:]), b.step, p.n)
+        sizes = (tiles, columns, at.steps, *strides)
         left, result = self.outer(at)
         operands = (left, b.last, result)
         kinds = tile.MR + 1

@@ -99,8 +99,20 @@ static void populate(void *args, int64_t begin, int64_t end, int64_t worker) {
             PLT_POPULATE_WRITE);
 }
 
+/* Whole huge pages inside the block, so that they add nothing to it. */
+static void ask_huge(char *data, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    int64_t skip = -(int64_t)(uintptr_t)data & (PLT_HUGE - 1);
+    int64_t whole = (bytes - skip) / PLT_HUGE * PLT_HUGE;
+    if (whole > 0) madvise(data + skip, (size_t)whole, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
 void plt_touch(plt_call *call, void *data, int64_t bytes) {
     if (bytes < PLT_FRESH) return;
+    ask_huge(data, bytes);
     int64_t page = sysconf(_SC_PAGESIZE);
     int64_t skip = -(int64_t)(uintptr_t)data & (page - 1);
     block b = {(char *)data + skip, page};
