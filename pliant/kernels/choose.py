@@ -59,6 +59,7 @@ FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
+LONG_SUM = 1024  # steps of K
 FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
 LOW_STEPS = 7  # of K for which strips are low
 NEAR_LOW_STEPS = 24  # the same where B is in L1
@@ -360,7 +361,9 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
         most = minimum(ceildiv(k, FAR_STEPS), FAR_PASSES)
         at_once = maximum(minimum(MOST_ABREAST, floordiv(tile.MR, maximum(m, 1))), 1)
         streamed = few * exceeds(size, tile.near // 2) * exceeds(panels, at_once)
-        passes = let("_passes", 1 + streamed * (maximum(most, 1) - 1))
+        # A long K as one sum would lose digits.
+        passes = maximum(1 + streamed * (most - 1), ceildiv(k, LONG_SUM), 1)
+        passes = let("_passes", passes)
     idle = ceildiv(thread_shares(minimum(passes - 1, 1)), blocks)
     groups = let("_groups", maximum(together, minimum(idle, panels)))
     shares = ceildiv(m, blocks), ceildiv(panels, groups)

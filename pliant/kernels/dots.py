@@ -2,7 +2,7 @@
 
 for unit in blocks of rows x panels of columns        parallel, if there is much to do
   for width of 4, what is left 3, 2 or 1
-    for height of 4, what is left 3, 2 or 1
+    for height of 4, what is left 2 and 1
       dot_f32_hxw(rows of A, rows of B)     -> the result, or scratch
   epilogue on the unit, if there is one
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pliant.ir.loops import (
     WORKER,
@@ -27,7 +28,7 @@ from pliant.ir.loops import (
     Switch,
 )
 from pliant.kernels.choose import SMALL, unit_grain
-from pliant.kernels.micro import DOT_SIZES, dot_name
+from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS, dot_name
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Around, Product, TileAt
 from pliant.kernels.tiles import Tile
@@ -91,20 +92,22 @@ class Dots:
 
     def tiles(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> Stmt:
         """Rows by whole tiles, all in one call, and what is left of them."""
-        rows, most = sym("_rows"), max(DOT_SIZES)
+        rows, most = sym("_rows"), max(DOT_HEIGHTS)
         whole = floordiv(rows, most)
 
         def across(width: int) -> Stmt:
             def call(height: int, count: Expr) -> Stmt:
                 return self.call(batch, row, column, height, width, count)
 
-            left = tuple((h, call(h, as_expr(1))) for h in DOT_SIZES if h < most)
-            rest = Block(
-                (Let("_i", Index(whole * most)), Switch(mod(rows, most), left))
-            )
             some = Binary("gt", Index(whole), Index(as_expr(0)))
             first = Block((Let("_i", Index(as_expr(0))), call(most, whole)))
-            return Block((If(some, first), rest))
+            rest: list[Stmt] = []
+            # Each at most once: a height is twice the next.
+            for taller, height in pairwise(DOT_HEIGHTS):
+                start = Let("_i", Index(floordiv(rows, taller) * taller))
+                wanted = Binary("ge", Index(mod(rows, taller)), Index(as_expr(height)))
+                rest.append(If(wanted, Block((start, call(height, as_expr(1))))))
+            return Block((If(some, first), *rest))
 
         return _cover("_j", sym("_columns"), across)
 
@@ -133,12 +136,12 @@ class Dots:
 
 
 def _cover(var: str, extent: Expr, part: Callable[[int], Stmt]) -> Stmt:
-    """An extent by parts of the largest size, and one of what is left: 7 is 4, 3."""
-    largest = max(DOT_SIZES)
+    """An extent by parts of the largest width, and one of what is left: 7 is 4, 3."""
+    largest = max(DOT_WIDTHS)
     whole = floordiv(extent, largest) * largest
     rest = Switch(
         mod(extent, largest),
-        tuple((size, part(size)) for size in DOT_SIZES if size < largest),
+        tuple((size, part(size)) for size in DOT_WIDTHS if size < largest),
     )
     return Block(
         (

@@ -49,7 +49,9 @@ from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, mod, sym
 from pliant.target import Target
 
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
-DOT_SIZES = (4, 3, 2, 1)
+# Each row of B more in a tile saves reading A, which is the larger one.
+DOT_HEIGHTS = (4, 2, 1)
+DOT_WIDTHS = (4, 3, 2, 1)
 
 DOT_PARAMETERS = ("tiles", "K", "a_row", "b_row", "c_row")
 
@@ -249,5 +251,5 @@ def dot_kernel(dtype: DType, height: int, width: int) -> LoopFunc:
 
 
 def dot_kernels(dtype: DType) -> tuple[LoopFunc, ...]:
-    sizes = product(DOT_SIZES, DOT_SIZES)
+    sizes = product(DOT_HEIGHTS, DOT_WIDTHS)
     return tuple(dot_kernel(dtype, height, width) for height, width in sizes)

@@ -22,7 +22,7 @@ from pliant.kernels.choose import (
 )
 from pliant.kernels.dots import DOT_TILE
 from pliant.kernels.gemm import small_sizes
-from pliant.kernels.micro import DOT_SIZES
+from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS
 from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile
 from pliant.sym import as_expr, product
@@ -113,7 +113,7 @@ class ProductPlan:
     def rows(self, cut: Cut) -> str:
         """Heights of the tiles, by blocks where there are several."""
         if cut.dot:
-            return sizes_text(dot_sizes(cut.m))
+            return sizes_text(dot_sizes(cut.m, DOT_HEIGHTS))
         blocks = Counter(cut.block_rows())
         mixes = [(n, sizes_text(row_tiles(r, cut.height))) for r, n in blocks.items()]
         if len(cut.block_rows()) == 1:
@@ -123,7 +123,7 @@ class ProductPlan:
     def columns(self, cut: Cut) -> str:
         """Widths of the tiles, lanes that nobody wants included."""
         if cut.dot:
-            return sizes_text(dot_sizes(cut.n))
+            return sizes_text(dot_sizes(cut.n, DOT_WIDTHS))
         whole, left = divmod(cut.n, self.tile.NR)
         lanes = self.tile.lanes
         widths = [self.tile.NR] * whole
@@ -177,10 +177,10 @@ def shared_units(cut: Cut) -> list[tuple[str, int]]:
     return told
 
 
-def dot_sizes(extent: int) -> list[int]:
-    """7 is 4, then 3."""
+def dot_sizes(extent: int, sizes: Sequence[int]) -> list[int]:
+    """7 is 4, then 3, if there is a 3."""
     found: list[int] = []
-    for size in DOT_SIZES:
+    for size in sizes:
         count, extent = divmod(extent, size)
         found += [size] * count
     return found

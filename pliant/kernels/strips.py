@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import product as product_of
 
 from pliant.ir.loops import (
     Alloc,
@@ -119,8 +118,8 @@ def strip_name(of: Elements, height: int, far: bool = False) -> str:
     return f"{'stream' if far else 'strip'}_{of.name}_{height}"
 
 
-def narrow_name(of: Elements, height: int, width: int) -> str:
-    return f"narrow_{of.name}_{height}x{width}"
+def narrow_name(of: Elements, height: int) -> str:
+    return f"narrow_{of.name}_{height}"
 
 
 class _Strip:
@@ -257,13 +256,13 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
 
 
 @lru_cache(maxsize=256)
-def narrow_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFunc:
-    """Tiles of `height` rows of A, one below the other, times a single panel."""
+def narrow_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
+    """Tiles of `height` rows of A, one below the other, times a vector of columns."""
     strip = _Strip(of, height, tile, False)
-    product = strip.results(vectors, sym("N"))
+    product = strip.results(1, sym("N"))
     one = Block((Let("_p", Index(ZERO)), product))
     body = For("_t", ZERO, sym("tiles"), one)
-    name = narrow_name(of, height, vectors * tile.lanes)
+    name = narrow_name(of, height)
     return LoopFunc(name, NARROW_SIZES, (strip.a, strip.last, strip.c), body)
 
 
@@ -319,13 +318,12 @@ class Strips:
         if self.far != as_expr(0):
             found += (strip_kernel(of, h, tile, True) for h in range(1, tile.few + 1))
         heights, n = range(1, tile.MR + 1), self.spec.n
-        if not n.is_const or n.value > tile.NR:
+        if not n.is_const or n.value > tile.lanes:
             found += (strip_kernel(of, h, tile, False) for h in heights)
         elif self.turns:
             found.append(strip_kernel(of, 1, tile, False))
-        if not n.is_const or n.value <= tile.NR:
-            every = product_of(range(1, VECTORS + 1), heights)
-            found += (narrow_kernel(of, h, v, tile) for v, h in every)
+        if not n.is_const or n.value <= tile.lanes:
+            found += (narrow_kernel(of, h, tile) for h in heights)
         return tuple(found)
 
     def whole(self) -> Stmt:
@@ -338,9 +336,11 @@ class Strips:
             body = If(single, self.turned(), body)
         if not p.n.is_const or p.n.value <= self.tile.NR:
             # What is smallest is not even cut into tiles.
-            alone = self.narrow(Place(batch, ZERO, ZERO, ZERO, p.k), p.m, ONE, p.n)
+            at = Place(batch, ZERO, ZERO, ZERO, p.k)
+            narrow, wide = (f(at, p.m, ONE, p.n) for f in (self.narrow, self.wide))
             limits = ((p.m, self.tile.MR), (p.n, self.tile.NR))
             low, thin = (Binary("le", Index(x), Index(as_expr(y))) for x, y in limits)
+            alone = self.by_width(p.n, narrow, wide)
             body = If(Binary("logical_and", low, thin), alone, body)
         for axis, extent in reversed(list(enumerate(p.batch))):
             body = For(f"_b{axis}", as_expr(0), extent, body)
@@ -430,9 +430,9 @@ class Strips:
         """Which of the two: known now if the number of columns is."""
         n = self.spec.n
         if not n.is_const:
-            is_narrow = Binary("le", Index(columns), Index(as_expr(self.tile.NR)))
+            is_narrow = Binary("le", Index(columns), Index(as_expr(self.tile.lanes)))
             return If(is_narrow, narrow, wide)
-        return narrow if n.value <= self.tile.NR else wide
+        return narrow if n.value <= self.tile.lanes else wide
 
     def wide(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
         """Tiles of one height over all panels."""
@@ -453,21 +453,15 @@ class Strips:
         return Switch(height + far * kinds, tuple(cases))
 
     def narrow(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
-        """Tiles of one height over a single panel."""
-        p, tile = self.spec, self.tile
+        """Tiles of one height over a single vector of columns."""
+        p = self.spec
         b = self.right(at.batch, at.step, at.panel, as_expr(1))
         strides = (*row_strides(*p.a_strides[-2:]), b.step, p.n)
-        sizes = (tiles, columns, at.steps, *strides)
+        sizes = (tiles, columns, at.steps, *strides, minimum(at.step, 1))
         left, result = self.outer(at)
         operands = (left, b.last, result)
-        kinds = tile.MR + 1
-        cases: list[tuple[int, Stmt]] = []
-        for v, h in product_of(range(1, VECTORS + 1), range(1, tile.MR + 1)):
-            name = narrow_name(p.elements, h, v * tile.lanes)
-            call = Call(name, (*sizes, minimum(at.step, 1)), operands)
-            cases.append(((v - 1) * kinds + h, call))
-        more = exceeds(columns, tile.lanes)
-        return Switch(height + more * kinds, tuple(cases))
+        names = ((h, narrow_name(p.elements, h)) for h in range(1, self.tile.MR + 1))
+        return Switch(height, tuple((h, Call(n, sizes, operands)) for h, n in names))
 
     def outer(self, at: Place) -> tuple[Address, Address]:
         """The rows of A, and the results."""
