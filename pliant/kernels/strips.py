@@ -4,7 +4,7 @@
 
     strip_f32_h:
       for tile of h rows                                  as few and as even as can be
-        for panels of B, Q at a time: h x (Q * NR) results in registers
+        for panels of B, Q at a time, then two: h x (Q * NR) results in registers
           over all of K
         for the columns that are left: the same, the last vector under a mask
 
@@ -237,14 +237,18 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     """
     strip = _Strip(of, height, tile, far)
     n, several = sym("N"), abreast(height, tile)
-    done = floordiv(panels_before(n, tile), several) * several
-    most = several * VECTORS
-    whole = For("_p", as_expr(0), done, strip.results(most, None), step=several)
-    columns = sym("_columns")
+    before, columns, done = panels_before(n, tile), sym("_columns"), ZERO
+    parts: list[Stmt] = []
+    # What is left after as many as there can be: two panels and two more at most.
+    for size in dict.fromkeys((several, min(several, 2))):
+        end = done + floordiv(before - done, size) * size
+        results = strip.results(size * VECTORS, None)
+        parts.append(For("_p", done, end, results, step=size))
+        done, most = end, size * VECTORS
     left = tuple((v, strip.results(v, columns)) for v in range(1, most + 1))
     tile_done = Block(
         (
-            whole,
+            *parts,
             Let("_p", Index(done)),
             Let("_columns", Index(n - done * tile.NR)),
             Switch(ceildiv(columns, tile.lanes), left),
