@@ -21,7 +21,9 @@ from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import row_tiles
+from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS
 from pliant.kernels.mix import Cut, ProductPlan, dot_sizes, shared_units
+from pliant.kernels.tiles import VECTORS
 from pliant.sym import sym
 from pliant.target import named
 
@@ -61,39 +63,33 @@ def plan_of(model: pliant.CompiledModel) -> ProductPlan:
 
 def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
     """The micro-kernels that the words tell of, and how many tiles each computes."""
+    tile, times = plan.tile, cut.batch * cut.passes
+    calls: Counter[str] = Counter()
     if cut.dot:
-        kind, widths = "dot", dot_sizes(cut.n)
-        heights = [h for rows in cut.block_rows() for h in dot_sizes(rows)]
-    else:
-        kind = "gemm"
-        heights = [h for rows in cut.block_rows() for h in row_tiles(rows, cut.height)]
-        if cut.strips:  # all columns of a group together
-            found: Counter[str] = Counter()
-            for first in range(0, max(cut.n, 1), cut.panels * plan.tile.NR):
-                columns = min(cut.panels * plan.tile.NR, cut.n - first)
-                width = max(-(-columns // plan.tile.lanes), 1) * plan.tile.lanes
-                for h in heights:
-                    narrow = f"narrow_f32_{h}x{width}"
-                    name = narrow if columns <= plan.tile.NR else f"strip_f32_{h}"
-                    found[name] += cut.batch * cut.passes
-            return found
-        whole, left = divmod(cut.n, plan.tile.NR)
-        last = -(-left // plan.tile.lanes) * plan.tile.lanes
-        widths = [plan.tile.NR] * whole + [last] * (left > 0)
-    times = cut.batch * cut.passes
-    calls = Counter(
-        {
-            f"{kind}_f32_{h}x{w}": times * rows * columns
-            for h, rows in Counter(heights).items()
-            for w, columns in Counter(widths).items()
-        }
-    )
-    if cut.packed and not cut.dot:  # by the first tile of a block, if it is tall
-        panels = times * (cut.n // plan.tile.NR)
+        for h in (h for rows in cut.block_rows() for h in dot_sizes(rows, DOT_HEIGHTS)):
+            for w in dot_sizes(cut.n, DOT_WIDTHS):
+                calls[f"dot_f32_{h}x{w}"] += times
+        return calls
+    heights = [h for rows in cut.block_rows() for h in row_tiles(rows, cut.height)]
+    whole, left = divmod(cut.n, tile.NR)
+    panels = whole + (left > 0)
+    if cut.strips:  # all columns of a group together
+        for group in range(cut.groups):
+            first, last = (panels * at // cut.groups for at in (group, group + 1))
+            narrow = min(last * tile.NR, cut.n) - first * tile.NR <= tile.lanes
+            for h in heights:
+                calls[f"{'narrow' if narrow else 'strip'}_f32_{h}"] += times
+        return calls
+    last = -(-left // tile.lanes)
+    for vectors in [VECTORS] * whole + [last] * (left > 0):
+        for part in (p for h in heights for p in row_tiles(h, tile.tallest(vectors))):
+            calls[f"gemm_f32_{part}x{vectors * tile.lanes}"] += times
+    if cut.packed:  # by the first tile of a block, if it is tall
+        panels = times * whole
         for rows in cut.block_rows():
             first = row_tiles(rows, cut.height)[0]
-            if first >= plan.tile.keeping:
-                name = f"{kind}_f32_{first}x{plan.tile.NR}"
+            if first >= tile.keeping:
+                name = f"gemm_f32_{first}x{tile.NR}"
                 calls[name] -= panels
                 calls[f"{name}_kept"] += panels
     return +calls

@@ -160,8 +160,8 @@ def choose(m: Expr, n: Expr, k: Expr, outer: Expr, tile: Tile, what: Choice) -> 
     """The plan for one product of `outer` batches."""
     let = _Lets()
     panels = let("_all", maximum(ceildiv(n, tile.NR), 1))
-    whole = WHOLE_ROWS * tile.MR if what.constant else 7 * tile.MR // 4
-    many = let("_many", exceeds(m, whole))
+    few_rows = WHOLE_ROWS * tile.MR if what.constant else 7 * tile.MR // 4
+    many = let("_many", exceeds(m, few_rows))
     packed, passes = _packing(let, m, n, k, many, tile, what)
     cut = let("_cut", minimum(passes - 1, 1))
     depth = let("_depth", ceildiv(k, passes))
@@ -275,13 +275,14 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     """1 if lanes go along K.
 
     A row then takes n * (k / (2 * lanes) + 2) cycles: the steps of K, and the sum over
-    lanes at the end. With panels it takes k / 2, n at most a vector, less a quarter for
+    lanes at the end. With panels it takes k / 2, n at most a vector, less a part for
     tiles without so many loads, and still less where a few rows with a long K are more
     than L1 holds; and a B not yet adjacent in K takes n * k / 2 once to make it so, a
     single column being so already. Times 2 * lanes, compared:
     """
     lanes = tile.lanes
-    gain = k * (lanes - 4 - n - 3 * exceeds(k, LONG_DOT)) - 4 * lanes * n
+    less = 2 + lanes // 8 + 3 * lanes // 16 * exceeds(k, LONG_DOT)
+    gain = k * (lanes - less - n) - 4 * lanes * n
     fills = exceeds(k, lanes - 1)
     if what.rows_in_k:
         few_columns = exceeds(gain, 0)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pliant.ir.loops import (
     WORKER,
@@ -58,6 +59,7 @@ from pliant.kernels.choose import (
     Plan,
     StripCut,
     exceeds,
+    row_tiles,
     share_of,
     unit_grain,
 )
@@ -70,7 +72,7 @@ from pliant.kernels.micro import (
     row_strides,
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
-from pliant.kernels.product import Address, Around, Cuts, Product, RowsAt, TileAt
+from pliant.kernels.product import Address, Around, Cuts, Plain, Product, RowsAt, TileAt
 from pliant.kernels.strips import (
     Panels,
     Strips,
@@ -113,6 +115,8 @@ class Gemm:
 
 # Calls what is planned with the plan's arguments.
 PlannedCall = Callable[[dict[str, Expr]], Stmt]
+# Where something is so many rows below where it starts.
+Rows = Callable[[int], Address]
 # Calls a kernel on B at an address with a step along K, with what comes next, and
 # where it keeps what it reads.
 PanelCall = Callable[[Address, Expr, Address, Expr, Address | None], Stmt]
@@ -305,8 +309,10 @@ class _Builder:
         it goes to scratch, and the epilogue reads it from there.
         """
         whole = as_expr(self.tile.NR)
-        kept: Address = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
         row = sym("_row") + sym("_start")
+
+        def kept(below: int) -> Address:
+            return self.scratch, (sym(WORKER), sym("_place") + below, as_expr(0))
 
         def through(columns: Expr) -> Stmt:
             place = sym("_place") if self.several else as_expr(0)
@@ -322,7 +328,8 @@ class _Builder:
         if plain is None:
             full = through(whole)
         else:
-            full = self.multiply(batch, whole, plain(batch, row, column), self.p.n)
+            place = partial(_below, plain, batch, row, column)
+            full = self.multiply(batch, whole, place, self.p.n)
         if columns == whole:
             return full
         is_whole = Binary("ge", Index(columns), Index(whole))
@@ -363,35 +370,40 @@ class _Builder:
         return Block((If(_is_set(wanted), several), rest))
 
     def multiply(
-        self, batch: tuple[Expr, ...], columns: Expr, result: Address, c_row: Expr
+        self, batch: tuple[Expr, ...], columns: Expr, result: Rows, c_row: Expr
     ) -> Stmt:
         """The micro-kernel of this tile's height and width, on what the plan reads."""
         row = sym("_row") + sym("_start")
 
-        def on(a: Address, strides: Sequence[Expr]) -> Stmt:
+        def on(a: Rows, strides: Sequence[Expr]) -> Stmt:
             left = (sym("_steps"), *row_strides(*strides))
             return self.right(
                 batch,
                 columns,
                 lambda b, step, coming, ahead, kept: self.heights(
                     (*left, step, c_row, sym("_adding"), ahead),
-                    (a, b, coming, result),
+                    lambda below: (a(below), b, coming, result(below)),
                     columns,
                     kept,
                 ),
             )
 
+        def there(below: int) -> Address:
+            return self.a, (*batch, row + below, sym("_begin"))
+
         always = self.plan.copied == as_expr(1)
         call: Stmt | None = None
         if not always:
-            there = (self.a, (*batch, row, sym("_begin")))
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            place = sym("_start") - sym("_swath_row")
-            at, strides = (place, as_expr(0)), self.copy.strides[-2:]
-            if self.a.strides[-2] == as_expr(1):
-                at, strides = at[::-1], strides[::-1]
-            beside = on((self.copy, (sym(WORKER), *at)), strides)
+            copy, turned = self.copy, self.a.strides[-2] == as_expr(1)
+            strides = copy.strides[-2:]
+
+            def copied(below: int) -> Address:
+                at = (sym("_start") - sym("_swath_row") + below, as_expr(0))
+                return copy, (sym(WORKER), *(at[::-1] if turned else at))
+
+            beside = on(copied, strides[::-1] if turned else strides)
             wanted = _is_set(self.plan.copied)
             call = beside if call is None else If(wanted, beside, call)
         assert call is not None
@@ -464,11 +476,14 @@ class _Builder:
     def heights(
         self,
         sizes: tuple[Expr, ...],
-        operands: tuple[Address, ...],
+        operands: Callable[[int], tuple[Address, ...]],
         columns: Expr,
         kept: Address | None,
     ) -> Stmt:
-        """Calls the kernel of the height; where columns are few, the narrow one."""
+        """Calls the kernel of the height; where columns are few, narrow ones.
+
+        Operands are given from a row on.
+        """
         tile = self.tile
         if kept is not None:
             keeping = tuple(
@@ -477,7 +492,7 @@ class _Builder:
                     Call(
                         panel_name(self.p.elements, h, tile.NR, True),
                         sizes,
-                        (*operands, kept),
+                        (*operands(0), kept),
                     ),
                 )
                 for h in range(tile.keeping, tile.MR + 1)
@@ -491,10 +506,13 @@ class _Builder:
         cases: list[tuple[int, Stmt]] = []
         for vectors in sorted(widths):
             for height in range(1, tile.MR + 1):
-                width = vectors * tile.lanes
-                name = panel_name(self.p.elements, height, width)
+                width, start, calls = vectors * tile.lanes, 0, []
+                for part in row_tiles(height, tile.tallest(vectors)):
+                    name = panel_name(self.p.elements, part, width)
+                    calls.append(Call(name, sizes, operands(start)))
+                    start += part
                 number = (vectors - 1) * tile.MR + height
-                cases.append((number, Call(name, sizes, operands)))
+                cases.append((number, Block(tuple(calls))))
         wide = ceildiv(columns, tile.lanes) - 1
         return Switch(wide * tile.MR + sym("_height"), tuple(cases))
 
@@ -542,6 +560,12 @@ class _Builder:
             return turned
         single = Binary("eq", Index(self.p.n), Index(as_expr(1)))
         return If(single, along(replace(self.p, n=as_expr(1)), b), turned)
+
+
+def _below(
+    plain: Plain, batch: tuple[Expr, ...], row: Expr, column: Expr, below: int
+) -> Address:
+    return plain(batch, row + below, column)
 
 
 def _is_set(flag: Expr) -> LoopValue:

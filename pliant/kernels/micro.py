@@ -195,12 +195,12 @@ def _over(
 
 
 def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Every height, with both vectors of a panel's row and with one."""
+    """Every height with both vectors of a panel's row, lower ones with one."""
     tile = gemm_tile(of.dtype, target)
-    heights = range(1, tile.MR + 1)
     return tuple(
         panel_kernel(of, height, vectors, tile)
-        for vectors, height in product(range(1, VECTORS + 1), heights)
+        for vectors in range(1, VECTORS + 1)
+        for height in range(1, tile.tallest(vectors) + 1)
     )
 
 

@@ -10,8 +10,8 @@ each step of K loads V vectors of B, broadcasts MR elements of A and does MR*V F
 V = 2 keeps the loads well below the FMAs and leaves the tallest tile: 6 x 16 floats
 with 16 registers of 8 (12 + 2 + 1 = 15), 14 x 32 with 32 registers of 16
 (28 + 2 + 1 = 31). Heights 1..MR are all generated, so rows are cut evenly: 7 rows are
-one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted. The same heights
-exist with one vector per row, for the last columns. A tile with fewer than 8
+one tile of 7, 15 are 8 + 7, and no row is computed that is not wanted. Half of the
+heights exist with one vector per row, for the last columns. A tile with fewer than 8
 accumulators has several of each, so that the latency of an addition does not bind.
 
 Caches: either the rows of a block stay in L2 over all panels of B (half of L2), or
@@ -56,6 +56,10 @@ class Tile:
     def few(self) -> int:
         """Rows that leave registers for several panels."""
         return self.MR // 2
+
+    def tallest(self, vectors: int) -> int:
+        """The most rows of a tile so wide: of one vector, two lower ones do as well."""
+        return self.MR if vectors == VECTORS else max(self.MR // 2, 1)
 
     def chains(self, height: int, vectors: int) -> int:
         """How many accumulators each result of a small tile has."""
