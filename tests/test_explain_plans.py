@@ -223,7 +223,8 @@ def test_words_of_a_plan() -> None:
 
     dot = told(dot=1, m=15, n=7, k=40, rows=15)
     assert dot == (
-        "rows 3 x 4 + 3, columns 4 + 3; lanes along K, columns of B made rows, 1 thread"
+        "rows 3 x 4 + 2 + 1, columns 4 + 3; lanes along K, columns of B made rows, "
+        "1 thread"
     )
     sizes = {"dot": 0, "m": 50, "n": 50, "k": 500, "blocks": 3, "rows": 17}
     shared = {"strips": 0, "packed": 0, "passes": 4, "depth": 125}
