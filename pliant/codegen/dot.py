@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.ir as ll
-from llvmlite.ir import IRBuilder as Builder
 
+from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
     I8,
     I16,

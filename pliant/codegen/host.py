@@ -21,6 +21,7 @@ from typing import Any
 
 import llvmlite.ir as ll
 
+from pliant.codegen.builder import Builder
 from pliant.codegen.host_plan import (
     THREADS,
     HostCall,
@@ -49,7 +50,7 @@ def emit_host(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> 
 
 def _function(module: ll.Module, name: str, result: Any, count: int) -> Any:
     function = ll.Function(module, ll.FunctionType(result, [PTR] * count), name)
-    builder = ll.IRBuilder(function.append_basic_block("entry"))
+    builder = Builder(function.append_basic_block("entry"))
     return function, builder
 
 

@@ -35,6 +35,7 @@ import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
 from pliant.codegen import llvm_uses as uses
+from pliant.codegen.builder import Builder
 from pliant.codegen.dot import emit_dot
 from pliant.codegen.llvm_dims import NO_WRAP, Dims, LaneCheck, Lanes, Memory, as_value
 from pliant.codegen.llvm_types import (
@@ -184,7 +185,7 @@ class _Body:
         self.unit, self.target, self.function = unit, unit.target, function
         self.call = call
         self.entry = function.append_basic_block("entry")
-        self.b = ll.IRBuilder(function.append_basic_block("body"))
+        self.b = Builder(function.append_basic_block("body"))
         self.first = self.b.block
         self.dims = Dims(self.b)
         self.memory = Memory(self.dims)
@@ -197,7 +198,7 @@ class _Body:
 
     def finish(self) -> None:
         self.b.ret_void()
-        ll.IRBuilder(self.entry).branch(self.first)
+        Builder(self.entry).branch(self.first)
 
     # ---- scopes and blocks
 
@@ -242,7 +243,7 @@ class _Body:
     def alloca(
         self, typ: Any, count: int | None = None, align: int | None = None
     ) -> Any:
-        builder = ll.IRBuilder(self.entry)
+        builder = Builder(self.entry)
         slot = builder.alloca(typ if count is None else ll.ArrayType(typ, count))
         slot.align = align
         slot.type = PTR
@@ -682,7 +683,7 @@ class _Body:
         task = ll.Function(self.unit.module, TASK_TYPE, name)
         task.linkage = "internal"
         task.attributes.add("nounwind")
-        b = ll.IRBuilder(task.append_basic_block("entry"))
+        b = Builder(task.append_basic_block("entry"))
         packed, first, last, worker = task.args
         handed = [
             b.load(_member(b, packed, struct, number), typ=kind)
@@ -756,6 +757,6 @@ class _Body:
         return ops.emit_cast(self.b, value, source, to, self.target)
 
 
-def _member(b: ll.IRBuilder, struct: Any, typ: Any, number: int) -> Any:
+def _member(b: Builder, struct: Any, typ: Any, number: int) -> Any:
     indices = [constant(I32, 0), constant(I32, number)]
     return b.gep(struct, indices, inbounds=True, source_etype=typ)

@@ -21,6 +21,7 @@ from typing import Any
 import llvmlite.ir as ll
 
 from pliant.codegen import llvm_ops as ops
+from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
     F64,
     I64,
@@ -90,7 +91,7 @@ class _Product:
 class Dims:
     """The integer names in scope of one function, and their arithmetic."""
 
-    def __init__(self, builder: ll.IRBuilder) -> None:
+    def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.lanes = 1
         self.names: dict[str, Any] = {}

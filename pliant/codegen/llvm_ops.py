@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.ir as ll
-from llvmlite.ir import IRBuilder as Builder
 
 from pliant.codegen import vector_math
+from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
     F16,
     F32,
@@ -623,7 +623,7 @@ def load_lanes(b: Builder, ptr: Any, typ: Any, align: int, mask: Any) -> Any:
         return b.load(ptr, align=align, typ=typ)
     name = f"llvm.masked.load.{mangle(typ)}.p0"
     args = [ptr, mask, ll.Constant(typ, None)]
-    return _aligned(call_intrinsic(b, name, typ, args), 0, align)
+    return call_intrinsic(b, name, typ, args, (0, align))
 
 
 def store_lanes(b: Builder, value: Any, ptr: Any, align: int, mask: Any) -> None:
@@ -632,7 +632,7 @@ def store_lanes(b: Builder, value: Any, ptr: Any, align: int, mask: Any) -> None
         b.store(value, ptr, align=align)
         return
     name = f"llvm.masked.store.{mangle(value.type)}.p0"
-    _aligned(call_intrinsic(b, name, VOID, [value, ptr, mask]), 1, align)
+    call_intrinsic(b, name, VOID, [value, ptr, mask], (1, align))
 
 
 def prefetch(b: Builder, address: Any) -> None:
@@ -655,21 +655,14 @@ def gather(b: Builder, addresses: Any, typ: Any, align: int, mask: Any) -> Any:
     name = f"llvm.masked.gather.{mangle(typ)}.v{lanes}p0"
     mask = constant(widen(I1, lanes), 1) if mask is None else mask
     args = [addresses, mask, ll.Constant(typ, None)]
-    return _aligned(call_intrinsic(b, name, typ, args), 0, align)
+    return call_intrinsic(b, name, typ, args, (0, align))
 
 
 def scatter(b: Builder, value: Any, addresses: Any, align: int, mask: Any) -> None:
     lanes = value.type.count
     name = f"llvm.masked.scatter.{mangle(value.type)}.v{lanes}p0"
     mask = constant(widen(I1, lanes), 1) if mask is None else mask
-    _aligned(call_intrinsic(b, name, VOID, [value, addresses, mask]), 1, align)
-
-
-def _aligned(call: Any, argument: int, align: int) -> Any:
-    attributes = ll.values.ArgumentAttributes()
-    attributes.align = align
-    call.arg_attributes[argument] = attributes
-    return call
+    call_intrinsic(b, name, VOID, [value, addresses, mask], (1, align))
 
 
 def reverse_lanes(b: Builder, x: Any) -> Any:

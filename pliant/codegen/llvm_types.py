@@ -12,6 +12,7 @@ from typing import Any
 
 import llvmlite.ir as ll
 
+from pliant.codegen.builder import Builder
 from pliant.ir.types import DType
 
 I1, I8, I16 = ll.IntType(1), ll.IntType(8), ll.IntType(16)
@@ -127,7 +128,7 @@ def iota(typ: Any, lanes: int, step: int = 1) -> Any:
     )
 
 
-def splat(builder: ll.IRBuilder, value: Any, lanes: int) -> Any:
+def splat(builder: Builder, value: Any, lanes: int) -> Any:
     """A scalar in every lane; a vector is returned as it is."""
     if lanes == 1 or isinstance(value.type, ll.VectorType):
         return value
@@ -142,16 +143,20 @@ def splat(builder: ll.IRBuilder, value: Any, lanes: int) -> Any:
 
 
 def call_intrinsic(
-    builder: ll.IRBuilder, name: str, result: Any, args: list[Any]
+    builder: Builder,
+    name: str,
+    result: Any,
+    args: list[Any],
+    align: tuple[int, int] | None = None,
 ) -> Any:
-    """Calls an LLVM intrinsic by its full, mangled name."""
+    """Calls an LLVM intrinsic by its full, mangled name; `align` as `call` has it."""
     module = builder.module
     function = module.globals.get(name)
     if function is None:
         function = ll.Function(
             module, ll.FunctionType(result, [a.type for a in args]), name
         )
-    return builder.call(function, args)
+    return builder.call(function, args, align)
 
 
 def mangle(typ: Any) -> str:

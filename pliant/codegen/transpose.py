@@ -15,6 +15,7 @@ from typing import Any
 
 import llvmlite.ir as ll
 
+from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_dims import NO_WRAP, Lanes, as_value
 from pliant.codegen.llvm_types import I32, I64, constant
 from pliant.ir.access import linear_coefficient
@@ -89,7 +90,7 @@ def _depends(value: LoopValue, name: str) -> bool:
     return here or any(_depends(part, name) for part in operands(value))
 
 
-def exchange(b: ll.IRBuilder, rows: Sequence[Any]) -> list[Any]:
+def exchange(b: Builder, rows: Sequence[Any]) -> list[Any]:
     """The columns of a square of registers.
 
     In each round, rows that differ in one bit of their number exchange the lanes that

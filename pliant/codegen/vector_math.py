@@ -20,6 +20,7 @@ from pliant.codegen import vector_math_exp as exponential
 from pliant.codegen import vector_math_integral as integral
 from pliant.codegen import vector_math_log as logarithm
 from pliant.codegen import vector_math_trig as trigonometry
+from pliant.codegen.builder import Builder
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     FLOAT,
@@ -66,7 +67,7 @@ SUPPORTED: frozenset[str] = frozenset(UNARY) | frozenset(BINARY)
 
 
 def emit_unary(
-    builder: ir.IRBuilder, op: str, x: ir.Value, *, fma: bool = False
+    builder: Builder, op: str, x: ir.Value, *, fma: bool = False
 ) -> ir.Value:
     """op(x), lane by lane; x is float, double or a vector of them."""
     if op not in UNARY:
@@ -75,7 +76,7 @@ def emit_unary(
 
 
 def emit_binary(
-    builder: ir.IRBuilder, op: str, x: ir.Value, y: ir.Value, *, fma: bool = False
+    builder: Builder, op: str, x: ir.Value, y: ir.Value, *, fma: bool = False
 ) -> ir.Value:
     """op(x, y), lane by lane; both of one type, as in `emit_unary`."""
     if op not in BINARY:
@@ -88,7 +89,7 @@ def emit_binary(
 
 
 def _call(
-    builder: ir.IRBuilder,
+    builder: Builder,
     op: str,
     body: Callable[..., Lanes],
     args: Sequence[ir.Value],
@@ -116,7 +117,7 @@ def _define(
     function.linkage = "internal"
     for attribute in ("alwaysinline", "nounwind", "readnone"):
         function.attributes.add(attribute)
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    builder = Builder(function.append_basic_block("entry"))
     result = body(*(Lanes(builder, argument, fma) for argument in function.args))
     builder.ret(result.value)
     return function

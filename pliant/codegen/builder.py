@@ -1,0 +1,212 @@
+"""llvmlite's builder of LLVM IR, with instructions that are text from the start.
+
+A model's kernels are some hundred thousand instructions. llvmlite makes an object with
+a name in a table for each, and prints it when the module is; here the common ones are
+one line of text and a number, which is what takes half the time. What is added to
+after it was made (phi, switch), allocas and terminators are llvmlite's own; both kinds
+stand in one block, and are operands of one another. LLVM's parser checks the types.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import llvmlite.ir as ll
+from llvmlite.ir.values import Value
+
+_VOID = ll.VoidType()
+_FLAG = ll.IntType(1)
+_COMPARED = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "sge"}
+_UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
+
+
+class Line(Value):  # type: ignore[misc]
+    """An instruction: its text, and the name of its result."""
+
+    __slots__ = ("operands", "opname", "parent", "reference", "text", "type")
+
+    def __init__(
+        self,
+        parent: Any,
+        typ: Any,
+        opname: str,
+        operands: tuple[Any, ...],
+        reference: str,
+        text: str,
+    ) -> None:
+        self.parent, self.type, self.opname = parent, typ, opname
+        self.operands, self.reference, self.text = operands, reference, text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def get_reference(self) -> str:
+        return self.reference
+
+
+def _binary(opname: str) -> Callable[..., Any]:
+    def emit(self: Builder, x: Any, y: Any, flags: Sequence[str] = ()) -> Any:
+        typ = x.type
+        head = f"{opname} {' '.join(flags)}" if flags else opname
+        text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
+        return self._line(typ, opname, (x, y), text)
+
+    return emit
+
+
+def _cast(opname: str) -> Callable[..., Any]:
+    def emit(self: Builder, x: Any, typ: Any) -> Any:
+        if x.type == typ:
+            return x
+        text = f"{opname} {x.type} {x.get_reference()} to {typ}"
+        return self._line(typ, opname, (x,), text)
+
+    return emit
+
+
+class Builder(ll.IRBuilder):  # type: ignore[misc]
+    """Emits instructions at a place in a function."""
+
+    def __init__(self, block: Any = None) -> None:
+        super().__init__(block)
+        self._numbers: Iterator[int] | None = None
+
+    def _line(
+        self, typ: Any, opname: str, operands: tuple[Any, ...], text: str
+    ) -> Line:
+        block = self._block
+        reference = ""
+        if typ is not _VOID:
+            if self._numbers is None:
+                self._numbers = _numbers(block)
+            reference = f"%t{next(self._numbers)}"
+            text = f"{reference} = {text}"
+        line = Line(block, typ, opname, operands, reference, text)
+        block.instructions.insert(self._anchor, line)
+        self._anchor += 1
+        return line
+
+    add, sub, mul = _binary("add"), _binary("sub"), _binary("mul")
+    sdiv, udiv = _binary("sdiv"), _binary("udiv")
+    srem, urem = _binary("srem"), _binary("urem")
+    and_, or_, xor = _binary("and"), _binary("or"), _binary("xor")
+    shl, lshr, ashr = _binary("shl"), _binary("lshr"), _binary("ashr")
+    fadd, fsub = _binary("fadd"), _binary("fsub")
+    fmul, fdiv = _binary("fmul"), _binary("fdiv")
+
+    trunc, zext, sext = _cast("trunc"), _cast("zext"), _cast("sext")
+    fptrunc, fpext = _cast("fptrunc"), _cast("fpext")
+    sitofp, uitofp, fptosi = _cast("sitofp"), _cast("uitofp"), _cast("fptosi")
+    bitcast = _cast("bitcast")
+
+    def not_(self, x: Any) -> Any:
+        typ = x.type
+        vector = isinstance(typ, ll.VectorType)
+        ones = f"splat ({typ.element} -1)" if vector else "-1"
+        text = f"xor {typ} {x.get_reference()}, {ones}"
+        return self._line(typ, "xor", (x,), text)
+
+    def fneg(self, x: Any) -> Any:
+        return self._line(x.type, "fneg", (x,), f"fneg {x.type} {x.get_reference()}")
+
+    def icmp_signed(self, sign: str, x: Any, y: Any) -> Any:
+        return self._compare(f"icmp {_SIGNED[sign]}", x, y)
+
+    def icmp_unsigned(self, sign: str, x: Any, y: Any) -> Any:
+        return self._compare(f"icmp {_UNSIGNED[sign]}", x, y)
+
+    def fcmp_ordered(self, sign: str, x: Any, y: Any) -> Any:
+        """False where a side is NaN; "ord": whether none is."""
+        name = sign if sign == "ord" else f"o{_COMPARED[sign]}"
+        return self._compare(f"fcmp {name}", x, y)
+
+    def fcmp_unordered(self, sign: str, x: Any, y: Any) -> Any:
+        """True where a side is NaN; "uno": whether one is."""
+        name = sign if sign == "uno" else f"u{_COMPARED[sign]}"
+        return self._compare(f"fcmp {name}", x, y)
+
+    def _compare(self, head: str, x: Any, y: Any) -> Any:
+        typ = x.type
+        flags = (
+            ll.VectorType(_FLAG, typ.count) if isinstance(typ, ll.VectorType) else _FLAG
+        )
+        text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
+        return self._line(flags, head[:4], (x, y), text)
+
+    def select(self, cond: Any, x: Any, y: Any) -> Any:
+        return self._line(
+            x.type,
+            "select",
+            (cond, x, y),
+            f"select {_typed(cond)}, {_typed(x)}, {_typed(y)}",
+        )
+
+    # ---- memory
+
+    def load(self, ptr: Any, align: int | None = None, typ: Any = None) -> Any:
+        behind = "" if align is None else f", align {align}"
+        return self._line(typ, "load", (ptr,), f"load {typ}, {_typed(ptr)}{behind}")
+
+    def store(self, value: Any, ptr: Any, align: int | None = None) -> Any:
+        behind = "" if align is None else f", align {align}"
+        text = f"store {_typed(value)}, {_typed(ptr)}{behind}"
+        return self._line(_VOID, "store", (value, ptr), text)
+
+    def gep(
+        self,
+        ptr: Any,
+        indices: Sequence[Any],
+        inbounds: bool = False,
+        source_etype: Any = None,
+    ) -> Any:
+        head = "getelementptr inbounds" if inbounds else "getelementptr"
+        places = ", ".join(map(_typed, indices))
+        text = f"{head} {source_etype}, {_typed(ptr)}, {places}"
+        return self._line(ptr.type, "getelementptr", (ptr, *indices), text)
+
+    # ---- vectors
+
+    def extract_element(self, vector: Any, index: Any) -> Any:
+        text = f"extractelement {_typed(vector)}, {_typed(index)}"
+        kind = vector.type.element
+        return self._line(kind, "extractelement", (vector, index), text)
+
+    def insert_element(self, vector: Any, value: Any, index: Any) -> Any:
+        text = f"insertelement {_typed(vector)}, {_typed(value)}, {_typed(index)}"
+        operands = (vector, value, index)
+        return self._line(vector.type, "insertelement", operands, text)
+
+    def shuffle_vector(self, x: Any, y: Any, mask: Any) -> Any:
+        typ = ll.VectorType(x.type.element, mask.type.count)
+        text = f"shufflevector {_typed(x)}, {_typed(y)}, {_typed(mask)}"
+        return self._line(typ, "shufflevector", (x, y, mask), text)
+
+    # ---- calls
+
+    def call(
+        self, function: Any, args: Sequence[Any], align: tuple[int, int] | None = None
+    ) -> Any:
+        """`align`: the number of an argument, an address, and its alignment."""
+        given = [_typed(arg) for arg in args]
+        if align is not None:
+            number, amount = align
+            arg = args[number]
+            given[number] = f"{arg.type} align {amount} {arg.get_reference()}"
+        result = function.function_type.return_type
+        typ = _VOID if isinstance(result, ll.VoidType) else result
+        text = f"call {result} {function.get_reference()}({', '.join(given)})"
+        return self._line(typ, "call", (function, *args), text)
+
+
+def _typed(value: Any) -> str:
+    return f"{value.type} {value.get_reference()}"
+
+
+def _numbers(block: Any) -> Iterator[int]:
+    """Numbers for results; all builders in a function share them."""
+    scope = vars(block.scope)
+    found: Iterator[int] = scope.setdefault("line_numbers", itertools.count())
+    return found
