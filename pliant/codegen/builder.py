@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.ir as ll
@@ -130,9 +131,7 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
 
     def _compare(self, head: str, x: Any, y: Any) -> Any:
         typ = x.type
-        flags = (
-            ll.VectorType(_FLAG, typ.count) if isinstance(typ, ll.VectorType) else _FLAG
-        )
+        flags = _flags(typ.count) if isinstance(typ, ll.VectorType) else _FLAG
         text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
         return self._line(flags, head[:4], (x, y), text)
 
@@ -199,6 +198,11 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         typ = _VOID if isinstance(result, ll.VoidType) else result
         text = f"call {result} {function.get_reference()}({', '.join(given)})"
         return self._line(typ, "call", (function, *args), text)
+
+
+@lru_cache(maxsize=64)
+def _flags(lanes: int) -> Any:
+    return ll.VectorType(_FLAG, lanes)
 
 
 def _typed(value: Any) -> str:

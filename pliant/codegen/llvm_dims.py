@@ -185,6 +185,8 @@ class Dims:
 
     def linear(self, expr: Expr) -> Linear | None:
         """The expression as a linear function of the lane; None if it is not one."""
+        if expr.is_const:
+            return Linear(None, expr.value, 0)
         offset, stride_offset = 0, 0
         plain: list[_Product] = []
         strides: list[_Product] = []

@@ -8,6 +8,7 @@ only `Cast` turns them into numbers.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.ir as ll
@@ -50,6 +51,7 @@ def storage_type(dtype: DType, lanes: int = 1) -> Any:
     return widen(I8 if dtype is DType.BOOL else _COMPUTE[dtype], lanes)
 
 
+@lru_cache(maxsize=256)
 def widen(scalar: Any, lanes: int) -> Any:
     """The vector of `lanes` such scalars; one lane is the scalar itself."""
     return scalar if lanes == 1 else ll.VectorType(scalar, lanes)
@@ -79,13 +81,16 @@ def constant(typ: Any, number: float | int | bool) -> Any:
     if isinstance(typ, ll.VectorType):
         return SplatConstant(typ, constant(typ.element, number))
     if isinstance(typ, ll.IntType):
-        bits = typ.width
-        wrapped = int(number) & ((1 << bits) - 1)
-        signed = (
-            wrapped - (1 << bits) if bits > 1 and wrapped >> (bits - 1) else wrapped
-        )
-        return ll.Constant(typ, signed)
+        return _integer(typ, int(number))
     return ll.Constant(typ, _as_float(float(number)) if typ == F32 else float(number))
+
+
+@lru_cache(maxsize=4096)
+def _integer(typ: Any, number: int) -> Any:
+    bits = typ.width
+    wrapped = number & ((1 << bits) - 1)
+    signed = wrapped - (1 << bits) if bits > 1 and wrapped >> (bits - 1) else wrapped
+    return ll.Constant(typ, signed)
 
 
 def _as_float(number: float) -> float:
@@ -119,6 +124,7 @@ def dtype_constant(number: float | int | bool, dtype: DType, lanes: int = 1) -> 
     return constant(typ, number)
 
 
+@lru_cache(maxsize=256)
 def iota(typ: Any, lanes: int, step: int = 1) -> Any:
     """<0, step, 2*step, ...>"""
     if lanes == 1:
@@ -132,14 +138,22 @@ def splat(builder: Builder, value: Any, lanes: int) -> Any:
     """A scalar in every lane; a vector is returned as it is."""
     if lanes == 1 or isinstance(value.type, ll.VectorType):
         return value
-    typ = ll.VectorType(value.type, lanes)
+    typ = widen(value.type, lanes)
     if isinstance(value, ll.Constant):
         return SplatConstant(typ, value)
-    one = builder.insert_element(
-        ll.Constant(typ, ll.Undefined), value, ll.Constant(I32, 0)
-    )
-    zeros = ll.Constant(ll.VectorType(I32, lanes), None)
-    return builder.shuffle_vector(one, ll.Constant(typ, ll.Undefined), zeros)
+    undefined, zeros = _undefined(typ), _zeros(lanes)
+    one = builder.insert_element(undefined, value, constant(I32, 0))
+    return builder.shuffle_vector(one, undefined, zeros)
+
+
+@lru_cache(maxsize=256)
+def _undefined(typ: Any) -> Any:
+    return ll.Constant(typ, ll.Undefined)
+
+
+@lru_cache(maxsize=64)
+def _zeros(lanes: int) -> Any:
+    return ll.Constant(widen(I32, lanes), None)
 
 
 def call_intrinsic(
