@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
@@ -20,6 +21,7 @@ from pliant.frontend.torch_ops_train import TRAIN
 TABLE: dict[Any, Translate] = {
     **MATH,
     **REDUCE,
+    **LOSS,
     **SHAPE,
     **PICK,
     **NN,

@@ -304,22 +304,6 @@ def count_nonzero(cx: Context, x: Value, dim: Dims = None) -> Value:
     return cx.reduce("sum", there, cx.axes(dim, x.type.rank))
 
 
-def mse_loss(cx: Context, x: Value, y: Value, reduction: int = 1) -> Value:
-    off = cx.sub(x, y)
-    return _loss(cx, cx.mul(off, off), reduction)
-
-
-def l1_loss(cx: Context, x: Value, y: Value, reduction: int = 1) -> Value:
-    return _loss(cx, cx.unary("abs", cx.sub(x, y)), reduction)
-
-
-def _loss(cx: Context, each: Value, reduction: int) -> Value:
-    axes = range(each.type.rank)
-    if reduction == 0:
-        return each
-    return cx.mean(each, axes) if reduction == 1 else cx.reduce("sum", each, axes)
-
-
 def cosine_similarity(
     cx: Context, x: Value, y: Value, dim: int = 1, eps: float = 1e-8
 ) -> Value:
@@ -381,7 +365,5 @@ REDUCE: dict[Any, Translate] = {
     aten.cumsum.default: cumulate("sum"),
     aten.cumprod.default: cumulate("prod"),
     aten.diff.default: diff,
-    aten.mse_loss.default: mse_loss,
-    aten.l1_loss.default: l1_loss,
     aten.cosine_similarity.default: cosine_similarity,
 }

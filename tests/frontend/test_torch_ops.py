@@ -199,6 +199,17 @@ def test_reductions() -> None:
         ("diff", lambda x, y: [x.diff(), (x > 0).diff(dim=0)]),
         ("count", lambda x, y: torch.count_nonzero(x > 0, 1)),
         ("loss", lambda x, y: [F.mse_loss(x, y), F.l1_loss(x, y)]),
+        (
+            "losses",
+            lambda x, y: [
+                F.smooth_l1_loss(x, y, beta=0.3),
+                F.smooth_l1_loss(x, y, beta=0.0),
+                F.huber_loss(x, y, delta=0.5, reduction="none"),
+                F.kl_div(x, y.relu(), reduction="sum"),
+                F.kl_div(x, y, log_target=True, reduction="none"),
+                F.soft_margin_loss(x, y),
+            ],
+        ),
         ("cosine", lambda x, y: F.cosine_similarity(x, y, dim=1)),
     ]
     check(cases, floats, PAIR, [(1, 1), (3, 13), (6, 5)], tolerance=1e-4)

@@ -193,6 +193,11 @@ def test_losses_of_classes(name: str) -> None:
         F.l1_loss,
         F.binary_cross_entropy_with_logits,
         lambda x, y: F.cross_entropy(x, y.softmax(-1)),
+        lambda x, y: F.smooth_l1_loss(x, y, beta=0.7),
+        lambda x, y: F.huber_loss(x, y.to(x.dtype), delta=0.6, reduction="sum"),
+        lambda x, y: F.kl_div(x.log_softmax(-1), y.relu(), reduction="batchmean"),
+        lambda x, y: F.kl_div(x, y, log_target=True),
+        lambda x, y: F.soft_margin_loss(x, y.sign()),
     ],
 )
 def test_other_losses(loss: Callable[..., Tensor]) -> None:

@@ -1,0 +1,86 @@
+"""Translations of losses of numbers; those of classes are in torch_ops_train.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_math import Translate
+from pliant.ir.graph import Value
+
+aten = torch.ops.aten
+
+EACH, MEAN = 0, 1  # torch's numbers of reductions; 2 is the sum
+
+
+def _reduced(cx: Context, each: Value, reduction: int) -> Value:
+    if reduction == EACH:
+        return cx.cast(each, cx.out_dtype)
+    axes = range(each.type.rank)
+    reduced = cx.mean(each, axes) if reduction == MEAN else cx.reduce("sum", each, axes)
+    return cx.cast(reduced, cx.out_dtype)
+
+
+def _wide(cx: Context, *values: Value) -> list[Value]:
+    return [cx.cast(value, cx.out_dtype.compute) for value in values]
+
+
+def mse_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+    off = cx.sub(*_wide(cx, x, y))
+    return _reduced(cx, cx.mul(off, off), reduction)
+
+
+def l1_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+    return _reduced(cx, cx.unary("abs", cx.sub(*_wide(cx, x, y))), reduction)
+
+
+def smooth_l1_loss(
+    cx: Context, x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0
+) -> Value:
+    """A parabola below beta, the distance beyond."""
+    if beta == 0:
+        return l1_loss(cx, x, y, reduction)
+    off = cx.unary("abs", cx.sub(*_wide(cx, x, y)))
+    near = cx.mul(cx.mul(off, off), 0.5 / beta)
+    each = cx.select(cx.arith("lt", off, beta), near, cx.sub(off, 0.5 * beta))
+    return _reduced(cx, each, reduction)
+
+
+def huber_loss(
+    cx: Context, x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0
+) -> Value:
+    """A parabola up to delta, delta times the distance beyond."""
+    off = cx.unary("abs", cx.sub(*_wide(cx, x, y)))
+    near = cx.mul(cx.mul(off, off), 0.5)
+    far = cx.mul(cx.sub(off, 0.5 * delta), delta)
+    return _reduced(cx, cx.select(cx.arith("le", off, delta), near, far), reduction)
+
+
+def kl_div(
+    cx: Context, x: Value, y: Value, reduction: int = MEAN, log_target: bool = False
+) -> Value:
+    x, y = _wide(cx, x, y)
+    if log_target:
+        return _reduced(cx, cx.mul(cx.unary("exp", y), cx.sub(y, x)), reduction)
+    # y*log(y) is 0 at 0.
+    positive = cx.select(cx.arith("eq", y, 0.0), 1.0, y)
+    each = cx.sub(cx.mul(y, cx.unary("log", positive)), cx.mul(y, x))
+    return _reduced(cx, each, reduction)
+
+
+def soft_margin_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+    x, y = _wide(cx, x, y)
+    each = cx.unary("log1p", cx.unary("exp", cx.unary("neg", cx.mul(x, y))))
+    return _reduced(cx, each, reduction)
+
+
+LOSS: dict[Any, Translate] = {
+    aten.mse_loss.default: mse_loss,
+    aten.l1_loss.default: l1_loss,
+    aten.smooth_l1_loss.default: smooth_l1_loss,
+    aten.huber_loss.default: huber_loss,
+    aten.kl_div.default: kl_div,
+    aten.soft_margin_loss.default: soft_margin_loss,
+}
