@@ -220,23 +220,29 @@ class _Walk:
         And whether that is exact: not if the work ran out.
         """
         lowest = {root.done: root.peak}
-        heap = [(root.peak, root.live, 0, root)]
+        # A set's own state is made when its turn comes: most sets' never does.
+        heap: list[tuple[int, int, int, _State, int | None]]
+        heap = [(root.peak, root.live, 0, root, None)]
         pushed = 0
         while heap:
-            _, _, _, state = heapq.heappop(heap)
+            _, _, _, state, last = heapq.heappop(heap)
+            if last is not None:
+                state = self._step(state, last)
             if state.done == self.all:
                 return state, True
             if state.live <= root.live and state.done != root.done:
                 return self._deepest(root, state, work)
             if pushed > work:
                 return None, False
-            for call in state.ready:
-                step = self._step(state, call)
-                if step.peak >= lowest.get(step.done, ceiling):
+            self.steps += len(state.ready)
+            for call, (taken, freed) in state.ready.items():
+                done, during = state.done | 1 << call, state.live + taken
+                peak = during if during > state.peak else state.peak
+                if peak >= lowest.get(done, ceiling):
                     continue
-                lowest[step.done] = step.peak
+                lowest[done] = peak
                 pushed += 1
-                heapq.heappush(heap, (step.peak, step.live, pushed, step))
+                heapq.heappush(heap, (peak, during - freed, pushed, state, call))
         return None, True
 
     def _deepest(self, root: _State, end: _State, work: int) -> tuple[_State, bool]:
@@ -250,12 +256,13 @@ class _Walk:
         best, seen, pending = end, {root.done}, [root]
         while pending:
             state = pending.pop()
-            for call in state.ready:
+            for call, (taken, _) in state.ready.items():
                 if not inside >> call & 1 or state.done | 1 << call in seen:
                     continue
-                step = self._step(state, call)
-                if step.peak > end.peak:
+                self.steps += 1
+                if state.live + taken > end.peak:
                     continue
+                step = self._step(state, call)
                 seen.add(step.done)
                 pending.append(step)
                 if (step.live, step.done.bit_count()) < (
@@ -279,6 +286,7 @@ class _Walk:
             for _, _, k, call in steps:
                 done = kept[k].done | 1 << call
                 if done not in found:
+                    self.steps += 1
                     found[done] = state = self._step(kept[k], call)
                     if state.done == self.all or state.live <= root.live:
                         return state
@@ -333,7 +341,6 @@ class _Walk:
         return bits(found)
 
     def _step(self, state: _State, call: int) -> _State:
-        self.steps += 1
         taken, freed = state.ready[call]
         done = state.done | 1 << call
         ready = state.ready.copy()
