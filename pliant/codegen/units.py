@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from weakref import ref
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -85,24 +86,49 @@ def _loop_unit(
     if name in known:
         return known[name]
     func = loops[name]
-    stem = _NUMBER.sub("", name) or "kernel"
-    called = sorted({s.function for s in statements(func.body) if isinstance(s, Call)})
+    parts = _print(func)
     symbols: dict[str, str] = {}
-    for callee in called:
+    for callee in parts.called:
         (symbols[callee],) = _loop_unit(callee, loops, known, target, context).symbols
-    text = print_loop(replace(func, name=stem))
     callees = (f"{callee}={symbol}" for callee, symbol in symbols.items())
-    key = hashed("loop", context, text, *callees)
-    symbol = f"{stem}.{key[:_DIGITS]}"
+    key = hashed("loop", context, parts.digest, *callees)
+    symbol = f"{parts.stem}.{key[:_DIGITS]}"
     emit = partial(
         emit_loop_function,
         func,
-        tuple(loops[callee] for callee in called),
+        tuple(loops[callee] for callee in parts.called),
         {**symbols, name: symbol},
         target,
     )
     known[name] = Unit(key, (symbol,), frozenset(symbols.values()), emit)
     return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Print:
+    """What a loop function's key is made of."""
+
+    stem: str  # its name without a number
+    digest: str  # of its text under that name
+    called: tuple[str, ...]
+    itself: ref[LoopFunc]
+
+
+_prints: dict[int, _Print] = {}  # by identity, as long as the functions live
+
+
+def _print(func: LoopFunc) -> _Print:
+    """Made once for a function that several models share: micro-kernels are."""
+    number = id(func)
+    found = _prints.get(number)
+    if found is None:
+        stem = _NUMBER.sub("", func.name) or "kernel"
+        called = {s.function for s in statements(func.body) if isinstance(s, Call)}
+        digest = hashed(print_loop(replace(func, name=stem)))
+        forget = ref(func, lambda _: _prints.pop(number, None))
+        found = _Print(stem, digest, tuple(sorted(called)), forget)
+        _prints[number] = found
+    return found
 
 
 def _host_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: str) -> Unit:
