@@ -9,10 +9,10 @@ kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a
           and computes N rounded up to whole vectors. With a few columns most lanes of
           a panel would be idle; lanes along K are cheaper, if K fills them.
 packing   A B that is not constant is packed where there are rows enough to pay for it,
-          which takes about a cycle per element, a step of K for 32 rows: a group of
-          panels at a time, each by the kernel of the first tile that reads it. Few rows
-          read B where it lies; one that comes from far along its rows, in passes of a
-          few steps over all columns, which is how memory hands it out.
+          from two tiles on if it is large: a group of panels at a time, each by the
+          kernel of the first tile that reads it. Few rows read B where it lies; one
+          that comes from far along its rows, in passes of a few steps over all columns,
+          which is how memory hands it out.
 depth     K is cut beyond `depth` steps once there are rows enough to reuse a panel.
           Sums of a long K are then better, too. Rows that are not adjacent in K are
           copied side by side.
@@ -24,6 +24,9 @@ blocks    As many rows as that wants, the same for every block; more blocks wher
           threads would otherwise wait or share rows. Where rows are computed as they
           are copied, they go over all panels while B stays in cache.
 rows      A block's rows are cut into tiles as few and as even as can be.
+threads   Less than SHARED_WORK is not worth waking another. Groups of panels are even,
+          and where results are added to pass by pass there are two for each thread, so
+          that no two of them write to the same cache line at the same time.
 
 To work all that out takes tens of nanoseconds. A product that takes no longer itself is
 not cut: one block and one group, in one pass. And where strips of rows can compute it
@@ -57,6 +60,8 @@ MANY_TILES = 9  # of rows, for which any B is packed
 GROUP = 16  # panels that share a copy of A's rows, or a strip of B
 FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
+SHARED_WORK = 1 << 19  # of a product, the least that two threads share
+READ_ROWS = 8  # below which it takes as long to read B as to multiply
 MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
 LONG_SUM = 1024  # steps of K
@@ -392,9 +397,10 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
     return few + wanted * (low - few)
 
 
-def unit_grain(work: Expr) -> Expr:
-    """The fewest units of so many multiply-adds that are worth a thread."""
-    return maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+def unit_grain(rows: Expr, columns: Expr, steps: Expr) -> Expr:
+    """The fewest units of such a size that are worth a thread."""
+    work = maximum(rows, READ_ROWS) * columns * steps
+    return maximum(1, floordiv(SHARED_WORK, maximum(work, 1)))
 
 
 def share_of(count: Expr, number: Expr, shares: Expr) -> tuple[Expr, Expr]:

@@ -70,7 +70,7 @@ class Dots:
                 *end,
             )
         )
-        grain = unit_grain(DOT_TILE * minimum(p.n, tile.NR) * p.k)
+        grain = unit_grain(minimum(p.n, tile.NR), as_expr(DOT_TILE), p.k)
         count = product(units)
         shared = For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
         alone: Stmt = For("_u", as_expr(0), count, unit)

@@ -207,7 +207,8 @@ class _Builder:
                 self.passes(batch),
             )
         )
-        return _parallel(unit, units, plan.rows * p.k * plan.panels * tile.NR)
+        grain = unit_grain(plan.rows, plan.panels * tile.NR, p.k)
+        return For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
 
     def tile_heights(self) -> tuple[Stmt, ...]:
         """Tiles as even as can be: the first `_taller` have a row more."""
@@ -570,11 +571,6 @@ def _below(
 
 def _is_set(flag: Expr) -> LoopValue:
     return Binary("gt", Index(flag), Index(as_expr(0)))
-
-
-def _parallel(unit: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
-    count, grain = product(units), unit_grain(work)
-    return For("_u", as_expr(0), count, unit, Kind.PARALLEL, grain=grain)
 
 
 def gemm(

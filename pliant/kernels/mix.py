@@ -80,12 +80,12 @@ class ProductPlan:
         limits = small_sizes(spec, tile, self.strips is not None)
         small = all(size.evaluate(known) <= most for size, most in limits)
         one_pass = {"packed": 0, "copied": 0, "passes": 1, "depth": k}
-        work = 0
+        unit = None
         if fields["dot"]:
             blocks, groups = -(-m // DOT_TILE), -(-n // tile.NR)
             fields |= {"blocks": blocks, "rows": min(m, DOT_TILE)} | one_pass
             fields |= {"groups": groups, "panels": 1}
-            work = DOT_TILE * min(n, tile.NR) * k
+            unit = (min(n, tile.NR), DOT_TILE)
         elif self.strips is not None and (small or self.strips.wanted.evaluate(known)):
             fields |= {"strips": 1} | one_pass
             alone = {"blocks": 1, "rows": m, "groups": 1}
@@ -97,9 +97,9 @@ class ProductPlan:
         elif small:
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
             fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
-        work = work or fields["rows"] * k * fields["panels"] * tile.NR
+        unit = unit or (fields["rows"], fields["panels"] * tile.NR)
         units = batch * fields["blocks"] * fields["groups"]
-        grain = unit_grain(as_expr(work)).value
+        grain = unit_grain(*(as_expr(size) for size in (*unit, k))).value
         used = 1 if small else max(1, min(threads, units // grain))
         return Cut(batch, m, n, k, **fields, threads=used)
 

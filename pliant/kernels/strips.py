@@ -397,7 +397,7 @@ class Strips:
                 For("_pass", as_expr(0), cut.passes, a_pass),
             )
         )
-        grain = unit_grain(cut.rows * p.k * cut.panels * nr)
+        grain = unit_grain(cut.rows, cut.panels * nr, p.k)
         loop = For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
         return Block((*(Let(n, Index(v)) for n, v in cut.lets), loop))
 

@@ -376,8 +376,8 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *
 /* Writes to slot->outputs, as the caller allocated them. */
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail);
 void plt_frame_close(plt_model *m, plt_frame *f, int status);
-/* Makes the pages of a large block present at once, which costs about half of what as
- * many page faults cost. */
+/* Makes the pages of a large block present at once, huge ones where there are any: that
+ * costs a quarter of what as many page faults cost. */
 void plt_touch(plt_call *call, void *data, int64_t bytes);
 bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes);
 
