@@ -1,16 +1,18 @@
 """Time against memory: `python -m bench.limits bert llama` (or `zoo`), --training.
 
-Each model runs without a limit, and with 80, 60, 50 and 40 percent of the peak that it
-has then: by how much the call becomes slower, what is computed again or spilled for
-that, and how long the plan took. Where a limit cannot be met, the least that can is
+Each model runs without a limit, and with 97, 90, 80, 60, 50 and 40 percent of the peak
+that it has then: by how much the call becomes slower, what is computed again or spilled
+for that, and how long the plan took. Where a limit cannot be met, the least that can is
 told. Then, inside the memory that a batch of four takes, the largest batch that runs.
 No call may exceed its limit: that ends the run. Writes bench/results/limits.json and
-limits.md; a run over chosen models or shapes is only printed.
+limits.md; a run over chosen models or shapes is only printed. With --training=only, the
+step's rows replace those that are stored.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -38,8 +40,12 @@ from bench.timing import (
     store,
 )
 
-PERCENT = (100, 80, 60, 50, 40)
-TRAINING_SHAPES: tuple[Shape, ...] = ((1, 64), (4, 64), (2, 512), (1, 2048))
+PERCENT = (100, 97, 90, 80, 60, 50, 40)
+TRAINING_SHAPES: tuple[Shape, ...] = (
+    *((1, 64), (4, 64), (2, 256), (2, 512)),
+    *((3, 701), (4, 512), (1, 2048)),
+)
+STEP = "llama step"
 SECONDS = 0.3  # of timing per limit
 MOST_CALLS = 50
 SLOW = 2.0  # a call of so many seconds is made once
@@ -155,16 +161,29 @@ def training_step(zoo: Path, threads: int) -> tuple[Any, Callable[..., Any]]:
     return step, batch
 
 
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} {dims_text(row['shape'])}"
+
+
+def action(row: dict[str, Any]) -> str:
+    """What a row's limit is met by; nothing if it does not fit."""
+    if not row.get("recompute") and not row.get("spill"):
+        return ""
+    if not row["spill"]:
+        return "recompute"
+    return "both" if row["recompute"] else "spill"
+
+
 def cells(row: dict[str, Any], first: float) -> tuple[str, ...]:
-    name = f"{row['model']} {dims_text(row['shape'])}"
-    head = (name, f"{row['percent']}%", mebibytes(row["limit"]))
+    head = (name_of(row), f"{row['percent']}%", mebibytes(row["limit"]))
     if "least" in row:
-        return (*head, f"at least {mebibytes(row['least'])}", *("",) * 5)
+        return (*head, f"at least {mebibytes(row['least'])}", *("",) * 6)
     return (
         *head,
         mebibytes(row["peak"]),
         f"{row['ms']:.2f}",
         f"{row['ms'] / first:.2f}",
+        action(row),
         f"{row['recompute']} ({row['again']})",
         f"{row['spill']} ({mebibytes(row['spilled'])})",
         f"{row['plan_ms']:.2f}",
@@ -172,19 +191,19 @@ def cells(row: dict[str, Any], first: float) -> tuple[str, ...]:
 
 
 def report(rows: list[dict[str, Any]]) -> Report:
-    first = {(r["model"], r["shape"]): r["ms"] for r in rows if r["percent"] == 100}
+    first = {name_of(r): r["ms"] for r in rows if r["percent"] == 100}
     columns = (
-        *("model", "limit", "MiB", "peak MiB", "ms", "against 100%"),
+        *("model", "limit", "MiB", "peak MiB", "ms", "against 100%", "chosen"),
         *("values recomputed (calls)", "spilled (MiB)", "plan ms"),
     )
-    lines = tuple(cells(r, first[r["model"], r["shape"]]) for r in rows)
+    lines = tuple(cells(r, first[name_of(r)]) for r in rows)
     return Report("Time against memory", columns, lines)
 
 
 def batches(rows: list[dict[str, Any]]) -> Report:
     lines = tuple(
         (
-            f"{row['model']} {dims_text(row['shape'])}",
+            name_of(row),
             mebibytes(row["limit"]),
             str(row["batch"]),
             mebibytes(row["peak"]),
@@ -201,28 +220,43 @@ def batches(rows: list[dict[str, Any]]) -> Report:
 
 
 def chosen(rows: list[dict[str, Any]]) -> str:
-    """Where values were computed again, and where they were spilled."""
+    """Where values were computed again, where they were spilled, and where both."""
     told = []
-    for action in ("recompute", "spill"):
+    for wanted in ("recompute", "spill", "both"):
         places = [
-            f"{row['model']} {dims_text(row['shape'])} at {row['percent']}%"
-            for row in rows
-            if row.get(action)
+            f"{name_of(r)} at {r['percent']}%" for r in rows if action(r) == wanted
         ]
-        told.append(f"{action}: {', '.join(places) or 'nowhere'}.")
+        told.append(f"{wanted}: {', '.join(places) or 'nowhere'}.")
     return "\n\n".join(told)
+
+
+def others(stored: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The stored rows that are not the step's, in both tables."""
+    content = json.loads(stored.read_text())
+    rows, most = (
+        [row for row in content[key] if row["model"] != STEP]
+        for key in ("rows", "largest")
+    )
+    return rows, most
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_model_arguments(parser, "zoo")
-    parser.add_argument("--training", action="store_true", help="llama's step as well")
+    parser.add_argument(
+        "--training",
+        nargs="?",
+        const="also",
+        choices=("also", "only"),
+        help="llama's step, besides the models or alone",
+    )
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     most: list[dict[str, Any]] = []
+    alone = arguments.training == "only"
     with torch.inference_mode():
-        for name, case in cases(arguments).items():
+        for name, case in ({} if alone else cases(arguments)).items():
             compiled = case.compile(threads=arguments.threads)
             shapes = arguments.shape or shapes_of(name, case.dims)
             for shape in shapes:
@@ -232,8 +266,11 @@ def main() -> int:
         step, batch = training_step(arguments.zoo, arguments.threads)
         shapes = arguments.shape or TRAINING_SHAPES
         for shape in shapes:
-            sweep("llama step", shape, step, batch(*shape), rows)
-        largest("llama step", step, LARGEST_SHAPE, batch, most)
+            sweep(STEP, shape, step, batch(*shape), rows)
+        largest(STEP, step, LARGEST_SHAPE, batch, most)
+    if alone and arguments.shape is None:
+        before = others(RESULTS / "limits.json")
+        rows, most = [*before[0], *rows], [*before[1], *most]
     tables = report(rows), batches(most)
     for table in tables:
         table.show(console())

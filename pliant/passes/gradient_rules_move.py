@@ -168,6 +168,12 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
     yield x, Part(b.reshape(made, x.shape))
 
 
+def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """Each row has the gradient of the sum that it went into."""
+    i, rows = op.operands
+    yield rows, Part(tape.b.emit("index", _of(grads), i))
+
+
 MOVE: dict[str, Rule] = {
     "broadcast": _broadcast,
     "stretch": _stretch,
@@ -179,4 +185,5 @@ MOVE: dict[str, Rule] = {
     "pad": _pad,
     "index": _index,
     "take_along": _take_along,
+    "scatter_add": _scatter_add,
 }

@@ -206,16 +206,44 @@ def test_stop_gradient() -> None:
 
 
 def test_ops_without_a_rule() -> None:
-    with pytest.raises(UnsupportedOpError, match="scatter_add"):
+    with pytest.raises(UnsupportedOpError, match="if"):
         differentiated(
-            """graph @main(%i: i64[n], %w: f64[n, 2]) {
-  %y: f64[3, 2] = scatter_add(%i, %w) {rows = 3}
-  %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
+            """graph @main(%c: bool[], %w: f64[n]) {
+  %y: f64[n] = if(%c, %w)
+    region @then(%a: f64[n]) {
+      return %a
+    }
+    region @else(%a: f64[n]) {
+      %b: f64[n] = neg(%a)
+      return %b
+    }
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0), keepdims = false}
   return %l
 }
 """,
             "w",
         )
+
+
+SCATTER = """graph @main(%i: i64[m], %w: f64[m, c], %v: f64[n, c]) {
+  %y: f64[n, c] = scatter_add(%i, %w) {rows = <n>}
+  %p: f64[n, c] = mul(%y, %v)
+  %l: f64[] = reduce(%p) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+"""
+
+
+@pytest.mark.parametrize("m, n, c", [(0, 3, 2), (1, 1, 1), (7, 3, 5), (131, 17, 3)])
+def test_scatter_add(m: int, n: int, c: int) -> None:
+    """Every row that was added gets the gradient of where it went."""
+    made = differentiated(SCATTER, "w")
+    random = np.random.default_rng(m)
+    i, v = random.integers(0, n, m), random.normal(size=(n, c))
+    env = {"m": m, "n": n, "c": c}
+    given = [i, random.normal(size=(m, c)), v]
+    _, grad = run_graph(Module({"main": made}), given, env=env)
+    np.testing.assert_array_equal(grad, v[i])
 
 
 STRETCH = """graph @main(%x: f64[a, b], %y: f64[m, n]) {
