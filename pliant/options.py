@@ -11,6 +11,7 @@ class Options:
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
+    fewest: bool = True  # a product's kernel takes the ops that leave it least to write
     prologue: bool = True  # what a product reads may be computed in its kernel
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time

@@ -27,6 +27,7 @@ from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.types import NARROW, TensorType
 from pliant.passes.context import Context
+from pliant.passes.epilogues import Flow, left_to_readers
 from pliant.passes.groups import (
     CALLS,
     IN_MEMORY,
@@ -90,6 +91,7 @@ class _Fuser:
             k: _Group([k]) for k, op in enumerate(self.ops) if self._grouped(k, op)
         }
         self.readers = self._readers()
+        self.left: set[int] = set()  # ops that no contraction's kernel takes
 
     # ---- what is computed, and what is only looked through
 
@@ -164,9 +166,23 @@ class _Fuser:
     # ---- merging
 
     def run(self) -> None:
+        if self.cx.options.fewest:
+            self.left = self._left_to_readers()
         for k in list(self.group):
             for source in self.sources(k):
                 self._merge(source, k)
+
+    def _left_to_readers(self) -> set[int]:
+        flow = Flow(
+            self.ops,
+            self.readers,
+            self.sources,
+            {self.position[v] for v in self.results if v in self.position},
+            self.apart,
+            self.facts,
+        )
+        roots = {k for k in self.group if self.ops[k].name in EPILOGUE}
+        return left_to_readers(flow, roots)
 
     def adopt(self, other: _Fuser) -> None:
         """The groups that another found for the same ops."""
@@ -204,7 +220,9 @@ class _Fuser:
             if self._root(b) not in EPILOGUE:
                 return False
         root = self._root(a)
-        return root is None or (root in EPILOGUE and self._root(b) is None)
+        if root is None:
+            return True
+        return root in EPILOGUE and self._root(b) is None and not b.members & self.left
 
     def _is_prologue(self, a: _Group, root: int) -> bool:
         """Whether a matmul can compute its left operand itself: cheap, and for it
