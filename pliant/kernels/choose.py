@@ -386,9 +386,12 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
 
     With few steps of K what takes time is writing results that L1 does not hold, and
     that goes best along one row, if it is long; with one step, along that row alone.
-    With more steps that holds as long as B is in L1.
+    With more steps that holds as long as B is in L1. A panel and half of another are
+    computed together by tiles that are not so high.
     """
     few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
+    half = exceeds(n, tile.NR) * (1 - exceeds(n, tile.NR + tile.lanes))
+    few += half * (ceildiv(rows, tile.broad) - few)
     low += (1 - exceeds(k, 1)) * exceeds(n, ALONE_ROW) * (rows - low)
     long = exceeds(n, LONG_ROW)
     near = 1 - exceeds(n * k, FEW_ELEMENTS)

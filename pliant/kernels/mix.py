@@ -91,7 +91,8 @@ class ProductPlan:
             alone = {"blocks": 1, "rows": m, "groups": 1}
             alone |= {"panels": max(1, -(-n // tile.NR))}
             fields |= alone if small else self.strips.at(known)
-            rows = tile.MR * tile.low  # whole tiles of any height they may have
+            # Whole tiles of any height they may have.
+            rows = tile.MR * tile.low * tile.broad
             tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
             fields["height"] = rows // tiles.evaluate(known)
         elif small:

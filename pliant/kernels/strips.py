@@ -245,6 +245,9 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
         results = strip.results(size * VECTORS, None)
         parts.append(For("_p", done, end, results, step=size))
         done, most = end, size * VECTORS
+    if several == 1 and height <= tile.broad:  # registers for a panel and a half
+        done, most = floordiv(maximum(ceildiv(n, tile.lanes) - 2, 0), VECTORS), 3
+        parts = [For("_p", ZERO, done, strip.results(VECTORS, None))]
     left = tuple((v, strip.results(v, columns)) for v in range(1, most + 1))
     tile_done = Block(
         (

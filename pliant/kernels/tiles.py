@@ -57,6 +57,11 @@ class Tile:
         """Rows that leave registers for several panels."""
         return self.MR // 2
 
+    @property
+    def broad(self) -> int:
+        """The height of tiles with half as many columns more as a panel has."""
+        return max(2 * self.MR // 3, 1)
+
     def tallest(self, vectors: int) -> int:
         """The most rows of a tile so wide: of one vector, two lower ones do as well."""
         return self.MR if vectors == VECTORS else max(self.MR // 2, 1)
