@@ -394,3 +394,34 @@ def test_shared_values_are_checked_once() -> None:
     wrong = Read("t", DType.F32)
     with pytest.raises(InternalError, match=r"\$t is not in scope"):
         verify_loop(LoopFunc("f", (), (out,), Store(out, (), wrong)))
+
+
+def test_what_was_legal_is_checked_again_among_other_functions() -> None:
+    outer = parse_loop("""loop @outer(n; in %x: f32[n], out %y: f32[n]) {
+      call @middle(n; %x[0], %y[0])
+    }""")
+    middle = parse_loop("""loop @middle(n; in %x: f32[n], out %y: f32[n]) {
+      call @leaf(n; %x[0], %y[0])
+    }""")
+    leaf = parse_loop("""loop @leaf(n; in %x: f32[n], out %y: f32[n]) {
+      for i = 0 to n {
+        %y[i] = %x[i]
+      }
+    }""")
+    back = parse_loop("""loop @leaf(n; in %x: f32[n], out %y: f32[n]) {
+      call @outer(n; %x[0], %y[0])
+    }""")
+    wrong = parse_loop("""loop @middle(n; in %x: f64[n], out %y: f32[n]) {
+      for i = 0 to n {
+        %y[i] = 0.0:f32
+      }
+    }""")
+    legal = {"outer": outer, "middle": middle, "leaf": leaf}
+    for _ in range(2):
+        verify_loop(outer, Module({}, legal))
+        with pytest.raises(InternalError, match="@middle calls @outer back"):
+            verify_loop(outer, Module({}, {**legal, "leaf": back}))
+        with pytest.raises(InternalError, match="%x of @middle is f64"):
+            verify_loop(outer, Module({}, {**legal, "middle": wrong}))
+        with pytest.raises(InternalError, match="there is no loop @middle"):
+            verify_loop(outer, Module({}, {"outer": outer}))
