@@ -5,8 +5,8 @@ that it has then: by how much the call becomes slower, what is computed again or
 for that, and how long the plan took. Where a limit cannot be met, the least that can is
 told. Then, inside the memory that a batch of four takes, the largest batch that runs.
 No call may exceed its limit: that ends the run. Writes bench/results/limits.json and
-limits.md; a run over chosen models or shapes is only printed. With --training=only, the
-step's rows replace those that are stored.
+limits.md; a run over chosen models or shapes is only printed, but for --training=only,
+whose rows replace those that are stored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TRAINING_SHAPES: tuple[Shape, ...] = (
 STEP = "llama step"
 SECONDS = 0.3  # of timing per limit
 MOST_CALLS = 50
-SLOW = 2.0  # a call of so many seconds is made once
+SLOW = 1.0  # a call of so many seconds is made once
 BATCH, FAR = 4, 48  # whose memory is the limit; more than fits
 LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
 
@@ -72,6 +72,7 @@ def sweep(
     """One row for each limit."""
     model.memory_limit = None
     free = model.memory_plan(*given)
+    model(*given)  # what is slow is timed once: its pages are there by then
     for percent in PERCENT:
         limit = free.peak_bytes * percent // 100
         row = {"model": name, "shape": shape, "percent": percent, "limit": limit}
@@ -230,14 +231,11 @@ def chosen(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(told)
 
 
-def others(stored: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The stored rows that are not the step's, in both tables."""
-    content = json.loads(stored.read_text())
-    rows, most = (
-        [row for row in content[key] if row["model"] != STEP]
-        for key in ("rows", "largest")
-    )
-    return rows, most
+def replaced(key: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stored rows, with those of the same model and shape replaced."""
+    stored = json.loads((RESULTS / "limits.json").read_text())[key]
+    names = set(map(name_of, rows))
+    return [*(row for row in stored if name_of(row) not in names), *rows]
 
 
 def main() -> int:
@@ -268,14 +266,13 @@ def main() -> int:
         for shape in shapes:
             sweep(STEP, shape, step, batch(*shape), rows)
         largest(STEP, step, LARGEST_SHAPE, batch, most)
-    if alone and arguments.shape is None:
-        before = others(RESULTS / "limits.json")
-        rows, most = [*before[0], *rows], [*before[1], *most]
+    if alone:
+        rows, most = replaced("rows", rows), replaced("largest", most)
     tables = report(rows), batches(most)
     for table in tables:
         table.show(console())
     print(chosen(rows))
-    if arguments.models == ["zoo"] and arguments.shape is None:
+    if alone or (arguments.models == ["zoo"] and arguments.shape is None):
         about = machine()
         content = {"machine": about, "rows": rows, "largest": most}
         path = store("limits.json", content)
