@@ -45,7 +45,7 @@ MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
 _EFFORT = 60_000  # steps that such searches may take all the same
-_MOST_KEPT = 6  # orders of one block
+_MOST_KEPT = 8  # orders of one block
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
 
@@ -278,15 +278,16 @@ def searched(
     table = sizes.table[list(part.buffers)]
     least = peaks(unavoidable_rows(block), table)
     best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
-    pending = set(range(len(sizes.points)))
+    shares = table / np.maximum(table.sum(axis=0), 1)
+    unlike = np.ones(len(sizes.points))  # shares of what was searched already
     fruitless = steps = 0
-    while pending and (fruitless < _FRUITLESS or steps < _EFFORT):
+    while fruitless < _FRUITLESS or steps < _EFFORT:
         # Where there seems to be most to gain.
-        gaps = best / np.maximum(least, 1)
-        k = max(pending, key=lambda k: (float(gaps[k]), -k))
-        pending.remove(k)
-        if best[k] <= least[k]:
+        gaps = (best / np.maximum(least, 1) - 1) * unlike
+        k = int(gaps.argmax())
+        if gaps[k] < _GAIN - 1:
             break
+        unlike = np.minimum(unlike, np.abs(shares - shares[:, k : k + 1]).sum(axis=0))
         column = [int(size) for size in table[:, k]]
         start = min(found, key=lambda order: _peak_at(block, order, table, k))
         better = search(block, column, start, int(least[k]))
@@ -328,12 +329,26 @@ def choices(part: Part, sizes: Sizes) -> Choice:
             kept.append(k)
     safe = {k: k == 0 or dominates(bounds[k], bounds[0], sizes.facts) for k in kept}
     sure = next(k for k in kept if safe[k])
-    few = list(dict.fromkeys([*kept[: _MOST_KEPT - 1], sure]))
+    table = np.array([bounds[k].peaks for k in kept], np.int64)
+    first = list(dict.fromkeys([0, kept.index(sure)]))
+    few = [kept[k] for k in _worthwhile(table, first, _MOST_KEPT)]
     return Choice(
         tuple(found[k] for k in few),
         np.array([bounds[k].peaks for k in few], np.int64),
         tuple(safe[k] for k in few),
     )
+
+
+def _worthwhile(table: Ints, first: list[int], most: int) -> list[int]:
+    """Some orders, and then what saves most where those before it are not best."""
+    kept, peak = list(first), np.maximum(table, 1)
+    least = peak.min(axis=0)
+    while len(kept) < most:
+        regret = peak[kept].min(axis=0) / least
+        if regret.max(initial=1.0) < _GAIN:
+            break
+        kept.append(int(peak[:, regret.argmax()].argmin()))
+    return kept
 
 
 def _cost(peak: Ints) -> float:
@@ -400,21 +415,12 @@ def _picks(chosen: Sequence[Choice], held: Ints) -> list[tuple[int, ...]]:
         for k in range(held.shape[1])
     ]
     possible = list(dict.fromkeys([first, sure, *at]))
-    table = np.array([_peaks(pick, chosen, held) for pick in possible], np.float64)
-    table = np.maximum(table, 1)
-    least = table.min(axis=0)
-    # The best overall, then whatever saves most where those before it are not best.
-    overall = np.log(table).sum(axis=1)
+    table = np.array([_peaks(pick, chosen, held) for pick in possible], np.int64)
     must = possible.index(sure)
-    best = int(overall.argmin())
-    gain = (table[must] / table[best]).max(initial=1.0)
+    best = min(range(len(possible)), key=lambda k: _cost(table[k]))
+    gain = (np.maximum(table[must], 1) / np.maximum(table[best], 1)).max(initial=1.0)
     kept = [must] if gain < _GAIN else list(dict.fromkeys([best, must]))
-    while len(kept) < MOST_ORDERS:
-        regret = table[kept].min(axis=0) / least
-        if regret.max(initial=1.0) < _GAIN:
-            break
-        kept.append(int(table[:, regret.argmax()].argmin()))
-    return [possible[k] for k in kept]
+    return [possible[k] for k in _worthwhile(table, kept, MOST_ORDERS)]
 
 
 def _peaks(pick: Sequence[int], chosen: Sequence[Choice], held: Ints) -> Ints:

@@ -7,8 +7,9 @@ import gc
 import re
 import weakref
 from pathlib import Path
-from time import process_time
+from typing import Any
 
+import llvmlite.binding as llvm
 import pytest
 
 from pliant import target
@@ -84,17 +85,22 @@ def test_freed_with_the_object() -> None:
     assert (resident() - before) * 4 < 2048  # KiB; a leak would be tens per round
 
 
-def test_the_thousandth_module_takes_no_longer_than_the_first() -> None:
-    def seconds() -> float:
-        started = process_time()
-        optimised(TWICE, target.host(), 2)
-        return process_time() - started
+def test_every_run_has_a_pass_builder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What runs leave behind in a builder makes each run with it slower."""
+    make = llvm.create_pass_builder
+    made: list[Any] = []
 
-    first = min(seconds() for _ in range(20))
-    for _ in range(2000):
+    def counted(*arguments: Any) -> Any:
+        made.append(make(*arguments))
+        return made[-1]
+
+    optimised(TWICE, target.host(), 2)  # the pipeline itself is made once
+    monkeypatch.setattr(llvm, "create_pass_builder", counted)
+    for count in (1, 2, 3):
         optimised(TWICE, target.host(), 2)
-    # What every run leaves behind in LLVM made it thirty times as long.
-    assert min(seconds() for _ in range(20)) < 3 * first
+        assert len(made) == 2 * count  # the module's, and its function's
 
 
 # ---- several objects
