@@ -80,20 +80,10 @@ from pliant.target import Target
 # B's from one step of K and from one panel to the next, the results' row stride, and
 # whether they are added to.
 STRIP_SIZES = (
-    *(
-        "tiles",
-        "N",
-        "K",
-        "a_rows",
-        "a_row",
-        "a_step",
-        "b_step",
-        "b_panel",
-        "c_row",
-        "more",
-    ),
+    *("tiles", "N", "K", "a_rows", "a_row", "a_step"),
+    *("b_step", "b_panel", "c_row", "more"),
 )
-NARROW_SIZES = tuple(name for name in STRIP_SIZES if name != "b_panel")
+NARROW_SIZES = tuple(n for n in STRIP_SIZES if n not in ("a_rows", "b_panel"))
 STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
 
 
@@ -123,13 +113,28 @@ def narrow_name(of: Elements, height: int) -> str:
 
 
 class _Strip:
-    """The buffers of a strip kernel, and what it does with a few vectors of columns."""
+    """The buffers of a strip kernel, and what it does with a few vectors of columns.
 
-    def __init__(self, of: Elements, height: int, tile: Tile, far: bool) -> None:
+    `far`: B comes from memory. `narrow`: A's rows are found by a single stride; a tile
+    of few columns takes so little that setting up two would be felt.
+    """
+
+    def __init__(
+        self,
+        of: Elements,
+        height: int,
+        tile: Tile,
+        far: bool = False,
+        narrow: bool = False,
+    ) -> None:
         self.of, self.height, self.tile, self.far = of, height, tile, far
+        self.narrow = narrow
         n, k, nr = sym("N"), sym("K"), tile.NR
         rows = sym("tiles") * height
         self.a = left_buffer(of.dtype, height, sym("tiles"))
+        if narrow:
+            strides = sym("a_row"), sym("a_step")
+            self.a = buffer("a", of.dtype, (rows, k), Role.IN, strides)
         before = panels_before(n, tile)
         steps = (sym("b_panel"), sym("b_step"), as_expr(1))
         self.b = buffer("b", of.stored, (before, k, nr), Role.IN, steps)
@@ -174,7 +179,8 @@ class _Strip:
             right = Load(self.b, (sym("_p") + panel, k + chain, column))
             if columns is not None and panel == (vectors - 1) // VECTORS:
                 right = Load(self.last, (k + chain, column), wanted)
-            left = Load(self.a, (left_place(sym("_t"), self.height, i, k + chain),))
+            at = left_place(sym("_t"), self.height, i, k + chain)
+            left = Load(self.a, (row, k + chain) if self.narrow else (at,))
             value = multiply_add(left, right, Load(acc, place), self.of.dtype)
             return Store(acc, place, value)
 
@@ -265,7 +271,7 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
 @lru_cache(maxsize=256)
 def narrow_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
     """Tiles of `height` rows of A, one below the other, times a vector of columns."""
-    strip = _Strip(of, height, tile, False)
+    strip = _Strip(of, height, tile, narrow=True)
     product = strip.results(1, sym("N"))
     one = Block((Let("_p", Index(ZERO)), product))
     body = For("_t", ZERO, sym("tiles"), one)
@@ -463,7 +469,7 @@ class Strips:
         """Tiles of one height over a single vector of columns."""
         p = self.spec
         b = self.right(at.batch, at.step, at.panel, as_expr(1))
-        strides = (*row_strides(*p.a_strides[-2:]), b.step, p.n)
+        strides = (*p.a_strides[-2:], b.step, p.n)
         sizes = (tiles, columns, at.steps, *strides, minimum(at.step, 1))
         left, result = self.outer(at)
         operands = (left, b.last, result)
