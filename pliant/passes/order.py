@@ -44,7 +44,7 @@ CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
-_EFFORT = 60_000  # steps that such searches may take all the same
+_EFFORT = 300_000  # steps that such searches may take all the same
 _MOST_KEPT = 8  # orders of one block
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
