@@ -45,7 +45,7 @@ bench-parts: $(VENV)/.bench
 	$(BIN)/python -m bench.conv
 	$(BIN)/python -m bench.costs
 
-# Matrix products of 500 random shapes against MKL and OpenBLAS; a quarter of an hour.
+# Matrix products of 500 random shapes against MKL and OpenBLAS; twenty minutes.
 bench-gemm: setup
 	$(BIN)/python -m bench.gemm
 
