@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from weakref import ref
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -27,6 +26,7 @@ from pliant.cache import hashed
 from pliant.codegen.host import BIND, RUN, SIZES, emit_host
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
+from pliant.ir.identity import PerObject
 from pliant.ir.loops import Call, LoopFunc, statements
 from pliant.ir.text import print_loop
 from pliant.target import Target
@@ -111,24 +111,16 @@ class _Print:
     stem: str  # its name without a number
     digest: str  # of its text under that name
     called: tuple[str, ...]
-    itself: ref[LoopFunc]
 
 
-_prints: dict[int, _Print] = {}  # by identity, as long as the functions live
+def _printed(func: LoopFunc) -> _Print:
+    stem = _NUMBER.sub("", func.name) or "kernel"
+    called = {s.function for s in statements(func.body) if isinstance(s, Call)}
+    digest = hashed(print_loop(replace(func, name=stem)))
+    return _Print(stem, digest, tuple(sorted(called)))
 
 
-def _print(func: LoopFunc) -> _Print:
-    """Made once for a function that several models share: micro-kernels are."""
-    number = id(func)
-    found = _prints.get(number)
-    if found is None:
-        stem = _NUMBER.sub("", func.name) or "kernel"
-        called = {s.function for s in statements(func.body) if isinstance(s, Call)}
-        digest = hashed(print_loop(replace(func, name=stem)))
-        forget = ref(func, lambda _: _prints.pop(number, None))
-        found = _Print(stem, digest, tuple(sorted(called)), forget)
-        _prints[number] = found
-    return found
+_print = PerObject(_printed)  # several models share micro-kernels
 
 
 def _host_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: str) -> Unit:

@@ -19,6 +19,7 @@ from weakref import ref
 
 from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
+from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext, bare
 from pliant.ir.loops import (
     DOT_PARTS,
@@ -88,7 +89,6 @@ class _Seen:
 
     calls: tuple[str, ...]
     is_parallel: bool
-    itself: ref[LoopFunc]
     # The functions it calls, also through others, with which it was found legal.
     legal: dict[str, ref[LoopFunc]] | None = None
 
@@ -97,19 +97,14 @@ class _Seen:
         return legal is not None and {n: r() for n, r in legal.items()} == called
 
 
-_functions: dict[int, _Seen] = {}  # by identity
+def _look(func: LoopFunc) -> _Seen:
+    inside = list(statements(func.body))
+    calls = dict.fromkeys(s.function for s in inside if isinstance(s, Call))
+    parallel = any(isinstance(s, For) and s.kind is Kind.PARALLEL for s in inside)
+    return _Seen(tuple(calls), parallel)
 
 
-def _seen(func: LoopFunc) -> _Seen:
-    number = id(func)
-    found = _functions.get(number)
-    if found is None:
-        inside = list(statements(func.body))
-        calls = dict.fromkeys(s.function for s in inside if isinstance(s, Call))
-        parallel = any(isinstance(s, For) and s.kind is Kind.PARALLEL for s in inside)
-        forget = ref(func, lambda _: _functions.pop(number, None))
-        found = _functions[number] = _Seen(tuple(calls), parallel, forget)
-    return found
+_seen = PerObject(_look)
 
 
 def _reached(func: LoopFunc, module: Module) -> dict[str, LoopFunc]:
