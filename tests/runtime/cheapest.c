@@ -4,30 +4,11 @@
  * that of the walk. Prints how many choices are the cheapest there is, and how much
  * dearer the others are. */
 #include "internal.h"
+#include "random.h"
 
 #include <float.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#define CHECK(condition)                                                      \
-    do {                                                                      \
-        if (!(condition)) {                                                   \
-            fprintf(stderr, "%s:%d: seed %llu: %s\n", __FILE__, __LINE__,     \
-                    (unsigned long long)seed_now, #condition);                \
-            exit(1);                                                          \
-        }                                                                     \
-    } while (0)
 
 enum { STEPS = 12, OBJECTS = 16, TOUCHES = 64, GAPS = 7, LIMITS = 4 };
-
-static uint64_t seed_now;
-
-static int64_t below(uint64_t *state, int64_t n) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (int64_t)((z ^ (z >> 31)) % (uint64_t)n);
-}
 
 static struct {
     int64_t n_steps, n_buffers, n_touches;

@@ -4,34 +4,11 @@
  * that follow from it, so that a value which is lost, stale or overwritten shows. */
 #define _POSIX_C_SOURCE 200809L
 #include "internal.h"
+#include "random.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
-#define CHECK(condition)                                                      \
-    do {                                                                      \
-        if (!(condition)) {                                                   \
-            fprintf(stderr, "%s:%d: seed %llu: %s\n", __FILE__, __LINE__,     \
-                    (unsigned long long)seed_now, #condition);                \
-            exit(1);                                                          \
-        }                                                                     \
-    } while (0)
-
 enum { STEPS = 48, OBJECTS = 64, TOUCHES = STEPS * 6, OUTPUTS = 2, ORDERS = 3 };
-
-static uint64_t seed_now;
-
-static uint64_t next_random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static int32_t below(uint64_t *state, int64_t n) {
-    return (int32_t)(next_random(state) % (uint64_t)n);
-}
 
 /* ---- the program under test; the last two objects are an output and a parameter ---- */
 
