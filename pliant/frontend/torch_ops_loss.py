@@ -12,7 +12,7 @@ from pliant.ir.graph import Value
 
 aten = torch.ops.aten
 
-EACH, MEAN = 0, 1  # torch's numbers of reductions; 2 is the sum
+EACH, MEAN, SUM = 0, 1, 2  # torch's numbers of reductions
 
 
 def _reduced(cx: Context, each: Value, reduction: int) -> Value:

@@ -14,6 +14,7 @@ import torch
 
 from pliant.frontend.torch_ops_attention import dropout, kept
 from pliant.frontend.torch_ops_context import Context, as_index
+from pliant.frontend.torch_ops_loss import MEAN, SUM
 from pliant.frontend.torch_ops_math import Translate, log_sigmoid
 from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
 from pliant.frontend.torch_ops_nn import instance_norm as frozen_instance_norm
@@ -22,8 +23,6 @@ from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, maximum, ne
 
 aten = torch.ops.aten
-
-MEAN, SUM = 1, 2  # torch's numbers of reductions
 
 
 def detached(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
