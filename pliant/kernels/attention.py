@@ -88,7 +88,7 @@ from pliant.kernels.attention_tiles import (
     values_kernel,
     values_kernel_name,
 )
-from pliant.kernels.choose import THREADS, UNIT_WORK
+from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.lower.to_loops import size_symbols
@@ -152,7 +152,7 @@ class _Kernel(Softmax):
         units = outer * at_("row_blocks")
         first = let("first", at[-2] * at_("block_rows"))
         unit = Block((*lets, first, let("part", at[-1]), *self.unit()))
-        grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+        grain = grain_of(work)
         split_units = units * at_("splits")
         return Block(
             (

@@ -81,7 +81,7 @@ from pliant.kernels.attention_tiles import (
     values_kernel,
     values_kernel_name,
 )
-from pliant.kernels.choose import THREADS, UNIT_WORK
+from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.lower.to_loops import size_symbols
@@ -212,7 +212,7 @@ class _Backward:
         self.batch_at, self.kv_head = at[:-1], at[-1]
         pairs = self.group * of.q_len * of.kv_len
         work = 3 * pairs * (of.head + of.value_head)
-        grain = maximum(1, floordiv(UNIT_WORK, maximum(work, 1)))
+        grain = grain_of(work)
         unit = Block((*lets, *self.unit()))
         blocks = maximum(ceildiv(of.kv_len, self.keys_most), 1)
         lanes = self.tile.lanes

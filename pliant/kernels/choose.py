@@ -402,8 +402,12 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
 
 def unit_grain(rows: Expr, columns: Expr, steps: Expr) -> Expr:
     """The fewest units of such a size that are worth a thread."""
-    work = maximum(rows, READ_ROWS) * columns * steps
-    return maximum(1, floordiv(SHARED_WORK, maximum(work, 1)))
+    return grain_of(maximum(rows, READ_ROWS) * columns * steps, SHARED_WORK)
+
+
+def grain_of(work: Expr, worth: int = UNIT_WORK) -> Expr:
+    """The fewest units of so many multiply-adds that are worth a thread."""
+    return maximum(1, floordiv(worth, maximum(work, 1)))
 
 
 def share_of(count: Expr, number: Expr, shares: Expr) -> tuple[Expr, Expr]:

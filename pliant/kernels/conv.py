@@ -42,7 +42,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
-from pliant.kernels.choose import THREADS, UNIT_WORK
+from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.conv_micro import (
     ConvTile,
     conv_tile,
@@ -344,8 +344,8 @@ class _Conv:
         extents = (sym("_splits"), spec.images, *outer, down, across, bundles)
         units = product(extents)
         inside = self.unit(extents)
-        work = maximum(floordiv(one * sym("_together"), maximum(sym("_splits"), 1)), 1)
-        grain = maximum(1, floordiv(UNIT_WORK, work))
+        work = floordiv(one * sym("_together"), maximum(sym("_splits"), 1))
+        grain = grain_of(work)
         loop = For("_u", as_expr(0), units, inside, Kind.PARALLEL, grain=grain)
         return Block((*lets, loop))
 
