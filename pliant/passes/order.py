@@ -278,8 +278,10 @@ def searched(
     table = sizes.table[list(part.buffers)]
     least = peaks(unavoidable_rows(block), table)
     best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
+    # How the bytes are shared out at each assignment, and how far that is from those
+    # searched already: 0 where it is the same.
     shares = table / np.maximum(table.sum(axis=0), 1)
-    unlike = np.ones(len(sizes.points))  # shares of what was searched already
+    unlike = np.ones(len(sizes.points))
     fruitless = steps = 0
     while fruitless < _FRUITLESS or steps < _EFFORT:
         # Where there seems to be most to gain.
