@@ -19,7 +19,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import median
+from math import sqrt
+from statistics import median, quantiles
 from time import perf_counter, sleep, time_ns
 
 import numpy as np
@@ -52,7 +53,9 @@ TURN_SECONDS = 0.001
 # With several threads, in which those of whoever had the turn before go to sleep:
 # torch's spin for 7 ms, OpenBLAS's for less (bench/__init__.py).
 SETTLE_SECONDS = 0.01
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+UNSURE = 0.02  # a ratio known worse than to this is measured on,
+PATIENCE = 10  # for as many times the seconds asked at most
 MOST_CALLS = 20_000
 VECTOR_ROWS = (1, 2, 3, 4)
 VECTOR_WEIGHT = (8192, 16384)  # (N, K): 512 MiB, beyond any cache
@@ -159,37 +162,56 @@ def check(mode: str, model: pliant.CompiledModel, x: Operands) -> None:
 def by_turns(
     calls: Mapping[str, Timed], seconds: float, threads: int
 ) -> dict[str, list[float]]:
-    """Seconds per call of each, one sample a round; as many rounds as there is time."""
+    """Seconds per call of each, one sample a round; more rounds where they scatter."""
     counts: dict[str, int] = {}
-    spent = 0.0
     for name, call in calls.items():
         call(1)
         once = max(min(call(1), call(1)), 1e-8)
         counts[name] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
-        spent += counts[name] * once
-    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, round(seconds / spent)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
-    for turn in range(rounds):
+    spent = 0.0  # without the sleeps
+    for turn in range(MOST_ROUNDS):
+        allowed = PATIENCE * seconds if unsure(samples) else seconds
+        if turn >= FEWEST_ROUNDS and spent > allowed:
+            break
         # back and forth, so that each has every neighbour
         for name in order if turn % 2 == 0 else reversed(order):
             if threads > 1:
                 sleep(SETTLE_SECONDS)
                 calls[name](1)
-            samples[name].append(calls[name](counts[name]) / counts[name])
+            took = calls[name](counts[name])
+            samples[name].append(took / counts[name])
+            spent += took
     return samples
+
+
+def over_ours(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The time of each peer over ours, a ratio a round."""
+    ours = samples[OURS]
+    return {
+        name: [t / u for t, u in zip(times, ours, strict=True)]
+        for name, times in samples.items()
+        if name != OURS
+    }
 
 
 def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, float]:
     """The fastest peer, and its time over ours."""
-    ours = samples[OURS]
-    ratios = {
-        name: median(t / u for t, u in zip(times, ours, strict=True))
-        for name, times in samples.items()
-        if name != OURS
-    }
+    ratios = {name: median(each) for name, each in over_ours(samples).items()}
     name = min(ratios, key=lambda peer: ratios[peer])
     return name, ratios[name]
+
+
+def unsure(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether the fastest peer's median ratio has too large a standard error."""
+    if len(samples[OURS]) < FEWEST_ROUNDS:
+        return True
+    ratios = over_ours(samples)[best_peer(samples)[0]]
+    low, middle, high = quantiles(ratios, n=4)
+    # Of a normal distribution, quartiles are 1.35 standard deviations apart, and a
+    # median scatters 1.25 times as much as a mean.
+    return 1.25 * (high - low) / 1.35 / middle > UNSURE * sqrt(len(ratios))
 
 
 def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) -> Row:
@@ -273,7 +295,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: the clock")
     parser.add_argument("--modes", nargs="+", default=["packed", "dynamic"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=0.1, help="per measurement")
+    parser.add_argument("--seconds", type=float, default=0.06, help="per measurement")
     parser.add_argument("--no-vectors", action="store_true", help="leave out GEMV")
     arguments = parser.parse_args()
     seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed

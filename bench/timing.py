@@ -58,10 +58,30 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def store(name: str, content: Mapping[str, Any]) -> Path:
+    """Writes a result as JSON: a line for each row, numbers to four digits."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / name
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    parts = (f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
     return path
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(_short(value))
+    rows = ",\n  ".join(json.dumps(_short(row)) for row in value)
+    return f"[\n  {rows}\n ]"
+
+
+def _short(value: Any) -> Any:
+    match value:
+        case float():
+            return float(f"{value:.4g}")
+        case Mapping():
+            return {key: _short(held) for key, held in value.items()}
+        case list() | tuple():
+            return [_short(held) for held in value]
+    return value
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *default: str) -> None:
