@@ -199,6 +199,11 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         text = f"call {result} {function.get_reference()}({', '.join(given)})"
         return self._line(typ, "call", (function, *args), text)
 
+    def opaque(self, x: Any) -> Any:
+        """The integer, in a register, where LLVM does not see how it was made."""
+        text = f'call {x.type} asm "", "=r,0"({_typed(x)}) memory(none) nounwind'
+        return self._line(x.type, "call", (x,), text)
+
 
 @lru_cache(maxsize=64)
 def _flags(lanes: int) -> Any:

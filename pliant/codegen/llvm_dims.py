@@ -336,7 +336,10 @@ class Dims:
             one = constant(I64, 1)
             y = b.select(b.icmp_signed(">", y, one), y, one)
         if nonnegative:
-            return b.urem(x, y) if wants_rest else b.udiv(x, y)
+            found = b.urem(x, y) if wants_rest else b.udiv(x, y)
+            # LLVM would divide again in inner loops, to count addresses from there.
+            scalar = lanes_of(found) == 1 and not isinstance(y, ll.Constant)
+            return b.opaque(found) if scalar else found
         quotient, rest = b.sdiv(x, y), b.srem(x, y)
         below = b.icmp_signed("<", rest, constant(I64, 0))
         if wants_rest:

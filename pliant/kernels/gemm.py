@@ -55,6 +55,7 @@ from pliant.kernels.choose import (
     SMALL,
     STRIP,
     SWEPT_ROWS,
+    THIN,
     THREADS,
     Plan,
     StripCut,
@@ -66,6 +67,8 @@ from pliant.kernels.choose import (
 from pliant.kernels.dots import DOT_TILE, Dots
 from pliant.kernels.micro import (
     dot_kernels,
+    far_kernels,
+    far_name,
     keeping_kernels,
     panel_kernels,
     panel_name,
@@ -117,9 +120,9 @@ class Gemm:
 PlannedCall = Callable[[dict[str, Expr]], Stmt]
 # Where something is so many rows below where it starts.
 Rows = Callable[[int], Address]
-# Calls a kernel on B at an address with a step along K, with what comes next, and
-# where it keeps what it reads.
-PanelCall = Callable[[Address, Expr, Address, Expr, Address | None], Stmt]
+# Calls a kernel on B at an address with a step along K, with what comes next, where it
+# keeps what it reads, and whether it is one for rows from far away.
+PanelCall = Callable[[Address, Expr, Address, Expr, Address | None, bool], Stmt]
 
 
 class _Builder:
@@ -204,6 +207,7 @@ class _Builder:
                 *self.fused(),
                 Let("_first", Index(first)),
                 Let("_last", Index(last)),
+                *self.far(),
                 self.passes(batch),
             )
         )
@@ -381,11 +385,12 @@ class _Builder:
             return self.right(
                 batch,
                 columns,
-                lambda b, step, coming, ahead, kept: self.heights(
+                lambda b, step, coming, ahead, kept, far: self.heights(
                     (*left, step, c_row, sym("_adding"), ahead),
                     lambda below: (a(below), b, coming, result(below)),
                     columns,
                     kept,
+                    far,
                 ),
             )
 
@@ -418,14 +423,18 @@ class _Builder:
         nr = as_expr(tile.NR)
         if self.constant is not None:
             b: Address = (self.constant, (*b_at, panel, begin, none))
-            return call(b, nr, *self.constant_next(self.constant, b_at), None)
+            near = call(b, nr, *self.constant_next(self.constant, b_at), None, False)
+            if not self.streams or columns != nr:
+                return near
+            far = call(b, nr, *self.rows_next(batch), None, True)
+            return If(_is_set(sym("_far")), far, near)
         assert self.b is not None
         step, place = self.b.strides[-2], (*b_at, begin, panel * tile.NR)
         kept = (self.panel, (sym(WORKER), self.cell(panel), none))
-        packed = call(kept, nr, *self.packed_next(self.b, b_at, kept), None)
+        packed = call(kept, nr, *self.packed_next(self.b, b_at, kept), None, False)
         if self.keeps and columns == nr:
             coming = (self.b, (*b_at, begin + AHEAD, panel * tile.NR))
-            keeping = call((self.b, place), step, coming, step, kept)
+            keeping = call((self.b, place), step, coming, step, kept, False)
             first = Binary("lt", Index(sym("_t")), Index(sym("_fused")))
             packed = If(first, keeping, packed)
         if self.plan.packed == as_expr(1):
@@ -436,7 +445,8 @@ class _Builder:
         lane = minimum(sym("_t"), VECTORS - 1) * tile.lanes
         row = begin + self.plan.depth
         coming = (self.b, (*b_at, row, panel * tile.NR + lane))
-        return If(_is_set(sym("_packs")), packed, call(b, step, coming, step, None))
+        there = call(b, step, coming, step, None, False)
+        return If(_is_set(sym("_packs")), packed, there)
 
     def constant_next(
         self, packed: Buffer, at: tuple[Expr, ...]
@@ -456,6 +466,53 @@ class _Builder:
         row = row + swept * p.depth - last * (begin + p.depth)
         panel = sym("_p") + more * (1 - swept) + last * p.panels
         return (packed, (*at, panel, row, as_expr(0))), ahead
+
+    @property
+    def streams(self) -> bool:
+        """Whether rows of A may come from far to a constant that stays in L2."""
+        p = self.p
+        return (
+            self.constant is not None
+            and self.constant.dtype is self.a.dtype
+            and self.plan.copied == as_expr(0)
+            and exceeds(p.k, THIN) == as_expr(1)
+            and self.a.strides[-2:] == (p.k, as_expr(1))
+            and self.held != as_expr(0)
+        )
+
+    @property
+    def held(self) -> Expr:
+        """1 if all of B stays in L2."""
+        p, tile = self.p, self.tile
+        return 1 - exceeds(p.n * p.k, floordiv(tile.near, 2 * tile.bytes))
+
+    def far(self) -> tuple[Stmt, ...]:
+        """1 if rows of A do not stay in L2, B does, and tiles are tall."""
+        if not self.streams:
+            return ()
+        p, tile = self.p, self.tile
+        far = exceeds(p.m * p.k, floordiv(tile.near, tile.bytes))
+        whole = 1 - exceeds(self.plan.passes, 1)
+        tall = exceeds(sym("_short"), tile.tall[0] - 1)
+        each = ceildiv(tile.MR, maximum(sym("_last") - sym("_first"), 1))
+        return (
+            Let("_far", Index(self.held * far * whole * tall)),
+            Let("_each", Index(each)),
+        )
+
+    def rows_next(self, batch: tuple[Expr, ...]) -> tuple[Address, Expr]:
+        """The rows of A that the next tile reads, a share of them with each panel.
+
+        Rows lie one after the other, but a tile reads all of its rows at once, which
+        no prefetcher of the machine's follows.
+        """
+        p, height = self.plan, sym("_height")
+        swept = exceeds(sym("_tiles"), p.swath)
+        ahead = sym("_each")
+        further = p.rows + swept * (height - p.rows)
+        row = sym("_row") + sym("_start") + further
+        share = (sym("_p") - sym("_first")) * sym("_steps") * ahead
+        return (self.a, (*batch, row, share)), ahead
 
     def packed_next(
         self, b: Buffer, at: tuple[Expr, ...], here: Address
@@ -480,12 +537,19 @@ class _Builder:
         operands: Callable[[int], tuple[Address, ...]],
         columns: Expr,
         kept: Address | None,
+        far: bool,
     ) -> Stmt:
         """Calls the kernel of the height; where columns are few, narrow ones.
 
         Operands are given from a row on.
         """
         tile = self.tile
+        if far:
+            tall = tuple(
+                (h, Call(far_name(self.p.elements, h, tile), sizes, operands(0)))
+                for h in tile.tall
+            )
+            return Switch(sym("_height"), tall)
         if kept is not None:
             keeping = tuple(
                 (
@@ -589,6 +653,7 @@ def gemm(
         planned = builder.panel_units()
         helpers += panel_kernels(spec.elements, target)
         helpers += keeping_kernels(spec.elements, target) if builder.keeps else ()
+        helpers += far_kernels(spec.elements, target) if builder.streams else ()
     dots = builder.dots()
     if dots is not None:
         helpers += dot_kernels(spec.dtype)

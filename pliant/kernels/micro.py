@@ -14,7 +14,7 @@ results or starts from zero, and asks for a slice of the next panel while it com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -116,6 +116,10 @@ def panel_name(of: Elements, height: int, width: int, keeps: bool = False) -> st
     return f"gemm_{of.name}_{height}x{width}{'_kept' if keeps else ''}"
 
 
+def far_name(of: Elements, height: int, tile: Tile) -> str:
+    return f"{panel_name(of, height, tile.NR)}_far"
+
+
 def dot_name(dtype: DType, height: int, width: int) -> str:
     return f"dot_{dtype}_{height}x{width}"
 
@@ -209,6 +213,16 @@ def keeping_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     tile = gemm_tile(of.dtype, target)
     heights = range(tile.keeping, tile.MR + 1)
     return tuple(panel_kernel(of, h, VECTORS, tile, True) for h in heights)
+
+
+def far_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
+    """Those of tall tiles, to be called with rows to come: by another name, as a kernel
+    that is called in one place only is compiled for it."""
+    tile = gemm_tile(of.dtype, target)
+    return tuple(
+        replace(panel_kernel(of, h, VECTORS, tile), name=far_name(of, h, tile))
+        for h in tile.tall
+    )
 
 
 @lru_cache(maxsize=256)

@@ -53,6 +53,11 @@ class Tile:
         return 3 * self.MR // 4
 
     @property
+    def tall(self) -> range:
+        """Heights of the tiles that many rows are cut into."""
+        return range(max(self.MR - 1, 1), self.MR + 1)
+
+    @property
     def few(self) -> int:
         """Rows that leave registers for several panels."""
         return self.MR // 2

@@ -125,6 +125,14 @@ def test_alignment_of_an_argument() -> None:
     )
 
 
+def test_opaque_value_hides_how_it_was_made() -> None:
+    def make(b: Any, x: Any, y: Any, *_: Any) -> None:
+        b.add(b.opaque(b.udiv(x, y)), x)
+
+    text = emitted(make, Builder)
+    assert re.search(r'(%\d+) = call i64 asm "", "=r,0"\(i64 %\d+\)', text)
+
+
 def test_builders_of_one_function_share_its_names() -> None:
     def make(b: Any, x: Any, y: Any, *_: Any) -> None:
         b.add(x, y)

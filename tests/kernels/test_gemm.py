@@ -8,9 +8,11 @@ on its tiles.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,6 +249,49 @@ def test_sizes_fixed_at_zero(name: str) -> None:
         for dims in (left, right)
     )
     close(model(x, y), np.matmul(x, y), name)
+
+
+def test_epilogue_divides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How a block's rows are cut is worked out once, not for every row that is
+    written."""
+    weight = random(np.float32, 70, 64)
+
+    def build(b: Builder, x: Value) -> Value:
+        constant = Constant("weight", tensor(DType.F32, *weight.shape), weight)
+        product = b.matmul(x, b.constant(constant))
+        return b.binary("mul", product, product)
+
+    monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
+    compile_graph([(DType.F32, (M, 70))], build)
+    (code,) = tmp_path.rglob("code.s")
+    unit = re.search(
+        r"^matmul_0_planned\._u:(.*?)\.size", code.read_text(), re.M | re.S
+    )
+    assert unit is not None
+    before, after = unit[1].rsplit("gemm_f32_", 1)
+    assert re.search(r"\bi?div[lq]\b", before)
+    assert not re.search(r"\bi?div[lq]\b", after)
+
+
+@pytest.mark.parametrize("n", [32, 40, 64])
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_from_far_away(target: str, n: int) -> None:
+    """More rows than L2 holds, and a constant that stays there: kernels of their own
+    bring the rows near that the next tile reads."""
+    needs(target)
+    k, weight = 250, random(np.float32, 250, n)
+
+    def build(b: Builder, x: Value) -> Value:
+        kind = tensor(DType.F32, k, n)
+        product = b.matmul(x, b.constant(Constant("weight", kind, weight)))
+        return b.binary("mul", product, product)
+
+    model = compile_graph([(DType.F32, (M, k))], build, target)
+    for m in (1, 500, 1999, 4001):
+        x = random(np.float32, m, k)
+        close(model(x), (x @ weight) ** 2, m)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
