@@ -62,6 +62,7 @@ FEWEST_PANELS = 3  # for which a tile of rows is worth fetching
 UNIT_WORK = 1 << 18  # multiply-adds worth a thread: about ten microseconds
 SHARED_WORK = 1 << 19  # of a product, the least that two threads share
 READ_ROWS = 8  # below which it takes as long to read B as to multiply
+WRITE_STEPS = 8  # of K that take as long as it takes to write a result
 MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
 LONG_SUM = 1024  # steps of K
@@ -401,8 +402,12 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
 
 
 def unit_grain(rows: Expr, columns: Expr, steps: Expr) -> Expr:
-    """The fewest units of such a size that are worth a thread."""
-    return grain_of(maximum(rows, READ_ROWS) * columns * steps, SHARED_WORK)
+    """The fewest units of such a size that are worth a thread.
+
+    A result is also written, and few rows read a B that others would share.
+    """
+    work = maximum(rows, READ_ROWS) * steps + rows * WRITE_STEPS
+    return grain_of(work * columns, SHARED_WORK)
 
 
 def grain_of(work: Expr, worth: int = UNIT_WORK) -> Expr:

@@ -711,7 +711,8 @@ def small_sizes(
     spec: Product, tile: Tile, strips: bool
 ) -> tuple[tuple[Expr, int], ...]:
     """Sizes, and the most that each is of a product that is not cut."""
-    work = product((*spec.batch, spec.m, spec.n, spec.k))
+    # Of a single step the results are what takes time: half as many are small.
+    work = product((*spec.batch, spec.m, spec.n, maximum(spec.k, 2)))
     if strips:
         return ((work, SMALL),)
     steps = tile.depth if spec.b_strides is None else 2 * STRIP
