@@ -29,7 +29,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.choose import StripCut, choose_strips
-from pliant.kernels.gemm import gemm
+from pliant.kernels.gemm import gemm, small_sizes
 from pliant.kernels.mix import Cut, ProductPlan
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Address, Around, Cuts, Product, TileAt
@@ -105,6 +105,7 @@ class Artifact:
     product: ProductPlan
     panels: Native
     strips: Native
+    whole: Native  # strips of a product that is too small to be cut
     dots: Native | None
 
     @property
@@ -147,7 +148,13 @@ class Artifact:
             return self.dots.call(x.sizes, x.memory, threads)
         arguments = {f"_{name}": getattr(plan, name) for name in Candidate.__slots__}
         kernel = self.strips if plan.strips else self.panels
+        if plan.strips and plan.blocks * plan.groups == 1 and self.is_small(x.sizes):
+            kernel = self.whole
         return kernel.call(x.sizes | arguments, x.memory, threads)
+
+    def is_small(self, sizes: dict[str, int]) -> bool:
+        limits = small_sizes(self.product.spec, self.tile, True)
+        return all(size.evaluate(sizes) <= most for size, most in limits)
 
 
 def room(buf: Buffer, sizes: dict[str, int]) -> Array:
@@ -162,6 +169,7 @@ class Built:
     product: ProductPlan
     panels: Native
     strips: Native | None
+    whole: Native | None
     dots: Native | None
 
 
@@ -196,22 +204,25 @@ def built(strides: tuple[Expr, Expr] | None) -> Built:
 
     assert made.planned is not None
     dots = None if made.dots is None else compiled("dots", made.dots)
-    strips = cut = None
+    strips = whole = cut = None
     if made.strips is not None:
         cut = choose_strips(M, N, K, tile, choice_of(spec))
         strips = compiled("strips", made.strips.units(GIVEN))
+        whole = compiled("whole", made.strips.whole())
     chosen = ProductPlan(spec, plan, tile, cut)
-    return Built(chosen, compiled("panels", made.planned), strips, dots)
+    return Built(chosen, compiled("panels", made.planned), strips, whole, dots)
 
 
 def artifacts() -> dict[str, Artifact]:
     by_rows, dynamic, packed = (built(x) for x in ((ONE, K), (N, ONE), None))
     assert packed.strips is not None and dynamic.strips is not None
+    assert packed.whole is not None and dynamic.whole is not None
+    strips = (packed.strips, packed.whole), (dynamic.strips, dynamic.whole)
     return {
         "packed": Artifact(
-            True, packed.product, packed.panels, packed.strips, by_rows.dots
+            True, packed.product, packed.panels, *strips[0], by_rows.dots
         ),
         "dynamic": Artifact(
-            False, dynamic.product, dynamic.panels, dynamic.strips, dynamic.dots
+            False, dynamic.product, dynamic.panels, *strips[1], dynamic.dots
         ),
     }

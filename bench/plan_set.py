@@ -73,12 +73,11 @@ class Set:
     k: int
     threads: int
     constant: bool  # B is packed ahead
-    dots: bool  # lanes along K are possible
     tile: Tile
 
     def plans(self) -> Iterator[Candidate]:
         """Every one that is legal, some of them twice."""
-        if self.dots and min(self.m, self.n) <= DOT_LIMIT:
+        if min(self.m, self.n) <= DOT_LIMIT:
             yield DOT
         for blocks, width in product((1, self.threads), self.widths()):
             yield self.strips(blocks, width)

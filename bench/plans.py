@@ -102,7 +102,6 @@ def measure(
     pool = Set(
         *(shape.m, shape.n, shape.k, threads),
         constant=mode == "packed",
-        dots=shape.k >= artifact.tile.lanes,
         tile=artifact.tile,
     )
     others = sorted({*pool.plans()} - {pick})

@@ -43,7 +43,7 @@ from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
 
 THREADS = sym("threads")
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
-LONG_DOT = 1024  # steps of K, of which L1 holds no eight rows
+LONG_DOT = 10 << 10  # elements of B that L1 no longer holds beside A
 WHOLE_ROWS = 3  # tiles of rows up to which a constant's K is not cut for the cache
 FEW_TILES = 2  # of rows, for which another B is read in place if it is near
 MOST_TILES = 6  # of rows, from which on it is no longer a matter of their number
@@ -70,7 +70,6 @@ FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
 LOW_STEPS = 7  # of K for which strips are low
 NEAR_LOW_STEPS = 24  # the same where B is in L1
 LONG_ROW = 32  # results
-ALONE_ROW = 400  # results
 FEW_ELEMENTS = 1 << 13  # that stay in L1
 
 
@@ -280,25 +279,27 @@ def crowded(m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
 def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     """1 if lanes go along K.
 
-    A row then takes n * (k / (2 * lanes) + 2) cycles: the steps of K, and the sum over
-    lanes at the end. With panels it takes k / 2, n at most a vector, less a part for
-    tiles without so many loads, and still less where a few rows with a long K are more
-    than L1 holds; and a B not yet adjacent in K takes n * k / 2 once to make it so, a
-    single column being so already. Times 2 * lanes, compared:
+    A row then takes n * (k / (2 * lanes) + 9 / 4) cycles: the steps of K, and the sum
+    over lanes at the end. With panels it takes k / 2, n at most a vector, less a part
+    for tiles without so many loads, and still less where L1 does not hold the rows of
+    B; the vectors of B that a tile loads besides take k / 2 once. And a B not yet
+    adjacent in K takes n * k / 2 once to make it so, a single column being so already.
+    Times 2 * lanes, compared:
     """
     lanes = tile.lanes
-    less = 2 + lanes // 8 + 3 * lanes // 16 * exceeds(k, LONG_DOT)
-    gain = k * (lanes - less - n) - 4 * lanes * n
-    fills = exceeds(k, lanes - 1)
+    less = 1 + lanes // 8 + lanes // 4 * exceeds(n * k, LONG_DOT)
+    gain = k * (lanes - less - n) - 9 * lanes // 2 * n
     if what.rows_in_k:
-        few_columns = exceeds(gain, 0)
+        few_columns = exceeds(gain, 0) * exceeds(k, lanes // 2 - 1)
         if few_columns == as_expr(1):
-            return fills
-        return fills * maximum(few_columns, 1 - exceeds(m, DOT_ROWS))
+            return few_columns
+        fills = exceeds(k, lanes - 1)
+        return maximum(few_columns, fills * (1 - exceeds(m, DOT_ROWS)))
     if not what.packs_rows:
         return as_expr(0)
     turned = exceeds(n, 1) if what.column else as_expr(1)
-    return fills * exceeds(m * gain, turned * lanes * n * k)
+    fills = exceeds(k, lanes // 2 - 1)
+    return fills * exceeds(m * gain + lanes * k, turned * lanes * n * k)
 
 
 def thread_blocks(m: Expr, least: Expr, units: Expr, tall: Expr, tile: Tile) -> Expr:
@@ -386,14 +387,13 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
     """How many tiles the rows of strips are cut into: few, or many low ones.
 
     With few steps of K what takes time is writing results that L1 does not hold, and
-    that goes best along one row, if it is long; with one step, along that row alone.
-    With more steps that holds as long as B is in L1. A panel and half of another are
-    computed together by tiles that are not so high.
+    that goes best along one row, if it is long. With more steps that holds as long as
+    B is in L1. A panel and half of another are computed together by tiles that are not
+    so high. A single step needs no tiles (`strips.outer_kernel`).
     """
     few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
     half = exceeds(n, tile.NR) * (1 - exceeds(n, tile.NR + tile.lanes))
     few += half * (ceildiv(rows, tile.broad) - few)
-    low += (1 - exceeds(k, 1)) * exceeds(n, ALONE_ROW) * (rows - low)
     long = exceeds(n, LONG_ROW)
     near = 1 - exceeds(n * k, FEW_ELEMENTS)
     steps = LOW_STEPS + near * (NEAR_LOW_STEPS - LOW_STEPS)

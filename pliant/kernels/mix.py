@@ -94,7 +94,8 @@ class ProductPlan:
             # Whole tiles of any height they may have.
             rows = tile.MR * tile.low * tile.broad
             tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
-            fields["height"] = rows // tiles.evaluate(known)
+            by_row = k == 1 and n > tile.lanes
+            fields["height"] = 1 if by_row else rows // tiles.evaluate(known)
         elif small:
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
             fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}

@@ -8,6 +8,8 @@
           over all of K
         for the columns that are left: the same, the last vector under a mask
 
+    outer_f32                                             K = 1: row after row of C
+
 Where a product takes no longer than it would take to plan it, what counts is what
 happens besides multiplying: so there is one call for all tiles of a height, nothing is
 packed or kept in scratch, and results go straight to their place. Few rows leave
@@ -84,6 +86,7 @@ STRIP_SIZES = (
     *("b_step", "b_panel", "c_row", "more"),
 )
 NARROW_SIZES = tuple(n for n in STRIP_SIZES if n not in ("a_rows", "b_panel"))
+OUTER_SIZES = ("M", "N", "a_row", "c_row")
 STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
 
 
@@ -110,6 +113,10 @@ def strip_name(of: Elements, height: int, far: bool = False) -> str:
 
 def narrow_name(of: Elements, height: int) -> str:
     return f"narrow_{of.name}_{height}"
+
+
+def outer_name(of: Elements) -> str:
+    return f"outer_{of.name}"
 
 
 class _Strip:
@@ -279,6 +286,19 @@ def narrow_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
     return LoopFunc(name, NARROW_SIZES, (strip.a, strip.last, strip.c), body)
 
 
+@lru_cache(maxsize=64)
+def outer_kernel(of: Elements) -> LoopFunc:
+    """A column times a row: what takes time is to write, best along one row of C."""
+    m, n, i, j = (sym(name) for name in ("M", "N", "_i", "_j"))
+    a = buffer("a", of.dtype, (m,), Role.IN, (sym("a_row"),))
+    b = buffer("b", of.dtype, (n,), Role.IN)
+    c = buffer("c", of.dtype, (m, n), Role.OUT, (sym("c_row"), 1))
+    value = Binary("mul", Load(a, (i,)), Load(b, (j,)))
+    row = For("_j", ZERO, n, Store(c, (i, j), value), Kind.VECTOR)
+    body = For("_i", ZERO, m, row)
+    return LoopFunc(outer_name(of), OUTER_SIZES, (a, b, c), body)
+
+
 # Where a part of an extent starts, and how long it is.
 Part = tuple[Expr, Expr]
 
@@ -333,11 +353,24 @@ class Strips:
         heights, n = range(1, tile.MR + 1), self.spec.n
         if not n.is_const or n.value > tile.lanes:
             found += (strip_kernel(of, h, tile, False) for h in heights)
-        elif self.turns:
-            found.append(strip_kernel(of, 1, tile, False))
         if not n.is_const or n.value <= tile.lanes:
             found += (narrow_kernel(of, h, tile) for h in heights)
+        if self.single is not None or self.turns:
+            found.append(outer_kernel(of))
         return tuple(found)
+
+    @property
+    def single(self) -> LoopValue | None:
+        """Whether K is one step of rows that take vectors; None if it is known not to.
+
+        Shorter rows are better off with several of them written out.
+        """
+        n, k = self.spec.n, self.spec.k
+        if (k.is_const and k != ONE) or (n.is_const and n.value <= self.tile.lanes):
+            return None
+        one = Binary("eq", Index(k), Index(ONE))
+        wide = Binary("gt", Index(n), Index(as_expr(self.tile.lanes)))
+        return one if n.is_const else Binary("logical_and", one, wide)
 
     def whole(self) -> Stmt:
         """All of it, one strip after the other."""
@@ -368,16 +401,11 @@ class Strips:
         return adjacent and (not known or p.n == p.k == ONE)
 
     def turned(self) -> Stmt:
-        """A column times one number: as one row, over all of its panels."""
-        p, nr = self.spec, as_expr(self.tile.NR)
+        """A column times one number: as one row."""
         b = self.right((), ZERO, ZERO, ONE)
-        sizes = (ONE, p.m, ONE, *row_strides(ONE, ONE), ONE, nr, p.m, ZERO)
-        first, last = (
-            (self.a, (panel * nr, ZERO))
-            for panel in (ZERO, panels_before(p.m, self.tile))
-        )
-        operands = (b.last, first, last, self.plain((), ZERO, ZERO))
-        return Call(strip_name(p.elements, 1), sizes, operands)
+        sizes = (ONE, self.spec.m, ONE, ONE)
+        operands = (b.last, (self.a, (ZERO, ZERO)), self.plain((), ZERO, ZERO))
+        return Call(outer_name(self.spec.elements), sizes, operands)
 
     def units(self, cut: StripCut) -> Stmt:
         """In units of a row block and a group of panels, dealt out to threads."""
@@ -430,7 +458,7 @@ class Strips:
                 self.by_width(columns, narrow, wide),
             )
         )
-        return Block(
+        tiled = Block(
             (
                 Let("_tiles", Index(strip_tiles(rows, p.m, p.n, p.k, tile))),
                 Let("_short", Index(floordiv(rows, maximum(tiles, 1)))),
@@ -438,6 +466,18 @@ class Strips:
                 For("_t", 1 - minimum(taller, 1), as_expr(2), done),
             )
         )
+        if self.single is None:
+            return tiled
+        whole = Place(batch, row, first, begin, steps)
+        return If(self.single, self.rows(whole, rows, columns), tiled)
+
+    def rows(self, at: Place, height: Expr, columns: Expr) -> Stmt:
+        """Rows of results of a single step of K: panels of B are side by side."""
+        p = self.spec
+        b = self.right(at.batch, ZERO, at.panel, columns)
+        left, result = self.outer(at)
+        sizes = (height, columns, p.a_strides[-2], p.n)
+        return Call(outer_name(p.elements), sizes, (left, b.first, result))
 
     def by_width(self, columns: Expr, narrow: Stmt, wide: Stmt) -> Stmt:
         """Which of the two: known now if the number of columns is."""

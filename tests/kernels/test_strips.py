@@ -132,9 +132,35 @@ def test_a_column_times_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for m in (15, 33, 300):
         x, y = operands((m, 1), (1, 1))
         counts, got = called(model, [x, y], monkeypatch)
-        assert counts["strip"] == 1 and counts["narrow"] == 0
+        assert counts["outer"] == 1 and counts["strip"] == counts["narrow"] == 0
         np.testing.assert_array_equal(got, x * y)
         np.testing.assert_array_equal(model(x, y), x * y)
+
+
+def test_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column times a row: row after row, in several threads if that is much."""
+    model = pliant.compile(product(), threads=2)
+    for m, n in ((15, 17), (1, 33), (61, 130), (300, 300), (23, 4096)):
+        x, y = operands((m, 1), (1, n))
+        counts, got = called(model, [x, y], monkeypatch)
+        assert counts["outer"] > 0 == counts["strip"] + counts["narrow"], (m, n)
+        np.testing.assert_array_equal(got, x * y)
+        np.testing.assert_array_equal(model(x, y), x * y)
+    (plan,) = model._program.products.values()
+    used = (plan.at({"m": m, "n": 300, "k": 1}, 2).threads for m in (100, 300))
+    assert tuple(used) == (1, 2)
+
+
+def test_a_short_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes by lanes along K from half a vector on."""
+    model = pliant.compile(product(), threads=2)
+    for m, k, dots in ((40, 12, True), (1465, 9, True), (40, 5, False)):
+        x, y = operands((m, k), (k, 1))
+        counts, got = called(model, [x, y], monkeypatch)
+        assert (counts["dot"] > 0) is dots
+        want = x.astype(np.float64) @ y
+        for result in (got, model(x, y)):
+            assert (np.abs(result - want) <= allowed(x, y)).all(), (m, k)
 
 
 def constant(n: int, k: int) -> tuple[pliant.CompiledModel, np.ndarray[Any, Any]]:
