@@ -366,12 +366,13 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
     blocks = let("_blocks", maximum(minimum(THREADS, ceildiv(m, tile.MR)), 1))
     passes = as_expr(1)
     if not what.constant:
-        most = minimum(ceildiv(k, FAR_STEPS), FAR_PASSES)
         at_once = maximum(minimum(MOST_ABREAST, floordiv(tile.MR, maximum(m, 1))), 1)
         streamed = few * exceeds(size, tile.near // 2) * exceeds(panels, at_once)
+        # So many steps that no pass is left without any.
+        steps = maximum(FAR_STEPS, ceildiv(k, FAR_PASSES))
         # A long K as one sum would lose digits.
-        passes = maximum(1 + streamed * (most - 1), ceildiv(k, LONG_SUM), 1)
-        passes = let("_passes", passes)
+        steps = LONG_SUM - streamed * maximum(LONG_SUM - steps, 0)
+        passes = let("_passes", maximum(ceildiv(k, steps), 1))
     idle = ceildiv(thread_shares(minimum(passes - 1, 1)), blocks)
     groups = let("_groups", maximum(together, minimum(idle, panels)))
     shares = ceildiv(m, blocks), ceildiv(panels, groups)

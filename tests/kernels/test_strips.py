@@ -23,7 +23,8 @@ SHAPES = [
     *((40, 130, 3), (29, 97, 11), (2, 16, 1), (15, 64, 4)),
 ]
 LARGE = [(1, 2049, 300), (17, 701, 211), (530, 97, 5), (16, 640, 512)]
-FAR = [(1, 1311, 1217), (6, 1900, 801), (14, 801, 1000)]  # more than L2 holds
+# More than L2 holds; and so long a K that the number of passes is what is bounded.
+FAR = [(1, 1311, 1217), (6, 1900, 801), (9, 801, 1000), (3, 300, 4101), (2, 137, 4103)]
 
 pytestmark = pytest.mark.skipif(not host().has("avx2"), reason="strips need masks")
 
