@@ -31,6 +31,8 @@ SHAPES = [
     *((1, 1, 1), (7, 768, 96), (15, 50, 64), (29, 33, 1), (3, 2, 500), (200, 7, 40)),
     *((0, 5, 5), (5, 0, 5), (5, 5, 0), (13, 97, 300), (180, 65, 130), (61, 64, 1100)),
     *((5, 2100, 300), (33, 2100, 300), (40, 1900, 60), (50, 200, 3)),
+    *((9, 29, 1), (15, 17, 1), (3, 40, 1), (20, 16, 1), (40, 1, 12), (12, 900, 700)),
+    *((71, 40, 3912), (12, 1500, 1200)),
 ]
 
 
@@ -77,6 +79,9 @@ def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
         for group in range(cut.groups):
             first, last = (panels * at // cut.groups for at in (group, group + 1))
             narrow = min(last * tile.NR, cut.n) - first * tile.NR <= tile.lanes
+            if cut.k == cut.height == 1:  # row after row
+                calls["outer_f32"] += times * len(heights)
+                continue
             for h in heights:
                 calls[f"{'narrow' if narrow else 'strip'}_f32_{h}"] += times
         return calls
@@ -107,7 +112,7 @@ def observed_calls(
     def noted(self: Any, name: str, sizes: Any, memories: Any) -> None:
         if name.startswith("gemm_"):
             counts[name] += 1
-        elif name.startswith(("dot_", "strip_", "narrow_")):
+        elif name.startswith(("dot_", "strip_", "narrow_", "outer_")):
             counts[name] += sizes[0]  # tiles
         else:
             inside(self, name, sizes, memories)

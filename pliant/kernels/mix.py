@@ -94,7 +94,7 @@ class ProductPlan:
             # Whole tiles of any height they may have.
             rows = tile.MR * tile.low * tile.broad
             tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
-            by_row = k == 1 and n > tile.lanes
+            by_row = k == 1 and (n > tile.NR or (n > tile.lanes and m > tile.MR))
             fields["height"] = 1 if by_row else rows // tiles.evaluate(known)
         elif small:
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
