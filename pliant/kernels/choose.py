@@ -273,6 +273,7 @@ def crowded(m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
     size = n * k * tile.bytes
     rows = minimum(m, MOST_TILES * tile.MR)
     often = exceeds(size * rows, FEW_TILES * tile.MR * tile.near)
+    often = often * exceeds(n, tile.NR + tile.lanes)  # near each other after all
     return maximum(exceeds(size, 5 * tile.near // 4), exceeds(k, NEAR_STEPS) * often)
 
 
@@ -330,7 +331,7 @@ def thread_shares(cut: Expr) -> Expr:
 class StripCut:
     """How strips of rows share a product; the fields are as in `Plan`."""
 
-    wanted: Expr  # 1: it goes by strips, of the sizes alone
+    wanted: Expr  # 1: it goes by strips, of the sizes and threads
     lets: tuple[tuple[str, Expr], ...]
     blocks: Expr
     rows: Expr
@@ -357,23 +358,32 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
     """
     let = _Lets()
     size = n * k * tile.bytes
-    few = 1 - exceeds(m, tile.few if what.constant else tile.MR)
-    far = exceeds(size, tile.near) if what.constant else crowded(m, n, k, tile)
-    wanted = maximum(1 - far, few)
     panels = maximum(ceildiv(n, tile.NR), 1)
-    near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
-    together = 1 + exceeds(m, tile.MR) * (ceildiv(panels, maximum(near, 1)) - 1)
     blocks = let("_blocks", maximum(minimum(THREADS, ceildiv(m, tile.MR)), 1))
-    passes = as_expr(1)
-    if not what.constant:
+    together, passes, cut = as_expr(1), as_expr(1), as_expr(0)
+    if what.constant:
+        few = 1 - exceeds(m, tile.few)
+        far = exceeds(size, tile.near)
+    else:
+        # More than the threads' L2 hold: panels that ask ahead are for tall tiles.
+        away = exceeds(size, 2 * tile.near * THREADS)
+        few = 1 - exceeds(m, tile.MR - away * (tile.MR - tile.keeping))
+        far = crowded(m, n, k, tile)
+        near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
+        # A panel and half of another are read together.
+        wide = maximum(ceildiv(n - tile.lanes, tile.NR), 1)
+        together = 1 + exceeds(m, tile.MR) * (ceildiv(wide, maximum(near, 1)) - 1)
         at_once = maximum(minimum(MOST_ABREAST, floordiv(tile.MR, maximum(m, 1))), 1)
         streamed = few * exceeds(size, tile.near // 2) * exceeds(panels, at_once)
         # So many steps that no pass is left without any.
-        steps = maximum(FAR_STEPS, ceildiv(k, FAR_PASSES))
+        steps = maximum(STRIP - away * (STRIP - FAR_STEPS), ceildiv(k, FAR_PASSES))
         # A long K as one sum would lose digits.
         steps = LONG_SUM - streamed * maximum(LONG_SUM - steps, 0)
         passes = let("_passes", maximum(ceildiv(k, steps), 1))
-    idle = ceildiv(thread_shares(minimum(passes - 1, 1)), blocks)
+        # Few rows share few lines of the result.
+        cut = minimum(passes - 1, 1) * exceeds(m, tile.few)
+    wanted = maximum(1 - far, few)
+    idle = ceildiv(thread_shares(cut), blocks)
     groups = let("_groups", maximum(together, minimum(idle, panels)))
     shares = ceildiv(m, blocks), ceildiv(panels, groups)
     return StripCut(
