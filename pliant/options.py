@@ -17,6 +17,7 @@ class Options:
     fold: bool = True  # compute what depends on weights alone at compile time
     merge: bool = True  # products that share their left operand become one
     layout: bool = True  # convolutions keep channels last where that pays
+    direct: bool = True  # windows for few channels are read where they lie, not copied
     share: bool = True  # generate identical kernels once
     variants: bool = True  # several bodies of a kernel, chosen by guards on the sizes
     packing: bool = True  # weights of products are held in the order they are read in

@@ -39,10 +39,11 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.kernels.choose import exceeds
 from pliant.kernels.conv_patch import Slide
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import PACK_WORK, pack_constant, unflatten_unit
-from pliant.kernels.product import RowsAt
+from pliant.kernels.product import Address, Direct, RowsAt
 from pliant.kernels.tiles import Tile
 from pliant.sym import (
     Expr,
@@ -51,6 +52,7 @@ from pliant.sym import (
     floordiv,
     maximum,
     minimum,
+    mod,
     product,
     sym,
 )
@@ -99,11 +101,44 @@ class Windows:
                 *lets,
                 Let("_from", Index(maximum(-first, 0))),
                 Let("_to", Index(minimum(width, at.rows - first))),
-                self._taps(x, at, place, first),
+                self._taps(x, at, place, first + at.first),
             )
         )
         begin, end = at.row, at.row + at.rows
         return For("_y", floordiv(begin, width), ceildiv(end, width), row)
+
+    def direct(self, x: Buffer) -> Direct | None:
+        """Windows of neighbours in an image row, where they lie in the input.
+
+        Each tap of the first axis is one run. None: there are other taps.
+        """
+        if len(self.slides) != 2 or self.joined != self.slides[-1].window:
+            return None
+        run = self.joined * self.channels
+        if not run.is_const or run.value == 0:
+            return None
+        down, across = self.slides
+        width, height = maximum(across.out, 1), maximum(down.out, 1)
+
+        def at(row: Expr) -> tuple[Expr, Expr, Expr]:
+            line = floordiv(row, width)
+            return floordiv(line, height), mod(line, height), row - line * width
+
+        def inside(row: Expr, rows: Expr) -> Expr:
+            _, y, first = at(row)
+            last = first + rows - 1
+            tests = [exceeds(last + 1, across.out)]
+            tests += [_outside(y, y, down), _outside(first, last, across)]
+            return 1 - maximum(*tests)
+
+        def place(row: Expr, tap: Expr) -> Address:
+            image, y, first = at(row)
+            line = y * down.stride + tap * down.dilation - down.low
+            column = (first * across.stride - across.low) * self.channels
+            return x, (image, line, column)
+
+        row, tap = across.stride * self.channels, down.dilation * x.strides[1]
+        return Direct(down.window, run.value, row, tap, inside, place)
 
     def _taps(self, x: Buffer, at: RowsAt, place: Sequence[Expr], first: Expr) -> Stmt:
         """Every run of the pixels `_from` to `_to` of an image row."""
@@ -206,6 +241,13 @@ class _Run:
         place = (sym(WORKER), row, self.step + sym("_r"))
         store = Store(self.copy, place, value)
         return For("_r", begin, end, store, Kind.VECTOR)
+
+
+def _outside(first: Expr, last: Expr, slide: Slide) -> Expr:
+    """1 if windows from the first position to the last are not all in the image."""
+    before = exceeds(slide.low, first * slide.stride)
+    reach = last * slide.stride - slide.low + (slide.window - 1) * slide.dilation
+    return maximum(before, exceeds(reach + 1, slide.extent))
 
 
 def _bounds(at: Expr, extent: Expr) -> list[LoopValue]:

@@ -73,9 +73,21 @@ from pliant.kernels.micro import (
     panel_kernels,
     panel_name,
     row_strides,
+    tap_kernels,
+    tap_name,
 )
 from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
-from pliant.kernels.product import Address, Around, Cuts, Plain, Product, RowsAt, TileAt
+from pliant.kernels.product import (
+    Address,
+    Around,
+    Cuts,
+    Direct,
+    Plain,
+    Product,
+    Prologue,
+    RowsAt,
+    TileAt,
+)
 from pliant.kernels.strips import (
     Panels,
     Strips,
@@ -151,6 +163,9 @@ class _Builder:
             and plan.packed != as_expr(0)
         )
         self.dot_rows = self.row_buffer()
+        even = mod(p.n, tile.NR) == as_expr(0)
+        whole = self.constant is not None and even and not self.several
+        self.direct = around.direct if whole else None
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
         cells = minimum(ceildiv(p.n, tile.NR) * minimum(p.k, tile.depth), tile.cells)
         self.panel = buffer("panels", dtype, (THREADS, cells, tile.NR), Role.WORK)
@@ -268,6 +283,8 @@ class _Builder:
         first, here = sym("_row") + sym("_swath_row"), sym("_swath_rows")
         if self.around.prologue is not None:
             at = RowsAt(batch, first, sym("_begin"), here, sym("_steps"), copy)
+            if self.direct is not None:
+                return self.copy_tiles(at, self.around.prologue)
             return Block(tuple(self.around.prologue(at)))
         i, k = sym("_i"), sym("_k")
         value = Load(self.a, (*batch, first + i, sym("_begin") + k))
@@ -279,6 +296,27 @@ class _Builder:
         steps = For("_k", as_expr(0), sym("_steps"), store, Kind.VECTOR)
         return For("_i", as_expr(0), here, steps)
 
+    def copy_tiles(self, at: RowsAt, prologue: Prologue) -> Stmt:
+        """The rows of those tiles that are not read where they lie."""
+        above = sym("_start") - sym("_swath_row")
+        tile = replace(at, row=at.row + above, rows=sym("_height"), first=above)
+        wanted = Binary("eq", Index(sym("_inside")), Index(as_expr(0)))
+        body = (*self.tile_lets(), If(wanted, Block(tuple(prologue(tile)))))
+        return For("_t", sym("_top"), sym("_bottom"), Block(body))
+
+    def tile_lets(self) -> tuple[Stmt, ...]:
+        """Where tile `_t` starts in its block, how high it is, where its rows are."""
+        start = self.first_row(sym("_t"))
+        height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
+        if not self.cuts.even:
+            height = minimum(height, sym("_here") - start)
+        lets = Let("_start", Index(start)), Let("_height", Index(height))
+        if self.direct is None:
+            return lets
+        tall = exceeds(sym("_height"), self.tile.tall[0] - 1)
+        inside = self.direct.inside(sym("_row") + sym("_start"), sym("_height"))
+        return (*lets, Let("_inside", Index(tall * inside)))
+
     def panels(self, batch: tuple[Expr, ...]) -> Stmt:
         p, tile = self.p, self.tile
         panel, column = sym("_p"), sym("_p") * tile.NR
@@ -288,14 +326,9 @@ class _Builder:
         several = minimum(self.plan.passes - 1, 1) if self.several else as_expr(0)
         before = as_expr(0) if p.alone else (panel - sym("_first")) * self.plan.rows
         place = several * (before + sym("_start"))
-        start = self.first_row(sym("_t"))
-        height = sym("_short") + exceeds(sym("_taller"), sym("_t"))
-        if not self.cuts.even:
-            height = minimum(height, sym("_here") - start)
         tile_done = Block(
             (
-                Let("_start", Index(start)),
-                Let("_height", Index(height)),
+                *self.tile_lets(),
                 Let("_place", Index(place)),
                 self.finished(batch, column, columns),
             )
@@ -413,8 +446,30 @@ class _Builder:
             wanted = _is_set(self.plan.copied)
             call = beside if call is None else If(wanted, beside, call)
         assert call is not None
+        if self.direct is not None:
+            taps = self.taps(self.direct, batch, result, c_row)
+            call = If(_is_set(sym("_inside")), taps, call)
         adding = minimum(sym("_pass"), 1) if self.several else as_expr(0)
         return Block((Let("_adding", Index(adding)), call))
+
+    def taps(
+        self, direct: Direct, batch: tuple[Expr, ...], result: Rows, c_row: Expr
+    ) -> Stmt:
+        """The micro-kernel of this tile on rows where they lie; asks for the next."""
+        assert self.constant is not None
+        row, none = sym("_row") + sym("_start"), as_expr(0)
+        strides = row_strides(direct.row, as_expr(1))[:2]
+        sizes = (as_expr(direct.run), direct.taps, direct.tap, *strides, c_row)
+        panel = (self.constant, (*self.b_at(batch), sym("_p"), none, none))
+        left, index = direct.place(row + sym("_height"), direct.taps - 1)
+        share = (sym("_p") - sym("_first")) * self.p.k
+        coming = (left, (*index[:-1], index[-1] + share))
+        operands = (direct.place(row, none), panel, coming, result(0))
+        cases = tuple(
+            (h, Call(tap_name(self.p.elements, h, self.tile), sizes, operands))
+            for h in self.tile.tall
+        )
+        return Switch(sym("_height"), cases)
 
     def right(self, batch: tuple[Expr, ...], columns: Expr, call: PanelCall) -> Stmt:
         """The call with a constant's panel, a panel just packed, or B in place."""
@@ -653,6 +708,7 @@ def gemm(
         planned = builder.panel_units()
         helpers += panel_kernels(spec.elements, target)
         helpers += keeping_kernels(spec.elements, target) if builder.keeps else ()
+        helpers += tap_kernels(spec.elements, target) if builder.direct else ()
         helpers += far_kernels(spec.elements, target) if builder.streams else ()
     dots = builder.dots()
     if dots is not None:

@@ -215,6 +215,53 @@ def keeping_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     return tuple(panel_kernel(of, h, VECTORS, tile, True) for h in heights)
 
 
+# The integer parameters of a tap kernel: steps of K in each tap and how many taps, A's
+# stride from tap to tap, and the others as of a panel kernel.
+TAP_SIZES = ("K", "taps", "a_tap", "a_rows", "a_row", "c_row")
+
+
+def tap_name(of: Elements, height: int, tile: Tile) -> str:
+    return f"{panel_name(of, height, tile.NR)}_taps"
+
+
+@lru_cache(maxsize=64)
+def tap_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
+    """As a panel kernel, for rows of A in several pieces, each by the same strides."""
+    k, taps, width, dtype = sym("K"), sym("taps"), tile.NR, of.dtype
+    tap, row, step = sym("_t"), sym("_i"), sym("_k")
+
+    def place(tap: Expr, row: Expr, step: Expr) -> Expr:
+        within = floordiv(row, ROWS) * sym("a_rows") + mod(row, ROWS) * sym("a_row")
+        return tap * sym("a_tap") + within + step
+
+    last = place(taps - 1, as_expr(height - 1), k - 1)
+    a = buffer("a", dtype, (maximum(last + 1, 0),), Role.IN)
+    b = buffer("b", of.stored, (taps * k, width), Role.IN)
+    coming = buffer("coming", dtype, (taps * k,), Role.IN)
+    c = buffer("c", dtype, (height, width), Role.OUT, (sym("c_row"), 1))
+    acc = buffer("acc", dtype, (1, height, width), Role.REGISTER)
+    at = tap * k + step
+    held = Load(acc, (as_expr(0), row, sym("_j")))
+    right = as_dtype(Load(b, (at, sym("_j"))), dtype)
+    left = Load(a, (place(tap, row, step),))
+    value = multiply_add(left, right, held, dtype, of.parts)
+    steps = Block((Prefetch(coming, (at,)), _over(acc, 0, height, width, value)))
+    body = (
+        Alloc(acc),
+        _over(acc, 0, height, width, zero(dtype)),
+        For("_t", as_expr(0), taps, For("_k", as_expr(0), k, steps)),
+        _over(c, None, height, width, held),
+    )
+    name = tap_name(of, height, tile)
+    return LoopFunc(name, TAP_SIZES, (a, b, coming, c), Block(body))
+
+
+def tap_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
+    """Those of tall tiles."""
+    tile = gemm_tile(of.dtype, target)
+    return tuple(tap_kernel(of, height, tile) for height in tile.tall)
+
+
 def far_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
     """Those of tall tiles, to be called with rows to come: by another name, as a kernel
     that is called in one place only is compiled for it."""

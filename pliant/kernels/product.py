@@ -55,6 +55,22 @@ class RowsAt:
     rows: Expr
     steps: Expr
     copy: Buffer
+    first: Expr = ZERO  # row of the copy where they start
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Rows of a computed left operand that lie in memory after all, some of them.
+
+    A row is made of taps, `run` steps of K each. For K in one pass.
+    """
+
+    taps: Expr
+    run: int
+    row: Expr  # elements from row to row, and from tap to tap
+    tap: Expr
+    inside: Callable[[Expr, Expr], Expr]  # (row, rows): 1 if these are such rows
+    place: Callable[[Expr, Expr], Address]  # of a row's tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,7 @@ class Around:
     epilogue: Epilogue
     plain: Plain | None = None  # if the epilogue stores, and nothing else
     prologue: Prologue | None = None
+    direct: Direct | None = None  # rows that the prologue need not copy
 
 
 @dataclass(frozen=True, slots=True)

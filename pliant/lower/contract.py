@@ -43,6 +43,7 @@ from pliant.kernels.product import (
     Address,
     Around,
     Cuts,
+    Direct,
     Product,
     Prologue,
     RowsAt,
@@ -291,9 +292,10 @@ def product_steps(
         return out, (flatten((*batch, row, column), (*spec.batch, spec.m, spec.n)),)
 
     prologue: Prologue | None = compute if epilogue.computes_left else None
+    direct: Direct | None = None
     if given.gathered is not None:
-        prologue = given.gathered.prologue
-    around = Around(write, plain if alone else None, prologue)
+        prologue, direct = given.gathered.prologue, given.gathered.direct
+    around = Around(write, plain if alone else None, prologue, direct)
     made = gemm(spec, plan, target, around, cuts)
     buffers: list[tuple[Buffer, Argument]] = []
     if made.a is not None:
@@ -333,6 +335,7 @@ class Gathered:
     prologue: Prologue
     buffer: Buffer
     argument: Argument
+    direct: Direct | None = None  # rows that need not be copied
 
 
 @dataclass(frozen=True, slots=True)

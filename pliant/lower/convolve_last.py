@@ -23,6 +23,8 @@ from pliant.passes.views import View
 from pliant.sym import Facts, as_expr, maximum, product
 from pliant.target import Target
 
+FEW_PANELS = 4  # of weights, for which windows are read where they lie
+
 
 def lower_conv_last(
     region: Graph,
@@ -31,6 +33,7 @@ def lower_conv_last(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
+    in_place: bool,
 ) -> list[Step]:
     (root,) = (op for op in region.ops if op.name == "conv_last")
     epilogue = TileEpilogue(region, root, facts, number_check)
@@ -56,7 +59,12 @@ def lower_conv_last(
     )
     rank = root.result.type.rank
     axes = TileAxes((), tuple(range(rank - 1)), (rank - 1,))
-    gathered = Gathered(prologue, source, image)
+    tile = gemm_tile(spec.dtype, target)
+    # Rows side by side are read faster: a copy for many panels pays for itself.
+    few = outputs.is_const and outputs.value <= FEW_PANELS * tile.NR
+    whole = depth.is_const and depth.value <= tile.depth
+    direct = windows.direct(source) if in_place and few and whole else None
+    gathered = Gathered(prologue, source, image, direct)
     constant = known_now(operands.constants.get(w), weight)
     if constant is not None and constant.type.numel == product(weight.shape):
 
@@ -66,7 +74,6 @@ def lower_conv_last(
 
         given = Given(spec, axes, None, weight, panels, gathered=gathered)
         return product_steps(name, given, epilogue, target, Cuts(strips=False))
-    tile = gemm_tile(spec.dtype, target)
     shape = (outputs, windows.channels, product(w.shape[2:]))
     func = pack_weights(f"{name}_pack", buffer("w", w.dtype, shape, Role.IN), tile)
     made = Temporary(TensorType(w.dtype, func.buffers[1].shape))

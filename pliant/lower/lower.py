@@ -294,7 +294,8 @@ def _steps(
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_last":
-        return lower_conv_last(region, name, operands, state.facts, cx.target, check)
+        facts, direct = state.facts, cx.options.direct
+        return lower_conv_last(region, name, operands, facts, cx.target, check, direct)
     if kind == "conv_transpose":
         return lower_conv_transpose(
             region, name, operands, state.facts, cx.target, check

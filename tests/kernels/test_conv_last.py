@@ -5,14 +5,22 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from guarded import GuardedProgram, Side
 from torch import Tensor, nn
 
 import pliant
+from pliant.ir.build import Builder
+from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
-from pliant.target import named, runs_here
+from pliant.ir.types import DType, tensor
+from pliant.kernels.conv_last import Windows
+from pliant.kernels.conv_patch import Slide
+from pliant.sym import as_expr, sym
+from pliant.target import host, named, runs_here
 
 TARGETS = ["host", "avx2", "baseline"]
 
@@ -69,6 +77,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "same": {"kernel_size": 3, "padding": 1},
     "strided": {"kernel_size": 3, "stride": 2, "padding": 1},
     "dilated": {"kernel_size": 3, "dilation": 2, "padding": 2},
+    "dilated rows": {"kernel_size": 3, "dilation": (2, 1), "padding": (2, 1)},
     "uneven": {"kernel_size": (3, 2), "stride": (1, 3), "padding": (2, 0)},
     "apart": {"kernel_size": (2, 3), "stride": (3, 2), "dilation": (2, 3)},
     "pointwise strided": {"kernel_size": 1, "stride": 2},
@@ -93,6 +102,100 @@ def test_conv2d(name: str, target: str) -> None:
         agree(model, made, torch.randn(1, height, width, 3))
     for batch in (0, 1, 3):
         agree(model, made, torch.randn(batch, 9, 10, 3))
+
+
+DIRECT = (
+    "plain",
+    "same",
+    "strided",
+    "dilated rows",
+    "uneven",
+    "patches",
+    "mostly padding",
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", DIRECT)
+def test_windows_where_they_lie(name: str, target: str) -> None:
+    """Whole panels of weights, and image rows of several tiles."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(5, 32, **SHAPES[name])
+    model = Last(conv)
+    made = compiled(model, torch.randn(2, 11, 12, 5), target)
+    assert any(name.endswith("_taps") for name in made._program.lowered.loops)
+    for shape in ((1, 9, 160), (2, 21, 47), (3, 16, 33), (1, 40, 64), (2, 7, 15)):
+        agree(model, made, torch.randn(*shape, 5))
+
+
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 3), (1, 0)])
+def test_nothing_beside_the_image_is_read(
+    stride: int, padding: int, side: Side
+) -> None:
+    b, window, sizes = Builder(), 3, [sym(name) for name in ("n", "h", "w")]
+    weight = np.random.default_rng(0).standard_normal((32, 5, window, window))
+    weight = weight.astype(np.float32)
+    x = b.param("x", tensor(DType.F32, *sizes, 5))
+    kind = tensor(DType.F32, *weight.shape)
+    image = b.transpose(x, (0, 3, 1, 2))
+    twice = {
+        "stride": (stride,) * 2,
+        "low": (padding,) * 2,
+        "high": (padding,) * 2,
+        "dilation": (1, 1),
+    }
+    constant = b.constant(Constant("weight", kind, weight))
+    y = b.emit("conv", image, constant, groups=1, **twice)
+    result = b.transpose(y, (0, 2, 3, 1))
+    module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
+    program = GuardedProgram(module, host())
+    for shape in ((1, 7, 61), (2, 12, 33), (1, 3, 200)):
+        image = np.random.default_rng(shape).standard_normal((*shape, 5))
+        image = image.astype(np.float32)
+        (got,) = program([image], side)
+        want = F.conv2d(
+            first(torch.from_numpy(image)),
+            torch.from_numpy(weight),
+            None,
+            stride,
+            padding,
+        ).movedim(1, -1)
+        torch.testing.assert_close(torch.from_numpy(got), want, rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_inside_is_all_windows_inside(name: str) -> None:
+    conv = nn.Conv2d(1, 1, **SHAPES[name])
+    for height, width in ((9, 17), (11, 40)):
+        out = conv(torch.zeros(1, 1, height, width)).shape[2:]
+        slides = tuple(
+            Slide(*map(as_expr, (extent, o, k)), s, d, as_expr(p))
+            for extent, o, k, s, d, p in zip(
+                (height, width),
+                out,
+                conv.kernel_size,
+                conv.stride,
+                conv.dilation,
+                conv.padding,
+                strict=True,
+            )
+        )
+        x_strides = tuple(map(as_expr, (height * width, width, 1, 1)))
+        windows = Windows(DType.F32, as_expr(2), as_expr(1), slides, x_strides)
+        direct = windows.direct(windows.input())
+        assert direct is not None
+        # A pixel is whole if nothing but ones is under its window.
+        ones = torch.ones(1, 1, height, width)
+        window = torch.ones(1, 1, *conv.kernel_size)
+        options = (conv.stride, conv.padding, conv.dilation)
+        covered = F.conv2d(ones, window, None, *options).flatten().repeat(2)
+        whole = covered == window.sum()
+        for rows, row in itertools.product((1, 3, 14), range(len(whole) - 14)):
+            last = row + rows - 1
+            same_row = row // out[1] == last // out[1]
+            want = same_row and bool(whole[row : last + 1].all())
+            assert direct.inside(as_expr(row), as_expr(rows)) == as_expr(int(want))
 
 
 def test_pointwise_is_a_product() -> None:
