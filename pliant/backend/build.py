@@ -2,7 +2,7 @@
 
 in memory    a process that compiles two models with a kernel in common has it
 on disk      so does the next process (pliant/cache.py)
-LLVM         what nobody had yet; emitted here while LLVM works on the one before
+LLVM         what nobody had yet; emitted here while LLVM works on others, on all cores
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from threading import Lock
 from time import perf_counter
 
 from pliant import cache
-from pliant.backend.jit import CompiledCode, object_code, optimised
+from pliant.backend.jit import CompiledCode
+from pliant.backend.objects import object_code, optimised
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.units import Unit, program_units, whole_program
 from pliant.ir.loops import LoopFunc
+from pliant.machine import cores
 from pliant.target import Target
 
 MEMO_BYTES = 64 << 20
@@ -82,12 +84,14 @@ def build(
     units = {unit.key: unit for unit in (*program.kernels.values(), program.host)}
     images = _known(units)
     missing = [unit for key, unit in units.items() if key not in images]
-    with ThreadPoolExecutor(1, "pliant-llvm") as worker:
+    missing.sort(key=lambda unit: -unit.size)  # no long one is left for the end
+    with ThreadPoolExecutor(cores(), "pliant-llvm") as workers:
         futures: dict[str, Future[bytes]] = {}
         for unit in missing:
             text = str(unit.emit())
             allowed = unit.calls | symbols.keys()
-            futures[unit.key] = worker.submit(_object, text, target, opt_level, allowed)
+            work = workers.submit(_object, text, target, opt_level, allowed)
+            futures[unit.key] = work
         emitted = perf_counter()
         for key, future in futures.items():
             images[key] = future.result()

@@ -42,6 +42,7 @@ class Unit:
     """A piece of object code: its key, and how to make it."""
 
     key: str
+    size: int  # of the text it is emitted from
     symbols: tuple[str, ...]  # what it defines
     calls: frozenset[str]  # what it calls, of other units and libraries
     emit: Callable[[], ll.Module]
@@ -100,7 +101,7 @@ def _loop_unit(
         {**symbols, name: symbol},
         target,
     )
-    known[name] = Unit(key, (symbol,), frozenset(symbols.values()), emit)
+    known[name] = Unit(key, parts.size, (symbol,), frozenset(symbols.values()), emit)
     return known[name]
 
 
@@ -110,14 +111,15 @@ class _Print:
 
     stem: str  # its name without a number
     digest: str  # of its text under that name
+    size: int  # of that text
     called: tuple[str, ...]
 
 
 def _printed(func: LoopFunc) -> _Print:
     stem = _NUMBER.sub("", func.name) or "kernel"
     called = {s.function for s in statements(func.body) if isinstance(s, Call)}
-    digest = hashed(print_loop(replace(func, name=stem)))
-    return _Print(stem, digest, tuple(sorted(called)))
+    text = print_loop(replace(func, name=stem))
+    return _Print(stem, hashed(text), len(text), tuple(sorted(called)))
 
 
 _print = PerObject(_printed)  # several models share micro-kernels
@@ -129,14 +131,15 @@ def _host_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: str) -> Uni
         c.callee if c.is_library else symbols[c.callee] for c in plan.calls
     )
     names = (f"{name}={symbol}" for name, symbol in symbols.items())
-    key = hashed("host", context, plan.text(), *names)
+    text = plan.text()
+    key = hashed("host", context, text, *names)
 
     def emit() -> ll.Module:
         module = ll.Module("host")
         emit_host(module, plan, symbols)
         return module
 
-    return Unit(key, (RUN, SIZES, BIND), calls, emit)
+    return Unit(key, len(text), (RUN, SIZES, BIND), calls, emit)
 
 
 def _target_text(target: Target) -> str:

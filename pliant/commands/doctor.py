@@ -142,7 +142,7 @@ def masked(chosen: Target) -> str | None:
 
 def _by_name_alone(chosen: Target) -> str:
     """Assembly of an addition of 16 floats, LLVM being told the CPU's name only."""
-    from pliant.backend.jit import target_machine
+    from pliant.backend.objects import target_machine
 
     target_machine(chosen)  # makes the back end ready
     named = llvm.Target.from_triple(chosen.triple).create_target_machine(

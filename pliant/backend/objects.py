@@ -1,0 +1,169 @@
+"""LLVM IR -> object code, for any target and by several threads at once.
+
+The pipeline is LLVM's function simplification (SROA, CSE, instcombine, LICM, GVN,
+simplifycfg, ...) after inlining what asks for it. Loop and SLP vectorisation and
+unrolling stay off: the loop IR already says which loops run by lanes.
+
+LLVM is made for threads that share no context, target machine or pass manager, but
+llvmlite lets in one at a time. So every module has a context and every run a bench of
+its own, and the two long calls (optimise a function, emit a module) go past
+llvmlite's lock. The many short ones do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+import llvmlite.ir as ll
+
+from pliant.errors import InternalError
+from pliant.target import Target
+
+# LLVM may turn loops into these; the process has them.
+LIBC_SYMBOLS = frozenset({"memset", "memcpy", "memmove"})
+
+_lock = threading.Lock()
+_initialised: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What one thread at a time compiles with."""
+
+    machine: Any
+    tuning: Any
+    inline: Any  # passes over a module
+    simplify: Any  # passes over a function
+
+
+def optimised(source: ll.Module | str, target: Target, opt_level: int) -> Any:
+    """LLVM's form of a module, after the pass pipeline."""
+    with _bench(target, opt_level) as bench:
+        module = llvm.parse_assembly(str(source), llvm.create_context())
+        module.triple = target.triple
+        if opt_level > 0:
+            _simplify(module, bench)
+        return module
+
+
+def object_code(
+    module: Any, target: Target, opt_level: int, symbols: Collection[str]
+) -> bytes:
+    """The object code of an optimised module, which may call `symbols`.
+
+    Generated code calls no library; a call that LLVM made up would be our bug.
+    """
+    for function in module.functions:
+        name = function.name
+        outside = function.is_declaration and not name.startswith("llvm.")
+        if outside and name not in LIBC_SYMBOLS and name not in symbols:
+            raise InternalError("jit", f"generated code calls '{name}', not given")
+    with _bench(target, opt_level) as bench:
+        return _emit(module, bench)
+
+
+def assembly_text(module: Any, target: Target, opt_level: int) -> str:
+    """The machine code of an optimised module, for people."""
+    with _bench(target, opt_level) as bench:
+        return str(bench.machine.emit_assembly(module))
+
+
+def target_machine(target: Target, opt_level: int = 2) -> Any:
+    """An LLVM target machine with the target's features, all of them spelled out."""
+    _initialise(target.triple)
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu,
+        features=target.feature_text,
+        opt=opt_level,
+        reloc="pic",
+        codemodel="small",
+        jit=True,
+    )
+
+
+_benches: dict[tuple[Target, int], list[Bench]] = {}
+
+
+@contextmanager
+def _bench(target: Target, opt_level: int) -> Iterator[Bench]:
+    """One that nobody uses meanwhile; they are kept, for llvmlite frees pass managers
+    only in part."""
+    with _lock:
+        free = _benches.setdefault((target, opt_level), [])
+        bench = free.pop() if free else None
+    if bench is None:
+        bench = _make(target, opt_level)
+    try:
+        yield bench
+    finally:
+        with _lock:
+            free.append(bench)
+
+
+def _make(target: Target, opt_level: int) -> Bench:
+    machine = target_machine(target, opt_level)
+    tuning = llvm.create_pipeline_tuning_options(opt_level)
+    tuning.loop_vectorization = tuning.slp_vectorization = False
+    tuning.loop_unrolling = tuning.loop_interleaving = False
+    passes = llvm.create_pass_builder(machine, tuning)
+    inline = llvm.create_new_module_pass_manager()
+    inline.add_always_inliner_pass()
+    inline.add_global_dead_code_eliminate_pass()
+    return Bench(machine, tuning, inline, passes.getFunctionPassManager())
+
+
+def _simplify(module: Any, bench: Bench) -> None:
+    # A pass builder of its own for each run: a run leaves callbacks behind in its
+    # builder, and all that are there are called around every pass of the next run.
+    bench.inline.run(module, llvm.create_pass_builder(bench.machine, bench.tuning))
+    run = _unlocked("LLVMPY_RunNewFunctionPassManager")
+    for function in module.functions:
+        if not function.is_declaration:
+            passes = llvm.create_pass_builder(bench.machine, bench.tuning)
+            run(bench.simplify, function, passes)
+
+
+def _emit(module: Any, bench: Bench) -> bytes:
+    """As TargetMachine.emit_object of llvmlite."""
+    lib = llvm.ffi.lib
+    emit = _unlocked("LLVMPY_TargetMachineEmitToMemory")
+    with llvm.ffi.OutputString() as message:
+        buffer = emit(bench.machine, module, 1, message)
+        if not buffer:
+            raise InternalError("jit", f"no object code: {message}")
+    try:
+        start, size = (
+            lib.LLVMPY_GetBufferStart(buffer),
+            lib.LLVMPY_GetBufferSize(buffer),
+        )
+        return ctypes.string_at(start, size)
+    finally:
+        lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def _unlocked(name: str) -> Any:
+    """A function of llvmlite's library; with the lock if that cannot be avoided."""
+    function = getattr(llvm.ffi.lib, name)
+    return getattr(function, "_cfn", function)
+
+
+def _initialise(triple: str) -> None:
+    """Makes LLVM's back end for a triple ready: this machine's, or all there are."""
+    native = triple == llvm.get_default_triple()
+    wanted = "native" if native else "all"
+    with _lock:
+        if wanted in _initialised:
+            return
+        if native:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+        else:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+        _initialised.add(wanted)
