@@ -5,6 +5,10 @@ a name in a table for each, and prints it when the module is; here the common on
 one line of text and a number, which is what takes half the time. What is added to
 after it was made (phi, switch), allocas and terminators are llvmlite's own; both kinds
 stand in one block, and are operands of one another. LLVM's parser checks the types.
+
+What was computed before in the same block is not written again: an unrolled loop would
+repeat the arithmetic of its addresses in every iteration, and LLVM take as long to find
+that out as to do the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ def _binary(opname: str) -> Callable[..., Any]:
         typ = x.type
         head = f"{opname} {' '.join(flags)}" if flags else opname
         text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
-        return self._line(typ, opname, (x, y), text)
+        return self._pure(typ, opname, (x, y), text)
 
     return emit
 
@@ -63,7 +67,7 @@ def _cast(opname: str) -> Callable[..., Any]:
         if x.type == typ:
             return x
         text = f"{opname} {x.type} {x.get_reference()} to {typ}"
-        return self._line(typ, opname, (x,), text)
+        return self._pure(typ, opname, (x,), text)
 
     return emit
 
@@ -74,6 +78,19 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
     def __init__(self, block: Any = None) -> None:
         super().__init__(block)
         self._numbers: Iterator[int] | None = None
+        self._known: dict[str, Line] = {}  # computed in the block, by text
+        self._known_in: Any = None  # that block
+
+    def _pure(
+        self, typ: Any, opname: str, operands: tuple[Any, ...], text: str
+    ) -> Line:
+        """An instruction whose result depends on its operands alone."""
+        if self._known_in is not self._block:
+            self._known, self._known_in = {}, self._block
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = self._line(typ, opname, operands, text)
+        return found
 
     def _line(
         self, typ: Any, opname: str, operands: tuple[Any, ...], text: str
@@ -108,10 +125,10 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         vector = isinstance(typ, ll.VectorType)
         ones = f"splat ({typ.element} -1)" if vector else "-1"
         text = f"xor {typ} {x.get_reference()}, {ones}"
-        return self._line(typ, "xor", (x,), text)
+        return self._pure(typ, "xor", (x,), text)
 
     def fneg(self, x: Any) -> Any:
-        return self._line(x.type, "fneg", (x,), f"fneg {x.type} {x.get_reference()}")
+        return self._pure(x.type, "fneg", (x,), f"fneg {x.type} {x.get_reference()}")
 
     def icmp_signed(self, sign: str, x: Any, y: Any) -> Any:
         return self._compare(f"icmp {_SIGNED[sign]}", x, y)
@@ -133,10 +150,10 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         typ = x.type
         flags = _flags(typ.count) if isinstance(typ, ll.VectorType) else _FLAG
         text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
-        return self._line(flags, head[:4], (x, y), text)
+        return self._pure(flags, head[:4], (x, y), text)
 
     def select(self, cond: Any, x: Any, y: Any) -> Any:
-        return self._line(
+        return self._pure(
             x.type,
             "select",
             (cond, x, y),
@@ -145,9 +162,19 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
 
     # ---- memory
 
-    def load(self, ptr: Any, align: int | None = None, typ: Any = None) -> Any:
+    def load(
+        self,
+        ptr: Any,
+        align: int | None = None,
+        typ: Any = None,
+        *,
+        constant: bool = False,
+    ) -> Any:
+        """`constant`: what is there does not change while the function runs."""
         behind = "" if align is None else f", align {align}"
-        return self._line(typ, "load", (ptr,), f"load {typ}, {_typed(ptr)}{behind}")
+        text = f"load {typ}, {_typed(ptr)}{behind}"
+        emit = self._pure if constant else self._line
+        return emit(typ, "load", (ptr,), text)
 
     def store(self, value: Any, ptr: Any, align: int | None = None) -> Any:
         behind = "" if align is None else f", align {align}"
@@ -164,24 +191,24 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         head = "getelementptr inbounds" if inbounds else "getelementptr"
         places = ", ".join(map(_typed, indices))
         text = f"{head} {source_etype}, {_typed(ptr)}, {places}"
-        return self._line(ptr.type, "getelementptr", (ptr, *indices), text)
+        return self._pure(ptr.type, "getelementptr", (ptr, *indices), text)
 
     # ---- vectors
 
     def extract_element(self, vector: Any, index: Any) -> Any:
         text = f"extractelement {_typed(vector)}, {_typed(index)}"
         kind = vector.type.element
-        return self._line(kind, "extractelement", (vector, index), text)
+        return self._pure(kind, "extractelement", (vector, index), text)
 
     def insert_element(self, vector: Any, value: Any, index: Any) -> Any:
         text = f"insertelement {_typed(vector)}, {_typed(value)}, {_typed(index)}"
         operands = (vector, value, index)
-        return self._line(vector.type, "insertelement", operands, text)
+        return self._pure(vector.type, "insertelement", operands, text)
 
     def shuffle_vector(self, x: Any, y: Any, mask: Any) -> Any:
         typ = ll.VectorType(x.type.element, mask.type.count)
         text = f"shufflevector {_typed(x)}, {_typed(y)}, {_typed(mask)}"
-        return self._line(typ, "shufflevector", (x, y, mask), text)
+        return self._pure(typ, "shufflevector", (x, y, mask), text)
 
     # ---- calls
 
@@ -203,6 +230,11 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         """The integer, in a register, where LLVM does not see how it was made."""
         text = f'call {x.type} asm "", "=r,0"({_typed(x)}) memory(none) nounwind'
         return self._line(x.type, "call", (x,), text)
+
+    def call_void(self, address: Any, args: Sequence[Any]) -> None:
+        """A function that gives nothing, wherever it is."""
+        text = f"call void {address.get_reference()}({', '.join(map(_typed, args))})"
+        self._line(_VOID, "call", (address, *args), text)
 
 
 @lru_cache(maxsize=64)

@@ -158,11 +158,15 @@ def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
 
 def _mark_aliasing(args: Iterable[Any], buffers: Sequence[Buffer]) -> None:
     """Inputs may be one another but are not written; an INOUT may be an input too."""
-    in_place = any(buf.role is Role.INOUT for buf in buffers)
+    in_place = _in_place(buffers)
     for arg, buf in zip(args, buffers, strict=True):
         alone = buf.role in (Role.OUT, Role.WORK)
         if alone or (buf.role is Role.IN and not in_place):
             arg.add_attribute("noalias")
+
+
+def _in_place(buffers: Iterable[Buffer]) -> bool:
+    return any(buf.role is Role.INOUT for buf in buffers)
 
 
 def _define(unit: _Unit, func: LoopFunc) -> None:
@@ -172,6 +176,7 @@ def _define(unit: _Unit, func: LoopFunc) -> None:
     for name, arg in zip(func.sizes, sizes, strict=True):
         body.dims.bind(name, arg)
     body.dims.bind(WORKER, 0)
+    body.memory.in_place = _in_place(func.buffers)
     for buf, arg in zip(func.buffers, function.args[1 + len(sizes) :], strict=True):
         body.memory.buffers[buf.name] = arg
     body.stmt(func.body)
@@ -355,15 +360,45 @@ class _Body:
 
     def switch(self, stmt: Switch) -> None:
         after = self.b.append_basic_block("switch.end")
-        switch = self.b.switch(self.dims.scalar(stmt.selector), after)
-        for number, body in stmt.cases:
-            case = self.b.append_basic_block(f"case.{number}")
-            switch.add_case(constant(I64, number), case)
-            self.b.position_at_end(case)
+        selector = self.dims.scalar(stmt.selector)
+        switch = self.b.switch(selector, after)
+        calls, others = uses.calls_alike(stmt.cases)
+        for alike in calls:
+            self.case(switch, alike)
+            with self.region():
+                function = self.looked_up(selector, alike)
+                self.call_address(function, next(iter(alike.values())))
+            self.b.branch(after)
+        for number, body in others:
+            self.case(switch, (number,))
             with self.region():
                 self.stmt(body)
             self.b.branch(after)
         self.b.position_at_end(after)
+
+    def case(self, switch: Any, numbers: Iterable[int]) -> None:
+        """Begins the block of these cases."""
+        block = self.b.append_basic_block("case")
+        for number in numbers:
+            switch.add_case(constant(I64, number), block)
+        self.b.position_at_end(block)
+
+    def looked_up(self, selector: Any, calls: Mapping[int, Call]) -> Any:
+        """The address of the function that the case of a number calls."""
+        functions = {number: self.called(call) for number, call in calls.items()}
+        first, *others = functions.values()
+        if all(other is first for other in others):
+            return first
+        low, high = min(calls), max(calls)
+        typ, module = ll.ArrayType(PTR, high - low + 1), self.unit.module
+        name = module.get_unique_name(f"{self.function.name}.calls")
+        table = ll.GlobalVariable(module, typ, name)
+        table.linkage, table.global_constant = "internal", True
+        nothing = ll.Constant(PTR, None)
+        rows = [functions.get(number, nothing) for number in range(low, high + 1)]
+        table.initializer = ll.Constant(typ, rows)
+        row = self.b.sub(selector, constant(I64, low), flags=NO_WRAP)
+        return self.b.load(self.b.gep(table, [row], source_etype=PTR), typ=PTR)
 
     def dispatch(self, variants: tuple[Variant, ...]) -> None:
         """The first variant whose guards hold; the last has none."""
@@ -391,15 +426,22 @@ class _Body:
             self.b.store(constant(I64, number), status)
 
     def call_function(self, stmt: Call) -> None:
+        self.call_address(self.called(stmt), stmt)
+
+    def called(self, stmt: Call) -> Any:
         function = self.unit.functions.get(stmt.function)
         if function is None:
             args = [PTR, *(I64 for _ in stmt.sizes), *(PTR for _ in stmt.arguments)]
             signature = ll.FunctionType(VOID, args)
             function = ll.Function(self.unit.module, signature, stmt.function)
             self.unit.functions[stmt.function] = function
+        return function
+
+    def call_address(self, function: Any, stmt: Call) -> None:
+        """Calls a function, or its address, with the arguments of a statement."""
         sizes = [self.dims.scalar(size) for size in stmt.sizes]
         pointers = [self.memory.address(buf, index) for buf, index in stmt.arguments]
-        self.b.call(function, [self.call, *sizes, *pointers])
+        self.b.call_void(function, [self.call, *sizes, *pointers])
 
     # ---- loops
 
@@ -658,6 +700,7 @@ class _Body:
         first, last, worker, call, start, *rest = function.args
         inner = _Body(self.unit, function, call)
         inner.in_task = True
+        inner.memory.in_place = self.memory.in_place
         given = iter(rest)
         for name, value in sizes.items():
             bound = value if isinstance(value, int) else next(given)

@@ -485,6 +485,7 @@ class Memory:
     def __init__(self, dims: Dims) -> None:
         self.dims, self.builder = dims, dims.builder
         self.buffers: dict[str, Any] = {}  # name -> address of element 0
+        self.in_place = False  # whether an input may be written, under another name
         self._flat: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], Expr] = {}
 
     def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
@@ -536,6 +537,10 @@ class Memory:
             stored, mask = b.select(mask, stored, kept), None
         ops.store_lanes(b, stored, pointer, align, mask)
 
+    def _is_constant(self, buf: Buffer) -> bool:
+        """Whether a function that reads the buffer leaves it as it is."""
+        return buf.role is Role.IN and not self.in_place
+
     def _uniform(self, expr: Expr) -> Linear:
         found = self.dims.linear(expr)
         assert found is not None, f"'{expr}' varies by lane"
@@ -577,7 +582,10 @@ class Memory:
     def _load_uniform(self, buf: Buffer, at: Linear, where: Any) -> Any:
         b, typ, align = self.builder, storage_type(buf.dtype), buf.dtype.bytes
         if where is None:
-            return b.load(self._pointer(buf, at), align=align, typ=typ)
+            pointer = self._pointer(buf, at)
+            return b.load(
+                pointer, align=align, typ=typ, constant=self._is_constant(buf)
+            )
         wanted = ops.any_lane(b, where)
         before = b.block
         with b.if_then(wanted):
@@ -601,7 +609,10 @@ class Memory:
                 loaded = b.load(self._pointer(buf, at), align=align, typ=typ)
                 zero = ll.Constant(typ, None)
                 return loaded if mask is None else b.select(mask, loaded, zero)
-            return ops.load_lanes(b, self._pointer(buf, at), typ, align, mask)
+            pointer, constant = self._pointer(buf, at), self._is_constant(buf)
+            if mask is None:
+                return b.load(pointer, align=align, typ=typ, constant=constant)
+            return ops.load_lanes(b, pointer, typ, align, mask)
         if at is not None and at.stride == -1 and mask is None:
             last = Linear(at.dynamic, at.offset - lanes + 1, 1)
             backwards = b.load(self._pointer(buf, last), align=align, typ=typ)

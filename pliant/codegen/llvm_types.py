@@ -76,6 +76,16 @@ class SplatConstant(ll.Constant):  # type: ignore[misc]
         return f"splat ({self.constant})"
 
 
+class Poison(ll.Constant):  # type: ignore[misc]
+    """What nobody reads, short however many the lanes."""
+
+    def __init__(self, typ: Any) -> None:
+        self.type, self.constant = typ, ll.Undefined
+
+    def _get_reference(self) -> str:
+        return "poison"
+
+
 def constant(typ: Any, number: float | int | bool) -> Any:
     """A constant, the same in every lane."""
     if isinstance(typ, ll.VectorType):
@@ -141,14 +151,14 @@ def splat(builder: Builder, value: Any, lanes: int) -> Any:
     typ = widen(value.type, lanes)
     if isinstance(value, ll.Constant):
         return SplatConstant(typ, value)
-    undefined, zeros = _undefined(typ), _zeros(lanes)
-    one = builder.insert_element(undefined, value, constant(I32, 0))
-    return builder.shuffle_vector(one, undefined, zeros)
+    poison, zeros = _poison(typ), _zeros(lanes)
+    one = builder.insert_element(poison, value, constant(I32, 0))
+    return builder.shuffle_vector(one, poison, zeros)
 
 
 @lru_cache(maxsize=256)
-def _undefined(typ: Any) -> Any:
-    return ll.Constant(typ, ll.Undefined)
+def _poison(typ: Any) -> Any:
+    return Poison(typ)
 
 
 @lru_cache(maxsize=64)

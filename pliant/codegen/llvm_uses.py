@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pliant.ir.loops import (
     WORKER,
@@ -194,3 +194,24 @@ def has_masks(target: Target, loop: For) -> bool:
         return True
     sizes = {buf.dtype.bytes for buf, _ in accesses(loop.body)}
     return target.has("avx2") and min(sizes, default=4) >= 4
+
+
+# ---- cases
+
+
+def calls_alike(
+    cases: Iterable[tuple[int, Stmt]],
+) -> tuple[list[dict[int, Call]], list[tuple[int, Stmt]]]:
+    """Cases that do nothing but call, by what they hand over; and the others."""
+    calls: dict[object, dict[int, Call]] = {}
+    others: list[tuple[int, Stmt]] = []
+    for number, body in cases:
+        call = body
+        while isinstance(call, Block) and len(call.body) == 1:
+            (call,) = call.body
+        if isinstance(call, Call):
+            key = (call.sizes, call.arguments)
+            calls.setdefault(key, {})[number] = call
+        else:
+            others.append((number, body))
+    return list(calls.values()), others
