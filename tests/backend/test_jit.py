@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,9 @@ import llvmlite.binding as llvm
 import pytest
 
 from pliant import target
-from pliant.backend.jit import (
-    CompiledCode,
-    assembly,
-    compile_ir,
-    object_code,
-    optimised,
-)
+from pliant.backend import objects
+from pliant.backend.jit import CompiledCode, assembly, compile_ir
+from pliant.backend.objects import object_code, optimised
 from pliant.errors import InternalError
 
 TWICE = """
@@ -101,6 +99,32 @@ def test_every_run_has_a_pass_builder_of_its_own(
     for count in (1, 2, 3):
         optimised(TWICE, target.host(), 2)
         assert len(made) == 2 * count  # the module's, and its function's
+
+
+def test_threads_compile_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a context of its own: all give what one alone gives."""
+    inside, most = 0, 0
+    lock = threading.Lock()
+    emit = objects._emit
+
+    def counted(module: Any, bench: Any) -> bytes:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        meeting.wait(10.0)
+        code = emit(module, bench)
+        with lock:
+            inside -= 1
+        return code
+
+    alone = image(TWICE)
+    meeting = threading.Barrier(4)
+    monkeypatch.setattr(objects, "_emit", counted)
+    with ThreadPoolExecutor(4) as workers:
+        made = list(workers.map(image, [TWICE] * 40))
+    assert made == [alone] * 40
+    assert most == 4
 
 
 # ---- several objects

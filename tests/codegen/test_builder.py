@@ -142,3 +142,23 @@ def test_builders_of_one_function_share_its_names() -> None:
         b.sub(x, y)
 
     assert len(re.findall(r"^  (%\d+) =", emitted(make, Builder), re.M)) == 3
+
+
+def test_a_block_computes_once() -> None:
+    module = ll.Module()
+    function = ll.Function(module, ll.FunctionType(ll.VoidType(), [I64, PTR]), "f")
+    first, second = (function.append_basic_block() for _ in range(2))
+    b = Builder(first)
+    x, pointer = function.args
+    total = b.add(x, x)
+    assert b.add(x, x) is total
+    assert b.add(x, x, flags=("nsw",)) is not total
+    loaded = b.load(pointer, typ=I64)
+    assert b.load(pointer, typ=I64) is not loaded  # a store may be between them
+    fixed = b.load(pointer, typ=I64, constant=True)
+    assert b.load(pointer, typ=I64, constant=True) is fixed
+    b.branch(second)
+    b.position_at_end(second)
+    assert b.add(x, x) is not total  # the first block need not come before
+    b.ret_void()
+    llvm.parse_assembly(str(module)).verify()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from time import perf_counter
 
+import llvmlite.ir as ll
 from compiled_loops import (
     F32,
     I64,
@@ -19,10 +21,12 @@ from compiled_loops import (
     m,
     n,
     parallel,
+    serial,
     unroll,
     vector,
 )
 
+from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -48,7 +52,7 @@ from pliant.ir.loops import (
     Unary,
     buffer,
 )
-from pliant.sym import as_expr, sym
+from pliant.sym import Expr, as_expr, sym
 
 
 def test_if() -> None:
@@ -93,6 +97,56 @@ def test_call() -> None:
     call = Call("double", (n - 1,), ((a, (i, as_expr(1))), (b, (i, ZERO))))
     func = LoopFunc("rows", ("m", "n"), (a, b), parallel("i", m, call))
     agree(double, func, sizes=[(4, s) for s in SIZES if s], threads=2)
+
+
+def test_switch_of_calls() -> None:
+    """Cases that hand over the same are one call of what a table names."""
+    x, y = buffer("x", F32, (n,), Role.IN), buffer("y", F32, (n,), Role.INOUT)
+    scales = [
+        LoopFunc(
+            f"by_{c}",
+            ("n",),
+            (x, y),
+            vector("i", n, Store(y, (i,), Binary("mul", Load(x, (i,)), Const(c, F32)))),
+        )
+        for c in (2.0, 3.0, 5.0, 7.0)
+    ]
+    a, b = buffer("a", F32, (m, n), Role.IN), buffer("b", F32, (m, n), Role.INOUT)
+
+    def call(number: int, size: Expr, column: int = 0) -> Call:
+        at = (i, as_expr(column))
+        return Call(scales[number].name, (size,), ((a, at), (b, at)))
+
+    cases = (
+        (6, call(0, n)),
+        (1, Block((call(1, n),))),
+        (4, call(2, n - 1, 1)),  # other arguments
+        (2, call(2, n)),
+        (3, Store(b, (i, ZERO), Const(1.0, F32))),
+        (7, call(2, n - 1, 1)),  # the same call under another number
+        (9, call(3, n)),
+        (8, call(3, n - 1, 1)),
+    )
+    func = LoopFunc("rows", ("m", "n"), (a, b), serial("i", m, Switch(i % 12, cases)))
+    agree(*scales, func, sizes=[(25, s) for s in SIZES if s])
+    text = compiled([*scales, func], TARGETS[0]).llvm_ir()
+    rows = text[text.index("@rows(") :]
+    assert len(re.findall("call void %", rows)) == 2  # through the two tables
+    assert not re.search("call void @", rows[: rows.index("}")])
+
+
+def test_input_is_loaded_once_unless_it_may_be_written() -> None:
+    one = as_expr(1)
+    for role, loads in ((Role.OUT, 1), (Role.INOUT, 2)):
+        x, y = buffer("x", F32, (n,), Role.IN), buffer("y", F32, (n,), role)
+        value = Load(x, (ZERO,))
+        body = Block((Store(y, (ZERO,), value), Store(y, (one,), value)))
+        func = LoopFunc("twice", ("n",), (x, y), body)
+        agree(func, sizes=[(2,), (17,)])
+        module = ll.Module()
+        emit_loop_functions(module, [func], TARGETS[0])
+        text = str(module)
+        assert text.count("load float") == loads
 
 
 def test_parallel_captures_and_workers() -> None:
