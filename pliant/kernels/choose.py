@@ -43,7 +43,6 @@ from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, sym
 
 THREADS = sym("threads")
 DOT_ROWS = 4  # most rows for which a transposed B is read where it lies
-LONG_DOT = 10 << 10  # elements of B that L1 no longer holds beside A
 WHOLE_ROWS = 3  # tiles of rows up to which a constant's K is not cut for the cache
 FEW_TILES = 2  # of rows, for which another B is read in place if it is near
 MOST_TILES = 6  # of rows, from which on it is no longer a matter of their number
@@ -67,10 +66,10 @@ MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
 LONG_SUM = 1024  # steps of K
 FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
-LOW_STEPS = 7  # of K for which strips are low
-NEAR_LOW_STEPS = 24  # the same where B is in L1
-LONG_ROW = 32  # results
-FEW_ELEMENTS = 1 << 13  # that stay in L1
+LOW_STEPS = 8  # of K for which strips are low
+ALONE_STEPS = 5  # for which they are single rows, if L2 does not hold the results
+LONG_ROW = 64  # results
+FEW_ELEMENTS = 10 << 10  # that stay in L1
 
 
 SMALL = 1 << 16  # multiply-adds of a product that is not cut
@@ -288,7 +287,7 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
     Times 2 * lanes, compared:
     """
     lanes = tile.lanes
-    less = 1 + lanes // 8 + lanes // 4 * exceeds(n * k, LONG_DOT)
+    less = 1 + lanes // 8 + lanes // 4 * exceeds(n * k, FEW_ELEMENTS)
     gain = k * (lanes - less - n) - 9 * lanes // 2 * n
     if what.rows_in_k:
         few_columns = exceeds(gain, 0) * exceeds(k, lanes // 2 - 1)
@@ -397,19 +396,24 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
 def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
     """How many tiles the rows of strips are cut into: few, or many low ones.
 
-    With few steps of K what takes time is writing results that L1 does not hold, and
-    that goes best along one row, if it is long. With more steps that holds as long as
-    B is in L1. A panel and half of another are computed together by tiles that are not
-    so high. A single step needs no tiles (`strips.outer_kernel`).
+    With few steps of K what takes time is writing results. Tiles that are not so high
+    write while the next one multiplies, which pays until B comes from far; and for any
+    K they compute a panel and half of another together. Results that L1 does not hold
+    go best along a few rows, if these are long and B stays in L1; those that L2 does
+    not hold, along one. A single step needs no tiles (`strips.outer_kernel`).
     """
-    few, low = ceildiv(rows, tile.MR), ceildiv(rows, tile.low)
-    half = exceeds(n, tile.NR) * (1 - exceeds(n, tile.NR + tile.lanes))
-    few += half * (ceildiv(rows, tile.broad) - few)
+    size, results = n * k, m * n
+    few, broad, low = (ceildiv(rows, h) for h in (tile.MR, tile.broad, tile.low))
+    near = tile.near // tile.bytes
+    half = minimum(exceeds(n, tile.NR), within(n, tile.NR + tile.lanes))
+    short = minimum(within(k, STRIP), within(size, near))
     long = exceeds(n, LONG_ROW)
-    near = 1 - exceeds(n * k, FEW_ELEMENTS)
-    steps = LOW_STEPS + near * (NEAR_LOW_STEPS - LOW_STEPS)
-    wanted = (1 - exceeds(k, steps)) * long * exceeds(m * n, FEW_ELEMENTS)
-    return few + wanted * (low - few)
+    along = minimum(within(k, LOW_STEPS), within(size, FEW_ELEMENTS // 2), long)
+    along = minimum(along, exceeds(results, FEW_ELEMENTS))
+    alone = minimum(within(k, ALONE_STEPS), within(size, FEW_ELEMENTS), long)
+    alone = minimum(alone, exceeds(results, near))
+    # Each is more than the one before: flags and products of two, quickly worked out.
+    return maximum(few, maximum(half, short) * broad, along * low, alone * rows)
 
 
 def unit_grain(rows: Expr, columns: Expr, steps: Expr) -> Expr:
@@ -435,6 +439,11 @@ def share_of(count: Expr, number: Expr, shares: Expr) -> tuple[Expr, Expr]:
 def exceeds(x: Expr, bound: Expr | int) -> Expr:
     """1 if x > bound, else 0."""
     return minimum(maximum(x - bound, 0), 1)
+
+
+def within(x: Expr, bound: Expr | int) -> Expr:
+    """1 if x <= bound, else 0."""
+    return exceeds(bound + 1 - x, 0)
 
 
 def row_tiles(rows: int, most: int) -> list[int]:

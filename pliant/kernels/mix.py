@@ -94,8 +94,11 @@ class ProductPlan:
             # Whole tiles of any height they may have.
             rows = tile.MR * tile.low * tile.broad
             tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
-            by_row = k == 1 and (n > tile.NR or (n > tile.lanes and m > tile.MR))
-            fields["height"] = 1 if by_row else rows // tiles.evaluate(known)
+            fields["height"] = rows // tiles.evaluate(known)
+            if small and m <= tile.MR and n <= tile.NR:  # not cut at all
+                fields["height"] = tile.MR
+            elif k == 1 and n > tile.lanes:
+                fields["height"] = 1
         elif small:
             uncut = self.plan.uncut(spec.m, spec.n, spec.k, tile)
             fields |= {name[1:]: size.evaluate(known) for name, size in uncut.items()}
