@@ -55,7 +55,6 @@ from pliant.kernels.choose import (
     SMALL,
     STRIP,
     SWEPT_ROWS,
-    THIN,
     THREADS,
     Plan,
     StripCut,
@@ -110,6 +109,7 @@ from pliant.target import Target
 
 AHEAD = 16  # steps of K that a panel read in place and kept looks ahead
 PAGE = 4096  # bytes
+SHORT_ROW = 48  # steps of K; more rows of A than a tile's are then on their way anyway
 NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
 
 
@@ -530,7 +530,7 @@ class _Builder:
             self.constant is not None
             and self.constant.dtype is self.a.dtype
             and self.plan.copied == as_expr(0)
-            and exceeds(p.k, THIN) == as_expr(1)
+            and exceeds(p.k, SHORT_ROW) == as_expr(1)
             and self.a.strides[-2:] == (p.k, as_expr(1))
             and self.held != as_expr(0)
         )
