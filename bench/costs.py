@@ -1,7 +1,7 @@
 """What is paid once and what is paid per call: `python -m bench.costs`.
 
-Compile seconds per stage for BERT-base (12 layers), its planned peaks, and the fixed
-cost of a call. The last is found from unfused chains of element-wise kernels at size
+Compile seconds per stage for BERT-base (12 layers), its planned peaks, what compiling
+takes with nothing in the cache and with everything there, and the fixed cost of a call. The last is found from unfused chains of element-wise kernels at size
 (1, 1): time = fixed cost + kernels * cost of one, fitted over the length of the chain.
 Writes bench/results/costs.json and bench/results/costs.md.
 """
@@ -9,7 +9,11 @@ Writes bench/results/costs.json and bench/results/costs.md.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
+import tempfile
 from statistics import linear_regression
 from typing import Any
 
@@ -32,6 +36,15 @@ from bench.timing import (
 )
 
 CHAINS = (1, 8, 16, 24)
+MODELS = ("bert", "gpt2", "resnet")
+# What the stages of the compiler do together.
+KERNEL_STAGES = ("lower", "codegen", "compile")
+PARTS = {
+    "export": ("export",),
+    "choose and pack": ("lower",),
+    "find or emit": ("codegen",),
+    "LLVM and link": ("compile",),
+}
 PEAKS = ((1, 1), (1, 32), (1, 128), (8, 128), (1, 512), (8, 512))
 
 
@@ -93,6 +106,37 @@ def compile_cost(layers: int) -> dict[str, Any]:
     }
 
 
+def seconds_of(name: str) -> dict[str, float]:
+    """Compiles a model of the zoo and tells its seconds by stage."""
+    case = getattr(load_zoo(default_zoo()), name)()
+    model = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
+    seconds: dict[str, float] = model.stats()["stage_seconds"]
+    return seconds
+
+
+def build_cost(name: str) -> dict[str, dict[str, float]]:
+    """Seconds by stage of two fresh processes: an empty cache, then what that left."""
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for cache in ("cold", "warm"):
+            told = subprocess.run(
+                [sys.executable, "-m", "bench.costs", "--stages-of", name],
+                env={**os.environ, "PLIANT_CACHE": folder},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            found[cache] = json.loads(told.stdout.splitlines()[-1])
+    return found
+
+
+def build_row(name: str, cache: str, seconds: dict[str, float]) -> tuple[str, ...]:
+    parts = [sum(seconds.get(s, 0.0) for s in stages) for stages in PARTS.values()]
+    kernels, every = sum(seconds[s] for s in KERNEL_STAGES), sum(seconds.values())
+    parts.insert(1, every - sum(parts))
+    return (name, cache, *(f"{value:.2f}" for value in (*parts, kernels, every)))
+
+
 def reports(result: dict[str, Any]) -> list[Report]:
     call, once = result["call"], result["compile"]
     layers = result["layers"]
@@ -122,6 +166,19 @@ def reports(result: dict[str, Any]) -> list[Report]:
             tuple(stages),
         ),
         Report(
+            "Seconds of a fresh process, without and with the cache of an earlier one",
+            (
+                *("model", "cache", "export", "import, passes"),
+                *list(PARTS)[1:],
+                *("kernels", "all"),
+            ),
+            tuple(
+                build_row(name, cache, seconds)
+                for name, caches in result["build"].items()
+                for cache, seconds in caches.items()
+            ),
+        ),
+        Report(
             f"Planned memory of BERT, {layers} layers",
             ("(batch, seq)", "peak MiB", "of it outputs"),
             tuple(peaks),
@@ -133,12 +190,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.costs", description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--models", nargs="*", default=MODELS)
+    parser.add_argument("--stages-of", metavar="MODEL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.stages_of is not None:
+        print(json.dumps(seconds_of(arguments.stages_of)))
+        return 0
     result: dict[str, Any] = {
         "machine": machine(),
         "layers": arguments.layers,
         "call": call_cost(arguments.repetitions),
         "compile": compile_cost(arguments.layers),
+        "build": {name: build_cost(name) for name in arguments.models},
     }
     tables = reports(result)
     out = console()

@@ -32,6 +32,24 @@ def test_copied() -> None:
     np.testing.assert_array_equal(copy, array)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3, 4001, 10007])
+def test_copies_are_whole_behind_the_block(rows: int) -> None:
+    source = np.arange(rows * 512, dtype=np.float32).reshape(512, rows).T
+    made = [np.zeros(source.shape, np.float32) for _ in range(3)]
+    with pages.copying():
+        for array in made:
+            pages.copy(array, source)
+    for array in made:
+        np.testing.assert_array_equal(array, source)
+
+
+def test_copy_that_fails_is_told() -> None:
+    array = np.zeros((4096, 512), np.float32)
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"), pages.copying():
+        pages.copy(array, np.ones_like(array))
+
+
 def test_memory_goes_with_the_array() -> None:
     before = _resident()
     for _ in range(20):

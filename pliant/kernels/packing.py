@@ -62,9 +62,12 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     """(K, N) as panels (P, K, NR), zero-padded."""
     k, n = weight.shape
     packed = pages.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
-    for p, first in enumerate(range(0, n, tile.NR)):  # a panel at a time stays in cache
-        columns = weight[:, first : first + tile.NR]
-        packed[p, :, : columns.shape[1]] = columns
+    full = n // tile.NR
+    panels = weight[:, : full * tile.NR].reshape(k, full, tile.NR)
+    # By the order of the result: a panel at a time stays in cache.
+    pages.copy(packed[:full], panels.transpose(1, 0, 2))
+    if full < len(packed):
+        packed[full, :, : n - full * tile.NR] = weight[:, full * tile.NR :]
     return packed
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pliant import pages
 from pliant.errors import InternalError
 from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, names_of
 from pliant.ir.loops import LoopFunc
@@ -187,11 +188,12 @@ def lower(
     if cx.options.packing:
         state.held_packed.update(_packed_weights(state, producers))
     counts: dict[str, int] = {}
-    for op in graph.ops:
-        if op.name == "fusion":
-            kind = op.str_attr("kind")
-            counts[kind] = counts.get(kind, -1) + 1
-            _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
+    with pages.copying():  # weights, into the layouts of their kernels
+        for op in graph.ops:
+            if op.name == "fusion":
+                kind = op.str_attr("kind")
+                counts[kind] = counts.get(kind, -1) + 1
+                _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
     results = _results(state, graph, producers)
     if regions is not None:
         regions.extend(state.regions)
