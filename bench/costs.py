@@ -1,7 +1,8 @@
 """What is paid once and what is paid per call: `python -m bench.costs`.
 
 Compile seconds per stage for BERT-base (12 layers), its planned peaks, what compiling
-takes with nothing in the cache and with everything there, and the fixed cost of a call. The last is found from unfused chains of element-wise kernels at size
+takes with nothing in the cache and with everything there (`--models`), and the fixed
+cost of a call. The last is found from unfused chains of element-wise kernels at size
 (1, 1): time = fixed cost + kernels * cost of one, fitted over the length of the chain.
 Writes bench/results/costs.json and bench/results/costs.md.
 """
