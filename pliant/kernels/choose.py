@@ -66,7 +66,7 @@ MOST_ABREAST = 4  # panels that a strip has in registers
 FAR_STEPS = 32  # of K in a pass of a strip over a B that is far away
 LONG_SUM = 1024  # steps of K
 FAR_PASSES = 128  # whose sums are added up one by one: more would lose digits
-LOW_STEPS = 8  # of K for which strips are low
+LOW_STEPS = 10  # of K for which strips are low
 ALONE_STEPS = 5  # for which they are single rows, if L2 does not hold the results
 LONG_ROW = 64  # results
 FEW_ELEMENTS = 10 << 10  # that stay in L1
@@ -364,8 +364,9 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
         few = 1 - exceeds(m, tile.few)
         far = exceeds(size, tile.near)
     else:
-        # More than the threads' L2 hold: panels that ask ahead are for tall tiles.
-        away = exceeds(size, 2 * tile.near * THREADS)
+        # More than the threads' L2 hold beside the rest: tall tiles are left to panels,
+        # which ask ahead.
+        away = exceeds(size, 5 * tile.near // 3 * THREADS)
         few = 1 - exceeds(m, tile.MR - away * (tile.MR - tile.keeping))
         far = crowded(m, n, k, tile)
         near = floordiv(tile.near, 2 * tile.NR * tile.bytes * maximum(k, 1))
@@ -407,12 +408,11 @@ def strip_tiles(rows: Expr, m: Expr, n: Expr, k: Expr, tile: Tile) -> Expr:
     near = tile.near // tile.bytes
     half = minimum(exceeds(n, tile.NR), within(n, tile.NR + tile.lanes))
     short = minimum(within(k, STRIP), within(size, near))
-    long = exceeds(n, LONG_ROW)
-    along = minimum(within(k, LOW_STEPS), within(size, FEW_ELEMENTS // 2), long)
-    along = minimum(along, exceeds(results, FEW_ELEMENTS))
-    alone = minimum(within(k, ALONE_STEPS), within(size, FEW_ELEMENTS), long)
-    alone = minimum(alone, exceeds(results, near))
-    # Each is more than the one before: flags and products of two, quickly worked out.
+    held = minimum(within(size, FEW_ELEMENTS), exceeds(n, LONG_ROW))
+    along = minimum(within(k, LOW_STEPS), exceeds(results, FEW_ELEMENTS))
+    alone = minimum(within(k, ALONE_STEPS), exceeds(results, near))
+    # Each is more than the one before; and no sum is multiplied, which takes time.
+    along, alone = minimum(along, held), minimum(alone, held)
     return maximum(few, maximum(half, short) * broad, along * low, alone * rows)
 
 
