@@ -343,7 +343,8 @@ class Strips:
         p = self.spec
         if p.b_strides is not None:
             return as_expr(0)
-        return exceeds(p.n * p.k * self.tile.bytes, self.tile.near)
+        # Of what L2 holds nothing needs to be asked for: that would only take time.
+        return exceeds(p.n * p.k * self.tile.bytes, 2 * self.tile.near)
 
     def kernels(self) -> tuple[LoopFunc, ...]:
         tile, of = self.tile, self.spec.elements
