@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import sqrt
 from statistics import median, quantiles
-from time import perf_counter, sleep, time_ns
+from time import perf_counter, time_ns
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from bench.native import (
     set_peer_threads,
 )
 from bench.shapes import Shape, random_shapes
-from bench.timing import RESULTS, console, machine, machine_line, store
+from bench.timing import RESULTS, console, machine, machine_line, settle, store
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
@@ -50,9 +50,6 @@ from pliant.target import host
 
 THROUGH_THE_API = 1 << 18  # multiply-adds
 TURN_SECONDS = 0.001
-# With several threads, in which those of whoever had the turn before go to sleep:
-# torch's spin for 7 ms, OpenBLAS's for less (bench/__init__.py).
-SETTLE_SECONDS = 0.01
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
 UNSURE = 0.02  # a ratio known worse than to this is measured on,
 PATIENCE = 10  # for as many times the seconds asked at most
@@ -178,7 +175,7 @@ def by_turns(
         # back and forth, so that each has every neighbour
         for name in order if turn % 2 == 0 else reversed(order):
             if threads > 1:
-                sleep(SETTLE_SECONDS)
+                settle()
                 calls[name](1)
             took = calls[name](counts[name])
             samples[name].append(took / counts[name])

@@ -26,7 +26,7 @@ from pliant.benchmark.tables import (
     machine_line,
     mebibytes,
 )
-from pliant.benchmark.timing import Spread, geomean, interleaved, ratios
+from pliant.benchmark.timing import Spread, geomean, interleaved, ratios, settle
 
 __all__ = [
     "RESULTS",
@@ -50,6 +50,7 @@ __all__ = [
     "mebibytes",
     "ratios",
     "scale",
+    "settle",
     "store",
 ]
 

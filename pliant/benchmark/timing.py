@@ -3,10 +3,10 @@
 The engines take turns within every round, so that a change in the machine's speed hits
 all of them alike, and ratios are taken within a round before their median. Each turn
 starts with a pause: the idle threads of the engine before (torch's OpenMP, the pools of
-ONNX Runtime and OpenVINO) spin for some milliseconds after their last work, and would
-hold the cores that the next engine needs. A short call is then run once untimed, to
-have its data in cache and its own threads awake, and repeated until the turn is long
-enough to time.
+ONNX Runtime and OpenVINO) spin for a while after their last work, some for tens of
+milliseconds, and would hold the cores that the next engine needs. A short call is then
+run once untimed, to have its data in cache and its own threads awake, and repeated
+until the turn is long enough to time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 
-SETTLE_SECONDS = 0.01
+PAUSE_SECONDS = 0.005
+MOST_PAUSES = 100
 TURN_SECONDS = 0.005
 LONG_SECONDS = 0.05  # such a call needs no untimed one before it
 MOST_CALLS_A_TURN = 1000
@@ -89,8 +90,17 @@ def _calls_a_turn(call: Callable[[], object], warm_up: int) -> int:
     return min(MOST_CALLS_A_TURN, max(1, round(TURN_SECONDS / once)))
 
 
+def settle() -> None:
+    """Waits until no thread of this process computes any more, but not for ever."""
+    for _ in range(MOST_PAUSES):
+        before = process_time()
+        sleep(PAUSE_SECONDS)
+        if process_time() - before < PAUSE_SECONDS / 4:
+            return
+
+
 def _turn(call: Callable[[], object], count: int) -> float:
-    sleep(SETTLE_SECONDS)
+    settle()
     if count:
         call()
     started = perf_counter()
