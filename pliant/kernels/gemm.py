@@ -524,10 +524,14 @@ class _Builder:
 
     @property
     def streams(self) -> bool:
-        """Whether rows of A may come from far to a constant that stays in L2."""
+        """Whether rows of A may come from far to a constant that stays in L2.
+
+        Their kernels are tall ones, so tiles have to be even.
+        """
         p = self.p
         return (
-            self.constant is not None
+            self.cuts.even
+            and self.constant is not None
             and self.constant.dtype is self.a.dtype
             and self.plan.copied == as_expr(0)
             and exceeds(p.k, SHORT_ROW) == as_expr(1)

@@ -37,7 +37,10 @@ Build = Callable[..., Value | Sequence[Value]]
 
 
 def compile_graph(
-    params: Sequence[tuple[DType, tuple[Any, ...]]], build: Build, target: str = "host"
+    params: Sequence[tuple[DType, tuple[Any, ...]]],
+    build: Build,
+    target: str = "host",
+    options: pliant.Options | None = None,
 ) -> pliant.CompiledModel:
     """A graph of parameters x0, x1, ... compiled for every size of its symbols."""
     b = Builder()
@@ -45,7 +48,8 @@ def compile_graph(
     results = build(b, *values)
     results = [results] if isinstance(results, Value) else list(results)
     module = Module({"main": b.finish("main", results)}, constants=dict(b.constants))
-    return pliant.compile(module, threads=2, target=named(target))
+    given = options or pliant.Options()
+    return pliant.compile(module, threads=2, target=named(target), options=given)
 
 
 def random(dtype: type[np.generic], *shape: int, seed: int = 0) -> np.ndarray:
@@ -275,9 +279,10 @@ def test_epilogue_divides_nothing(
     assert not re.search(r"\bi?div[lq]\b", after)
 
 
+@pytest.mark.parametrize("patching", [True, False])
 @pytest.mark.parametrize("n", [32, 40, 64])
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_from_far_away(target: str, n: int) -> None:
+def test_rows_from_far_away(target: str, n: int, patching: bool) -> None:
     """More rows than L2 holds, and a constant that stays there: kernels of their own
     bring the rows near that the next tile reads."""
     needs(target)
@@ -288,7 +293,8 @@ def test_rows_from_far_away(target: str, n: int) -> None:
         product = b.matmul(x, b.constant(Constant("weight", kind, weight)))
         return b.binary("mul", product, product)
 
-    model = compile_graph([(DType.F32, (M, k))], build, target)
+    options = pliant.Options(patching=patching)
+    model = compile_graph([(DType.F32, (M, k))], build, target, options)
     for m in (1, 500, 1999, 4001):
         x = random(np.float32, m, k)
         close(model(x), (x @ weight) ** 2, m)
