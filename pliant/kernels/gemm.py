@@ -186,11 +186,16 @@ class _Builder:
         shape = (*p.b_batch, row_room(p.n, self.plan), p.k)
         return buffer("rows", p.dtype, shape, Role.OUT)
 
+    @property
+    def turned(self) -> bool:
+        """Whether A's rows lie side by side; computed ones are written row by row."""
+        return not self.p.computed and self.p.a_strides[-2] == as_expr(1)
+
     def copy_buffer(self) -> Buffer:
         """Rows of A side by side; of a transposed A, its steps of K side by side."""
         p, tile = self.p, self.tile
         # One vector more than a power of two: rows do not meet in one cache set.
-        if p.a_strides[-2] == as_expr(1):
+        if self.turned:
             depth, side = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
             return buffer("copy", p.dtype, (THREADS, depth, side), Role.WORK)
         rows, row = minimum(p.m, tile.deep_rows), minimum(p.k, tile.depth) + tile.lanes
@@ -288,7 +293,7 @@ class _Builder:
             return Block(tuple(self.around.prologue(at)))
         i, k = sym("_i"), sym("_k")
         value = Load(self.a, (*batch, first + i, sym("_begin") + k))
-        if self.a.strides[-2] == as_expr(1):
+        if self.turned:
             store = Store(copy, (sym(WORKER), k, i), value)
             rows = For("_i", as_expr(0), here, store, Kind.VECTOR)
             return For("_k", as_expr(0), sym("_steps"), rows)
@@ -435,7 +440,7 @@ class _Builder:
         if not always:
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            copy, turned = self.copy, self.a.strides[-2] == as_expr(1)
+            copy, turned = self.copy, self.turned
             strides = copy.strides[-2:]
 
             def copied(below: int) -> Address:

@@ -461,3 +461,16 @@ def test_any_name_of_a_dim(names: tuple[str, ...]) -> None:
         got = model(x, y)
         close(got[0], product - product.sum(1, keepdims=True), m)
         close(got[1], x.cumsum(0, dtype=np.float32), m)
+
+
+@pytest.mark.parametrize("n", [5, 70])
+def test_single_step_of_computed_rows(n: int) -> None:
+    """Rows of one step look like a transposed operand; what is computed is not one."""
+
+    def build(b: Builder, x: Value, y: Value) -> Value:
+        return b.matmul(b.cast(x, DType.F32), b.cast(y, DType.F32))
+
+    model = compile_graph([(DType.F16, (M, 1)), (DType.F16, (1, n))], build)
+    for m in (0, 1, 2, 15, 100, 901):
+        x, y = random(np.float16, m, 1), random(np.float16, 1, n)
+        close(model(x, y), x.astype(np.float32) @ y.astype(np.float32), m)
