@@ -10,6 +10,7 @@ from pliant.errors import (
     OptionError,
     PliantError,
     ShapeError,
+    SpillError,
     UnsupportedOpError,
 )
 from pliant.model import CompiledModel, MemoryPlan
@@ -34,6 +35,7 @@ __all__ = [
     "Options",
     "PliantError",
     "ShapeError",
+    "SpillError",
     "Target",
     "TrainingStep",
     "UnsupportedOpError",

@@ -8,19 +8,27 @@ writes a file of its own and renames it. Contents are checked when read; what is
 damaged counts as missing and is removed. Nothing here raises: a folder that cannot be
 used only means that nothing is kept.
 
+What is read is run, so it must come from this user, or from root: the folder, each
+folder in it and each entry belong to one of them, and nobody else may write to them.
+Each is opened from the one above it and asked by its descriptor, so that what was
+checked is what is read. What lies above the folder needs no check: who may rename
+things there can put something else in its place, but nothing that belongs to us.
+
 Entries read longest ago go first once the folder holds more than PLIANT_CACHE_MIB.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -63,64 +71,59 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         """The contents under a key; None if there are none, or none that are whole."""
-        path = self._path(key)
-        if self._distrust() is not None:
-            return None
         try:
-            with path.open("rb") as file:
-                data = file.read()
-                used = os.fstat(file.fileno()).st_mtime
+            with self._entries_of(key) as folder:
+                return _read(key, folder)
         except OSError:
             return None
-        contents = _unpacked(data)
-        if contents is None:
-            _remove(path)
-        elif time() - used > _FRESH_SECONDS:
-            _touch(path)
-        return contents
 
     def put(self, key: str, contents: bytes) -> bool:
         """Keeps the contents; False where the folder does not allow it."""
-        if self.problem() is not None:
-            return False
-        path = self._path(key)
         data = _packed(contents)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            number, name = tempfile.mkstemp(prefix=_MARK, dir=path.parent)
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(data)
-                Path(name).replace(path)
-            except BaseException:
-                _remove(Path(name))
-                raise
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self._may_write():
+                return False
+            with suppress(FileExistsError):
+                self._path(key).parent.mkdir(mode=0o700)
+            with self._entries_of(key) as folder:
+                _write(key, data, folder)
         except OSError:
             return False
         self._account(len(data))
         return True
 
     def problem(self) -> str | None:
-        """Why nothing can be kept here, if so."""
+        """Why nothing can be kept here, or not everything, if so."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             return f"cannot make the folder {self.folder}: {error.strerror}"
-        if not os.access(self.folder, os.W_OK | os.X_OK):
+        if not self._may_write():
             return f"no right to write to the folder {self.folder}"
-        return self._distrust()
-
-    def _distrust(self) -> str | None:
-        """Why others may have put something into the folder: what is in it is run."""
         try:
-            found = self.folder.stat()
+            with _folder(str(self.folder)) as outer:
+                for path in self.folder.glob("[0-9a-f][0-9a-f]"):
+                    with _folder(path.name, outer):
+                        pass
+        except _Distrust as error:
+            return f"{error} (in {self.folder}): what is in it is not used"
         except OSError as error:
-            return f"cannot read the folder {self.folder}: {error.strerror}"
-        if found.st_mode & stat.S_IWOTH:
-            return f"anyone may write to the folder {self.folder}"
-        if found.st_uid not in (os.getuid(), 0):
-            return f"the folder {self.folder} belongs to another user"
+            return f"cannot read the folder {error.filename}: {error.strerror}"
         return None
+
+    def _may_write(self) -> bool:
+        return os.access(self.folder, os.W_OK | os.X_OK)
+
+    @contextmanager
+    def _entries_of(self, key: str) -> Iterator[int]:
+        """The folder of a key's entry, open; OSError if it cannot be trusted."""
+        assert _KEY.fullmatch(key), key
+        with (
+            _folder(str(self.folder)) as outer,
+            _folder(key[:2], outer) as inner,
+        ):
+            yield inner
 
     def usage(self) -> Usage:
         sizes = [entry.bytes for entry in self._entries()]
@@ -156,8 +159,10 @@ class DiskCache:
         """Every entry; what a process that died left half-written is removed."""
         for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
             try:
-                found = path.stat()
+                found = path.lstat()
             except OSError:  # removed meanwhile
+                continue
+            if path.parent.is_symlink():
                 continue
             if _KEY.fullmatch(path.name):
                 yield _Entry(path, found.st_size, found.st_mtime)
@@ -172,6 +177,90 @@ class _Entry:
     path: Path
     bytes: int
     used: float
+
+
+# ---- trust
+
+
+class _Distrust(OSError):
+    """Others may have put something there."""
+
+
+@contextmanager
+def _folder(name: str, above: int | None = None) -> Iterator[int]:
+    """A folder that only we or root can write to, open.
+
+    The path that the user gives may be a link of theirs; nothing in it is one.
+    """
+    link = os.lstat(name, dir_fd=above)
+    if stat.S_ISLNK(link.st_mode) and (
+        above is not None or link.st_uid not in _owners()
+    ):
+        raise _Distrust(f"the link {name} may lead anywhere")
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if above is not None:
+        flags |= os.O_NOFOLLOW
+    number = os.open(name, flags, dir_fd=above)
+    try:
+        _trust(f"the folder {name}", os.fstat(number))
+        yield number
+    finally:
+        os.close(number)
+
+
+def _trust(what: str, found: os.stat_result) -> None:
+    if found.st_uid not in _owners():
+        raise _Distrust(f"{what} belongs to another user")
+    if found.st_mode & stat.S_IWOTH:
+        raise _Distrust(f"anyone may write to {what}")
+    if found.st_mode & stat.S_IWGRP:
+        raise _Distrust(f"a group may write to {what}")
+
+
+def _owners() -> tuple[int, int]:
+    return (os.geteuid(), 0)
+
+
+def _read(key: str, folder: int) -> bytes | None:
+    """An entry of an open folder; what is no file of ours, or damaged, is removed."""
+    # A pipe would wait for its other end.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    contents = None
+    try:
+        number = os.open(key, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link
+            _remove(key, folder)
+        return None
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        with suppress(_Distrust):
+            _trust("the entry", found)
+            if stat.S_ISREG(found.st_mode):
+                contents = _unpacked(file.read())
+    if contents is None:
+        _remove(key, folder)
+    elif time() - found.st_mtime > _FRESH_SECONDS:
+        with suppress(OSError):
+            os.utime(key, dir_fd=folder)
+    return contents
+
+
+def _write(key: str, data: bytes, folder: int) -> None:
+    """Makes an entry of an open folder: all of it, or nothing."""
+    name = f"{_MARK}{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        os.replace(name, key, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        _remove(name, folder)
+        raise
+
+
+# ---- which folder
 
 
 def default_folder() -> Path:
@@ -199,6 +288,9 @@ def _opened(folder: Path, limit: int) -> DiskCache:
     return DiskCache(folder, limit)
 
 
+# ---- contents
+
+
 def _packed(contents: bytes) -> bytes:
     digest = hashlib.sha256(contents).hexdigest()
     header = json.dumps({"sha256": digest, "bytes": len(contents)})
@@ -219,11 +311,6 @@ def _unpacked(data: bytes) -> bytes | None:
     return contents if whole and header.get("sha256") == digest else None
 
 
-def _remove(path: Path) -> None:
+def _remove(name: str | Path, folder: int | None = None) -> None:
     with suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
-def _touch(path: Path) -> None:
-    with suppress(OSError):
-        os.utime(path)
+        os.unlink(name, dir_fd=folder)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from time import time
 from typing import Any
@@ -17,7 +19,7 @@ import pliant
 from pliant import cache
 from pliant.backend import build
 from pliant.cache import DiskCache, hashed
-from pliant.codegen import units
+from pliant.codegen import sources, units
 from pliant.ir.parse import parse_module
 
 KEY = hashed("a key")
@@ -186,6 +188,91 @@ def test_folder_that_anyone_may_write_to(folder: Path) -> None:
     assert "anyone may write" in str(disk.problem())
 
 
+def distrusted(disk: DiskCache, why: str) -> None:
+    """Nothing is read, nothing is written, and the reason is told."""
+    assert why in str(disk.problem())
+    assert disk.get(KEY) is None
+    assert not disk.put(KEY, b"new")
+
+
+@pytest.mark.parametrize(
+    "mode, why", [(0o2775, "a group"), (0o777, "anyone"), (0o1777, "anyone")]
+)
+@pytest.mark.parametrize("inner", ["", KEY[:2]])
+def test_folders_that_others_may_write_to(
+    tmp_path: Path, mode: int, why: str, inner: str
+) -> None:
+    disk = DiskCache(tmp_path / "kept", 1 << 20)
+    assert disk.put(KEY, b"x") and disk.problem() is None
+    (disk.folder / inner).chmod(mode)
+    distrusted(disk, f"{why} may write to the folder")
+    (disk.folder / inner).chmod(0o700)
+    assert disk.get(KEY) == b"x" and disk.problem() is None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_entries_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+    disk = DiskCache(tmp_path, 1 << 20)
+    disk.put(KEY, b"x")
+    (path,) = files(tmp_path)
+    path.chmod(mode)
+    assert disk.get(KEY) is None
+    assert not path.exists()
+    assert disk.put(KEY, b"again") and disk.get(KEY) == b"again"
+
+
+def test_what_others_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder, inner folder and entry: each is asked whose it is."""
+    disk = DiskCache(tmp_path / "kept", 1 << 20)
+    disk.put(KEY, b"x")
+    (path,) = files(disk.folder)
+    real = os.fstat
+    for other in (disk.folder, path.parent, path):
+
+        def fstat(number: int, other: Path = other) -> os.stat_result:
+            found = real(number)
+            if (found.st_dev, found.st_ino) != (
+                other.stat().st_dev,
+                other.stat().st_ino,
+            ):
+                return found
+            fields = list(found[:10])
+            fields[4] = os.geteuid() + 1
+            return os.stat_result(fields)
+
+        monkeypatch.setattr(os, "fstat", fstat)
+        if other is not path:
+            distrusted(disk, "belongs to another user")
+        else:
+            assert disk.get(KEY) is None
+        monkeypatch.setattr(os, "fstat", real)
+    assert not path.exists()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A link to the whole folder is the user's; inside it there are none."""
+    real = DiskCache(tmp_path / "real", 1 << 20)
+    real.put(KEY, b"x")
+    (tmp_path / "named").symlink_to(real.folder)
+    assert DiskCache(tmp_path / "named", 1 << 20).get(KEY) == b"x"
+    disk = DiskCache(tmp_path / "kept", 1 << 20)
+    disk.put(KEY, b"mine")
+    (path,) = files(disk.folder)
+    path.unlink()
+    path.symlink_to(real._path(KEY))
+    assert disk.get(KEY) is None
+    assert real.get(KEY) == b"x"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert disk.get(KEY) is None  # and does not wait for a writer
+    path.unlink(missing_ok=True)
+    path.parent.rmdir()
+    path.parent.symlink_to(real._path(KEY).parent)
+    distrusted(disk, "may lead anywhere")
+    disk.trim(0)
+    assert real.get(KEY) == b"x"
+
+
 def test_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there is used; what is not, is compiled and not kept."""
     compiled()
@@ -250,6 +337,51 @@ def test_what_differs_is_built_anew(
         plain = pliant.compile(parse_module(MODEL), threads=1, target=baseline)
         assert counts(plain)[1] == 0
         answer(plain)
+
+
+def test_code_generators_without_sources(tmp_path: Path) -> None:
+    """Told apart by their bytecode, and by what an archive holds."""
+    package = tmp_path / "generator"
+    package.mkdir()
+    found = set()
+    for text in ("answer = 1", "answer = 2"):
+        (package / "__init__.py").write_text("")
+        (package / "part.py").write_text(text)
+        for source in package.glob("*.py"):
+            made = str(source.with_suffix(".pyc"))
+            py_compile.compile(str(source), made, doraise=True)
+            source.unlink()
+        found.add(hash_elsewhere(tmp_path))
+        archive = tmp_path / f"{text[-1]}.zip"
+        with zipfile.ZipFile(archive, "w") as whole:
+            for path in package.glob("*.pyc"):
+                whole.write(path, f"generator/{path.name}")
+        found.add(hash_elsewhere(archive))
+    # An archive holds the same files under the same names.
+    assert len(found) == 2 and "None" not in found
+
+
+def hash_elsewhere(path: Path) -> str:
+    script = (
+        "from pliant.codegen.sources import files_hash; import sys; "
+        "sys.path.insert(0, sys.argv[1]); print(files_hash(['generator']))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return made.stdout.strip()
+
+
+def test_an_unknown_code_generator_keeps_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sources.files_hash(["no_such_module"]) is None
+    monkeypatch.setattr(units, "_FILES", None)
+    answer(compiled())
+    assert not folder.exists()
 
 
 def test_damaged_kernels_are_built_anew(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pliant import cache
 from pliant.backend.jit import CompiledCode
 from pliant.backend.objects import object_code, optimised
 from pliant.codegen.host_plan import HostPlan
-from pliant.codegen.units import Unit, program_units, whole_program
+from pliant.codegen.units import Unit, program_units, toolchain, whole_program
 from pliant.ir.loops import LoopFunc
 from pliant.machine import cores
 from pliant.target import Target
@@ -113,10 +113,15 @@ def build(
     )
 
 
+def _disk() -> cache.DiskCache | None:
+    """Keys say nothing to other processes if it is not known what generates code."""
+    return None if toolchain() is None else cache.disk()
+
+
 def _known(units: Mapping[str, Unit]) -> dict[str, bytes]:
     """Object code that needs no LLVM."""
     found: dict[str, bytes] = {}
-    disk = cache.disk()
+    disk = _disk()
     for key in units:
         image = memo.get(key)
         if image is None and disk is not None:
@@ -129,7 +134,7 @@ def _known(units: Mapping[str, Unit]) -> dict[str, bytes]:
 
 
 def _keep(images: Mapping[str, bytes]) -> None:
-    disk = cache.disk()
+    disk = _disk()
     for key, image in images.items():
         memo.put(key, image)
         if disk is not None:

@@ -2,7 +2,7 @@
 
 A loop function is a unit, and the host functions of a model are one. A unit's key is a
 hash of all that its code depends on: the text of what it is emitted from, the units it
-calls, the target, LLVM, and the sources of the code generator. So object code is found
+calls, the target, LLVM, and the files of the code generator. So object code is found
 by its key, in this process or in a later one, without any LLVM IR being built.
 
 In object code a loop function is called by its kind and key (`matmul.04f1..`), so that
@@ -15,8 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -26,6 +25,7 @@ from pliant.cache import hashed
 from pliant.codegen.host import BIND, RUN, SIZES, emit_host
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
+from pliant.codegen.sources import files_hash
 from pliant.ir.identity import PerObject
 from pliant.ir.loops import Call, LoopFunc, statements
 from pliant.ir.text import print_loop
@@ -34,7 +34,12 @@ from pliant.target import Target
 _NUMBER = re.compile(r"(_\d+)?_*$")
 _DIGITS = 20  # of the key, in a symbol
 # What decides how a loop function becomes LLVM IR, and that machine code.
-_SOURCES = ("codegen", "backend", "sym", "ir/loops.py", "ir/types.py", "target.py")
+_GENERATOR = (
+    *("pliant.codegen", "pliant.backend", "pliant.sym"),
+    *("pliant.ir.loops", "pliant.ir.types", "pliant.target"),
+)
+# Read when they are imported: files that change later are not what runs here.
+_FILES = files_hash(_GENERATOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ def program_units(
     loops: Mapping[str, LoopFunc], plan: HostPlan, target: Target, opt_level: int
 ) -> Units:
     """The units of a lowered model; none is emitted yet."""
-    context = hashed(_target_text(target), str(opt_level), toolchain())
+    context = hashed(_target_text(target), str(opt_level), toolchain() or "")
     kernels: dict[str, Unit] = {}
     for name in loops:
         _loop_unit(name, loops, kernels, target, context)
@@ -148,14 +153,9 @@ def _target_text(target: Target) -> str:
     return " ".join((*asked, str((target.lanes, target.registers, target.fma))))
 
 
-@lru_cache(maxsize=1)
-def toolchain() -> str:
-    """LLVM's version, and a hash of the sources of the code generator."""
-    root = Path(__file__).parents[1]
-    files: list[Path] = []
-    for name in _SOURCES:
-        path = root / name
-        files += sorted(path.glob("*.py")) if path.is_dir() else [path]
-    sources = hashed(*(file.read_bytes() for file in files if file.exists()))
+def toolchain() -> str | None:
+    """LLVM's version, and a hash of the code generator; None if that is unknown."""
+    if _FILES is None:
+        return None
     version = ".".join(map(str, llvm.llvm_version_info))
-    return f"llvmlite {llvmlite.__version__} LLVM {version} pliant {sources}"
+    return f"llvmlite {llvmlite.__version__} LLVM {version} pliant {_FILES}"

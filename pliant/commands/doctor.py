@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pliant import cache, knobs, measure, target
+from pliant.codegen.units import toolchain
 from pliant.commands.progress import progress
 from pliant.errors import PliantError
 from pliant.measure import Measured
@@ -158,6 +159,8 @@ def _cache() -> str:
     problem = disk.problem()
     if problem is not None:
         raise PliantError(f"{problem}; set PLIANT_CACHE to another, or to 'off'")
+    if toolchain() is None:
+        raise PliantError("not used: the files of the code generator cannot be read")
     used = disk.usage()
     return (
         f"{disk.folder}: {used.entries} entries, {used.bytes / 2**20:.1f} of "

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 
 import pliant
+from pliant import errors
 from pliant.errors import OptionError
 
 transformers = pytest.importorskip("transformers")
@@ -632,3 +633,9 @@ def test_other_options() -> None:
     for name in ("options", "target"):
         with pytest.raises(OptionError, match=name):
             pliant.compile(Affine(), (x, x), **{name: "fast"})  # type: ignore[arg-type]
+
+
+def test_every_error_is_exported() -> None:
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, pliant.PliantError):
+            assert getattr(pliant, name) is value and name in pliant.__all__
