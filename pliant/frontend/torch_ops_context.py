@@ -19,7 +19,7 @@ from pliant.errors import ShapeError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Cond, Expr, Guard, Min, as_expr, le
+from pliant.sym import Cond, Expr, Guard, Max, Min, as_expr, le, minimum
 
 DTYPE_OF: dict[torch.dtype, DType] = {
     torch.float64: DType.F64,
@@ -255,6 +255,7 @@ class Context:
 
         x[:, :1] has min(n, 1) columns. The trace took it for 1, and a dim of 1
         broadcasts: where `shape` differs, so must ours. (All dims, without `shape`.)
+        Beside n columns it may stay: there are none of either, or it is 1.
         """
         if not any(_capped(dim) for dim in x.shape):
             return x
@@ -267,6 +268,11 @@ class Context:
             if not _capped(dims[i]) or not self.proves(le(dims[i], 1)):
                 continue
             if other is None or not (other == 1 or self.b.same(dims[i], other)):
+                if other is not None and self.b.same(dims[i], minimum(other, 1)):
+                    wide = (*dims[:i], other, *dims[i + 1 :])
+                    x = self.keep_sign(x, self.b.stretch_to(x, wide))
+                    dims[i] = other
+                    continue
                 why = "a slice of one element must have it"
                 self.b.require_equal(dims[i], 1, why)
                 dims[i] = as_expr(1)
@@ -397,7 +403,7 @@ def as_index(cx: Context, index: Value) -> Value:
 
 
 def _capped(dim: Expr) -> bool:
-    return any(isinstance(atom, Min) for atom in dim.atoms())
+    return any(isinstance(atom, Min | Max) for atom in dim.atoms())
 
 
 def _type_of(operand: Operand) -> tuple[int, torch.dtype]:

@@ -34,15 +34,21 @@ END = (1 << 63) - 1  # torch's spelling of "to the end"
 # --- windows: one axis, from start, every step ----------------------------------
 
 
-def nonnegative_bound(cx: Context, bound: Size, size: Expr) -> Expr:
-    """A bound counted from the front; a negative one counts from the end."""
-    expr = cx.simplify(bound)
+def from_front(cx: Context, place: Size, size: Expr) -> Expr:
+    """Python's rule: a negative place counts from the end of an axis of `size`."""
+    expr = cx.simplify(place)
+    if cx.proves(ge(expr, 0)):
+        return expr
     if cx.proves(lt(expr, 0)):
-        return cx.simplify(maximum(expr + size, 0))
-    if not cx.proves(ge(expr, 0)):
-        # The trace took the branch for bounds that count from the front.
-        cx.b.require_equal(maximum(expr, 0), expr, "a bound must not be negative")
-    return expr
+        return cx.simplify(expr + size)
+    negative = minimum(maximum(-expr, 0), 1)  # 1 if it is, else 0
+    return cx.simplify(expr + size * negative)
+
+
+def clamped(cx: Context, bound: Size, low: Expr, high: Expr, size: Expr) -> Expr:
+    """A bound of a slice, counted from the front and moved into low..high."""
+    place = from_front(cx, bound, size)
+    return cx.simplify(minimum(cx.simplify(maximum(place, low)), high))
 
 
 def slice_window(
@@ -55,21 +61,14 @@ def slice_window(
     """(start, size, step) after torch's clamping to the dim."""
     if not isinstance(step, int) or step < 1:
         cx.unsupported(f"a slice of step {step}")
-    begin = nonnegative_bound(cx, 0 if start is None else start, size)
-    begin = cx.simplify(minimum(begin, size))
-    if end is None or end == END:
-        stop = size
-    else:
-        stop = nonnegative_bound(cx, end, size)
-        stop = cx.simplify(minimum(maximum(stop, begin), size))
+    begin = clamped(cx, 0 if start is None else start, as_expr(0), size, size)
+    stop = END if end is None else end
+    stop = size if stop == END else clamped(cx, stop, begin, size, size)
     return begin, cx.simplify(ceildiv(stop - begin, step)), step
 
 
 def select_window(cx: Context, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
-    at = cx.simplify(index)
-    if cx.proves(lt(at, 0)):
-        at = at + size
-    return at, as_expr(1), 1
+    return from_front(cx, index, size), as_expr(1), 1
 
 
 def piece_windows(
@@ -161,7 +160,7 @@ def select(cx: Context, x: Value, dim: int, index: Size) -> Value:
 
 def narrow(cx: Context, x: Value, dim: int, start: Size, length: Size) -> Value:
     axis = cx.axis(dim, x.type.rank)
-    begin = nonnegative_bound(cx, start, x.shape[axis])
+    begin = from_front(cx, start, x.shape[axis])
     return cx.slice(x, axis, begin, length)
 
 
@@ -480,14 +479,11 @@ def pad(
         for axis, low, high in pairs:
             x = _padded_by_own(cx, x, axis, low, high, mode)
         return x
-    for axis, low, high in pairs:  # a negative pad cuts
-        cut_low = -low if cx.proves(lt(low, 0)) else as_expr(0)
-        cut_high = -high if cx.proves(lt(high, 0)) else as_expr(0)
-        x = cx.slice(x, axis, cut_low, x.shape[axis] - cut_low - cut_high)
     lows, highs = [as_expr(0)] * x.type.rank, [as_expr(0)] * x.type.rank
-    for axis, low, high in pairs:
-        lows[axis] = as_expr(0) if cx.proves(lt(low, 0)) else low
-        highs[axis] = as_expr(0) if cx.proves(lt(high, 0)) else high
+    for axis, low, high in pairs:  # a negative pad cuts
+        cut_low, cut_high = (cx.simplify(maximum(-p, 0)) for p in (low, high))
+        lows[axis], highs[axis] = (cx.simplify(maximum(p, 0)) for p in (low, high))
+        x = cx.slice(x, axis, cut_low, x.shape[axis] - cut_low - cut_high)
     if not any(d != 0 for d in lows + highs):
         return x
     fill: Any = value or 0
