@@ -97,7 +97,14 @@ class MemoryLimitError(PliantError):
 
 
 class SpillError(PliantError, OSError):
-    """The file for buffers that the memory limit leaves no room for has failed."""
+    """The file for buffers that the memory limit leaves no room for has failed.
+
+    All its room is taken before a call starts, so a full disk refuses the call, and
+    nothing has changed. `began` says that the disk failed after that: what a training
+    step updates may then be new in part.
+    """
+
+    began: bool = False
 
 
 class ArtifactError(PliantError):

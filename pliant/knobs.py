@@ -7,7 +7,6 @@ A knob is read when asked for, never at import, so tests may set it. Those with
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +94,13 @@ CACHE_MIB: Knob[int] = Knob(
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
 
-SPILL_FOLDER: Knob[str] = Knob(
+SPILL_FOLDER: Knob[str | None] = Knob(
     "PLIANT_SPILL_FOLDER",
     str,
-    tempfile.gettempdir(),
+    None,
     "Folder of the nameless file that takes buffers which a memory limit leaves no "
-    "room for (default: the system's temporary folder).",
+    "room for (default: the system's temporary folder, or /var/tmp if that is in "
+    "memory). Nothing is spilled to a folder in memory.",
 )
 SPILL_MBS: Knob[int] = Knob(
     "PLIANT_SPILL_MBS",

@@ -386,7 +386,7 @@ class CompiledModel(Caller):
 
     def _error(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
         self._signature.check(flat)
-        first, least, _ = status.detail
+        first, least, began = status.detail
         match status.status:
             case Status.GUARD:
                 guard = self._program.guards[first]
@@ -394,12 +394,7 @@ class CompiledModel(Caller):
             case Status.LIMIT:
                 return self._limit_error(status, self.symbols_of(flat))
             case Status.SPILL:
-                return SpillError(
-                    first,
-                    f"spilling {least} bytes failed: {os.strerror(first)}; "
-                    "set PLIANT_SPILL_FOLDER to a folder with room, or raise the "
-                    "memory limit",
-                )
+                return _spill_error(first, least, bool(began))
             case Status.RUN:
                 message = self._program.checks[first - 1]
                 words = set(re.findall(r"\w+", message))
@@ -435,11 +430,18 @@ class CompiledModel(Caller):
                 largest[name] = found
         told = ", or ".join(f"{name} <= {value}" for name, value in largest.items())
         sizes = ", ".join(f"{name}={value}" for name, value in dims.items())
+        unspilled = self._runtime.spec.budgeting.spill_problem
         return MemoryLimitError(
             f"this call needs {least} bytes at least"
             + (f" ({sizes})" if sizes else "")
             + f", the memory limit is {limit}; raise the limit"
-            + (f", or use {told}" if told else ""),
+            + (f", or use {told}" if told else "")
+            + (
+                f"; nothing is spilled to a file: {unspilled}, set PLIANT_SPILL_FOLDER "
+                "to a folder on a disk and compile again"
+                if unspilled
+                else ""
+            ),
             limit=limit,
             least=least,
             largest=largest,
@@ -504,6 +506,19 @@ class CompiledModel(Caller):
                 name = self._program.shapes[binding.source][0]
                 return f"{name}.{binding.axis}"
         return ""
+
+
+def _spill_error(number: int, size: int, began: bool) -> SpillError:
+    told = f"spilling {size} bytes failed"
+    if began:
+        told += " after the call had begun; what it updates may be new in part"
+    error = SpillError(
+        number,
+        f"{told}: {os.strerror(number)}; set PLIANT_SPILL_FOLDER to a folder with "
+        "room and compile again, or raise the memory limit",
+    )
+    error.began = began
+    return error
 
 
 def _unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

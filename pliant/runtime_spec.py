@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pliant import knobs
 from pliant.ir.types import DType
 from pliant.pipeline import Program
 from pliant.rates import Rates
@@ -19,6 +18,7 @@ from pliant.runtime.description import (
     StepSpec,
 )
 from pliant.signature import Signature, SizeSlot, TensorSlot
+from pliant.spill import spill_place
 
 # DLPack type codes: (code, bits).
 DLPACK: dict[DType, tuple[int, int]] = {
@@ -89,10 +89,12 @@ def _budgeting(rates: Rates | None) -> Budgeting:
     """Without rates nothing is computed again or spilled."""
     if rates is None:
         return Budgeting()
+    place = spill_place()
     return Budgeting(
         recompute=True,
-        spill=True,
-        spill_folder=knobs.SPILL_FOLDER.get(),
+        spill=not place.problem,
+        spill_folder=place.folder,
+        spill_problem=place.problem,
         flops_per_second=rates.flops,
         bytes_per_second=rates.bytes,
         spill_bytes_per_second=rates.spill_bytes,

@@ -30,6 +30,7 @@ from pliant.codegen.units import toolchain
 from pliant.commands.progress import progress
 from pliant.errors import PliantError
 from pliant.measure import Measured
+from pliant.spill import spill_place
 from pliant.target import Target
 
 NAME = "doctor"
@@ -90,6 +91,7 @@ def _checks(chosen: Target) -> Iterator[Check]:
         ("just-in-time compiler", _jit),
         ("features of the target", lambda: _features(chosen)),
         ("cache folder", _cache),
+        ("spill folder", _spill),
     ):
         yield _checked(what, check)
 
@@ -166,6 +168,16 @@ def _cache() -> str:
         f"{disk.folder}: {used.entries} entries, {used.bytes / 2**20:.1f} of "
         f"{disk.limit >> 20} MiB"
     )
+
+
+def _spill() -> str:
+    place = spill_place()
+    if place.problem:
+        raise PliantError(
+            f"{place.problem}: memory limits are kept by computing again alone; set "
+            "PLIANT_SPILL_FOLDER to a folder on a disk"
+        )
+    return place.folder
 
 
 # ---- what there is

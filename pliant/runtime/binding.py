@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -39,7 +40,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -56,6 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
     ),
+    "plt_folder_in_memory": (c_int, [c_char_p]),
     "plt_stats": (None, [c_void_p, POINTER(StatsInfo)]),
     "plt_trim": (None, [c_void_p]),
     "plt_set_limit": (c_int, [c_void_p, c_int64]),
@@ -93,6 +95,11 @@ def symbols() -> dict[str, int]:
         name: _address(getattr(library, name))
         for name in ("plt_parallel", "plt_clock", "plt_special")
     }
+
+
+def in_memory(folder: str) -> bool:
+    """Whether what is written to a folder takes memory."""
+    return bool(load().plt_folder_in_memory(os.fsencode(folder)))
 
 
 _TEAM = {

@@ -195,7 +195,16 @@ int64_t plt_special(plt_call *call, int64_t code) {
     }
 }
 
+static int spill_error(plt_frame *f, int64_t *detail, bool began) {
+    plt_spill_close(f);
+    detail[0] = f->file_error;
+    detail[1] = f->plan->file_bytes;
+    detail[2] = began;
+    return PLT_ERR_SPILL;
+}
+
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
+    if (!plt_spill_reserve(f)) return spill_error(f, detail, false);
     if (m->services.flags & PLT_FLAG_POISON) {
         if (f->call.arena) memset(f->call.arena, 0xFF, (size_t)f->plan->arena_bytes);
         for (int64_t i = 0; i < m->n_outputs; i++) {
@@ -210,12 +219,8 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
         plt_touch(&f->call, f->slot->outputs[i], bytes);
     }
     m->run(&f->call);
+    if (f->file_error) return spill_error(f, detail, true);
     plt_spill_close(f);
-    if (f->file_error) {
-        detail[0] = f->file_error;
-        detail[1] = f->plan->spilled;
-        return PLT_ERR_SPILL;
-    }
     if (f->call.status != 0) {
         detail[0] = f->call.status;
         return PLT_ERR_RUN;

@@ -99,6 +99,7 @@ class Budgeting:
     recompute: bool = False
     spill: bool = False
     spill_folder: str = "/tmp"
+    spill_problem: str = ""  # why nothing can be spilled
     flops_per_second: float = 0.0  # of one thread; 0: what the runtime assumes
     bytes_per_second: float = 0.0
     spill_bytes_per_second: float = 0.0

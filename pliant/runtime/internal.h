@@ -263,6 +263,7 @@ typedef struct plt_entry {
     size_t block_bytes;
     int64_t arena_bytes, output_bytes, peak_bytes, lower_bound;
     int64_t order, recomputed, spilled, extra_nanoseconds;
+    int64_t file_bytes; /* of the spill file */
     int64_t n_program, n_extras, n_evictions;
     int64_t *key;     /* [key_length] symbols, threads, limit */
     int64_t *table;   /* [n_table] */
@@ -358,7 +359,9 @@ typedef struct plt_frame {
 int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
 
 /* ---- spill.c ---- */
-/* False with frame->file_error set if the file cannot be opened or is full. */
+/* Makes the file and takes the room that the plan needs. All three give false with
+ * frame->file_error set if the system does not let them. */
+bool plt_spill_reserve(plt_frame *f);
 bool plt_spill_write(plt_frame *f, const plt_extra *e);
 bool plt_spill_read(plt_frame *f, const plt_extra *e);
 void plt_spill_close(plt_frame *f);

@@ -208,10 +208,10 @@ static int64_t list_evictions(const plt_walk *w, plt_eviction *out) {
     return count;
 }
 
-/* Offsets in the file of what is spilled. */
-static int place_files(const plt_walk *w, int64_t *places) {
+/* Offsets in the file of what is spilled, and how long it is. */
+static int place_files(const plt_walk *w, int64_t *places, int64_t *extent) {
     const plt_services *s = &w->model->services;
-    int64_t n = w->files.count, extent, bound;
+    int64_t n = w->files.count, bound;
     const plt_storage *files = w->files.items;
     size_t bytes = (size_t)n * sizeof(plt_interval);
     plt_interval *v = plt_allocate_raw(s, bytes);
@@ -219,7 +219,7 @@ static int place_files(const plt_walk *w, int64_t *places) {
     for (int64_t i = 0; i < n; i++) {
         v[i] = (plt_interval){w->sizes[files[i].object], files[i].first, files[i].last};
     }
-    int status = plt_pack(s, v, n, INT64_MAX, 0, places, &extent, &bound);
+    int status = plt_pack(s, v, n, INT64_MAX, 0, places, extent, &bound);
     plt_release(s, v, bytes);
     return status;
 }
@@ -260,7 +260,8 @@ static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **
     size_t places_bytes = (size_t)w->files.count * sizeof(int64_t);
     int64_t *places = plt_allocate(&m->services, places_bytes);
     if (!places) return PLT_ERR_MEMORY;
-    int status = place_files(w, places);
+    int64_t file_bytes = 0;
+    int status = place_files(w, places, &file_bytes);
     layout l = {.w = w, .choice = choice, .places = places};
     l.poison = m->services.flags & PLT_FLAG_POISON;
     plt_carver c = {0};
@@ -278,6 +279,7 @@ static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **
     if (status == PLT_OK) {
         lay_out(&l);
         list_evictions(w, (*out)->evictions);
+        (*out)->file_bytes = file_bytes;
     }
     plt_release(&m->services, block, bytes);
     plt_release(&m->services, places, places_bytes);

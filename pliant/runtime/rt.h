@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 5
+#define PLT_ABI_VERSION 6
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -103,7 +103,7 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_RUN = 11,     /* call->status, -, - */
     PLT_ERR_CLOSED = 12,  /* the model is gone */
     PLT_ERR_MODEL = 13,   /* the description is malformed */
-    PLT_ERR_SPILL = 14    /* errno of the spill file, bytes wanted, - */
+    PLT_ERR_SPILL = 14    /* errno of the spill file, its bytes, 1: kernels had run */
 };
 
 /* ---- Services ----------------------------------------------------------------- */
@@ -290,6 +290,9 @@ typedef struct plt_stats_info {
     int64_t last_recomputed_steps;
     int64_t last_spilled_bytes;
 } plt_stats_info;
+
+/* Whether files of a folder are kept in memory: no place to spill to. */
+PLT_API int plt_folder_in_memory(const char *folder);
 
 PLT_API void plt_stats(plt_model *model, plt_stats_info *out);
 PLT_API void plt_trim(plt_model *model); /* gives back every idle arena and plan */

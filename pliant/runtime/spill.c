@@ -1,5 +1,7 @@
-/* The file of spilled buffers: made when a call first spills, without a name, and gone
- * with the call. */
+/* The file of spilled buffers: made before the first kernel of a call that spills,
+ * without a name, and gone with the call. All the room that its plan's writes need is
+ * taken when it is made, so that a full disk, a quota or a limit on file sizes refuses
+ * the call before it has changed anything. Only a disk that breaks fails later. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -9,7 +11,12 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
 
 #define PLT_LONGEST_PATH 4096
 
@@ -37,8 +44,65 @@ static bool open_file(plt_frame *f) {
     return true;
 }
 
+int plt_folder_in_memory(const char *folder) {
+#ifdef __linux__
+    struct statfs found;
+    if (statfs(folder, &found) != 0) return 0;
+    switch ((uint32_t)found.f_type) {
+    case TMPFS_MAGIC:
+    case RAMFS_MAGIC:
+    case HUGETLBFS_MAGIC: return 1;
+    default: return 0;
+    }
+#else
+    (void)folder;
+    return 0;
+#endif
+}
+
+/* Zeros take the room where the file system cannot promise it. */
+static bool fill(int file, int64_t bytes) {
+    static const char zeros[1 << 16];
+    for (int64_t done = 0; done < bytes;) {
+        int64_t left = bytes - done;
+        size_t part = left < (int64_t)sizeof zeros ? (size_t)left : sizeof zeros;
+        ssize_t n = pwrite(file, zeros, part, (off_t)done);
+        if (n > 0) {
+            done += n;
+        } else if (n == 0 || errno != EINTR) {
+            if (n == 0) errno = ENOSPC;
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool take_room(int file, int64_t bytes) {
+#ifdef __linux__
+    while (fallocate(file, 0, 0, (off_t)bytes) != 0) {
+        if (errno == EOPNOTSUPP || errno == ENOSYS) return fill(file, bytes);
+        if (errno != EINTR) return false;
+    }
+    return true;
+#else
+    return fill(file, bytes);
+#endif
+}
+
+bool plt_spill_reserve(plt_frame *f) {
+    int64_t bytes = f->plan->file_bytes;
+    if (bytes == 0) return true;
+    /* Asked rather than tried: trying raises a signal that ends most processes. */
+    struct rlimit most;
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
+        most.rlim_cur < (uint64_t)bytes) {
+        errno = EFBIG;
+        return fail(f);
+    }
+    return open_file(f) && (take_room(f->file, bytes) || fail(f));
+}
+
 bool plt_spill_write(plt_frame *f, const plt_extra *e) {
-    if (f->file < 0 && !open_file(f)) return false;
     const char *from = f->call.arena + e->offset;
     for (int64_t done = 0; done < e->bytes;) {
         size_t left = (size_t)(e->bytes - done);
@@ -74,6 +138,16 @@ void plt_spill_close(plt_frame *f) {
 }
 
 #else /* plans of this build never spill */
+
+int plt_folder_in_memory(const char *folder) {
+    (void)folder;
+    return 0;
+}
+
+bool plt_spill_reserve(plt_frame *f) {
+    f->file_error = f->plan->file_bytes != 0;
+    return !f->file_error;
+}
 
 bool plt_spill_write(plt_frame *f, const plt_extra *e) {
     (void)e;

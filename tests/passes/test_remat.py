@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pliant
 from pliant.ir.parse import parse_module
 from pliant.passes.memory import liveness
 from pliant.passes.remat import Touch, steps
+from pliant.spill import spill_place
 from pliant.sym import as_expr
 from pliant.work import Work
 
@@ -180,10 +182,11 @@ def files() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_the_spill_file_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    folder = Path(tempfile.mkdtemp(dir=spill_place().folder))
     monkeypatch.setenv("PLIANT_SPILL_MBS", "1000000")
-    monkeypatch.setenv("PLIANT_SPILL_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PLIANT_SPILL_FOLDER", str(folder))
     model = compiled(ThereAndBack(256, 8), 256)
     x = torch.randn(512, 256)
     want = model(x)
@@ -193,8 +196,8 @@ def test_the_spill_file_leaves_nothing_behind(
         assert torch.equal(model(x), want)
         assert model.stats()["spilled_bytes"] > 0
     assert files() == before
-    assert not list(tmp_path.iterdir())
-    tmp_path.rmdir()
+    assert not list(folder.iterdir())
+    folder.rmdir()
     with pytest.raises(pliant.PliantError, match="PLIANT_SPILL_FOLDER") as caught:
         model(x)
     assert isinstance(caught.value, OSError)

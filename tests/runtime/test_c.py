@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,17 @@ def test_cheapest_evictions(variant: str, tmp_path: Path) -> None:
     flags, _ = VARIANTS[variant]
     count = "100" if variant == "address" else "400"
     assert "ok" in build_and_run(["cheapest.c"], flags, [count], tmp_path / "cheapest")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wraps fallocate")
+@pytest.mark.parametrize("variant", ["plain", "address"])
+def test_spill_file(variant: str, tmp_path: Path) -> None:
+    """Room is taken before anything is written, on any file system, or refused."""
+    flags, _ = VARIANTS[variant]
+    wrapped = [f"-Wl,--wrap={name}" for name in ("fallocate", "pread", "pwrite")]
+    given = [str(tmp_path)]
+    out = build_and_run(["spill_file.c"], [*flags, *wrapped], given, tmp_path / "spill")
+    assert "ok" in out
 
 
 def test_no_mutable_globals(tmp_path: Path) -> None:
