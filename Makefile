@@ -8,12 +8,23 @@ RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
 CHECKED := pliant tests bench demo setup.py
 # `make bench MODELS="bert gpt2"`; more choices: `.venv/bin/pliant bench --help`.
 MODELS ?= zoo
+# Without torch.compile, which compiles for minutes; `make bench PEERS=` takes all.
+PEERS ?= eager,onnxruntime,openvino
 RESULTS := bench/results
+KEPT := $(VENV)/bench
+# Tests of single stages, without models of the zoo and without sweeps over shapes.
+FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/passes \
+	tests/errors tests/commands/test_benchmark.py
 
-.PHONY: demo test lint format types unit sweep clean distclean setup
-.PHONY: bench bench-models bench-parts bench-gemm bench-plans bench-memory ablation
+.PHONY: demo test check lint format types unit sweep clean distclean setup
+.PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
+.PHONY: bench-limits bench-papers pages ablation
 
 test: lint types unit
+
+# While working: lint, types and the tests of single stages, in under three minutes.
+check: lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST_TESTS)
 
 demo: setup
 	$(BIN)/python -m demo.embed
@@ -32,36 +43,56 @@ unit: setup
 sweep: setup
 	$(BIN)/python -m pytest -m slow
 
-# Tables on the terminal and in bench/results. Needs an otherwise idle machine, and half
-# an hour for the whole zoo.
-bench: bench-models bench-parts
+# Each of these says how long it will take before it starts; docs/measuring.md has them
+# in order. Times need an otherwise idle machine; tables go to the terminal and to
+# bench/results, `make pages` puts them into README.md and docs/.
 
-bench-models: $(VENV)/.bench
-	$(BIN)/pliant bench $(MODELS) --output $(RESULTS)
+# The zoo: 160 cells of 15 rounds, 25 minutes; with torch.compile 35 after
+# `make bench-prepare`, and 55 without that.
+bench: $(VENV)/.bench
+	$(BIN)/pliant bench $(MODELS) $(if $(PEERS),--peers $(PEERS)) --keep $(KEPT) \
+		--output $(RESULTS)
 
-bench-parts: $(VENV)/.bench
+# ONNX files and torch.compile's cache; needs no idle machine. 25 minutes.
+bench-prepare: $(VENV)/.bench
+	$(BIN)/pliant bench $(MODELS) --keep $(KEPT) --prepare
+
+# The papers' experiments, docs/papers.md: 13 minutes.
+bench-papers: $(VENV)/.bench
+	$(BIN)/python -m bench.papers all
+
+# Matrix products of 100 random shapes against MKL and OpenBLAS: 5 minutes.
+bench-gemm: setup
+	$(BIN)/python -m bench.gemm
+
+# The plan picked for 300 random products against every other plan they could have: 3
+# minutes.
+bench-plans: setup
+	$(BIN)/python -m bench.plans
+
+# Peaks of all engines, a fresh process for each; needs no idle machine. 12 minutes.
+bench-memory: $(VENV)/.bench
+	$(BIN)/python -m bench.memory
+
+# Time against memory for the zoo and a training step: 50 minutes.
+bench-limits: setup
+	$(BIN)/python -m bench.limits zoo --training
+
+# Parts of models alone: 20 minutes.
+bench-parts: setup
 	$(BIN)/python -m bench.static
 	$(BIN)/python -m bench.elementwise
 	$(BIN)/python -m bench.conv
 	$(BIN)/python -m bench.costs
-
-# Matrix products of 500 random shapes against MKL and OpenBLAS; twenty minutes.
-bench-gemm: setup
-	$(BIN)/python -m bench.gemm
-
-# The plan picked for 300 random products against every other plan they could have.
-bench-plans: setup
-	$(BIN)/python -m bench.plans
-
-# Peaks, orders, time against memory, and training on changing lengths.
-bench-memory: $(VENV)/.bench
-	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.order
-	$(BIN)/python -m bench.finetune
-	$(BIN)/python -m bench.limits --training
 
-ablation: $(VENV)/.bench
+# Every optimisation off in turn: half an hour.
+ablation: setup
 	$(BIN)/python -m bench.ablation
+
+# What is stored in bench/results, into README.md and docs/.
+pages: setup
+	$(BIN)/python -m bench.pages
 
 format: setup
 	$(BIN)/ruff check --fix $(CHECKED)

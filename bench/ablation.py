@@ -18,7 +18,7 @@ import torch
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Case,
     Report,
     Shape,
@@ -32,12 +32,11 @@ from bench.timing import (
     few,
     geomean,
     interleaved,
-    machine,
-    machine_line,
     mebibytes,
     ratios,
+    save,
     scale,
-    store,
+    tell,
 )
 from pliant.ir.text import print_module
 
@@ -51,8 +50,7 @@ SWITCHES = tuple(
 )
 MODELS = ("tinybert", "bert", "llama", "resnet", "evoformer")
 TOLERANCE = 1e-3  # between variants, relative: only the order of additions differs
-SECONDS = 4.0  # of timing per shape
-ROUNDS = 20
+MINUTES = 6  # for each model
 
 
 def variants() -> dict[str, pliant.Options]:
@@ -78,7 +76,7 @@ def lowered(model: pliant.CompiledModel) -> str:
 
 
 def measure(
-    case: Case, threads: int, shapes: list[Shape], seconds: float
+    case: Case, threads: int, shapes: list[Shape], rounds: int
 ) -> list[dict[str, Any]]:
     torch.set_num_threads(threads)
     models = compile_variants(case, threads)
@@ -88,7 +86,7 @@ def measure(
         given = case.at(shape)
         check(case, models, shape)
         calls = {name: partial(model, *given) for name, model in models.items()}
-        samples = interleaved(calls, ROUNDS, seconds=seconds)
+        samples = interleaved(calls, rounds)
         for name, model in models.items():
             rows[name]["shapes"][dims_text(shape)] = {
                 "ms": Spread.of(samples[name]).median * 1e3,
@@ -138,22 +136,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.ablation", description=__doc__)
     add_model_arguments(parser, *MODELS)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
-    out, kept, parts = console(), [], []
-    told = machine()
+    out, kept, tables = console(), [], []
+    tell(MINUTES * len(arguments.models), "every switch off, by turns")
     for name, case in cases(arguments).items():
         shapes = arguments.shape or few(case.shapes)
-        rows = measure(case, arguments.threads, shapes, arguments.seconds)
+        rows = measure(case, arguments.threads, shapes, arguments.rounds)
         table = report(f"{name}, {arguments.threads} thread(s)", rows)
         table.show(out)
         kept += rows
-        parts.append(table.markdown())
+        tables.append(table)
     if arguments.shape:
         return 0
-    store("ablation.json", {"machine": told, "rows": kept})
-    parts.append(machine_line(told) + "\n")
-    (RESULTS / "ablation.md").write_text("\n".join(parts))
+    save("ablation", {"rows": kept}, tables, arguments.rounds)
     return 0
 
 

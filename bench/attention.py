@@ -1,8 +1,8 @@
 """Attention against torch's scaled_dot_product_attention: `python -m bench.attention`.
 
 Twelve heads, one thread unless told otherwise. Each case is compiled once with batch
-and lengths dynamic, then timed by turns with torch's op on the same tensors; the least
-time of each counts. Errors are against float64. A ratio above 1 is in Pliant's favour.
+and lengths dynamic, then timed by turns with torch's op on the same tensors. Errors
+are against float64. A ratio above 1 is in Pliant's favour.
 Writes bench/results/attention.json and bench/results/attention.md; a run over chosen
 cases is only printed.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,17 +22,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Report,
+    Spread,
     error,
-    geomean,
+    geomean_spread,
     interleaved,
-    machine,
-    machine_line,
-    store,
+    ratios,
+    save,
+    tell,
 )
 
 HEADS = 12
+MINUTES = 15
 MASKS = ("none", "causal", "additive", "bool")
 LENGTHS = (7, 32, 100, 128, 257, 500, 1024, 4096)
 
@@ -56,10 +59,7 @@ class Result:
     torch_us: float
     error: float
     torch_error: float
-
-    @property
-    def ratio(self) -> float:
-        return self.torch_us / self.pliant_us
+    ratio: Spread
 
 
 class Attention(nn.Module):
@@ -110,7 +110,7 @@ def cases(masks: list[str], heads: list[int], quick: bool) -> list[Case]:
     return found
 
 
-def measured(case: Case, threads: int, repetitions: int) -> Result:
+def measured(case: Case, threads: int, rounds: int) -> Result:
     model = compiled(case.mask, case.head, threads)
     given, eager = inputs(case), Attention(case.mask == "causal")
     wide = tuple(x.double() if x.is_floating_point() else x for x in given)
@@ -118,9 +118,10 @@ def measured(case: Case, threads: int, repetitions: int) -> Result:
         truth = eager(*wide)
         mine, theirs = error(model(*given), truth), error(eager(*given), truth)
         calls = {"pliant": lambda: model(*given), "torch": lambda: eager(*given)}
-        samples = interleaved(calls, repetitions)
-    least = {name: min(seconds) * 1e6 for name, seconds in samples.items()}
-    return Result(case, least["pliant"], least["torch"], mine, theirs)
+        samples = interleaved(calls, rounds)
+    middle = {name: median(seconds) * 1e6 for name, seconds in samples.items()}
+    ratio = ratios(samples["torch"], samples["pliant"])
+    return Result(case, middle["pliant"], middle["torch"], mine, theirs, ratio)
 
 
 def report(results: list[Result], title: str) -> Report:
@@ -129,15 +130,16 @@ def report(results: list[Result], title: str) -> Report:
             f"{r.case.name}, {r.case.mask}",
             f"{r.pliant_us:.1f}",
             f"{r.torch_us:.1f}",
-            f"{r.ratio:.2f}",
+            r.ratio.text(),
             f"{r.error:.1e}",
             f"{r.torch_error:.1e}",
         )
         for r in results
     ]
-    ratios = [r.ratio for r in results]
-    rows.append(("geomean", "", "", f"{geomean(ratios):.2f}", "", ""))
-    rows.append(("least", "", "", f"{min(ratios):.2f}", "", ""))
+    found = [r.ratio for r in results]
+    least = min(found, key=lambda each: each.median)
+    rows.append(("geomean", "", "", geomean_spread(found).text(), "", ""))
+    rows.append(("least", "", "", least.text(), "", ""))
     columns = ("batch x heads x queries x keys x head size", "pliant µs", "torch µs")
     return Report(title, (*columns, "ratio", "error", "torch's"), tuple(rows))
 
@@ -147,24 +149,22 @@ def main() -> None:
     parser.add_argument("--masks", nargs="*", choices=MASKS)
     parser.add_argument("--heads", nargs="*", type=int)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024")
     options = parser.parse_args()
     torch.manual_seed(0)
+    tell(MINUTES, "all masks, head sizes and lengths")
     torch.set_num_threads(options.threads)
     chosen = cases(
         options.masks or list(MASKS), options.heads or [32, 64, 80, 128], options.quick
     )
-    results = [measured(c, options.threads, options.repetitions) for c in chosen]
-    about = machine()
+    results = [measured(c, options.threads, options.rounds) for c in chosen]
     table = report(results, f"Attention, {options.threads} thread(s)")
     table.show(Console())
     if options.masks or options.heads or options.quick:
         return
-    rows = [{**asdict(r), "ratio": r.ratio} for r in results]
-    store("attention.json", {"machine": about, "results": rows})
-    text = f"# Attention\n\n{machine_line(about)}\n\n{table.markdown()}"
-    (RESULTS / "attention.md").write_text(text)
+    rows = [asdict(r) for r in results]
+    save("attention", {"results": rows}, [table], options.rounds)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Twelve heads, one thread unless told otherwise. The op is compiled once for all batches
 and lengths, then timed by turns with torch's
-`_scaled_dot_product_flash_attention_for_cpu_backward` on the same tensors; the least
-time of each counts. Errors are the largest of the three gradients' against float64. The
-last columns are the forward pass with and without the sums that gradients need.
+`_scaled_dot_product_flash_attention_for_cpu_backward` on the same tensors. Errors are
+the largest of the three gradients' against float64. The last columns are the forward
+pass with and without the sums that gradients need.
 Writes bench/results/attention_backward.md; a run over chosen cases is only printed.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,13 +25,13 @@ from torch.nn.functional import scaled_dot_product_attention
 import pliant
 from bench.attention import HEADS
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Report,
     error,
     geomean,
     interleaved,
-    machine,
-    machine_line,
+    save,
+    tell,
 )
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
@@ -88,11 +89,11 @@ def exact(case: Case, grad: Tensor, *operands: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(out, (q, k, v), grad.double()))
 
 
-def least(calls: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
-    return {k: min(v) for k, v in interleaved(calls, repetitions).items()}
+def medians(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    return {k: median(v) for k, v in interleaved(calls, rounds).items()}
 
 
-def measured(case: Case, threads: int, repetitions: int) -> Result:
+def measured(case: Case, threads: int, rounds: int) -> Result:
     shape = (case.batch, HEADS, case.length, case.head)
     grad, q, k, v = (torch.randn(shape) for _ in range(4))
     out, lse = FORWARD(q, k, v, 0.0, case.causal)[:2]
@@ -109,9 +110,9 @@ def measured(case: Case, threads: int, repetitions: int) -> Result:
         max(error(a, b) for a, b in zip(call(), truth, strict=True))
         for call in calls.values()
     )
-    found = least(calls, repetitions)
+    found = medians(calls, rounds)
     ahead = {"plain": lambda: plain(q, k, v), "summed": lambda: summed(q, k, v)}
-    found |= least(ahead, repetitions)
+    found |= medians(ahead, rounds)
     return Result(
         case,
         found["pliant"] * 1e3,
@@ -151,10 +152,11 @@ def main() -> None:
     parser.add_argument("--heads", nargs="*", type=int)
     parser.add_argument("--lengths", nargs="*", type=int)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
+    tell(2, "twelve cases")
     lengths = options.lengths or [length for _, length in SIZES]
     chosen = [
         Case(causal, head, batch, length)
@@ -163,14 +165,13 @@ def main() -> None:
         for batch, length in SIZES
         if length in lengths
     ]
-    results = [measured(c, options.threads, options.repetitions) for c in chosen]
-    about = machine()
+    results = [measured(c, options.threads, options.rounds) for c in chosen]
     table = report(results, f"Attention's gradients, {options.threads} thread(s)")
     table.show(Console())
     if options.heads or options.lengths:
         return
-    text = f"# Attention's gradients\n\n{machine_line(about)}\n\n{table.markdown()}"
-    (RESULTS / "attention_backward.md").write_text(text)
+    rows = [asdict(r) for r in results]
+    save("attention_backward", {"results": rows}, [table], options.rounds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,17 +22,19 @@ from torch import Tensor, nn
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Report,
+    Spread,
     error,
-    geomean,
+    geomean_spread,
     interleaved,
-    machine,
-    machine_line,
-    store,
+    ratios,
+    save,
+    tell,
 )
 
 TOLERANCE = 1e-3
+MINUTES = 7  # for one thread and two
 Shape = tuple[int, int, int]  # batch, height, width
 
 
@@ -129,7 +131,7 @@ LAYERS: dict[str, Layer] = {
 }
 
 
-def measure(name: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
+def measure(name: str, threads: int, rounds: int) -> list[dict[str, Any]]:
     layer = LAYERS[name]
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -145,17 +147,17 @@ def measure(name: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
             raise SystemExit(f"{name}, {(batch, height, width)}: error {found:.3g}")
         with torch.inference_mode():
             samples = interleaved(
-                {"pliant": partial(model, x), "eager": partial(module, x)}, repetitions
+                {"pliant": partial(model, x), "eager": partial(module, x)}, rounds
             )
-        ours, eager = (min(samples[engine]) for engine in ("pliant", "eager"))
+        ours, eager = (Spread.of(samples[name]) for name in ("pliant", "eager"))
         rows.append(
             {
                 "layer": name,
                 "shape": [batch, height, width],
-                "pliant_us": ours * 1e6,
-                "eager_us": eager * 1e6,
-                "ratio": eager / ours,
-                "gflops": _flops(module, x) / ours / 1e9,
+                "pliant_us": asdict(ours.scaled(1e6)),
+                "eager_us": asdict(eager.scaled(1e6)),
+                "ratio": asdict(ratios(samples["eager"], samples["pliant"])),
+                "gflops": _flops(module, x) / ours.median / 1e9,
             }
         )
     return rows
@@ -176,18 +178,18 @@ def report(kept: list[dict[str, Any]], threads: int) -> Report:
         (
             row["layer"],
             "x".join(map(str, row["shape"])),
-            f"{row['pliant_us']:.0f}",
-            f"{row['eager_us']:.0f}",
-            f"{row['ratio']:.2f}",
+            f"{row['pliant_us']['median']:.0f}",
+            f"{row['eager_us']['median']:.0f}",
+            Spread(**row["ratio"]).text(),
             f"{row['gflops']:.0f}",
         )
         for row in kept
     ]
-    mean = geomean([row["ratio"] for row in kept])
-    least = min(row["ratio"] for row in kept)
-    lines.append(("geomean", "", "", "", f"{mean:.2f}", ""))
-    lines.append(("worst", "", "", "", f"{least:.2f}", ""))
-    title = f"{threads} thread(s), least of the repetitions"
+    found = [Spread(**row["ratio"]) for row in kept]
+    least = min(found, key=lambda each: each.median)
+    lines.append(("geomean", "", "", "", geomean_spread(found).text(), ""))
+    lines.append(("worst", "", "", "", least.text(), ""))
+    title = f"Convolution layers, {threads} thread(s)"
     return Report(title, columns, tuple(lines))
 
 
@@ -195,27 +197,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.conv", description=__doc__)
     parser.add_argument("layers", nargs="*", help="parts of names; none means all")
     parser.add_argument("--threads", type=int, action="append")
-    parser.add_argument("--repetitions", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     wanted = arguments.layers
     names = [n for n in LAYERS if not wanted or any(w in n for w in wanted)]
     console = Console(width=None if sys.stdout.isatty() else 120)
-    about = machine()
-    content: dict[str, Any] = {"machine": about}
-    parts = ["# Convolution layers against torch eager\n"]
+    tell(MINUTES, f"{len(LAYERS)} layers")
+    content: dict[str, Any] = {}
+    tables = []
     for threads in arguments.threads or [1, 2]:
         kept: list[dict[str, Any]] = []
         for name in names:
             print(f"  {name}", file=sys.stderr)
-            kept += measure(name, threads, arguments.repetitions)
+            kept += measure(name, threads, arguments.rounds)
         table = report(kept, threads)
         table.show(console)
         content[f"threads_{threads}"] = kept
-        parts.append(table.markdown())
+        tables.append(table)
     if not wanted:
-        store("conv.json", content)
-        parts.append(machine_line(about) + "\n")
-        (RESULTS / "conv.md").write_text("\n".join(parts))
+        save("conv", content, tables, arguments.rounds)
     return 0
 
 

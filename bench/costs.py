@@ -22,7 +22,7 @@ import torch
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Report,
     Spread,
     console,
@@ -30,10 +30,9 @@ from bench.timing import (
     eager,
     interleaved,
     load_zoo,
-    machine,
-    machine_line,
     mebibytes,
-    store,
+    save,
+    tell,
 )
 
 CHAINS = (1, 8, 16, 24)
@@ -62,7 +61,7 @@ class Chain(torch.nn.Module):
         return x
 
 
-def call_cost(repetitions: int) -> dict[str, float]:
+def call_cost(rounds: int) -> dict[str, float]:
     """Microseconds: fixed part and per kernel, of pliant and of eager."""
     torch.set_num_threads(1)
     x = torch.zeros(1, 1)
@@ -79,7 +78,7 @@ def call_cost(repetitions: int) -> dict[str, float]:
         assert compiled.stats()["kernel_calls"] == length
         calls[f"pliant {length}"] = lambda m=compiled: m(x)
         calls[f"eager {length}"] = lambda m=module: eager(m, (x,))
-    samples = interleaved(calls, repetitions)
+    samples = interleaved(calls, rounds)
     costs: dict[str, float] = {}
     for engine in ("pliant", "eager"):
         times = [Spread.of(samples[f"{engine} {n}"]).median * 1e6 for n in CHAINS]
@@ -190,17 +189,17 @@ def reports(result: dict[str, Any]) -> list[Report]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.costs", description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=2 * ROUNDS)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--stages-of", metavar="MODEL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stages_of is not None:
         print(json.dumps(seconds_of(arguments.stages_of)))
         return 0
+    tell(1 + len(arguments.models) / 3, "calls, and compiling")
     result: dict[str, Any] = {
-        "machine": machine(),
         "layers": arguments.layers,
-        "call": call_cost(arguments.repetitions),
+        "call": call_cost(arguments.rounds),
         "compile": compile_cost(arguments.layers),
         "build": {name: build_cost(name) for name in arguments.models},
     }
@@ -208,9 +207,8 @@ def main() -> int:
     out = console()
     for table in tables:
         table.show(out)
-    store("costs.json", result)
-    parts = [*(t.markdown() for t in tables), machine_line(result["machine"]) + "\n"]
-    (RESULTS / "costs.md").write_text("\n".join(parts))
+    note = "The cost of a call is timed in rounds; a compile is made once for each row."
+    save("costs", result, tables, arguments.rounds, [note])
     return 0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -22,18 +22,20 @@ from torch import Tensor
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Report,
+    Spread,
     error,
-    geomean,
+    geomean_spread,
     interleaved,
-    machine,
-    machine_line,
-    store,
+    ratios,
+    save,
+    tell,
 )
 
 SIZES = {"1k": 1 << 10, "64k": 1 << 16, "4M": 1 << 22}  # elements, about
 TOLERANCE = 2e-4
+MINUTES = 2  # for one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ CASES: dict[str, Case] = {
 
 
 def measure(
-    name: str, threads: int, repetitions: int, options: pliant.Options
+    name: str, threads: int, rounds: int, options: pliant.Options
 ) -> dict[str, Any]:
     case = CASES[name]
     torch.set_num_threads(threads)
@@ -178,29 +180,29 @@ def measure(
                     "pliant": partial(model, *given),
                     "eager": partial(module, *given),
                 },
-                repetitions,
+                rounds,
             )
-        best = {engine: min(times) for engine, times in samples.items()}
         row["sizes"][label] = {
-            "pliant_us": best["pliant"] * 1e6,
-            "eager_us": best["eager"] * 1e6,
-            "ratio": best["eager"] / best["pliant"],
+            "pliant_us": asdict(Spread.of(samples["pliant"]).scaled(1e6)),
+            "eager_us": asdict(Spread.of(samples["eager"]).scaled(1e6)),
+            "ratio": asdict(ratios(samples["eager"], samples["pliant"])),
         }
     return row
 
 
 def report(kept: list[dict[str, Any]], threads: int) -> Report:
-    columns = ["case", *(f"{label}: µs (eager / ours)" for label in SIZES)]
+    columns = ["case", *(f"{label}: µs; eager / ours" for label in SIZES)]
     lines = []
     for row in kept:
         cells = [row["case"]]
         for label in SIZES:
             cell = row["sizes"][label]
-            cells.append(f"{cell['pliant_us']:.1f} ({cell['ratio']:.2f})")
+            median = cell["pliant_us"]["median"]
+            cells.append(f"{median:.1f}; {Spread(**cell['ratio']).text()}")
         lines.append(tuple(cells))
-    means = (geomean([row["sizes"][label]["ratio"] for row in kept]) for label in SIZES)
-    lines.append(("geomean", *(f"{mean:.2f}" for mean in means)))
-    title = f"{threads} thread(s), least of the repetitions"
+    found = ([Spread(**row["sizes"][s]["ratio"]) for row in kept] for s in SIZES)
+    lines.append(("geomean", *(geomean_spread(each).text() for each in found)))
+    title = f"{threads} thread(s): median, and the 95% interval of the ratio's"
     return Report(title, tuple(columns), tuple(lines))
 
 
@@ -208,29 +210,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.elementwise", description=__doc__)
     parser.add_argument("cases", nargs="*", help="parts of names; none means all")
     parser.add_argument("--threads", type=int, action="append")
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--no-variants", action="store_true")
     arguments = parser.parse_args()
     options = pliant.Options(variants=not arguments.no_variants)
     wanted = arguments.cases
     names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
     console = Console(width=None if sys.stdout.isatty() else 140)
-    about = machine()
-    content: dict[str, Any] = {"machine": about}
-    parts = []
+    tell(MINUTES, f"{len(CASES)} cases")
+    content: dict[str, Any] = {}
+    tables = []
     for threads in arguments.threads or [1]:
         kept = []
         for name in names:
             print(f"  {name}", file=sys.stderr)
-            kept.append(measure(name, threads, arguments.repetitions, options))
+            kept.append(measure(name, threads, arguments.rounds, options))
         table = report(kept, threads)
         table.show(console)
         content[f"threads_{threads}"] = kept
-        parts.append(table.markdown())
+        tables.append(table)
     if not wanted and not arguments.no_variants:
-        store("elementwise.json", content)
-        parts.append(machine_line(about) + "\n")
-        (RESULTS / "elementwise.md").write_text("\n".join(parts))
+        save("elementwise", content, tables, arguments.rounds)
     return 0
 
 

@@ -1,28 +1,31 @@
-"""Training on sequences of changing length: `python -m bench.finetune`.
+"""Training on sequences of changing length: the ways, each in a process of its own.
 
-The 4-layer llama of the zoo, next-token loss, AdamW, lengths drawn log-uniformly from
-100 to 3000. Four ways, each in a process of its own, one step of each by turns:
+The 4-layer llama of the zoo, next-token loss, AdamW. `bench.papers bladedisc` drives
+these processes, one step of each by turns:
 
-    eager       torch
-    checkpoint  torch, recomputing each layer in the backward pass
-    buckets     ours, compiled for each power of two alone, sequences padded to it
-    pliant      ours, compiled once
+    eager           torch
+    checkpoint      torch, recomputing each layer in the backward pass
+    buckets         ours, compiled for each power of two alone, sequences padded to it
+    pliant          ours, compiled once
+    recompute only  the same where files are slow: nothing is spilled to one
+    order off, remat off, both off    the same without that optimisation
 
-Peak is the resident set at the highest moment of a step above what is held between
-steps (parameters, optimizer state); ours keep their arena between steps, so for them it
-is what the step allocated, which is planned and checked to the byte. Tokens are counted
-without padding. Writes bench/results/finetune.json and finetune.md.
+A step is timed as it comes. What it holds at its highest moment is measured apart, for
+all ways alike: the resident set above what was resident before the step, after all
+memory that is kept between steps was given back. Tokens are counted without padding.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import math
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,23 +33,39 @@ from typing import Any
 import torch
 
 import pliant
-from bench.timing import (
-    RESULTS,
-    Report,
-    console,
-    default_zoo,
-    load_zoo,
-    machine,
-    machine_line,
-    mebibytes,
-    store,
-)
+from bench.timing import default_zoo, load_zoo
 from pliant.benchmark.memory import high_water
 
-WAYS = ("eager", "checkpoint", "buckets", "pliant")
 SHORTEST, LONGEST = 100, 3000
 IGNORED = -100  # the label of padding
-Step = Callable[[torch.Tensor], Any]
+OURS = "pliant"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A method of `Trainer`, what the compiler may do, and the environment."""
+
+    method: str
+    options: pliant.Options | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def limited(self) -> bool:
+        """Whether it can be told a memory limit."""
+        return self.options is not None
+
+
+SLOW_FILES = (("PLIANT_SPILL_MBS", "1"),)
+WAYS = {
+    "eager": Way("eager"),
+    "checkpoint": Way("checkpoint"),
+    "buckets": Way("buckets", pliant.Options()),
+    OURS: Way("dynamic", pliant.Options()),
+    "recompute only": Way("dynamic", pliant.Options(), SLOW_FILES),
+    "order off": Way("dynamic", pliant.Options(order=False)),
+    "remat off": Way("dynamic", pliant.Options(remat=False)),
+    "both off": Way("dynamic", pliant.Options(order=False, remat=False)),
+}
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -56,9 +75,12 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def lengths(count: int, seed: int) -> list[int]:
+    """From SHORTEST to LONGEST, one from each of `count` equal parts, shuffled."""
     rng = random.Random(seed)
-    low, high = math.log(SHORTEST), math.log(LONGEST)
-    return [round(math.exp(rng.uniform(low, high))) for _ in range(count)]
+    part = (LONGEST - SHORTEST) / count
+    drawn = [round(SHORTEST + part * (k + rng.random())) for k in range(count)]
+    rng.shuffle(drawn)
+    return drawn
 
 
 def bucket(length: int) -> int:
@@ -66,21 +88,22 @@ def bucket(length: int) -> int:
     return min(1 << (length - 1).bit_length(), LONGEST)
 
 
-# ---- the four ways
+# ---- in the process of one way
 
 
 class Trainer:
     """A model, its optimizer and a step over token ids; `seconds` compiled so far."""
 
-    def __init__(self, way: str, zoo: Path, threads: int) -> None:
+    def __init__(self, way: Way, zoo: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        self.threads, self.seconds = threads, 0.0
+        self.way, self.threads, self.seconds = way, threads, 0.0
         self.model = load_zoo(zoo).llama().model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.compiled: dict[int, Any] = {}
         self.last: Any = None  # the compiled step that ran last
-        self.step: Step = getattr(self, way)
+        self.limit: int | None = None
+        self.step: Callable[[torch.Tensor], Any] = getattr(self, way.method)
 
     def eager(self, ids: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -101,15 +124,19 @@ class Trainer:
         padded = torch.nn.functional.pad(ids, (0, padding))
         if size not in self.compiled:
             self.compiled[size] = self.compile(((padded,), (labels,)), None)
-        self.last = self.compiled[size]
-        return self.last((padded,), (labels,))
+        return self.run(self.compiled[size], padded, labels)
 
-    def pliant(self, ids: torch.Tensor) -> Any:
+    def dynamic(self, ids: torch.Tensor) -> Any:
         if not self.compiled:
             dims = {0: "batch", 1: "seq"}
             self.compiled[0] = self.compile(((ids,), (ids,)), ((dims,), (dims,)))
-        self.last = self.compiled[0]
-        return self.last((ids,), (ids,))
+        return self.run(self.compiled[0], ids, ids)
+
+    def run(self, step: Any, ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        if step.memory_limit != self.limit:
+            step.memory_limit = self.limit
+        self.last = step
+        return step((ids,), (labels,))
 
     def compile(self, example: Any, dynamic_shapes: Any) -> Any:
         started = perf_counter()
@@ -120,62 +147,93 @@ class Trainer:
             example,
             dynamic_shapes,
             threads=self.threads,
+            options=self.way.options,
         )
         self.seconds += perf_counter() - started
         return step
 
+    def trim(self) -> None:
+        for step in self.compiled.values():
+            step.trim()
+        gc.collect()
 
-def serve(way: str, zoo: Path, threads: int) -> None:
-    """Answers each line of token counts with the step's seconds, bytes and loss."""
+
+def serve(name: str, zoo: Path, threads: int) -> None:
+    """Answers each line, a job, with what its step took."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what libraries print
-    trainer = Trainer(way, zoo, threads)
+    trainer = Trainer(WAYS[name], zoo, threads)
     vocabulary = trainer.model.model.config.vocab_size
     for line in sys.stdin:
         job = json.loads(line)
         generator = torch.Generator().manual_seed(job["seed"])
         shape = (job["batch"], job["length"])
         ids = torch.randint(0, vocabulary, shape, generator=generator)
-        compiling = trainer.seconds
-        kept: list[Any] = []
-
-        def call(ids: torch.Tensor = ids, kept: list[Any] = kept) -> None:
-            kept.append(trainer.step(ids))
-
-        started = perf_counter()
-        most = high_water(call)
-        if trainer.last is not None:  # its arena was resident before the step
-            most = trainer.last.stats()["last_peak_bytes"]
-        spent = perf_counter() - started - (trainer.seconds - compiling)
-        found = {
-            "seconds": spent,
-            "bytes": most,
-            "loss": float(kept[0]),
-            "compile_seconds": trainer.seconds,
-            "compiles": len(trainer.compiled),
-        }
+        trainer.limit = job["limit"] if trainer.way.limited else None
+        found = answered(trainer, ids, job["memory"])
         print(json.dumps(found), file=answers, flush=True)
 
 
-# ---- by turns
+def answered(trainer: Trainer, ids: torch.Tensor, memory: bool) -> dict[str, Any]:
+    """One step: its seconds, or with `memory` its bytes; or that it does not fit."""
+    compiling = trainer.seconds
+    kept: list[Any] = []
+    found: dict[str, Any] = {}
+    started = perf_counter()
+    try:
+        if memory:
+            trainer.trim()
+            found["bytes"] = high_water(lambda: kept.append(trainer.step(ids)))
+        else:
+            kept.append(trainer.step(ids))
+            spent = perf_counter() - started - (trainer.seconds - compiling)
+            found["seconds"] = spent
+        found["loss"] = float(kept[0])
+    except pliant.MemoryLimitError as refusal:
+        found["least"] = refusal.least
+    if trainer.last is not None and kept:
+        stats = trainer.last.stats()
+        found["recomputed"] = stats["recomputed_calls"]
+        found["spilled"] = stats["spilled_bytes"]
+    found["compile_seconds"] = trainer.seconds
+    found["compiles"] = len(trainer.compiled)
+    return found
+
+
+# ---- in the process that drives them
 
 
 class Server:
     """A process that trains one way."""
 
-    def __init__(self, way: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, way: str, zoo: Path, threads: int) -> None:
         command = [sys.executable, "-m", "bench.finetune", "--serve", way]
-        command += ["--threads", str(arguments.threads), "--zoo", str(arguments.zoo)]
+        command += ["--threads", str(threads), "--zoo", str(zoo)]
+        self.way = way
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **dict(WAYS[way].environment)},
         )
 
-    def step(self, job: dict[str, int]) -> dict[str, Any]:
+    def step(
+        self,
+        length: int,
+        limit: int | None,
+        *,
+        seed: int = 0,
+        batch: int = 1,
+        memory: bool = False,
+    ) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
+        job = {"length": length, "limit": limit, "seed": seed}
+        job |= {"batch": batch, "memory": memory}
         print(json.dumps(job), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a worker ended without a word")
+            raise SystemExit(f"the worker of '{self.way}' ended without a word")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -185,70 +243,13 @@ class Server:
         self.process.wait()
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Every way takes the same steps; those that warm up are left out."""
-    servers = {way: Server(way, arguments) for way in arguments.ways}
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in servers}
-    drawn = lengths(arguments.steps, arguments.seed)
-    warm = sorted({bucket(length) for length in drawn})
-    try:
-        for k, length in enumerate((*warm, *drawn)):
-            job = {"length": length, "batch": arguments.batch, "seed": k}
-            for way, server in servers.items():
-                result = server.step(job)
-                print(f"  {length} tokens, {way}: {result}", file=sys.stderr)
-                if k >= len(warm):
-                    found[way].append({"length": length, **result})
-    finally:
-        for server in servers.values():
-            server.close()
-    return found
-
-
-def report(found: dict[str, list[dict[str, Any]]], batch: int, threads: int) -> Report:
-    pace = {
-        way: batch * sum(s["length"] for s in steps) / sum(s["seconds"] for s in steps)
-        for way, steps in found.items()
-    }
-    lines = []
-    for way, steps in found.items():
-        last = steps[-1]
-        lines.append(
-            (
-                way,
-                f"{pace[way]:.0f}",
-                f"{pace['pliant'] / pace[way]:.2f}" if "pliant" in pace else "",
-                mebibytes(max(s["bytes"] for s in steps)),
-                str(last["compiles"]),
-                f"{last['compile_seconds']:.1f}",
-                f"{last['loss']:.3f}",
-            )
-        )
-    name = f"4-layer llama, batch {batch}, 100 to 3000 tokens, {threads} threads"
-    head = ("way", "tokens/s", "pliant is x", "peak MiB", "compiles", "compile s")
-    return Report(name, (*head, "last loss"), tuple(lines))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.finetune", description=__doc__)
     parser.add_argument("--zoo", type=Path, default=default_zoo())
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=list(WAYS), required=True)
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve, arguments.zoo, arguments.threads)
-        return 0
-    found = measure(arguments)
-    table, told = report(found, arguments.batch, arguments.threads), machine()
-    table.show(console())
-    if set(arguments.ways) == set(WAYS):
-        store("finetune.json", {"machine": told, "ways": found})
-        text = f"{table.markdown()}\n{machine_line(told)}\n"
-        (RESULTS / "finetune.md").write_text(text)
+    serve(arguments.serve, arguments.zoo, arguments.threads)
     return 0
 
 

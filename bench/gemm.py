@@ -22,6 +22,7 @@ from functools import partial
 from math import sqrt
 from statistics import median, quantiles
 from time import perf_counter, time_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from bench.native import (
     set_peer_threads,
 )
 from bench.shapes import Shape, random_shapes
-from bench.timing import RESULTS, console, machine, machine_line, settle, store
+from bench.timing import ROUNDS, Spread, console, save, settle, tell
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
@@ -49,8 +50,9 @@ from pliant.sym import sym
 from pliant.target import host
 
 THROUGH_THE_API = 1 << 18  # multiply-adds
+SHAPES, SHAPE_SECONDS = 100, 2.5  # how many by default, and what each takes
 TURN_SECONDS = 0.001
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+FEWEST_ROUNDS, MOST_ROUNDS = ROUNDS, 2 * ROUNDS
 UNSURE = 0.02  # a ratio known worse than to this is measured on,
 PATIENCE = 10  # for as many times the seconds asked at most
 MOST_CALLS = 20_000
@@ -193,11 +195,11 @@ def over_ours(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     }
 
 
-def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, float]:
+def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, Spread]:
     """The fastest peer, and its time over ours."""
-    ratios = {name: median(each) for name, each in over_ours(samples).items()}
-    name = min(ratios, key=lambda peer: ratios[peer])
-    return name, ratios[name]
+    found = {name: Spread.of(each) for name, each in over_ours(samples).items()}
+    name = min(found, key=lambda peer: found[peer].median)
+    return name, found[name]
 
 
 def unsure(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -222,7 +224,9 @@ def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) 
     timed = kernels(mode, model, x, threads) if small else api
     samples = by_turns(timed, seconds, threads)
     peer, ratio = best_peer(samples)
-    as_called = best_peer(by_turns(api, seconds, threads))[1] if small else None
+    as_called = None
+    if small:
+        as_called = best_peer(by_turns(api, seconds, threads))[1].median
     times = {name: median(found) for name, found in samples.items()}
     ours = times.pop(OURS)
     share = built.executed(shape, threads)
@@ -278,7 +282,7 @@ def vectors(threads: Sequence[int]) -> list[Vector]:
                 "read": reads(model, count),
             }
             times = {
-                name: min(samples)
+                name: median(samples)
                 for name, samples in by_turns(calls, 1.0, count).items()
             }
             rates = (weight.nbytes / times[name] for name in (OURS, "F.linear", "read"))
@@ -288,7 +292,7 @@ def vectors(threads: Sequence[int]) -> list[Vector]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.gemm", description=__doc__)
-    parser.add_argument("--shapes", type=int, default=500)
+    parser.add_argument("--shapes", type=int, default=SHAPES)
     parser.add_argument("--seed", type=int, help="default: the clock")
     parser.add_argument("--modes", nargs="+", default=["packed", "dynamic"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -299,6 +303,7 @@ def main() -> int:
     shapes = random_shapes(arguments.shapes, seed)
     terminal = console()
     terminal.print(f"{len(shapes)} shapes, seed {seed}", highlight=False)
+    tell(1 + len(shapes) * SHAPE_SECONDS / 60, "all of them")
     started = perf_counter()
     torch.manual_seed(seed)
     with torch.inference_mode():
@@ -309,18 +314,15 @@ def main() -> int:
             if sys.stderr.isatty():
                 print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
         streams = [] if arguments.no_vectors else vectors(arguments.threads)
-    about = machine()
     reports = tables(rows, limits, streams)
     for report in reports:
         report.show(terminal)
     took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
     terminal.print(took, highlight=False)
-    content = {"machine": about, "seed": seed, "limits": [asdict(x) for x in limits]}
+    content: dict[str, Any] = {"seed": seed, "limits": [asdict(x) for x in limits]}
     content |= {"rows": [asdict(r) for r in rows]}
     content |= {"vectors": [asdict(v) for v in streams]}
-    store("gemm.json", content)
-    parts = [*(r.markdown() for r in reports), f"{took}; {machine_line(about)}\n"]
-    (RESULTS / "gemm.md").write_text("\n".join(parts))
+    save("gemm", content, reports, FEWEST_ROUNDS, [took])
     return 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.shapes import Shape
-from bench.timing import Report, geomean
+from bench.timing import Report, Spread, geomean, geomean_spread
 
 LARGE = 256  # every dim of a shape that is held against the FMA peak
 LOW = 0.85  # a ratio that is counted as low
@@ -23,10 +23,14 @@ class Row:
     shape: Shape
     seconds: float
     peer: str  # the fastest
-    ratio: float  # its time over ours
+    best: Spread  # its time over ours
     called: float | None
     peers: Mapping[str, float]
     executed: float  # multiply-adds done over those wanted
+
+    @property
+    def ratio(self) -> float:
+        return self.best.median
 
     @property
     def flops(self) -> float:
@@ -94,7 +98,7 @@ def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
         lines.append(
             (
                 title(name),
-                mean(ratios),
+                geomean_spread([r.best for r in rows]).text(),
                 f"{min(ratios):.2f}",
                 f"{low:.1%}",
                 mean([r.ratio for r in rows if r.called is None]),
@@ -154,7 +158,7 @@ def worst(name: Group, rows: Sequence[Row]) -> Report:
     lines = [
         (
             str(r.shape),
-            f"{r.ratio:.2f}",
+            r.best.text(),
             f"{r.seconds * 1e6:.2f}",
             f"{r.peers[r.peer] * 1e6:.2f}",
             r.peer,

@@ -4,22 +4,23 @@
     dynamic     both operands known at the call
     turned      the same, B stored as (N, K)
 
-Results are checked; each row is one interleaved run, the best of each. Numbers are
-billions of operations a second, two to a multiply-add. Writes bench/results/int8.json.
+Results are checked; each row is one interleaved run, the median of each. Numbers are
+billions of operations a second, two to a multiply-add. Writes bench/results/int8.json
+and int8.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from time import perf_counter
+from statistics import median
 
 import torch
 
 import pliant
-from bench.timing import Report, console, machine, machine_line, store
+from bench.timing import ROUNDS, Report, console, interleaved, save, tell
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
@@ -55,21 +56,9 @@ def compiled(
     return pliant.compile(module, threads=threads)
 
 
-def fastest(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """The least seconds of each, taken by turns."""
-    best = dict.fromkeys(calls, float("inf"))
-    end = perf_counter() + seconds * len(calls)
-    while perf_counter() < end:
-        for name, call in calls.items():
-            started = perf_counter()
-            call()
-            best[name] = min(best[name], perf_counter() - started)
-    return best
-
-
 class Bench:
-    def __init__(self, threads: int, seconds: float) -> None:
-        self.threads, self.seconds = threads, seconds
+    def __init__(self, threads: int, rounds: int) -> None:
+        self.threads, self.rounds = threads, rounds
         self.dynamic = compiled(DType.I8, threads)
         self.turned = compiled(DType.I8, threads, turned=True)
         self.floats = compiled(DType.F32, threads)
@@ -95,17 +84,18 @@ class Bench:
         floats = compiled(DType.F32, self.threads, y.float())
         products["f32 constant"] = partial(floats, x.float())
         products["f32 dynamic"] = partial(self.floats, x.float(), y.float())
-        best = fastest(products, self.seconds)
-        return {name: 2e-9 * m * n * k / taken for name, taken in best.items()}
+        samples = interleaved(products, self.rounds)
+        return {name: 2e-9 * m * n * k / median(t) for name, t in samples.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.int8", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each number")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    bench = Bench(arguments.threads, arguments.seconds)
+    tell(1, f"{len(SHAPES)} sizes")
+    bench = Bench(arguments.threads, arguments.rounds)
     rows = {sizes: bench.measure(sizes) for sizes in SHAPES}
     columns = tuple(next(iter(rows.values())))
     texts = tuple(
@@ -115,12 +105,11 @@ def main() -> int:
     title = (
         f"int8 products, billions of operations a second, {arguments.threads} thread"
     )
-    terminal, about = console(), machine()
-    Report(title, ("M x N x K", *columns), texts).show(terminal)
-    terminal.print(machine_line(about), highlight=False)
+    table = Report(title, ("M x N x K", *columns), texts)
+    table.show(console())
     kept = [{"sizes": sizes, "rates": row} for sizes, row in rows.items()]
-    content = {"machine": about, "threads": arguments.threads, "rows": kept}
-    store("int8.json", content)
+    content = {"threads": arguments.threads, "rows": kept}
+    save("int8", content, [table], arguments.rounds)
     return 0
 
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -27,17 +28,18 @@ from bench.finetune import loss_of
 from bench.memory import shapes_of
 from bench.timing import (
     RESULTS,
+    ROUNDS,
     Report,
     Shape,
     add_model_arguments,
     cases,
     console,
     dims_text,
+    expand,
     load_zoo,
-    machine,
-    machine_line,
     mebibytes,
-    store,
+    save,
+    tell,
 )
 
 PERCENT = (100, 97, 90, 80, 60, 50, 40)
@@ -46,24 +48,20 @@ TRAINING_SHAPES: tuple[Shape, ...] = (
     *((3, 701), (4, 512), (1, 2048)),
 )
 STEP = "llama step"
-SECONDS = 0.3  # of timing per limit
-MOST_CALLS = 50
-SLOW = 1.0  # a call of so many seconds is made once
+MINUTES, STEP_MINUTES = 2.5, 25  # for each model, and for the training step
 BATCH, FAR = 4, 48  # whose memory is the limit; more than fits
 LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """The shortest of a few calls; the first one warms up."""
+    """The median of several calls behind one that warms up."""
+    call()
     found: list[float] = []
-    started = perf_counter()
-    while len(found) < 2 or perf_counter() - started < SECONDS:
+    for _ in range(ROUNDS):
         before = perf_counter()
         call()
         found.append(perf_counter() - before)
-        if len(found) > MOST_CALLS or found[-1] > SLOW:
-            break
-    return min(found)
+    return median(found)
 
 
 def sweep(
@@ -72,7 +70,6 @@ def sweep(
     """One row for each limit."""
     model.memory_limit = None
     free = model.memory_plan(*given)
-    model(*given)  # what is slow is timed once: its pages are there by then
     for percent in PERCENT:
         limit = free.peak_bytes * percent // 100
         row = {"model": name, "shape": shape, "percent": percent, "limit": limit}
@@ -253,6 +250,9 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     most: list[dict[str, Any]] = []
     alone = arguments.training == "only"
+    step_minutes = STEP_MINUTES if arguments.training else 0
+    models = 0 if alone else len(expand(arguments.models, arguments.zoo))
+    tell(MINUTES * models + step_minutes, f"{len(PERCENT)} limits at every shape")
     with torch.inference_mode():
         for name, case in ({} if alone else cases(arguments)).items():
             compiled = case.compile(threads=arguments.threads)
@@ -273,13 +273,7 @@ def main() -> int:
         table.show(console())
     print(chosen(rows))
     if alone or (arguments.models == ["zoo"] and arguments.shape is None):
-        about = machine()
-        content = {"machine": about, "rows": rows, "largest": most}
-        path = store("limits.json", content)
-        text = "\n".join(table.markdown() for table in tables)
-        text = f"{text}\n{chosen(rows)}\n\n{machine_line(about)}\n"
-        (RESULTS / "limits.md").write_text(text)
-        print(f"written: {path}", file=sys.stderr)
+        save("limits", {"rows": rows, "largest": most}, tables, ROUNDS, [chosen(rows)])
     return 0
 
 

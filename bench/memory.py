@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from bench.timing import (
-    RESULTS,
     Report,
     Shape,
     add_model_arguments,
@@ -28,16 +27,16 @@ from bench.timing import (
     console,
     dims_text,
     geomean,
-    machine,
-    machine_line,
     mebibytes,
-    store,
+    save,
+    tell,
 )
 from pliant.benchmark.engines import ENGINES, OURS, NotAvailable, Setup, export_onnx
 from pliant.benchmark.memory import high_water, resident
 from pliant.benchmark.models import load
 
-PEERS = ("eager", "onnxruntime")
+PEERS = ("eager", "onnxruntime", "openvino")
+MINUTES = 1.5  # for each model
 THREADS = 2
 # Inputs long enough that activations are most of what is held, by the dims' names.
 SHAPES: dict[tuple[str, ...], tuple[Shape, ...]] = {
@@ -153,8 +152,8 @@ def report(rows: list[dict[str, Any]]) -> Report:
             )
         )
     shares = [share for row in rows if (share := ratio(row)) is not None]
-    empty = ("",) * 4
-    lines.append(("geomean", *empty, f"{geomean(shares):.2f}", *empty[:3]))
+    empty = ("",) * (1 + len(PEERS))
+    lines.append(("geomean", "", *empty, f"{geomean(shares):.2f}", *empty))
     titles = [ENGINES[name].title for name in (OURS, *PEERS)]
     head = ("model", "planned MiB", *titles, "ours / least peer")
     kept = (f"{title}, kept" for title in titles)
@@ -176,15 +175,15 @@ def main() -> int:
     everything = not arguments.models
     arguments.models = arguments.models or ["zoo"]
     rows: list[dict[str, Any]] = []
-    for name, case in cases(arguments).items():
+    found = cases(arguments)
+    tell(MINUTES * len(found), "a process for each engine and shape, no times")
+    for name, case in found.items():
         shapes = arguments.shape or shapes_of(name, case.dims)
         rows += measure(name, arguments.zoo, shapes)
-    table, told = report(rows), machine()
+    table = report(rows)
     table.show(console())
     if everything and not arguments.shape:
-        store("memory.json", {"machine": told, "rows": rows})
-        text = f"{table.markdown()}\n{machine_line(told)}\n"
-        (RESULTS / "memory.md").write_text(text)
+        save("memory", {"rows": rows}, [table], rounds=0)
     return 0
 
 

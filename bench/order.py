@@ -23,15 +23,13 @@ from torch.utils._pytree import tree_leaves
 
 import pliant
 from bench.timing import (
-    RESULTS,
     Case,
     Report,
     add_model_arguments,
     cases,
     console,
-    machine,
-    machine_line,
-    store,
+    save,
+    tell,
 )
 from pliant.ir.graph import Module
 from pliant.passes.inplace import in_place
@@ -240,17 +238,15 @@ def main() -> int:
     parser.add_argument("--no-training", action="store_true")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    tell(2 * len(arguments.models), "orders, no times")
     for case in cases(arguments).values():
         for name, module, facts in programs(case, not arguments.no_training):
             print(f"  {name}", file=sys.stderr)
             rows.append(measured(name, module, facts, arguments.shapes))
-    told = machine()
     tables = order_table(rows), share_table(rows)
     for table in tables:
         table.show(console())
-    store("order.json", {"machine": told, "rows": rows})
-    text = "\n".join(table.markdown() for table in tables)
-    (RESULTS / "order.md").write_text(f"{text}\n{machine_line(told)}\n")
+    save("order", {"rows": rows}, tables, rounds=0)
     return 0
 
 

@@ -26,13 +26,13 @@ from bench.native import Timed
 from bench.plan_code import Artifact, Operands, artifacts
 from bench.plan_set import Candidate, Set, picked
 from bench.shapes import Shape, random_shapes
-from bench.timing import RESULTS, Report, console, geomean, machine, machine_line, store
+from bench.timing import ROUNDS, Report, console, geomean, save, tell
 
 MOST_WORK = 1 << 31  # multiply-adds
 TURN_SECONDS = 0.0005
 MOST_CALLS = 20_000
 FINALISTS = 4
-FINAL_ROUNDS = 16
+FINAL_ROUNDS = 2 * ROUNDS
 FEWEST_TRIED = 24
 NOTABLE = 0.9  # of the best plan's speed: listed below that
 UNIT = 2.0**-24
@@ -122,9 +122,8 @@ def measure(
         counts[plan] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
     left = knockout(calls, counts, pick)
     samples = final(calls, counts, left)
-    # The least of several is what other work on the machine disturbs least.
-    best = min(left, key=lambda plan: min(samples[plan][::2]))
-    pick_seconds, best_seconds = (min(samples[plan][1::2]) for plan in (pick, best))
+    best = min(left, key=lambda plan: median(samples[plan][::2]))
+    pick_seconds, best_seconds = (median(samples[plan][1::2]) for plan in (pick, best))
     times = (pick_seconds, best_seconds, min(best_seconds / pick_seconds, 1.0))
     return Row(mode, threads, shape, len(calls), pick, best, *times)
 
@@ -187,6 +186,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.3, help="to try plans in")
     arguments = parser.parse_args()
     seed = time_ns() % 2**32 if arguments.seed is None else arguments.seed
+    tell(arguments.shapes / 100, f"{arguments.shapes} shapes")
     started = perf_counter()
     shapes = random_shapes(arguments.shapes, seed, MOST_WORK)
     rows: list[Row] = []
@@ -194,16 +194,14 @@ def main() -> int:
         rows.append(row)
         if sys.stderr.isatty():
             print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
-    about, terminal = machine(), console()
+    terminal = console()
     reports = [summary(rows), misses(rows)]
     for report in reports:
         report.show(terminal)
     took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
     terminal.print(took, highlight=False)
-    content = {"machine": about, "seed": seed, "rows": [asdict(r) for r in rows]}
-    store("plans.json", content)
-    parts = [*(r.markdown() for r in reports), f"{took}; {machine_line(about)}\n"]
-    (RESULTS / "plans.md").write_text("\n".join(parts))
+    content = {"seed": seed, "rows": [asdict(r) for r in rows]}
+    save("plans", content, reports, ROUNDS, [took])
     return 0
 
 

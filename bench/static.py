@@ -18,7 +18,7 @@ import torch
 
 import pliant
 from bench.timing import (
-    RESULTS,
+    ROUNDS,
     Case,
     Report,
     Shape,
@@ -30,22 +30,20 @@ from bench.timing import (
     eager,
     error,
     few,
-    geomean,
+    geomean_spread,
     interleaved,
-    machine,
-    machine_line,
     ratios,
+    save,
     scale,
-    store,
+    tell,
 )
 
 TOLERANCE = 1e-3  # between the two, relative: only the order of additions may differ
-SECONDS = 2.0  # of timing per shape
-ROUNDS = 30
+MINUTES = 6  # for the zoo
 
 
 def measure(
-    case: Case, threads: int, shapes: list[Shape], seconds: float
+    case: Case, threads: int, shapes: list[Shape], rounds: int
 ) -> list[dict[str, Any]]:
     torch.set_num_threads(threads)
     dynamic = case.compile(threads=threads)
@@ -60,7 +58,7 @@ def measure(
             "static": partial(static, *given),
             "dynamic": partial(dynamic, *given),
         }
-        samples = interleaved(calls, ROUNDS, seconds=seconds)
+        samples = interleaved(calls, rounds)
         rows.append(
             {
                 "model": case.name,
@@ -91,9 +89,10 @@ def report(rows: list[dict[str, Any]], threads: int) -> Report:
         )
         for row in rows
     ]
-    found = [row["ratio"]["median"] for row in rows]
-    lines.append(("geomean", "", "", f"{geomean(found):.3f}"))
-    lines.append(("worst", "", "", f"{min(found):.3f}"))
+    found = [Spread(**row["ratio"]) for row in rows]
+    lines.append(("geomean", "", "", geomean_spread(found).text()))
+    worst = min(found, key=lambda each: each.median)
+    lines.append(("worst", "", "", worst.text()))
     name = f"Every dim fixed against every dim dynamic, {threads} thread(s)"
     return Report(
         name, ("model", "static ms", "dynamic ms", "static / dynamic"), tuple(lines)
@@ -104,18 +103,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.static", description=__doc__)
     add_model_arguments(parser, "zoo")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    tell(MINUTES, "every model of the zoo at three shapes")
     for case in cases(arguments).values():
         shapes = arguments.shape or few(case.shapes)
-        rows += measure(case, arguments.threads, shapes, arguments.seconds)
-    table, told = report(rows, arguments.threads), machine()
+        rows += measure(case, arguments.threads, shapes, arguments.rounds)
+    table = report(rows, arguments.threads)
     table.show(console())
     if not arguments.shape:
-        store("static.json", {"machine": told, "rows": rows})
-        text = f"{table.markdown()}\n{machine_line(told)}\n"
-        (RESULTS / "static.md").write_text(text)
+        save("static", {"rows": rows}, [table], arguments.rounds)
     return 0
 
 

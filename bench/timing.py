@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pliant.benchmark import results
 from pliant.benchmark.accuracy import eager, error, scale
 from pliant.benchmark.models import (
     Case,
@@ -22,14 +23,21 @@ from pliant.benchmark.tables import (
     Report,
     console,
     dims_text,
-    machine,
-    machine_line,
     mebibytes,
 )
-from pliant.benchmark.timing import Spread, geomean, interleaved, ratios, settle
+from pliant.benchmark.timing import (
+    ROUNDS,
+    Spread,
+    geomean,
+    geomean_spread,
+    interleaved,
+    ratios,
+    settle,
+)
 
 __all__ = [
     "RESULTS",
+    "ROUNDS",
     "Case",
     "Report",
     "Shape",
@@ -41,48 +49,39 @@ __all__ = [
     "dims_text",
     "eager",
     "error",
+    "expand",
     "few",
     "geomean",
+    "geomean_spread",
     "interleaved",
     "load_zoo",
-    "machine",
-    "machine_line",
     "mebibytes",
     "ratios",
+    "save",
     "scale",
     "settle",
-    "store",
+    "tell",
 ]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 
 
-def store(name: str, content: Mapping[str, Any]) -> Path:
-    """Writes a result as JSON: a line for each row, numbers to four digits."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / name
-    parts = (f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    return path
+def save(
+    name: str,
+    content: Mapping[str, Any],
+    tables: Sequence[Report],
+    rounds: int,
+    notes: Sequence[str] = (),
+) -> None:
+    """bench/results/NAME.json and NAME.md; `rounds` is 0 where nothing is timed."""
+    results.save(RESULTS, name, results.stamp(rounds), content, tables, notes)
+    print(f"written: {RESULTS / name}.md", file=sys.stderr)
 
 
-def _lines(value: Any) -> str:
-    if not isinstance(value, list) or not value:
-        return json.dumps(_short(value))
-    rows = ",\n  ".join(json.dumps(_short(row)) for row in value)
-    return f"[\n  {rows}\n ]"
-
-
-def _short(value: Any) -> Any:
-    match value:
-        case float():
-            return float(f"{value:.4g}")
-        case Mapping():
-            return {key: _short(held) for key, held in value.items()}
-        case list() | tuple():
-            return [_short(held) for held in value]
-    return value
+def tell(minutes: float, what: str) -> None:
+    """How long a benchmark takes, before it starts."""
+    print(f"{what}: about {minutes:.0f} minutes", file=sys.stderr, flush=True)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *default: str) -> None:

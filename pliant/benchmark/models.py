@@ -88,6 +88,34 @@ class Case:
         return tuple(self.inputs(*shape))
 
 
+# Where configurations of transformers say how deep a model is.
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "depths")
+
+
+def describe(model: torch.nn.Module) -> dict[str, Any]:
+    """How deep and large a model is, and whether its weights are random.
+
+    A model of transformers that was loaded knows from where; all others are random.
+    """
+    configs = [c for m in model.modules() if (c := getattr(m, "config", None))]
+    told = (getattr(c, name, None) for c in configs for name in DEPTHS)
+    depth = next((d for d in told if d), None)
+    if isinstance(depth, int):
+        layers = f"{depth} layers"
+    elif depth is not None:
+        layers = f"{sum(depth)} blocks"
+    else:
+        lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+        count = max((len(each) for each in lists), default=1)
+        layers = f"{count} block{'s' if count > 1 else ''}"
+    real = any(getattr(c, "name_or_path", "") for c in configs)
+    return {
+        "layers": layers,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weights": "real" if real else "random",
+    }
+
+
 def few(shapes: Sequence[Shape]) -> list[Shape]:
     """The first, the middle and the last."""
     return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))

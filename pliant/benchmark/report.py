@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pliant.benchmark.engines import ENGINES, OURS, PEERS
-from pliant.benchmark.tables import Report, dims_text, machine_line, mebibytes
-from pliant.benchmark.timing import Spread, geomean
+from pliant.benchmark.results import write_json, write_page
+from pliant.benchmark.tables import Report, dims_text
+from pliant.benchmark.timing import Spread, geomean, geomean_spread
 
 Result = Mapping[str, Any]
 SLOW = 0.95  # of the best peer's speed: anything below is listed
@@ -42,15 +43,16 @@ def speedups(results: Sequence[Result], peer: str) -> list[float]:
     ]
 
 
-def best_speedups(rows: Sequence[Result]) -> list[float]:
-    return [row["best_speedup"] for row in rows if "best_speedup" in row]
+def best_speedups(rows: Sequence[Result]) -> list[Spread]:
+    """At every shape, our speed over that of the peer which comes closest."""
+    return [Spread(**row["best"]) for row in rows if "best" in row]
 
 
 # ---- one model
 
 
 def model_table(result: Result) -> Report:
-    """Times per shape: median and quartiles, and our ratios to the peers."""
+    """Times per shape: median and its interval, and our ratios to the peers."""
     engines = timed(result)
     peers = [name for name in engines if name != OURS] if OURS in engines else []
     columns = [f"({', '.join(result['dims'])})", *(f"{title(n)} ms" for n in engines)]
@@ -61,7 +63,7 @@ def model_table(result: Result) -> Report:
         cells += [_time(row["engines"].get(n, {}).get("ms")) for n in engines]
         cells += [_ratio(row["engines"].get(n, {}).get("speedup")) for n in peers]
         if peers:
-            cells.append(_number(row.get("best_speedup")))
+            cells.append(_time(row.get("best")))
         lines.append(tuple(cells))
     means = ["geomean"]
     for name in engines:
@@ -69,9 +71,17 @@ def model_table(result: Result) -> Report:
         means.append(f"{geomean(found):.2f}")
     means += [f"{geomean(speedups([result], name)):.2f}" for name in peers]
     if peers:
-        means.append(f"{geomean(best_speedups(result['rows'])):.2f}")
+        means.append(geomean_spread(best_speedups(result["rows"])).text())
     name = f"{result['model']}, {threads_text(result['threads'])}"
-    return Report(name, tuple(columns), (*lines, tuple(means)))
+    return Report(
+        f"{name}: {about_text(result)}", tuple(columns), (*lines, tuple(means))
+    )
+
+
+def about_text(result: Result) -> str:
+    about = result["about"]
+    size = f"{about['parameters'] / 1e6:.1f} M parameters"
+    return f"{about['layers']}, {size}, {about['weights']} weights"
 
 
 def _time(found: Mapping[str, float] | None) -> str:
@@ -80,10 +90,6 @@ def _time(found: Mapping[str, float] | None) -> str:
 
 def _ratio(found: Mapping[str, float] | None) -> str:
     return NONE if found is None else f"{found['median']:.2f}"
-
-
-def _number(found: float | None) -> str:
-    return NONE if found is None else f"{found:.2f}"
 
 
 # ---- all models
@@ -108,17 +114,10 @@ def compile_table(results: Sequence[Result]) -> Report:
     return Report("Seconds to compile", columns, tuple(lines))
 
 
-def memory_table(results: Sequence[Result]) -> Report:
-    """The high-water mark of one call; what is kept between calls is not in it."""
-    names = engine_names(results)
-    lines = []
-    for result in (r for r in results if r.get("memory_shape")):
-        about = result["engines"]
-        cells = [_bytes(about.get(n, {}).get("memory_bytes")) for n in names]
-        shape = dims_text(result["memory_shape"])
-        lines.append((result["model"], str(result["threads"]), shape, *cells))
-    columns = ("model", "threads", "shape", *map(title, names))
-    return Report("MiB above start in one call", columns, tuple(lines))
+def models_table(results: Sequence[Result]) -> Report:
+    """What the names stand for."""
+    texts = {result["model"]: about_text(result) for result in results}
+    return Report("Models", ("model", "what it is"), tuple(texts.items()))
 
 
 def _onnx_seconds(engines: Mapping[str, Any]) -> float | None:
@@ -133,12 +132,11 @@ def _seconds(found: float | None) -> str:
     return NONE if found is None else f"{found:.1f}"
 
 
-def _bytes(found: int | None) -> str:
-    return NONE if found is None else mebibytes(found)
-
-
 def summary_table(results: Sequence[Result]) -> Report:
-    """Geomean of our speed over each peer's, per model and over everything."""
+    """Geomean of our speed over each peer's, per model and over everything.
+
+    "x best" takes at every shape the peer that comes closest there.
+    """
     peers = [n for n in PEERS if speedups(results, n)]
     columns = ("model", "threads", *(f"x {title(n)}" for n in peers), "x best", "worst")
     lines = []
@@ -153,22 +151,27 @@ def summary_table(results: Sequence[Result]) -> Report:
 
 def _means(results: Sequence[Result], peers: Sequence[str]) -> list[str]:
     best = [x for r in results for x in best_speedups(r.get("rows", []))]
-    cells = [geomean(speedups(results, n)) for n in peers]
-    cells += [geomean(best), min(best, default=math.nan)]
-    return [NONE if math.isnan(x) else f"{x:.2f}" for x in cells]
+    means = [geomean(speedups(results, n)) for n in peers]
+    cells = [NONE if math.isnan(x) else f"{x:.2f}" for x in means]
+    worst = min(best, key=lambda x: x.median, default=None)
+    return [
+        *cells,
+        geomean_spread(best).text() if best else NONE,
+        NONE if worst is None else worst.text(),
+    ]
 
 
 def slow_rows(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
     """Every (model, threads, shape) where the best peer is faster by more than 5%."""
     for result in results:
         for row in result.get("rows", []):
-            if row.get("best_speedup", 1.0) < SLOW:
+            if "best" in row and row["best"]["median"] < SLOW:
                 yield {
                     "model": result["model"],
                     "threads": result["threads"],
                     "shape": row["shape"],
                     "best_peer": row["best_peer"],
-                    "speedup": row["best_speedup"],
+                    "speedup": row["best"]["median"],
                 }
 
 
@@ -201,6 +204,19 @@ def left_out(results: Sequence[Result]) -> Iterator[str]:
                 yield f"{where}: {title(name)} {about['status']}: {about['reason']}"
 
 
+def left_out_note(results: Sequence[Result]) -> str:
+    """The same as a list, with what is the same everywhere told once."""
+    reasons: dict[str, list[str]] = {}
+    for line in left_out(results):
+        where, _, reason = line.partition(": ")
+        reasons.setdefault(reason, []).append(where)
+    lines = []
+    for reason, places in reasons.items():
+        every = len(places) == len(results)
+        lines.append(f"- {'everywhere' if every else '; '.join(places)}: {reason}")
+    return "\n".join(lines)
+
+
 def failed(results: Sequence[Result]) -> bool:
     """Whether a model could not be measured, or our own result was not right."""
     return any(
@@ -214,7 +230,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """The numbers of the last tables, for programs."""
     rows = [row for result in results for row in result.get("rows", [])]
     peers = [n for n in PEERS if speedups(results, n)]
-    best = best_speedups(rows)
+    best = [found.median for found in best_speedups(rows)]
     return {
         "geomean": {name: geomean(speedups(results, name)) for name in peers},
         "geomean_best": geomean(best) if best else None,
@@ -227,34 +243,43 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 # ---- files
 
 
-def store_result(folder: Path, result: Result, about: Mapping[str, str]) -> None:
+def result_path(folder: Path, model: str, threads: int) -> Path:
+    stem = Path(model.replace(":", "_")).name
+    return folder / MODELS / f"{stem}_{threads}t.json"
+
+
+def stored_result(folder: Path, model: str, threads: int) -> Result | None:
+    path = result_path(folder, model, threads)
+    if not path.exists():
+        return None
+    found: Result = json.loads(path.read_text())
+    return found
+
+
+def store_result(folder: Path, result: Result, about: Mapping[str, Any]) -> None:
     """One file per model and thread count; a failed run leaves no older one behind."""
-    kept = folder / MODELS
-    kept.mkdir(parents=True, exist_ok=True)
-    stem = Path(result["model"].replace(":", "_")).name
-    path = kept / f"{stem}_{result['threads']}t.json"
+    path = result_path(folder, result["model"], result["threads"])
     if "error" in result:
         path.unlink(missing_ok=True)
         return
-    path.write_text(json.dumps({**result, "machine": dict(about)}, indent=1) + "\n")
+    write_json(path, about, result)
 
 
 def write_tables(folder: Path) -> None:
     """models.md and summary.md, from every stored result."""
     stored = [json.loads(path.read_text()) for path in folder.glob(f"{MODELS}/*.json")]
     stored.sort(key=lambda r: (r["model"], r["threads"]))
-    notes = [f"- {line}" for line in left_out(stored)]
-    machines = dict.fromkeys(machine_line(result["machine"]) for result in stored)
-    last = [*(f"\n{line}" for line in machines), ""]
-    short = [summary_table(stored), slow_table(stored)]
-    short += [compile_table(stored), memory_table(stored)]
-    (folder / "summary.md").write_text(
-        "\n".join([*(t.markdown() for t in short), *notes, *last])
-    )
+    stamps = [result["stamp"] for result in stored]
+    notes = [note] if (note := left_out_note(stored)) else []
+    short = [summary_table(stored), slow_table(stored), models_table(stored)]
     head = (
-        "Milliseconds per call: median (quartiles). x: a peer's time over pliant's, "
-        "within each round; above 1 pliant is faster. Every engine was checked against "
-        "fp64 first. Written by `make bench`.\n"
+        "x: a peer's time over pliant's within each round, median of the rounds; above "
+        '1 pliant is faster. "x best" takes at each shape the peer for which that is '
+        "least. In brackets: the 95% interval of the median (docs/measuring.md)."
     )
-    tables = [model_table(result).markdown() for result in stored if result["rows"]]
-    (folder / "models.md").write_text("\n".join([head, *tables, *notes, *last]))
+    write_page(
+        folder / "summary.md", stamps, [*short, compile_table(stored)], [head, *notes]
+    )
+    tables = [model_table(result) for result in stored if result["rows"]]
+    head = f"Milliseconds per call. {head} Every engine was checked against fp64 first."
+    write_page(folder / "models.md", stamps, tables, [head, *notes])

@@ -38,8 +38,8 @@ def run_job(job: Job, say: Say) -> dict[str, Any]:
             "OMP_NUM_THREADS": str(job.threads),
             "TVM_NUM_THREADS": str(job.threads),
             "TVM_BIND_THREADS": "0",  # or it pins our main thread to a core
-            # every measurement compiles from cold
-            "TORCHINDUCTOR_CACHE_DIR": str(Path(own) / "torch"),
+            # We compile from cold every time; torch too, unless its cache is kept.
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder if job.kept else own) / "torch"),
             "PLIANT_CACHE": str(Path(own) / "pliant"),
             "PYTHONPATH": os.pathsep.join(_paths()),
         }

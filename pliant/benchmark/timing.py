@@ -22,12 +22,18 @@ MOST_PAUSES = 100
 TURN_SECONDS = 0.005
 LONG_SECONDS = 0.05  # such a call needs no untimed one before it
 MOST_CALLS_A_TURN = 1000
-FEWEST_ROUNDS = 3
+ROUNDS = 15  # of everything that is stored
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with the quartiles around it."""
+    """A median with the interval that holds the true one with 95 percent.
+
+    The interval goes from one sample to another: whatever the distribution, each sample
+    is as likely below the true median as above it, so the number below is binomial.
+    Of 15 samples it is the fourth to the twelfth. Fewer than six have no such interval:
+    then it is the least and the largest.
+    """
 
     median: float
     low: float
@@ -36,10 +42,8 @@ class Spread:
     @staticmethod
     def of(samples: Sequence[float]) -> Spread:
         ranked = sorted(samples)
-        last = len(ranked) - 1
-        return Spread(
-            median(ranked), ranked[round(0.25 * last)], ranked[round(0.75 * last)]
-        )
+        outside = _outside(len(ranked))
+        return Spread(median(ranked), ranked[outside], ranked[-1 - outside])
 
     def scaled(self, factor: float) -> Spread:
         return Spread(self.median * factor, self.low * factor, self.high * factor)
@@ -51,27 +55,25 @@ class Spread:
         return f"{self.median:.{digits}f} ({low} to {high})"
 
 
+def _outside(count: int) -> int:
+    """Samples on either side that a 95 percent interval of the median leaves out."""
+    below, outside = 1, 0  # in units of 2**-count: of at most `outside` samples
+    while below * 40 <= 2**count:
+        outside += 1
+        below += math.comb(count, outside)
+    return max(outside - 1, 0)
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], object]],
-    repetitions: int,
+    rounds: int = ROUNDS,
     warm_up: int = 2,
-    *,
-    seconds: float | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of every engine, one sample per round.
-
-    There are `repetitions` rounds; with `seconds`, as many of them as fit into that
-    time, but a few in any case.
-    """
+    """Seconds per call of every engine, one sample per round."""
     counts = {name: _calls_a_turn(call, warm_up) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
-    started = perf_counter()
-    for number in range(repetitions):
-        if seconds is not None and number >= FEWEST_ROUNDS:
-            round_seconds = (perf_counter() - started) / number
-            if round_seconds * (number + 1) > seconds:
-                break
+    for number in range(rounds):
         # going back and forth gives every engine every neighbour
         for name in order if number % 2 == 0 else reversed(order):
             samples[name].append(_turn(calls[name], counts[name]))
@@ -119,3 +121,15 @@ def geomean(values: Sequence[float]) -> float:
     if not values:
         return math.nan
     return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def geomean_spread(found: Sequence[Spread]) -> Spread:
+    """Of medians that were measured apart from each other, with its own interval.
+
+    The errors of their logarithms are taken as independent, each with the width that
+    its interval tells, so the width of the mean's is the root of the sum of squares.
+    """
+    middle = geomean([each.median for each in found])
+    widths = (math.log(each.high / each.low) for each in found)
+    half = math.sqrt(sum(width**2 for width in widths)) / (2 * max(len(found), 1))
+    return Spread(middle, middle / math.exp(half), middle * math.exp(half))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -28,14 +28,12 @@ from pliant.benchmark.engines import (
     Setup,
     export_onnx,
 )
-from pliant.benchmark.memory import high_water
-from pliant.benchmark.models import Case, Shape, few, load
+from pliant.benchmark.models import Case, Shape, describe, few, load
 from pliant.benchmark.timing import Spread, interleaved, ratios
 from pliant.errors import OptionError
 from pliant.profile import totals
 
 Say = Callable[[str], None]
-MOST_ROUNDS = 30
 PROFILED_CALLS = 9
 BRIEF = 300  # letters of an error that are told
 
@@ -50,10 +48,11 @@ class Job:
     engines: tuple[str, ...]
     shapes: tuple[Shape, ...]  # none: the model's own
     few_shapes: bool  # of the model's own, the first, the middle and the largest
-    seconds: float  # of timing per shape
-    memory: bool
+    rounds: int
     kernels: bool  # where our time goes, instead of times against peers
     folder: str  # for files that workers of the same model share
+    kept: bool = False  # the folder outlives the run, with what engines compiled
+    only_prepare: bool = False  # fill the folder and time nothing
 
     @staticmethod
     def read(text: str) -> Job:
@@ -99,27 +98,28 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
     inputs = {shape: case.at(shape) for shape in shapes}
     folder = Path(job.folder)
     setup = Setup(case, job.threads, folder)
-    longest = largest(case, shapes)
-    for tensor in (*case.model.parameters(), *case.model.buffers()):
-        tensor.sum()  # mapped weights become resident now, not in a call
     candidates: list[Candidate] = []
     for name in job.engines:
         say(f"preparing {ENGINES[name].title}")
         candidate = prepare(name, setup)
         candidates.append(candidate)
         if candidate.engine is not None:
-            visit(candidate, shapes, inputs, longest if job.memory else None)
-    errors = check(case, candidates, inputs, say)
+            visit(candidate, shapes, inputs)
+        if job.kept:
+            remember(candidate, job)
     rows = []
-    for shape in shapes:
-        say(f"timing {shape}")
-        rows.append(row(shape, candidates, inputs[shape], errors[shape], job.seconds))
+    if not job.only_prepare:
+        errors = check(case, candidates, inputs, say)
+        for shape in shapes:
+            say(f"timing {shape}")
+            given = inputs[shape]
+            rows.append(row(shape, candidates, given, errors[shape], job.rounds))
     result: dict[str, Any] = {
         "model": job.model,
         "threads": job.threads,
         "dims": case.dims,
+        "about": describe(case.model),
         "engines": {c.name: c.about for c in candidates},
-        "memory_shape": longest if job.memory else None,
         "rows": rows,
     }
     ours = next((c.engine for c in candidates if c.name == OURS), None)
@@ -154,7 +154,6 @@ def prepare(name: str, setup: Setup) -> Candidate:
         "reason": "",
         "compile_seconds": seconds,
         "export_seconds": export,  # torch.export for us, ONNX for others; told apart
-        "memory_bytes": None,
     }
     return candidate
 
@@ -163,22 +162,16 @@ def visit(
     candidate: Candidate,
     shapes: list[Shape],
     inputs: dict[Shape, tuple[torch.Tensor, ...]],
-    longest: Shape | None,
 ) -> None:
     """The first call at every shape, before any other engine runs.
 
     An engine that compiles again for a shape does it here, and it counts as compiling.
-    The memory of the longest shape is taken before any other long call of the engine
-    can leave memory behind that it would reuse; a short call has touched the weights.
     """
     assert candidate.engine is not None
     bind = candidate.engine.bind
     started = perf_counter()
     again = 0.0
     try:
-        bind(inputs[shapes[0]])()
-        if longest is not None:
-            candidate.about["memory_bytes"] = high_water(bind(inputs[longest]))
         for shape in shapes:
             call = bind(inputs[shape])
             call()
@@ -191,6 +184,16 @@ def visit(
     if ENGINES[candidate.name].compiles_per_shape:
         spent = max(perf_counter() - started - again, 0.0)
         candidate.about["compile_seconds"] += spent
+
+
+def remember(candidate: Candidate, job: Job) -> None:
+    """The compile seconds of an engine whose own cache is in the folder: the first."""
+    if candidate.engine is None or not ENGINES[candidate.name].compiles_per_shape:
+        return
+    told = Path(job.folder) / f"{candidate.name}_{job.threads}t_seconds"
+    if not told.exists():
+        told.write_text(repr(candidate.about["compile_seconds"]))
+    candidate.about["compile_seconds"] = float(told.read_text())
 
 
 def check(
@@ -226,28 +229,37 @@ def row(
     candidates: list[Candidate],
     given: tuple[torch.Tensor, ...],
     errors: dict[str, float],
-    seconds: float,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Times at one shape, and our ratio to every peer and to the fastest of them."""
+    """Times at one shape, and our ratio to every peer and to the best of them."""
     calls = {c.name: c.engine.bind(given) for c in candidates if c.engine is not None}
-    samples = interleaved(calls, MOST_ROUNDS, seconds=seconds)
-    found: dict[str, Any] = {}
-    for name, times in samples.items():
-        found[name] = {
-            "ms": asdict(Spread.of(times).scaled(1e3)),
-            "error": errors[name],
-        }
-        if name != OURS and OURS in samples:
-            found[name]["speedup"] = asdict(ratios(times, samples[OURS]))
-    peers = [name for name in found if name != OURS]
-    best = min(peers, key=lambda n: found[n]["ms"]["median"], default=None)
-    result: dict[str, Any] = {"shape": shape, "engines": found, "best_peer": best}
-    result["rounds"] = min(map(len, samples.values()), default=0)
-    if best is not None and OURS in samples:
-        result["best_speedup"] = found[best]["speedup"]["median"]
+    result = {"shape": shape, **compared(interleaved(calls, rounds))}
+    for name, found in result["engines"].items():
+        found["error"] = errors[name]
     ours = next((c.engine for c in candidates if c.name == OURS), None)
     if ours is not None and ours.model is not None:
         result["peak_bytes"] = ours.model.memory_plan(*given).peak_bytes
+    return result
+
+
+def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """From seconds by engine and round: the times, and a peer's time over ours.
+
+    The best peer is the one against which that ratio is least.
+    """
+    found: dict[str, Any] = {}
+    for name, times in samples.items():
+        found[name] = {"ms": asdict(Spread.of(times).scaled(1e3))}
+        if name != OURS and OURS in samples:
+            found[name]["speedup"] = asdict(ratios(times, samples[OURS]))
+    result: dict[str, Any] = {
+        "engines": found,
+        "rounds": min(map(len, samples.values()), default=0),
+    }
+    peers = [name for name in found if "speedup" in found[name]]
+    if peers:
+        best = min(peers, key=lambda name: found[name]["speedup"]["median"])
+        result |= {"best_peer": best, "best": found[best]["speedup"]}
     return result
 
 

@@ -6,7 +6,12 @@ name of a model of the zoo (--zoo), or `zoo` for all of them.
 
 Every model and thread count is measured in a process of its own, where the engines take
 turns. Results are checked against fp64 before anything is timed; an engine that fails,
-is wrong or is not installed is reported and left out. Needs an otherwise idle machine.
+is wrong or is not installed is reported and left out. Needs an otherwise idle machine,
+and says how long it will take.
+
+torch.compile takes minutes for some models. With --keep its cache and the ONNX files
+outlive the run; `--keep FOLDER --prepare` fills the folder and times nothing, which
+needs no idle machine. Compile seconds are then those of the run that filled it.
 
 With --kernels only pliant runs, and the table says where its time goes: GFLOP/s and
 GB/s of each kernel against what the machine was measured to reach. Small tensors stay
@@ -16,8 +21,8 @@ in cache, so their GB/s may exceed that of memory.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "bench"
 HELP = "times models against other engines"
-SECONDS, QUICK_SECONDS = 3.0, 0.5  # of timing per shape
+QUICK_ROUNDS = 5
 BUSY = 0.5  # load from which times are not to be trusted
 
 
@@ -50,17 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", type=_shape, action="append", help="dims such as 1x32; repeatable"
     )
     parser.add_argument(
-        "--seconds", type=float, help=f"of timing per shape (default {SECONDS:g})"
+        "--rounds", type=_positive, help="of timing per shape (default 15)"
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="three shapes, short times, no memory, no engine that compiles for long",
+        help="three shapes, few rounds, no engine that compiles for long",
     )
     parser.add_argument(
         "--kernels", action="store_true", help="where pliant's time goes, by kernel"
     )
     parser.add_argument("--output", type=Path, help="folder for JSON and Markdown")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep what engines compile here"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="fill the folder of --keep, time nothing"
+    )
 
 
 def _positive(text: str) -> int:
@@ -75,23 +86,31 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pliant.benchmark.estimate import estimate
     from pliant.benchmark.report import failed, store_result, write_tables
+    from pliant.benchmark.results import stamp
     from pliant.benchmark.run import run_jobs
-    from pliant.benchmark.tables import machine
 
-    load = os.getloadavg()[0]
-    about = {**machine(), "load": f"load {load:.1f} before the run"}
-    if load > BUSY:
-        text = f"the machine is busy (load {load:.1f}): do not trust these times"
-        print(text, file=sys.stderr)
-    keeps = args.output is not None and not args.kernels
+    if args.prepare and args.keep is None:
+        raise OptionError("--prepare fills the folder of --keep: give one")
+    keeps = args.output is not None and not args.kernels and not args.prepare
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = _jobs(args, args.keep or Path(folder))
+        about = stamp(jobs[0].rounds)
+        if about["load"] > BUSY and not args.prepare:
+            text = (
+                f"the machine is busy (load {about['load']}): do not trust these times"
+            )
+            print(text, file=sys.stderr)
+        if not args.kernels:
+            print(estimate(jobs, args.output).text(), file=sys.stderr, flush=True)
 
-    def keep(result: dict[str, Any]) -> None:
-        if keeps:
-            store_result(args.output, result, about)
+        def keep(result: dict[str, Any]) -> None:
+            if keeps:
+                store_result(args.output, result, about)
 
-    with tempfile.TemporaryDirectory() as folder, progress("starting") as say:
-        results = run_jobs(_jobs(args, Path(folder)), say, keep)
+        with progress("starting") as say:
+            results = run_jobs(jobs, say, keep)
     if keeps:
         write_tables(args.output)
     if args.kernels:
@@ -104,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
 def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
     from pliant import target
     from pliant.benchmark.models import default_zoo, expand
+    from pliant.benchmark.timing import ROUNDS
     from pliant.benchmark.worker import Job
 
     zoo = args.zoo or default_zoo()
@@ -111,9 +131,9 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
         raise OptionError(f"no such file: {args.zoo}")
     jobs = []
     threads = args.threads or [1, target.host().cores]
-    for number, name in enumerate(expand(args.models, zoo)):
-        shared = folder / str(number)
-        shared.mkdir()
+    for name in expand(args.models, zoo):
+        shared = folder / _folder_name(name, zoo)
+        shared.mkdir(parents=True, exist_ok=True)
         for count in dict.fromkeys(threads):
             job = Job(
                 model=name,
@@ -122,13 +142,25 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
                 engines=_engines(args.peers, args.quick),
                 shapes=tuple(args.shape or ()),
                 few_shapes=args.quick,
-                seconds=args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
-                memory=not args.quick,
+                rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
                 kernels=args.kernels,
                 folder=str(shared),
+                kept=args.keep is not None,
+                only_prepare=args.prepare,
             )
             jobs.append(job)
     return jobs
+
+
+def _folder_name(model: str, zoo: Path | None) -> str:
+    """Of what is made from a model: another for another source or torch."""
+    import torch
+
+    path, _, name = model.rpartition(":")
+    source = Path(path or (model if model.endswith(".pt2") else zoo or model))
+    content = source.read_bytes() if source.is_file() else b""
+    key = hashlib.sha256(content + torch.__version__.encode()).hexdigest()
+    return f"{Path(name).stem}-{key[:12]}"
 
 
 def _engines(peers: list[str] | None, quick: bool) -> tuple[str, ...]:
@@ -143,13 +175,14 @@ def _engines(peers: list[str] | None, quick: bool) -> tuple[str, ...]:
     return (OURS, *peers)
 
 
-def _show(results: list[dict[str, Any]], about: dict[str, str], as_json: bool) -> None:
+def _show(results: list[dict[str, Any]], about: dict[str, Any], as_json: bool) -> None:
     from pliant.benchmark import report
-    from pliant.benchmark.tables import console, machine_line
+    from pliant.benchmark.results import stamp_line
+    from pliant.benchmark.tables import console
 
     if as_json:
         content = {
-            "machine": about,
+            "stamp": about,
             "results": results,
             "summary": report.summary(results),
         }
@@ -160,25 +193,24 @@ def _show(results: list[dict[str, Any]], about: dict[str, str], as_json: bool) -
         if result.get("rows"):
             report.model_table(result).show(out)
     report.compile_table(results).show(out)
-    if any(result.get("memory_shape") for result in results):
-        report.memory_table(results).show(out)
     if report.summary(results)["geomean"]:
         report.summary_table(results).show(out)
         report.slow_table(results).show(out)
     for line in report.left_out(results):
         out.print(line, markup=False, highlight=False)
-    out.print(machine_line(about), markup=False, highlight=False)
+    out.print(stamp_line(about), markup=False, highlight=False)
 
 
 def _show_kernels(
-    results: list[dict[str, Any]], about: dict[str, str], as_json: bool
+    results: list[dict[str, Any]], about: dict[str, Any], as_json: bool
 ) -> None:
+    from pliant.benchmark.results import stamp_line
     from pliant.benchmark.roofline import limits, roofline_tables
-    from pliant.benchmark.tables import console, machine_line
+    from pliant.benchmark.tables import console
 
     measured = limits()
     if as_json:
-        content = {"machine": about, "limits": measured, "results": results}
+        content = {"stamp": about, "limits": measured, "results": results}
         print(json.dumps(content, indent=1))
         return
     out = console()
@@ -188,4 +220,4 @@ def _show_kernels(
     for result in results:
         if "error" in result:
             out.print(f"{result['model']}: {result['error']}", markup=False)
-    out.print(machine_line(about), markup=False, highlight=False)
+    out.print(stamp_line(about), markup=False, highlight=False)

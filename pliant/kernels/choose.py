@@ -2,8 +2,9 @@
 
 Every choice is an integer expression of M, N, K and the number of threads, so the
 compiled code evaluates it in a few dozen nanoseconds, `explain` prints it for sizes of
-interest, and nothing is tuned or compiled per shape. The model, with cycles per step of
-K and the bytes that move as its terms:
+interest, and nothing is compiled per shape. The thresholds below were set by hand, from
+what `bench.plans` measured on machines with AVX-512 and AVX2. The model, with cycles
+per step of K and the bytes that move as its terms:
 
 kernel    A panel kernel of V vectors takes max(MR*V / 2, (MR + V) / 2) cycles a step
           and computes N rounded up to whole vectors. With a few columns most lanes of

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import resource
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -12,14 +14,25 @@ from typing import Any
 import pytest
 import torch
 
+from bench import pages
+from bench.timing import RESULTS
 from pliant.benchmark import report
 from pliant.benchmark.accuracy import Reference, allowed, error
 from pliant.benchmark.engines import ENGINES, NotAvailable, Setup, export_onnx
+from pliant.benchmark.estimate import estimate
 from pliant.benchmark.memory import high_water
-from pliant.benchmark.models import SHAPES, load
+from pliant.benchmark.models import SHAPES, describe, load
+from pliant.benchmark.results import save, stamp, stamp_line
 from pliant.benchmark.roofline import limit_for, roofline_tables
-from pliant.benchmark.timing import FEWEST_ROUNDS, Spread, geomean, interleaved
-from pliant.benchmark.worker import Job, check, measure_kernels, prepare
+from pliant.benchmark.tables import Report
+from pliant.benchmark.timing import (
+    ROUNDS,
+    Spread,
+    geomean,
+    geomean_spread,
+    interleaved,
+)
+from pliant.benchmark.worker import Job, check, compared, measure_kernels, prepare
 
 TINY = Path(__file__).with_name("tiny.py")
 
@@ -30,12 +43,43 @@ def test_rounds() -> None:
     samples = interleaved(calls, 4)
     assert [len(times) for times in samples.values()] == [4, 4]
     assert set(seen) == {"a", "b"}
-    slow = interleaved({"slow": lambda: sleep(0.06)}, 50, seconds=0.0)
-    assert len(slow["slow"]) == FEWEST_ROUNDS
+    slow = interleaved({"slow": lambda: sleep(0.06)}, 2)
+    assert len(slow["slow"]) == 2
 
 
-def test_spread_has_quartiles() -> None:
-    assert Spread.of([5, 1, 2, 3, 4]) == Spread(3, 2, 4)
+def test_spread_holds_the_median_with_95_percent() -> None:
+    assert Spread.of([5, 1, 2, 3, 4]) == Spread(3, 1, 5)
+    assert Spread.of(range(15)) == Spread(7, 3, 11)
+    source, held = random.Random(1), 0
+    for _ in range(2000):
+        found = Spread.of([source.expovariate(1.0) for _ in range(15)])
+        held += found.low <= math.log(2) <= found.high
+    assert 0.95 < held / 2000 < 0.99
+
+
+def test_spread_of_a_mean() -> None:
+    mean = geomean_spread([Spread(1.0, 0.9, 1.1)] * 4)
+    assert mean.median == pytest.approx(1.0)
+    assert mean.high / mean.low == pytest.approx((1.1 / 0.9) ** 0.5)
+
+
+def test_the_best_peer_has_the_least_ratio() -> None:
+    """Not the least median: which engine is ahead is told within each round."""
+    found = compared(
+        {
+            "pliant": [1.0, 2.0, 4.0],
+            "eager": [2.0, 3.0, 4.2],
+            "openvino": [1.5, 3.2, 9.0],
+        }
+    )
+    assert found["engines"]["eager"]["ms"]["median"] == 3000
+    assert found["best_peer"] == "eager" and found["best"]["median"] == 1.5
+    found = compared({"pliant": [1.0, 2.0, 2.1], "eager": [3.0, 2.2, 2.1]})
+    assert found["best"]["median"] == pytest.approx(1.1)
+    assert "best" not in compared({"eager": [1.0]})
+
+
+def test_spread_is_told() -> None:
     assert Spread(0.1234, 0.1, 0.2).text() == "0.123 (0.100 to 0.200)"
     assert geomean([1, 4]) == pytest.approx(2)
     assert math.isnan(geomean([]))
@@ -125,7 +169,7 @@ def result(*ratios: float) -> dict[str, Any]:
         {
             "shape": [1, k],
             "best_peer": "eager",
-            "best_speedup": ratio,
+            "best": {"median": ratio, "low": ratio, "high": ratio},
             "engines": {
                 "pliant": {"ms": {"median": 1.0, "low": 1.0, "high": 1.0}},
                 "eager": {
@@ -142,7 +186,7 @@ def result(*ratios: float) -> dict[str, Any]:
         "model": "net",
         "threads": 2,
         "dims": ["batch", "seq"],
-        "memory_shape": None,
+        "about": {"layers": "4 layers", "parameters": 10**6, "weights": "random"},
         "rows": rows,
         "engines": {"pliant": ok, "eager": ok, "tvm": missing},
     }
@@ -162,10 +206,54 @@ def test_summary() -> None:
 def test_failed_runs_leave_no_old_numbers(tmp_path: Path) -> None:
     report.store_result(tmp_path, result(2.0), {"date": "today"})
     (path,) = tmp_path.glob("models/*.json")
-    assert json.loads(path.read_text())["machine"] == {"date": "today"}
+    assert json.loads(path.read_text())["stamp"] == {"date": "today"}
     gone = {"model": "net", "threads": 2, "error": "gone"}
     report.store_result(tmp_path, gone, {"date": "today"})
     assert not list(tmp_path.glob("models/*.json"))
+
+
+def test_the_summary_takes_the_best_peer_of_each_shape() -> None:
+    """Two peers, each ahead once: against the best of both we are slower."""
+    first, second = result(2.0, 0.5), result(0.5, 2.0)
+    rows = []
+    for one, other in zip(first["rows"], second["rows"], strict=True):
+        engines = {**one["engines"], "openvino": other["engines"]["eager"]}
+        best = min(one["best"], other["best"], key=lambda each: each["median"])
+        rows.append({**one, "engines": engines, "best": best})
+    table = report.summary_table([{**first, "rows": rows}])
+    line = dict(zip(table.columns, table.rows[-1], strict=True))
+    assert line["x torch eager"] == line["x OpenVINO"] == "1.00"
+    assert line["x best"].startswith("0.500 ")
+
+
+def test_every_result_says_what_it_was_measured_with(tmp_path: Path) -> None:
+    about = stamp(15)
+    table = Report("Times", ("case", "ms"), (("a", "1"),))
+    save(tmp_path, "times", about, {"rows": [{"ms": 1.23456}]}, [table], ["A note."])
+    content = json.loads((tmp_path / "times.json").read_text())
+    assert content["rows"] == [{"ms": 1.235}]
+    for field in ("commit", "changed", "date", "rounds", "cpu", "caches", "versions"):
+        assert content["stamp"][field] == about[field]
+    page = (tmp_path / "times.md").read_text()
+    assert page.endswith(f"A note.\n\n{stamp_line(about)}\n")
+    assert "15 rounds" in page and f"Commit {about['commit']}" in page
+
+
+def test_models_are_described() -> None:
+    assert describe(load(f"{TINY}:net", None).model) == {
+        "layers": "1 block",
+        "parameters": 8 * 16 + 16 + 16 * 4 + 4,
+        "weights": "random",
+    }
+
+
+def test_the_time_is_told_before() -> None:
+    job = Job("net", None, 1, ("pliant", "eager"), ((1, 2),), False, 15, False, "")
+    one, two = estimate([job], None), estimate([job, job], None)
+    assert (one.cells, two.cells) == (1, 2) and "15 rounds of 2 engines" in one.text()
+    assert two.timing == 2 * one.timing and two.prepare == 2 * one.prepare
+    more = estimate([replace(job, rounds=30)], None)
+    assert more.timing == 2 * one.timing
 
 
 def test_kernels_and_their_limits(tmp_path: Path) -> None:
@@ -176,8 +264,7 @@ def test_kernels_and_their_limits(tmp_path: Path) -> None:
         engines=("pliant",),
         shapes=((2, 5),),
         few_shapes=False,
-        seconds=0.1,
-        memory=False,
+        rounds=3,
         kernels=True,
         folder=str(tmp_path),
     )
@@ -191,3 +278,59 @@ def test_kernels_and_their_limits(tmp_path: Path) -> None:
     assert "100 GFLOP/s, 10 GB/s" in table.title
     assert len(table.rows) == len(call["kernels"])
     assert limit_for(limits, "fma_gflops", 10**6) == 200
+
+
+# ---- what is stored, and the pages that show it
+
+
+def test_stored_results_are_stamped() -> None:
+    for path in sorted(RESULTS.rglob("*.json")):
+        told = json.loads(path.read_text())["stamp"]
+        assert told["commit"] and told["date"] and told["cpu"] and told["versions"]
+        assert told["rounds"] == 0 or told["rounds"] >= ROUNDS, path
+        assert not told["changed"], f"{path}: measured with uncommitted changes"
+    for path in sorted(RESULTS.rglob("*.md")):
+        assert path.read_text().splitlines()[-1].startswith("Commit "), path
+
+
+def test_pages_show_what_is_stored() -> None:
+    """`make pages` writes them."""
+    for path in pages.pages():
+        assert pages.filled(path.read_text()) == path.read_text(), path
+
+
+def test_a_page_takes_the_first_tables(tmp_path: Path) -> None:
+    made = [Report(f"Table {n}", ("case", "ms"), (("a", str(n)),)) for n in range(3)]
+    save(tmp_path, "times", stamp(15), {}, made, ["A note."])
+    marker = "<!-- begin: times.md, 2 tables, by `make times` -->"
+    page = f"Before.\n\n{marker}\nold\n<!-- end -->\n\nBehind.\n"
+    shown = pages.filled(page, tmp_path)
+    assert "#### Table 0\n\n| case | ms |\n" in shown and "| a | 1 |\n\n" in shown
+    assert "old" not in shown and "Table 2" not in shown and "A note" not in shown
+    assert f"Commit {stamp(15)['commit']}" in shown and "15 rounds" in shown
+    assert shown.startswith("Before.\n") and shown.endswith("Behind.\n")
+    assert pages.filled(shown, tmp_path) == shown
+    (tmp_path / "times.md").unlink()
+    assert "*Not measured on this code yet:* `make times`" in pages.filled(
+        shown, tmp_path
+    )
+
+
+def test_results_of_other_code_are_deleted(tmp_path: Path) -> None:
+    about = {**stamp(15), "commit": "new", "changed": False}
+    for name, told in (
+        ("here", about),
+        ("old", {**about, "commit": "old"}),
+        ("edited", {**about, "changed": True}),
+    ):
+        save(tmp_path, name, told, {}, [])
+    report.store_result(tmp_path, {**result(2.0), "model": "one"}, about)
+    report.store_result(tmp_path, result(2.0), {**about, "commit": "old"})
+    report.write_tables(tmp_path)
+    assert "| net | 2 |" in (tmp_path / "summary.md").read_text()
+    pages.prune(tmp_path, "new")
+    assert {p.name for p in tmp_path.glob("*.json")} == {"here.json"}
+    assert {p.name for p in tmp_path.glob("models/*.json")} == {"one_2t.json"}
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| one | 2 |" in summary and "| net | 2 |" not in summary
+    assert not (tmp_path / "old.md").exists()
