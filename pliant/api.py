@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pliant import knobs, target
 from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.ir.graph import Graph, Module
+from pliant.machine import asked_threads
 from pliant.model import CompiledModel, is_integer, parse_bytes, shown
 from pliant.options import Options
 from pliant.passes.training import Training
@@ -46,7 +47,8 @@ def compile(
     `model` is an nn.Module (with `example_inputs` and `dynamic_shapes`, as torch.export
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
     or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
-    such as "512MiB". `threads` defaults to every core.
+    such as "512MiB". `threads` defaults to PLIANT_THREADS, else what torch or
+    OMP_NUM_THREADS were told, else the cores that the process may use.
     """
     chosen = settings(options, threads, target, memory_limit)
     seconds: dict[str, float] = {}
@@ -87,8 +89,7 @@ def settings(
         raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
     _check_runs(chosen)
     _check_threads(threads)
-    workers = threads or knobs.THREADS.get() or chosen.cores
-    return Settings(options, chosen, workers, limit)
+    return Settings(options, chosen, _workers(threads, chosen), limit)
 
 
 def build(
@@ -117,6 +118,12 @@ def build(
     return kind(
         program, signature, chosen.threads, chosen.memory_limit, told, assumptions
     )
+
+
+def _workers(threads: int | None, chosen: Target) -> int:
+    """Threads of a call: what the caller says, the knob, the process, the machine."""
+    told = threads or knobs.THREADS.get() or asked_threads() or chosen.cores
+    return min(told, MOST_THREADS)
 
 
 def _check_threads(threads: Any) -> None:

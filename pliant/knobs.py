@@ -56,7 +56,8 @@ THREADS: Knob[int | None] = Knob(
     "PLIANT_THREADS",
     _positive,
     None,
-    "Worker threads of a call where the caller does not say; unset: every core.",
+    "Worker threads of a call where the caller does not say; unset: what torch or "
+    "OMP_NUM_THREADS were told, else the cores that affinity mask and quota leave.",
 )
 SHARE_THREADS: Knob[bool] = Knob(
     "PLIANT_SHARE_THREADS",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from pliant import cgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +24,58 @@ class Cache:
 ASSUMED = (Cache(32 << 10, 8, 64), Cache(512 << 10, 8, 64), Cache(8 << 20, 16, 64))
 # By level: the names in sysconf, and level and type in files of the system.
 _SYSCONF = ("LEVEL1_DCACHE", "LEVEL2_CACHE", "LEVEL3_CACHE")
-SYSFS = Path("/sys/devices/system/cpu/cpu0/cache")
+PROCESSORS = Path("/sys/devices/system/cpu")
+SYSFS = PROCESSORS / "cpu0/cache"
 _KINDS = (("1", "Data"), ("2", "Unified"), ("3", "Unified"))
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def cores() -> int:
-    """Threads worth starting: the cores this process may run on."""
+    """Threads worth starting: the cores this process may run on, and has time on."""
+    allowed = _allowed()
+    return min(len(allowed), cgroup.processors() or len(allowed))
+
+
+def asked_threads() -> int | None:
+    """What the process was told to use, for all libraries alike; None: nothing.
+
+    torch's number of threads, if somebody changed it, else OMP_NUM_THREADS. torch does
+    not tell whether its number was set: one that it would have chosen was not.
+    """
+    told = _first_number("OMP_NUM_THREADS")
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):  # not yet imported
+        return told
+    now = int(torch.get_num_threads())
+    own = told or _first_number("MKL_NUM_THREADS")
+    allowed = _allowed()
+    unasked = {own} if own else {len(allowed), _whole_cores(allowed)}
+    return told if now in unasked else now
+
+
+def _allowed() -> frozenset[int]:
+    """The processors of the affinity mask."""
     try:
-        return len(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
-        return os.cpu_count() or 1
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def _whole_cores(processors: frozenset[int]) -> int:
+    """Processors that share a core count once."""
+    seen = {
+        _read(PROCESSORS / f"cpu{number}/topology/core_cpus_list")
+        or _read(PROCESSORS / f"cpu{number}/topology/thread_siblings_list")
+        or str(number)
+        for number in processors
+    }
+    return len(seen)
+
+
+def _first_number(name: str) -> int | None:
+    """Of a variable such as "8" or "8,2", where later numbers are for nested teams."""
+    text = os.environ.get(name, "").split(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,7 @@ from pliant import cache, knobs, measure, target
 from pliant.codegen.units import toolchain
 from pliant.commands.progress import progress
 from pliant.errors import PliantError
+from pliant.machine import asked_threads
 from pliant.measure import Measured
 from pliant.spill import spill_place
 from pliant.target import Target
@@ -196,7 +197,7 @@ def _versions() -> dict[str, str]:
 
 def _threads(chosen: Target) -> dict[str, Any]:
     return {
-        "per_call": knobs.THREADS.get() or chosen.cores,
+        "per_call": knobs.THREADS.get() or asked_threads() or chosen.cores,
         "cores": chosen.cores,
         "share_with_torch": knobs.SHARE_THREADS.get(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),

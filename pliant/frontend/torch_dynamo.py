@@ -85,7 +85,7 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {k: v for k, v in options.items() if k in switches}
     return {
         "memory_limit": parse_bytes(options.get("memory_limit")),
-        "threads": options.get("threads") or torch.get_num_threads(),
+        "threads": options.get("threads"),
         "options": pliant.Options(**chosen),
     }
 

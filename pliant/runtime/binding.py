@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -109,17 +108,31 @@ _TEAM = {
 }
 
 
+def _began_by_exec(stat: Path = Path("/proc/self/stat")) -> bool:
+    """Whether this process runs the program that it was started with.
+
+    A child of a fork does not: it has the memory of its parent's threads, and none of
+    the threads. The flags of the first thread tell (proc(5); the 9th field, the 7th
+    after the name, in which there may be blanks). Where they are not told, they are 0.
+    """
+    try:
+        flags = int(stat.read_text().rpartition(")")[2].split()[6])
+    except (OSError, ValueError, IndexError):
+        return False
+    return flags != 0 and not flags & _FORKED
+
+
+_FORKED = 0x40  # PF_FORKNOEXEC
+
+
 def _torch_team() -> ctypes.CDLL | None:
     """The OpenMP library that torch runs on, if its threads can be used here.
 
-    They cannot in a child of a fork, where they do not exist although the library
-    thinks so. A process with one thread may be such a child: it gets our own workers.
+    They cannot in a child of a fork: if its parent had a team, the library waits there
+    for threads that do not exist. Such a process gets workers of our own.
     """
     torch = sys.modules.get("torch")
-    if torch is None or multiprocessing.parent_process() is not None:
-        return None
-    tasks = Path("/proc/self/task")
-    if not tasks.is_dir() or len(list(tasks.iterdir())) < 2:
+    if torch is None or not _began_by_exec():
         return None
     for path in sorted(Path(str(torch.__file__)).parent.glob("lib/libgomp*.so*")):
         try:
