@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,35 @@ LONGEST = (
 # Threads of OpenMP that have nothing to do sleep: those of one worker would otherwise
 # spin on the cores that the other worker's tests run on.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# With PLIANT_TARGET the tests run as if the machine had no more than that target
+# (machines.py). So do torch and NumPy, which tell what results should be: they have
+# other kernels for a machine with shorter vectors. By floats of a vector, and before
+# either is loaded:
+OTHERS = {
+    8: {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    4: {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
+}
+
+
+def lanes_of(target: str) -> int:
+    if not target.endswith(".json"):
+        return {"avx2": 8, "baseline": 4}.get(target, 16)
+    told = json.loads(Path(target).read_text())
+    return int(told.get("target", told)["lanes"])
+
+
+lanes = lanes_of(os.environ.get("PLIANT_TARGET", ""))
+for variable, value in OTHERS.get(lanes, {}).items():
+    os.environ.setdefault(variable, value)
 
 # Tests neither read nor write what the user keeps between processes. Those of one run
 # share what LLVM made: its workers, and the processes that tests start.

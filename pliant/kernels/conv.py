@@ -43,6 +43,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.choose import THREADS, grain_of
+from pliant.kernels.conv_blocks import Blocks
 from pliant.kernels.conv_micro import (
     ConvTile,
     conv_tile,
@@ -52,7 +53,7 @@ from pliant.kernels.conv_micro import (
     wide_kernel,
     wide_name,
 )
-from pliant.kernels.conv_patch import Patch, Place, Slide, fill
+from pliant.kernels.conv_patch import Place, Slide, fill
 from pliant.kernels.packing import unflatten_unit
 from pliant.sym import (
     Expr,
@@ -67,7 +68,6 @@ from pliant.sym import (
 )
 from pliant.target import Target
 
-POSITIONS = 512  # of a block: their products, a tile of channels high, stay in L1
 GROUP_WORK = 1 << 16  # multiply-adds for which groups of a few channels share a unit
 # What a transposed store costs more than a plain one, in multiply-adds per result.
 TRANSPOSED = 12
@@ -203,89 +203,15 @@ def pack(
     return LoopFunc(name, (), (w, packed), loop)
 
 
-class _Blocks:
-    """How the result is cut: sizes as expressions, and the Lets that name them."""
-
-    def __init__(
-        self, spec: Convolution, tile: ConvTile, target: Target, flat: bool
-    ) -> None:
-        *outer, self.rows, self.columns = spec.slides
-        self.outer = tuple(outer)
-        self.tile, self.flat = tile, flat
-        self.channels = spec.channels
-        few = min(tile.rows, tile.width)
-        # A multiple of the tile's columns, longer where tiles are low.
-        self.positions = tile.columns * (
-            max(POSITIONS, 4096 // few) // tile.columns or 1
-        )
-        planes = product(s.window for s in outer)
-        self.planes = planes * self.rows.phases * self.columns.phases
-        # The patch shares L2 with a panel of weights. Without taps there is no halo,
-        # so nothing is lost with small patches, and more of them is found in L1.
-        self.budget = target.l2 // (8 if flat else 4) // spec.dtype.bytes
-        # Rows may share their padding only where it is whole, on both sides.
-        self.shared = as_expr(0)
-        across = self.columns
-        if across.stride == 1 and not self.flat:
-            high = across.out + across.reach - across.extent - across.low
-            self.shared = maximum(minimum(across.low, high), 0)
-        widest = self.positions if self.flat else self.positions // 4
-        # Where even one row of that many is too much for L2, blocks are narrower.
-        row = maximum(self.channels * self.planes * (1 + self.rows.reach), 1)
-        room = floordiv(self.budget, row * tile.columns) * tile.columns
-        self.widest = minimum(widest, maximum(room, tile.columns))
-
-    def lets(self) -> list[Stmt]:
-        rows, columns, tile = self.rows, self.columns, self.tile
-        across = maximum(ceildiv(columns.out, self.widest), 1)
-        width = ceildiv(columns.out, across)
-        if self.flat:
-            width = tile.columns * ceildiv(width, tile.columns)
-        one = floordiv(1, sym("_wide"))  # 1 if a block is as wide as the image
-        pitch = sym("_width") + columns.reach - self.shared * one
-        safe = maximum(sym("_pitch"), 1)
-        fit = floordiv(self.budget, maximum(self.channels * self.planes * safe, 1))
-        tall = minimum(floordiv(self.positions, safe), fit - rows.reach)
-        height = ceildiv(rows.out, maximum(ceildiv(rows.out, maximum(tall, 1)), 1))
-        plane = (sym("_height") + rows.reach - 1) * sym("_pitch")
-        plane = plane + sym("_width") + columns.reach
-        # An odd number of cache lines, so that channels spread over all sets.
-        channel = ceildiv(self.planes * sym("_plane"), 32) * 32 + 16
-        named = (
-            ("_wide", across),
-            ("_width", maximum(width, 1)),
-            ("_pitch", pitch),
-            ("_height", maximum(height, 1)),
-            ("_plane", plane),
-            ("_channel", channel),
-            # Counted again: after rounding up, the last blocks may have nothing left.
-            ("_down", ceildiv(rows.out, sym("_height"))),
-            ("_across", ceildiv(columns.out, sym("_width"))),
-        )
-        return [Let(name, Index(value)) for name, value in named]
-
-    def patch_elements(self) -> Expr:
-        """At least what a patch takes: whole, or as much as the block sizes allow."""
-        rows, columns = self.rows, self.columns
-        line = self.channels * self.planes
-        slack = self.channels * (self.planes * self.shared + 48) + self.tile.columns
-        least = line * (1 + rows.reach) * (self.widest + columns.reach)
-        width = columns.out + columns.reach + (self.tile.columns if self.flat else 0)
-        whole = line * (rows.out + rows.reach) * width
-        return minimum(maximum(self.budget, least), whole) + slack
-
-    def patch(self, storage: Buffer) -> Patch:
-        sizes = sym("_pitch"), sym("_plane"), sym("_channel")
-        return Patch(storage, self.outer, self.rows, self.columns, *sizes)
-
-
 class _Conv:
     def __init__(
         self, spec: Convolution, target: Target, epilogue: Epilogue, flat: bool
     ) -> None:
         self.spec, self.epilogue = spec, epilogue
         self.tile = tile = conv_tile(spec.dtype, spec.outputs, target)
-        self.blocks = blocks = _Blocks(spec, tile, target, flat)
+        self.blocks = blocks = Blocks(
+            spec.dtype, spec.channels, spec.slides, tile, target, flat
+        )
         self.x = spec.input()
         shape = packed_shape(spec, tile)
         self.w = buffer("w", spec.dtype, shape, Role.IN)

@@ -247,8 +247,10 @@ def test_edges(name: str) -> None:
     odd = ~(got.isfinite() & eager.isfinite())
     assert fits[odd].all(), (x[odd & ~fits], y[odd & ~fits], got[odd & ~fits])
     torch.testing.assert_close(got[~odd], eager[~odd], rtol=1e-6, atol=1e-6)
+    # The sign of zero is that of eager in fp64, which runs torch's own formulas. Some
+    # in fp32 are oneDNN's, whose gelu(-0.0) is 0.0 or -0.0 by what the machine has.
     zero = eager == 0
-    assert torch.equal(got[zero].signbit(), eager[zero].signbit())
+    assert torch.equal(got[zero].signbit(), exact[zero].signbit())
 
 
 COMPARE = {
