@@ -111,8 +111,17 @@ def build(
     numbers = {
         param.name: k for param, k in zip(module.main.params, tensors, strict=True)
     }
+    # What is not in the example has sizes of its own: parameters that are trained.
+    more = inputs[len(signature.example) :] if signature.example else ()
+    held = (tuple(d.value for d in dims) for _, dims in more)
     program = compile_module(
-        module, inputs, numbers, chosen.options, chosen.target, training
+        module,
+        inputs,
+        numbers,
+        chosen.options,
+        chosen.target,
+        training,
+        (*signature.example, *held),
     )
     told = {**seconds, **program.seconds}
     return kind(
@@ -202,7 +211,10 @@ def _import_torch(
     imported = front.from_exported(program, info)
     parameters = _parameters(model, program)
     assumptions = tuple(getattr(imported, "assumptions", ()))
-    return imported.module, torch_signature(imported, parameters), assumptions
+    signature = torch_signature(imported, parameters)
+    if info is not None:
+        signature = signature.with_example(examples, {})
+    return imported.module, signature, assumptions
 
 
 def _examples(model: Any, given: Any) -> tuple[Any, ...]:

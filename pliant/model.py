@@ -22,6 +22,7 @@ from pliant.errors import (
     ShapeError,
     SpillError,
 )
+from pliant.example import guard_error, observed
 from pliant.explain import explain, formula
 from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
@@ -472,40 +473,13 @@ class CompiledModel(Caller):
 
     def _observed(self, sizes: list[int]) -> dict[str, int]:
         """The sizes of all inputs by "input.axis", and the symbols read from them."""
-        env: dict[str, int] = {}
-        at = 0
-        for name, shape in self._program.shapes:
-            for axis in range(len(shape)):
-                env[f"{name}.{axis}"] = sizes[at]
-                at += 1
-        for binding in self._program.solution.bindings:
-            source = self._program.shapes[binding.source][0]
-            known = {**env, "d": env[f"{source}.{binding.axis}"]}
-            env[binding.symbol] = binding.value.evaluate(known)
-        return env
+        rest = iter(sizes)
+        shapes = [[next(rest) for _ in dims] for _, dims in self._program.shapes]
+        return observed(self._program.shapes, self._program.solution, shapes)
 
     def _guard_error(self, guard: Guard, env: Mapping[str, int]) -> ShapeError:
         """The failed guard with the numbers of this call."""
-        culprit = next((s for s in guard.cond.symbols() if "." in s), None)
-        if culprit is None:
-            culprit = self._source_of(guard)
-        owner, _, number = culprit.rpartition(".")
-        place = f" ({guard.origin})" if guard.origin else ""
-        return ShapeError(
-            guard.render(env) + place,
-            input=owner or None,
-            dim=int(number) if number.isdigit() else None,
-            expected=str(guard.cond),
-            got=env.get(culprit),
-        )
-
-    def _source_of(self, guard: Guard) -> str:
-        """The input dim that a guard's first symbol is read from."""
-        for binding in self._program.solution.bindings:
-            if binding.symbol in guard.cond.symbols():
-                name = self._program.shapes[binding.source][0]
-                return f"{name}.{binding.axis}"
-        return ""
+        return guard_error(guard, env, self._program.shapes, self._program.solution)
 
 
 def _spill_error(number: int, size: int, began: bool) -> SpillError:

@@ -42,10 +42,13 @@ from pliant.codegen.host_plan import HostPlan, plan_host
 from pliant.collection import paused_collection
 from pliant.errors import (
     InternalError,
+    OptionError,
     PliantError,
+    ShapeError,
     UnsupportedOp,
     UnsupportedOpError,
 )
+from pliant.example import check_example
 from pliant.ir.graph import Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
@@ -77,7 +80,8 @@ from pliant.sym import Expr, Facts, Guard, Solution, solve
 from pliant.target import Target
 from pliant.work import call_work
 
-RESERVED = frozenset({"threads", "worker"})
+# Names that kernels give variables of their own, or that a memory plan is asked with.
+RESERVED = frozenset({"threads", "worker", "memory_limit"})
 
 GraphPass = Callable[[Graph, Context], Graph]
 
@@ -168,18 +172,23 @@ def compile_module(
     options: Options,
     target: Target,
     training: Training | None = None,
+    example: Sequence[Sequence[int]] = (),
 ) -> Program:
     """From an imported module to machine code.
 
     `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
     dim), `numbers` which of them each parameter of `main` is. With `training`, `main`
-    gives a loss, and the code is that of a step.
+    gives a loss, and the code is that of a step. `example` are sizes of the inputs that
+    must be among those the code is for.
     """
     reject_reserved(inputs)
     driver = Driver(Context(options, target))
     driver.check("import", module, Stage.IMPORTED)
     imported = module
     cx = driver.cx
+    if example:
+        _, solution, guards = guards_of(module.main, inputs, cx)
+        check_example(inputs, solution, guards, example)
     module = driver.run("inline", inline, module, Stage.IMPORTED)
     passes = GRAPH_PASSES if training is None else training_passes(training)
     for name, apply, stage in passes:
@@ -224,11 +233,9 @@ def compile_module(
     calls = [op for op in lowered.main.ops if op.name in CALLS]
     works = call_work(calls, regions)
     stepped = steps(lowered, memory, works)
-    facts = cx.facts(lowered.main)
-    solution = solve(inputs, facts)
-    # Facts are the graph's constraints, which know where they come from.
-    observed = [guard for guard in solution.guards if guard.origin != "facts"]
-    guards = distinct((*observed, *lowered.main.constraints))
+    facts, solution, guards = guards_of(lowered.main, inputs, cx)
+    if example:
+        check_example(inputs, solution, guards, example)
     driver.time("memory", started)
 
     started = perf_counter()
@@ -276,12 +283,30 @@ def compile_module(
     )
 
 
+def guards_of(
+    graph: Graph, inputs: Sequence[tuple[str, tuple[Expr, ...]]], cx: Context
+) -> tuple[Facts, Solution, tuple[Guard, ...]]:
+    """What is known of the sizes, how they are read, and what a call must check."""
+    facts = cx.facts(graph)
+    try:
+        solution = solve(inputs, facts)
+    except ValueError as error:
+        raise ShapeError(f"{error}: give the dims names of their own") from None
+    # Facts are the graph's constraints, which know where they come from.
+    seen = [guard for guard in solution.guards if guard.origin != "facts"]
+    return facts, solution, distinct((*seen, *graph.constraints))
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a dim cannot have this name."""
+    return name.startswith("_") or name in RESERVED
+
+
 def reject_reserved(inputs: Sequence[tuple[str, tuple[Expr, ...]]]) -> None:
-    """Names that kernels give their own variables are not names of dims."""
     for name, dims in inputs:
         for symbol in (s for d in dims for s in d.symbols()):
-            if symbol.startswith("_") or symbol in RESERVED:
-                raise PliantError(
+            if is_reserved(symbol):
+                raise OptionError(
                     f"dim name '{symbol}' of input '{name}' is reserved: choose another"
                 )
 

@@ -9,7 +9,7 @@ name into the order of the example's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,19 @@ class Signature:
     unflatten_results: Callable[[list[Any]], Any]
     positional: bool  # the arguments are a plain tuple of tensors
     single: bool  # the model returns one tensor, nothing around it
+    # Sizes of the first slots in the example it was traced with, if there was one.
+    example: tuple[tuple[int, ...], ...] = ()
+
+    def with_example(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        """The same, knowing the sizes of these arguments."""
+        values = zip(self.slots, self.flatten(args, kwargs), strict=True)
+        sizes = (
+            tuple(map(int, v.shape)) if isinstance(slot, TensorSlot) else (int(v),)
+            for slot, v in values
+        )
+        return replace(self, example=tuple(sizes))
 
     @property
     def slots(self) -> tuple[TensorSlot | SizeSlot, ...]:

@@ -145,6 +145,7 @@ def _import(
             "take its mean or sum"
         )
     user = torch_signature(imported, Parameters(("inputs", "targets")))
+    user = user.with_example(pair, {})
     seconds["import"] = perf_counter() - started
     return Source(
         module, user, parameters, buffers, imported.assumptions, imported.seed

@@ -1,13 +1,10 @@
 """Dims on the way through torch.export: names, bounds, examples, symbols.
 
-torch sees every named or bounded dim as `Dim.DYNAMIC`: it must not refuse a model
-because a bound it inferred differs from the one declared. Names and bounds are kept
-here, and come back as symbols and guards of ours.
+What the user declared of them is in torch_spec.py.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +12,9 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.export import Dim
-from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as torch_sympy
 
-from pliant.errors import ShapeError
+from pliant.frontend.torch_spec import DimSpec, LeafSpec
 from pliant.sym import (
     Cond,
     Expr,
@@ -54,134 +49,6 @@ class SymbolInfo:
     bounds: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
     shortcuts: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class DimSpec:
-    """One declared dim of one input: what torch gets, and what we remember."""
-
-    for_torch: Any
-    expr: Expr | None = None  # the user's name, or an expression over names
-    low: int | None = None
-    high: int | None = None
-
-    @property
-    def dynamic(self) -> bool:
-        return self.for_torch in (Dim.DYNAMIC, Dim.AUTO) or _is_hint(self.for_torch)
-
-
-def _is_hint(dim: Any) -> bool:
-    kind = getattr(getattr(dim, "type", None), "name", "")
-    return kind in ("DYNAMIC", "AUTO")
-
-
-def read_dim(dim: Any) -> DimSpec:
-    """A dim of `dynamic_shapes`: a Dim, a name, a hint, a number or None."""
-    if isinstance(dim, str):
-        return DimSpec(Dim.DYNAMIC, sym(dim))
-    root = getattr(dim, "root", None)
-    if root is not None:  # derived, such as 2*_half
-        slope = dim.fn(1) - dim.fn(0)
-        expr = sym(root.__name__) * int(slope) + int(dim.fn(0))
-        return DimSpec(Dim.DYNAMIC, expr, *_declared(root))
-    if isinstance(dim, Dim):
-        return DimSpec(Dim.DYNAMIC, sym(dim.__name__), *_declared(dim))
-    if _is_hint(dim):
-        kind = Dim.DYNAMIC if dim.type.name == "DYNAMIC" else Dim.AUTO
-        return DimSpec(kind, None, dim.min, dim.max)
-    return DimSpec(dim)
-
-
-def _declared(dim: Any) -> tuple[int | None, int | None]:
-    low, high = dim.min, dim.max
-    bounded = isinstance(high, int) and high < (1 << 62)
-    return (int(low) if low else None), (int(high) if bounded else None)
-
-
-# --- dynamic_shapes beside the inputs -------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LeafSpec:
-    """The declared dims of one flat input: by axis for a tensor, -1 for an int."""
-
-    dims: Mapping[int, DimSpec]
-
-
-def named_arguments(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    signature = inspect.signature(model.forward)
-    bound = signature.bind(*args, **kwargs).arguments
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            bound.update(bound.pop(parameter.name, {}))
-    return dict(bound)
-
-
-def pair_dims(arguments: Mapping[str, Any], shapes: Any) -> tuple[Any, list[LeafSpec]]:
-    """(what torch gets as dynamic_shapes, one LeafSpec per flat input)"""
-    leaves: list[LeafSpec] = []
-    if shapes is None:
-        count = len(pytree.tree_leaves(list(arguments.values())))
-        return None, [LeafSpec({}) for _ in range(count)]
-    if isinstance(shapes, Mapping):
-        unknown = set(shapes) - set(arguments)
-        if unknown:
-            raise ShapeError(
-                f"dynamic_shapes names {', '.join(sorted(unknown))}, but the inputs "
-                f"are {', '.join(arguments)}"
-            )
-        out = {k: _pair(v, shapes.get(k), leaves) for k, v in arguments.items()}
-        return out, leaves
-    if len(shapes) != len(arguments):
-        raise ShapeError(
-            f"dynamic_shapes has {len(shapes)} entries for {len(arguments)} inputs "
-            f"({', '.join(arguments)})"
-        )
-    pairs = zip(arguments.values(), shapes, strict=True)
-    return tuple(_pair(value, shape, leaves) for value, shape in pairs), leaves
-
-
-def _pair(value: Any, shape: Any, leaves: list[LeafSpec]) -> Any:
-    if isinstance(value, torch.Tensor):
-        dims = _axes(shape)
-        spec = {axis % max(value.dim(), 1): read_dim(dim) for axis, dim in dims}
-        leaves.append(LeafSpec(spec))
-        return {axis: spec[axis].for_torch for axis in spec} if spec else None
-    children, kind = _children(value)
-    if kind is None:
-        spec = {} if shape is None else {-1: read_dim(shape)}
-        leaves.append(LeafSpec(spec))
-        return spec[-1].for_torch if spec else None
-    keys = list(value) if isinstance(value, Mapping) else range(len(children))
-    if shape is None:
-        shapes = [None] * len(children)
-    elif isinstance(shape, Mapping):
-        shapes = [shape.get(key) for key in keys]
-    else:
-        shapes = list(shape)
-    paired = [_pair(c, s, leaves) for c, s in zip(children, shapes, strict=True)]
-    if isinstance(value, Mapping):
-        return dict(zip(keys, paired, strict=True))
-    return tuple(paired) if isinstance(value, tuple) else paired
-
-
-def _axes(shape: Any) -> Iterator[tuple[int, Any]]:
-    if shape is None:
-        return iter(())
-    if isinstance(shape, Mapping):
-        return iter([(a, d) for a, d in shape.items() if d is not None])
-    return iter([(a, d) for a, d in enumerate(shape) if d is not None])
-
-
-def _children(value: Any) -> tuple[list[Any], Any]:
-    """The direct children of a container; (.., None) for a leaf."""
-    node_type = pytree._get_node_type(value)
-    if node_type not in pytree.SUPPORTED_NODES:
-        return [value], None
-    children, _ = pytree.SUPPORTED_NODES[node_type].flatten_fn(value)
-    return list(children), node_type
 
 
 # --- examples of size 0 and 1 ---------------------------------------------------

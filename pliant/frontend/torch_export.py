@@ -23,18 +23,23 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from pliant.errors import PliantError, UnsupportedOp, UnsupportedOpError
+from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.frontend.torch_branches import decisions, shortcuts
 from pliant.frontend.torch_dims import (
     SymbolInfo,
     declared_symbols,
     enlarged,
     fresh_symbol,
-    named_arguments,
-    pair_dims,
     to_expr,
 )
 from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
+from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
+from pliant.frontend.torch_spec_errors import (
+    check_sizes,
+    export_error,
+    fixed_dims,
+    let_torch_decide,
+)
 from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
@@ -134,9 +139,10 @@ def export_module(
     With `training`, what the model computes without gradients is told apart.
     """
     kwargs = dict(example_kwargs or {})
-    arguments = named_arguments(model, example_inputs, kwargs)
-    for_torch, leaves = pair_dims(arguments, dynamic_shapes)
+    declared = read_spec(model, example_inputs, kwargs, dynamic_shapes)
+    leaves = declared.leaves
     flat, spec = pytree.tree_flatten((example_inputs, kwargs))
+    check_sizes(flat, leaves)
     flat = _apart(flat)
     attempts = [enlarged(flat, leaves, alike=False), enlarged(flat, leaves, alike=True)]
     # Each in turn: sizes as guessed, all alike, as given.
@@ -146,14 +152,38 @@ def export_module(
         try:
             with torch.set_grad_enabled(training):
                 ep = torch.export.export(
-                    model, args, kwargs, dynamic_shapes=for_torch, strict=False
+                    model,
+                    args,
+                    kwargs,
+                    dynamic_shapes=declared.for_torch,
+                    strict=False,
                 )
         except Exception as error:  # torch raises many kinds; the first one counts
             failure = failure or error
             continue
         info = declared_symbols(_traced_sizes(ep), leaves)
         return ep, replace(info, shortcuts=shortcuts(ep, model, values))
-    raise PliantError(f"torch.export could not trace the model: {failure}") from failure
+    assert failure is not None
+    fixed = _fixed_dims(model, example_inputs, kwargs, declared)
+    raise export_error(failure, flat, leaves, fixed) from failure
+
+
+def _fixed_dims(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    declared: Spec,
+) -> list[tuple[LeafSpec, int, int]]:
+    """Dims declared dynamic that are fixed by a trace that is free to do so."""
+    shapes = let_torch_decide(declared.for_torch)
+    try:
+        with torch.no_grad():
+            ep = torch.export.export(
+                model, args, kwargs, dynamic_shapes=shapes, strict=False
+            )
+    except Exception:  # it fails for another reason, which the first failure tells
+        return []
+    return fixed_dims(_traced_sizes(ep), declared.leaves)
 
 
 def _apart(flat: Sequence[Any]) -> list[Any]:

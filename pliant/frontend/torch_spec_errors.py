@@ -1,0 +1,188 @@
+"""The example's sizes against the spec of the dims, and why torch.export refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from pliant.errors import OptionError, PliantError, ShapeError
+from pliant.frontend.torch_spec import DimSpec, LeafSpec, described, is_hint
+from pliant.sym import Expr, sym
+
+# --- the example against the spec -----------------------------------------------
+
+
+def check_sizes(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> None:
+    """The example's sizes are such as the spec says; else an error names the place."""
+    values: dict[str, tuple[int, str]] = {}
+    derived: list[tuple[LeafSpec, int, Expr, int]] = []
+    for value, leaf in zip(flat, leaves, strict=True):
+        for axis, dim in leaf.dims.items():
+            size = int(value.shape[axis]) if axis >= 0 else int(value)
+            _check_size(leaf, axis, dim, size)
+            if dim.expr is None:
+                continue
+            place = leaf.place(axis)
+            if dim.expr != sym(dim.expr.symbols()[0]):
+                derived.append((leaf, axis, dim.expr, size))
+                continue
+            name = str(dim.expr)
+            other, where = values.setdefault(name, (size, place))
+            if other != size:
+                raise ShapeError(
+                    f"dynamic_shapes: dim '{name}' is {other} at {where} of the "
+                    f"example, but {size} at {place}: give them different names",
+                    input=leaf.name,
+                    dim=axis,
+                    expected=other,
+                    got=size,
+                )
+    for leaf, axis, expr, size in derived:
+        _check_derived(leaf, axis, expr, size, values)
+
+
+def _check_size(leaf: LeafSpec, axis: int, dim: DimSpec, size: int) -> None:
+    fixed = dim.for_torch if isinstance(dim.for_torch, int) else None
+    if fixed is not None and fixed != size:
+        told, wanted = f"is given as {fixed}", fixed
+    elif dim.low is not None and size < dim.low:
+        told, wanted = f"is declared to be at least {dim.low}", dim.low
+    elif dim.high is not None and size > dim.high:
+        told, wanted = f"is declared to be at most {dim.high}", dim.high
+    else:
+        return
+    name = f"'{dim.expr}', " if dim.expr is not None else ""
+    raise ShapeError(
+        f"dynamic_shapes: {name}{leaf.place(axis)}, {told}, but the example has {size}",
+        input=leaf.name,
+        dim=axis,
+        expected=wanted,
+        got=size,
+    )
+
+
+def _check_derived(
+    leaf: LeafSpec,
+    axis: int,
+    expr: Expr,
+    size: int,
+    values: dict[str, tuple[int, str]],
+) -> None:
+    """Of 2*half: the example has a whole half, the one of other places."""
+    (name,) = expr.symbols()
+    offset = expr.substitute({name: 0}).value
+    slope = expr.substitute({name: 1}).value - offset
+    known, where = values.get(name, (0, ""))
+    if name in values and slope * known + offset != size:
+        told = f"'{name}' is {known} at {where} of the example, which makes it "
+        told += str(slope * known + offset)
+    elif name not in values and (size - offset) % slope:
+        told = f"no whole '{name}' gives it"
+    else:
+        values.setdefault(name, ((size - offset) // slope, leaf.place(axis)))
+        return
+    raise ShapeError(
+        f"dynamic_shapes: {leaf.place(axis)} is declared as {expr}, but the example "
+        f"has {size}: {told}",
+        input=leaf.name,
+        dim=axis,
+        expected=str(expr),
+        got=size,
+    )
+
+
+# --- what torch.export refuses --------------------------------------------------
+
+
+def export_error(
+    failure: Exception,
+    flat: Sequence[Any],
+    leaves: Sequence[LeafSpec],
+    fixed: Sequence[tuple[LeafSpec, int, int]],
+) -> PliantError:
+    """Why torch.export did not trace a model, and what to do.
+
+    `fixed` are the dims declared dynamic that it traces with one size only: the input,
+    the axis and that size.
+    """
+    if fixed:
+        leaf, axis, size = fixed[0]
+        places = "; ".join(
+            f"{_named(leaf, axis)} is dynamic, but the model's code takes it to be "
+            f"{size}, always"
+            for leaf, axis, size in fixed
+        )
+        return ShapeError(
+            f"dynamic_shapes: {places}: leave it out, or give Dim.AUTO, which lets the "
+            "model decide",
+            input=leaf.name,
+            dim=axis,
+            expected=size,
+            got=size,
+        )
+    for value, leaf in zip(flat, leaves, strict=True):
+        if not isinstance(value, _LEAVES):
+            return OptionError(
+                f"input '{leaf.name}' is {described(value)}, which torch.export cannot"
+                " take apart: register a dataclass with "
+                "torch.export.register_dataclass, or pass its tensors"
+            )
+    advice = next((told for kind, told in _ADVICE if kind in str(failure)), "")
+    said = str(failure).split("\nThe error above occurred")[0].strip()
+    return PliantError(
+        f"torch.export could not trace the model: {type(failure).__name__}: {said}"
+        + (f"\n{advice}" if advice else "")
+    )
+
+
+_LEAVES: tuple[type, ...] = (torch.Tensor, int, float, complex, bool, str, type(None))
+_LEAVES += (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+# A part of torch's message, and what helps.
+_ADVICE = (
+    (
+        "data-dependent expression",
+        "The model's code branches on the values of a tensor: use torch.where or "
+        "torch.cond there, or pass the decision as an argument.",
+    ),
+    (
+        "Constraints violated",
+        "Dims that are dynamic must be free to vary: leave those named above out of "
+        "dynamic_shapes, or give Dim.AUTO.",
+    ),
+)
+
+
+def _named(leaf: LeafSpec, axis: int) -> str:
+    dim = leaf.dims[axis]
+    name = "" if dim.expr is None else f"'{dim.expr}', "
+    return f"{name}{leaf.place(axis)}"
+
+
+def let_torch_decide(for_torch: Any) -> Any:
+    """The same spec with AUTO for DYNAMIC: torch then fixes what the model fixes."""
+    return pytree.tree_map(
+        lambda dim: Dim.AUTO if is_hint(dim, "DYNAMIC") else dim, for_torch
+    )
+
+
+def fixed_dims(
+    sizes: Sequence[Mapping[int, Any]], leaves: Sequence[LeafSpec]
+) -> list[tuple[LeafSpec, int, int]]:
+    """Dims that must vary and were traced with one size: the input, axis and size."""
+    return [
+        (leaf, axis, int(traced[axis]))
+        for traced, leaf in zip(sizes, leaves, strict=True)
+        for axis, dim in leaf.dims.items()
+        if dim.must_vary and _is_constant(traced.get(axis))
+    ]
+
+
+def _is_constant(size: Any) -> bool:
+    if isinstance(size, torch.SymInt):
+        return bool(size.node.expr.is_number)
+    return isinstance(size, int)
