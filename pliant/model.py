@@ -29,10 +29,10 @@ from pliant.pipeline import Program
 from pliant.profile import KernelTime, kernel_times
 from pliant.runtime.binding import Model
 from pliant.runtime.caller import Caller
-from pliant.runtime.description import PlanInfo, RuntimeStatus, Status
+from pliant.runtime.description import Overflow, PlanInfo, RuntimeStatus, Status
 from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
-from pliant.sym import Guard, sym
+from pliant.sym import Expr, Guard, sym
 from pliant.timeline import Timeline, timeline
 
 # What flattening, copying or a better message may help with.
@@ -194,8 +194,11 @@ class CompiledModel(Caller):
         try:
             values = self._runtime.bind(sizes)
         except RuntimeStatus as status:
+            env = self._observed(sizes)
+            if status.status is Status.OVERFLOW:
+                raise self._overflow_error(status.detail, env) from None
             guard = self._program.guards[status.detail[0]]
-            raise self._guard_error(guard, self._observed(sizes)) from None
+            raise self._guard_error(guard, env) from None
         return dict(zip(self.dims, values, strict=True))
 
     # ---- time
@@ -267,6 +270,8 @@ class CompiledModel(Caller):
         except RuntimeStatus as status:
             if status.status is Status.LIMIT:
                 raise self._limit_error(status, values) from None
+            if status.status is Status.OVERFLOW:
+                raise self._overflow_error(status.detail, values) from None
             raise self._error(status, []) from None
 
     def _knobs(self, info: PlanInfo) -> dict[str, object]:
@@ -311,8 +316,7 @@ class CompiledModel(Caller):
                 )
         env = {name: int(value) for name, value in dims.items()}
         for guard in self._program.guards:
-            known = all(s in env for s in guard.cond.symbols())
-            if known and not guard.cond.holds(env):
+            if _fails(guard, env):
                 raise self._guard_error(guard, env)
         return env
 
@@ -409,7 +413,8 @@ class CompiledModel(Caller):
             case Status.KIND | Status.LAYOUT:
                 return _unreadable(self._signature.slots[first], flat[first])
             case Status.OVERFLOW:
-                return ShapeError("these sizes overflow 64-bit arithmetic")
+                env = self._observed(self._sizes(flat))
+                return self._overflow_error(status.detail, env)
             case Status.MEMORY:
                 return MemoryLimitError(
                     "the system has no memory for this call; use smaller sizes",
@@ -418,6 +423,46 @@ class CompiledModel(Caller):
                 )
             case other:
                 return InternalError("run", f"{other.name} {status.detail}")
+
+    def _overflow_error(
+        self, detail: tuple[int, int, int], env: Mapping[str, int]
+    ) -> ShapeError:
+        """Which size is beyond what can be computed with, and by how much."""
+        number, host = detail[0], self._program.host
+        env = {**env, "threads": self._threads}
+        dims = ", ".join(f"{name}={env[name]}" for name in self.dims if name in env)
+        value: Expr | None = None
+        most, what = LARGEST, "all that the call allocates"
+        match Overflow(detail[1]):
+            case Overflow.GUARD if number < len(host.guards):
+                guard = host.guards[number]
+                if _fails(guard, env):
+                    return self._guard_error(guard, env)
+                what = f"what the model requires, {guard.cond},"
+            case Overflow.GUARD:
+                binding = host.bindings[number - len(host.guards)]
+                what = f"the value of {binding.symbol}"
+            case Overflow.TABLE if number < len(host.table.entries):
+                value, what = host.table.entries[number], "a size"
+            case Overflow.TABLE:
+                check = host.checks[number - len(host.table.entries)]
+                value, what = check.value, check.what
+                most = LARGEST if check.high is None else check.high
+            case Overflow.BUFFER:
+                buffer = self._program.memory.buffers[number]
+                value, what = buffer.bytes, f"a buffer for {buffer.value.type}"
+            case Overflow.OUTPUT:
+                kind = self._program.lowered.main.results[number].type
+                value, what = kind.bytes, f"a result, {kind}"
+            case _:
+                pass
+        told = "more" if value is None else _told(value, env)
+        return ShapeError(
+            f"these sizes are too large ({dims}): {what} comes to {told}, and at most "
+            f"{most} can be computed with; use smaller sizes",
+            expected=f"at most {most}",
+            got=told,
+        )
 
     def _limit_error(
         self, status: RuntimeStatus, dims: Mapping[str, int]
@@ -453,11 +498,14 @@ class CompiledModel(Caller):
 
         def fits(value: int) -> bool:
             env = {**dims, name: value}
-            for guard in self._program.guards:
-                known = all(s in env for s in guard.cond.symbols())
-                if known and not guard.cond.holds(env):
+            if any(_fails(guard, env) for guard in self._program.guards):
+                return False
+            try:
+                return self._runtime.least([env[d] for d in self.dims]) <= limit
+            except RuntimeStatus as status:
+                if status.status is Status.OVERFLOW:
                     return False
-            return self._runtime.least([env[d] for d in self.dims]) <= limit
+                raise
 
         low, _ = self._program.facts.bounds(sym(name))
         fitting, above = max(low or 0, 0), dims[name]
@@ -493,6 +541,23 @@ def _spill_error(number: int, size: int, began: bool) -> SpillError:
     )
     error.began = began
     return error
+
+
+def _fails(guard: Guard, env: Mapping[str, int]) -> bool:
+    """Whether a guard about known names does not hold, or has no meaning."""
+    if any(name not in env for name in guard.cond.symbols()):
+        return False
+    try:
+        return not guard.cond.holds(env)
+    except ZeroDivisionError:
+        return True
+
+
+def _told(value: Expr, env: Mapping[str, int]) -> str:
+    try:
+        return shown(value.evaluate(env))
+    except ZeroDivisionError:
+        return "something undefined"
 
 
 def _unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

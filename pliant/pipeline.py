@@ -247,6 +247,7 @@ def compile_module(
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
         lowered.libraries,
+        regions=regions,
         works=works,
         profile=options.profile,
     )

@@ -23,6 +23,7 @@ from llvmlite.ir.values import Value
 
 _VOID = ll.VoidType()
 _FLAG = ll.IntType(1)
+_PAIR = ll.LiteralStructType([ll.IntType(64), _FLAG])
 _COMPARED = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 _SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "sge"}
 _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
@@ -119,6 +120,24 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
     fptrunc, fpext = _cast("fptrunc"), _cast("fpext")
     sitofp, uitofp, fptosi = _cast("sitofp"), _cast("uitofp"), _cast("fptosi")
     bitcast = _cast("bitcast")
+
+    def checked(self, name: str, x: Any, y: Any) -> tuple[Any, Any]:
+        """An i64 "sadd" or "smul", and whether it overflowed."""
+        callee = f"llvm.{name}.with.overflow.i64"
+        module = self._block.function.module
+        if callee not in module.globals:
+            word = ll.IntType(64)
+            ll.Function(module, ll.FunctionType(_PAIR, [word, word]), callee)
+        text = f'call {_PAIR} @"{callee}"({_typed(x)}, {_typed(y)})'
+        both = self._pure(_PAIR, "call", (x, y), text)
+        parts = ((x.type, 0), (_FLAG, 1))
+        value, flag = (
+            self._pure(
+                kind, "extractvalue", (both,), f"extractvalue {_typed(both)}, {k}"
+            )
+            for kind, k in parts
+        )
+        return value, flag
 
     def not_(self, x: Any) -> Any:
         typ = x.type

@@ -1,14 +1,19 @@
 """The host flow as native code: three functions around the kernels.
 
-    i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or 1 + failed guard
-    void pliant_sizes(symbols, table)   every size, dim and offset the run needs
+    i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or what failed
+    i64  pliant_sizes(symbols, table)   every size, dim and offset the run needs
     void pliant_run(call)               the kernels, as the plan's program says
 
-`pliant_bind` runs at every call, `pliant_sizes` once per new shape. `pliant_run` goes
-through the program: a list of steps, each a kernel on the plan's sizes and offsets. In
-most plans that is each step once. A plan for little memory may run a step again, and
-moves or files buffers in between, which `plt_special` of the runtime does. A check that
-fails ends the run after its step: what writes an input comes later (passes/order.py).
+`pliant_bind` runs at every call, `pliant_sizes` once per new shape. Both compute with
+checks (`host_dims.py`): bind gives 1 + the number of a guard that fails, and -1 - the
+number of a guard, or of a symbol counted on from the guards, that 64 bits do not tell;
+sizes gives 1 + the number of a table entry, or of a check counted on from the table,
+that fails; of several it tells a check, which knows what it is about. After that,
+`pliant_run` trusts the table. It goes through the program: a list of steps, each a
+kernel on the plan's sizes and offsets. In most plans that is each step once. A plan for
+little memory may run a step again, and moves or files buffers in between, which
+`plt_special` of the runtime does. A check of an index that fails ends the run after
+its step: what writes an input comes later (passes/order.py).
 
 Profiled code also reads the clock before and after each kernel. The times go to a
 block that follows the weights, two words per kernel; other code has none of it.
@@ -17,11 +22,14 @@ block that follows the weights, two words per kernel; other code has none of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import llvmlite.ir as ll
 
 from pliant.codegen.builder import Builder
+from pliant.codegen.host_checks import SizeCheck
+from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import (
     THREADS,
     HostCall,
@@ -31,9 +39,8 @@ from pliant.codegen.host_plan import (
     Size,
     Slot,
 )
-from pliant.codegen.llvm_dims import Dims
+from pliant.codegen.llvm_dims import as_value
 from pliant.codegen.llvm_types import I8, I64, PTR, VOID
-from pliant.sym import Cond
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
@@ -63,62 +70,74 @@ def _address(builder: Any, base: Any, k: int, kind: Any) -> Any:
 
 
 def _emit_sizes(module: ll.Module, plan: HostPlan) -> None:
-    function, builder = _function(module, SIZES, VOID, 2)
+    function, builder = _function(module, SIZES, I64, 2)
     source, target = function.args
-    dims = Dims(builder)
+    dims = CheckedDims(builder)
     for k, name in enumerate((*plan.symbols, THREADS)):
-        dims.bind(name, _at(builder, source, k, I64), signed=True)
+        dims.bind(name, _at(builder, source, k, I64))
+    failures = [
+        (_fails(builder, dims, check), k + 1)
+        for k, check in enumerate(plan.checks, len(plan.table.entries))
+    ]
     for k, e in enumerate(plan.table.entries):
-        builder.store(dims.scalar(e), _address(builder, target, k, I64))
-    builder.ret_void()
+        found = dims.evaluate(e)
+        value = as_value(found.value)
+        if k < plan.n_exact:
+            failures.append((found.overflowed, k + 1))
+        elif found.overflowed is not None:  # more work than can be told
+            value = builder.select(found.overflowed, ll.Constant(I64, -1), value)
+        builder.store(value, _address(builder, target, k, I64))
+    builder.ret(_first(builder, failures))
 
 
 def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
     function, builder = _function(module, BIND, I64, 2)
     source, target = function.args
-    dims = Dims(builder)
+    dims = CheckedDims(builder)
     observed: dict[tuple[int, int], Any] = {}
     for number, (name, rank) in enumerate(plan.shapes):
         for axis in range(rank):
             size = _at(builder, source, len(observed), I64)
             observed[number, axis] = size
-            dims.bind(f"{name}.{axis}", size, signed=True)
-    found: dict[str, Any] = {}
+            dims.bind(f"{name}.{axis}", size)
+    failures: list[_Failure] = []
     for k, binding in enumerate(plan.bindings):
-        dims.bind("d", observed[binding.source, binding.axis], signed=True)
-        value = dims.scalar(binding.value)
+        dims.bind("d", observed[binding.source, binding.axis])
+        found = dims.evaluate(binding.value)
+        value = as_value(found.value)
         builder.store(value, _address(builder, target, k, I64))
-        dims.bind(binding.symbol, value, signed=True)
-        found[binding.symbol] = value
-    if "d" in found:  # in guards that is a dim of the model again
-        dims.bind("d", found["d"], signed=True)
+        dims.bind(binding.symbol, value)
+        failures.append((found.overflowed, -1 - len(plan.guards) - k))
+    for k, binding in enumerate(plan.bindings):
+        if binding.symbol == "d":  # in guards that is a dim of the model again
+            dims.bind("d", _at(builder, target, k, I64))
     for number, guard in enumerate(plan.guards):
-        holds = _condition(builder, dims, guard.cond)
-        with builder.if_then(builder.not_(holds), likely=False):
-            builder.ret(ll.Constant(I64, number + 1))
-    builder.ret(ll.Constant(I64, 0))
+        holds, by = dims.holds(guard.cond)
+        failures += [(by.overflowed, -1 - number), (by.undefined, -1 - number)]
+        failures.append((builder.not_(holds), number + 1))
+    builder.ret(_first(builder, failures))
 
 
-def _condition(builder: Any, dims: Dims, cond: Cond) -> Any:
-    left, right = dims.scalar(cond.lhs), dims.scalar(cond.rhs)
-    match cond.kind:
-        case "eq":
-            return builder.icmp_signed("==", left, right)
-        case "ne":
-            return builder.icmp_signed("!=", left, right)
-        case "le":
-            return builder.icmp_signed("<=", left, right)
-        case "lt":
-            return builder.icmp_signed("<", left, right)
-        case "divides":
-            zero = ll.Constant(I64, 0)
-            safe = builder.select(
-                builder.icmp_signed("==", left, zero), ll.Constant(I64, 1), left
-            )
-            whole = builder.icmp_signed("==", builder.srem(right, safe), zero)
-            nothing = builder.icmp_signed("==", right, zero)
-            divisor = builder.icmp_signed("!=", left, zero)
-            return builder.or_(builder.and_(divisor, whole), nothing)
+_Failure = tuple[Any, int]  # a flag, or None for what cannot fail; the code
+
+
+def _first(builder: Any, failures: list[_Failure]) -> Any:
+    """The code of the first that fails, else 0; all have been looked at."""
+    code = ll.Constant(I64, 0)
+    for flag, number in reversed(failures):
+        if flag is not None:
+            code = builder.select(flag, ll.Constant(I64, number), code)
+    return code
+
+
+def _fails(builder: Any, dims: CheckedDims, check: SizeCheck) -> Any:
+    found = dims.evaluate(check.value)
+    value = as_value(found.value)
+    flags = [] if found.overflowed is None else [found.overflowed]
+    for sign, bound in (("<", check.low), (">", check.high)):
+        if bound is not None:
+            flags.append(builder.icmp_signed(sign, value, ll.Constant(I64, bound)))
+    return reduce(builder.or_, flags) if flags else None
 
 
 class _Run:

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pliant.codegen.host_checks import SizeCheck, size_checks
 from pliant.ir.graph import Graph, Library, Op, Value
 from pliant.passes.memory import Memory
 from pliant.sym import Binding, Expr, Guard, Solution, sym
@@ -97,9 +98,11 @@ class HostPlan:
     bindings: tuple[Binding, ...]  # a symbol each, read from the inputs
     guards: tuple[Guard, ...]
     table: Table
+    checks: tuple[SizeCheck, ...]
     buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
     output_slots: tuple[int, ...]  # first table slot of each result's dims
     work_slots: tuple[tuple[int, int], ...]  # of each call's flops and bytes
+    n_exact: int  # slots below hold sizes; others amounts of work, which may overflow
     constants: tuple[str, ...]  # weight number -> constant name
     calls: tuple[HostCall, ...]
     stamps: int | None  # words of the block of times after the weights, if profiled
@@ -119,8 +122,9 @@ class HostPlan:
             yield f"symbol {b.symbol} = {b.value} of {b.source}.{b.axis}"
         for guard in self.guards:
             yield f"guard {guard.cond}"
-        for e in self.table.entries:
-            yield f"size {e}"
+        for k, e in enumerate(self.table.entries):
+            yield f"{'size' if k < self.n_exact else 'amount'} {e}"
+        yield from map(str, self.checks)
         for call in self.calls:
             yield str(call)
         yield f"weights {len(self.constants)} stamps {self.stamps}"
@@ -135,12 +139,14 @@ def plan_host(
     input_numbers: Mapping[Value, int],
     libraries: Mapping[str, Library],
     *,
+    regions: Sequence[Graph] = (),
     works: Sequence[Work] = (),
     profile: bool = False,
 ) -> HostPlan:
     """The plan of a lowered graph; `shapes` are the inputs' names and symbolic dims.
 
-    `works` are what its calls do, for the planner to weigh; none: it is not asked to.
+    `regions` are what its calls compute, `works` how much that is, for the planner to
+    weigh; none: it is not asked to.
     """
     bindings = tuple(solution.bindings)
     table = Table()
@@ -149,15 +155,18 @@ def plan_host(
     buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
     output_slots = tuple(table.run(v.shape) for v in graph.results)
     calls = tuple(_calls(graph, memory, table, input_numbers, libraries))
+    n_exact = len(table.entries)
     work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
     return HostPlan(
         shapes=tuple((name, len(dims)) for name, dims in shapes),
         bindings=bindings,
         guards=guards,
         table=table,
+        checks=size_checks((*regions, graph)),
         buffer_slots=buffer_slots,
         output_slots=output_slots,
         work_slots=work_slots,
+        n_exact=n_exact,
         constants=_constants(graph),
         calls=calls,
         stamps=2 * len(calls) if profile else None,

@@ -177,11 +177,13 @@ class Dims:
     def holds(self, cond: Cond) -> Any:
         """A condition on uniform expressions as a flag."""
         b = self.builder
-        if cond.kind == "divides":
-            rest = self.scalar(mod(cond.rhs, cond.lhs))
+        if cond.kind != "divides":
+            sides = self.scalar(cond.lhs), self.scalar(cond.rhs)
+            return compare(b, cond.kind, *sides)
+        rest = self.scalar(mod(cond.rhs, cond.lhs))
+        if cond.lhs.is_const:
             return b.icmp_signed("==", rest, constant(I64, 0))
-        sign = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}[cond.kind]
-        return b.icmp_signed(sign, self.scalar(cond.lhs), self.scalar(cond.rhs))
+        return is_multiple(b, self.scalar(cond.lhs), self.scalar(cond.rhs), rest)
 
     def linear(self, expr: Expr) -> Linear | None:
         """The expression as a linear function of the lane; None if it is not one."""
@@ -438,6 +440,21 @@ class Dims:
         if isinstance(atom, CeilDiv):
             result = b.fneg(result)
         return b.sub(b.bitcast(b.fadd(result, magic), ints), bits)
+
+
+def compare(builder: Any, kind: str, x: Any, y: Any) -> Any:
+    """Whether x and y are in that relation, as `Cond.holds` has it."""
+    sign = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}[kind]
+    return builder.icmp_signed(sign, x, y)
+
+
+def is_multiple(builder: Any, divisor: Any, number: Any, rest: Any) -> Any:
+    """Whether divisor divides number; `rest` is the remainder unless divisor is 0."""
+    zero = constant(I64, 0)
+    whole = builder.icmp_signed("==", rest, zero)
+    some = builder.icmp_signed("!=", divisor, zero)
+    nothing = builder.icmp_signed("==", number, zero)  # what 0 divides
+    return builder.or_(builder.and_(some, whole), nothing)
 
 
 def as_value(number: Any) -> Any:

@@ -28,6 +28,7 @@ from pliant.runtime.description import (
     EvictionStruct,
     ModelDesc,
     ModelSpec,
+    Overflow,
     PlanInfo,
     PlanInfoStruct,
     RuntimeStatus,
@@ -322,14 +323,18 @@ class Model(Caller):
         return least.value
 
     def bind(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """Symbols for these input sizes (flattened in order), or raises GUARD."""
+        """Symbols for these input sizes (flattened in order), or raises GUARD.
+
+        OVERFLOW, where 64 bits do not tell whether a guard holds.
+        """
         solved = (c_int64 * (self.spec.n_symbols + 1))()
         guard = c_int64()
         status = self._library.plt_bind(
             self._live(), array(c_int64, dims), solved, byref(guard)
         )
         if status != Status.OK:
-            raise RuntimeStatus(Status(status), (guard.value, 0, 0))
+            detail = (guard.value, Overflow.GUARD, 0)
+            raise RuntimeStatus(Status(status), detail)
         return tuple(solved)[: self.spec.n_symbols]
 
     def stats(self) -> Stats:

@@ -135,11 +135,8 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
     plt_slot *s = f->slot;
     int status = check_args(m, s, args, detail);
     if (status != PLT_OK) return status;
-    int64_t guard = m->bind(s->dims, s->symbols);
-    if (guard != 0) {
-        detail[0] = guard - 1;
-        return PLT_ERR_GUARD;
-    }
+    status = plt_bound(m->bind(s->dims, s->symbols), detail);
+    if (status != PLT_OK) return status;
     int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
     s->symbols[m->n_symbols] = threads;
     s->symbols[m->n_symbols + 1] =

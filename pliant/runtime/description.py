@@ -38,6 +38,16 @@ class Status(IntEnum):
     SPILL = 14
 
 
+class Overflow(IntEnum):
+    """What 64 bits do not hold: the second detail of an OVERFLOW."""
+
+    ALL = 0
+    BUFFER = 1
+    OUTPUT = 2
+    TABLE = 3
+    GUARD = 4
+
+
 class RuntimeStatus(Exception):
     """A call that did not succeed: the status and its three detail numbers."""
 

@@ -63,6 +63,20 @@ static inline int plt_mismatch(int status, int64_t *detail, int64_t expected,
     return status;
 }
 
+/* a + b for amounts that are told and not allocated: INT64_MAX if that is less. */
+static inline int64_t plt_add_up(int64_t a, int64_t b) {
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+/* What plt_bind_fn returned, as a status with its detail[0] and [1]. */
+static inline int plt_bound(int64_t failed, int64_t *detail) {
+    if (failed == 0) return PLT_OK;
+    detail[0] = failed > 0 ? failed - 1 : -(failed + 1);
+    detail[1] = failed > 0 ? 0 : PLT_OVER_GUARD;
+    return failed > 0 ? PLT_ERR_GUARD : PLT_ERR_OVERFLOW;
+}
+
 static inline void plt_copy(void *to, const void *from, int64_t count, size_t each) {
     if (count > 0) memcpy(to, from, (size_t)count * each);
 }

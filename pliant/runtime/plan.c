@@ -42,28 +42,37 @@ static double amount(const int64_t *table, int64_t index, double each) {
     return each * (double)(count < 0 ? INT64_MAX : count); /* overflowed: no end */
 }
 
+static int overflow(int64_t *detail, int64_t of, int64_t number) {
+    detail[0] = number;
+    detail[1] = of;
+    return PLT_ERR_OVERFLOW;
+}
+
 /* Sizes, costs and the bytes of the results. */
 static int measure(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
-    m->sizes(key, s->table);
-    int64_t sum = 0;
+    int64_t wrong = m->sizes(key, s->table), sum = 0;
+    if (wrong != 0) return overflow(detail, PLT_OVER_TABLE, wrong - 1);
     for (int64_t i = 0; i < m->n_buffers; i++) {
-        detail[0] = i;
         if (!plt_round(s->table[m->buffers[i].size_index], &s->sizes[i])) {
-            return PLT_ERR_OVERFLOW;
+            return overflow(detail, PLT_OVER_BUFFER, i);
         }
-        detail[0] = -1;
-        if (__builtin_add_overflow(sum, s->sizes[i], &sum)) return PLT_ERR_OVERFLOW;
+        if (__builtin_add_overflow(sum, s->sizes[i], &sum)) {
+            return overflow(detail, PLT_OVER_ALL, -1);
+        }
     }
     for (int64_t i = 0; i < m->n_outputs; i++) {
         int64_t bytes;
-        detail[0] = m->n_buffers + i;
-        if (!plt_output_bytes(&m->outputs[i], s->table, &bytes) ||
-            __builtin_add_overflow(s->output_bytes, bytes, &s->output_bytes)) {
-            return PLT_ERR_OVERFLOW;
+        if (!plt_output_bytes(&m->outputs[i], s->table, &bytes)) {
+            return overflow(detail, PLT_OVER_OUTPUT, i);
+        }
+        if (__builtin_add_overflow(s->output_bytes, bytes, &s->output_bytes)) {
+            return overflow(detail, PLT_OVER_ALL, -1);
         }
     }
-    detail[0] = -1;
-    if (__builtin_add_overflow(sum, s->output_bytes, &sum)) return PLT_ERR_OVERFLOW;
+    /* From here on no sum of sizes that live together can overflow. */
+    if (__builtin_add_overflow(sum, s->output_bytes, &sum)) {
+        return overflow(detail, PLT_OVER_ALL, -1);
+    }
     double threads = (double)key[m->n_symbols];
     for (int64_t k = 0; k < m->n_steps; k++) {
         const plt_step_desc *step = &m->steps[k];
@@ -297,12 +306,14 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
     if (limit >= 0) room = limit > s->output_bytes ? limit - s->output_bytes : 0;
     plt_choice choice;
     int status = plt_choose(&w, room, &choice);
-    if (status == PLT_OK && limit >= 0 && choice.arena + s->output_bytes > limit) {
-        status = PLT_ERR_LIMIT;
-    }
+    bool chosen = status == PLT_OK || status == PLT_ERR_LIMIT;
+    /* an arena with gaps may be larger than the sum of what is in it */
+    int64_t peak = chosen ? plt_add_up(choice.arena, s->output_bytes) : 0;
+    if (status == PLT_OK && peak == INT64_MAX) status = PLT_ERR_OVERFLOW;
+    if (status == PLT_OK && limit >= 0 && peak > limit) status = PLT_ERR_LIMIT;
     if (status == PLT_ERR_LIMIT) {
         detail[0] = 0;
-        plt_mismatch(status, detail, choice.arena + s->output_bytes, limit);
+        plt_mismatch(status, detail, peak, limit);
     }
     if (status == PLT_OK) status = write_entry(&w, &choice, out);
     if (status == PLT_OK) {
@@ -312,7 +323,7 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
         plt_copy(e->table, s->table, m->n_table, sizeof *e->table);
         e->arena_bytes = choice.arena;
         e->output_bytes = s->output_bytes;
-        e->peak_bytes = choice.arena + s->output_bytes;
+        e->peak_bytes = peak;
         e->lower_bound = choice.bound + s->output_bytes;
         e->order = choice.order;
         e->recomputed = w.recomputed;
@@ -346,7 +357,7 @@ int plt_least(plt_model *m, const int64_t *symbols, int64_t *least) {
     } else if (status == PLT_OK) {
         plt_choice choice;
         status = plt_choose_least(&w, &choice);
-        *least = choice.arena + s.output_bytes;
+        *least = plt_add_up(choice.arena, s.output_bytes);
         plt_choice_free(&w, &choice);
         plt_walk_free(&w);
     }

@@ -168,7 +168,7 @@ static bool is_promising(plt_search *s, int64_t order, int64_t limit) {
     plt_walk *w = s->w;
     start(s, order);
     if (plt_walk_run(w, -1) != PLT_WALK_DONE) return false;
-    if (w->peak > s->least_kept + s->least_kept / 32) return false;
+    if (w->peak > plt_add_up(s->least_kept, s->least_kept / 32)) return false;
     if (!(w->model->can & PLT_CAN_SPILL)) return true;
     return evict_all(s) == PLT_OK && w->peak <= limit;
 }

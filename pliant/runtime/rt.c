@@ -303,9 +303,10 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
 }
 
 int plt_bind(plt_model *m, const int64_t *dims, int64_t *symbols, int64_t *guard) {
-    int64_t failed = m->bind(dims, symbols);
-    *guard = failed - 1;
-    return failed ? PLT_ERR_GUARD : PLT_OK;
+    int64_t detail[3] = {-1};
+    int status = plt_bound(m->bind(dims, symbols), detail);
+    *guard = detail[0];
+    return status;
 }
 
 /* ---- bookkeeping ---- */

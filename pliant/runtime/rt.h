@@ -64,13 +64,15 @@ PLT_API int64_t plt_special(plt_call *call, int64_t code);
 
 typedef void (*plt_run_fn)(plt_call *call);
 
-/* Evaluates the table. symbols has n_symbols entries, then the thread count.
- * An expression that overflows int64 must be stored as a negative number. */
-typedef void (*plt_sizes_fn)(const int64_t *symbols, int64_t *table);
+/* Evaluates the table. symbols has n_symbols entries, then the thread count. Returns 0,
+ * or a positive number of the code's own if these sizes cannot be computed with: one
+ * overflows int64, is negative, or more than the kernels' own arithmetic holds. Amounts
+ * of work (flops_index, bytes_index) that overflow are negative instead. */
+typedef int64_t (*plt_sizes_fn)(const int64_t *symbols, int64_t *table);
 
 /* Solves the symbols from dims: the observed sizes of all inputs, flattened in order; a
- * scalar input contributes its value as one entry. Returns 0, or 1 + the number of the
- * guard that failed. */
+ * scalar input contributes its value as one entry. Returns 0, 1 + the number of the
+ * guard that failed, or a negative number of the code's own if 64 bits do not tell. */
 typedef int64_t (*plt_bind_fn)(const int64_t *dims, int64_t *symbols);
 
 /* One chunk [begin, end) of a parallel region; worker is the chunk's number. */
@@ -98,12 +100,21 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_LAYOUT = 6,   /* argument, dim (-1: misaligned or no data), - */
     PLT_ERR_GUARD = 7,    /* guard number, -, - */
     PLT_ERR_LIMIT = 8,    /* -, least bytes that can be reached, limit */
-    PLT_ERR_OVERFLOW = 9, /* buffer, or output + n_buffers (-1: their sum), -, - */
+    PLT_ERR_OVERFLOW = 9, /* number, of which plt_overflow, - */
     PLT_ERR_MEMORY = 10,  /* output (-1: arena or plan), bytes wanted, - */
     PLT_ERR_RUN = 11,     /* call->status, -, - */
     PLT_ERR_CLOSED = 12,  /* the model is gone */
     PLT_ERR_MODEL = 13,   /* the description is malformed */
     PLT_ERR_SPILL = 14    /* errno of the spill file, its bytes, 1: kernels had run */
+};
+
+/* Sizes of a call that 64 bits do not hold. */
+enum plt_overflow {
+    PLT_OVER_ALL = 0,    /* buffers and outputs together */
+    PLT_OVER_BUFFER = 1, /* the bytes of a buffer, rounded up */
+    PLT_OVER_OUTPUT = 2, /* the bytes of a result */
+    PLT_OVER_TABLE = 3,  /* what plt_sizes_fn returned, less 1 */
+    PLT_OVER_GUARD = 4   /* what plt_bind_fn returned, negated, less 1 */
 };
 
 /* ---- Services ----------------------------------------------------------------- */
@@ -272,8 +283,8 @@ PLT_API int plt_plan(plt_model *model, const int64_t *symbols, int64_t limit,
 /* The least peak that any plan for these symbols reaches. */
 PLT_API int plt_least(plt_model *model, const int64_t *symbols, int64_t *least);
 
-/* Solves the symbols for these dims, as a call would: PLT_OK or PLT_ERR_GUARD, with the
- * guard's number in *guard. */
+/* Solves the symbols for these dims, as a call would: PLT_OK, or PLT_ERR_GUARD or
+ * PLT_ERR_OVERFLOW with the guard's number in *guard. */
 PLT_API int plt_bind(plt_model *model, const int64_t *dims, int64_t *symbols,
                      int64_t *guard);
 

@@ -124,7 +124,7 @@ static int write_file(plt_walk *w, int32_t x, int32_t position) {
     int status = emit(w, position, made);
     if (status != PLT_WALK_DONE) return status;
     w->extra += plt_spill_cost(w, x);
-    w->spilled += w->sizes[x];
+    w->spilled = plt_add_up(w->spilled, w->sizes[x]);
     close_storage(w, x);
     w->time++;
     return PLT_WALK_DONE;

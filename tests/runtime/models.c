@@ -12,14 +12,15 @@ int64_t scale_bind(const int64_t *dims, int64_t *symbols) {
     return dims[1] > 100000 ? 2 : 0;
 }
 
-void scale_sizes(const int64_t *symbols, int64_t *table) {
+int64_t scale_sizes(const int64_t *symbols, int64_t *table) {
     int64_t numel;
     if (__builtin_mul_overflow(symbols[0], symbols[1], &numel) ||
         __builtin_mul_overflow(numel, 4, &table[0])) {
-        table[0] = -1;
+        return 1;
     }
     for (int i = 0; i < 3; i++) table[i + 1] = symbols[i];
     table[4] = symbols[3];
+    return 0;
 }
 
 struct span {
@@ -50,7 +51,10 @@ int64_t pair_bind(const int64_t *dims, int64_t *symbols) {
     return 0;
 }
 
-void pair_sizes(const int64_t *symbols, int64_t *table) { table[0] = symbols[0]; }
+int64_t pair_sizes(const int64_t *symbols, int64_t *table) {
+    table[0] = symbols[0];
+    return 0;
+}
 
 void pair_run(plt_call *call) {
     const float *x = call->inputs[0], *w = call->weights[0];

@@ -30,10 +30,11 @@ static int64_t bind(const int64_t *dims, int64_t *symbols) {
     return 0;
 }
 
-static void sizes(const int64_t *symbols, int64_t *table) {
+static int64_t sizes(const int64_t *symbols, int64_t *table) {
     for (int64_t i = 0; i < t.n_buffers; i++) table[i] = t.bytes[i] * symbols[0];
     table[t.n_buffers] = 8;
     table[t.n_buffers + 1] = symbols[0] * 100000;
+    return 0;
 }
 
 static uint64_t mix(uint64_t h, uint64_t v) {

@@ -35,6 +35,8 @@ static const struct {
 } tests[] = {
     {"planner", test_planner},
     {"planner_overflow", test_planner_overflow},
+    {"planner_huge", test_planner_huge},
+    {"output_bytes", test_output_bytes},
     {"planner_time", test_planner_time},
     {"calls", test_calls},
     {"statuses", test_statuses},

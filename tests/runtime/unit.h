@@ -48,6 +48,8 @@ void check_call(plt_model *m, int64_t n, int64_t k);
 
 void test_planner(void);
 void test_planner_overflow(void);
+void test_planner_huge(void);
+void test_output_bytes(void);
 void test_planner_time(void);
 void test_calls(void);
 void test_statuses(void);

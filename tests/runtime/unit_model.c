@@ -4,14 +4,17 @@
 static int64_t bind(const int64_t *dims, int64_t *symbols) {
     symbols[0] = dims[0];
     symbols[1] = dims[1];
+    if (dims[1] == INT64_MIN) return -3;
     return dims[0] > 1 << 20 ? 8 : 0;
 }
 
-static void sizes(const int64_t *symbols, int64_t *table) {
+static int64_t sizes(const int64_t *symbols, int64_t *table) {
+    if (symbols[1] == 6) return 6;
     if (__builtin_mul_overflow(symbols[0], 8, &table[0])) table[0] = -1;
     table[1] = symbols[0];
     table[2] = symbols[1];
     table[3] = symbols[2];
+    return 0;
 }
 
 typedef struct span {
@@ -146,11 +149,24 @@ void test_statuses(void) {
 
     int64_t symbols[2] = {INT64_MAX / 4, 1};
     plt_plan_info info = {0};
-    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW && info.detail[0] == 0);
+    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW);
+    CHECK(info.detail[0] == 0 && info.detail[1] == PLT_OVER_BUFFER);
     symbols[0] = INT64_MAX / 8 - 8; /* a buffer fits, two do not */
-    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW && info.detail[0] == -1);
+    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW);
+    CHECK(info.detail[0] == -1 && info.detail[1] == PLT_OVER_ALL);
+    symbols[0] = INT64_MAX / 24 + 64; /* two buffers fit, and a result, not all three */
+    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW);
+    CHECK(info.detail[0] == -1 && info.detail[1] == PLT_OVER_ALL);
+    CHECK(plt_least(m, symbols, &info.peak_bytes) == PLT_ERR_OVERFLOW);
     symbols[0] = -1;
     CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW);
+    symbols[1] = 6; /* what the table's own code refuses */
+    CHECK(plt_plan(m, symbols, -1, &info) == PLT_ERR_OVERFLOW);
+    CHECK(info.detail[0] == 5 && info.detail[1] == PLT_OVER_TABLE);
+    EXPECT(a[1].value = 6, PLT_ERR_OVERFLOW, 0, 5);
+    EXPECT(a[1].value = INT64_MIN, PLT_ERR_OVERFLOW, 0, 2);
+    EXPECT(a[1].value = INT64_MIN, PLT_ERR_OVERFLOW, 1, PLT_OVER_GUARD);
+    symbols[1] = 1;
     symbols[0] = (int64_t)1 << 40; /* plans without allocating */
     CHECK(plt_plan(m, symbols, -1, &info) == PLT_OK);
     CHECK(info.peak_bytes == (int64_t)24 << 40 && info.lower_bound == info.peak_bytes);

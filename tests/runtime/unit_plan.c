@@ -71,7 +71,67 @@ void test_planner_overflow(void) {
     CHECK(!plt_round(-1, &rounded) && !plt_round(INT64_MAX, &rounded));
     CHECK(plt_round(INT64_MAX - 63, &rounded));
     CHECK(plt_round(1, &rounded) && rounded == 64);
+    CHECK(plt_add_up(INT64_MAX, 1) == INT64_MAX && plt_add_up(1, 2) == 3);
     CHECK(c.blocks == 0);
+}
+
+/* Sizes near the end of int64: the arena is exact, or the overflow is told; no offset
+ * is ever one that wrapped. */
+void test_planner_huge(void) {
+    counting c;
+    plt_services s = counted(&c);
+    uint64_t seed = 4242;
+    enum { MOST = 12 };
+    plt_interval v[MOST];
+    int64_t offsets[MOST], arena, bound, exact = 0, refused = 0;
+    for (int64_t t = 0; t < 400; t++) {
+        int64_t n = 1 + below(&seed, MOST), least = 0;
+        for (int64_t i = 0; i < n; i++) {
+            v[i].size = PLT_ALIGN * below(&seed, (int64_t)1 << (40 + below(&seed, 18)));
+            v[i].first = below(&seed, 8);
+            v[i].last = v[i].first + below(&seed, 4);
+        }
+        bool fits = true;
+        for (int64_t i = 0; i < n; i++) {
+            int64_t live = 0;
+            for (int64_t j = 0; j < n; j++) {
+                if (v[j].first > v[i].first || v[i].first > v[j].last) continue;
+                fits &= !__builtin_add_overflow(live, v[j].size, &live);
+            }
+            if (live > least) least = live;
+        }
+        int status =
+            plt_pack(&s, v, n, 0, PLT_PACK_EFFORT, offsets, &arena, &bound);
+        CHECK(status == PLT_OK || status == PLT_ERR_OVERFLOW);
+        CHECK(fits || status == PLT_ERR_OVERFLOW);
+        refused += status != PLT_OK;
+        exact += status == PLT_OK;
+        if (status == PLT_OK) check_packing(v, n, offsets, arena, bound);
+        CHECK(status != PLT_OK || bound == least);
+    }
+    CHECK(exact > 0 && refused > 0 && c.blocks == 0);
+}
+
+/* The bytes of results, at sizes that no tensor has. */
+void test_output_bytes(void) {
+    const struct {
+        int64_t dims[3], bytes; /* -1: refused */
+    } cases[] = {
+        {{0, (int64_t)1 << 40, 8}, 0},
+        {{0, (int64_t)1 << 62, 8}, -1}, /* its strides are no int64 */
+        {{(int64_t)1 << 31, (int64_t)1 << 30, 1}, (int64_t)1 << 62},
+        {{(int64_t)1 << 31, (int64_t)1 << 30, 4}, -1},
+        {{(int64_t)1 << 62, 0, (int64_t)1 << 62}, -1},
+        {{-1, 0, 2}, -1},
+        {{INT64_MIN, 2, 2}, -1},
+        {{3, 5, 7}, 210},
+    };
+    plt_output_desc o = {.code = 2, .bits = 16, .rank = 3};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        int64_t bytes = -1;
+        bool told = plt_output_bytes(&o, cases[k].dims, &bytes);
+        CHECK(told ? bytes == cases[k].bytes : cases[k].bytes == -1);
+    }
 }
 
 /* Shaped like a network: layers of short-lived buffers, some that last. */
