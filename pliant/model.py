@@ -402,6 +402,7 @@ class CompiledModel(Caller):
                 return _spill_error(first, least, bool(began))
             case Status.RUN:
                 message = self._program.checks[first - 1]
+                message = message.replace("{value}", str(least))
                 words = set(re.findall(r"\w+", message))
                 sizes = [
                     f"{name}={value}"

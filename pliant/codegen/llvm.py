@@ -45,6 +45,7 @@ from pliant.codegen.llvm_types import (
     PTR,
     STATUS_FIELD,
     TASK_TYPE,
+    VALUE_FIELD,
     VOID,
     constant,
     dtype_constant,
@@ -285,8 +286,9 @@ class _Body:
                 self.switch(stmt)
             case Dispatch(variants):
                 self.dispatch(variants)
-            case Check(cond, number):
-                self.check(self.value(cond), number)
+            case Check(cond, number, value):
+                told = None if value is None else self.value(value)
+                self.check(self.value(cond), number, told)
             case Prefetch(buf, index):
                 address = self.memory.near(buf, index)
                 if address is not None:
@@ -416,14 +418,21 @@ class _Body:
             with otherwise:
                 self.dispatch(tuple(rest))
 
-    def check(self, cond: Any, number: int) -> None:
-        failed = self.b.not_(cond)
+    def check(self, cond: Any, number: int, value: Any) -> None:
+        """The first failure of a call is told, with what it tells of."""
+        b = self.b
+        failed = b.not_(cond)
         if self.mask is not None:
-            failed = self.b.and_(splat(self.b, failed, self.dims.lanes), self.mask)
-        with self.b.if_then(ops.any_lane(self.b, failed), likely=False):
-            field_ = [constant(I64, STATUS_FIELD)]
-            status = self.b.gep(self.call, field_, source_etype=I64)
-            self.b.store(constant(I64, number), status)
+            failed = b.and_(splat(b, failed, self.dims.lanes), self.mask)
+        with b.if_then(ops.any_lane(b, failed), likely=False):
+            status = b.gep(self.call, [constant(I64, STATUS_FIELD)], source_etype=I64)
+            none, ours = constant(I64, 0), constant(I64, number)
+            before = b.cmpxchg(status, none, ours, "monotonic", "monotonic")
+            if value is not None:
+                place = [constant(I64, VALUE_FIELD)]
+                with b.if_then(b.extract_value(before, 1)):
+                    told = ops.first_lane(b, value, failed)
+                    b.store(told, b.gep(self.call, place, source_etype=I64))
 
     def call_function(self, stmt: Call) -> None:
         self.call_address(self.called(stmt), stmt)

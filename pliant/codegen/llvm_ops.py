@@ -614,6 +614,19 @@ def any_lane(b: Builder, mask: Any) -> Any:
     return b.icmp_unsigned("!=", bits, constant(bits.type, 0))
 
 
+def first_lane(b: Builder, value: Any, mask: Any) -> Any:
+    """The value in the first lane whose flag is set; one is."""
+    if not isinstance(value.type, ll.VectorType):
+        return value
+    if not isinstance(mask.type, ll.VectorType):
+        return b.extract_element(value, constant(I32, 0))
+    bits = b.bitcast(mask, ll.IntType(mask.type.count))
+    one_is = constant(ll.IntType(1), 1)
+    name = f"llvm.cttz.{mangle(bits.type)}"
+    first = call_intrinsic(b, name, bits.type, [bits, one_is])
+    return b.extract_element(value, first)
+
+
 # ---- memory
 
 

@@ -22,8 +22,9 @@ F16, F32, F64 = ll.HalfType(), ll.FloatType(), ll.DoubleType()
 PTR = ll.PointerType()
 VOID = ll.VoidType()
 
-# struct plt_call of runtime/rt.h: nine fields of eight bytes; the last is the status.
+# struct plt_call of runtime/rt.h: fields of eight bytes, by number.
 STATUS_FIELD = 8
+VALUE_FIELD = 10
 # void task(void* args, i64 begin, i64 end, i64 worker)
 TASK_TYPE = ll.FunctionType(VOID, [PTR, I64, I64, I64])
 # void plt_parallel(plt_call*, task, void* args, i64 units, i64 grain)

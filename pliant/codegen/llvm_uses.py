@@ -42,8 +42,10 @@ def roots(stmt: Stmt) -> tuple[LoopValue, ...]:
     match stmt:
         case Store(_, _, value) | Let(_, value) | Local(_, _, value):
             return (value,)
-        case Accumulate(_, value) | If(value, _, _) | Check(value, _):
+        case Accumulate(_, value) | If(value, _, _):
             return (value,)
+        case Check(cond, _, value):
+            return (cond,) if value is None else (cond, value)
         case _:
             return ()
 

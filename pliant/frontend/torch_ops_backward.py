@@ -205,6 +205,19 @@ def index_put(
         if accumulate:
             cx.unsupported("adding up where a mask says")
         return write_at(cx, x, indices, values, accumulate)
+    return _add_at(cx, x, indices, values, wraps=True)
+
+
+def _add_at(
+    cx: Context,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    *,
+    wraps: bool,
+) -> Value:
+    """x[i, :, j] += values; with `wraps`, negative indices count from the end."""
+    plain = [i for i in indices if i is not None]
     used_axes = [a for a, i in enumerate(indices) if i is not None]
     aligned = cx.aligned(*plain)
     shape = cx.b.broadcast_shapes(*(i.shape for i in aligned))
@@ -219,10 +232,11 @@ def index_put(
     rank = len(shape)
     order = [*range(lead, lead + rank), *range(lead), *range(lead + rank, len(full))]
     spread = cx.transpose(spread, order)  # (indices.., beside..)
-    place = cx.tensor(0, DType.I64)
-    for axis, index in zip(used_axes, aligned, strict=True):
-        inside = cx.wrap_index(as_index(cx, index), x.shape[axis])
-        place = cx.add(cx.mul(place, x.shape[axis]), inside)
+    inside = [
+        cx.in_range(index, x.shape[axis], axis, wraps=wraps)
+        for axis, index in zip(used_axes, aligned, strict=True)
+    ]
+    place = cx.b.flat_place(inside, [x.shape[axis] for axis in used_axes])
     place = cx.broadcast_to(place, shape)
     count, width = product(shape), product(beside)
     rows = cx.reshape(spread, (count, width))
@@ -235,17 +249,22 @@ def index_put(
 def scatter_add(cx: Context, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x[.., index[.., j, ..], ..] += src[.., j, ..]"""
     if not x.type.rank:
-        return cx.add(x, cx.reshape(src, ()))
+        x, index, src = (cx.reshape(v, (v.type.numel,)) for v in (x, index, src))
+        return cx.reshape(scatter_add(cx, x, 0, index, src), ())
     axis = cx.axis(dim, x.type.rank)
     shape = index.shape
     for i, (have, want) in enumerate(zip(src.shape, shape, strict=True)):
         if not cx.b.same(have, want):
             src = cx.slice(src, i, 0, want)
-    place = cx.tensor(0, DType.I64)
-    for i, size in enumerate(x.shape):
-        at = as_index(cx, index) if i == axis else cx.iota(shape, i, DType.I64)
-        place = cx.add(cx.mul(place, size), at)
-    flat = cx.reshape(place, (index.type.numel,))
+    for i, (have, want) in enumerate(zip(shape, x.shape, strict=True)):
+        if i != axis:
+            cx.require(le(have, want), "no more indices than rows")
+    inside = cx.in_range(index, x.shape[axis], axis)
+    places = [
+        inside if i == axis else cx.iota(shape, i, DType.I64)
+        for i in range(x.type.rank)
+    ]
+    flat = cx.reshape(cx.b.flat_place(places, x.shape), (index.type.numel,))
     rows = cx.reshape(src, (index.type.numel, 1))
     return cx.add(x, cx.reshape(_sum_rows(cx, flat, rows, x.type.numel), x.shape))
 
@@ -253,19 +272,26 @@ def scatter_add(cx: Context, x: Value, dim: int, index: Value, src: Value) -> Va
 def index_add(
     cx: Context, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> Value:
+    if not x.type.rank:
+        x, index, source = (cx.reshape(v, (v.type.numel,)) for v in (x, index, source))
+        return cx.reshape(index_add(cx, x, 0, index, source, alpha=alpha), ())
     axis = cx.axis(dim, x.type.rank)
     added = source if alpha == 1 else cx.mul(source, alpha)
-    return index_put(cx, x, [*[None] * axis, index], added, True)
+    index = cx.reshape(index, (index.type.numel,))
+    return _add_at(cx, x, [*[None] * axis, index], added, wraps=False)
 
 
 def scatter(cx: Context, x: Value, dim: int, index: Value, src: Operand) -> Value:
     """x[.., index[.., j, ..], ..] = src[.., j, ..]; of equal indices the last wins."""
     if not x.type.rank:
-        return cx.broadcast_to(cx.tensor(src, x.dtype), ())
+        x, index = (cx.reshape(v, (v.type.numel,)) for v in (x, index))
+        if isinstance(src, Value):
+            src = cx.reshape(src, (src.type.numel,))
+        return cx.reshape(scatter(cx, x, 0, index, src), ())
     axis = cx.axis(dim, x.type.rank)
     if not index.shape[axis].is_const or index.shape[axis].value > MOST_WRITES:
         cx.unsupported(f"writing more than {MOST_WRITES} elements of a row")
-    places = cx.wrap_index(as_index(cx, index), x.shape[axis])
+    places = cx.in_range(index, x.shape[axis], axis)
     values = cx.tensor(src, x.dtype)
     if values.type.rank:
         for i, size in enumerate(index.shape):

@@ -213,7 +213,8 @@ class Context:
         if x.dtype is dtype:
             return x
         out = self.b.cast(x, dtype)
-        if x in self.nonnegative or x.dtype is DType.BOOL:
+        fits = dtype.is_float or dtype.kind == "u" or dtype.bytes >= x.dtype.bytes
+        if (x in self.nonnegative and fits) or x.dtype in (DType.BOOL, DType.U8):
             self.nonnegative.add(out)
         return out
 
@@ -383,13 +384,27 @@ class Context:
         mean = self.arith("div", total, self.count(x, axes), wide.dtype)
         return self.cast(mean, x.dtype)
 
-    def wrap_index(self, index: Value, size: Expr) -> Value:
-        """Negative indices count from the end."""
+    def in_range(
+        self, index: Value, size: Size, axis: int, *, wraps: bool = False
+    ) -> Value:
+        """An index of an axis, checked when it is used and counted from the front.
+
+        With `wraps`, negative indices count from the end; else they are outside.
+        """
+        assert self.node is not None
+        name = str(getattr(self.node.target, "__name__", self.node.target))
+        out = self.b.in_range(
+            index, as_expr(size), wraps=wraps, of=name.split(".")[0], axis=axis
+        )
+        self.nonnegative.add(out)
+        return out
+
+    def wrap_index(self, index: Value, size: Expr, axis: int) -> Value:
+        """For an op that checks its indices: negative ones count from the end."""
+        index = as_index(self, index)
         if index in self.nonnegative:
             return index
-        negative = self.arith("lt", index, 0)
-        wrapped = self.arith("add", index, size, index.dtype)
-        return self.b.select(negative, wrapped, index)
+        return self.in_range(index, size, axis, wraps=True)
 
 
 def used(cx: Context, which: int) -> bool:

@@ -131,26 +131,37 @@ def eye(cx: Context, n: Size, m: Size | None = None, **_: Any) -> Value:
 def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
     if num_classes < 0:
         cx.unsupported("one_hot without num_classes: its size depends on the data")
-    classes = cx.iota((num_classes,), 0, x.dtype)
-    return cx.cast(cx.arith("eq", unsqueeze(cx, x, -1), classes), DType.I64)
+    classes = cx.iota((num_classes,), 0, DType.I64)
+    meant = unsqueeze(cx, cx.in_range(x, num_classes, x.type.rank), -1)
+    return cx.cast(cx.arith("eq", meant, classes), DType.I64)
 
 
 # --- picking by index -----------------------------------------------------------
 
 
 def index_select(cx: Context, x: Value, dim: int, index: Value) -> Value:
+    index = cx.reshape(index, (index.type.numel,))
     if x.type.rank == 0:
-        return x
-    axis = cx.axis(dim, x.type.rank)
-    return take(cx, x, axis, cx.reshape(index, (index.type.numel,)))
+        return cx.reshape(take(cx, cx.reshape(x, (1,)), 0, index), ())
+    return take(cx, x, cx.axis(dim, x.type.rank), index)
 
 
 def gather(cx: Context, x: Value, dim: int, index: Value, **_: Any) -> Value:
     if x.type.rank == 0:
-        return cx.broadcast_to(x, index.shape)
+        flat = cx.reshape(index, (index.type.numel,))
+        return cx.reshape(gather(cx, cx.reshape(x, (1,)), 0, flat), index.shape)
     axis = cx.axis(dim, x.type.rank)
+    if index.type.rank == 0:
+        return cx.reshape(gather(cx, x, axis, cx.reshape(index, (1,))), ())
     out = cx.b.emit("take_along", x, as_index(cx, index), axis=axis)
     return cx.keep_sign(x, out)
+
+
+def take_flat(cx: Context, x: Value, index: Value) -> Value:
+    """Elements of x as a vector; negative indices count from the end."""
+    flat = cx.reshape(x, (x.type.numel,))
+    places = cx.wrap_index(index, x.type.numel, 0)
+    return cx.keep_sign(x, cx.b.emit("index", flat, places))
 
 
 def take_along_dim(
@@ -166,7 +177,9 @@ def take_along_dim(
     shape = list(cx.b.broadcast_shapes(ours, theirs))
     wide = [x.shape[axis] if i == axis else d for i, d in enumerate(shape)]
     tall = [indices.shape[axis] if i == axis else d for i, d in enumerate(shape)]
-    places = cx.wrap_index(as_index(cx, indices), x.shape[axis])
+    # torch takes every index, modulo the size.
+    places = cx.arith("mod", as_index(cx, indices), x.shape[axis])
+    cx.nonnegative.add(places)
     return gather(cx, cx.broadcast_to(x, wide), axis, cx.broadcast_to(places, tall))
 
 
@@ -180,7 +193,7 @@ def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Valu
     shape = cx.b.broadcast_shapes(*(p.shape for p in aligned))
     wrapped = []
     for axis, place in zip(used, aligned, strict=True):
-        inside = cx.wrap_index(as_index(cx, place), x.shape[axis])
+        inside = cx.wrap_index(place, x.shape[axis], axis)
         wrapped.append(cx.broadcast_to(inside, shape))
     rest = [a for a in range(x.type.rank) if a not in used]
     front = cx.transpose(x, used + rest)
@@ -320,6 +333,7 @@ PICK: dict[Any, Translate] = {
     # picking
     aten.index_select.default: index_select,
     aten.gather.default: gather,
+    aten.take.default: take_flat,
     aten.take_along_dim.default: take_along_dim,
     aten.index.Tensor: index_tensor,
     aten.index_put.default: index_put,

@@ -249,6 +249,26 @@ class Builder:
     def dim_value(self, value: DimLike, dtype: DType = DType.I64) -> Value:
         return self.emit("dim_value", value=value, dtype=dtype)
 
+    # ---- indices
+
+    def in_range(
+        self, index: Value, size: DimLike, *, wraps: bool, of: str, axis: int
+    ) -> Value:
+        """An index of an axis, checked at run time; the result is an i64."""
+        wide = index if index.dtype is DType.I64 else self.cast(index, DType.I64)
+        return self.emit("in_range", wide, size=size, wraps=wraps, of=of, axis=axis)
+
+    def flat_place(self, indices: Sequence[Value], shape: Sequence[Expr]) -> Value:
+        """Row-major positions in `shape`; each index is in range, and so is the sum."""
+        place: Value | None = None
+        for index, size in zip(indices, shape, strict=True):
+            if place is not None:
+                index = self.binary(
+                    "add", self.binary("mul", place, self.dim_value(size)), index
+                )
+            place = index
+        return self.scalar(0, DType.I64) if place is None else place
+
     # ---- move
 
     def broadcast_to(self, x: Value, shape: Shape) -> Value:

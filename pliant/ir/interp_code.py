@@ -437,9 +437,10 @@ class _Compiler:
                     word = "elif" if position else "if"
                     self.emit(f"{word} {' and '.join(tests)}:")
                     self.scoped(variant.body)
-            case Check(cond, number):
+            case Check(cond, number, value):
+                told = "None" if value is None else self.value(value)
                 self.emit(f"if not {self.value(cond)}:")
-                self.emit(f"    cx.fail({self.func.name!r}, {number})")
+                self.emit(f"    cx.fail({self.func.name!r}, {number}, {told})")
             case Prefetch(buffer, _):
                 self.prefetched.add(buffer.name)
             case Call():

@@ -21,10 +21,11 @@ from pliant.ir.loops import Buffer, LoopFunc
 
 
 class CheckFailure(PliantError):
-    """A Check of a loop function failed."""
+    """A Check of a loop function failed, telling of `value` if there is one."""
 
-    def __init__(self, function: str, number: int) -> None:
+    def __init__(self, function: str, number: int, value: Any = None) -> None:
         self.function, self.number = function, number
+        self.value = None if value is None else int(value)
         super().__init__(f"check {number} of loop @{function} failed")
 
 
@@ -35,7 +36,7 @@ class _Run:
         self.module, self.workers, self.check_races = module, workers, check_races
         self.iteration: int | None = None
         self.writers: dict[int, int] = {}
-        self.failed: tuple[str, int] | None = None
+        self.failed: tuple[str, int, Any] | None = None
 
     def typed(
         self, func: str, buffer: Buffer, memory: Memory, shape: Any, strides: Any
@@ -66,8 +67,8 @@ class _Run:
         at = ", ".join(map(str, index))
         raise LoopFault(f"{what}[{at}] is read before it is written in loop @{func}")
 
-    def fail(self, func: str, number: int) -> None:
-        self.failed = self.failed or (func, number)
+    def fail(self, func: str, number: int, value: Any) -> None:
+        self.failed = self.failed or (func, number, value)
 
     def begin(self, func: str) -> None:
         if self.iteration is not None:

@@ -380,6 +380,20 @@ def _pad(op: Op, env: dict[str, int], x: Array) -> Array:
     return np.pad(x, pads, constant_values=number) if pads else x
 
 
+def _checked(op: Op, env: dict[str, int], index: Array) -> Array:
+    size = op.dim_attr("size").evaluate(env)
+    wraps = op.bool_attr("wraps")
+    wide = index.astype(np.int64)
+    bad = wide[(wide < (-size if wraps else 0)) | (wide >= size)]
+    if bad.size:
+        at = f" ({op.loc})" if op.loc else ""
+        raise IndexRangeError(
+            f"{op.str_attr('of')}: index {bad.flat[0]} is outside axis "
+            f"{op.int_attr('axis')} of size {size}{at}"
+        )
+    return np.where(wide < 0, wide + size, wide).astype(index.dtype)
+
+
 def _scatter_add(op: Op, env: dict[str, int], index: Array, rows: Array) -> Array:
     count = op.dim_attr("rows").evaluate(env)
     _in_range(op, index, count, 0)
@@ -408,6 +422,7 @@ def _random(op: Op, env: dict[str, int], seed: Array) -> Array:
 SIZED: dict[str, Callable[..., Array]] = {
     "random": _random,
     "scatter_add": _scatter_add,
+    "in_range": _checked,
     "iota": _iota,
     "dim_value": _dim_value,
     "broadcast": _broadcast,

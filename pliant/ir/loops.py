@@ -14,7 +14,7 @@
            | If(cond: value, then, otherwise)
            | Switch(selector: dim, cases: (int, stmt)*)
            | Dispatch((name, guards: cond*, stmt)*)  -- the first whose guards hold
-           | Check(cond: value, number: int)        -- fails the call, never traps
+           | Check(cond: value, number: int, value?) -- fails the call, never traps
            | Prefetch(buffer, index: dim*)          -- a hint, may lie outside
            | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
 
@@ -313,11 +313,13 @@ class Dispatch:
 class Check:
     """Where cond is false the call fails with `number`; execution goes on.
 
-    So what follows must stay in bounds even then (indices are clamped).
+    So what follows must stay in bounds even then (indices are clamped). `value`, an
+    i64, is what the failure tells of: the index that is out of range.
     """
 
     cond: LoopValue
     number: int
+    value: LoopValue | None = None
 
 
 @dataclass(frozen=True, slots=True)

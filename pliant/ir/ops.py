@@ -34,6 +34,7 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
           index (x, i0..ik)           indices of one shape over x's leading axes:
                                       result shape = i.shape + x.shape[k+1:]
           take_along (x, i) {axis}    result[.., j, ..] = x[.., i[.., j, ..], ..]
+          in_range (i) {size, wraps, of, axis}   i, checked to be an index of an axis
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
           scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
@@ -99,9 +100,11 @@ More on single ops
               dq = scale * ds x k, dk = scale * ds.T x q, dv = w.T x dout, the last
               two summed over the query heads of a group. The region adds to scores
               or hides some with -inf: it is no function of them that bends
-  index, scatter_add
-              an index is in 0 .. dim-1 (a negative one is wrapped before); checked at
-              run time
+  index, take_along, scatter_add
+              an index is in 0 .. dim-1, checked at run time
+  in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
+              i + size; `of` and `axis` are what an error names. Places that are
+              computed from several indices are made of indices checked one by one
   cast        as in C; float to bool is `!= 0`
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
@@ -414,6 +417,16 @@ _TABLE: tuple[OpDef, ...] = (
         _A("value", "number", 0),
     ),
     _def("index", _MV, (2, None), shapes.index),
+    _def(
+        "in_range",
+        _MV,
+        1,
+        shapes.in_range,
+        _A("size", "dim"),
+        _A("wraps", "bool", False),
+        _A("of", "str", "index"),
+        _A("axis", "int", 0),
+    ),
     _def("take_along", _MV, 2, shapes.take_along, _A("axis", "int")),
     # reduce
     _def(

@@ -598,7 +598,8 @@ class _LoopParser:
     def check(self) -> Check:
         cond = self.value()
         self.at.expect("else")
-        return Check(cond, self.at.integer())
+        number = self.at.integer()
+        return Check(cond, number, self.value() if self.at.accept("of") else None)
 
     def prefetch(self) -> Prefetch:
         return Prefetch(*self.access())

@@ -156,6 +156,12 @@ def index(cx: InferContext, types: Types, _: Attrs) -> Types:
     return (x.with_shape(shape + x.shape[len(indices) :]),)
 
 
+def in_range(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    cx.want(types[0], "iu", "index")
+    cx.require(le(0, attrs.dim("size")), "the size of an axis")
+    return types
+
+
 def take_along(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     x, i = types
     cx.want(i, "iu", "index")

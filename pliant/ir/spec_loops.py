@@ -376,8 +376,10 @@ class _LoopChecker:
                     self.inner(case)
             case Dispatch(variants):
                 self.dispatch(variants)
-            case Check(cond, _):
+            case Check(cond, _, value):
                 self.truth(cond, "the condition")
+                if value is not None and self.value(value) is not DType.I64:
+                    self.fail("what a check tells of is no i64")
             case Prefetch(buffer, index):
                 self.access(buffer, index, "prefetch")
             case Call():

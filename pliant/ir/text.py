@@ -26,7 +26,7 @@
               | "if" value inner ["else" inner]
               | "switch" dim "{" ("case" int inner)* "}"
               | "dispatch" "{" ("variant" string ["when" cond,+] inner)* "}"
-              | "check" value "else" int
+              | "check" value "else" int ["of" value]
               | "call" @name "(" dim,* ";" (%buffer "[" dim,* "]"),* ")"
     inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
     value     = number ":" dtype | "index" "(" dim ")"
@@ -318,8 +318,9 @@ class _LoopPrinter:
             case Dispatch(variants):
                 inner = indented("\n".join(map(self.variant, variants)))
                 return f"dispatch {{\n{inner}\n}}"
-            case Check(cond, number):
-                return f"check {self.value(cond)} else {number}"
+            case Check(cond, number, value):
+                told = "" if value is None else f" of {self.value(value)}"
+                return f"check {self.value(cond)} else {number}{told}"
             case Prefetch(buffer, index):
                 return f"prefetch {self.access(buffer, index)}"
             case Call(function, sizes, arguments):

@@ -52,6 +52,31 @@ def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
     return b if a is None or a == b else Binary("logical_and", a, b)
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The axis that an index is checked against, and for which op."""
+
+    op: str
+    axis: int
+    size: Expr
+    loc: str
+
+    @property
+    def message(self) -> str:
+        """What a failed check says; "{value}" stands for the index."""
+        place = f"axis {self.axis} of size {self.size}"
+        return f"{self.op}: index {{value}} is outside {place}"
+
+
+def _within(i: Expr, low: Expr, high: Expr) -> LoopValue:
+    """low <= i < high, at run time."""
+    return Binary(
+        "logical_and",
+        Binary("ge", Index(i), Index(low)),
+        Binary("lt", Index(i), Index(high)),
+    )
+
+
 class Evaluator:
     """Computes region values.
 
@@ -265,25 +290,51 @@ class Evaluator:
         return Select(condition, body, filler)
 
     def gathered(
-        self, i: LoopValue, size: Expr, loc: str, where: LoopValue | None
+        self, i: Value, at: tuple[Expr, ...], bound: Bound, where: LoopValue | None
     ) -> tuple[Expr, LoopValue]:
-        """A data-dependent index, and whether it may be read."""
-        position = self.integer(i)
-        inside = Binary(
-            "logical_and",
-            Binary("ge", Index(position), Const(0, DType.I64)),
-            Binary("lt", Index(position), Index(size)),
-        )
-        ok = self.local(inside)
+        """The index that `i` holds at a place, and whether it may be read.
+
+        It is checked against its axis, unless `in_range` has done so.
+        """
+        position = self.integer(self.value(i, at, where))
+        ok = self.local(_within(position, as_expr(0), bound.size))
+        made = self.producers.get(i)
+        if (
+            made is None
+            or made.name != "in_range"
+            or made.dim_attr("size") != (bound.size)
+        ):
+            self._check(ok, position, bound, where)
+        return position, self.local(conjunction(where, ok))
+
+    def _check(
+        self, ok: LoopValue, told: Expr, bound: Bound, where: LoopValue | None
+    ) -> None:
         fine = ok
         if where is not None:
             fine = Binary("logical_or", Unary("logical_not", where), ok)
-        number = self.check(f"an index is out of range for a dim of size {size}", loc)
+        number = self.check(bound.message, bound.loc)
         scope = self._scope_of(self._variables(fine))
         if scope is self.scopes[0]:  # where no loop may run, nothing is to be checked
             scope = self.scopes[-1]
-        scope.body.append(Check(fine, number))
-        return position, self.local(conjunction(where, ok))
+        scope.body.append(Check(fine, number, Index(told)))
+
+    def in_range(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        """The index, counted from the front; checked."""
+        size = op.dim_attr("size")
+        position = self.integer(self.value(op.operands[0], index, where))
+        wraps = op.bool_attr("wraps")
+        least = -size if wraps else as_expr(0)
+        ok = self.local(_within(position, least, size))
+        bound = Bound(op.str_attr("of"), op.int_attr("axis"), size, op.loc)
+        self._check(ok, position, bound, where)
+        found: LoopValue = Index(position)
+        if wraps:
+            negative = Binary("lt", found, Const(0, DType.I64))
+            found = Select(negative, Index(position + size), found)
+        return as_dtype(found, op.result.dtype.compute)
 
     def index(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
@@ -293,9 +344,8 @@ class Evaluator:
         position: list[Expr] = []
         guard = where
         for k, i in enumerate(indices):
-            at, guard = self.gathered(
-                self.value(i, index[:rank], where), x.shape[k], op.loc, guard
-            )
+            bound = Bound("index", k, x.shape[k], op.loc)
+            at, guard = self.gathered(i, index[:rank], bound, guard)
             position.append(at)
         return self.value(x, (*position, *index[rank:]), guard)
 
@@ -304,9 +354,8 @@ class Evaluator:
     ) -> LoopValue:
         x, i = op.operands
         axis = op.int_attr("axis")
-        at, guard = self.gathered(
-            self.value(i, index, where), x.shape[axis], op.loc, where
-        )
+        bound = Bound("gather", axis, x.shape[axis], op.loc)
+        at, guard = self.gathered(i, index, bound, where)
         return self.value(x, (*index[:axis], at, *index[axis + 1 :]), guard)
 
     # ---- what is made from nothing
@@ -340,6 +389,7 @@ _Handler = Callable[[Evaluator, Op, tuple[Expr, ...], LoopValue | None], LoopVal
 _MOVES: dict[str, _Handler] = {
     "concat": Evaluator.concat,
     "pad": Evaluator.pad,
+    "in_range": Evaluator.in_range,
     "index": Evaluator.index,
     "take_along": Evaluator.take_along,
     "full": Evaluator.full,

@@ -87,8 +87,9 @@ def map_stmt(stmt: Stmt, f: MapDim) -> Stmt:
             return Switch(f(selector), tuple((n, map_stmt(s, f)) for n, s in cases))
         case Dispatch(variants):
             return Dispatch(tuple(_map_variant(v, f) for v in variants))
-        case Check(cond, number):
-            return Check(map_value(cond, f), number)
+        case Check(cond, number, value):
+            told = None if value is None else map_value(value, f)
+            return Check(map_value(cond, f), number, told)
         case Prefetch(buf, index):
             return Prefetch(buf, tuple(f(i) for i in index))
         case Call(function, sizes, arguments):
@@ -125,8 +126,12 @@ def values_in(stmt: Stmt) -> Iterator[LoopValue]:
         match inner:
             case Store(_, _, value) | Let(_, value) | Local(_, _, value):
                 yield from _parts(value)
-            case Accumulate(_, value) | Check(value, _) | If(value, _, _):
+            case Accumulate(_, value) | If(value, _, _):
                 yield from _parts(value)
+            case Check(cond, _, told):
+                yield from _parts(cond)
+                if told is not None:
+                    yield from _parts(told)
             case _:
                 pass
 

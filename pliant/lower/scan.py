@@ -36,7 +36,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
-from pliant.lower.evaluate import Evaluator
+from pliant.lower.evaluate import Bound, Evaluator
 from pliant.lower.nest import COLUMN_BLOCK, block, inner_loops, parallel, split
 from pliant.lower.step import NumberCheck, Step
 from pliant.lower.to_loops import size_symbols
@@ -246,12 +246,8 @@ def _scatter_add(scan: _Scan, name: str) -> Step:
     row = Axis("_w0", index.shape[0])
     scan.evaluator.space = with_axes(scan.facts, [row, column])
     scan.evaluator.push(["_p", row.name])
-    place, fits = scan.evaluator.gathered(
-        scan.evaluator.value(index, (row.var,)),
-        result.shape[0],
-        scan.root.loc,
-        None,
-    )
+    bound = Bound("scatter_add", 0, result.shape[0], scan.root.loc)
+    place, fits = scan.evaluator.gathered(index, (row.var,), bound, None)
     scan.evaluator.push([column.name])
     added = scan.evaluator.value(rows, (row.var, column.var))
     inner = scan.evaluator.pop()

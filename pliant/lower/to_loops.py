@@ -107,6 +107,7 @@ COST = {
     "rsqrt": 5,
     "index": 4,
     "take_along": 4,
+    "in_range": 3,
     "concat": 3,
     "pad": 3,
 }

@@ -15,6 +15,7 @@ from pliant.ir.graph import Constant, Graph, Module, Op, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.types import NUMPY, DType
 from pliant.passes.context import Context
+from pliant.sym import Expr
 
 SLACK = 1 << 16  # elements a folded value may have beyond its operands
 NEVER = frozenset({"constant", "full", "iota", "dim_value", "fusion", "index"})
@@ -22,6 +23,15 @@ NEVER = frozenset({"constant", "full", "iota", "dim_value", "fusion", "index"})
 
 def _static(value: Value) -> bool:
     return all(d.is_const for d in value.shape)
+
+
+def _sized(op: Op) -> bool:
+    """Whether an attribute is a size that only a call knows."""
+    for _, attr in op.attrs:
+        parts = attr if isinstance(attr, tuple) else (attr,)
+        if any(isinstance(part, Expr) and not part.is_const for part in parts):
+            return True
+    return False
 
 
 def _elements(value: Value) -> int:
@@ -41,7 +51,7 @@ def _foldable(
 ) -> bool:
     if op.name in NEVER or op.regions or len(op.results) != 1:
         return False
-    if not op.operands or not _static(op.result):
+    if not op.operands or not _static(op.result) or _sized(op):
         return False
     if not all(v in known or v in cheap for v in op.operands):
         return False

@@ -128,13 +128,12 @@ def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
     b, g = tape.b, _of(grads)
     x, *indices = op.operands
     lead, rest = x.shape[: len(indices)], x.shape[len(indices) :]
-    place: Value | None = None
-    for i, dim in zip(indices, lead, strict=True):
-        i = b.cast(i, DType.I64)
-        if place is not None:
-            i = b.emit("add", b.binary("mul", place, b.dim_value(dim)), i)
-        place = i
-    assert place is not None
+    if len(indices) > 1:
+        indices = [
+            b.in_range(i, dim, wraps=False, of="index", axis=axis)
+            for axis, (i, dim) in enumerate(zip(indices, lead, strict=True))
+        ]
+    place = b.flat_place([b.cast(i, DType.I64) for i in indices], lead)
     count = place.type.numel
     rows = b.reshape(g, (count, product(rest)))
     made = scatter(tape, b.reshape(place, (count,)), rows, product(lead))
@@ -153,14 +152,9 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
         hit = b.emit("eq", place, b.broadcast_to(i, x.shape))
         yield x, Part(tape.where(hit, b.broadcast_to(g, x.shape)))
         return
-    flat: Value | None = None
-    for k, dim in enumerate(x.shape):
-        at = i if k == axis else b.iota(i.shape, k, i.dtype)
-        at = b.cast(at, DType.I64)
-        if flat is not None:
-            at = b.emit("add", b.binary("mul", flat, b.dim_value(dim)), at)
-        flat = at
-    assert flat is not None
+    inside = b.in_range(i, x.shape[axis], wraps=False, of="gather", axis=axis)
+    places = [inside if k == axis else b.iota(i.shape, k) for k in range(x.type.rank)]
+    flat = b.flat_place(places, x.shape)
     count = flat.type.numel
     made = scatter(
         tape, b.reshape(flat, (count,)), b.reshape(g, (count, 1)), x.type.numel

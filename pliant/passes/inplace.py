@@ -301,8 +301,9 @@ class _Swap:
                         Variant(v.name, v.guards, self.stmt(v.body)) for v in variants
                     )
                 )
-            case Check(cond, number):
-                return Check(self.value(cond), number)
+            case Check(cond, number, value):
+                told = None if value is None else self.value(value)
+                return Check(self.value(cond), number, told)
             case Prefetch(buffer, index):
                 return Prefetch(self.buffer(buffer), index)
             case _:

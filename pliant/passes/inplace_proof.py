@@ -137,8 +137,12 @@ class _Walk:
                 self.value(value)
                 if buffer.name == self.written.name:
                     self.access(index, buffer, writes=True)
-            case Local(_, _, value) | Accumulate(_, value) | Check(value, _):
+            case Local(_, _, value) | Accumulate(_, value):
                 self.value(value)
+            case Check(cond, _, told):
+                self.value(cond)
+                if told is not None:
+                    self.value(told)
             case If(cond, then, otherwise):
                 self.value(cond)
                 self.stmt(then)

@@ -46,6 +46,7 @@ _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
 _EFFORT = 300_000  # steps that such searches may take all the same
 _MOST_KEPT = 8  # orders of one block
+_MOST_BYTES = 1 << 56  # at an assignment that orders are compared at
 _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
 
@@ -377,6 +378,9 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
         for point in representatives(facts, names - {THREADS})
         for threads in _THREADS
     ]
+    points = [point for point in points if _is_real(calls.bytes, point)]
+    if not points:  # nothing to compare orders at
+        return (Ordered(graph, tuple(range(len(calls.ops))), True),)
     sizes = Sizes(calls, known, points)
     parts = parts_of(calls)
     chosen = _choices(parts, sizes)
@@ -394,6 +398,14 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
         safe = all(c.safe[n] for c, n in zip(chosen, pick, strict=True))
         found.append(Ordered(permuted(graph, calls.ops, sequence), sequence, safe))
     return tuple(found)
+
+
+def _is_real(sizes: Sequence[Expr], point: Point) -> bool:
+    """Whether all buffers together may fit a machine, so that no sum overflows."""
+    try:
+        return sum(size.evaluate(point) for size in sizes) < _MOST_BYTES
+    except ZeroDivisionError:
+        return False  # outside what a quotient is defined for
 
 
 def _choices(parts: Sequence[Part], sizes: Sizes) -> list[Choice]:

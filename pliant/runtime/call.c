@@ -220,6 +220,7 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
     plt_spill_close(f);
     if (f->call.status != 0) {
         detail[0] = f->call.status;
+        detail[1] = f->call.value;
         return PLT_ERR_RUN;
     }
     return PLT_OK;

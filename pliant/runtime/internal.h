@@ -27,7 +27,7 @@ typedef int plt_lock;
 
 #define PLT_ALIGN 64
 
-_Static_assert(sizeof(plt_call) == 10 * 8, "generated code relies on this layout");
+_Static_assert(sizeof(plt_call) == 11 * 8, "generated code relies on this layout");
 
 /* ---- memory through the services ---- */
 void plt_services_copy(plt_services *to, const plt_services *from);

@@ -43,7 +43,7 @@ extern "C" {
     }
 #endif
 
-/* One call: ten fields of eight bytes; order and size are ABI. The arrays hold
+/* One call: eleven fields of eight bytes; order and size are ABI. The arrays hold
  * pointers of the target's own size. */
 typedef struct plt_call {
     PLT_POINTER(void *, pool);             /* 0 thread pool; NULL means serial */
@@ -56,6 +56,7 @@ typedef struct plt_call {
     int64_t threads;                       /* 7 workers available, at least 1 */
     int64_t status;                        /* 8 set positive to fail (PLT_ERR_RUN) */
     PLT_POINTER(const int64_t *, program); /* 9 what to do, in order */
+    int64_t value;                         /* 10 what made the status: an index */
 } plt_call;
 
 /* Generated code goes through call->program: a number below n_steps is a step, anything
@@ -102,7 +103,7 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_LIMIT = 8,    /* -, least bytes that can be reached, limit */
     PLT_ERR_OVERFLOW = 9, /* number, of which plt_overflow, - */
     PLT_ERR_MEMORY = 10,  /* output (-1: arena or plan), bytes wanted, - */
-    PLT_ERR_RUN = 11,     /* call->status, -, - */
+    PLT_ERR_RUN = 11,     /* call->status, call->value, - */
     PLT_ERR_CLOSED = 12,  /* the model is gone */
     PLT_ERR_MODEL = 13,   /* the description is malformed */
     PLT_ERR_SPILL = 14    /* errno of the spill file, its bytes, 1: kernels had run */

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 
 from pliant.sym.bounding import Interval
+from pliant.sym.cond import Cond
 from pliant.sym.expr import Expr, Symbol, sym
 from pliant.sym.prove import Facts
 
@@ -22,6 +23,7 @@ _UNEVEN = ((1024, 1), (1, 1024), (256, 4), (4, 256))  # of one symbol, of the ot
 _VALUES = (0, 1, 2, 3, 5, 16, 31, 64, 130, 513, 4099)  # for witnesses
 _FAR = (1, 3000, 10**6, 10**9)  # for witnesses far out
 _MOST_WITNESSES, _MOST_VARIED = 1500, 6
+_MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
 _MOST_SKEWED = 4  # symbols that are varied one by one
 
 
@@ -31,6 +33,11 @@ def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
     wanted = [partial(_skewed, "", size, size) for size in _EVEN]
     for name in space.free[:_MOST_SKEWED]:
         wanted += [partial(_skewed, name, its, others) for its, others in _UNEVEN]
+    found = _distinct(space.points(wanted))
+    if found:
+        return found
+    # Conditions of one symbol may leave few of its values: height // 14 == 5.
+    space.narrow()
     return _distinct(space.points(wanted))
 
 
@@ -98,9 +105,28 @@ class _Space:
             name: facts.in_multiples(facts.canonical(sym(name))) for name in self.names
         }
         self.free = sorted({s for form in self.forms.values() for s in form.symbols()})
+        self.values: dict[str, list[int]] = {}  # of some free symbols, all allowed
 
     def interval(self, name: str) -> Interval:
         return self.facts.box(Symbol(name))
+
+    def narrow(self) -> None:
+        """Finds the small values that the conditions of one symbol alone allow."""
+        for name in self.free:
+            alone = {
+                k: form for k, form in self.forms.items() if form.symbols() == (name,)
+            }
+            conds = [c for c in self.facts.stated if alone.keys() >= set(c.symbols())]
+            if not conds:
+                continue
+            tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
+            allowed = []
+            for size in sorted(tried):
+                point = _evaluated(alone, {name: size})
+                if point is not None and _holds(conds, point):
+                    allowed.append(size)
+            if allowed:
+                self.values[name] = allowed
 
     def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
         for choose in wanted:
@@ -112,13 +138,19 @@ class _Space:
     def _inside(self, name: str, size: int) -> int:
         low, high = self.interval(name)
         size = size if low is None else max(size, low)
-        return size if high is None else min(size, high)
+        size = size if high is None else min(size, high)
+        values = self.values.get(name)
+        return size if values is None else min(values, key=lambda v: abs(v - size))
 
     def _allowed(self, point: Point) -> bool:
-        try:
-            return all(cond.holds(point) for cond in self.facts.stated)
-        except ZeroDivisionError:
-            return False  # outside the precondition of a quotient
+        return _holds(self.facts.stated, point)
+
+
+def _holds(conds: Iterable[Cond], point: Point) -> bool:
+    try:
+        return all(cond.holds(point) for cond in conds)
+    except ZeroDivisionError:
+        return False  # outside the precondition of a quotient
 
 
 def _evaluated(forms: Mapping[str, Expr], base: Mapping[str, int]) -> Point | None:

@@ -52,6 +52,8 @@ class PltCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("inputs", "outputs", "weights")),
         ("threads", ctypes.c_int64),
         ("status", ctypes.c_int64),
+        ("program", ctypes.c_void_p),
+        ("value", ctypes.c_int64),
     ]
 
 

@@ -87,6 +87,7 @@ class Call(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("status", ctypes.c_int64),
         ("program", ctypes.c_void_p),
+        ("value", ctypes.c_int64),
     ]
 
 

@@ -7,7 +7,9 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
+import pliant
 from pliant.ir.graph import Module, Op
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
@@ -31,8 +33,8 @@ from pliant.passes.order_search import (
     search,
     unavoidable_rows,
 )
-from pliant.sym import Facts, ge, le, sym
-from pliant.sym.points import random_points
+from pliant.sym import Facts, eq, floordiv, ge, le, sym
+from pliant.sym.points import random_points, representatives
 from pliant.target import host
 
 SIZES = (0, 1, 7, 64, 1009)
@@ -392,3 +394,39 @@ def test_a_graph_without_calls() -> None:
     module = parse_module("graph @main(%x: f32[n]) {\n  return %x\n}\n")
     (only,) = orders(module.main, module, Facts())
     assert only.proved and only.calls == ()
+
+
+def test_sizes_that_few_samples_meet() -> None:
+    """A guard that ties a size to a constant leaves few of them."""
+    cond = eq(floordiv(sym("height"), 14), 5)
+    found = representatives(Facts().assume(cond), ["height", "width"])
+    assert found and all(cond.holds(point) for point in found)
+
+
+def test_sizes_that_no_sample_meets() -> None:
+    class Narrow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[1] // 5003 != 2:
+                return x
+            a = x.softmax(-1)
+            return (a.cumsum(-1) * x.cumsum(1)).cumsum(1).softmax(1)
+
+    x = torch.randn(1, 10010, 2) / 100
+    compiled = pliant.compile(Narrow(), (x,), ({1: "n"},), threads=1)
+    torch.testing.assert_close(compiled(x[:, :10006]), Narrow()(x[:, :10006]))
+
+
+def test_sizes_beyond_64_bits() -> None:
+    """Five sizes of 4096 each are more bytes than a machine has."""
+
+    def big(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="trilinear")
+
+    class Big(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return big(x)
+
+    x = torch.randn(2, 3, 2, 3, 4)
+    dims = dict.fromkeys(range(5), torch.export.Dim.AUTO)
+    compiled = pliant.compile(Big(), (x,), (dims,), threads=1)
+    torch.testing.assert_close(compiled(x), big(x), atol=1e-5, rtol=1e-5)
