@@ -17,8 +17,9 @@ from setuptools.command.build_ext import build_ext
 SOURCES = [
     *("arena.c", "call.c", "evict.c", "ffi.c", "order.c", "plan.c", "planner.c"),
     *("plans.c", "python.c", "remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
+    "watch.c",
 ]
-HEADERS = ("rt", "internal", "tensor")
+HEADERS = ("rt", "internal", "tensor", "python")
 
 
 def ffi_include() -> str:

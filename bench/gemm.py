@@ -259,8 +259,8 @@ def limits_of(threads: Sequence[int]) -> list[Limits]:
 
 def reads(model: pliant.CompiledModel, threads: int) -> Timed:
     """Reading the packed weight of a model and nothing else, as fast as that goes."""
-    (held,) = model._weights
-    weight = np.asarray(held.data.reshape(-1), np.float32)
+    (held,) = model._weights.arrays
+    weight = np.asarray(held.reshape(-1), np.float32)
     work, _ = _read_work(host(), weight, weight.nbytes // threads)
     return partial(_seconds, work, threads)
 

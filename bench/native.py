@@ -119,7 +119,7 @@ def host_flow(
     dims = [d for value in inputs for d in value.shape]
     plan = runtime.plan(runtime.bind(dims))
     room = np.empty(plan.arena_bytes + LINE, np.uint8)
-    weights = [c.data for c in model._weights]
+    weights = model._weights.arrays
     table = np.array(plan.table, np.int64)
     offsets = np.array(plan.offsets, np.int64)
     steps = np.array([*range(len(model._program.host.calls)), -1], np.int64)

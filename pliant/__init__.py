@@ -4,6 +4,7 @@ from pliant.api import compile
 from pliant.errors import (
     ArtifactError,
     DTypeError,
+    GradientWarning,
     IndexRangeError,
     InternalError,
     MemoryLimitError,
@@ -12,6 +13,7 @@ from pliant.errors import (
     ShapeError,
     SpillError,
     UnsupportedOpError,
+    WeightError,
 )
 from pliant.model import CompiledModel, MemoryPlan
 from pliant.optimizers import SGD, AdamW
@@ -27,6 +29,7 @@ __all__ = [
     "ArtifactError",
     "CompiledModel",
     "DTypeError",
+    "GradientWarning",
     "IndexRangeError",
     "InternalError",
     "MemoryLimitError",
@@ -39,6 +42,7 @@ __all__ = [
     "Target",
     "TrainingStep",
     "UnsupportedOpError",
+    "WeightError",
     "compile",
     "compile_training",
 ]

@@ -61,7 +61,8 @@ def compile(
             model, example_inputs, dynamic_shapes, seconds
         )
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
-    return build(module, signature, chosen, seconds, assumptions)
+    owner = None if isinstance(model, Module) else model
+    return build(module, signature, chosen, seconds, assumptions, owner=owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,13 @@ def build(
     assumptions: tuple[Guard, ...] = (),
     training: Training | None = None,
     kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]
+    owner: object = None,
 ) -> AnyModel:
-    """Compiles an imported module; `kind` is what the caller gets."""
+    """Compiles an imported module; `kind` is what the caller gets.
+
+    Constants that are tensors of the `owner`, an nn.Module or an ExportedProgram,
+    follow it.
+    """
     slots = signature.slots
     inputs = tuple(
         (slot.name, slot.type.shape if isinstance(slot, TensorSlot) else (_sym(slot),))
@@ -125,7 +131,14 @@ def build(
     )
     told = {**seconds, **program.seconds}
     return kind(
-        program, signature, chosen.threads, chosen.memory_limit, told, assumptions
+        program,
+        signature,
+        chosen.threads,
+        chosen.memory_limit,
+        told,
+        assumptions,
+        module.constants,
+        owner,
     )
 
 

@@ -72,6 +72,20 @@ class DTypeError(PliantError):
         super().__init__(message)
 
 
+class WeightError(PliantError):
+    """The weights that a compiled model follows are not what it was compiled for."""
+
+    def __init__(
+        self, message: str, *, name: str, expected: object = None, got: object = None
+    ) -> None:
+        self.name, self.expected, self.got = name, expected, got
+        super().__init__(message)
+
+
+class GradientWarning(UserWarning):
+    """An input needs a gradient, which a compiled model does not give."""
+
+
 class IndexRangeError(PliantError, IndexError):
     """A value used as an index (a token id, say) is outside the indexed axis."""
 

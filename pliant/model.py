@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +15,7 @@ import numpy as np
 
 from pliant.errors import (
     DTypeError,
+    GradientWarning,
     IndexRangeError,
     InternalError,
     MemoryLimitError,
@@ -24,6 +26,8 @@ from pliant.errors import (
 )
 from pliant.example import guard_error, observed
 from pliant.explain import explain, formula
+from pliant.ir.graph import Constant
+from pliant.meaning import check_meaning, plain_tensor
 from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
 from pliant.profile import KernelTime, kernel_times
@@ -34,6 +38,7 @@ from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
 from pliant.sym import Expr, Guard, sym
 from pliant.timeline import Timeline, timeline
+from pliant.weights import Weights
 
 # What flattening, copying or a better message may help with.
 _MENDABLE = (Status.KIND, Status.LAYOUT, Status.COUNT)
@@ -115,18 +120,21 @@ class CompiledModel(Caller):
         memory_limit: int | None,
         seconds: Mapping[str, float],
         assumptions: Sequence[Guard] = (),
+        given: Mapping[str, Constant] | None = None,
+        owner: object = None,
     ) -> None:
+        """`owner` is whose tensors the constants `given` are, if they are followed."""
         self._program, self._signature = program, signature
         self._assumptions = tuple(assumptions)
         self._seconds = dict(seconds)
-        self._weights = [
-            program.lowered.constants[name] for name in program.host.constants
-        ]
-        blocks: list[np.ndarray[Any, Any]] = [c.data for c in self._weights]
+        self._weights = Weights(program.weights, given or {}, owner)
+        program.weights = ()  # they may change: held here alone
         self._stamps = None
+        stamps: list[np.ndarray[Any, Any]] = []
         if program.host.stamps:
             self._stamps = np.zeros(program.host.stamps, np.int64)
-            blocks.append(self._stamps)
+            stamps.append(self._stamps)
+        blocks = [*self._weights.arrays, *stamps]
         self._runtime = Model(
             runtime_spec(program, signature, threads, memory_limit),
             program.code.address("pliant_run"),
@@ -134,7 +142,9 @@ class CompiledModel(Caller):
             program.code.address("pliant_bind"),
             [block.ctypes.data for block in blocks],
         )
+        self._weights.serve(self._runtime, stamps)
         self._threads, self._limit = threads, memory_limit
+        self._warned = False
         self._direct = signature.is_direct
         if self._direct:
             self._delegate(self._runtime)
@@ -172,13 +182,35 @@ class CompiledModel(Caller):
         values: list[Any] = []
         for slot, value in zip(self._signature.slots, flat, strict=True):
             try:
-                values.append(_plain(value))
+                values.append(self._plain(slot, value))
+            except PliantError:
+                raise
             except Exception:  # a tensor class without memory of its own
                 raise _unreadable(slot, value) from None
         try:
             return self._runtime(*values)
         except RuntimeStatus as status:
             raise self._error(status, values) from None
+
+    def _plain(self, slot: TensorSlot | SizeSlot, value: Any) -> Any:
+        """What the runtime takes: contiguous, aligned, and its bytes are its values."""
+        if isinstance(value, np.ndarray | np.generic):
+            return np.require(value, requirements=("C_CONTIGUOUS", "ALIGNED"))
+        if not hasattr(value, "is_contiguous"):
+            return value
+        needs_gradient = check_meaning(slot, value)
+        if needs_gradient and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"input '{slot.name}' requires a gradient, and a compiled model gives "
+                "none: its results are constants to autograd. Call it under "
+                "torch.no_grad() if that is meant; to train, use "
+                "pliant.compile_training or torch.compile(backend='pliant')",
+                GradientWarning,
+                stacklevel=4,  # the caller's line
+            )
+        value = plain_tensor(value).contiguous()
+        return value.clone() if value.data_ptr() % value.element_size() else value
 
     def symbols_of(self, flat: Sequence[Any]) -> dict[str, int]:
         """The value of every symbol for these inputs."""
@@ -200,6 +232,26 @@ class CompiledModel(Caller):
             guard = self._program.guards[status.detail[0]]
             raise self._guard_error(guard, env) from None
         return dict(zip(self.dims, values, strict=True))
+
+    # ---- weights
+
+    def refresh(self) -> None:
+        """Takes the module's weights as they are now.
+
+        A call does so by itself when torch has counted a change of them. This is for
+        changes that torch does not count: through `.data`, NumPy or the storage.
+        """
+        if not self._weights.is_following:
+            raise PliantError(
+                "this model follows no module: it was compiled from none, the module "
+                "is gone, or freeze() was called"
+            )
+        self._weights.refresh(always=True)
+
+    def freeze(self) -> None:
+        """Keeps the weights as they are now, and lets go of the module's."""
+        self._weights.refresh()
+        self._weights.stop()
 
     # ---- time
 
@@ -322,7 +374,7 @@ class CompiledModel(Caller):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(c.data.nbytes for c in self._weights)
+        return sum(array.nbytes for array in self._weights.arrays)
 
     @property
     def peak_formula(self) -> str:
@@ -567,14 +619,3 @@ def _unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:
 
 def _is_shaped(value: object) -> bool:
     return hasattr(value, "shape") and not is_integer(value)
-
-
-def _plain(value: Any) -> Any:
-    """What the runtime takes: contiguous, aligned, and outside autograd."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.require(value, requirements=("C_CONTIGUOUS", "ALIGNED"))
-    if hasattr(value, "is_contiguous"):
-        value = value.detach() if value.requires_grad else value
-        value = value.contiguous()
-        return value.clone() if value.data_ptr() % value.element_size() else value
-    return value

@@ -49,7 +49,7 @@ from pliant.errors import (
     UnsupportedOpError,
 )
 from pliant.example import check_example
-from pliant.ir.graph import Graph, Module
+from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
@@ -103,8 +103,7 @@ GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
 class Program:
     """A compiled model, before the runtime has it."""
 
-    imported: Module
-    fused: Module
+    fused: Module  # without constants, as `lowered`
     lowered: Module
     regions: tuple[Graph, ...]  # what each call of `lowered` computes, in order
     products: dict[str, ProductPlan]  # how matrix products are cut, by function
@@ -113,6 +112,7 @@ class Program:
     others: tuple[Ordered, ...]  # orders of the calls that are better at some sizes
     rates: Rates | None  # to weigh rematerialisation by; None: there is none
     host: HostPlan
+    weights: tuple[Constant, ...]  # as `host` numbers them
     solution: Solution
     guards: tuple[Guard, ...]
     facts: Facts
@@ -184,7 +184,6 @@ def compile_module(
     reject_reserved(inputs)
     driver = Driver(Context(options, target))
     driver.check("import", module, Stage.IMPORTED)
-    imported = module
     cx = driver.cx
     if example:
         _, solution, guards = guards_of(module.main, inputs, cx)
@@ -262,9 +261,8 @@ def compile_module(
         (folder / "llvm.ll").write_text(code.llvm_ir())
         (folder / "code.s").write_text(code.assembly())
     return Program(
-        imported,
-        fused,
-        lowered,
+        fused.replace(constants={}),
+        lowered.replace(constants={}),
         tuple(regions),
         products,
         memory,
@@ -272,6 +270,7 @@ def compile_module(
         tuple(others),
         rates(target) if options.remat else None,
         host,
+        tuple(lowered.constants[name] for name in host.constants),
         solution,
         guards,
         facts,

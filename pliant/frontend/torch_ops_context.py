@@ -470,7 +470,7 @@ def _fit(number: bool | int | float, dtype: DType) -> bool | int | float:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The tensor's memory as an array; bf16 as its bits."""
-    flat = tensor.detach().contiguous()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if flat.dtype is torch.bfloat16:
         return flat.view(torch.int16).numpy().view(np.uint16)
     array: np.ndarray[Any, Any] = flat.numpy()

@@ -15,7 +15,7 @@ Values and ops compare by identity: each is one definition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -144,6 +144,18 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Where data come from: `make` of the sources' data, or given from outside.
+
+    It holds no data itself, so that weights can be computed again from other values
+    without keeping the old ones.
+    """
+
+    sources: tuple[Origin, ...] = ()
+    make: Callable[..., np.ndarray] | None = None  # None: given
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Constant:
     """A weight or literal, held once; `data` may share memory with its source.
 
@@ -155,6 +167,7 @@ class Constant:
     type: TensorType
     data: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
     keep: object = None
+    origin: Origin = field(default_factory=Origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,7 +388,7 @@ def _words(
     """Of 8-bit integers, several of which make a word."""
     weight = None
     if constant is not None and all(d == as_expr(1) for d in right.shape[:-2]):
-        weight = (constant, matrix_of(constant, right))
+        weight = (constant, partial(matrix_of, right))
     narrow = narrowed(name, root, (left, right), weight, target)
     spec, axes = product_of(root, narrow.left, narrow.right)
     spec = replace(spec, k=narrow.right.shape[-2], parts=narrow.form.parts)
@@ -497,9 +497,10 @@ def _constant_rows(
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
         ("rows", constant.name, layout),
-        lambda: _as_constant(
-            constant, "rows", pages.copied(matrix_of(constant, view).T)
-        ),
+        constant,
+        "rows",
+        constant.type.dtype,
+        lambda data: pages.copied(matrix_of(view, data).T),
     )
 
 
@@ -517,13 +518,14 @@ def _tight_rows(
     if row * IDLE >= panels * (IDLE - 1) or panels * k * tile.bytes > tile.near:
         return None
 
-    def make() -> Constant:
-        rows = pages.zeros((k, row), constant.data.dtype)
-        rows[:, :n] = matrix_of(constant, view)
-        return _as_constant(constant, "tight", rows)
+    def make(data: np.ndarray) -> np.ndarray:
+        rows = pages.zeros((k, row), data.dtype)
+        rows[:, :n] = matrix_of(view, data)
+        return rows
 
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
-    return Packed(("tight", constant.name, layout, tile), make), row
+    key = ("tight", constant.name, layout, tile)
+    return Packed(key, constant, "tight", constant.type.dtype, make), row
 
 
 def _row_stride(view: Strided) -> Expr | None:
@@ -549,7 +551,10 @@ def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
         ("gemm", constant.name, layout, tile),
-        lambda: _pack_weight(constant, view, tile),
+        constant,
+        "packed",
+        constant.type.dtype,
+        lambda data: pack_constant(matrix_of(view, data), tile),
     )
 
 
@@ -567,24 +572,13 @@ def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | N
     return PackedWeight(packed_weight(constant, view, tile), axis, tile.NR)
 
 
-def _pack_weight(constant: Constant, view: View, tile: Tile) -> Constant:
-    panels = pack_constant(matrix_of(constant, view), tile)
-    return _as_constant(constant, "packed", panels)
-
-
-def matrix_of(constant: Constant, view: View) -> np.ndarray:
-    """The (K, N) matrix that a view of a constant is."""
-    data = constant.data.reshape(-1)
+def matrix_of(view: View, data: np.ndarray) -> np.ndarray:
+    """The (K, N) matrix that a view of a constant with these data is."""
+    data = data.reshape(-1)
     item = data.itemsize
     k, n = (d.value for d in view.shape[-2:])
     strides = tuple(s.value * item for s in view.strides[-2:])
     return np.lib.stride_tricks.as_strided(data[view.offset.value :], (k, n), strides)
-
-
-def _as_constant(source: Constant, layout: str, data: np.ndarray) -> Constant:
-    shape = tuple(as_expr(d) for d in data.shape)
-    kind = TensorType(source.type.dtype, shape)
-    return Constant(f"{source.name}.{layout}", kind, data)
 
 
 def scratch_of(buf: Buffer) -> Scratch:

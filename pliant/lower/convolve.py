@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product as combinations
 from math import gcd, prod
 
 import numpy as np
 
 from pliant.ir.access import flatten, reshape_index
-from pliant.ir.graph import Constant, Graph, Op, Value
+from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -231,7 +232,8 @@ class _Lowering:
         if constant is not None and constant.type.numel == product(view.shape):
             key = ("conv", constant.name, spec.groups, part.key, tile)
             shape = tuple(d.value for d in view.shape)
-            return Packed(key, lambda: _packed(constant, shape, part, tile)), []
+            make = partial(_packed, shape, part, tile)
+            return Packed(key, constant, "packed", constant.type.dtype, make), []
         temporary = Temporary(TensorType(spec.dtype, packed_shape(spec, tile)))
         w = buffer("w", spec.dtype, view.shape, Role.IN)
         func = pack(f"{part.name}_pack", spec, tile, w, part.source)
@@ -240,11 +242,11 @@ class _Lowering:
 
 
 def _packed(
-    constant: Constant, shape: tuple[int, ...], part: Part, tile: ConvTile
-) -> Constant:
+    shape: tuple[int, ...], part: Part, tile: ConvTile, data: np.ndarray
+) -> np.ndarray:
     """(groups * outputs, channels, window..) as the panels of `packed_shape`."""
     groups = part.spec.groups
-    plain = part.weights(constant.data.reshape(shape))
+    plain = part.weights(data.reshape(shape))
     rows, depth = plain.shape[0] // groups, prod(plain.shape[1:])
     weights = plain.reshape(groups, rows, depth)
     panels = -(-rows // tile.width)
@@ -252,8 +254,7 @@ def _packed(
     for panel in range(panels):
         some = weights[:, panel * tile.width : (panel + 1) * tile.width]
         packed[:, panel, :, : some.shape[1]] = some.transpose(0, 2, 1)
-    kind = TensorType(constant.type.dtype, tuple(as_expr(d) for d in packed.shape))
-    return Constant(f"{constant.name}.packed", kind, packed)
+    return packed
 
 
 def lower_conv(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pliant.ir.graph import Constant, Graph, Op
+from functools import partial
+
+import numpy as np
+
+from pliant.ir.graph import Graph, Op
 from pliant.ir.loops import Role, Stmt, buffer
 from pliant.ir.types import TensorType
 from pliant.kernels.conv_last import Windows, pack_weights, packed_weights
@@ -70,7 +74,8 @@ def lower_conv_last(
 
         def panels(tile: Tile) -> Packed:
             key = ("conv_last", constant.name, weight.shape, tile)
-            return Packed(key, lambda: _packed(constant, weight, tile))
+            make = partial(_packed, weight, tile)
+            return Packed(key, constant, "packed", constant.type.dtype, make)
 
         given = Given(spec, axes, None, weight, panels, gathered=gathered)
         return product_steps(name, given, epilogue, target, Cuts(strips=False))
@@ -102,8 +107,5 @@ def _windows(root: Op, image: View) -> Windows:
     )
 
 
-def _packed(constant: Constant, view: View, tile: Tile) -> Constant:
-    shape = tuple(d.value for d in view.shape)
-    panels = packed_weights(constant.data.reshape(shape), tile)
-    kind = TensorType(constant.type.dtype, tuple(as_expr(d) for d in panels.shape))
-    return Constant(f"{constant.name}.packed", kind, panels)
+def _packed(view: View, tile: Tile, data: np.ndarray) -> np.ndarray:
+    return packed_weights(data.reshape(tuple(d.value for d in view.shape)), tile)

@@ -18,7 +18,17 @@ from dataclasses import dataclass, field, replace
 
 from pliant import pages
 from pliant.errors import InternalError
-from pliant.ir.graph import Attr, Constant, Graph, Module, Names, Op, Value, names_of
+from pliant.ir.graph import (
+    Attr,
+    Constant,
+    Graph,
+    Module,
+    Names,
+    Op,
+    Origin,
+    Value,
+    names_of,
+)
 from pliant.ir.loops import LoopFunc
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
@@ -354,9 +364,7 @@ def _argument(
             return buffers[argument]
         case Packed():
             if argument.key not in state.packed:
-                made = argument.make()
-                unique = state.names.fresh(made.name)
-                state.packed[argument.key] = Constant(unique, made.type, made.data)
+                state.packed[argument.key] = _packed(state, argument)
             return state.constant(state.packed[argument.key])
         case Retyped(source, kind):
             base = _argument(state, source, views, buffers, name)
@@ -370,6 +378,15 @@ def _argument(
                 return buffers[argument]
             return state.view(views[argument])
     raise InternalError("lower", f"unknown argument {argument}")
+
+
+def _packed(state: _Lowering, packed: Packed) -> Constant:
+    source = packed.source
+    data = packed.make(source.data)
+    kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
+    origin = Origin((source.origin,), packed.make)
+    name = state.names.fresh(f"{source.name}.{packed.layout}")
+    return Constant(name, kind, data, origin=origin)
 
 
 def _results(

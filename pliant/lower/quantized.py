@@ -79,6 +79,9 @@ class Corrections:
         return CorrectedTile(*known, self)
 
 
+Matrix = Callable[[np.ndarray], np.ndarray]  # of a constant's data: its (K, N)
+
+
 @dataclass(frozen=True, slots=True)
 class Narrow:
     """Both operands as words: (.., M, K words) and (.., K words, N)."""
@@ -111,10 +114,10 @@ def narrowed(
     name: str,
     root: Op,
     views: tuple[View, View],
-    weight: tuple[Constant, np.ndarray] | None,
+    weight: tuple[Constant, Matrix] | None,
     target: Target,
 ) -> Narrow:
-    """The product `root` on words; `weight` is its B (K, N), if that is a constant."""
+    """The product `root` on words; `weight` is B, if that is a constant."""
     left, right = (v.dtype for v in root.operands)
     form = form_of(left, right, weight is not None, target)
     source = _turned(views[0])
@@ -212,35 +215,31 @@ def _with_constant(
     step: Step,
     left: Retyped,
     constant: Constant,
-    matrix: np.ndarray,
+    matrix: Matrix,
     view: View,
 ) -> Narrow:
     layout = (constant.name, view.offset, view.strides[-2:], view.shape[-2:], form)
 
-    def packed(kind: str, make: Callable[[], np.ndarray], *key: object) -> Packed:
-        name = f"{constant.name}.{kind}"
-        return Packed((kind, layout, *key), lambda: _constant(name, make()))
+    def packed(kind: str, make: Matrix, *key: object) -> Packed:
+        return Packed((kind, layout, *key), constant, kind, DType.I32, make)
 
     def panels(tile: Tile) -> Packed:
         return packed(
-            "panels", lambda: pack_constant(pack_words(matrix, form), tile), tile
+            "panels",
+            lambda data: pack_constant(pack_words(matrix(data), form), tile),
+            tile,
         )
 
     k, n = form.words(view.shape[-2]), view.shape[-1]
     lead = view.shape[:-2]  # of ones
-    words = packed("words", lambda: pack_words(matrix, form))
+    words = packed("words", lambda data: pack_words(matrix(data), form))
     right = Retyped(words, _dense((*lead, k, n)))
     sums = None
     if form.lifts_left:
-        held = packed("corrections", lambda: pack_corrections(matrix))
+        held = packed("corrections", lambda data: pack_corrections(matrix(data)))
         sums = Retyped(held, _dense((*lead, n)))
     return Narrow(form, (step,), left, right, panels, sums)
 
 
 def _dense(shape: tuple[Expr, ...]) -> TensorType:
     return TensorType(DType.I32, shape, contiguous_strides(shape))
-
-
-def _constant(name: str, data: np.ndarray) -> Constant:
-    shape = tuple(as_expr(d) for d in data.shape)
-    return Constant(name, TensorType(DType.I32, shape), data)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pliant.ir.graph import Constant, Value
 from pliant.ir.loops import LoopFunc
-from pliant.ir.types import TensorType
+from pliant.ir.types import DType, TensorType
 from pliant.kernels.mix import ProductPlan
 from pliant.passes.views import View
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
@@ -31,10 +33,16 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A constant in another layout, made at compile time; shared by its key."""
+    """A constant in another layout, made at compile time; shared by its key.
+
+    `make` gives it from the source's data, now and whenever those have changed.
+    """
 
     key: tuple[object, ...]
-    make: Callable[[], Constant]
+    source: Constant
+    layout: str  # in words, for its name
+    dtype: DType
+    make: Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)

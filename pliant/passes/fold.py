@@ -3,17 +3,21 @@
 Weights that batch norm's scale went into, a position table that every call slices the
 same way, weights cast to the type a kernel computes in: each becomes one constant. Only
 results with known sizes, at most as large as the data they are made of plus a little,
-are folded; views of weights are left to the kernels that read through them.
+are folded; views of weights are left to the kernels that read through them. How a
+constant was computed is kept with it (`Origin`), for weights that change later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
 from pliant.ir.access import VIEWS
-from pliant.ir.graph import Constant, Graph, Module, Op, Value
+from pliant.ir.graph import Constant, Graph, Module, Op, Origin, Value
 from pliant.ir.interp import run_graph
-from pliant.ir.types import NUMPY, DType
+from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.passes.context import Context
 from pliant.sym import Expr
 
@@ -82,8 +86,7 @@ def fold(module: Module, cx: Context) -> Module:
             if op.name in VIEWS:
                 data[op.result] = min(data[op.result], data[op.operands[0]])
             else:
-                values = _evaluate(op, known, producers)
-                made = Constant(f"{op.result.name}.folded", op.result.type, values)
+                made = _folded(op, known, producers)
                 known[op.result] = constants[made.name] = made
                 attrs = (("name", made.name),)
                 op = Op("constant", (), attrs, (op.result,), (), op.loc)
@@ -93,9 +96,9 @@ def fold(module: Module, cx: Context) -> Module:
     return _without_dead(module, graph.replace(ops=tuple(ops)), constants)
 
 
-def _evaluate(
+def _folded(
     op: Op, known: dict[Value, Constant | None], producers: dict[Value, Op]
-) -> np.ndarray:
+) -> Constant:
     """The op's value; what it is made of beyond constants is computed on the spot."""
     ops: list[Op] = []
     constants: dict[str, Constant] = {}
@@ -117,11 +120,28 @@ def _evaluate(
 
     need(op.result)
     graph = Graph("main", (), tuple(ops), (op.result,))
+    used = tuple(constants.values())
+    make = partial(_evaluate, graph, tuple((c.name, c.type) for c in used))
+    data = make(*(c.data for c in used))
+    origin = Origin(tuple(c.origin for c in used), make)
+    name = f"{op.result.name}.folded"
+    return Constant(name, op.result.type, data, origin=origin)
+
+
+def _evaluate(
+    graph: Graph, types: Sequence[tuple[str, TensorType]], *data: np.ndarray
+) -> np.ndarray:
+    """The one result of a graph of constants, with these data."""
+    constants = {
+        name: Constant(name, kind, values)
+        for (name, kind), values in zip(types, data, strict=True)
+    }
     (result,) = run_graph(Module({"main": graph}, constants=constants), [])
-    if op.result.dtype is DType.BF16:
+    dtype = graph.results[0].dtype
+    if dtype is DType.BF16:
         bits = np.array(result, np.float32, order="C").view(np.uint32)
         return (bits >> 16).astype(np.uint16)
-    return np.array(result, NUMPY[op.result.dtype], order="C")
+    return np.array(result, NUMPY[dtype], order="C")
 
 
 def _without_dead(

@@ -1,7 +1,8 @@
 """The C runtime from Python: its functions, and a `Model` around them.
 
 `rt.h` documents the ABI; names here follow it. A `Model` does not keep the code behind
-its function addresses alive, nor the weights: that is its owner's business.
+its function addresses alive, nor the weights it is made with: that is its owner's
+business. Weights set later (`set_weights`) are kept by the calls that use them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,7 +20,7 @@ import numpy as np
 import tvm_ffi
 
 from pliant import knobs
-from pliant.runtime.caller import Caller, framework_of_torch
+from pliant.runtime.caller import Caller, framework_of_torch, is_plain
 from pliant.runtime.description import (
     CAN_SPILL,
     NO_LIMIT,
@@ -201,6 +202,9 @@ class Model(Caller):
         weights: Sequence[int] = (),
     ) -> None:
         self._pointer = self._handle = 0
+        self._weights: tuple[Any, ...] | None = None
+        self._watch: Any = None
+        self._renewing: Callable[[], None] | None = None
         self.spec = spec
         self._library = load()
         ffi = _ffi()
@@ -217,6 +221,30 @@ class Model(Caller):
         self._framework = framework_of_torch()
         self._serve(pointer, self._framework)
 
+    # ---- weights
+
+    def set_weights(self, blocks: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Weights of the calls to come; calls that have begun keep theirs."""
+        addresses = [block.ctypes.data for block in blocks]
+        table = bytes(array(c_void_p, addresses))
+        self._weights = (table, *blocks)
+        self._hold(self._weights)
+
+    def follow(self, watch: Any, renew: Callable[[], None] | None) -> None:
+        """Asks `watch` at every call; `renew` sets other weights on a change.
+
+        Nothing is asked if `watch` is None.
+        """
+        self._watch, self._renewing = watch, renew
+        self._follow(watch)
+
+    def _renew(self) -> None:
+        renew = self._renewing
+        if renew is not None:
+            renew()
+
+    # ---- calls
+
     def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `Caller` does not read itself: NumPy, other frameworks, wrong kinds."""
         if kwargs:
@@ -227,7 +255,9 @@ class Model(Caller):
         else:
             if not self._framework and self._pointer:
                 self._framework = framework_of_torch()
-                self._serve(self._pointer, self._framework)
+                if self._framework:
+                    self._serve(self._pointer, self._framework)
+                    return self(*args)
             return self._run(args)
         result = self._run([_exportable(a) for a in args])
         if self._several is not None:
@@ -241,8 +271,15 @@ class Model(Caller):
 
     def _run(self, args: Sequence[Any]) -> Any:
         """Runs through tvm-ffi, on tensors of any framework that it knows."""
+        for number, argument in enumerate(args):
+            if not is_plain(argument):
+                raise RuntimeStatus(Status.KIND, (number, TENSOR, -1))
+        if self._watch is not None and self._watch.changed():
+            self._renew()
+        held = self._weights  # until the call has ended
+        table = 0 if held is None else _address_of(held[0])
         try:
-            result = self._call(self._pointer, *args)
+            result = self._call(self._pointer, table, *args)
         except Exception as error:  # the runtime raises none: an argument is no tensor
             raise self._not_exported(args) from error
         kind = type(result)
@@ -257,7 +294,7 @@ class Model(Caller):
         """The argument whose framework refuses to export it: KIND, as if unknown."""
         for number, argument in enumerate(args):
             try:
-                self._call(0, argument)  # no model: only converts
+                self._call(0, 0, argument)  # no model: only converts
             except Exception:
                 return RuntimeStatus(Status.KIND, (number, TENSOR, -1))
         return RuntimeStatus(Status.KIND, (-1, TENSOR, -1))
@@ -371,6 +408,10 @@ class Model(Caller):
         handle, self._handle, self._pointer = getattr(self, "_handle", 0), 0, 0
         if handle:
             self._library.plt_model_destroy(handle)
+
+
+def _address_of(table: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(table), c_void_p).value or 0
 
 
 def _exportable(argument: Any) -> Any:

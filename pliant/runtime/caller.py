@@ -2,8 +2,8 @@
 
 A call is served by C (`python.c`) from the tensors' memory to the results: no Python
 code runs if every argument is a plain torch tensor or an int. What that needs of torch
-is found here, by the names of symbols; a torch without them is served through its
-DLPack exchange table, and one without that through tvm-ffi.
+is found here by the names of symbols, and tried: a torch in which something is missing
+or answers otherwise is served through tvm-ffi, with the same questions asked in Python.
 """
 
 from __future__ import annotations
@@ -11,40 +11,55 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from ctypes import c_void_p
+from ctypes import c_bool, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pliant.runtime.description import Framework
 
 if TYPE_CHECKING:
-    from pliant.runtime._plt import Caller
+    from pliant.runtime._plt import Caller, Watch
 else:
     try:
-        from pliant.runtime._plt import Caller
+        from pliant.runtime._plt import Caller, Watch
     except ImportError:  # binding.load tells what is wrong, once it is asked
 
         class Caller:
             pass
 
+        class Watch:
+            pass
 
-__all__ = ["Caller", "framework_of_torch"]
+
+__all__ = ["Caller", "Watch", "framework_of_torch", "is_plain"]
 
 # In libtorch_cpu.so: torch's C interface for models that are compiled ahead.
 _MAKING = {
     "empty": "aoti_torch_empty_strided",
-    "data": "aoti_torch_get_data_ptr",
     "release": "aoti_torch_delete_tensor_object",
 }
 # In libtorch_python.so: PyObject *THPVariable_Wrap(at::TensorBase &&).
 _WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
+# What a call asks of a tensor. In libtorch_cpu.so, the last at::TensorBase::_version:
+_OF_TENSORS = {
+    "storage_bytes": "aoti_torch_get_storage_size",
+    "storage_offset": "aoti_torch_get_storage_offset",
+    "data": "aoti_torch_get_data_ptr",
+    "version": "_ZNK2at10TensorBase8_versionEv",
+}
+# In libc10.so: TensorImpl::requires_grad, TensorImpl::_fw_grad, GradMode::is_enabled.
+_OF_GRADIENTS = {
+    "needs_gradient": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "tangent": "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
+    "grad_mode": "_ZN3c108GradMode10is_enabledEv",
+}
 _DLPACK_MAJOR = 1
 
 
 def framework_of_torch() -> int:
     """The address of a `Framework` for torch, or 0 while torch is not loaded."""
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):  # not yet imported to its end
+    if torch is None or not hasattr(torch, "export"):  # not yet imported to its end
         return 0
     found = _framework(torch)
     return 0 if found is None else ctypes.addressof(found)
@@ -55,18 +70,144 @@ def _framework(torch: Any) -> Framework | None:
     exchange = _exchange_table(torch.Tensor)
     if not exchange:
         return None
-    table = Framework(type=id(torch.Tensor), exchange=exchange)
+    table = Framework(
+        type=id(torch.Tensor), exchange=exchange, parameter=id(torch.nn.Parameter)
+    )
     folder = Path(str(torch.__file__)).parent / "lib"
     try:
-        making = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+        cpu = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+        core = ctypes.CDLL(str(folder / "libc10.so"))
+        for library, symbols in ((cpu, _OF_TENSORS), (core, _OF_GRADIENTS)):
+            for name, symbol in symbols.items():
+                setattr(table, name, _address(library, symbol))
+        modes = torch.utils._python_dispatch._disable_current_modes
+        with modes(), torch.inference_mode(False), torch.no_grad():
+            if not _Trial(torch, table).passes():
+                return None
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    try:
+        found = {name: _address(cpu, symbol) for name, symbol in _MAKING.items()}
         wrapping = ctypes.CDLL(str(folder / "libtorch_python.so"))
-        found = {name: _address(making, symbol) for name, symbol in _MAKING.items()}
         found["wrap"] = _address(wrapping, _WRAP)
     except (OSError, AttributeError):
         return table
     for name, address in found.items():
         setattr(table, name, address)
     return table
+
+
+class _Trial:
+    """Finds where torch keeps things, and compares its C functions with its Python.
+
+    A tensor's Python object has the address of torch's own inside, and that has the
+    tensor's dispatch keys: both are looked for, in several tensors, as the one place
+    that holds what Python says.
+    """
+
+    def __init__(self, torch: Any, table: Framework) -> None:
+        self.torch, self.table = torch, table
+        plain = self._ones()
+        with torch.inference_mode():
+            inference = self._ones()
+        self.samples = [
+            plain,
+            inference,
+            plain[2:4],
+            torch._neg_view(plain),
+            self._ones(torch.complex64).conj(),
+            torch.nn.Parameter(self._ones()),
+            self._ones(torch.bool),
+            plain[:0],
+        ]
+        plain.add_(1)
+        counted, uncounted = _keys(torch, plain), _keys(torch, inference)
+        table.plain, table.counted = counted | uncounted, counted & ~uncounted
+
+    def _ones(self, dtype: Any = None) -> Any:
+        torch = self.torch
+        return torch.ones(6, dtype=dtype or torch.float32, device="cpu")
+
+    def passes(self) -> bool:
+        table, torch = self.table, self.torch
+        size = torch.Tensor.__basicsize__
+        inside = [_words(id(t), size, t._cdata) for t in self.samples]
+        offset = _only(inside)
+        if offset is None:
+            return False
+        table.tensor_offset = offset
+        # No c10::TensorImpl is smaller than this.
+        keys = [_words(t._cdata, 192, _keys(torch, t)) for t in self.samples]
+        place = _only(keys)
+        if place is None or not table.counted:
+            return False
+        table.keys_offset = place
+        return all(map(self._agrees, self.samples)) and self._knows_gradients()
+
+    def _agrees(self, t: Any) -> bool:
+        table, at = self.table, id(t) + self.table.tensor_offset
+        size, offset, data = c_int64(-1), c_int64(-1), c_void_p()
+        for address, room in (
+            (table.storage_bytes, size),
+            (table.storage_offset, offset),
+            (table.data, data),
+        ):
+            read = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p)(address)
+            if read(at, ctypes.addressof(room)) != 0:
+                return False
+        told = (size.value, offset.value, data.value or 0)
+        if told != (t.untyped_storage().nbytes(), t.storage_offset(), t.data_ptr()):
+            return False
+        version = ctypes.CFUNCTYPE(c_int64, c_void_p)(table.version)
+        return bool(t.is_inference() or version(at) == t._version)
+
+    def _knows_gradients(self) -> bool:
+        """Calls what is asked of gradients, on tensors of which the answer is known."""
+        table, torch = self.table, self.torch
+        needs = ctypes.CFUNCTYPE(c_bool, c_void_p)(table.needs_gradient)
+        mode = ctypes.CFUNCTYPE(c_bool)(table.grad_mode)
+        find = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_uint64, c_void_p)(table.tangent)
+
+        def tangent(t: Any) -> int:
+            found = find(t._cdata, 0, id(t) + table.tensor_offset)
+            return _word(cast(int, found))
+
+        plain, leaf = self.samples[0], self._ones().requires_grad_()
+        table.no_tangent = tangent(plain)
+        told = []
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                told.append(mode() is enabled)
+        with torch.enable_grad():
+            inner = leaf * 2
+        told += [needs(leaf._cdata), needs(inner._cdata), not needs(plain._cdata)]
+        told += [tangent(t) == table.no_tangent for t in (leaf, inner)]
+        level = torch._C._enter_dual_level()  # torch.autograd.forward_ad loads much
+        try:
+            dual = torch._make_dual(self._ones(), self._ones(), level)
+            told.append(tangent(dual) != table.no_tangent)
+        finally:
+            torch._C._exit_dual_level(level)
+        return all(told)
+
+
+def _keys(torch: Any, tensor: Any) -> int:
+    return cast(int, torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _word(address: int) -> int:
+    return c_uint64.from_address(address).value
+
+
+def _words(address: int, size: int, wanted: int) -> set[int]:
+    """The places among `size` bytes at which a word is as wanted."""
+    return {k for k in range(0, size, 8) if _word(address + k) == wanted}
+
+
+def _only(found: list[set[int]]) -> int | None:
+    """The one place that all have."""
+    common = set.intersection(*found)
+    return common.pop() if len(common) == 1 else None
 
 
 def _exchange_table(kind: type) -> int:
@@ -89,3 +230,42 @@ _READER = 5
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:
     return cast(int, ctypes.cast(getattr(library, symbol), c_void_p).value)
+
+
+# ---- the same questions, in Python
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a torch tensor's bytes are its values, and all it means; else True.
+
+    What is_plain of python.c asks, for a tensor that comes another way.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return True
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False
+    if value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    if value.is_neg() or value.is_conj() or has_tangent(value):
+        return False
+    needs = value.requires_grad and torch.is_grad_enabled()
+    return not needs and storage_lacks(value) == 0
+
+
+def has_tangent(value: Any) -> bool:
+    """Whether a torch tensor carries a tangent of forward-mode differentiation."""
+    torch: Any = sys.modules["torch"]
+    inside = torch.autograd.forward_ad._current_level >= 0
+    return inside and torch._unpack_dual(value, 0)[1] is not None
+
+
+def storage_lacks(value: Any) -> int:
+    """How many bytes a torch tensor's memory is shorter than its sizes reach."""
+    if value.numel() == 0:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    end = value.storage_offset() + reach + 1
+    return int(max(0, end * value.element_size() - value.untyped_storage().nbytes()))

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -268,15 +277,27 @@ class Services(Structure):
 
 
 class Framework(Structure):
-    """`framework` of python.c."""
+    """`framework` of python.h."""
 
     _fields_: ClassVar = [
         ("type", c_void_p),
         ("exchange", c_void_p),
         ("empty", c_void_p),
-        ("data", c_void_p),
         ("release", c_void_p),
         ("wrap", c_void_p),
+        ("parameter", c_void_p),
+        ("tensor_offset", c_int64),
+        ("keys_offset", c_int64),
+        ("plain", c_uint64),
+        ("counted", c_uint64),
+        ("needs_gradient", c_void_p),
+        ("grad_mode", c_void_p),
+        ("tangent", c_void_p),
+        ("no_tangent", c_void_p),
+        ("storage_bytes", c_void_p),
+        ("storage_offset", c_void_p),
+        ("data", c_void_p),
+        ("version", c_void_p),
     ]
 
 

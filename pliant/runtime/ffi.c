@@ -201,19 +201,24 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
         return 0;
     }
     plt_model *m = (plt_model *)(uintptr_t)args[0].v_int64;
+    void *const *weights = NULL;
+    if (n > 1 && args[1].type_index == kTVMFFIInt) {
+        weights = (void *const *)(uintptr_t)args[1].v_int64;
+    }
     int64_t detail[3] = {0};
-    if (n - 1 != m->n_inputs) {
+    if (n - 2 != m->n_inputs) {
         detail[1] = m->n_inputs;
-        detail[2] = n - 1;
+        detail[2] = n - 2;
         give_failure(&m->services, PLT_ERR_COUNT, detail, result);
         return 0;
     }
     plt_frame f;
     int status = plt_frame_open(m, &f);
     if (status == PLT_OK) {
-        for (int32_t i = 1; i < n; i++) read_arg(&args[i], &f.slot->args[i - 1]);
+        for (int32_t i = 2; i < n; i++) read_arg(&args[i], &f.slot->args[i - 2]);
         status = plt_frame_prepare(m, &f, f.slot->args, detail);
         if (status == PLT_OK) {
+            if (weights) f.call.weights = weights;
             status = make_outputs(m, &f, detail);
             if (status == PLT_OK) status = plt_frame_run(m, &f, detail);
             if (status == PLT_OK) status = give_outputs(m, &f, result);

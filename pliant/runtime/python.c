@@ -2,65 +2,94 @@
  * framework's C table, results are made by the framework, and no Python code runs
  * unless the call is out of the ordinary.
  *
- * Caller is a base class. A subclass says what happens otherwise, by two methods:
+ * Caller is a base class. A subclass says what happens otherwise, by three methods:
  *   _call_other(args, kwargs)          arguments that are not read here, or keywords
  *   _call_failed(args, status, detail) a status other than PLT_OK
- * This is the only file of the runtime that knows Python, by its stable ABI. */
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+ *   _renew()                           weights have changed: gives others (_hold)
+ * With watch.c, this is what of the runtime knows Python. */
+#include "python.h"
 
-#include "internal.h"
 #include "tensor.h"
 
-#define PLT_MOST_ARGS 32 /* that are read here */
+#define PLT_FEW_ARGS 32  /* that need no allocation */
 #define PLT_MOST_RANK 64 /* as plt_model_create takes */
-
-/* A framework's tensors. Making one through the exchange table costs twice as much as
- * through torch's own functions (its C interface for compiled models, and the function
- * that makes a tensor a Python object): those are used where they are found. */
-typedef struct framework {
-    PyTypeObject *type; /* exactly: what a subclass means is not known here */
-    const DLPackExchangeAPI *exchange;
-    /* all four or none */
-    int32_t (*empty)(int64_t rank, const int64_t *sizes, const int64_t *strides,
-                     int32_t type, int32_t device, int32_t number, void **out);
-    int32_t (*data)(void *tensor, void **out);
-    int32_t (*release)(void *tensor);
-    PyObject *(*wrap)(void *tensor); /* moves from it; releasing it is left to do */
-} framework;
 
 typedef struct caller {
     PyObject_HEAD
     PyObject *target; /* the caller whose model is called; NULL: itself */
     plt_model *model; /* NULL: none, or closed */
     const framework *framework;
+    PyObject *weights; /* (bytes of pointers, their owners); NULL: the model's own */
+    PyObject *watch;   /* on what the weights are made of; NULL: they are for good */
 } caller;
 
 /* ---- arguments ---- */
 
-static bool read_args(const framework *fw, PyObject *given, Py_ssize_t n,
-                      plt_arg *args) {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *value = PyTuple_GetItem(given, i);
-        plt_arg *a = &args[i];
-        if (Py_TYPE(value) == fw->type) {
-            DLTensor t;
-            if (fw->exchange->dltensor_from_py_object_no_sync(value, &t) != 0) {
-                PyErr_Clear();
+/* Whether the memory that a tensor's sizes and strides reach is its storage's. */
+static bool fits_storage(const framework *fw, void *tensor, const DLTensor *t) {
+    int64_t bytes, last, item = (t->dtype.bits + 7) / 8;
+    if (fw->storage_bytes(tensor, &bytes) != 0) return false;
+    if (fw->storage_offset(tensor, &last) != 0 || last < 0) return false;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        int64_t reach = 0;
+        if (t->shape[d] == 0) return true;
+        if (t->strides) {
+            if (__builtin_mul_overflow(t->shape[d] - 1, t->strides[d], &reach)) {
                 return false;
             }
-            plt_read_tensor(&t, a);
-        } else if (PyLong_CheckExact(value)) {
-            int overflow = 0;
-            a->kind = PLT_SCALAR;
-            a->value = PyLong_AsLongLongAndOverflow(value, &overflow);
-            if (overflow) return false;
-        } else {
-            return false;
         }
+        if (__builtin_add_overflow(last, reach, &last)) return false;
     }
-    return true;
+    return !__builtin_mul_overflow(last, item, &last) && last <= bytes - item;
+}
+
+/* Whether a tensor's bytes are its values, and all that it means to a call: it is not
+ * lazily negated or conjugated, no wrapper of a transform, in no gradient's way, carries
+ * no tangent, and its memory is there. */
+static bool is_plain(const framework *fw, PyObject *value, const DLTensor *t) {
+    void *tensor = plt_tensor_of(fw, value);
+    const char *impl = plt_impl_of(fw, value);
+    if (plt_keys_of(fw, value) & ~fw->plain) return false;
+    if (fw->needs_gradient(impl) && fw->grad_mode()) return false;
+    if (*fw->tangent(impl, 0, tensor) != fw->no_tangent) return false;
+    return fits_storage(fw, tensor, t);
+}
+
+/* How an argument was read. A tensor of torch's that is not plain is not for other ways
+ * of reading either: those would take its bytes as they are. */
+typedef enum reading { READ, NOT_READ, NOT_PLAIN } reading;
+
+static reading read_arg(const framework *fw, PyObject *value, plt_arg *a) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == fw->type || type == fw->parameter) {
+        DLTensor t;
+        if (plt_keys_of(fw, value) & ~fw->plain) return NOT_PLAIN;
+        if (fw->exchange->dltensor_from_py_object_no_sync(value, &t) != 0) {
+            PyErr_Clear();
+            return NOT_PLAIN;
+        }
+        plt_read_tensor(&t, a);
+        return is_plain(fw, value, &t) ? READ : NOT_PLAIN;
+    }
+    if (PyLong_CheckExact(value)) {
+        int overflow = 0;
+        a->kind = PLT_SCALAR;
+        a->value = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? NOT_READ : READ;
+    }
+    return PyType_IsSubtype(type, fw->type) ? NOT_PLAIN : NOT_READ;
+}
+
+static reading read_args(const framework *fw, const plt_model *m, PyObject *given,
+                         plt_arg *args, int64_t *detail) {
+    for (int64_t i = 0; i < m->n_inputs; i++) {
+        reading how = read_arg(fw, PyTuple_GetItem(given, (Py_ssize_t)i), &args[i]);
+        if (how == READ) continue;
+        detail[0] = i;
+        plt_mismatch(PLT_ERR_KIND, detail, m->inputs[i].kind, -1);
+        return how;
+    }
+    return READ;
 }
 
 /* ---- results ---- */
@@ -182,11 +211,12 @@ static PyObject *give_outputs(const framework *fw, plt_model *m, plt_frame *f) {
 /* ---- the call ---- */
 
 static int run(const framework *fw, plt_model *m, plt_frame *f, const plt_arg *args,
-               int64_t *detail) {
+               void *const *weights, int64_t *detail) {
     int status = plt_frame_open(m, f);
     if (status != PLT_OK) return status;
     status = plt_frame_prepare(m, f, args, detail);
     if (status != PLT_OK) return status;
+    if (weights) f->call.weights = weights;
     status = make_outputs(fw, m, f, detail);
     if (status != PLT_OK) return status;
     status = plt_frame_run(m, f, detail);
@@ -194,29 +224,66 @@ static int run(const framework *fw, plt_model *m, plt_frame *f, const plt_arg *a
     return status;
 }
 
+static PyObject *call_other(PyObject *self, PyObject *given, PyObject *named) {
+    PyObject *names = named ? Py_NewRef(named) : PyDict_New();
+    if (!names) return NULL;
+    PyObject *result = PyObject_CallMethod(self, "_call_other", "OO", given, names);
+    Py_DECREF(names);
+    return result;
+}
+
+/* Makes the weights follow what they are made of; false with an exception. */
+static bool renew_weights(const caller *c) {
+    if (!c->watch) return true;
+    int changed = plt_watch_changed(c->watch);
+    if (changed <= 0) return changed == 0;
+    PyObject *done = PyObject_CallMethod((PyObject *)c, "_renew", NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* The call itself. It runs on the weights that are there now, and keeps them, whatever
+ * other threads put in their place meanwhile. */
+static PyObject *call_read(const caller *c, const plt_arg *args, int64_t *detail,
+                           int *status) {
+    plt_model *m = c->model;
+    const framework *fw = c->framework;
+    PyObject *held = Py_XNewRef(c->weights);
+    void *const *weights = NULL;
+    if (held) weights = (void *const *)PyBytes_AsString(PyTuple_GetItem(held, 0));
+    plt_frame f;
+    PyThreadState *thread = PyEval_SaveThread();
+    *status = run(fw, m, &f, args, weights, detail);
+    PyEval_RestoreThread(thread);
+    PyObject *result = *status == PLT_OK ? give_outputs(fw, m, &f) : NULL;
+    plt_frame_close(m, &f, *status);
+    Py_XDECREF(held);
+    return result;
+}
+
 static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     const caller *own = (caller *)self;
     const caller *c = own->target ? (caller *)own->target : own;
-    plt_model *m = c->model;
-    const framework *fw = c->framework;
     Py_ssize_t n = PyTuple_Size(given);
-    plt_arg args[PLT_MOST_ARGS];
-    if (!m || !fw || n != m->n_inputs || n > PLT_MOST_ARGS ||
-        (named && PyDict_Size(named) > 0) || !read_args(fw, given, n, args)) {
-        PyObject *names = named ? Py_NewRef(named) : PyDict_New();
-        if (!names) return NULL;
-        PyObject *result =
-            PyObject_CallMethod(self, "_call_other", "OO", given, names);
-        Py_DECREF(names);
-        return result;
+    if (!c->model || !c->framework || n != c->model->n_inputs ||
+        (named && PyDict_Size(named) > 0)) {
+        return call_other(self, given, named);
     }
-    plt_frame f;
+    plt_arg few[PLT_FEW_ARGS], *args = few;
+    if (n > PLT_FEW_ARGS) args = PyMem_Malloc((size_t)n * sizeof *args);
+    if (!args) return PyErr_NoMemory();
+    PyObject *result = NULL;
     int64_t detail[3] = {0};
-    PyThreadState *thread = PyEval_SaveThread();
-    int status = run(fw, m, &f, args, detail);
-    PyEval_RestoreThread(thread);
-    PyObject *result = status == PLT_OK ? give_outputs(fw, m, &f) : NULL;
-    plt_frame_close(m, &f, status);
+    int status = PLT_OK;
+    reading how = NOT_READ;
+    if (renew_weights(c)) {
+        bool open = c->model && c->framework; /* Python may have run */
+        if (open) how = read_args(c->framework, c->model, given, args, detail);
+        if (how == READ) result = call_read(c, args, detail, &status);
+        else if (how == NOT_READ) result = call_other(self, given, named);
+        else status = PLT_ERR_KIND;
+    }
+    if (args != few) PyMem_Free(args);
     if (status == PLT_OK) return result;
     return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
                                (long long)detail[0], (long long)detail[1],
@@ -246,14 +313,42 @@ static PyObject *delegate(PyObject *self, PyObject *other) {
     Py_RETURN_NONE;
 }
 
+static void put(PyObject **place, PyObject *value) {
+    PyObject *before = *place;
+    *place = value == Py_None ? NULL : Py_NewRef(value);
+    Py_XDECREF(before);
+}
+
+static PyObject *hold(PyObject *self, PyObject *held) {
+    if (held != Py_None) {
+        bool fits = PyTuple_Check(held) && PyTuple_Size(held) > 0 &&
+                    PyBytes_Check(PyTuple_GetItem(held, 0));
+        if (!fits) {
+            PyErr_SetString(PyExc_TypeError, "_hold() takes (bytes, ..) or None");
+            return NULL;
+        }
+    }
+    put(&((caller *)self)->weights, held);
+    Py_RETURN_NONE;
+}
+
+static PyObject *follow(PyObject *self, PyObject *watch) {
+    put(&((caller *)self)->watch, watch);
+    Py_RETURN_NONE;
+}
+
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((caller *)self)->target);
+    Py_VISIT(((caller *)self)->weights);
+    Py_VISIT(((caller *)self)->watch);
     return 0;
 }
 
 static int clear(PyObject *self) {
     Py_CLEAR(((caller *)self)->target);
+    Py_CLEAR(((caller *)self)->weights);
+    Py_CLEAR(((caller *)self)->watch);
     return 0;
 }
 
@@ -270,6 +365,8 @@ static PyMethodDef caller_methods[] = {
     {"_serve", serve, METH_VARARGS,
      "_serve(model, framework): calls run this plt_model; by address, 0 is none."},
     {"_delegate", delegate, METH_O, "_delegate(caller): calls run that one's model."},
+    {"_hold", hold, METH_O, "_hold((pointers, ..)): weights of the calls to come."},
+    {"_follow", follow, METH_O, "_follow(watch): on a change, _renew() is called."},
     {0},
 };
 
@@ -290,12 +387,17 @@ static PyType_Spec caller_spec = {
     .slots = caller_slots,
 };
 
-static int execute(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&caller_spec);
+static int add_class(PyObject *module, const char *name, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
     if (!type) return -1;
-    int status = PyModule_AddObjectRef(module, "Caller", type);
+    int status = PyModule_AddObjectRef(module, name, type);
     Py_DECREF(type);
     return status;
+}
+
+static int execute(PyObject *module) {
+    if (add_class(module, "Caller", &caller_spec) != 0) return -1;
+    return add_class(module, "Watch", &plt_watch_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0}};
@@ -303,7 +405,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0}};
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_plt",
-    .m_doc = "The C runtime; as a module it offers Caller alone.",
+    .m_doc = "The C runtime; as a module it offers Caller and Watch.",
     .m_slots = module_slots,
 };
 

@@ -347,7 +347,8 @@ PLT_API void plt_result_free(plt_model *model, plt_result *result);
 
 /* ---- Calling through tvm-ffi -------------------------------------------------- */
 
-/* A TVMFFISafeCallType. args[0] is the plt_model as an int, the rest its inputs. The
+/* A TVMFFISafeCallType. args[0] is the plt_model as an int, args[1] the address of the
+ * pointers to its weights, or 0 for those it was made with; the rest its inputs. The
  * result is None, a tensor, or an Array of tensors; a failure is not an ffi error but a
  * Shape (status, detail[0], detail[1], detail[2]), which no model returns. */
 PLT_API int plt_ffi_call(void *self, const void *args, int32_t n, void *result);

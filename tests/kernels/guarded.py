@@ -105,7 +105,7 @@ class GuardedProgram:
         self.inputs = [Guarded() for _ in params]
         self.outputs = [Guarded() for _ in self.results]
         self.arena = [Guarded() for _ in host.buffer_slots]
-        self.constants = [lowered.constants[name].data for name in host.constants]
+        self.constants = [weight.data for weight in self.program.weights]
         self.weights = [Guarded() for _ in self.constants]
         self.table = np.zeros(len(host.table.entries), np.int64)
         self.symbols = np.zeros(len(host.symbols) + 1, np.int64)

@@ -146,7 +146,10 @@ def test_accepted_arguments(code: dict[str, int]) -> None:
     assert model(frozen, 1).tolist() == [[2, 2, 2]] * 2
     assert model(np.ones((2, 3), np.float32), True).sum() == 12
     learned = torch.ones(2, 3, requires_grad=True)
-    assert not model(learned, 1).requires_grad
+    with torch.no_grad():
+        assert not model(learned, 1).requires_grad
+    with pytest.raises(RuntimeStatus, match="KIND"):  # its gradient would be lost
+        model(learned, 1)
     sliced = torch.ones(5, 3)[2:4]  # an offset, still row-major
     assert float(model(sliced, 1).sum()) == 12
     single = torch.ones(3, 2).t()[:1]  # (1, 3) with strides (1, 2)

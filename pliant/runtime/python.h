@@ -1,0 +1,61 @@
+/* What the files that know Python share; the stable ABI only. */
+#ifndef PLT_PYTHON_H
+#define PLT_PYTHON_H
+
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "internal.h"
+
+#include <dlpack/dlpack.h>
+
+/* A framework's tensors: torch's. Everything that is not optional was found, and tried
+ * on tensors of every kind, by caller.py. Making a tensor through the exchange table
+ * costs twice as much as through torch's own functions (its C interface for compiled
+ * models, and the function that makes a tensor a Python object): those are used where
+ * they are found. */
+typedef struct framework {
+    PyTypeObject *type; /* exactly: what a subclass means is not known here */
+    const DLPackExchangeAPI *exchange;
+    /* optional, all three or none */
+    int32_t (*empty)(int64_t rank, const int64_t *sizes, const int64_t *strides,
+                     int32_t type, int32_t device, int32_t number, void **out);
+    int32_t (*release)(void *tensor);
+    PyObject *(*wrap)(void *tensor); /* moves from it; releasing it is left to do */
+
+    PyTypeObject *parameter; /* the one subclass that means nothing of its own */
+    int64_t tensor_offset;   /* from a Python object to its at::Tensor */
+    int64_t keys_offset;     /* from a c10::TensorImpl to its dispatch keys */
+    uint64_t plain;   /* the keys that a tensor may have whose bytes are its values */
+    uint64_t counted; /* those of a tensor that counts its changes */
+    bool (*needs_gradient)(const void *impl);
+    bool (*grad_mode)(void);
+    void *const *(*tangent)(const void *impl, uint64_t level, const void *tensor);
+    const void *no_tangent;
+    int32_t (*storage_bytes)(void *tensor, int64_t *out);
+    int32_t (*storage_offset)(void *tensor, int64_t *out); /* in elements */
+    int32_t (*data)(void *tensor, void **out);
+    int64_t (*version)(const void *tensor); /* only of what has `counted` */
+} framework;
+
+/* torch's own object behind a Python one: an at::Tensor, and what it points to. */
+static inline void *plt_tensor_of(const framework *fw, PyObject *object) {
+    return (char *)object + fw->tensor_offset;
+}
+
+static inline const char *plt_impl_of(const framework *fw, PyObject *object) {
+    return *(const char *const *)plt_tensor_of(fw, object);
+}
+
+static inline uint64_t plt_keys_of(const framework *fw, PyObject *object) {
+    return *(const uint64_t *)(const void *)(plt_impl_of(fw, object) + fw->keys_offset);
+}
+
+extern PyType_Spec plt_watch_spec;
+
+/* Whether a Watch has seen a change: 1, 0, or -1 with an exception. Any other object is
+ * asked by its method `changed`. */
+int plt_watch_changed(PyObject *watch);
+
+#endif
