@@ -46,7 +46,8 @@ def compile_training(
     `pliant.SGD` or `pliant.AdamW`. The step updates the model's own parameters and the
     optimizer's own state, and the buffers that the model itself changes, such as the
     statistics of a batch norm. Parameters that need no gradient, and other buffers, are
-    taken as they are now. `clip_grad_norm` bounds the norm of all gradients together.
+    followed, as a compiled model's are (docs/weights.md). `clip_grad_norm` bounds the
+    norm of all gradients together.
     """
     chosen = settings(options, threads, target, memory_limit)
     _check(model, loss, example_inputs, clip_grad_norm)
@@ -65,6 +66,7 @@ def compile_training(
         source.assumptions,
         Training(state.names, state.extend, state.updates, len(source.buffers)),
         TrainingStep,
+        model,
     )
     step._source, step._state, step._chosen = source, state, chosen
     return step
@@ -412,6 +414,10 @@ class State:
         """Counts a step that was taken."""
         import torch
 
+        # To autograd, and to compiled models that follow these tensors.
+        changed = [self.source.parameters[name] for name in self.names]
+        changed += self.source.buffers.values()
+        torch.autograd.graph.increment_version(changed)
         self.optimizer._opt_called = True  # what torch's schedulers look at
         for group in self.groups:
             if not group.rule.counts:
@@ -510,6 +516,7 @@ class TrainingStep(CompiledModel):
                     lambda b, params, grads: grads,
                     changed=len(self._source.buffers),
                 ),
+                owner=self._weights.owner,
             )
         self._state.draw()
         loss, *found = self._gradients(inputs, targets)

@@ -303,6 +303,11 @@ class Weights:
             self._runtime.follow(fresh.watch, _renewing(self))
 
     @property
+    def owner(self) -> Any:
+        """Whose tensors are followed; None if there is none, or it is gone."""
+        return self._owner()
+
+    @property
     def is_following(self) -> bool:
         return self._following is not None
 
