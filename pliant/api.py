@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from pliant import knobs, target
+from pliant.collection import paused_collection
 from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.ir.graph import Graph, Module
 from pliant.machine import asked_threads
@@ -32,6 +33,7 @@ MOST_THREADS = 1024
 AnyModel = TypeVar("AnyModel", bound=CompiledModel)
 
 
+@paused_collection()
 def compile(
     model: Any,
     example_inputs: tuple[Any, ...] | list[Any] | None = None,
@@ -48,7 +50,8 @@ def compile(
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
     or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
     such as "512MiB". `threads` defaults to PLIANT_THREADS, else what torch or
-    OMP_NUM_THREADS were told, else the cores that the process may use.
+    OMP_NUM_THREADS were told, else the cores that the process may use. The result
+    follows the model's weights (docs/weights.md).
     """
     chosen = settings(options, threads, target, memory_limit)
     seconds: dict[str, float] = {}
