@@ -150,9 +150,7 @@ class _Following:
         # changed says that the memory has not.
         self.held = [value.detach() for value in values]
         framework, listed = framework_of_torch(), list(entries.values())
-        self.watch: Any = (
-            Watch(framework, listed) if framework else _PlainWatch(listed)
-        )
+        self.watch: Any = Watch(framework, listed) if framework else _PlainWatch(listed)
 
     def read(self) -> dict[Origin, np.ndarray]:
         """The leaves' data, checked; they may share memory with the tensors."""
