@@ -57,11 +57,11 @@ bench: $(VENV)/.bench
 bench-prepare: $(VENV)/.bench
 	$(BIN)/pliant bench $(MODELS) --keep $(KEPT) --prepare
 
-# The papers' experiments, docs/papers.md: 13 minutes.
+# The papers' experiments, docs/papers.md: 15 minutes.
 bench-papers: $(VENV)/.bench
 	$(BIN)/python -m bench.papers all
 
-# Matrix products of 100 random shapes against MKL and OpenBLAS: 5 minutes.
+# Matrix products of 80 random shapes against MKL and OpenBLAS: 4 minutes.
 bench-gemm: setup
 	$(BIN)/python -m bench.gemm
 

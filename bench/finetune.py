@@ -39,6 +39,7 @@ from pliant.benchmark.memory import high_water
 SHORTEST, LONGEST = 100, 3000
 IGNORED = -100  # the label of padding
 OURS = "pliant"
+PLANNED = ("plan", "exact")  # kinds of job that do not run a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,18 @@ class Trainer:
         self.seconds += perf_counter() - started
         return step
 
+    def planned(self, ids: torch.Tensor, exact: bool) -> dict[str, int]:
+        """The peak of a step over these ids, or the least it could have.
+
+        With `exact` it is compiled for this one length.
+        """
+        step = self.compile(((ids,), (ids,)), None) if exact else self.compiled[0]
+        try:
+            plan = step.memory_plan((ids,), (ids,), memory_limit=self.limit)
+        except pliant.MemoryLimitError as refusal:
+            return {"least": refusal.least}
+        return {"peak": plan.peak_bytes}
+
     def trim(self) -> None:
         for step in self.compiled.values():
             step.trim()
@@ -170,7 +183,10 @@ def serve(name: str, zoo: Path, threads: int) -> None:
         shape = (job["batch"], job["length"])
         ids = torch.randint(0, vocabulary, shape, generator=generator)
         trainer.limit = job["limit"] if trainer.way.limited else None
-        found = answered(trainer, ids, job["memory"])
+        if job["kind"] in PLANNED:
+            found: Any = trainer.planned(ids, job["kind"] == "exact")
+        else:
+            found = answered(trainer, ids, job["kind"] == "memory")
         print(json.dumps(found), file=answers, flush=True)
 
 
@@ -225,17 +241,17 @@ class Server:
         *,
         seed: int = 0,
         batch: int = 1,
-        memory: bool = False,
+        kind: str = "step",
     ) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
-        job = {"length": length, "limit": limit, "seed": seed}
-        job |= {"batch": batch, "memory": memory}
+        job: dict[str, Any] = {"length": length, "limit": limit, "seed": seed}
+        job |= {"batch": batch, "kind": kind}
         print(json.dumps(job), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"the worker of '{self.way}' ended without a word")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -50,7 +50,7 @@ from pliant.sym import sym
 from pliant.target import host
 
 THROUGH_THE_API = 1 << 18  # multiply-adds
-SHAPES, SHAPE_SECONDS = 100, 2.5  # how many by default, and what each takes
+SHAPES, SHAPE_SECONDS = 80, 2.5  # how many by default, and what each takes
 TURN_SECONDS = 0.001
 FEWEST_ROUNDS, MOST_ROUNDS = ROUNDS, 2 * ROUNDS
 UNSURE = 0.02  # a ratio known worse than to this is measured on,

@@ -2,8 +2,8 @@
 
 A result is NAME.json for programs and NAME.md for people. Both carry a stamp: the
 commit of the code (and whether it had been changed since), the date, the rounds, the
-machine and the versions. The commit is the last one that changed code: results and
-pages may be committed between two measurements without making them differ.
+machine and the versions. The commit is the last one that changed the compiler or the
+benchmarks: results, pages and tests may be committed between two measurements.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PACKAGES = (
     *("onnxruntime", "openvino", "apache-tvm"),
 )
 NOTABLE = ("avx2", "fma", "avx512f", "avx512vnni", "avx512bf16", "amx-tile")
-# What of the checkout is code: all but results and pages.
-CODE = (".", ":(exclude)bench/results", ":(exclude)*.md")
+# What of the checkout a number depends on.
+CODE = ("pliant", "bench", "setup.py", "pyproject.toml", ":(exclude)bench/results")
 LOAD = round(os.getloadavg()[0], 1)  # before anything is measured
 UNKNOWN = "unknown"  # the commit of a package that is not in a checkout
 
@@ -58,7 +58,7 @@ def commit() -> Stamp:
     told = _git("log", "-1", "--format=%h", "--", *CODE)
     if not told:
         return {"commit": UNKNOWN, "changed": False}
-    return {"commit": told, "changed": bool(_git("status", "--porcelain", *CODE))}
+    return {"commit": told, "changed": bool(_git("status", "--porcelain", "--", *CODE))}
 
 
 def _git(*arguments: str) -> str:
