@@ -11,7 +11,8 @@ and says how long it will take.
 
 torch.compile takes minutes for some models. With --keep its cache and the ONNX files
 outlive the run; `--keep FOLDER --prepare` fills the folder and times nothing, which
-needs no idle machine. Compile seconds are then those of the run that filled it.
+needs no idle machine. Compile seconds are then those of the run that filled it, if that
+had the machine to itself.
 
 With --kernels only pliant runs, and the table says where its time goes: GFLOP/s and
 GB/s of each kernel against what the machine was measured to reach. Small tensors stay

@@ -18,7 +18,7 @@ from bench import pages
 from bench.timing import RESULTS
 from pliant.benchmark import report
 from pliant.benchmark.accuracy import Reference, allowed, error
-from pliant.benchmark.engines import ENGINES, NotAvailable, Setup, export_onnx
+from pliant.benchmark.engines import ENGINES, Engine, NotAvailable, Setup, export_onnx
 from pliant.benchmark.estimate import estimate
 from pliant.benchmark.memory import high_water
 from pliant.benchmark.models import SHAPES, describe, load
@@ -32,7 +32,15 @@ from pliant.benchmark.timing import (
     geomean_spread,
     interleaved,
 )
-from pliant.benchmark.worker import Job, check, compared, measure_kernels, prepare
+from pliant.benchmark.worker import (
+    Candidate,
+    Job,
+    check,
+    compared,
+    measure_kernels,
+    prepare,
+    remember,
+)
 
 TINY = Path(__file__).with_name("tiny.py")
 
@@ -245,6 +253,25 @@ def test_models_are_described() -> None:
         "parameters": 8 * 16 + 16 + 16 * 4 + 4,
         "weights": "random",
     }
+
+
+def test_compile_seconds_are_remembered(tmp_path: Path) -> None:
+    """A later run finds the engine's cache full; what counts is the first."""
+    engine = Engine(lambda inputs: lambda: None, lambda result: [])
+    job = Job("net", None, 1, ("compile",), (), False, 15, False, str(tmp_path), True)
+    found = []
+    for seconds in (60.0, 2.0):
+        candidate = Candidate("compile", engine, {"compile_seconds": seconds})
+        remember(candidate, job)
+        found.append(candidate.about["compile_seconds"])
+    assert found[0] == found[1] and found[0] in (60.0, None)
+    path = tmp_path / "compile_1t_seconds"
+    path.write_text(json.dumps({"seconds": 60.0, "load": 0.1}))
+    remember(candidate, job)
+    assert candidate.about["compile_seconds"] == 60.0
+    path.write_text(json.dumps({"seconds": 60.0, "load": 10**6}))
+    remember(candidate, job)
+    assert candidate.about["compile_seconds"] is None
 
 
 def test_the_time_is_told_before() -> None:
