@@ -63,6 +63,10 @@ def lanes_of(target: str) -> int:
 lanes = lanes_of(os.environ.get("PLIANT_TARGET", ""))
 for variable, value in OTHERS.get(lanes, {}).items():
     os.environ.setdefault(variable, value)
+if "PLIANT_TARGET" in os.environ:
+    import machines
+
+    machines.hide_features()
 
 # Tests neither read nor write what the user keeps between processes. Those of one run
 # share what LLVM made: its workers, and the processes that tests start.

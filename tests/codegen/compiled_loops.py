@@ -1,6 +1,6 @@
 """Loop functions compiled, and compared with the interpreter on every target.
 
-Each runs for the host, AVX-512, AVX2 and SSE2 on sizes around the vector width.
+Each runs for the machine, AVX-512, AVX2 and SSE2 on sizes around the vector width.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import llvmlite.ir as ll
 import numpy as np
+from machines import MACHINE, runs
 
 from pliant import runtime, target
 from pliant.backend.jit import CompiledCode, compile_ir
@@ -34,11 +35,8 @@ from pliant.target import Target
 
 F32, F64, I64, I32 = DType.F32, DType.F64, DType.I64, DType.I32
 BOOL, BF16, F16 = DType.BOOL, DType.BF16, DType.F16
-TARGETS = [
-    t
-    for t in (target.host(), target.avx512(), target.avx2(), target.baseline())
-    if target.runs_here(t)
-]
+CLASSES = (target.avx512(), target.avx2(), target.baseline())
+TARGETS = [MACHINE, *(t for t in CLASSES if runs(t) and t != MACHINE)]
 SIZES = (0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 37, 200)
 n, m, i, j, k = (sym(name) for name in "nmijk")
 ZERO = as_expr(0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compiled_loops import (
     F32,
+    TARGETS,
     compiled,
     i,
     j,
@@ -19,7 +20,6 @@ from compiled_loops import (
     vector,
 )
 
-from pliant import target
 from pliant.ir.loops import (
     Alloc,
     Block,
@@ -32,6 +32,7 @@ from pliant.ir.loops import (
     Store,
     buffer,
 )
+from pliant.kernels.tiles import gemm_tile
 from pliant.sym import Expr, sym
 from pliant.target import Target
 
@@ -62,20 +63,8 @@ def gemm(rows: int, columns: int, edges: bool = False, packed: bool = True) -> L
     return LoopFunc(name, ("K", "ldc", "n"), (a, b, c), body)
 
 
-MICRO = [
-    (to, rows, columns)
-    for to, rows, columns in (
-        (
-            target.host(),
-            14 if target.host().lanes == 16 else 6,
-            2 * target.host().lanes,
-        ),
-        (target.avx512(), 14, 32),
-        (target.avx2(), 6, 16),
-        (target.baseline(), 6, 8),
-    )
-    if target.runs_here(to)
-]
+TILES = [(to, gemm_tile(F32, to)) for to in TARGETS]
+MICRO = [(to, tile.MR, tile.NR) for to, tile in TILES]
 
 
 def inner_loop(assembly: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from e2e_oracle import check, same
+from machines import TARGETS, machine
 from torch import nn
 from torch.nn import functional as F
 
@@ -29,10 +30,12 @@ class Fn(nn.Module):
         return self.call(*args)
 
 
-def compiled_fn(call: Callable[..., Any], *example: torch.Tensor) -> Any:
+def compiled_fn(
+    call: Callable[..., Any], *example: torch.Tensor, target: str = "machine"
+) -> Any:
     """Compiles with the first axis of every input dynamic, under one name."""
     shapes = (tuple({0: "n"} if x.dim() else None for x in example),)
-    return pliant.compile(Fn(call), example, shapes)
+    return pliant.compile(Fn(call), example, shapes, target=machine(target))
 
 
 class Dense(nn.Module):
@@ -76,14 +79,15 @@ NETS: dict[str, tuple[type[nn.Module], Callable[[int], tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: str(d).rpartition(".")[2])
 @pytest.mark.parametrize("name", NETS)
-def test_float_net(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_float_net(target: str, name: str, dtype: torch.dtype) -> None:
     make, shape = NETS[name]
     torch.manual_seed(0)
     model = make().eval().requires_grad_(False).to(dtype)
     exact = copy.deepcopy(model).double()
     dims = {0: "b", 1: "n"} if name == "attention" else {0: "n"}
     example = torch.randn(shape(5)).to(dtype)
-    compiled = pliant.compile(model, (example,), (dims,))
+    compiled = pliant.compile(model, (example,), (dims,), target=machine(target))
     for n in SIZES:
         check(compiled, model, (torch.randn(shape(n)).to(dtype),), exact)
 
@@ -237,12 +241,11 @@ ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_edges(name: str) -> None:
-    call = ELEMENTWISE[name]
+def check_edges(name: str, got: torch.Tensor) -> None:
+    """The results of an operator on `edges`, against eager."""
     x, y = edges(torch.float32)
-    compiled = compiled_fn(call, *(torch.ones(3, 11), torch.ones(3, 11)))
-    got, eager, exact = compiled(x, y), call(x, y), call(x.double(), y.double()).float()
+    call = ELEMENTWISE[name]
+    eager, exact = call(x, y), call(x.double(), y.double()).float()
     fits = same(got, eager) | same(got, exact)
     odd = ~(got.isfinite() & eager.isfinite())
     assert fits[odd].all(), (x[odd & ~fits], y[odd & ~fits], got[odd & ~fits])
@@ -250,7 +253,26 @@ def test_edges(name: str) -> None:
     # The sign of zero is that of eager in fp64, which runs torch's own formulas. Some
     # in fp32 are oneDNN's, whose gelu(-0.0) is 0.0 or -0.0 by what the machine has.
     zero = eager == 0
-    assert torch.equal(got[zero].signbit(), exact[zero].signbit())
+    assert torch.equal(got[zero].signbit(), exact[zero].signbit()), name
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_edges(name: str) -> None:
+    compiled = compiled_fn(ELEMENTWISE[name], torch.ones(3, 11), torch.ones(3, 11))
+    check_edges(name, compiled(*edges(torch.float32)))
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_edges_with_shorter_vectors(target: str) -> None:
+    """All operators in one model."""
+
+    def every(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(call(x, y) for call in ELEMENTWISE.values())
+
+    example = torch.ones(3, 11), torch.ones(3, 11)
+    compiled = compiled_fn(every, *example, target=target)
+    for name, got in zip(ELEMENTWISE, compiled(*edges(torch.float32)), strict=True):
+        check_edges(name, got)
 
 
 COMPARE = {

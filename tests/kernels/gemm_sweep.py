@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from gemm_layouts import LAYOUTS, Build, Dims, K, Layout, M, N
 from guarded import GuardedProgram, Side
+from machines import machine
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import DType, tensor
-from pliant.target import named
 
 BATCH = 3
 UNIT = 2.0**-24
@@ -36,7 +36,7 @@ def compile_layout(params: Sequence[Dims], build: Build, target: str) -> Guarded
         b.param(f"x{k}", tensor(DType.F32, *dims)) for k, dims in enumerate(params)
     ]
     module = Module({"main": b.finish("main", [build(b, values)])})
-    return GuardedProgram(module, named(target))
+    return GuardedProgram(module, machine(target))
 
 
 def check(got: np.ndarray, want: np.ndarray, magnitude: np.ndarray, terms: int) -> None:
@@ -140,7 +140,7 @@ def constant_run(target: str, cases: Sequence[Case]) -> Run:
         results.append(builder.matmul(lefts[k], weight))
     main = builder.finish("main", results)
     module = Module({"main": main}, constants=dict(builder.constants))
-    program = GuardedProgram(module, named(target))
+    program = GuardedProgram(module, machine(target))
     done: dict[tuple[int, Side], dict[tuple[int, int], np.ndarray]] = {}
 
     def run(case: Case, side: Side) -> None:

@@ -16,6 +16,7 @@ import llvmlite.ir as ll
 import numpy as np
 import pytest
 import torch
+from machines import TARGETS, machine
 from torch.nn.functional import scaled_dot_product_attention
 
 from pliant.backend.jit import CompiledCode, compile_ir
@@ -30,7 +31,6 @@ from pliant.lower.attend import RegionScore
 from pliant.passes.scores import mask_region
 from pliant.runtime import binding
 from pliant.sym import Expr, Facts, as_expr, floordiv, sym
-from pliant.target import named, runs_here
 
 TORCH = {
     DType.F64: torch.float64,
@@ -126,15 +126,15 @@ class Case:
 
 @functools.cache
 def kernel(case: Case, target: str) -> AttentionKernel:
-    return attention("attention", case.spec(), named(target))
+    return attention("attention", case.spec(), machine(target))
 
 
 @functools.cache
 def compiled(case: Case, target: str) -> CompiledCode:
     module = ll.Module("attention")
     made = kernel(case, target)
-    emit_loop_functions(module, [*made.helpers, made.func], named(target))
-    return compile_ir(module, named(target), binding.symbols())
+    emit_loop_functions(module, [*made.helpers, made.func], machine(target))
+    return compile_ir(module, machine(target), binding.symbols())
 
 
 def whole(view: torch.Tensor) -> torch.Tensor:
@@ -211,7 +211,7 @@ def run_jit(case: Case, target: str, given: Inputs, threads: int = 1) -> torch.T
 
 
 def run_interpreted(case: Case, given: Inputs, threads: int) -> torch.Tensor:
-    made = kernel(case, "avx2")
+    made = kernel(case, "machine")
     sizes = {**given.sizes, "threads": threads}
 
     def memory(tensor: torch.Tensor) -> Memory:
@@ -276,19 +276,7 @@ def check(case: Case, given: Inputs, result: torch.Tensor) -> None:
     assert error <= allowed
 
 
-def targets() -> list[Any]:
-    return [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                not runs_here(named(name)), reason=f"this machine has no {name}"
-            ),
-        )
-        for name in ("host", "avx2", "baseline")
-    ]
-
-
-any_target = pytest.mark.parametrize("target", targets())
+any_target = pytest.mark.parametrize("target", TARGETS)
 
 
 # ---- compiled
@@ -407,7 +395,7 @@ def test_parts_without_a_visible_key() -> None:
     given = inputs(case, 1, 1, 2, 4096)
     given.tensors[3][..., :2048] = False
     given.tensors[3][:, :, 1] = False
-    result = run_jit(case, "host", given, 2)
+    result = run_jit(case, "machine", given, 2)
     assert (result[:, :, 1] == 0).all()
     check(case, given, result)
 
@@ -439,7 +427,7 @@ def test_rows_without_columns_are_zero(length: int, mask: DType) -> None:
     off = False if mask is DType.BOOL else -np.inf
     given.tensors[3][:, :, 1] = off
     given.tensors[3][:, :, 2, : length // 2] = off
-    result = run_jit(case, "host", given)
+    result = run_jit(case, "machine", given)
     assert (result[:, :, 1] == 0).all()
     check(case, given, result)
     theirs = reference(case, given, exact=False)
@@ -454,7 +442,7 @@ def test_special_values(which: str, number: float, length: int) -> None:
     given = inputs(case, 1, 1, length, length)
     index = ["q", "k", "v", "mask"].index(which)
     given.tensors[index][0, 0, 3, 2] = number
-    result = run_jit(case, "host", given)
+    result = run_jit(case, "machine", given)
     theirs = reference(case, given, exact=False)
     torch.testing.assert_close(result, theirs, equal_nan=True, atol=1e-5, rtol=1e-5)
 
@@ -463,7 +451,7 @@ def test_large_scores_do_not_overflow() -> None:
     case = Case(scale=1.0)
     given = inputs(case, 1, 1, 20, 300)
     given.tensors[0].mul_(50)
-    check(case, given, run_jit(case, "host", given))
+    check(case, given, run_jit(case, "machine", given))
 
 
 # ---- interpreted

@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 from attention_gradients import Case, Sizes, arrays, check, inputs
 from guarded import GuardedProgram, Side
+from machines import TARGETS, machine
 
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
 from pliant.ir.types import DType
-from pliant.target import named, runs_here
 
-TARGETS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            not runs_here(named(name)), reason=f"this machine has no {name}"
-        ),
-    )
-    for name in ("host", "avx2", "baseline")
-]
 any_target = pytest.mark.parametrize("target", TARGETS)
 EDGES = (
     Sizes(1, 1, 1, 1),
@@ -45,10 +36,10 @@ EDGES = (
 
 @functools.cache
 def program(case: Case, target: str) -> GuardedProgram:
-    return GuardedProgram(Module({"main": case.graph()}), named(target))
+    return GuardedProgram(Module({"main": case.graph()}), machine(target))
 
 
-def run(case: Case, sizes: Sizes, target: str = "host", threads: int = 1) -> None:
+def run(case: Case, sizes: Sizes, target: str = "machine", threads: int = 1) -> None:
     given = inputs(case, sizes)
     for side in Side:
         found = program(case, target)(arrays(case, given), side, threads)
@@ -56,7 +47,7 @@ def run(case: Case, sizes: Sizes, target: str = "host", threads: int = 1) -> Non
 
 
 def kernels(case: Case) -> list[str]:
-    fused = program(case, "host").program.fused.main
+    fused = program(case, "machine").program.fused.main
     return [op.str_attr("kind") for op in fused.ops if op.name == "fusion"]
 
 
@@ -135,7 +126,7 @@ def test_threads() -> None:
     for sizes in (Sizes(2, 3, 129, 129), Sizes(1, 1, 500, 500)):
         given = inputs(case, sizes)
         for threads in (1, 2, 3, 7):
-            made = program(case, "host")
+            made = program(case, "machine")
             twice = [
                 [x.copy() for x in made(arrays(case, given), side, threads)]
                 for side in Side
@@ -172,9 +163,9 @@ def test_special_values(which: int, number: float) -> None:
     """Gradients that a NaN or Inf reaches are not finite, others are as without it."""
     case = Case(head=8)
     given = inputs(case, Sizes(1, 1, 40, 40))
-    clean = [x.copy() for x in program(case, "host")(arrays(case, given), Side.END)]
+    clean = [x.copy() for x in program(case, "machine")(arrays(case, given), Side.END)]
     given[which][0, 0, 30, 3] = number
-    found = program(case, "host")(arrays(case, given), Side.END)
+    found = program(case, "machine")(arrays(case, given), Side.END)
     module = Module({"main": case.graph()})
     meant = run_graph(module, arrays(case, given))
     for mine, true, before in zip(found, meant, clean, strict=True):
@@ -189,7 +180,7 @@ def test_interpreted_loops() -> None:
         Case(head=3, value_head=2, causal=True, mask="bool"),
         Case(head=2, group=2, mask="hidden"),
     ):
-        lowered = program(case, "avx2").program.lowered
+        lowered = program(case, "machine").program.lowered
         for sizes in (Sizes(1, 1, 5, 3), Sizes(1, 2, 3, 6), Sizes(1, 1, 2, 0)):
             given = inputs(case, sizes)
             found = run_graph(

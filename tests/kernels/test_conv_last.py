@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from guarded import GuardedProgram, Side
+from machines import MACHINE, TARGETS, machine
 from torch import Tensor, nn
 
 import pliant
@@ -20,9 +21,6 @@ from pliant.ir.types import DType, tensor
 from pliant.kernels.conv_last import Windows
 from pliant.kernels.conv_patch import Slide
 from pliant.sym import as_expr, sym
-from pliant.target import host, named, runs_here
-
-TARGETS = ["host", "avx2", "baseline"]
 
 
 def first(x: Tensor) -> Tensor:
@@ -42,15 +40,13 @@ class Last(nn.Module):
 
 
 def compiled(
-    model: nn.Module, example: Tensor, target: str = "host"
+    model: nn.Module, example: Tensor, target: str = "machine"
 ) -> pliant.CompiledModel:
-    if not runs_here(named(target)):
-        pytest.skip(f"this machine does not run {target}")
     names = ("batch", "height", "width", "depth")
     dynamic = {k: names[k] for k in range(example.dim() - 1)}
     model.eval().requires_grad_(False)
     return pliant.compile(
-        model, (example,), (dynamic,), target=named(target), threads=2
+        model, (example,), (dynamic,), target=machine(target), threads=2
     )
 
 
@@ -149,7 +145,7 @@ def test_nothing_beside_the_image_is_read(
     y = b.emit("conv", image, constant, groups=1, **twice)
     result = b.transpose(y, (0, 2, 3, 1))
     module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
-    program = GuardedProgram(module, host())
+    program = GuardedProgram(module, MACHINE)
     for shape in ((1, 7, 61), (2, 12, 33), (1, 3, 200)):
         image = np.random.default_rng(shape).standard_normal((*shape, 5))
         image = image.astype(np.float32)
@@ -279,7 +275,7 @@ def test_interpreted(layer: nn.Conv2d) -> None:
     """Every access in bounds, no races."""
     torch.manual_seed(0)
     model = Last(layer)
-    made = compiled(model, torch.randn(2, 11, 12, layer.in_channels), "avx2")
+    made = compiled(model, torch.randn(2, 11, 12, layer.in_channels))
     x = torch.randn(2, 5, 6, layer.in_channels)
     for workers in (1, 2):
         (got,) = run_graph(

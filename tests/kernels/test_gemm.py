@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import TARGETS, machine
 from torch import Tensor, nn
 
 import pliant
@@ -28,10 +29,9 @@ from pliant.ir.types import DType, tensor
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import gemm_tile
 from pliant.sym import as_expr, sym
-from pliant.target import avx2, avx512, baseline, named, runs_here
+from pliant.target import avx2, avx512, baseline
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33)
-TARGETS = ["host", "avx2", "baseline"]
 B, H, M, N, K = (sym(name) for name in ("b", "h", "m", "n", "k"))
 Build = Callable[..., Value | Sequence[Value]]
 
@@ -39,7 +39,7 @@ Build = Callable[..., Value | Sequence[Value]]
 def compile_graph(
     params: Sequence[tuple[DType, tuple[Any, ...]]],
     build: Build,
-    target: str = "host",
+    target: str = "machine",
     options: pliant.Options | None = None,
 ) -> pliant.CompiledModel:
     """A graph of parameters x0, x1, ... compiled for every size of its symbols."""
@@ -49,7 +49,7 @@ def compile_graph(
     results = [results] if isinstance(results, Value) else list(results)
     module = Module({"main": b.finish("main", results)}, constants=dict(b.constants))
     given = options or pliant.Options()
-    return pliant.compile(module, threads=2, target=named(target), options=given)
+    return pliant.compile(module, threads=2, target=machine(target), options=given)
 
 
 def random(dtype: type[np.generic], *shape: int, seed: int = 0) -> np.ndarray:
@@ -66,14 +66,8 @@ def close(got: Any, want: np.ndarray, at: Any) -> None:
     np.testing.assert_allclose(got, want, rtol=loose, atol=loose, err_msg=str(at))
 
 
-def needs(target: str) -> None:
-    if not runs_here(named(target)):
-        pytest.skip(f"this machine does not run {target}")
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_size(target: str) -> None:
-    needs(target)
     f32 = DType.F32
     model = compile_graph([(f32, (M, K)), (f32, (K, N))], Builder.matmul, target)
     for m, n, k in itertools.product(SIZES, SIZES, SIZES):
@@ -87,7 +81,6 @@ def test_every_size(target: str) -> None:
 @pytest.mark.parametrize("dtype", [DType.F64, DType.I64, DType.I32])
 @pytest.mark.parametrize("target", TARGETS)
 def test_dtypes(dtype: DType, target: str) -> None:
-    needs(target)
     kind = {DType.F64: np.float64, DType.I64: np.int64, DType.I32: np.int32}[dtype]
     model = compile_graph([(dtype, (M, K)), (dtype, (K, N))], Builder.matmul, target)
     for m, n, k in itertools.product((0, 1, 7, 17), (1, 8, 33), (0, 1, 31)):
@@ -285,7 +278,6 @@ def test_epilogue_divides_nothing(
 def test_rows_from_far_away(target: str, n: int, patching: bool) -> None:
     """More rows than L2 holds, and a constant that stays there: kernels of their own
     bring the rows near that the next tile reads."""
-    needs(target)
     k, weight = 250, random(np.float32, 250, n)
 
     def build(b: Builder, x: Value) -> Value:
@@ -385,14 +377,13 @@ def test_groups_of_panels_that_are_empty() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_epilogues(target: str) -> None:
-    needs(target)
     model = epilogues()
     both = {0: "b", 1: "s"}
     compiled = pliant.compile(
         model,
         epilogue_inputs(2, 5),
         (both, both, both, {0: "b"}),
-        target=named(target),
+        target=machine(target),
         threads=2,
     )
     for b, s in itertools.product((0, 1, 3), (0, 1, 7, 14, 15, 50)):

@@ -21,9 +21,9 @@ import torch
 from gemm_layouts import LAYOUTS, K, M, N, product
 from gemm_sweep import CONSTANT, EPILOGUE, UNIT, Case, compile_layout, failures
 from guarded import Guarded, Side
+from machines import TARGETS
 
 import pliant
-from pliant.target import named, runs_here
 
 EVERY = range(34)
 # Around the widths and heights of all register tiles: 6 x 8, 6 x 16, 14 x 32.
@@ -77,8 +77,6 @@ def send_failures(send: Connection, *arguments: Any) -> None:
 
 
 def assert_all_right(name: str, target: str, cases: Sequence[Case]) -> None:
-    if not runs_here(named(target)):
-        pytest.skip(f"this machine does not run {target}")
     progress = PROCESSES.RawArray("q", 4)
     ended, wrong = in_process(send_failures, name, target, cases, progress)
     side, *case = progress
@@ -92,51 +90,51 @@ def assert_all_right(name: str, target: str, cases: Sequence[Case]) -> None:
 
 
 def test_every_size() -> None:
-    assert_all_right("plain", "host", cube(EVERY))
+    assert_all_right("plain", "machine", cube(EVERY))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("target", ["host", "avx2"])
+@pytest.mark.parametrize("target", TARGETS[:2])
 def test_layouts_around_tile_edges(name: str, target: str) -> None:
     assert_all_right(name, target, cube(EDGES))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layouts_without_fma(name: str) -> None:
-    assert_all_right(name, "baseline", cube(FEW))
+def test_layouts_with_short_vectors(name: str) -> None:
+    assert_all_right(name, TARGETS[-1], cube(FEW))
 
 
-@pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_constant_weights(target: str) -> None:
     assert_all_right(CONSTANT, target, cube(FEW[1:], EVERY))
 
 
 @pytest.mark.parametrize("name", ["plain", "right transposed", EPILOGUE])
 def test_cache_blocks(name: str) -> None:
-    assert_all_right(name, "host", large(0, 40))
+    assert_all_right(name, "machine", large(0, 40))
 
 
 def test_cache_blocks_of_a_constant() -> None:
     cases = [(m, n, k) for n, k in ((545, 257), (512, 1025), (9, 2050)) for m in ROWS]
-    assert_all_right(CONSTANT, "host", cases)
+    assert_all_right(CONSTANT, "machine", cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("target", ["host", "avx2"])
+@pytest.mark.parametrize("target", TARGETS[:2])
 def test_cache_blocks_of_every_layout(name: str, target: str) -> None:
     assert_all_right(name, target, large(1, 120))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_size_of_every_layout(name: str, target: str) -> None:
     assert_all_right(name, target, cube(EVERY))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["host", "avx2", "baseline"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_constant_weights_around_tile_edges(target: str) -> None:
     assert_all_right(CONSTANT, target, cube(WEIGHTS, EVERY))
 
@@ -176,7 +174,7 @@ def test_strided_tensors_through_the_api() -> None:
 
 def run_with_more_terms(send: Connection, side: Side) -> None:
     """A product told that K is one more than its operands have."""
-    program = compile_layout(((M, K), (K, N)), product, "host")
+    program = compile_layout(((M, K), (K, N)), product, "machine")
     honest = program._solve
 
     def solve(inputs: Sequence[np.ndarray], threads: int) -> None:
