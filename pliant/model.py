@@ -501,6 +501,13 @@ class CompiledModel(Caller):
                 check = host.checks[number - len(host.table.entries)]
                 value, what = check.value, check.what
                 most = LARGEST if check.high is None else check.high
+                if check.low is not None and _told(value, env).startswith("-"):
+                    return ShapeError(
+                        f"{what} would be {_told(value, env)} ({dims}): "
+                        "a size cannot be negative",
+                        expected="a size",
+                        got=value.evaluate(env),
+                    )
             case Overflow.BUFFER:
                 buffer = self._program.memory.buffers[number]
                 value, what = buffer.bytes, f"a buffer for {buffer.value.type}"

@@ -32,6 +32,7 @@ from pliant.frontend.torch_dims import (
     fresh_symbol,
     to_expr,
 )
+from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
 from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
 from pliant.frontend.torch_spec_errors import (
@@ -255,6 +256,7 @@ class _Import:
         self.walk = Walk(self.cx, self.symbols, self.problems)
 
     def run(self) -> Imported:
+        self._open_integers()
         for guard in self.info.bounds:
             self.cx.enforce(guard)
         self._read_inputs()
@@ -285,6 +287,14 @@ class _Import:
         )
 
     # inputs
+
+    def _open_integers(self) -> None:
+        """Integers that have a name already, before bounds of theirs are known."""
+        for sizes in _traced_sizes(self.ep):
+            name = str(getattr(getattr(sizes.get(-1), "node", None), "expr", ""))
+            if name in self.symbols:
+                for symbol in self.symbols[name].symbols():
+                    open_integer(self.cx, symbol)
 
     def _read_inputs(self) -> None:
         nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
@@ -327,6 +337,8 @@ class _Import:
             self.inputs.append(SizeInput(node.name, symbols[0]))
             if symbols[0] not in self.sizes:
                 self.sizes.append(symbols[0])
+                open_integer(self.cx, symbols[0])
+                bound_integer(self.cx, node, symbols[0])
         else:
             self._problem(node, f"an integer input that must equal {value}")
 

@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.frontend.torch_alias import shares_memory
 from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
 from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
@@ -205,14 +206,14 @@ class _Import:
         for number, node in enumerate(self.placeholders):
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt):
-                self._source(val, Source(number))
+                self._source(val, Source(number), node)
         for number, node in enumerate(self.placeholders):
             val = node.meta.get("val")
             if isinstance(val, torch.Tensor):
                 for axis, size in enumerate(val.shape):
                     self._source(size, Source(number, axis))
 
-    def _source(self, size: Any, source: Source) -> None:
+    def _source(self, size: Any, source: Source, integer: Node | None = None) -> None:
         expr = _spelt(size)
         if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
             return
@@ -220,6 +221,9 @@ class _Import:
         self.traced[str(expr)] = size
         self.sources[str(expr)] = source
         limits = size.node.shape_env.bound_sympy(expr)
+        if integer is not None and limits.lower < 0:
+            open_integer(self.cx, str(expr))
+            bound_integer(self.cx, integer, str(expr))
         name = f"dim {expr}"
         if limits.lower.is_Integer and limits.lower > 0:
             low = int(limits.lower)

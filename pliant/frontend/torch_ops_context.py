@@ -145,6 +145,15 @@ class Context:
         self.b.facts = facts
         self.b.guards.append(guard)
 
+    def guard_sizes(self) -> None:
+        """No dim of the ops built since the last time is negative: known from here."""
+        for op in self.b.ops[self.b.sized :]:
+            for dim in (d for value in op.results for d in value.shape):
+                if not dim.is_const:
+                    message = (f"a size of {op.name} must not be negative: ", dim)
+                    self.enforce(Guard(le(0, dim), message, op.loc))
+        self.b.sized = len(self.b.ops)
+
     def assume(self, cond: Cond, why: str) -> None:
         """Noted, not enforced."""
         self.assumptions.append(Guard(cond, (f"{why}: {cond}",), self.b.loc))

@@ -12,7 +12,7 @@ import torch
 
 from pliant.frontend.torch_ops_context import Context, Real
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, ge, maximum, minimum, mod
 
 
 class Undecided:
@@ -72,9 +72,16 @@ def true_divide(cx: Context, x: Any, y: Any) -> Any:
     return _real(cx, "div", x, y)
 
 
+def _positive(cx: Context, divisor: Any) -> Any:
+    """Python divides by no 0, and quotients of ours by nothing below 1."""
+    if isinstance(divisor, Expr) and not divisor.is_const:
+        cx.require(ge(divisor, 1), "a divisor must be positive")
+    return divisor
+
+
 def floor_divide(cx: Context, x: Any, y: Any) -> Any:
     if _is_whole(x) and _is_whole(y):
-        return floordiv(x, y)
+        return floordiv(x, _positive(cx, y))
     return cx.unsupported("floor division of floats that depend on sizes")
 
 
@@ -122,7 +129,19 @@ def negate(cx: Context, x: Any) -> Any:
     return -x if isinstance(x, int | float | Expr) else _real(cx, "mul", x, -1.0)
 
 
-_floor = _rounded(floordiv, math.floor)
+def absolute(cx: Context, x: Any) -> Any:
+    if isinstance(x, Real):
+        return Real(value=cx.b.unary("abs", cx.real(x)))
+    return abs(x) if isinstance(x, int | float) else maximum(x, -x)
+
+
+def truncate(cx: Context, x: Any) -> Any:
+    """Towards zero: up, where the number is negative."""
+    ratio = None if isinstance(x, float) else _ratio(x)
+    if ratio is None or cx.proves(ge(ratio[0], 0)):
+        return _rounded(floordiv, math.trunc)(cx, x)
+    return maximum(floordiv(*ratio), 0) + minimum(ceildiv(*ratio), 0)
+
 
 SIZES: dict[Any, Fold] = {
     operator.add: _arithmetic("add", operator.add),
@@ -130,9 +149,11 @@ SIZES: dict[Any, Fold] = {
     operator.mul: _arithmetic("mul", operator.mul),
     operator.truediv: true_divide,
     operator.floordiv: floor_divide,
-    operator.mod: lambda cx, x, y: mod(x, y),
+    operator.mod: lambda cx, x, y: mod(x, _positive(cx, y)),
     operator.pow: power,
     operator.neg: negate,
+    operator.abs: absolute,
+    abs: absolute,
     operator.eq: _compare,
     operator.ne: _compare,
     operator.lt: _compare,
@@ -142,13 +163,13 @@ SIZES: dict[Any, Fold] = {
     operator.and_: _compare,
     operator.or_: _compare,
     operator.not_: _compare,
-    math.floor: _floor,
+    math.floor: _rounded(floordiv, math.floor),
     math.ceil: _rounded(ceildiv, math.ceil),
-    math.trunc: _floor,  # sizes are not negative
+    math.trunc: truncate,
     math.sqrt: square_root,
     torch.sym_max: lambda cx, x, y: maximum(x, y),
     torch.sym_min: lambda cx, x, y: minimum(x, y),
-    torch.sym_int: _floor,
+    torch.sym_int: truncate,
     torch.sym_float: to_float,
     torch.sym_not: _compare,
     torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),

@@ -84,6 +84,7 @@ class Walk:
                 self.env[node] = self.update(node)
             else:
                 self.env[node] = self.translate(node)
+            self.cx.guard_sizes()
             if self.aliases is not None:
                 self.aliases.track(node)
         except Unsupported as problem:

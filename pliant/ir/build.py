@@ -23,8 +23,15 @@ Shape = Sequence[DimLike]
 
 
 def facts_of(graph: Graph) -> Facts:
-    """What the graph's constraints state about its symbols."""
+    """What the graph's constraints state about its symbols.
+
+    A dim of a parameter is not negative; of an integer only constraints tell that.
+    """
     facts = Facts()
+    dims = {dim for param in graph.params for dim in param.shape}
+    for name in graph.sizes:
+        if sym(name) not in dims:
+            facts = facts.with_range(name, None, None)
     for guard in graph.constraints:
         facts = facts.assume(guard.cond)
     return facts
@@ -57,6 +64,7 @@ class Builder:
         self.constants: dict[str, Constant] = {}
         self.params: list[Value] = []
         self.ops: list[Op] = []
+        self.sized = 0  # ops whose dims are known not to be negative
         self._loaded: dict[str, Value] = {}  # constants of this graph
         self.loc = ""
         self._cx = InferContext(

@@ -164,3 +164,146 @@ def in_a_process(code: str) -> str:
 
 def test_calls() -> None:
     assert "alive" in in_a_process(CALLS)
+
+
+# ---- integers of the caller
+
+
+class Padded(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return torch.cat([x, x.new_zeros(n)])
+
+
+class Cut(nn.Module):
+    """The zeros are not part of the result, but eager refuses to make them."""
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return torch.cat([x, x.new_zeros(n)]).narrow(0, 0, 2)
+
+
+class Head(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x[:n] * 1.0
+
+
+class Added(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x + abs(n) + max(n, 0) - n
+
+
+class Asked(nn.Module):
+    """torch.export answers this by itself: it takes no integer for a negative one."""
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x * 2 if n > -3 else x * 3
+
+
+class Squared(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        return x.long() + n * n
+
+
+@pytest.mark.parametrize("kind", [Padded, Cut, Head, Added, Asked, Squared])
+def test_integers_are_not_negative(kind: type[nn.Module]) -> None:
+    """Eager's answer, or a refusal that names the input."""
+    x = torch.arange(6.0)
+    for bound in (Dim.DYNAMIC, Dim("n", max=1 << 40)):
+        m = pliant.compile(kind(), (x, 4), ({0: "r"}, bound), threads=1)
+        for n in (3, 5, 6):
+            torch.testing.assert_close(m(x, n), kind()(x, n))
+        for n in (-1, -2, -(1 << 40), -(1 << 63) + 1):
+            with pytest.raises(pliant.ShapeError) as caught:
+                m(x, n)
+            assert f"={n}" in str(caught.value)
+            assert "'n' must not be negative" in str(caught.value)
+            with pytest.raises(pliant.ShapeError):
+                m.memory_plan(x, n)
+        for n in (1 << 63, -(1 << 63), 1 << 70):
+            with pytest.raises(pliant.PliantError):
+                m(x, n)
+            with pytest.raises(pliant.PliantError):
+                m.memory_plan(x, n)
+
+
+def test_numbers_made_of_integers() -> None:
+    """n*n is a number of the model, no size: exact, or refused."""
+    x = torch.arange(3.0)
+    m = pliant.compile(Squared(), (x, 4), ({0: "r"}, Dim.DYNAMIC), threads=1)
+    assert m(x, 1 << 31).tolist() == [(1 << 62) + k for k in range(3)]
+    with pytest.raises(pliant.ShapeError, match=str(1 << 64)):
+        m(x, 1 << 32)
+
+
+def test_differences_of_sizes() -> None:
+    class Rest(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            more = x.new_zeros(x.shape[0] - y.shape[0])
+            return torch.cat([x, more]).cumsum(0)
+
+    def given(a: int, b: int) -> tuple[Tensor, Tensor]:
+        return torch.arange(float(a)), torch.ones(b)
+
+    m = pliant.compile(Rest(), given(6, 4), ({0: "a"}, {0: "b"}), threads=1)
+    for a, b in ((6, 4), (5, 5), (7, 0)):
+        torch.testing.assert_close(m(*given(a, b)), Rest()(*given(a, b)))
+    with pytest.raises(pliant.ShapeError, match="negative"):
+        m(*given(4, 6))
+    with pytest.raises(pliant.ShapeError, match="negative"):
+        m.memory_plan(a=4, b=6)
+
+
+def test_divisors() -> None:
+    class Share(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + x.shape[0] // y.shape[0] + x.shape[0] % y.shape[0]
+
+    x = torch.arange(7.0)
+    m = pliant.compile(Share(), (x, torch.ones(3)), ({0: "a"}, {0: "b"}), threads=1)
+    torch.testing.assert_close(m(x, torch.ones(4)), Share()(x, torch.ones(4)))
+    for call in (lambda: m(x, torch.ones(0)), lambda: m.memory_plan(a=7, b=0)):
+        with pytest.raises(pliant.ShapeError, match="divisor"):
+            call()
+
+
+NEGATIVE = """
+    import torch, pliant
+    from torch import nn
+    from torch.export import Dim
+    from test_sizes import Padded
+
+    class Folded(Padded):
+        def forward(self, x, n):
+            return super().forward(x, n).cumsum(0).flip(0).cumsum(0)[:2]
+
+    x = torch.ones(1_000_000)
+    for kind in (Padded, Folded):
+        shapes = ({0: "r"}, Dim.DYNAMIC)
+        m = pliant.compile(kind(), (torch.ones(6), 4), shapes, threads=1)
+        for n in (-2, -999_990, -2_000_000):
+            try:
+                m(x, n)
+            except pliant.ShapeError:
+                continue
+            raise SystemExit(f"{n} was taken for a size")
+        torch.testing.assert_close(m(x[:9], 3), kind()(x[:9], 3))
+    y = [torch.ones(100) for _ in range(100)]
+    del y
+    print("alive")
+"""
+
+
+def test_negative_calls() -> None:
+    assert "alive" in in_a_process(NEGATIVE)
+
+
+def test_torch_compile_takes_negative_numbers() -> None:
+    """torch asks for no guard of a number that is only added."""
+
+    def moved(x: Tensor, n: int) -> Tensor:
+        return x * 2 + n
+
+    torch._dynamo.reset()
+    compiled = torch.compile(moved, backend="pliant", dynamic=True)
+    x = torch.arange(5.0)
+    for n in (7, 4, -3, -(1 << 40), 0):
+        torch.testing.assert_close(compiled(x, n), moved(x, n))
