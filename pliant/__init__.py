@@ -12,6 +12,7 @@ from pliant.errors import (
     PliantError,
     ShapeError,
     SpillError,
+    StepChangedError,
     UnsupportedOpError,
     WeightError,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PliantError",
     "ShapeError",
     "SpillError",
+    "StepChangedError",
     "Target",
     "TrainingStep",
     "UnsupportedOpError",

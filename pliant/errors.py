@@ -41,6 +41,10 @@ class OptionError(PliantError, ValueError):
     """What was asked of `compile`, or a memory limit, makes no sense."""
 
 
+class StepChangedError(OptionError):
+    """A step's model or optimizer is not what it was compiled for: compile again."""
+
+
 class ShapeError(PliantError):
     """An input's size breaks what the model was compiled for."""
 

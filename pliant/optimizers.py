@@ -20,6 +20,7 @@ from typing import Any
 from pliant.errors import OptionError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
+from pliant.ir.types import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,9 @@ _ADAM_NUMBERS = (
 )
 
 
+# ---- whichever
+
+
 def rule_of(optimizer: Any, group: Mapping[str, Any]) -> UpdateRule:
     """The update rule of a torch optimizer's parameter group."""
     import torch
@@ -221,3 +225,48 @@ def structure_of(optimizer: Any, group: Mapping[str, Any]) -> tuple[object, ...]
         group["maximize"],
         bool(group.get("decoupled_weight_decay")),
     )
+
+
+# ---- on parameters
+
+
+def clipped(b: Builder, grads: dict[str, Value], most: Value) -> dict[str, Value]:
+    """All gradients times min(1, most / (norm + 1e-6)), as torch clips them."""
+    squares: Value | None = None
+    for g in grads.values():
+        wide = b.cast(g, g.dtype.compute)
+        part = b.reduce("sum", b.emit("mul", wide, wide))
+        part = b.cast(part, DType.F64)
+        squares = part if squares is None else b.emit("add", squares, part)
+    assert squares is not None
+    below = b.binary("add", b.unary("sqrt", squares), b.scalar(1e-6, DType.F64))
+    ratio = b.emit("div", most, below)
+    factor = b.binary("minimum", ratio, b.scalar(1.0, DType.F64))
+    return {
+        name: b.binary("mul", g, b.cast(factor, g.dtype)) for name, g in grads.items()
+    }
+
+
+def updated(
+    b: Builder,
+    rule: UpdateRule,
+    p: Value,
+    g: Value,
+    state: Sequence[Value],
+    numbers: Value,
+    row: int,
+) -> list[Value]:
+    """The new parameter and state; computed in the type that arithmetic happens in."""
+    wide = p.dtype.compute
+
+    def number(column: int) -> Value:
+        one = b.emit("slice", numbers, starts=(row, column), shape=(1, 1), steps=(1, 1))
+        return b.cast(b.reshape(one, ()), wide)
+
+    told = {name: number(k) for k, name in enumerate(rule.numbers)}
+    g = b.cast(g, wide)
+    if rule.maximize:
+        g = b.unary("neg", g)
+    held = [b.cast(s, wide) for s in state]
+    made = rule.emit(Arithmetic(b), b.cast(p, wide), g, held, told)
+    return [b.cast(v, p.dtype) for v in made]

@@ -213,9 +213,12 @@ def compile_module(
     )
 
     if training is not None and training.updates:
-        updates = training.updates
+        updates, changed = training.updates, training.changed
         lowered = driver.run(
-            "update", lambda m: update(m, updates, cx, regions), lowered, Stage.LOWERED
+            "update",
+            lambda m: update(m, updates, cx, regions, changed),
+            lowered,
+            Stage.LOWERED,
         )
     others: list[Ordered] = []
     if options.order:

@@ -92,7 +92,7 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     touched: list[tuple[Value, ...]] = []
     writer: dict[Value, int] = {}  # the last call that wrote
     readers: dict[Value, int] = {}  # the calls that have read since, as bits
-    failing = _failing(module)
+    failing = may_fail(module)
     checked = 0  # calls that may fail, as bits
     for op in graph.ops:
         if op.name == "alloc":
@@ -130,7 +130,7 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     )
 
 
-def _failing(module: Module) -> set[str]:
+def may_fail(module: Module) -> set[str]:
     """The loop functions that have a check, or call one that has."""
     inside = {name: list(statements(f.body)) for name, f in module.loops.items()}
     found = {

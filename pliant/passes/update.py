@@ -7,8 +7,12 @@
 
 A kernel that reads a parameter and computes its new value writes it in place where its
 loops allow that (`passes/pointwise.py`), behind all other kernels that read the old
-value. Where they do not, or one of those needs a result of this kernel, the new value
-is copied at the end.
+value, and behind all that may refuse the call: an index out of range is found before
+anything is changed. Where loops do not allow it, or one of those needs a result of this
+kernel, the new value is copied at the end.
+
+The kernels that may refuse are those of the forward part. Checks of the way back see
+the same indices again.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import Call, LoopFunc, Role, statements
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.passes.context import Context
+from pliant.passes.order import may_fail
 from pliant.passes.pointwise import in_place, is_pointwise
 from pliant.sym import sym
 
@@ -37,6 +42,7 @@ class _Update:
     waits: list[int] = field(default_factory=list)  # calls before each, as bits
     stored: dict[Value, Value] = field(default_factory=dict)  # alloc -> param
     made: dict[int, set[str]] = field(default_factory=dict)  # call -> results in place
+    refusing: list[int] = field(default_factory=list)  # calls that may fail
 
     def base(self, value: Value) -> Value:
         return self.bases.get(value, value)
@@ -69,6 +75,22 @@ class _Update:
                     last_writer[value] = number
             before.discard(number)
             self.waits.append(self.closed(before))
+
+    def find_refusing(self, ends: Sequence[Value]) -> None:
+        """The calls with a check that these values need."""
+        roots = {self.base(v) for v in ends}
+        makers = {
+            number
+            for number, call in enumerate(self.calls)
+            if any(writes and v in roots for v, writes in self.accesses(call))
+        }
+        needed, failing = self.closed(makers), may_fail(self.module)
+        self.refusing = [
+            number
+            for number, call in enumerate(self.calls)
+            if needed >> number & 1
+            and (call.name == "call_library" or call.str_attr("callee") in failing)
+        ]
 
     def closed(self, before: set[int]) -> int:
         bits = 0
@@ -116,7 +138,7 @@ class _Update:
             return False
         (number,) = users
         call = self.calls[number]
-        if call.name != "call_loop":
+        if call.name != "call_loop" or number in self.refusing:
             return False
         func = self.func(call)
         pairs = list(zip(call.operands, func.buffers, strict=True))
@@ -135,7 +157,7 @@ class _Update:
             for n, other in enumerate(self.calls)
             if n != number and self.touches(other, old)
         ]
-        if not self.put_behind(number, others):
+        if not self.put_behind(number, [*others, *self.refusing]):
             return False
         self.stored[new] = old
         self.made.setdefault(number, set()).add(results[0])
@@ -168,10 +190,15 @@ class _Update:
 
 
 def update(
-    module: Module, updates: Sequence[str], cx: Context, regions: list[Graph]
+    module: Module,
+    updates: Sequence[str],
+    cx: Context,
+    regions: list[Graph],
+    changed: int = 0,
 ) -> Module:
     """The lowered module with the results behind the first stored in `updates`.
 
+    The first `changed` of them are of the forward part, as the first result is.
     `regions` says what each call computes; it is put in the new order, and extended.
     """
     graph = module.main
@@ -182,6 +209,7 @@ def update(
     calls = [op for op in graph.ops if op.name in CALLS]
     state = _Update(module, graph, dict(module.loops), calls, bases, regions)
     state.depend()
+    state.find_refusing(graph.results[: 1 + changed])
     params = {v.name: v for v in graph.params}
     loss, *news = graph.results
     copies: list[tuple[Op, Graph]] = []

@@ -99,11 +99,10 @@ def test_a_file_without_room_changes_nothing() -> None:
 
 def test_a_disk_that_fails_later_is_told_apart() -> None:
     step, _ = spilling()
-    flat = step._signature.flatten(batch(), {})
     found = {}
     for began in (0, 1):
         status = RuntimeStatus(Status.SPILL, (errno.EIO, 4096, began))
-        found[began] = step._error(status, flat)
+        found[began] = step._error(status, [])
     assert isinstance(found[1], pliant.SpillError) and found[1].began
     assert not found[0].began  # type: ignore[attr-defined]
     assert "may be new in part" in str(found[1])
