@@ -196,6 +196,64 @@ def test_every_way_is_followed(
     assert compiled.compile_count == 1
 
 
+class Words(nn.Module):
+    """A product of 8-bit integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.randint(-128, 128, (64, 48), dtype=torch.int8)
+        self.register_buffer("weight", values)
+        self.register_buffer("scale", torch.rand(48))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._int_mm(x, self.weight) * self.scale
+
+
+LAYOUTS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[int, str]]] = {
+    "rows": (lambda: nn.Linear(64, 2), torch.ones(3, 64), {0: "n"}),
+    "tight": (lambda: nn.Linear(33, 40), torch.ones(3, 33), {0: "n"}),
+    "words": (Words, torch.ones(32, 64, dtype=torch.int8), {0: "n"}),
+    "halves": (
+        lambda: nn.Linear(16, 32).bfloat16(),
+        torch.ones(2, 16).bfloat16(),
+        {0: "n"},
+    ),
+    "merged": (
+        lambda: nn.TransformerEncoderLayer(32, 2, 64, batch_first=True),
+        torch.randn(1, 3, 32),
+        {0: "n", 1: "s"},
+    ),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv2d(8, 16, 3, groups=4), nn.BatchNorm2d(16)),
+        torch.randn(1, 8, 6, 6),
+        {0: "n", 2: "h", 3: "w"},
+    ),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+        torch.randn(2, 16),
+        {0: "n"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_made_again(name: str) -> None:
+    make, x, dims = LAYOUTS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    compiled = pliant.compile(model, (x,), (dims,), threads=1)
+    before = compiled(x)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            new = torch.rand(tensor.shape) + 0.25
+            tensor.copy_(new if tensor.is_floating_point() else new * 100)
+        wanted = model(x)
+    assert not torch.equal(compiled(x), before)
+    exact = {"rtol": 1e-4, "atol": 1e-4}
+    close = {} if x.dtype is torch.bfloat16 else exact
+    torch.testing.assert_close(compiled(x), wanted, **close)
+
+
 def test_a_plain_attribute_is_followed() -> None:
     model, compiled, x = made(Plain)
     model.shift.add_(1)  # type: ignore[operator, union-attr]
