@@ -82,6 +82,7 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     before = resident()
     most = high_water(call)
+    metered = engine.model and engine.model.stats()["last_peak_bytes"]
     short()
     gc.collect()
     after = resident()
@@ -90,6 +91,7 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
     if engine.model is not None:
         plan = engine.model.memory_plan(*case.at(shape))
         found |= {"plan": plan.peak_bytes, "bound": plan.lower_bound}
+        found["metered"] = metered
     return found
 
 

@@ -1,6 +1,7 @@
 """Pliant compiles a model once into native code that serves every input shape."""
 
 from pliant.api import compile
+from pliant.budget import MemoryBudget, memory_budget, set_memory_budget
 from pliant.errors import (
     ArtifactError,
     DTypeError,
@@ -33,6 +34,7 @@ __all__ = [
     "GradientWarning",
     "IndexRangeError",
     "InternalError",
+    "MemoryBudget",
     "MemoryLimitError",
     "MemoryPlan",
     "OptionError",
@@ -47,4 +49,6 @@ __all__ = [
     "WeightError",
     "compile",
     "compile_training",
+    "memory_budget",
+    "set_memory_budget",
 ]

@@ -95,10 +95,12 @@ class IndexRangeError(PliantError, IndexError):
 
 
 class MemoryLimitError(PliantError):
-    """The call cannot run inside the memory limit.
+    """The call cannot run inside the memory limit, or the budget of the process.
 
     `least` is the least peak that any plan for these dims reaches, `largest` the
-    largest value of each dim, the others as they are, for which some plan fits.
+    largest value of each dim, the others as they are, for which some plan fits. If the
+    call would fit the budget but not beside what others hold, `in_use` is that, and
+    `least` what the call's plan needs.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class MemoryLimitError(PliantError):
         limit: int,
         least: int,
         largest: Mapping[str, int] | None = None,
+        in_use: int | None = None,
     ) -> None:
-        self.limit, self.least = limit, least
+        self.limit, self.least, self.in_use = limit, least, in_use
         self.largest = dict(largest or {})
         super().__init__(message)
 

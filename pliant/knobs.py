@@ -39,6 +39,10 @@ def _optional_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _switch(text: str) -> bool:
+    return text not in ("0", "false", "no")
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -61,7 +65,7 @@ THREADS: Knob[int | None] = Knob(
 )
 SHARE_THREADS: Knob[bool] = Knob(
     "PLIANT_SHARE_THREADS",
-    lambda text: text not in ("0", "false", "no"),
+    _switch,
     True,
     "Run parallel regions on torch's OpenMP threads where torch is loaded (default 1).",
 )
@@ -95,6 +99,13 @@ CACHE_MIB: Knob[int] = Knob(
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
 
+GUARD_PAGES: Knob[bool] = Knob(
+    "PLIANT_GUARD_PAGES",
+    _switch,
+    False,
+    "Put the end of every arena against a page that traps: code that writes more than "
+    "its plan says ends the process (default 0; for tests).",
+)
 SPILL_FOLDER: Knob[str | None] = Knob(
     "PLIANT_SPILL_FOLDER",
     str,
@@ -114,7 +125,7 @@ SPILL_MBS: Knob[int] = Knob(
 KNOBS: tuple[Knob[Any], ...] = (
     *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
     *(CACHE, CACHE_MIB),
-    *(SPILL_FOLDER, SPILL_MBS),
+    *(GUARD_PAGES, SPILL_FOLDER, SPILL_MBS),
 )
 
 

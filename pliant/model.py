@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -31,9 +32,15 @@ from pliant.meaning import check_meaning, plain_tensor
 from pliant.passes.fuse import kernel_count
 from pliant.pipeline import Program
 from pliant.profile import KernelTime, kernel_times
-from pliant.runtime.binding import Model
+from pliant.runtime.binding import Model, read_budget
 from pliant.runtime.caller import Caller
-from pliant.runtime.description import Overflow, PlanInfo, RuntimeStatus, Status
+from pliant.runtime.description import (
+    TENSOR,
+    Overflow,
+    PlanInfo,
+    RuntimeStatus,
+    Status,
+)
 from pliant.runtime_spec import runtime_spec
 from pliant.signature import LARGEST, Signature, SizeSlot, TensorSlot, not_a_tensor
 from pliant.sym import Expr, Guard, sym
@@ -86,13 +93,14 @@ def shown(value: object) -> str:
 class MemoryPlan:
     """The memory of one call, told without running it."""
 
-    peak_bytes: int  # all that the call allocates at its highest moment
+    peak_bytes: int  # all that the call allocates at its highest moment; copies too
     arena_bytes: int
     output_bytes: int
     weight_bytes: int
     lower_bound: int  # what no placement of these buffers could beat
     dims: Mapping[str, int]
     knobs: Mapping[str, object] = field(default_factory=dict)
+    copy_bytes: int = 0  # of inputs that are not row-major: copied for the call
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +201,11 @@ class CompiledModel(Caller):
             raise self._error(status, values) from None
 
     def _plain(self, slot: TensorSlot | SizeSlot, value: Any) -> Any:
-        """What the runtime takes: contiguous, aligned, and its bytes are its values."""
+        """What the runtime takes: its bytes are its values, wherever they lie."""
         if isinstance(value, np.ndarray | np.generic):
-            return np.require(value, requirements=("C_CONTIGUOUS", "ALIGNED"))
+            array = np.asarray(value)
+            whole = all(stride % array.itemsize == 0 for stride in array.strides)
+            return array if whole else array.copy()  # DLPack: strides in elements
         if not hasattr(value, "is_contiguous"):
             return value
         needs_gradient = check_meaning(slot, value)
@@ -209,8 +219,7 @@ class CompiledModel(Caller):
                 GradientWarning,
                 stacklevel=4,  # the caller's line
             )
-        value = plain_tensor(value).contiguous()
-        return value.clone() if value.data_ptr() % value.element_size() else value
+        return plain_tensor(value)
 
     def symbols_of(self, flat: Sequence[Any]) -> dict[str, int]:
         """The value of every symbol for these inputs."""
@@ -275,23 +284,29 @@ class CompiledModel(Caller):
     def memory_plan(
         self, /, *inputs: Any, memory_limit: int | str | None = None, **dims: Any
     ) -> MemoryPlan:
-        """The peak of a call, from inputs (only shapes are read) or from dims."""
+        """The peak of a call, from inputs or from dims.
+
+        Of inputs only shapes and strides are read. The limit is the model's and the
+        process's (`set_memory_budget`), unless one is given.
+        """
+        flat: list[Any] = []
         if inputs or any(_is_shaped(value) for value in dims.values()):
-            flat = self._signature.flatten(inputs, dims)
+            flat = list(self._signature.flatten(inputs, dims))
             self._signature.check(flat, shapes_only=True)
             values = self._bind(self._sizes(flat))
         else:
             values = self._named("memory_plan", dims)
-        limit = parse_bytes(memory_limit)
-        info = self._plan(values, self._limit if limit is None else limit)
+        copied = self._copied(flat)
+        info = self._plan(values, memory_limit, copied)
         return MemoryPlan(
-            info.peak_bytes,
+            info.peak_bytes + copied,
             info.arena_bytes,
             info.output_bytes,
             self.weight_bytes,
             info.lower_bound,
             values,
             self._knobs(info),
+            copied,
         )
 
     def memory_timeline(
@@ -299,8 +314,7 @@ class CompiledModel(Caller):
     ) -> Timeline:
         """What a call at these dims holds at every step, told without running it."""
         values = self._named("memory_timeline", dims)
-        limit = parse_bytes(memory_limit)
-        info = self._plan(values, self._limit if limit is None else limit)
+        info = self._plan(values, memory_limit)
         memory = self._program.memory
         env = {**values, "threads": self._threads}
         params = set(self._program.lowered.main.params)
@@ -316,15 +330,49 @@ class CompiledModel(Caller):
             info.evictions,
         )
 
-    def _plan(self, values: Mapping[str, int], limit: int | None) -> PlanInfo:
+    def _limit_of(self, given: int | str | None) -> tuple[int | None, bool]:
+        """The limit of a plan, the one given, else what holds for a call now.
+
+        And whether it is the budget of the process.
+        """
+        if given is not None:
+            return parse_bytes(given), False
+        budget = read_budget().limit
+        if budget >= 0 and (self._limit is None or budget < self._limit):
+            return budget, True
+        return self._limit, False
+
+    def _copied(self, flat: Sequence[Any]) -> int:
+        """Bytes of the inputs that the runtime copies, as they are not row-major."""
+        specs = self._runtime.spec.inputs
+        return sum(
+            _numel(value) * (spec.bits // 8)
+            for value, spec in zip(flat, specs, strict=False)
+            if spec.kind == TENSOR and not _row_major(value)
+        )
+
+    def _plan(
+        self,
+        values: Mapping[str, int],
+        memory_limit: int | str | None,
+        copied: int = 0,
+    ) -> PlanInfo:
+        limit, shared = self._limit_of(memory_limit)
+        rest = None if limit is None else max(limit - copied, 0)
         try:
-            return self._runtime.plan([values[name] for name in self.dims], limit)
+            info = self._runtime.plan([values[name] for name in self.dims], rest)
         except RuntimeStatus as status:
-            if status.status is Status.LIMIT:
-                raise self._limit_error(status, values) from None
             if status.status is Status.OVERFLOW:
                 raise self._overflow_error(status.detail, values) from None
-            raise self._error(status, []) from None
+            if status.status is not Status.LIMIT:
+                raise self._error(status, []) from None
+            least = status.detail[1]
+        else:
+            if limit is None or info.peak_bytes + copied <= limit:
+                return info
+            least = info.peak_bytes
+        assert limit is not None
+        raise self._limit_error((shared, least + copied, limit), values)
 
     def _knobs(self, info: PlanInfo) -> dict[str, object]:
         """The order taken, and what is computed again or spilled on the way."""
@@ -418,6 +466,8 @@ class CompiledModel(Caller):
             "plans_cached": run.plans_cached,
             "arena_bytes": run.arena_bytes,
             "last_peak_bytes": run.last_peak_bytes,
+            "last_planned_bytes": run.last_planned_bytes,
+            "last_copied_bytes": run.last_copied_bytes,
             "last_arena_bytes": run.last_arena_bytes,
             "recomputed_calls": run.last_recomputed_steps,
             "spilled_bytes": run.last_spilled_bytes,
@@ -449,7 +499,9 @@ class CompiledModel(Caller):
                 guard = self._program.guards[first]
                 return self._guard_error(guard, self._observed(self._sizes(flat)))
             case Status.LIMIT:
-                return self._limit_error(status, self.symbols_of(flat))
+                return self._limit_error(status.detail, self.symbols_of(flat))
+            case Status.BUDGET:
+                return _budget_error(*status.detail)
             case Status.SPILL:
                 return _spill_error(first, least, bool(began))
             case Status.RUN:
@@ -525,10 +577,11 @@ class CompiledModel(Caller):
         )
 
     def _limit_error(
-        self, status: RuntimeStatus, dims: Mapping[str, int]
+        self, detail: tuple[int, int, int], dims: Mapping[str, int]
     ) -> MemoryLimitError:
         """What would fit: the least limit for these dims, the largest of each dim."""
-        _, least, limit = status.detail
+        shared, least, limit = detail
+        limit_name = "budget of the process" if shared else "limit"
         largest: dict[str, int] = {}
         for name in self.dims:
             found = self._largest(name, dims, limit)
@@ -540,7 +593,7 @@ class CompiledModel(Caller):
         return MemoryLimitError(
             f"this call needs {least} bytes at least"
             + (f" ({sizes})" if sizes else "")
-            + f", the memory limit is {limit}; raise the limit"
+            + f", the memory {limit_name} is {limit}; raise it"
             + (f", or use {told}" if told else "")
             + (
                 f"; nothing is spilled to a file: {unspilled}, set PLIANT_SPILL_FOLDER "
@@ -618,6 +671,32 @@ def _told(value: Expr, env: Mapping[str, int]) -> str:
         return shown(value.evaluate(env))
     except ZeroDivisionError:
         return "something undefined"
+
+
+def _budget_error(budget: int, needed: int, in_use: int) -> MemoryLimitError:
+    return MemoryLimitError(
+        f"this call needs {needed} bytes, and of the memory budget of the process, "
+        f"{budget} bytes, calls that run and idle arenas hold {in_use}; raise it "
+        "(pliant.set_memory_budget), let calls wait longer, or make fewer at once",
+        limit=budget,
+        least=needed,
+        in_use=in_use,
+    )
+
+
+def _numel(value: Any) -> int:
+    return math.prod(int(n) for n in value.shape)
+
+
+def _row_major(value: Any) -> bool:
+    """As the runtime sees it; memory that is not there yet counts as aligned."""
+    if isinstance(value, np.ndarray):
+        return bool(value.flags.c_contiguous and value.flags.aligned)
+    if not hasattr(value, "is_contiguous"):
+        return True
+    meta = value.device.type == "meta"
+    aligned = meta or value.data_ptr() % value.element_size() == 0
+    return bool(value.is_contiguous() and (aligned or value.numel() == 0))
 
 
 def _unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

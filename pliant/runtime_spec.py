@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pliant import knobs
 from pliant.ir.types import DType
 from pliant.pipeline import Program
 from pliant.rates import Rates
@@ -40,11 +41,14 @@ def runtime_spec(
 ) -> ModelSpec:
     """Inputs, results, buffers and steps, with the slots of what is computed."""
     inputs: list[InputSpec] = []
+    params = iter(program.lowered.main.params)
+    written = set(program.steps.pinned)
     for slot in signature.slots:
         match slot:
             case TensorSlot():
                 code, bits = DLPACK[slot.type.dtype]
-                inputs.append(InputSpec(0, code, bits, slot.type.rank))
+                rank, updated = slot.type.rank, next(params) in written
+                inputs.append(InputSpec(0, code, bits, rank, updated))
             case SizeSlot():
                 inputs.append(InputSpec(SCALAR, 0, 64, 0))
     host = program.host
@@ -66,6 +70,7 @@ def runtime_spec(
         budgeting=_budgeting(program.rates),
         threads=threads,
         memory_limit=limit,
+        guard_pages=knobs.GUARD_PAGES.get(),
     )
 
 

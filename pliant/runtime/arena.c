@@ -124,6 +124,21 @@ void plt_touch(plt_call *call, void *data, int64_t bytes) {
 }
 #endif
 
+int64_t plt_arena_held(const plt_arena *a, const plt_services *s) {
+    if (!a->map) return 0;
+    int64_t unused = 0;
+#ifndef PLT_NO_MMAP
+    if (!(s->flags & PLT_FLAG_NO_MAP)) {
+        int64_t page = sysconf(_SC_PAGESIZE);
+        unused = (page - a->need % page) % page;
+        if (s->flags & PLT_FLAG_GUARD_PAGES) unused += page;
+    }
+#else
+    (void)s;
+#endif
+    return a->mapped - unused;
+}
+
 bool plt_arena_fit(plt_arena *a, const plt_services *s, int64_t need) {
     if (need == a->need) return true;
     if (need == 0) {

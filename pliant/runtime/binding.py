@@ -25,6 +25,7 @@ from pliant.runtime.description import (
     CAN_SPILL,
     NO_LIMIT,
     TENSOR,
+    BudgetInfo,
     Eviction,
     EvictionStruct,
     ModelDesc,
@@ -41,7 +42,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -58,6 +59,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
     ),
+    "plt_budget_create": (c_void_p, [POINTER(Services)]),
+    "plt_budget_set": (None, [c_void_p, c_int64, c_int64]),
+    "plt_budget_read": (None, [c_void_p, POINTER(BudgetInfo)]),
     "plt_folder_in_memory": (c_int, [c_char_p]),
     "plt_stats": (None, [c_void_p, POINTER(StatsInfo)]),
     "plt_trim": (None, [c_void_p]),
@@ -175,6 +179,10 @@ class _Ffi:
         self.services.pool = load().plt_pool_create(byref(self.services))
         if not self.services.pool:
             raise MemoryError("no memory for the thread pool")
+        self.services.poll = _address(load().plt_python_poll)
+        self.services.budget = load().plt_budget_create(byref(self.services))
+        if not self.services.budget:
+            raise MemoryError("no memory for the budget")
         self.call = tvm_ffi.Function.__from_extern_c__(_address(load().plt_ffi_call))
         self.call.release_gil = True
 
@@ -185,12 +193,22 @@ def _ffi() -> _Ffi:
     return _Ffi()
 
 
+def set_budget(limit: int, wait_ns: int) -> None:
+    """For all calls of this process; `plt_budget_set` says what the numbers mean."""
+    load().plt_budget_set(_ffi().services.budget, limit, wait_ns)
+
+
+def read_budget() -> BudgetInfo:
+    info = BudgetInfo()
+    load().plt_budget_read(_ffi().services.budget, byref(info))
+    return info
+
+
 class Model(Caller):
     """A compiled model: three functions by address, and what is known of its memory.
 
     Called with tensors and ints it gives None, a tensor, or a tuple of tensors: NumPy's
-    if an argument is NumPy's, else in the framework of the arguments. NumPy arrays that
-    are read-only are copied.
+    if an argument is NumPy's, else in the framework of the arguments.
     """
 
     def __init__(
@@ -415,10 +433,22 @@ def _address_of(table: bytes) -> int:
 
 
 def _exportable(argument: Any) -> Any:
-    """NumPy refuses to export read-only memory: such arrays are copied."""
+    """NumPy refuses to export read-only memory: such arrays are told as writable.
+
+    The runtime writes no input of NumPy's, so nothing needs to be copied for that.
+    """
     if isinstance(argument, np.ndarray) and not argument.flags.writeable:
-        return argument.copy()
+        return np.asarray(_Writable(argument))
     return argument
+
+
+class _Writable:
+    """An array's memory; what NumPy makes of it keeps this, and so the array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        told = array.__array_interface__
+        self.__array_interface__ = {**told, "data": (told["data"][0], False)}
 
 
 def _to_numpy(result: Any) -> Any:

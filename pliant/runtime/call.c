@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#define PLT_CPU 1         /* kDLCPU */
 #define PLT_IDLE_SLOTS 4  /* arenas kept for calls to come */
 #define PLT_IDLE_CALLS 16 /* after this many calls an unused one is emptied */
+#define PLT_SMALL (1024 * 1024) /* bytes of an arena that are kept in any case */
 
 static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
     plt_carve(c, 1, sizeof *s);
@@ -14,6 +14,8 @@ static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
     s->symbols = plt_carve(c, m->n_symbols + 2, sizeof(int64_t));
     s->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
     s->inputs = plt_carve(c, m->n_inputs, sizeof(void *));
+    s->copies = plt_carve(c, m->n_inputs, sizeof(void *));
+    s->copy_bytes = plt_carve(c, m->n_inputs, sizeof(int64_t));
     s->outputs = plt_carve(c, m->n_outputs, sizeof(void *));
     s->handles = plt_carve(c, m->n_outputs, sizeof(void *));
 }
@@ -36,6 +38,8 @@ int plt_frame_open(plt_model *m, plt_frame *f) {
     f->plan = NULL;
     f->file = -1;
     f->file_error = 0;
+    f->meter = (plt_meter){0};
+    f->copied = f->reserved = 0;
     atomic_fetch_add_explicit(&m->sequence, 1, memory_order_relaxed);
     f->slot = atomic_exchange(&m->spare, NULL);
     if (!f->slot) {
@@ -51,69 +55,6 @@ int plt_frame_open(plt_model *m, plt_frame *f) {
     return f->slot ? PLT_OK : PLT_ERR_MEMORY;
 }
 
-/* Row-major, ignoring strides of dims that have at most one element. */
-static int check_layout(const plt_arg *a, int64_t *detail) {
-    int64_t stride = 1;
-    for (int64_t d = a->rank; d-- > 0;) {
-        if (a->dims[d] < 0) {
-            detail[1] = d;
-            return PLT_ERR_LAYOUT;
-        }
-        if (a->dims[d] == 0) return PLT_OK;
-    }
-    for (int64_t d = a->rank; d-- > 0;) {
-        if ((a->dims[d] != 1 && a->strides && a->strides[d] != stride) ||
-            __builtin_mul_overflow(stride, a->dims[d], &stride)) {
-            detail[1] = d;
-            return PLT_ERR_LAYOUT;
-        }
-    }
-    uintptr_t item = a->bits > 8 ? (uintptr_t)(a->bits + 7) / 8 : 1;
-    if ((item & (item - 1)) == 0 && ((uintptr_t)a->data & (item - 1)) == 0 && a->data) {
-        return PLT_OK;
-    }
-    detail[1] = -1;
-    return PLT_ERR_LAYOUT;
-}
-
-static int check_tensor(const plt_input_desc *in, const plt_arg *a, int64_t *detail) {
-    if (a->device != PLT_CPU) {
-        return plt_mismatch(PLT_ERR_DEVICE, detail, PLT_CPU, a->device);
-    }
-    if (a->code != in->code || a->bits != in->bits || a->lanes != 1) {
-        int64_t expected = 1 << 16 | in->code << 8 | in->bits;
-        int64_t got = (int64_t)a->lanes << 16 | a->code << 8 | a->bits;
-        return plt_mismatch(PLT_ERR_DTYPE, detail, expected, got);
-    }
-    if (a->rank != in->rank) {
-        return plt_mismatch(PLT_ERR_RANK, detail, in->rank, a->rank);
-    }
-    return check_layout(a, detail);
-}
-
-static int check_args(plt_model *m, plt_slot *s, const plt_arg *args,
-                      int64_t *detail) {
-    int64_t *dims = s->dims;
-    for (int64_t i = 0; i < m->n_inputs; i++) {
-        const plt_input_desc *in = &m->inputs[i];
-        const plt_arg *a = &args[i];
-        detail[0] = i;
-        if (a->kind != in->kind) {
-            return plt_mismatch(PLT_ERR_KIND, detail, in->kind, a->kind);
-        }
-        if (in->kind == PLT_SCALAR) {
-            *dims++ = a->value;
-            s->inputs[i] = NULL;
-            continue;
-        }
-        int status = check_tensor(in, a, detail);
-        if (status != PLT_OK) return status;
-        for (int32_t d = 0; d < in->rank; d++) *dims++ = a->dims[d];
-        s->inputs[i] = a->data;
-    }
-    return PLT_OK;
-}
-
 /* With the lock held: idle arenas hold no more than the call now starting, and those
  * that no call has needed for a while hold nothing. */
 static void shrink_idle(plt_model *m, int64_t need) {
@@ -124,37 +65,69 @@ static void shrink_idle(plt_model *m, int64_t need) {
         if (stale || s->arena.need > need) {
             plt_arena_shrink(&s->arena, &m->services, stale ? 0 : need);
             atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
+            plt_budget_idle(m, s, s->arena.need);
         }
         some |= s->arena.mapped > 0;
     }
     atomic_store(&m->idle_bytes, some);
 }
 
-int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
-                      int64_t *detail) {
+/* Finds the plan under the limit that holds for this call, its own or the budget's:
+ * what copies of inputs take is not left for the plan. */
+static int find_plan(plt_model *m, plt_frame *f, int64_t *detail) {
     plt_slot *s = f->slot;
-    int status = check_args(m, s, args, detail);
-    if (status != PLT_OK) return status;
-    status = plt_bound(m->bind(s->dims, s->symbols), detail);
-    if (status != PLT_OK) return status;
-    int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
-    s->symbols[m->n_symbols] = threads;
-    s->symbols[m->n_symbols + 1] =
-        atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
-    status = plt_find_plan(m, s, detail);
-    if (status != PLT_OK) return status;
+    int64_t own = atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
+    int64_t limit = own, budget = plt_budget_limit(m->services.budget);
+    bool shared = budget >= 0 && (own < 0 || budget < own);
+    if (shared) limit = budget;
+    int64_t rest = limit > f->copied ? limit - f->copied : 0;
+    s->symbols[m->n_symbols + 1] = limit < 0 ? -1 : rest;
+    int status = plt_find_plan(m, s, detail);
+    if (status == PLT_OK && limit >= 0 && s->plan->peak_bytes > limit - f->copied) {
+        status = PLT_ERR_LIMIT;
+        detail[1] = s->plan->peak_bytes;
+    }
+    if (status != PLT_ERR_LIMIT) return status;
+    detail[0] = shared;
+    detail[1] = plt_add_up(detail[1], f->copied);
+    detail[2] = limit;
+    return status;
+}
 
-    const plt_entry *plan = f->plan = s->plan;
+/* Takes what the call needs from the budget, and makes the slot's arena fit. */
+static int take_memory(plt_model *m, plt_frame *f, int64_t *detail) {
+    plt_slot *s = f->slot;
+    const plt_entry *plan = s->plan;
+    int64_t need = plt_add_up(plan->peak_bytes, f->copied);
+    int status = plt_budget_take(m->services.budget, m, s, need, detail);
+    if (status != PLT_OK) return status;
+    f->reserved = need;
     int64_t before = s->arena.mapped;
     bool fitted = plt_arena_fit(&s->arena, &m->services, plan->arena_bytes);
     if (s->arena.mapped != before) {
         atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
     }
-    if (!fitted) {
-        detail[0] = -1;
-        detail[1] = plan->arena_bytes;
-        return PLT_ERR_MEMORY;
-    }
+    plt_count(&f->meter, plt_arena_held(&s->arena, &m->services));
+    if (fitted) return PLT_OK;
+    detail[0] = -1;
+    detail[1] = plan->arena_bytes;
+    return PLT_ERR_MEMORY;
+}
+
+int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
+                      int64_t *detail) {
+    plt_slot *s = f->slot;
+    int status = plt_check_args(m, f, args, detail);
+    if (status != PLT_OK) return status;
+    status = plt_bound(m->bind(s->dims, s->symbols), detail);
+    if (status != PLT_OK) return status;
+    int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
+    s->symbols[m->n_symbols] = threads;
+    status = find_plan(m, f, detail);
+    if (status != PLT_OK) return status;
+    const plt_entry *plan = f->plan = s->plan;
+    status = take_memory(m, f, detail);
+    if (status != PLT_OK) return status;
     const int64_t *offsets = plan->offsets;
     if (plan->n_extras > 0) { /* buffers move */
         plt_copy(s->offsets, plan->offsets, m->n_buffers, sizeof *offsets);
@@ -171,7 +144,7 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
         .threads = threads,
         .program = plan->program,
     };
-    return PLT_OK;
+    return plt_copy_args(m, f, args, detail);
 }
 
 int64_t plt_special(plt_call *call, int64_t code) {
@@ -226,25 +199,46 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
     return PLT_OK;
 }
 
-static void record_peak(plt_model *m, const plt_entry *plan) {
+static void record_peak(plt_model *m, const plt_frame *f) {
     const memory_order relaxed = memory_order_relaxed;
-    atomic_store_explicit(&m->last_peak, plan->peak_bytes, relaxed);
+    const plt_entry *plan = f->plan;
+    int64_t peak = f->meter.peak;
+    atomic_store_explicit(&m->last_peak, peak, relaxed);
+    atomic_store_explicit(&m->last_planned, plt_add_up(plan->peak_bytes, f->copied),
+                          relaxed);
+    atomic_store_explicit(&m->last_copied, f->copied, relaxed);
     atomic_store_explicit(&m->last_arena, plan->arena_bytes, relaxed);
     atomic_store_explicit(&m->last_recomputed, plan->recomputed, relaxed);
     atomic_store_explicit(&m->last_spilled, plan->spilled, relaxed);
     int64_t most = atomic_load_explicit(&m->max_peak, relaxed);
-    while (plan->peak_bytes > most &&
-           !atomic_compare_exchange_weak(&m->max_peak, &most, plan->peak_bytes)) {
+    while (peak > most && !atomic_compare_exchange_weak(&m->max_peak, &most, peak)) {
     }
 }
 
-void plt_frame_close(plt_model *m, plt_frame *f, int status) {
-    _Atomic int64_t *counter = status == PLT_OK ? &m->calls : &m->failures;
-    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
-    if (status == PLT_OK) record_peak(m, f->plan);
-    if (!f->slot) return;
+/* An arena much larger than what the calls before needed goes back at once: there may be
+ * no call after this one for a long time. If one of them needed half of it, it stays, as
+ * its pages would be wanted again. */
+static void settle(plt_model *m, plt_slot *slot) {
+    const memory_order relaxed = memory_order_relaxed;
+    int64_t need = slot->arena.need, most = PLT_SMALL;
+    for (int k = 0; k < PLT_RECENT; k++) {
+        int64_t recent = atomic_load_explicit(&m->recent[k], relaxed);
+        if (recent > most) most = recent;
+    }
+    uint32_t next = atomic_fetch_add_explicit(&m->recent_next, 1, relaxed);
+    atomic_store_explicit(&m->recent[next % PLT_RECENT], need, relaxed);
+    if (need / 2 <= most) return;
+    int64_t before = slot->arena.mapped;
+    plt_arena_shrink(&slot->arena, &m->services, most);
+    atomic_fetch_add(&m->arena_bytes, slot->arena.mapped - before);
+}
+
+/* Keeps the slot for calls to come, and what it holds in proportion. */
+static void leave_slot(plt_model *m, plt_frame *f) {
     f->slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
     int64_t need = f->slot->arena.need;
+    if (f->reserved) settle(m, f->slot);
+    plt_budget_idle(m, f->slot, f->slot->arena.need);
     plt_slot *other = atomic_exchange(&m->spare, f->slot), *excess = NULL;
     if (!other && !atomic_load_explicit(&m->idle_bytes, memory_order_relaxed)) return;
     plt_lock_take(&m->lock);
@@ -259,6 +253,16 @@ void plt_frame_close(plt_model *m, plt_frame *f, int status) {
     else atomic_store(&m->idle_bytes, true); /* the next call looks */
     plt_lock_give(&m->lock);
     if (excess) plt_slot_free(m, excess);
+}
+
+void plt_frame_close(plt_model *m, plt_frame *f, int status) {
+    _Atomic int64_t *counter = status == PLT_OK ? &m->calls : &m->failures;
+    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+    if (status == PLT_OK) record_peak(m, f);
+    if (!f->slot) return;
+    plt_drop_copies(m, f);
+    leave_slot(m, f);
+    plt_budget_give(m->services.budget, f->reserved);
 }
 
 /* ---- calling without a framework ---- */
@@ -290,6 +294,7 @@ static int make_outputs(plt_model *m, plt_frame *f, plt_result *out) {
             out->detail[1] = o->bytes;
             return PLT_ERR_MEMORY;
         }
+        plt_count(&f->meter, o->bytes);
     }
     return PLT_OK;
 }

@@ -45,6 +45,8 @@ class Status(IntEnum):
     CLOSED = 12
     MODEL = 13
     SPILL = 14
+    BUDGET = 15
+    INTERRUPTED = 16
 
 
 class Overflow(IntEnum):
@@ -74,6 +76,7 @@ class InputSpec:
     code: int = 2  # DLPack: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool
     bits: int = 32
     rank: int = 0
+    written: bool = False  # by some step: never copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ class Stats:
     plans_cached: int
     arena_bytes: int
     last_peak_bytes: int
+    last_planned_bytes: int
+    last_copied_bytes: int
     last_arena_bytes: int
     max_peak_bytes: int
     last_recomputed_steps: int
@@ -186,7 +191,9 @@ class Stats:
 
 
 class InputDesc(Structure):
-    _fields_: ClassVar = [(n, c_int32) for n in ("kind", "code", "bits", "rank")]
+    _fields_: ClassVar = [
+        (n, c_int32) for n in ("kind", "code", "bits", "rank", "written")
+    ]
 
 
 class BufferDesc(Structure):
@@ -261,6 +268,8 @@ class Services(Structure):
         ("allocate", c_void_p),
         ("release", c_void_p),
         ("pool", c_void_p),
+        ("budget", c_void_p),
+        ("poll", c_void_p),
         ("flags", c_int64),
         ("ffi_env_allocator", c_void_p),
         ("ffi_env_alloc", c_void_p),
@@ -301,6 +310,12 @@ class Framework(Structure):
     ]
 
 
+class BudgetInfo(Structure):
+    _fields_: ClassVar = [
+        (n, c_int64) for n in ("limit", "wait_ns", "running", "idle", "waiting")
+    ]
+
+
 class PlanInfoStruct(Structure):
     _fields_: ClassVar = [
         ("arena_bytes", c_int64),
@@ -334,7 +349,7 @@ def describe(
     spec: ModelSpec, run: int, sizes: int, bind: int, weights: Sequence[int]
 ) -> ModelDesc:
     """A model for `plt_model_create`; the functions are given by address."""
-    inputs = [InputDesc(i.kind, i.code, i.bits, i.rank) for i in spec.inputs]
+    inputs = [InputDesc(i.kind, i.code, i.bits, i.rank, i.written) for i in spec.inputs]
     outputs = [OutputDesc(o.code, o.bits, o.rank, o.dim_index) for o in spec.outputs]
     touches: list[TouchDesc] = []
     steps: list[StepDesc] = []

@@ -129,6 +129,7 @@ static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
             return PLT_ERR_MEMORY;
         }
         DLTensor *t = tensor_of(h);
+        plt_count(&f->meter, plt_tensor_bytes(t));
         f->slot->handles[i] = h;
         f->slot->outputs[i] = t->data ? (char *)t->data + t->byte_offset : NULL;
     }
@@ -226,6 +227,7 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
         }
     }
     plt_frame_close(m, &f, status);
+    if (status == PLT_ERR_INTERRUPTED) return -2; /* an exception of Python's is set */
     if (status != PLT_OK) give_failure(&m->services, status, detail, result);
     return 0;
 }

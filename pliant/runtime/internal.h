@@ -250,6 +250,8 @@ typedef struct plt_arena {
     int64_t need;   /* of the plan it was last fitted to */
 } plt_arena;
 
+/* What was mapped or allocated for it, less the rest of the last page. */
+int64_t plt_arena_held(const plt_arena *arena, const plt_services *s);
 /* Makes the arena hold need bytes and no page more. On failure it is empty. */
 bool plt_arena_fit(plt_arena *arena, const plt_services *s, int64_t need);
 /* Gives back what lies beyond need; never grows. */
@@ -312,19 +314,36 @@ void plt_plans_drop(const plt_services *s, plt_entry *entry);
 /* Notices a fork and repairs the pool; the number grows by one with each fork. */
 uint32_t plt_pool_epoch(plt_pool *pool);
 
+/* ---- meter ---- */
+/* What a call has asked of the system and of its framework, counted where it asks: what
+ * the plan said is no part of it. */
+typedef struct plt_meter {
+    int64_t held, peak;
+} plt_meter;
+
+static inline void plt_count(plt_meter *m, int64_t bytes) {
+    m->held = plt_add_up(m->held, bytes);
+    if (m->held > m->peak) m->peak = m->held;
+}
+
 /* ---- rt.c and call.c ---- */
+#define PLT_RECENT 8 /* calls that decide how much of an arena is kept */
+
 /* What one call needs besides its plan; kept by the model between calls. */
 typedef struct plt_slot {
     struct plt_slot *next;
     plt_arena arena;
     plt_entry *plan;   /* of its last call, held: most calls repeat a shape */
     int64_t last_used; /* the model's call number */
+    int64_t counted;   /* bytes of its arena that the budget counts as idle */
     size_t block_bytes;
     plt_arg *args;    /* [n_inputs] for the caller's use */
     int64_t *dims;    /* [n_dims] */
     int64_t *symbols; /* [n_symbols + 2] then threads and limit: a plan's key */
     int64_t *offsets; /* [n_buffers] of a run that moves buffers */
     void **inputs;    /* [n_inputs] */
+    void **copies;    /* [n_inputs] of inputs that are not row-major; else NULL */
+    int64_t *copy_bytes; /* [n_inputs] of each */
     void **outputs;   /* [n_outputs] */
     void **handles;   /* [n_outputs] for the caller's use */
 } plt_slot;
@@ -358,6 +377,10 @@ struct plt_model {
     _Atomic int64_t sequence; /* number of the call that started last */
     _Atomic int64_t calls, failures, plans_made, plan_hits, arena_bytes;
     _Atomic int64_t last_peak, last_arena, max_peak, last_recomputed, last_spilled;
+    _Atomic int64_t last_planned, last_copied;
+    _Atomic int64_t recent[PLT_RECENT]; /* what arenas of the last calls held */
+    _Atomic uint32_t recent_next;
+    struct plt_model *next_in_budget;
 };
 
 typedef struct plt_frame {
@@ -366,6 +389,9 @@ typedef struct plt_frame {
     const plt_entry *plan; /* the slot's */
     int file;        /* of spilled buffers; -1: not open */
     int file_error;  /* errno, 0: none */
+    plt_meter meter;
+    int64_t copied;   /* bytes of the inputs that are copied */
+    int64_t reserved; /* bytes taken from the budget */
     plt_call call;
 } plt_frame;
 
@@ -379,6 +405,32 @@ bool plt_spill_reserve(plt_frame *f);
 bool plt_spill_write(plt_frame *f, const plt_extra *e);
 bool plt_spill_read(plt_frame *f, const plt_extra *e);
 void plt_spill_close(plt_frame *f);
+
+/* ---- inputs.c ---- */
+#define PLT_COPY_RANK 64
+/* Fills slot->dims and slot->inputs, and f->copied: what copies will take. */
+int plt_check_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
+/* Copies what is not row-major, by the threads of f->call. */
+int plt_copy_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
+void plt_drop_copies(plt_model *m, plt_frame *f);
+
+/* ---- budget.c; a budget may be NULL: no limit ---- */
+void plt_budget_enter(plt_budget *b); /* notices that this is a forked child */
+void plt_budget_join(plt_budget *b, plt_model *m);
+void plt_budget_leave(plt_budget *b, plt_model *m);
+int64_t plt_budget_limit(const plt_budget *b); /* -1: none */
+/* A call of the slot takes what it needs, the slot's arena included: PLT_OK,
+ * PLT_ERR_BUDGET or PLT_ERR_INTERRUPTED. */
+int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
+                    int64_t *detail);
+void plt_budget_give(plt_budget *b, int64_t bytes);
+/* So many bytes of the slot's arena are idle. */
+void plt_budget_idle(plt_model *m, plt_slot *slot, int64_t bytes);
+
+/* Gives the arena of a slot back that no call runs in. */
+void plt_slot_empty(plt_model *m, plt_slot *slot);
+/* Gives all idle arenas of a model back. */
+void plt_empty_idle(plt_model *m);
 
 /* First thing in every entry: notices that this is a forked child. */
 void plt_enter(plt_model *m);

@@ -120,7 +120,7 @@ static void no_error(void *context, const char *kind, const char *message) {
 }
 
 static void *make_native(const framework *fw, const plt_output_desc *o,
-                         const int64_t *sizes, void **data) {
+                         const int64_t *sizes, void **data, plt_meter *meter) {
     int64_t strides[PLT_MOST_RANK], stride = 1;
     for (int64_t d = o->rank; d-- > 0;) {
         strides[d] = stride;
@@ -129,13 +129,16 @@ static void *make_native(const framework *fw, const plt_output_desc *o,
     void *made = NULL;
     int32_t type = torch_type(o);
     if (fw->empty(o->rank, sizes, strides, type, 0, 0, &made) != 0) return NULL;
-    if (fw->data(made, data) == 0) return made;
+    int64_t bytes = 0;
+    bool told = fw->storage_bytes(made, &bytes) == 0;
+    plt_count(meter, bytes);
+    if (told && fw->data(made, data) == 0) return made;
     fw->release(made);
     return NULL;
 }
 
 static void *make_exchanged(const framework *fw, const plt_output_desc *o,
-                            const int64_t *sizes, void **data) {
+                            const int64_t *sizes, void **data, plt_meter *meter) {
     DLTensor like = {
         .device = {kDLCPU, 0},
         .ndim = (int32_t)o->rank,
@@ -147,6 +150,7 @@ static void *make_exchanged(const framework *fw, const plt_output_desc *o,
         return NULL;
     }
     const DLTensor *t = &made->dl_tensor;
+    plt_count(meter, plt_tensor_bytes(t));
     *data = t->data ? (char *)t->data + t->byte_offset : NULL;
     return made;
 }
@@ -167,8 +171,9 @@ static int make_outputs(const framework *fw, plt_model *m, plt_frame *f,
         const plt_output_desc *o = &m->outputs[i];
         const int64_t *sizes = f->plan->table + o->dim_index;
         void **data = &f->slot->outputs[i];
-        f->slot->handles[i] = is_native(fw, o) ? make_native(fw, o, sizes, data)
-                                               : make_exchanged(fw, o, sizes, data);
+        f->slot->handles[i] = is_native(fw, o)
+                                  ? make_native(fw, o, sizes, data, &f->meter)
+                                  : make_exchanged(fw, o, sizes, data, &f->meter);
         if (f->slot->handles[i]) continue;
         for (int64_t k = i + 1; k < m->n_outputs; k++) f->slot->handles[k] = NULL;
         drop_outputs(fw, m, f);
@@ -209,6 +214,14 @@ static PyObject *give_outputs(const framework *fw, plt_model *m, plt_frame *f) {
 }
 
 /* ---- the call ---- */
+
+/* For services.poll: runs handlers of signals; not 0 if one raised an exception. */
+PLT_API int plt_python_poll(void) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    int raised = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return raised;
+}
 
 static int run(const framework *fw, plt_model *m, plt_frame *f, const plt_arg *args,
                void *const *weights, int64_t *detail) {
@@ -285,6 +298,7 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     }
     if (args != few) PyMem_Free(args);
     if (status == PLT_OK) return result;
+    if (status == PLT_ERR_INTERRUPTED) return NULL; /* plt_python_poll says why */
     return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
                                (long long)detail[0], (long long)detail[1],
                                (long long)detail[2]);

@@ -184,7 +184,14 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
         return NULL;
     }
     m->epoch = plt_pool_epoch(m->pool);
+    plt_budget_join(s.budget, m);
     return m;
+}
+
+void plt_slot_empty(plt_model *m, plt_slot *slot) {
+    atomic_fetch_sub(&m->arena_bytes, slot->arena.mapped);
+    plt_arena_shrink(&slot->arena, &m->services, 0);
+    plt_budget_idle(m, slot, 0);
 }
 
 void plt_slot_free(plt_model *m, plt_slot *slot) {
@@ -193,14 +200,14 @@ void plt_slot_free(plt_model *m, plt_slot *slot) {
         plt_plans_leave(&m->plans, &m->services, slot->plan);
         plt_lock_give(&m->lock);
     }
-    atomic_fetch_sub(&m->arena_bytes, slot->arena.mapped);
-    plt_arena_shrink(&slot->arena, &m->services, 0);
+    plt_slot_empty(m, slot);
     plt_release(&m->services, slot, slot->block_bytes);
 }
 
 void plt_model_destroy(plt_model *m) {
     if (!m) return;
     plt_services s = m->services;
+    plt_budget_leave(s.budget, m);
     if (m->pool && m->plans.buckets) plt_trim(m);
     plt_plans_destroy(&m->plans, &s);
     if (m->owns_pool) plt_pool_destroy(m->pool);
@@ -226,6 +233,7 @@ void plt_enter(plt_model *m) {
             m->idle = NULL;
             m->n_idle = 0;
         }
+        plt_budget_enter(m->services.budget);
         atomic_store(&m->epoch, now);
     }
     while (atomic_load(&m->epoch) != now) {
@@ -324,11 +332,27 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
         .plans_cached = cached,
         .arena_bytes = atomic_load(&m->arena_bytes),
         .last_peak_bytes = atomic_load(&m->last_peak),
+        .last_planned_bytes = atomic_load(&m->last_planned),
+        .last_copied_bytes = atomic_load(&m->last_copied),
         .last_arena_bytes = atomic_load(&m->last_arena),
         .max_peak_bytes = atomic_load(&m->max_peak),
         .last_recomputed_steps = atomic_load(&m->last_recomputed),
         .last_spilled_bytes = atomic_load(&m->last_spilled),
     };
+}
+
+void plt_empty_idle(plt_model *m) {
+    plt_enter(m);
+    plt_slot *spare = atomic_exchange(&m->spare, NULL), *none = NULL;
+    if (spare) {
+        plt_slot_empty(m, spare);
+        if (!atomic_compare_exchange_strong(&m->spare, &none, spare))
+            plt_slot_free(m, spare);
+    }
+    plt_lock_take(&m->lock);
+    for (plt_slot *s = m->idle; s; s = s->next) plt_slot_empty(m, s);
+    atomic_store(&m->idle_bytes, false);
+    plt_lock_give(&m->lock);
 }
 
 void plt_trim(plt_model *m) {

@@ -9,8 +9,8 @@
  *   - PLT_NO_THREADS builds a serial runtime (wasm); PLT_NO_MMAP one without mmap,
  *     PLT_NO_FILES one that never spills.
  *
- * It deliberately does not know about: operators, devices other than the CPU, strides
- * other than row-major.
+ * It deliberately does not know about: operators, devices other than the CPU. Generated
+ * code sees row-major tensors alone: inputs that are not are copied.
  */
 #ifndef PLT_RT_H
 #define PLT_RT_H
@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 6
+#define PLT_ABI_VERSION 7
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -100,13 +100,15 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_DEVICE = 5,   /* argument, expected DLPack device type, got */
     PLT_ERR_LAYOUT = 6,   /* argument, dim (-1: misaligned or no data), - */
     PLT_ERR_GUARD = 7,    /* guard number, -, - */
-    PLT_ERR_LIMIT = 8,    /* -, least bytes that can be reached, limit */
+    PLT_ERR_LIMIT = 8,    /* 1: the budget's; least that can be reached, limit */
     PLT_ERR_OVERFLOW = 9, /* number, of which plt_overflow, - */
     PLT_ERR_MEMORY = 10,  /* output (-1: arena or plan), bytes wanted, - */
     PLT_ERR_RUN = 11,     /* call->status, call->value, - */
     PLT_ERR_CLOSED = 12,  /* the model is gone */
     PLT_ERR_MODEL = 13,   /* the description is malformed */
-    PLT_ERR_SPILL = 14    /* errno of the spill file, its bytes, 1: kernels had run */
+    PLT_ERR_SPILL = 14,   /* errno of the spill file, its bytes, 1: kernels had run */
+    PLT_ERR_BUDGET = 15,  /* the budget, bytes wanted, bytes in use */
+    PLT_ERR_INTERRUPTED = 16 /* services.poll said so while the call waited */
 };
 
 /* Sizes of a call that 64 bits do not hold. */
@@ -122,6 +124,7 @@ enum plt_overflow {
 
 typedef struct plt_pool plt_pool;
 typedef struct plt_model plt_model;
+typedef struct plt_budget plt_budget;
 
 enum {
     PLT_FLAG_GUARD_PAGES = 1, /* the arena ends against a page that traps */
@@ -135,6 +138,8 @@ typedef struct plt_services {
     void *(*allocate)(void *context, size_t bytes);        /* default malloc */
     void (*release)(void *context, void *p, size_t bytes); /* default free */
     plt_pool *pool; /* borrowed, must outlive the model; NULL: the model owns one */
+    plt_budget *budget; /* borrowed, must outlive the model; NULL: none */
+    int (*poll)(void);  /* asked now and then by a call that waits: not 0 ends it */
     int64_t flags;
     /* tvm-ffi, by address so that nothing is linked; used by plt_ffi_call only */
     void *ffi_env_allocator;  /* TVMFFIEnvGetDLPackManagedTensorAllocator */
@@ -161,6 +166,26 @@ typedef struct plt_services {
 PLT_API plt_pool *plt_pool_create(const plt_services *services);
 PLT_API void plt_pool_destroy(plt_pool *pool); /* joins the workers */
 
+/* ---- Budget ------------------------------------------------------------------- */
+
+/* What the calls of all its models may hold together: arenas (those of calls that run,
+ * and idle ones), results while their call runs, and copies of inputs. */
+PLT_API plt_budget *plt_budget_create(const plt_services *services);
+PLT_API void plt_budget_destroy(plt_budget *budget); /* no model may have it */
+
+/* A call that does not fit now waits for others to end, for wait_ns at most (0: not at
+ * all, -1: as long as it takes). A limit of -1 is none. */
+PLT_API void plt_budget_set(plt_budget *budget, int64_t limit, int64_t wait_ns);
+
+typedef struct plt_budget_info {
+    int64_t limit, wait_ns; /* as set */
+    int64_t running;        /* bytes of calls that run */
+    int64_t idle;           /* bytes of arenas between calls */
+    int64_t waiting;        /* calls */
+} plt_budget_info;
+
+PLT_API void plt_budget_read(plt_budget *budget, plt_budget_info *out);
+
 /* ---- Model -------------------------------------------------------------------- */
 
 enum plt_kind { PLT_TENSOR = 0, PLT_SCALAR = 1 };
@@ -170,6 +195,7 @@ typedef struct plt_input_desc {
     int32_t code; /* DLPack type code; unused for a scalar */
     int32_t bits;
     int32_t rank;
+    int32_t written; /* by some step: never a copy */
 } plt_input_desc;
 
 /* Scratch in the arena: from the first step that touches it to the last. */
@@ -296,7 +322,9 @@ typedef struct plt_stats_info {
     int64_t plan_hits;
     int64_t plans_cached;
     int64_t arena_bytes;      /* mapped now, by all arenas of the model */
-    int64_t last_peak_bytes;  /* of the call that ended last */
+    int64_t last_peak_bytes;  /* asked for by the call that ended last, as metered */
+    int64_t last_planned_bytes; /* what its plan said of that */
+    int64_t last_copied_bytes;  /* of its inputs that were not row-major */
     int64_t last_arena_bytes;
     int64_t max_peak_bytes;
     int64_t last_recomputed_steps;

@@ -62,7 +62,7 @@ static void make_program(uint64_t seed) {
 }
 
 static plt_model *make_model(void) {
-    static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0};
+    static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0, 0};
     plt_output_desc output = {0, 64, 1, t.n_buffers};
     plt_order_desc order = {t.order, t.roots};
     plt_services services = {0};

@@ -203,7 +203,7 @@ static void make_program(uint64_t seed) {
 /* ---- running them ---- */
 
 static plt_model *make_model(int64_t can, int64_t flags) {
-    static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0};
+    static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0, 0};
     plt_output_desc output = {0, 64, 1, t.n_buffers};
     plt_order_desc orders[ORDERS];
     for (int32_t o = 0; o < t.n_orders; o++) {

@@ -45,6 +45,9 @@ static const struct {
     {"plans", test_plans},
     {"arena", test_arena},
     {"retained", test_retained},
+    {"copies", test_copies},
+    {"settled", test_settled},
+    {"budget", test_budget},
     {"regions", test_regions},
     {"nested", test_nested},
 #ifndef PLT_NO_THREADS
@@ -54,6 +57,9 @@ static const struct {
     {"fork", test_fork},
     {"fork_in_call", test_fork_in_call},
     {"signals", test_signals},
+    {"budget_waits", test_budget_waits},
+    {"budget_order", test_budget_order},
+    {"budget_fork", test_budget_fork},
     {"region_cost", test_region_cost},
 #endif
 };

@@ -58,6 +58,9 @@ void test_malformed(void);
 void test_plans(void);
 void test_arena(void);
 void test_retained(void);
+void test_copies(void);
+void test_settled(void);
+void test_budget(void);
 void test_regions(void);
 void test_nested(void);
 #ifndef PLT_NO_THREADS
@@ -67,6 +70,9 @@ void test_parking(void);
 void test_fork(void);
 void test_fork_in_call(void);
 void test_signals(void);
+void test_budget_waits(void);
+void test_budget_order(void);
+void test_budget_fork(void);
 void test_region_cost(void);
 #endif
 

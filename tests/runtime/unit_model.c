@@ -45,7 +45,7 @@ static const int64_t constant = 1000;
 
 plt_model *make_model(const plt_services *s, int64_t threads, int64_t capacity) {
     static const plt_input_desc inputs[] = {
-        {PLT_TENSOR, 0, 64, 1}, {PLT_SCALAR, 0, 0, 0}};
+        {PLT_TENSOR, 0, 64, 1, 0}, {PLT_SCALAR, 0, 0, 0, 0}};
     static const plt_buffer_desc buffers[] = {{0}, {0}};
     static const plt_touch_desc touches[] = {
         {0, PLT_WRITES}, {0, PLT_READS}, {1, PLT_WRITES}, {1, PLT_READS}};
@@ -134,8 +134,10 @@ void test_statuses(void) {
     EXPECT(a[0].lanes = 2, PLT_ERR_DTYPE, 2, 2 << 16 | 64);
     EXPECT(a[0].rank = 2, PLT_ERR_RANK, 2, 2);
     EXPECT(a[0].device = 2, PLT_ERR_DEVICE, 2, 2);
+    m->inputs[0].written = 1; /* else it would be copied */
     EXPECT(a[0].strides = &stride, PLT_ERR_LAYOUT, 1, 0);
     EXPECT(a[0].data = (char *)x + 1, PLT_ERR_LAYOUT, 1, -1);
+    m->inputs[0].written = 0;
     EXPECT(a[0].data = NULL, PLT_ERR_LAYOUT, 1, -1);
     int64_t negative = -4, huge = (1 << 20) + 1;
     EXPECT(a[0].dims = &negative, PLT_ERR_LAYOUT, 1, 0);

@@ -1,0 +1,306 @@
+/* What all calls of a process may hold together.
+ *
+ * A call takes what its plan needs before it maps or allocates anything, and gives it
+ * back when it ends. One that does not fit now first has the idle arenas of all models
+ * given back, and then waits for calls that run; it holds nothing meanwhile, not even
+ * the arena of its own slot, so calls that wait never wait for each other. They are
+ * served in the order they came: one that came later does not overtake, even if it would
+ * fit.
+ *
+ * `running` is what calls have taken, `idle` what arenas between calls hold. Both are
+ * counted whether there is a limit or not, without the lock: so a limit may be set at
+ * any time. With a limit, taking happens under the lock, which is taken before that of a
+ * model and never after it.
+ *
+ * In a child of a fork nobody runs and nobody waits. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <time.h>
+
+typedef struct waiter {
+    struct waiter *next;
+} waiter;
+
+struct plt_budget {
+    plt_services services;
+    _Atomic int64_t limit;   /* bytes; -1: none */
+    _Atomic int64_t wait_ns; /* a call waits so long; -1: as long as it takes */
+    _Atomic int64_t running, idle;
+    _Atomic int64_t waiting;
+    _Atomic uint32_t epoch;
+    plt_lock lock; /* guards what follows */
+    waiter *first, *last;
+    plt_model *models; /* by next_in_budget */
+#ifndef PLT_NO_THREADS
+    pthread_cond_t changed;
+#endif
+};
+
+#ifndef PLT_NO_THREADS
+
+#define PLT_SLICE_NS 50000000 /* then signals are looked for */
+
+static void condition_init(plt_budget *b) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&b->changed, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static void tell_all(plt_budget *b) { pthread_cond_broadcast(&b->changed); }
+
+/* Held: the lock. Until somebody tells, but no longer than a slice or `until`. */
+static void wait_slice(plt_budget *b, int64_t until) {
+    int64_t end = plt_clock(NULL) + PLT_SLICE_NS;
+    if (until >= 0 && until < end) end = until;
+    struct timespec at = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+    pthread_cond_timedwait(&b->changed, &b->lock, &at);
+}
+
+#else
+
+static void condition_init(plt_budget *b) { (void)b; }
+static void tell_all(plt_budget *b) { (void)b; }
+static void wait_slice(plt_budget *b, int64_t until) { (void)b, (void)until; }
+
+#endif
+
+plt_budget *plt_budget_create(const plt_services *services) {
+    plt_services s;
+    plt_services_copy(&s, services);
+    plt_budget *b = plt_allocate(&s, sizeof *b);
+    if (!b) return NULL;
+    b->services = s;
+    atomic_store(&b->limit, -1);
+    atomic_store(&b->wait_ns, -1);
+    plt_lock_init(&b->lock);
+    condition_init(b);
+    if (s.pool) atomic_store(&b->epoch, plt_pool_epoch(s.pool));
+    return b;
+}
+
+void plt_budget_destroy(plt_budget *b) {
+    if (!b) return;
+#ifndef PLT_NO_THREADS
+    pthread_cond_destroy(&b->changed);
+#endif
+    plt_lock_destroy(&b->lock);
+    plt_services s = b->services;
+    plt_release(&s, b, sizeof *b);
+}
+
+/* What a model's idle arenas hold; in a child nobody else changes them. */
+static int64_t idle_of(plt_model *m) {
+    if (!plt_lock_try(&m->lock)) return 0; /* held at the fork: they are forgotten */
+    plt_slot *spare = atomic_load(&m->spare);
+    int64_t bytes = spare ? spare->counted : 0;
+    for (plt_slot *s = m->idle; s; s = s->next) bytes += s->counted;
+    plt_lock_give(&m->lock);
+    return bytes;
+}
+
+void plt_budget_enter(plt_budget *b) {
+    if (!b || !b->services.pool) return;
+    const uint32_t repairing = UINT32_MAX;
+    uint32_t now = plt_pool_epoch(b->services.pool), seen = atomic_load(&b->epoch);
+    if (seen == now) return;
+    if (seen != repairing &&
+        atomic_compare_exchange_strong(&b->epoch, &seen, repairing)) {
+        plt_lock_init(&b->lock);
+        condition_init(b);
+        b->first = b->last = NULL;
+        atomic_store(&b->waiting, 0);
+        atomic_store(&b->running, 0);
+        int64_t idle = 0;
+        for (plt_model *m = b->models; m; m = m->next_in_budget) idle += idle_of(m);
+        atomic_store(&b->idle, idle);
+        atomic_store(&b->epoch, now);
+    }
+    while (atomic_load(&b->epoch) != now) {
+    }
+}
+
+void plt_budget_join(plt_budget *b, plt_model *m) {
+    if (!b) return;
+    plt_budget_enter(b);
+    plt_lock_take(&b->lock);
+    m->next_in_budget = b->models;
+    b->models = m;
+    plt_lock_give(&b->lock);
+}
+
+void plt_budget_leave(plt_budget *b, plt_model *m) {
+    if (!b) return;
+    plt_budget_enter(b);
+    plt_lock_take(&b->lock);
+    for (plt_model **at = &b->models; *at; at = &(*at)->next_in_budget) {
+        if (*at != m) continue;
+        *at = m->next_in_budget;
+        break;
+    }
+    plt_lock_give(&b->lock);
+}
+
+int64_t plt_budget_limit(const plt_budget *b) {
+    return b ? atomic_load_explicit(&b->limit, memory_order_relaxed) : -1;
+}
+
+void plt_budget_idle(plt_model *m, plt_slot *slot, int64_t bytes) {
+    plt_budget *b = m->services.budget;
+    if (b && bytes != slot->counted) atomic_fetch_add(&b->idle, bytes - slot->counted);
+    slot->counted = bytes;
+}
+
+static int64_t in_use(plt_budget *b) {
+    return atomic_load(&b->running) + atomic_load(&b->idle);
+}
+
+/* ---- taking ---- */
+
+/* The arena that the call brings with it becomes part of what it takes. */
+static void admit(plt_budget *b, plt_slot *slot, int64_t need) {
+    atomic_fetch_add(&b->running, need);
+    atomic_fetch_sub(&b->idle, slot->counted);
+    slot->counted = 0;
+}
+
+static bool admit_if_fits(plt_budget *b, plt_slot *slot, int64_t need, int64_t limit) {
+    if (limit >= 0 && in_use(b) - slot->counted > limit - need) return false;
+    admit(b, slot, need);
+    return true;
+}
+
+/* Held: the lock. Gives idle arenas back until the call fits; false if it never does. */
+static bool admit_with_room(plt_budget *b, plt_slot *slot, int64_t need,
+                            int64_t limit) {
+    if (admit_if_fits(b, slot, need, limit)) return true;
+    for (plt_model *m = b->models; m; m = m->next_in_budget) {
+        plt_empty_idle(m);
+        if (admit_if_fits(b, slot, need, limit)) return true;
+    }
+    return false;
+}
+
+static void enqueue(plt_budget *b, waiter *w) {
+    w->next = NULL;
+    if (b->last) b->last->next = w;
+    else b->first = w;
+    b->last = w;
+    atomic_fetch_add(&b->waiting, 1);
+}
+
+static void dequeue(plt_budget *b, waiter *w) {
+    waiter *before = NULL;
+    for (waiter *x = b->first; x != w; x = x->next) before = x;
+    if (before) before->next = w->next;
+    else b->first = w->next;
+    if (b->last == w) b->last = before;
+    atomic_fetch_sub(&b->waiting, 1);
+    tell_all(b); /* another one may be the first now */
+}
+
+static int refuse(plt_budget *b, int64_t limit, int64_t need, int64_t *detail) {
+    detail[0] = limit;
+    detail[1] = need;
+    detail[2] = in_use(b);
+    return PLT_ERR_BUDGET;
+}
+
+/* Held: the lock, except while it waits. */
+static int wait_for_room(plt_budget *b, plt_slot *slot, int64_t need, int64_t until,
+                         int64_t *detail) {
+    waiter self;
+    enqueue(b, &self);
+    int status = PLT_ERR_BUDGET;
+    for (;;) {
+        int64_t limit = atomic_load(&b->limit);
+        if (limit < 0) {
+            admit(b, slot, need);
+            status = PLT_OK;
+            break;
+        }
+        if (b->first == &self && admit_with_room(b, slot, need, limit)) {
+            status = PLT_OK;
+            break;
+        }
+        bool never = need > limit; /* a smaller one was set */
+        if (never || (until >= 0 && plt_clock(NULL) >= until)) {
+            status = refuse(b, limit, need, detail);
+            break;
+        }
+        wait_slice(b, until);
+        if (!b->services.poll) continue;
+        plt_lock_give(&b->lock);
+        bool stop = b->services.poll() != 0;
+        plt_lock_take(&b->lock);
+        if (stop) {
+            status = PLT_ERR_INTERRUPTED;
+            break;
+        }
+    }
+    dequeue(b, &self);
+    return status;
+}
+
+int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
+                    int64_t *detail) {
+    if (!b) return PLT_OK;
+    if (atomic_load(&b->limit) < 0) {
+        admit(b, slot, need);
+        return PLT_OK;
+    }
+    int status = PLT_OK;
+    plt_lock_take(&b->lock);
+    int64_t limit = atomic_load(&b->limit), wait_ns = atomic_load(&b->wait_ns);
+    if (b->first || !admit_with_room(b, slot, need, limit)) {
+#ifdef PLT_NO_THREADS
+        wait_ns = 0; /* nobody else could end a call */
+#endif
+        plt_slot_empty(m, slot);
+        if (wait_ns == 0 || need > limit) {
+            status = refuse(b, limit, need, detail);
+        } else {
+            int64_t until = wait_ns < 0 ? -1 : plt_add_up(plt_clock(NULL), wait_ns);
+            status = wait_for_room(b, slot, need, until, detail);
+        }
+    }
+    plt_lock_give(&b->lock);
+    return status;
+}
+
+void plt_budget_give(plt_budget *b, int64_t bytes) {
+    if (!b || bytes == 0) return;
+    atomic_fetch_sub(&b->running, bytes);
+    if (atomic_load(&b->waiting) == 0) return;
+    plt_lock_take(&b->lock);
+    tell_all(b);
+    plt_lock_give(&b->lock);
+}
+
+/* ---- from outside ---- */
+
+void plt_budget_set(plt_budget *b, int64_t limit, int64_t wait_ns) {
+    plt_budget_enter(b);
+    plt_lock_take(&b->lock);
+    atomic_store(&b->limit, limit < 0 ? -1 : limit);
+    atomic_store(&b->wait_ns, wait_ns < 0 ? -1 : wait_ns);
+    for (plt_model *m = b->models; m && limit >= 0; m = m->next_in_budget) {
+        if (in_use(b) <= limit) break;
+        plt_empty_idle(m);
+    }
+    tell_all(b);
+    plt_lock_give(&b->lock);
+}
+
+void plt_budget_read(plt_budget *b, plt_budget_info *out) {
+    plt_budget_enter(b);
+    *out = (plt_budget_info){
+        .limit = atomic_load(&b->limit),
+        .wait_ns = atomic_load(&b->wait_ns),
+        .running = atomic_load(&b->running),
+        .idle = atomic_load(&b->idle),
+        .waiting = atomic_load(&b->waiting),
+    };
+}
