@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
 from pliant import knobs, target
+from pliant.branching import BranchingModel
 from pliant.collection import paused_collection
 from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.ir.graph import Graph, Module
@@ -16,7 +17,7 @@ from pliant.machine import asked_threads
 from pliant.model import CompiledModel, is_integer, parse_bytes, shown
 from pliant.options import Options
 from pliant.passes.training import Training
-from pliant.pipeline import compile_module
+from pliant.pipeline import compile_module, simplified
 from pliant.signature import (
     FixedSlot,
     Parameters,
@@ -25,7 +26,6 @@ from pliant.signature import (
     SizeSlot,
     TensorSlot,
 )
-from pliant.sym import Guard
 from pliant.target import Target
 
 MOST_THREADS = 1024
@@ -56,16 +56,25 @@ def compile(
     chosen = settings(options, threads, target, memory_limit)
     seconds: dict[str, float] = {}
     started = perf_counter()
-    assumptions: tuple[Guard, ...] = ()
     if isinstance(model, Module):
-        module, signature = model, _plain_signature(model.main)
+        imported = [(model, _plain_signature(model.main))]
     else:
-        module, signature, assumptions = _import_torch(
-            model, example_inputs, dynamic_shapes, seconds
-        )
+        imported = _import_torch(model, example_inputs, dynamic_shapes, seconds)
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
     owner = None if isinstance(model, Module) else model
-    return build(module, signature, chosen, seconds, assumptions, owner=owner)
+    (module, signature), *more = imported
+    if not more:
+        return build(module, signature, chosen, seconds, owner=owner)
+    main, *others = (
+        build(m, replace(s, example=()), chosen, seconds, kind=kind, owner=owner)
+        for (m, s), kind in zip(
+            imported, (BranchingModel, *[CompiledModel] * len(more)), strict=True
+        )
+    )
+    assert isinstance(main, BranchingModel)
+    main.others = tuple(others)
+    main.check_example(signature.example)
+    return main
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,6 @@ def build(
     signature: Signature,
     chosen: Settings,
     seconds: Mapping[str, float],
-    assumptions: tuple[Guard, ...] = (),
     training: Training | None = None,
     kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]
     owner: object = None,
@@ -139,7 +147,6 @@ def build(
         chosen.threads,
         chosen.memory_limit,
         told,
-        assumptions,
         module.constants,
         owner,
     )
@@ -202,35 +209,36 @@ def _import_torch(
     example_inputs: tuple[Any, ...] | list[Any] | None,
     dynamic_shapes: Any,
     seconds: dict[str, float],
-) -> tuple[Module, Signature, tuple[Guard, ...]]:
+) -> list[tuple[Module, Signature]]:
+    """The program of the example first, then those of other ways by size."""
     try:
         import torch
     except ImportError as error:
         raise PliantError(
             "compiling a torch model needs torch: pip install 'pliant[torch]'"
         ) from error
-    from pliant.frontend import torch_export as front
+    from pliant.frontend.torch_export import from_exported
+    from pliant.frontend.torch_programs import programs
 
-    info: Any = None
-    if isinstance(model, torch.nn.Module):
-        examples = _examples(model, example_inputs)
-        started = perf_counter()
-        program, info = front.export_module(model, examples, dynamic_shapes)
-        seconds["export"] = perf_counter() - started
-    elif isinstance(model, torch.export.ExportedProgram):
-        program = model
-    else:
+    if isinstance(model, torch.export.ExportedProgram):
+        imported = from_exported(model)
+        parameters = _parameters(model, imported.in_spec)
+        return [(imported.module, torch_signature(imported, parameters))]
+    if not isinstance(model, torch.nn.Module):
         raise OptionError(
             f"cannot compile a {type(model).__name__}: give an nn.Module, "
             "an ExportedProgram or a pliant IR module"
         )
-    imported = front.from_exported(program, info)
-    parameters = _parameters(model, program)
-    assumptions = tuple(getattr(imported, "assumptions", ()))
-    signature = torch_signature(imported, parameters)
-    if info is not None:
-        signature = signature.with_example(examples, {})
-    return imported.module, signature, assumptions
+    examples = _examples(model, example_inputs)
+    started = perf_counter()
+    ways = programs(model, examples, dynamic_shapes, simplify=simplified)
+    seconds["export"] = perf_counter() - started
+    parameters = _parameters(model, ways[0].in_spec)
+    signatures = [torch_signature(way, parameters) for way in ways]
+    return [
+        (way.module, signature.with_example(examples, {}))
+        for way, signature in zip(ways, signatures, strict=True)
+    ]
 
 
 def _examples(model: Any, given: Any) -> tuple[Any, ...]:
@@ -250,15 +258,15 @@ def _examples(model: Any, given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _parameters(model: Any, program: Any) -> Parameters:
+def _parameters(model: Any, spec: Any) -> Parameters:
     """The names of the arguments, and the defaults of those left out.
 
     An exported program knows only the arguments of its example.
     """
-    by_position, by_name = program.call_spec.in_spec.children()
+    by_position, by_name = spec.children()
     count, keywords = by_position.num_children, tuple(by_name.context)
-    if model is program:
-        told = program.module_call_graph[0].signature
+    if hasattr(model, "module_call_graph"):
+        told = model.module_call_graph[0].signature
         names = () if told is None else tuple(told.forward_arg_names or ())
         return Parameters(_numbered(names, count), keywords)
     names, defaults = (), {}

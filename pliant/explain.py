@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from pliant.ir.loops import Dispatch, statements
 from pliant.kernels.mix import ProductPlan, count_text
@@ -77,7 +77,6 @@ def _cut(found: ProductPlan, threads: int, dims: Mapping[str, int]) -> str:
 def explain(
     program: Program,
     threads: int,
-    assumptions: Sequence[Guard] = (),
     dims: Mapping[str, int] | None = None,
 ) -> str:
     """Symbols, constraints with their origin, kernels, guards, order, memory.
@@ -95,10 +94,6 @@ def explain(
     add("\nguards (checked at every call)")
     for guard in program.guards:
         add(f"  {guard.cond}{_from(guard)}")
-    if assumptions:
-        add("\nassumed by the trace, not checked")
-        for guard in assumptions:
-            add(f"  {guard.cond}{_from(guard)}")
     kinds = Counter(
         op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
     )

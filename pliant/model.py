@@ -127,13 +127,11 @@ class CompiledModel(Caller):
         threads: int,
         memory_limit: int | None,
         seconds: Mapping[str, float],
-        assumptions: Sequence[Guard] = (),
         given: Mapping[str, Constant] | None = None,
         owner: object = None,
     ) -> None:
         """`owner` is whose tensors the constants `given` are, if they are followed."""
         self._program, self._signature = program, signature
-        self._assumptions = tuple(assumptions)
         self._seconds = dict(seconds)
         self._weights = Weights(program.weights, given or {}, owner)
         program.weights = ()  # they may change: held here alone
@@ -436,8 +434,11 @@ class CompiledModel(Caller):
 
     @memory_limit.setter
     def memory_limit(self, limit: int | str | None) -> None:
-        self._limit = parse_bytes(limit)
-        self._runtime.set_limit(self._limit)
+        self._set_limit(parse_bytes(limit))
+
+    def _set_limit(self, limit: int | None) -> None:
+        self._limit = limit
+        self._runtime.set_limit(limit)
 
     def trim(self) -> None:
         """Gives the arena back to the system."""
@@ -487,7 +488,7 @@ class CompiledModel(Caller):
         With dims, also how each matrix product is cut at those sizes.
         """
         known = self._named("explain", dims) if dims else None
-        return explain(self._program, self._threads, self._assumptions, known)
+        return explain(self._program, self._threads, known)
 
     # ---- errors
 

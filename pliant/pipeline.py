@@ -333,6 +333,11 @@ def over_main(apply: GraphPass, cx: Context) -> Callable[[Module], Module]:
     return lambda module: module.with_main(apply(module.main, cx))
 
 
+def simplified(module: Module) -> Module:
+    """What a module computes in its simplest words, to compare it with another."""
+    return module.with_main(canonicalize(module.main))
+
+
 def reject_unsupported(graph: Graph) -> None:
     """Control flow and data-dependent sizes have no native host flow yet."""
     found = [

@@ -17,7 +17,6 @@ from pliant.model import CompiledModel, is_integer, shown
 from pliant.options import Options
 from pliant.passes.training import Training
 from pliant.signature import Parameters, Signature, TensorSlot
-from pliant.sym import Guard
 from pliant.target import Target
 from pliant.training_state import CLIP, NUMBERS, Bound, State, groups_of
 from pliant.variables import Variable, places_of
@@ -61,7 +60,6 @@ def compile_training(
         _signature(source, state, main),
         chosen,
         seconds,
-        source.assumptions,
         Training(state.names, state.extend, state.updates, len(source.buffers)),
         TrainingStep,
         # A loss may have tensors too.
@@ -106,7 +104,6 @@ class Source:
     parameters: Mapping[str, Any]  # a param of main -> torch's parameter
     buffers: Mapping[str, Any]  # a param of main -> torch's tensor, which main changes
     frozen: tuple[Any, ...]  # torch's tensors that are constants of main
-    assumptions: tuple[Guard, ...]
     seed: str | None  # the param that random numbers follow from
 
 
@@ -119,7 +116,8 @@ def _import(
 ) -> Source:
     import torch
 
-    from pliant.frontend import torch_export as front
+    from pliant.frontend.torch_programs import programs
+    from pliant.pipeline import simplified
 
     class WithLoss(torch.nn.Module):
         def __init__(self) -> None:
@@ -135,10 +133,10 @@ def _import(
     started = perf_counter()
     pair = (tuple(examples[0]), tuple(examples[1]))
     with _cumulative(model):
-        program, info = front.export_module(whole, pair, shapes, training=True)
+        # Sizes at which the code goes another way are refused.
+        imported = programs(whole, pair, shapes, training=True, simplify=simplified)[0]
     seconds["export"] = perf_counter() - started
     started = perf_counter()
-    imported = front.from_exported(program, info, training=True)
     module, parameters, buffers, frozen = _variables(
         imported.module, whole, imported.changed
     )
@@ -159,7 +157,6 @@ def _import(
         parameters,
         buffers,
         tuple(frozen),
-        imported.assumptions,
         imported.seed,
     )
 
@@ -384,7 +381,6 @@ class TrainingStep(CompiledModel):
                 _with_gradients(self._source, self._state, main, len(names)),
                 self._chosen,
                 {},
-                self._source.assumptions,
                 Training(
                     names,
                     lambda b, params, grads: grads,

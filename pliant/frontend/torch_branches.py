@@ -1,29 +1,31 @@
 """What the model's own Python code decided by size while it was traced.
 
 A trace is one way through the code. Where that way depends on a size, as in
-`x * 2 if x.shape[0] > 4 else x * 3`, the condition must hold in every call. Two kinds
-do not have to: one that only sizes 0 and 1 break (torch takes every dynamic size to be
-2 or more, and its rules of shape are ours to redo), and a shortcut for special sizes
-that was seen to compute the same.
+`x * 2 if x.shape[0] > 4 else x * 3`, the condition must hold in every call, unless it
+is proved, or the program of the other way is known too (torch_programs.py).
+
+Of a program that we trace, the questions are known (torch_questions.py). One that came
+exported tells its guards and the ranges of its sizes, and is good for just those.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
-import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as torch_sympy
 
+from pliant.errors import PliantError
 from pliant.frontend.torch_dims import to_expr, to_ratio
+from pliant.frontend.torch_questions import Asked, Question
 from pliant.sym import Cond, Expr, Facts, Guard, divides, eq, ge, gt, le, lt, ne
 
 _RELATIONS = {
@@ -34,37 +36,41 @@ _RELATIONS = {
     sympy.Ge: ge,
     sympy.Gt: gt,
 }
-_TORCH_FOLDER = os.path.dirname(torch.__file__)
 
 
 @dataclass(slots=True)
 class Decisions:
-    """Enforced: `checks` that the code states, `branches` it took. `assumed` not."""
+    """`checks` that the code states, `branches` that it took, in the order asked."""
 
     checks: list[Guard] = field(default_factory=list)
     branches: list[Guard] = field(default_factory=list)
-    assumed: list[Guard] = field(default_factory=list)
 
 
 def decisions(
-    ep: ExportedProgram, symbols: Mapping[str, Expr], shortcuts: frozenset[str]
+    ep: ExportedProgram,
+    symbols: Mapping[str, Expr],
+    asked: Asked | None,
 ) -> Decisions:
-    """Conditions on sizes in the model's own code, as they went in the trace."""
+    """Conditions on sizes in the model's own code, as they went in the trace.
+
+    `asked` are those of the trace; None for one that somebody else made.
+    """
     out = Decisions()
     seen: set[Cond] = set()
-    env = _shape_env(ep)
-    for expr, path, line in _questions(env):
+    env = shape_env(ep)
+    if env is None:
+        return out
+    hints = traced_sizes(env)
+    for question in guards_of(ep, env) if asked is None else asked.questions:
+        expr = env.replace(question.condition)
         free = sorted(map(str, expr.free_symbols))
         if any(name not in symbols for name in free):
             continue  # a size that data decides: torch checks it in the graph
-        place = f"{os.path.basename(path)}:{line}"
-        check = _is_check(path, line)
-        conds = _conditions(expr, symbols, _hints(env))
-        if conds is None and not check:
-            out.branches += _pinned(expr, symbols, _hints(env), place)
-        large = Facts()
-        for name in free:
-            large = large.assume(ge(symbols[name], 2))
+        place = question.place
+        check = _is_check(question.path, question.line)
+        conds = _conditions(expr, symbols, hints)
+        if conds is None:
+            out.branches += _pinned(expr, symbols, hints, place)
         for cond in conds or ():
             if cond in seen or Facts().prove(cond) is True:
                 continue
@@ -73,12 +79,106 @@ def decisions(
                 text = f"the model checks that {cond}: "
                 message = (text, cond.lhs, " and ", cond.rhs)
                 out.checks.append(Guard(cond, message, place))
-            elif large.prove(cond) is True or str(expr) in shortcuts:
-                told = (f"the trace took the branch at {place} for {cond}",)
-                out.assumed.append(Guard(cond, told, place))
             else:
                 out.branches.append(_taken(cond, place))
     return out
+
+
+_PLACE = "the exported program"
+
+
+def guards_of(ep: ExportedProgram, env: Any) -> Iterator[Question]:
+    """What a program that somebody else exported says of its sizes.
+
+    Sizes 0 and 1 are among them only if torch was told to ask about them: by default
+    it takes every dynamic size to be 2 at least, and what the code does below that is
+    not recorded. A program from a file does not tell which it was.
+    """
+    for guard in env.guards:
+        frame = guard.sloc.framework_loc
+        path, line = getattr(frame, "filename", _PLACE), getattr(frame, "lineno", 0)
+        yield Question(guard.expr, path, line)
+    loaded = not env.source_to_var
+    if loaded:
+        for text in getattr(ep, "_guards_code", None) or ():
+            yield Question(_parsed(ep, text), _PLACE, 0)
+    for symbol, declared in ep.range_constraints.items():
+        known = declared & env.var_to_range.get(symbol, declared)
+        least = sympy.Integer(2) if loaded else known.lower
+        if isinstance(least, sympy.Integer):
+            yield Question(sympy.Ge(symbol, least), _PLACE, 0)
+        if isinstance(known.upper, sympy.Integer):
+            yield Question(sympy.Le(symbol, known.upper), _PLACE, 0)
+
+
+def _parsed(ep: ExportedProgram, text: str) -> Any:
+    """A guard that torch wrote as Python code over the inputs' sizes."""
+    shapes = {
+        node.name: node.meta["val"].shape
+        for node in ep.graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    try:
+        return _condition_of(ast.parse(text, mode="eval").body, shapes)
+    except (KeyError, IndexError, ValueError, SyntaxError):
+        raise PliantError(
+            f"cannot read the guard {text} of this exported program: compile the "
+            "nn.Module it comes from"
+        ) from None
+
+
+_COMPARED: dict[type[ast.cmpop], Any] = {
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
+}
+_COMPUTED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: torch_sympy.FloorDiv,
+    ast.Mod: torch_sympy.Mod,
+}
+
+
+def _condition_of(node: ast.expr, shapes: Mapping[str, Sequence[Any]]) -> Any:
+    """Conditions on sizes and the arithmetic in them; ValueError for all else."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return sympy.Integer(number)
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_condition_of(inner, shapes)
+        case ast.BinOp(left=a, op=op, right=b) if type(op) in _COMPUTED:
+            return _COMPUTED[type(op)](
+                _condition_of(a, shapes), _condition_of(b, shapes)
+            )
+        case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in _COMPARED:
+            return _COMPARED[type(op)](
+                _condition_of(a, shapes), _condition_of(b, shapes)
+            )
+        case ast.BoolOp(op=op, values=parts):
+            join = sympy.And if isinstance(op, ast.And) else sympy.Or
+            return join(*(_condition_of(part, shapes) for part in parts))
+        case ast.Subscript(  # L['x'].size()[0]
+            value=ast.Call(
+                func=ast.Attribute(
+                    value=ast.Subscript(
+                        value=ast.Name(id="L"), slice=ast.Constant(value=str(name))
+                    ),
+                    attr="size",
+                ),
+                args=[],
+            ),
+            slice=ast.Constant(value=int(axis)),
+        ):
+            size = shapes[name][axis]
+            found = size.node.expr if isinstance(size, torch.SymInt) else size
+            return sympy.sympify(found)
+        case _:
+            raise ValueError(f"no condition on sizes: {ast.dump(node)}")
 
 
 def _taken(cond: Cond, place: str) -> Guard:
@@ -108,24 +208,16 @@ def _pinned(
 # --- the questions of a trace ---------------------------------------------------
 
 
-def _shape_env(ep: ExportedProgram) -> Any:
+def shape_env(ep: ExportedProgram) -> Any:
+    """torch's record of the sizes in a program; None if it has no tensors."""
     vals = (node.meta.get("val") for node in ep.graph.nodes)
     modes = (getattr(v, "fake_mode", None) for v in vals if isinstance(v, torch.Tensor))
     mode = next((m for m in modes if m is not None), None)
     return getattr(mode, "shape_env", None)
 
 
-def _questions(env: Any) -> Iterator[tuple[Any, str, int]]:
-    """(condition, file, line) of each one that code outside torch asked."""
-    for guard in getattr(env, "guards", ()):
-        frame = guard.sloc.framework_loc
-        path = getattr(frame, "filename", _TORCH_FOLDER)
-        if path.startswith(_TORCH_FOLDER):
-            continue  # a question of torch's own code, called by the model
-        yield env.replace(guard.expr), path, frame.lineno
-
-
-def _hints(env: Any) -> dict[str, int]:
+def traced_sizes(env: Any) -> dict[str, int]:
+    """The sizes of the example, by torch's symbols."""
     return {str(k): int(v) for k, v in env.backed_var_to_val.items()}
 
 
@@ -168,124 +260,3 @@ def _conditions(
         case _:
             pass
     return [relation(a * d, c * b)]
-
-
-# --- shortcuts ------------------------------------------------------------------
-
-_TRIALS = 3
-_LARGEST = 4096  # a size, when looking for one that takes the shortcut
-_MOST = 1 << 25  # elements of an input to try it with
-
-
-def shortcuts(
-    ep: ExportedProgram, model: torch.nn.Module, values: Sequence[Any]
-) -> frozenset[str]:
-    """Conditions `size != k` whose other branch was seen to compute the same.
-
-    Code often has a way around work that is not needed at one size, such as resizing
-    a table to the size it has. At such sizes the model and the trace are both run.
-    """
-    env = _shape_env(ep)
-    out = set()
-    for expr, path, line in _questions(env):
-        if not isinstance(expr, sympy.Ne) or _is_check(path, line):
-            continue
-        trials = list(itertools.islice(_solutions(expr, _hints(env)), _TRIALS))
-        same = (_same_at(ep, model, values, trial) for trial in trials)
-        if trials and all(same):
-            out.add(str(expr))
-    return frozenset(out)
-
-
-def _solutions(expr: Any, hints: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes that break `a != b`: all its symbols alike first, then each alone."""
-    free = sorted(expr.free_symbols, key=str)
-    difference = sympy.lambdify(free, expr.args[0] - expr.args[1], _FUNCTIONS)
-    names = [str(s) for s in free]
-    given = [hints[name] for name in names]
-    moving = [[True] * len(names)]
-    if len(names) > 1:
-        moving += [[i == j for j in range(len(names))] for i in range(len(names))]
-    for moved in moving:
-        for n in range(2, _LARGEST + 1):
-            sizes = [n if m else g for m, g in zip(moved, given, strict=True)]
-            if difference(*sizes) == 0:
-                yield {**hints, **dict(zip(names, sizes, strict=True))}
-                break
-
-
-_FUNCTIONS = [
-    {
-        "FloorDiv": lambda a, b: a // b,
-        "CleanDiv": lambda a, b: a // b,
-        "CeilDiv": lambda a, b: -(-a // b),
-        "Mod": lambda a, b: a % b,
-        "PythonMod": lambda a, b: a % b,
-    },
-    "math",
-]
-
-
-def _same_at(
-    ep: ExportedProgram,
-    model: torch.nn.Module,
-    values: Sequence[Any],
-    sizes: Mapping[str, int],
-) -> bool:
-    try:
-        flat = list(_resized(ep, values, sizes))
-        args, kwargs = pytree.tree_unflatten(flat, ep.call_spec.in_spec)
-        state = {name: b.detach().clone() for name, b in model.named_buffers()}
-        kept = {name: b.detach().clone() for name, b in state.items()}
-        with torch.no_grad():
-            want = torch.func.functional_call(model, state, args, kwargs)
-            try:
-                have = ep.module(check_guards=False)(*args, **kwargs)
-            finally:  # it may have changed the model's own
-                for name, buffer in model.named_buffers():
-                    buffer.copy_(kept[name])
-    except Exception:  # the model's own, at a size it was not given: nothing learnt
-        return False
-    wanted, had = pytree.tree_leaves(want), pytree.tree_leaves(have)
-    return len(wanted) == len(had) and all(map(_close, wanted, had))
-
-
-def _close(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
-
-
-def _resized(
-    ep: ExportedProgram, values: Sequence[Any], sizes: Mapping[str, int]
-) -> Iterator[Any]:
-    """The examples at other sizes: repeated, so that ids stay valid; floats varied."""
-    wanted = set(ep.graph_signature.user_inputs)
-    nodes = [n for n in ep.graph.nodes if n.op == "placeholder" and n.name in wanted]
-    random = torch.Generator().manual_seed(0)
-    for node, value in zip(nodes, values, strict=True):
-        val = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            yield _size_at(val, sizes) if isinstance(val, torch.SymInt) else value
-            continue
-        shape = [_size_at(d, sizes) for d in val.shape]
-        if math.prod(shape) > _MOST:
-            raise ValueError(f"{shape} is too large to try")
-        for axis, size in enumerate(shape):
-            index = torch.arange(size) % max(value.shape[axis], 1)
-            value = value.detach().index_select(axis, index)
-        if value.is_floating_point():
-            noise = torch.randn(shape, generator=random, dtype=torch.float32)
-            value = value + noise.to(value.dtype)
-        yield value
-
-
-def _size_at(size: Any, sizes: Mapping[str, int]) -> int:
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    expr = size.node.expr
-    return int(expr.subs({s: sizes[str(s)] for s in expr.free_symbols}))

@@ -14,6 +14,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy import functions as torch_sympy
 
+from pliant.frontend.torch_questions import Asked
 from pliant.frontend.torch_spec import DimSpec, LeafSpec
 from pliant.sym import (
     Cond,
@@ -41,14 +42,14 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 class SymbolInfo:
     """What the user said about dims, by the name of torch's symbol.
 
-    `aliases` are declared names that the trace found equal to other dims. `shortcuts`
-    are torch's conditions of branches that compute the same either way.
+    `aliases` are declared names that the trace found equal to other dims. `asked` is
+    what the model's code asked of sizes; None if nobody recorded it.
     """
 
     names: Mapping[str, Expr] = field(default_factory=dict)
     bounds: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
-    shortcuts: frozenset[str] = frozenset()
+    asked: Asked | None = None
 
 
 # --- examples of size 0 and 1 ---------------------------------------------------
@@ -249,23 +250,20 @@ def _holds(cond: Cond, sizes: dict[str, int]) -> bool:
 
 
 def as_bound(cond: Cond) -> Cond:
-    """The same, said as a bound of one size: min(n, 7) - min(n, 2) == 5 is 7 <= n.
-
-    Sizes 0 and 1 aside, at which a bound may hold and the condition not.
-    """
+    """The same, said as a bound of one size: min(n, 7) - min(n, 2) == 5 is 7 <= n."""
     cond = cond.plain()
     if cond.kind != "eq" or len(cond.symbols()) != 1:
         return cond
     (name,) = cond.symbols()
     # Where it changes is near a number in it.
     end = 2 * max(map(int, re.findall(r"\d+", str(cond)))) + 8
-    held = [n for n in range(2, min(end, _FAR)) if _holds(cond, {name: n})]
+    held = [n for n in range(min(end, _FAR)) if _holds(cond, {name: n})]
     if not held:
         return cond
     size, low, high = sym(name), held[0], held[-1]
     above = Facts().assume(gt(size, high))
-    if low > 2 and Facts().assume(ge(size, low)).prove(cond) is True:
+    if low > 0 and Facts().assume(ge(size, low)).prove(cond) is True:
         return ge(size, low)
-    if len(held) == high - 1 and above.prove(cond) is False:
+    if len(held) == high + 1 and above.prove(cond) is False:
         return le(size, high)
     return cond

@@ -14,7 +14,8 @@ the model states (a table of 512 positions) comes out as a guard with its source
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,28 +25,16 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
-from pliant.frontend.torch_branches import decisions, shortcuts
-from pliant.frontend.torch_dims import (
-    SymbolInfo,
-    declared_symbols,
-    enlarged,
-    fresh_symbol,
-    to_expr,
-)
+from pliant.frontend.torch_branches import decisions
+from pliant.frontend.torch_dims import SymbolInfo, fresh_symbol, to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
-from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
-from pliant.frontend.torch_spec_errors import (
-    check_sizes,
-    export_error,
-    fixed_dims,
-    let_torch_decide,
-)
+from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import Walk, location
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import TensorType
-from pliant.sym import Expr, Guard, as_expr, sym
+from pliant.sym import Cond, Expr, Guard, as_expr, sym
 
 # --- what an import is ----------------------------------------------------------
 
@@ -104,9 +93,8 @@ class Imported:
     """A graph, and how a model's arguments and results map to it.
 
     `in_spec` flattens `(args, kwargs)`. `declared` are the user's bounds; they are
-    among the graph's constraints, and so is what the model's Python code asserts, and
-    the branches on sizes that it took. `assumptions` are those that are not enforced:
-    only sizes 0 and 1 break them, or the other branch computes the same.
+    among the graph's constraints, and so are the `checks` that the model's Python code
+    states, and those of the `branches` on sizes that it took that are not covered.
     """
 
     module: Module
@@ -115,7 +103,8 @@ class Imported:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     declared: tuple[Guard, ...] = ()
-    assumptions: tuple[Guard, ...] = ()
+    branches: tuple[Guard, ...] = ()
+    checks: tuple[Guard, ...] = ()
     aliases: Mapping[str, Expr] = field(default_factory=dict)
     seed: str | None = None  # the parameter that random numbers follow from
     changed: tuple[str, ...] = ()  # buffers whose new values are the last results
@@ -139,83 +128,8 @@ def export_module(
 
     With `training`, what the model computes without gradients is told apart.
     """
-    kwargs = dict(example_kwargs or {})
-    declared = read_spec(model, example_inputs, kwargs, dynamic_shapes)
-    leaves = declared.leaves
-    flat, spec = pytree.tree_flatten((example_inputs, kwargs))
-    check_sizes(flat, leaves)
-    flat = _apart(flat)
-    attempts = [enlarged(flat, leaves, alike=False), enlarged(flat, leaves, alike=True)]
-    # Each in turn: sizes as guessed, all alike, as given.
-    failure: Exception | None = None
-    for values in [*(a for a in attempts if a is not None), flat]:
-        args, kwargs = pytree.tree_unflatten(values, spec)
-        try:
-            with torch.set_grad_enabled(training):
-                ep = torch.export.export(
-                    model,
-                    args,
-                    kwargs,
-                    dynamic_shapes=declared.for_torch,
-                    strict=False,
-                )
-        except Exception as error:  # torch raises many kinds; the first one counts
-            failure = failure or error
-            continue
-        info = declared_symbols(_traced_sizes(ep), leaves)
-        return ep, replace(info, shortcuts=shortcuts(ep, model, values))
-    assert failure is not None
-    fixed = _fixed_dims(model, example_inputs, kwargs, declared)
-    raise export_error(failure, flat, leaves, fixed) from failure
-
-
-def _fixed_dims(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    declared: Spec,
-) -> list[tuple[LeafSpec, int, int]]:
-    """Dims declared dynamic that are fixed by a trace that is free to do so."""
-    shapes = let_torch_decide(declared.for_torch)
-    try:
-        with torch.no_grad():
-            ep = torch.export.export(
-                model, args, kwargs, dynamic_shapes=shapes, strict=False
-            )
-    except Exception:  # it fails for another reason, which the first failure tells
-        return []
-    return fixed_dims(_traced_sizes(ep), declared.leaves)
-
-
-def _apart(flat: Sequence[Any]) -> list[Any]:
-    """The inputs, each in memory of its own: torch takes one passed twice for one."""
-    seen: set[int] = set()
-    out: list[Any] = []
-    for value in flat:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            memory = value.untyped_storage()._cdata
-            value = value.clone() if memory in seen else value
-            seen.add(memory)
-        out.append(value)
-    return out
-
-
-def _traced_sizes(ep: ExportedProgram) -> list[Mapping[int, Any]]:
-    """Per flat user input, its traced sizes by axis; an int's own is at -1."""
-    wanted = [
-        s for s in ep.graph_signature.input_specs if s.kind is InputKind.USER_INPUT
-    ]
-    names = {getattr(spec.arg, "name", None) for spec in wanted}
-    out: list[Mapping[int, Any]] = []
-    for node in ep.graph.nodes:
-        if node.op != "placeholder" or node.name not in names:
-            continue
-        val = node.meta.get("val")
-        if isinstance(val, torch.Tensor):
-            out.append(dict(enumerate(val.shape)))
-        else:
-            out.append({-1: val})
-    return out
+    traced = trace(model, example_inputs, dynamic_shapes, example_kwargs, training)
+    return traced.program, traced.info
 
 
 # --- import ---------------------------------------------------------------------
@@ -225,14 +139,17 @@ def from_exported(
     ep: ExportedProgram,
     names: Mapping[str, str] | SymbolInfo | None = None,
     training: bool = False,
+    covered: Mapping[Cond, Guard | None] = MappingProxyType({}),
 ) -> Imported:
     """The program as a graph; UnsupportedOpError lists everything that is not.
 
     `names` gives torch's symbols the user's names; others are s0, s1, .. in order of
     first appearance. Bounds are enforced only if a SymbolInfo declares them. With
-    `training`, random ops are there, and what is detached is marked so.
+    `training`, random ops are there, and what is detached is marked so. A branch by
+    size that is `covered` is not enforced: the program is known to be right on the
+    other side as well, or a weaker guard is there instead.
     """
-    return _Import(ep, _as_info(names), training).run()
+    return _Import(ep, _as_info(names), training, covered).run()
 
 
 def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
@@ -243,10 +160,15 @@ def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
 
 class _Import:
     def __init__(
-        self, ep: ExportedProgram, info: SymbolInfo, training: bool = False
+        self,
+        ep: ExportedProgram,
+        info: SymbolInfo,
+        training: bool,
+        covered: Mapping[Cond, Guard | None],
     ) -> None:
         self.ep, self.info = ep, info
         self.cx = Context(Builder(), training)
+        self.cx.covered = covered
         self.symbols: dict[str, Expr] = dict(info.names)
         self.taken = {n for e in self.symbols.values() for n in e.symbols()}
         self.problems: list[UnsupportedOp] = []
@@ -260,9 +182,12 @@ class _Import:
         for guard in self.info.bounds:
             self.cx.enforce(guard)
         self._read_inputs()
-        found = decisions(self.ep, self.symbols, self.info.shortcuts)
-        for guard in (*found.checks, *found.branches):
+        found = decisions(self.ep, self.symbols, self.info.asked)
+        for guard in found.checks:
             self.cx.enforce(guard)
+        for guard in found.branches:
+            self.cx.take_branch(guard)
+        self.walk.sizes_read = self._sizes_read()
         self._check_mutations()
         self.walk.run(self.ep.graph_module)
         results, outputs = self._read_outputs()
@@ -280,17 +205,27 @@ class _Import:
             spec.in_spec,
             spec.out_spec,
             self.info.bounds,
-            (*found.assumed, *self.cx.assumptions),
+            tuple(self.cx.branches),
+            tuple(found.checks),
             self.info.aliases,
             None if self.cx.seed_value is None else self.cx.seed_value.name,
             tuple(changed.values()),
         )
 
+    def _sizes_read(self) -> frozenset[Any] | None:
+        """Sizes that the model's code or an op's argument is computed from, as torch
+        knows them; None if it is not known which."""
+        if self.info.asked is None:
+            return None
+        vals = (node.meta.get("val") for node in self.ep.graph.nodes)
+        numbers = (v.node.expr for v in vals if isinstance(v, torch.SymInt))
+        return frozenset((*self.info.asked.sizes, *numbers))
+
     # inputs
 
     def _open_integers(self) -> None:
         """Integers that have a name already, before bounds of theirs are known."""
-        for sizes in _traced_sizes(self.ep):
+        for sizes in traced_dims(self.ep):
             name = str(getattr(getattr(sizes.get(-1), "node", None), "expr", ""))
             if name in self.symbols:
                 for symbol in self.symbols[name].symbols():

@@ -8,7 +8,7 @@ a `Real`; all else is the Python object of the exported graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -74,12 +74,14 @@ class Context:
         self.random = training  # whether a call may draw random numbers
         self.randoms = 0  # random ops so far; each draws numbers of its own
         self.seed_value: Value | None = None
+        # Conditions on sizes that the trace took, and which of them need not hold, or
+        # which weaker guard is there instead.
+        self.branches: list[Guard] = []
+        self.covered: Mapping[Cond, Guard | None] = {}
         self.node: torch.fx.Node | None = None
         self.state: Buffers | None = None
         # Tensors whose elements are known to be >= 0, so indices need no wrapping.
         self.nonnegative: set[Value] = set()
-        # What the trace decided by size and no rule of ours demands.
-        self.assumptions: list[Guard] = []
         # Fixes the symbols of a size to their traced values, where the tracer allows.
         self.specialise: Callable[[Expr], None] | None = None
 
@@ -128,6 +130,13 @@ class Context:
         message = (f"{why}: ", cond.lhs, f" {_SIGNS[cond.kind]} ", cond.rhs)
         self.enforce(Guard(cond, message, self.b.loc))
 
+    def take_branch(self, guard: Guard) -> None:
+        """What the trace decided by size: enforced, unless the other way is covered."""
+        self.branches.append(guard)
+        instead = self.covered.get(guard.cond, guard)
+        if instead is not None:
+            self.enforce(instead)
+
     def enforce(self, guard: Guard) -> None:
         """Guards it unless known; ShapeError if it contradicts what is known."""
         known = self.b.facts.prove(guard.cond)
@@ -153,10 +162,6 @@ class Context:
                     message = (f"a size of {op.name} must not be negative: ", dim)
                     self.enforce(Guard(le(0, dim), message, op.loc))
         self.b.sized = len(self.b.ops)
-
-    def assume(self, cond: Cond, why: str) -> None:
-        """Noted, not enforced."""
-        self.assumptions.append(Guard(cond, (f"{why}: {cond}",), self.b.loc))
 
     def constant_int(self, size: object, what: str) -> int:
         if isinstance(size, bool) or not isinstance(size, int | Expr):

@@ -13,6 +13,7 @@ from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import (
     Expr,
+    Guard,
     as_expr,
     ceildiv,
     divides,
@@ -244,7 +245,7 @@ def unsqueeze(cx: Context, x: Value, dim: int) -> Value:
 
 
 def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
-    """Drops dims of 1; a dynamic dim stays even if it is 1, so that ranks are fixed."""
+    """Drops dims of 1; a dynamic dim stays, and must not be 1, so ranks are fixed."""
     dropped = []
     for axis in cx.axes(dim, x.type.rank):
         size = cx.simplify(x.shape[axis])
@@ -252,7 +253,8 @@ def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Va
             cx.b.require_equal(size, 1, "a dim that the trace dropped must be 1")
             dropped.append(axis)
         elif not size.is_const:
-            cx.assume(ne(size, 1), "squeeze keeps a dynamic dim")
+            message = ("squeeze drops a dim of 1, and the trace kept this: ", size)
+            cx.take_branch(Guard(ne(size, 1), message, cx.b.loc))
     out = cx.reshape(x, [d for i, d in enumerate(x.shape) if i not in dropped])
     if out.type.rank != len(cx.val.shape):
         cx.unsupported(f"squeeze of {x.type}: a dynamic dim decides the rank")

@@ -175,5 +175,7 @@ SIZES: dict[Any, Fold] = {
     torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),
     torch._sym_sqrt: square_root,  # type: ignore[attr-defined]
     torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
+    # Where a view begins in memory: to us a view is a value of its own.
+    torch.ops.aten.sym_storage_offset.default: lambda cx, x: Undecided(),
     torch.ops.aten.sym_numel.default: lambda cx, x: x.type.numel,
 }

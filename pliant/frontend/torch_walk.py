@@ -6,7 +6,6 @@ import operator
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr, as_expr, eq, ge, sym
+from pliant.sym import Expr, as_expr, eq
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
@@ -66,6 +65,8 @@ class Walk:
         self.buffers: dict[Node, str] = {}  # weights that a call may change
         self.written: dict[Node, str] = {}  # those that it did
         self.aliases: Aliases | None = None
+        # Sizes, as torch knows them, that something was computed from; None: any.
+        self.sizes_read: frozenset[Any] | None = None
         self.module: GraphModule | None = None
 
     def run(self, module: GraphModule) -> None:
@@ -222,32 +223,32 @@ class Walk:
         """Demands the traced size, which the model's code may have read.
 
         Of x[-3:] the trace knows the size 3, and so does what it computed from it;
-        at n = 2 it would be wrong. Sizes 0 and 1 may differ: torch never takes a
-        dynamic size for them, its rules of broadcasting least of all.
+        at n = 2 it would be wrong. A size that nothing was computed from does no harm.
         """
         if isinstance(traced, int):
-            theirs, free = as_expr(traced), []
+            theirs = as_expr(traced)
         else:
-            free = sorted(map(str, traced.free_symbols))
-            if any(name not in self.symbols for name in free):
+            if any(str(name) not in self.symbols for name in traced.free_symbols):
                 return
             try:
                 theirs = to_expr(traced, self.symbols.__getitem__)
             except ValueError:
                 return
-        if ours is theirs or (theirs.is_const and (ours.is_const or theirs.value < 2)):
+        if ours is theirs or (theirs.is_const and ours.is_const):
             return
         cond = eq(ours, theirs)
-        if self.cx.proves(cond):
-            return
-        large = self.cx.b.facts
-        for name in {*free, *cond.symbols()}:
-            with suppress(ValueError):
-                large = large.assume(ge(self.symbols.get(name, sym(name)), 2))
-        if large.prove(cond) is True:
+        if self.cx.proves(cond) or not self.is_read(traced):
             return
         why = f"{_short(node.target)}: the trace took this size to be {theirs}"
         self.cx.require(as_bound(cond), why)
+
+    def is_read(self, traced: Any) -> bool:
+        """Whether the model may have computed with a size as torch knows it."""
+        if self.sizes_read is None or isinstance(traced, int):
+            return True
+        if not traced.free_symbols or traced.is_Symbol:
+            return True
+        return any(read.has(traced) for read in self.sizes_read)
 
     def size(self, val: torch.SymInt) -> Expr:
         return to_expr(val.node.expr, self.symbols.__getitem__)
@@ -290,6 +291,7 @@ class Walk:
         """The results of an inner graph, its ops placed right here."""
         module = self.inner(reference)
         walk = Walk(self.cx, self.symbols, self.problems)
+        walk.sizes_read = self.sizes_read
         params = [n for n in module.graph.nodes if n.op == "placeholder"]
         walk.env.update(zip(params, operands, strict=True))
         walk.run(module)

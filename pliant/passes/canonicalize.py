@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from pliant.ir.build import Number, facts_of, number_as
-from pliant.ir.graph import Attr, Graph, Op, Value, substitute
+from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join, rewrite
+from pliant.ir.same import attr_key
 from pliant.ir.types import NUMPY, DType
 from pliant.passes.context import Context
 from pliant.sym import Cond, Expr, as_expr, eq, le, lt
@@ -513,6 +514,15 @@ def attention_mask(cx: Rewriter, op: Op) -> Sequence[Value] | None:
     return cx.emit_multi(op.name, *op.operands[:-1], **attrs)
 
 
+def single_key(cx: Rewriter, op: Op) -> Sequence[Value] | None:
+    """The causal mask hides nothing where there is at most one key."""
+    keys = op.operands[ATTENTIONS[op.name] + 1].shape[-2]
+    if not op.bool_attr("causal") or cx.facts.prove(le(keys, 1)) is not True:
+        return None
+    attrs: dict[str, Any] = {**dict(op.attrs), "causal": False}
+    return cx.emit_multi(op.name, *op.operands, regions=op.regions, **attrs)
+
+
 # ---- the rule sets
 
 _INDEX_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -561,19 +571,12 @@ ALGEBRA: RuleSet = {
     "minimum": (idempotent,),
     "select": (select_known, select_not),
     **dict.fromkeys(_INDEX_COMPARISONS, (compare_indices,)),
-    **dict.fromkeys(ATTENTIONS, (attention_mask,)),
+    **dict.fromkeys(ATTENTIONS, (attention_mask, single_key)),
 }
 RULES: RuleSet = join(FOLD, MOVES, ALGEBRA)
 
 
 # ---- sharing and dropping
-
-
-def _key(attr: Attr) -> object:
-    """0.0 and -0.0, 1 and True are different attributes."""
-    if isinstance(attr, tuple):
-        return tuple(map(_key, attr))
-    return (type(attr), repr(attr) if isinstance(attr, float) else attr)
 
 
 def share(graph: Graph, cx: Context | None = None) -> Graph:
@@ -587,7 +590,7 @@ def share(graph: Graph, cx: Context | None = None) -> Graph:
             operands = [id(v) for v in op.operands]
             if has_trait(op, Trait.COMMUTATIVE):
                 operands.sort()
-            attrs = tuple((name, _key(value)) for name, value in op.attrs)
+            attrs = tuple((name, attr_key(value)) for name, value in op.attrs)
             types = tuple(v.type for v in op.results)
             first = seen.setdefault((op.name, *operands, attrs, types), op)
             if first is not op:

@@ -1,0 +1,336 @@
+"""The programs of a model: one for each way that its code goes by size.
+
+    programs(model, (x,), ({0: "n"},), simplify=...)   ->  (main, *others)
+
+    def forward(self, x):                 # traced at n = 5:
+        return x * 3 if x.shape[0] == 1 else x * 2
+
+A trace holds where the answers to the model's questions about sizes are as they were
+(torch_branches.py): here for n != 1. For sizes that no example could have avoided, 0, 1
+and those that the code compares for equality, the model is traced again, with one of
+them. If that program is proved to be the same there, the first one serves them too.
+If not, it is a program of its own, behind its own guards. Every other size at which the
+code goes another way is refused, with the line that decides it.
+
+The ways are a tree: the questions of a trace in the order asked, and behind the other
+answer to each the traces found there, which may ask more. A condition is dropped from
+the first program only if all that lies behind it is known and the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pliant.errors import PliantError, ShapeError
+from pliant.frontend.torch_export import (
+    Imported,
+    SizeInput,
+    TensorInput,
+    from_exported,
+)
+from pliant.frontend.torch_trace import Traced, trace, trace_again, traced_dims
+from pliant.ir.graph import Module
+from pliant.ir.same import same_graphs
+from pliant.sym import Cond, Expr, Facts, Guard, as_expr, eq, ge, sym
+
+MOST_TRACES = 8  # of one model
+_LARGEST = 4096  # a size, when looking for one that goes another way
+_MOST_ELEMENTS = 1 << 25  # of an example that is made for it
+
+Simplify = Callable[[Module], Module]
+
+
+@dataclass(slots=True)
+class _Way:
+    """A trace, and the conditions on sizes under which the code goes there."""
+
+    traced: Traced
+    imported: Imported
+    region: tuple[Cond, ...]
+    pins: dict[str, Expr] = field(default_factory=dict)  # symbols that are fixed
+
+
+@dataclass(slots=True)
+class _Behind:
+    """What lies behind the other answer to a question; not `known`: not all of it."""
+
+    ways: list[_Way] = field(default_factory=list)
+    known: bool = True
+
+
+def programs(
+    model: torch.nn.Module,
+    example_inputs: tuple[Any, ...],
+    dynamic_shapes: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    training: bool = False,
+    *,
+    simplify: Simplify,
+) -> tuple[Imported, ...]:
+    """The program of the example first, then those of other ways by size."""
+    first = trace(model, example_inputs, dynamic_shapes, example_kwargs, training)
+    return _Search(model, first, training, simplify).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        first: Traced,
+        training: bool,
+        simplify: Simplify,
+    ) -> None:
+        self.model, self.first, self.training = model, first, training
+        self.simplify = simplify
+        self.main = from_exported(first.program, first.info, training)
+        self.dims = _dims(self.main)
+        self.traces = 1
+
+    def run(self) -> tuple[Imported, ...]:
+        covered: dict[Cond, Guard | None] = {}
+        others: list[Imported] = []
+        limits = (*self.main.declared, *self.main.checks)
+        main = _Way(self.first, self.main, tuple(guard.cond for guard in limits))
+        for guard, behind in self.explore(main):
+            if behind.known and all(map(self.same, behind.ways)):
+                covered[guard.cond] = _above_zero(guard)
+            else:
+                others += [way.imported for way in behind.ways]
+        if covered:
+            first = self.first
+            self.main = from_exported(first.program, first.info, self.training, covered)
+        return (self.main, *others)
+
+    # ---- the tree of ways
+
+    def explore(self, way: _Way) -> Iterator[tuple[Guard, _Behind]]:
+        """What lies behind each question of a way, one after the other."""
+        path = (*way.region, *(eq(sym(name), n) for name, n in way.pins.items()))
+        for guard in (*self.fixed(way), *way.imported.branches):
+            region = (*path, guard.cond.negated())
+            if not _possible(region):
+                yield guard, _Behind()
+            elif is_special(guard.cond):
+                yield guard, self.behind(region)
+            elif way.imported is not self.main:
+                # A condition that stays is no gap if the main program has it as well.
+                kept = any(g.cond == guard.cond for g in self.main.branches)
+                yield guard, _Behind(known=kept)
+            path = (*path, guard.cond)
+
+    def fixed(self, way: _Way) -> Iterator[Guard]:
+        """Sizes of inputs that this way took to be equal, or to be a number."""
+        dims = _dims(way.imported)
+        for place, dim in self.dims.items():
+            number, axis = place
+            there = dims.get(place)
+            if there is None:
+                there = as_expr(traced_dims(way.traced.program)[number][axis])
+            if there is not dim:
+                yield Guard(eq(dim, there), ("a size is fixed",), "the trace")
+
+    def behind(self, region: tuple[Cond, ...]) -> _Behind:
+        way = self.trace(region)
+        if way is None:
+            return _Behind(known=False)
+        found = _Behind([way])
+        for _, more in self.explore(way):
+            found.ways += more.ways
+            found.known &= more.known
+        return found
+
+    def trace(self, region: tuple[Cond, ...]) -> _Way | None:
+        """The way of the code in a region; None where it could not be followed.
+
+        A symbol with one or two values there is fixed to the largest: a trace knows
+        all of it only then, and sizes of 0 are rarely traced.
+        """
+        sizes = self.sizes_in(region)
+        if sizes is None or self.traces >= MOST_TRACES:
+            return None
+        self.traces += 1
+        few = _few(region)
+        fixed = [place for place, dim in self.dims.items() if dim.symbols()[0] in few]
+        try:
+            values = self.examples(sizes)
+            traced = trace_again(
+                self.model, self.first, values, self.dims, fixed, self.training
+            )
+            imported = from_exported(traced.program, traced.info, self.training)
+        except Exception:  # the model's own, at a size it was not given
+            return None
+        pins = {name: as_expr(size) for name, size in few.items()}
+        return _Way(traced, imported, region, pins)
+
+    # ---- sizes and examples
+
+    def sizes_in(self, region: Sequence[Cond]) -> dict[str, int] | None:
+        """Sizes with these conditions, near the example's; above 0 if there are."""
+        few = _few(region)
+        hints = {**self.example_sizes(), **few}
+        names = sorted({n for cond in region for n in cond.symbols()} - set(few))
+        small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
+        together = ({**hints, **dict.fromkeys(names, n)} for n in small)
+        alone = ({**hints, name: n} for name in names for n in small)
+        mixed = (
+            {**hints, **dict(zip(names, several, strict=True))}
+            for several in itertools.product((1, 2, 7, 0), repeat=min(len(names), 4))
+            if len(several) == len(names)
+        )
+        for sizes in itertools.chain([hints], alone, together, mixed):
+            if all(_holds(cond, sizes) for cond in region):
+                return sizes
+        return None
+
+    def example_sizes(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for (number, axis), dim in self.dims.items():
+            (name, *more) = dim.symbols()
+            if not more and dim == sym(name):
+                value = self.first.values[number]
+                whole = isinstance(value, torch.Tensor)
+                sizes.setdefault(name, int(value.shape[axis]) if whole else int(value))
+        return sizes
+
+    def examples(self, sizes: Mapping[str, int]) -> list[Any]:
+        """The examples at other sizes: repeated, so that ids stay valid."""
+        values = list(self.first.values)
+        for (number, axis), dim in self.dims.items():
+            size = dim.evaluate(sizes)
+            value = values[number]
+            if not isinstance(value, torch.Tensor):
+                values[number] = size
+                continue
+            if math.prod([*value.shape[:axis], size, *value.shape[axis + 1 :]]) > (
+                _MOST_ELEMENTS
+            ):
+                raise ValueError(f"a size of {size} is too large to trace")
+            index = torch.arange(size) % max(value.shape[axis], 1)
+            if value.shape[axis] == 0 and size:
+                raise ValueError("an example of nothing cannot be made larger")
+            values[number] = value.detach().index_select(axis, index)
+        return values
+
+    # ---- proofs
+
+    def same(self, way: _Way) -> bool:
+        """Whether the main program computes what this way does, where it goes."""
+        try:
+            main = self.pinned(self.first, way.pins)
+        except ShapeError:
+            return True  # the main program refuses these sizes for another reason
+        except PliantError:
+            return False
+        try:
+            other = self.pinned(way.traced, way.pins)
+        except PliantError:
+            return False
+        if _interface(main) != _interface(other):
+            return False
+        return same_graphs(self.simplify(main.module), self.simplify(other.module))
+
+    def pinned(self, traced: Traced, pins: Mapping[str, Expr]) -> Imported:
+        """The program at these sizes, whatever its questions were."""
+        names = {k: v.substitute(pins) for k, v in traced.info.names.items()}
+        for (number, axis), dim in self.dims.items():
+            size = traced_dims(traced.program)[number].get(axis)
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                names.setdefault(str(size.node.expr), dim.substitute(pins))
+        info = replace(traced.info, names=names, bounds=())
+        return from_exported(traced.program, info, self.training, _NONE)
+
+
+# ---- conditions
+
+
+class _Nothing(dict[Cond, Guard | None]):
+    """Every branch is covered."""
+
+    def get(self, cond: Cond, default: object = None) -> None:  # type: ignore[override]
+        return None
+
+
+_NONE = _Nothing()
+
+
+def _above_zero(guard: Guard) -> Guard | None:
+    """What is left of a condition once all but a size of 0 is covered."""
+    names = guard.cond.symbols()
+    if len(names) != 1 or _holds(guard.cond, {names[0]: 0}):
+        return None
+    return Guard(ge(sym(names[0]), 1), guard.message, guard.origin)
+
+
+def is_special(cond: Cond) -> bool:
+    """Whether only 0, 1 or single sizes break it."""
+    if cond.kind == "ne":
+        return True
+    if cond.kind not in ("lt", "le") or not cond.lhs.is_const:
+        return False
+    names = cond.symbols()
+    return len(names) == 1 and _holds(cond, {names[0]: 2})
+
+
+def _holds(cond: Cond, sizes: Mapping[str, int]) -> bool:
+    try:
+        return cond.holds(sizes)
+    except (KeyError, ZeroDivisionError):
+        return False
+
+
+def _facts(conds: Sequence[Cond]) -> Facts:
+    facts = Facts()
+    for cond in conds:
+        facts = facts.assume(cond)
+    return facts
+
+
+def _possible(region: Sequence[Cond]) -> bool:
+    """False only if it is proved that no size is in the region."""
+    try:
+        return _facts(region[:-1]).prove(region[-1]) is not False
+    except ValueError:  # they contradict each other
+        return False
+
+
+def _few(region: Sequence[Cond]) -> dict[str, int]:
+    """The symbols that have one or two values in a region, and the larger of them."""
+    facts = _facts(region)
+    few = {}
+    for name in sorted({n for cond in region for n in cond.symbols()}):
+        low, high = facts.bounds(sym(name))
+        if high is not None and high - max(low or 0, 0) <= 1:
+            few[name] = high
+    return few
+
+
+def _dims(imported: Imported) -> dict[tuple[int, int], Expr]:
+    """The sizes that vary, by flat input and axis; an integer's own is at -1."""
+    out: dict[tuple[int, int], Expr] = {}
+    for number, item in enumerate(imported.inputs):
+        match item:
+            case TensorInput(_, param):
+                shape = imported.module.main.params[param].shape
+                out |= {(number, a): d for a, d in enumerate(shape) if not d.is_const}
+            case SizeInput(_, symbol):
+                out[number, -1] = sym(symbol)
+            case _:
+                pass
+    return out
+
+
+def _interface(imported: Imported) -> object:
+    """All that a caller sees of a program beside its tensors."""
+    return (
+        imported.outputs,
+        str(imported.in_spec),
+        str(imported.out_spec),
+        imported.seed is None,
+        imported.changed,
+    )

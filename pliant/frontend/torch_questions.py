@@ -1,0 +1,141 @@
+"""Every question that a model's code asks of a size while torch.export traces it.
+
+    with recorded_questions() as asked:
+        ep = torch.export.export(...)
+
+torch keeps a question as a guard only if it could not answer it from earlier ones, and
+an earlier one may come from the inside of an op, where our own shape rules apply and
+torch's do not. So the questions themselves are recorded, with torch's answers, at the
+two functions of its symbolic shapes through which all of them go.
+
+A question asked while a single op of the program runs on shapes alone decides only the
+shape of that op's result, which is typed again by our rules. It is left out. All others
+decide which ops the program has: those of the model's Python code, of torch.nn, and of
+composite functions that the trace looks into.
+
+The same code also computes with sizes, which torch may know in its own way only: the
+size of x[1:] is n - 1 to it, and 0 at n = 0 to eager. So what the model's code computes
+with is recorded as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx.experimental import _config, proxy_tensor, symbolic_shapes
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_MODULES = os.path.join(_TORCH, "nn") + os.sep
+_FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
+_RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
+_OPS = os.path.join(_TORCH, "_ops.py")
+_TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
+
+# torch's settings are of the process, so one trace at a time.
+_tracing = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A condition on sizes that held in the trace, and the model's line that asked."""
+
+    condition: Any  # a sympy Boolean
+    path: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        return f"{os.path.basename(self.path)}:{self.line}" if self.line else self.path
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the model's code asked of sizes, and the sizes that it computed with."""
+
+    questions: dict[Question, None] = field(default_factory=dict)
+    sizes: set[Any] = field(default_factory=set)  # sympy expressions
+
+    def ask(self, expr: Any, answer: Any) -> None:
+        frame = _asking_frame(sys._getframe(2)) if expr.free_symbols else None
+        if frame is not None:
+            path, line = frame.f_code.co_filename, frame.f_lineno
+            self.questions[Question(_condition(expr, answer), path, line)] = None
+            self.sizes.add(expr)
+
+    def compute(self, operand: Any) -> None:
+        node = getattr(operand, "node", None)
+        expr = None if node is None else node.expr
+        if expr is None or not expr.free_symbols or expr in self.sizes:
+            return
+        if _asking_frame(sys._getframe(2)) is not None:
+            self.sizes.add(expr)
+
+
+@contextlib.contextmanager
+def recorded_questions() -> Iterator[Asked]:
+    """Traces within take 0 and 1 as ordinary sizes; their questions are recorded."""
+    asked = Asked()
+    evaluate = symbolic_shapes.ShapeEnv.evaluate_expr
+    guard_or = symbolic_shapes._guard_or
+    dispatch = proxy_tensor.handle_sym_dispatch
+
+    def noted_evaluate(env: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = evaluate(env, expr, *args, **kwargs)
+        asked.ask(expr, answer)
+        return answer
+
+    def noted_guard_or(a: Any, default: bool) -> bool:
+        answer = guard_or(a, default)
+        if isinstance(a, torch.SymBool):
+            asked.ask(a.node.expr, answer)
+        return answer
+
+    def noted_dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+        for operand in args:
+            asked.compute(operand)
+        return dispatch(func, args, kwargs)
+
+    with (
+        _tracing,
+        _config.patch(backed_size_oblivious=True),
+        mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
+        mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
+        mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
+    ):
+        yield asked
+
+
+def _condition(expr: Any, answer: Any) -> Any:
+    """What the answer tells: the condition or its opposite, or a number's value."""
+    if isinstance(expr, sympy.logic.boolalg.Boolean):
+        return expr if bool(answer) else sympy.Not(expr)
+    return sympy.Eq(expr, answer, evaluate=False)
+
+
+def _asking_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the model's code; None inside of an op or the tracer."""
+    decomposed = False
+    while frame is not None:
+        path, function = frame.f_code.co_filename, frame.f_code.co_name
+        if path == _FAKE_OPS or path.startswith(_TRACER):
+            return None
+        if path == _OPS and function == "decompose":
+            decomposed = True
+        if path == _RECORDER and function == "proxy_call":
+            if not decomposed:
+                return None  # it runs the op that it records
+            decomposed = False
+        if path.startswith(_MODULES) or not path.startswith(_TORCH):
+            return frame
+        frame = frame.f_back
+    return None

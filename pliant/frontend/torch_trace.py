@@ -1,0 +1,172 @@
+"""A model through torch.export, with the questions that its code asks of sizes.
+
+`trace` takes what the user gives; `trace_again` follows the same model at other sizes,
+for the ways that its code goes there (torch_programs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from pliant.frontend.torch_dims import (
+    SymbolInfo,
+    declared_symbols,
+    enlarged,
+    symbol_of,
+)
+from pliant.frontend.torch_questions import Asked, recorded_questions
+from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
+from pliant.frontend.torch_spec_errors import (
+    check_sizes,
+    export_error,
+    fixed_dims,
+    let_torch_decide,
+)
+from pliant.sym import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A traced model, and what it was traced with."""
+
+    program: ExportedProgram
+    info: SymbolInfo
+    values: tuple[Any, ...]  # flat examples, of the sizes of the trace
+    declared: Spec
+
+
+def trace(
+    model: torch.nn.Module,
+    example_inputs: tuple[Any, ...],
+    dynamic_shapes: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    training: bool = False,
+) -> Traced:
+    kwargs = dict(example_kwargs or {})
+    declared = read_spec(model, example_inputs, kwargs, dynamic_shapes)
+    leaves = declared.leaves
+    flat, spec = pytree.tree_flatten((example_inputs, kwargs))
+    check_sizes(flat, leaves)
+    flat = _apart(flat)
+    attempts = [enlarged(flat, leaves, alike=False), enlarged(flat, leaves, alike=True)]
+    # Each in turn: sizes as guessed, all alike, as given.
+    failure: Exception | None = None
+    for values in [*(a for a in attempts if a is not None), flat]:
+        try:
+            program, asked = _export(model, values, spec, declared.for_torch, training)
+        except Exception as error:  # torch raises many kinds; the first one counts
+            failure = failure or error
+            continue
+        info = declared_symbols(traced_dims(program), leaves)
+        info = replace(info, asked=asked)
+        return Traced(program, info, tuple(values), declared)
+    assert failure is not None
+    fixed = _fixed_dims(model, example_inputs, kwargs, declared)
+    raise export_error(failure, flat, leaves, fixed) from failure
+
+
+def trace_again(
+    model: torch.nn.Module,
+    first: Traced,
+    values: Sequence[Any],
+    names: Mapping[tuple[int, int], Expr],
+    fixed: Collection[tuple[int, int]],
+    training: bool = False,
+) -> Traced:
+    """A trace with examples of other sizes, some of which are fixed.
+
+    `names` are the symbols of the first trace, by input and axis; `fixed` are places
+    too. Others may turn out to be fixed.
+    """
+    spec = first.program.call_spec.in_spec
+    assert spec is not None
+    shapes = ShapesCollection()
+    for number, leaf in enumerate(first.declared.leaves):
+        varying = [a for a, dim in leaf.dims.items() if dim.dynamic]
+        free = [axis for axis in varying if (number, axis) not in fixed]
+        if -1 in free:
+            raise ValueError("an integer of another size cannot stay dynamic")
+        if free:
+            shapes[values[number]] = dict.fromkeys(free, Dim.AUTO)
+    program, asked = _export(model, values, spec, shapes, training)
+    sizes = traced_dims(program)
+    info = declared_symbols(sizes, first.declared.leaves)
+    known = dict(info.names)
+    for (number, axis), name in names.items():
+        size = symbol_of(sizes[number].get(axis))
+        if isinstance(size, sympy.Symbol) and len(name.symbols()) == 1:
+            known.setdefault(str(size), name)
+    info = replace(info, names=known, asked=asked)
+    return replace(first, program=program, info=info, values=tuple(values))
+
+
+def _export(
+    model: torch.nn.Module,
+    values: Sequence[Any],
+    spec: pytree.TreeSpec,
+    shapes: Any,
+    training: bool,
+) -> tuple[ExportedProgram, Asked]:
+    args, kwargs = pytree.tree_unflatten(list(values), spec)
+    with torch.set_grad_enabled(training), recorded_questions() as asked:
+        program = torch.export.export(
+            model, args, kwargs, dynamic_shapes=shapes, strict=False
+        )
+    return program, asked
+
+
+def _fixed_dims(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    declared: Spec,
+) -> list[tuple[LeafSpec, int, int]]:
+    """Dims declared dynamic that are fixed by a trace that is free to do so."""
+    shapes = let_torch_decide(declared.for_torch)
+    try:
+        with torch.no_grad():
+            ep = torch.export.export(
+                model, args, kwargs, dynamic_shapes=shapes, strict=False
+            )
+    except Exception:  # it fails for another reason, which the first failure tells
+        return []
+    return fixed_dims(traced_dims(ep), declared.leaves)
+
+
+def _apart(flat: Sequence[Any]) -> list[Any]:
+    """The inputs, each in memory of its own: torch takes one passed twice for one."""
+    seen: set[int] = set()
+    out: list[Any] = []
+    for value in flat:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            memory = value.untyped_storage()._cdata
+            value = value.clone() if memory in seen else value
+            seen.add(memory)
+        out.append(value)
+    return out
+
+
+def traced_dims(ep: ExportedProgram) -> list[Mapping[int, Any]]:
+    """Per flat user input, its traced sizes by axis; an int's own is at -1."""
+    wanted = [
+        s for s in ep.graph_signature.input_specs if s.kind is InputKind.USER_INPUT
+    ]
+    names = {getattr(spec.arg, "name", None) for spec in wanted}
+    out: list[Mapping[int, Any]] = []
+    for node in ep.graph.nodes:
+        if node.op != "placeholder" or node.name not in names:
+            continue
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            out.append(dict(enumerate(val.shape)))
+        else:
+            out.append({-1: val})
+    return out

@@ -1,0 +1,69 @@
+"""Whether two graphs compute the same, op by op.
+
+Values are numbered by what computes them: a parameter by its place, a constant by its
+elements, a result by the op, its attributes and its operands' numbers. Equal numbers
+are equal values, so names and the order of ops do not matter. It is a proof in one
+direction only: graphs that compute the same in other words are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
+from pliant.ir.ops import Trait, has_trait
+
+
+def same_graphs(a: Module, b: Module) -> bool:
+    """Both `main`s give equal results for equal arguments, at every size."""
+    if len(a.main.params) != len(b.main.params):
+        return False
+    numbers = _Numbers()
+    return numbers.results(a.main, a.constants) == numbers.results(b.main, b.constants)
+
+
+class _Numbers:
+    def __init__(self) -> None:
+        self._of: dict[object, int] = {}
+
+    def number(self, key: object) -> int:
+        return self._of.setdefault(key, len(self._of))
+
+    def results(self, graph: Graph, constants: Mapping[str, Constant]) -> object:
+        known: dict[Value, int] = {}
+        for place, param in enumerate(graph.params):
+            known[param] = self.number(("param", place, param.type))
+        effects = []
+        for op in graph.ops:
+            key = self._op(op, known, constants)
+            if not has_trait(op, Trait.PURE):
+                effects.append(self.number(key))
+            for place, value in enumerate(op.results):
+                known[value] = self.number((key, place))
+        return tuple(known[v] for v in graph.results), tuple(effects)
+
+    def _op(
+        self, op: Op, known: Mapping[Value, int], constants: Mapping[str, Constant]
+    ) -> object:
+        operands = [known[v] for v in op.operands]
+        if has_trait(op, Trait.COMMUTATIVE):
+            operands.sort()
+        attrs: object = tuple((name, attr_key(value)) for name, value in op.attrs)
+        if op.name == "constant":
+            attrs = self._constant(constants[op.str_attr("name")])
+        regions = tuple(self.results(region, constants) for region in op.regions)
+        types = tuple(v.type for v in op.results)
+        return op.name, tuple(operands), attrs, regions, types
+
+    def _constant(self, constant: Constant) -> object:
+        data = constant.data
+        if data.nbytes > 64:  # weights are held once: the same memory
+            return constant.type, data.ctypes.data, data.nbytes
+        return constant.type, data.tobytes()
+
+
+def attr_key(attr: Attr) -> object:
+    """0.0 and -0.0, 1 and True are different attributes."""
+    if isinstance(attr, tuple):
+        return tuple(map(attr_key, attr))
+    return (type(attr), repr(attr) if isinstance(attr, float) else attr)
