@@ -86,5 +86,6 @@ def gemm_tile(dtype: DType, target: Target) -> Tile:
     fits = target.l2 // 3 // (deep_rows * dtype.bytes)
     depth = max(256, min(DEEPEST, fits // lanes * lanes))
     nr, near = VECTORS * lanes, target.l2 // 2
-    cells = near // 2 // (nr * dtype.bytes)
+    # However small the cache, there is room for a panel of a whole pass.
+    cells = max(depth, near // 2 // (nr * dtype.bytes))
     return Tile(mr, nr, lanes, dtype.bytes, depth, deep_rows, cells, near)

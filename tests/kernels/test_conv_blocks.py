@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from guarded import GuardedProgram, Side
 from machines import TARGETS, machine, with_caches
+from many_sizes import Array, evaluated
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
@@ -30,10 +31,8 @@ from pliant.ir.types import DType, tensor
 from pliant.kernels.conv_blocks import Blocks
 from pliant.kernels.conv_micro import conv_tile
 from pliant.kernels.conv_patch import Slide
-from pliant.sym import Expr, as_expr, floordiv, sym
+from pliant.sym import as_expr, floordiv, sym
 from pliant.target import Target, avx2, avx512, baseline, neon
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,6 @@ class Layer:
             out = floordiv(left, self.stride[k]) + 1
             found.append(Slide(extent, out, as_expr(self.window[k]), *moves))
         return found
-
-
-def evaluated(dim: Expr, known: dict[str, Array]) -> Array:
-    """An expression at many sizes at once."""
-
-    def joined(function: np.ufunc) -> Any:
-        return lambda *args: function.reduce(np.broadcast_arrays(*args))
-
-    functions = {
-        "max": joined(np.maximum),
-        "min": joined(np.minimum),
-        "ceildiv": lambda a, b: -(-a // b),
-    }
-    return eval(str(dim), functions, known) + np.zeros_like(known["h"])
 
 
 @dataclass(frozen=True)
