@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from machines import TARGETS, machine
+from programs import interpretable
 from torch import nn
 
 import pliant
@@ -120,7 +121,7 @@ def observed_calls(
             inside(self, name, sizes, memories)
 
     monkeypatch.setattr(interp_loops._Run, "call", noted)
-    run_graph(model._program.lowered, inputs, workers=2)
+    run_graph(interpretable(model), inputs, workers=2)
     return counts
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from machines import MACHINE, TARGETS, machine
+from programs import interpretable
 from torch import Tensor, nn
 
 import pliant
@@ -249,7 +250,7 @@ def test_interpreted(layer: nn.Module, size: int, deep: bool) -> None:
     torch.manual_seed(0)
     channels = layer.in_channels
     made = compiled(layer, torch.randn(2, channels, 11, 12))  # type: ignore[arg-type]
-    lowered = made._program.lowered
+    lowered = interpretable(made)
     loops = {
         name: func
         for name, func in lowered.loops.items()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from guarded import GuardedProgram, Side
 from machines import MACHINE, TARGETS, machine
+from programs import interpretable
 from torch import Tensor, nn
 
 import pliant
@@ -279,7 +280,7 @@ def test_interpreted(layer: nn.Conv2d) -> None:
     x = torch.randn(2, 5, 6, layer.in_channels)
     for workers in (1, 2):
         (got,) = run_graph(
-            made._program.lowered, [x.numpy()], workers=workers, check_races=True
+            interpretable(made), [x.numpy()], workers=workers, check_races=True
         )
         torch.testing.assert_close(
             torch.from_numpy(got), model(x), rtol=1e-5, atol=1e-5

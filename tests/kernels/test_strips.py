@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from machines import TARGETS, machine, with_caches
+from programs import interpretable
 
 import pliant
 from pliant.ir import interp_loops
@@ -77,7 +78,7 @@ def called(
         inside(self, name, sizes, memories)
 
     monkeypatch.setattr(interp_loops._Run, "call", noted)
-    (result,) = run_graph(model._program.lowered, inputs, workers=2)
+    (result,) = run_graph(interpretable(model), inputs, workers=2)
     monkeypatch.undo()
     return counts, result
 
