@@ -9,7 +9,7 @@ result: ours, torch.mm, F.linear, numpy.matmul. Below that it is the kernel alon
 repeated in machine code on memory that is there: our host flow, and the sgemm that
 torch and NumPy call, B stored either way; such shapes are also timed as Python calls,
 given apart. A ratio is the fastest peer's time over ours.
-Writes bench/results/gemm.json and bench/results/gemm.md.
+Writes bench/results/gemm.json and gemm.md; a run over fewer shapes is only printed.
 """
 
 from __future__ import annotations
@@ -322,7 +322,8 @@ def main() -> int:
     content: dict[str, Any] = {"seed": seed, "limits": [asdict(x) for x in limits]}
     content |= {"rows": [asdict(r) for r in rows]}
     content |= {"vectors": [asdict(v) for v in streams]}
-    save("gemm", content, reports, FEWEST_ROUNDS, [took])
+    if len(shapes) >= SHAPES and not arguments.no_vectors:
+        save("gemm", content, reports, FEWEST_ROUNDS, [took])
     return 0
 
 

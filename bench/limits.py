@@ -244,7 +244,8 @@ def chosen(rows: list[dict[str, Any]]) -> str:
 
 def replaced(key: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The stored rows, with those of the same model and shape replaced."""
-    stored = json.loads((RESULTS / "limits.json").read_text())[key]
+    path = RESULTS / "limits.json"
+    stored = json.loads(path.read_text())[key] if path.exists() else []
     names = set(map(name_of, rows))
     return [*(row for row in stored if name_of(row) not in names), *rows]
 

@@ -246,7 +246,8 @@ def main() -> int:
     tables = order_table(rows), share_table(rows)
     for table in tables:
         table.show(console())
-    save("order", {"rows": rows}, tables, rounds=0)
+    if arguments.models == ["zoo"] and not arguments.no_training:
+        save("order", {"rows": rows}, tables, rounds=0)
     return 0
 
 

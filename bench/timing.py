@@ -74,7 +74,13 @@ def save(
     rounds: int,
     notes: Sequence[str] = (),
 ) -> None:
-    """bench/results/NAME.json and NAME.md; `rounds` is 0 where nothing is timed."""
+    """bench/results/NAME.json and NAME.md; `rounds` is 0 where nothing is timed.
+
+    What was timed in fewer rounds than results have is not stored.
+    """
+    if 0 < rounds < ROUNDS:
+        print(f"{rounds} rounds are too few: not stored", file=sys.stderr)
+        return
     results.save(RESULTS, name, results.stamp(rounds), content, tables, notes)
     print(f"written: {RESULTS / name}.md", file=sys.stderr)
 
