@@ -2,6 +2,7 @@
 
     import        torch.export's graph -> tensor ops with symbolic shapes  frontend/
     inline        calls of graph functions and match-casts go away         passes/
+    joins         concats of slices of concats -> one concat of what is read
     canonicalize  fold identities, share equal values, drop dead ones
     decompose     norms, softmax, linear, ... -> primitive ops
     plain         canonicalize again
@@ -66,6 +67,7 @@ from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.passes.inplace import inplace
+from pliant.passes.joins import joins
 from pliant.passes.layout import layout
 from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
@@ -87,6 +89,7 @@ GraphPass = Callable[[Graph, Context], Graph]
 
 # (name, pass over `main`, what is legal afterwards)
 GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
+    ("joins", joins, Stage.IMPORTED),
     ("canonicalize", canonicalize, Stage.IMPORTED),
     ("decompose", decompose, Stage.DECOMPOSED),
     ("plain", canonicalize, Stage.DECOMPOSED),

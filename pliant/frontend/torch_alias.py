@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from pliant.frontend.torch_ops_shape import (
+    from_front,
     moved_axes,
     put_window,
     select_window,
@@ -159,21 +160,46 @@ def _contiguous(tensor: torch.Tensor) -> bool:
 
 
 class Aliases:
-    """The nodes seen so far that share memory, as trees."""
+    """The nodes seen so far that share memory, as trees.
+
+    A write reaches the nodes above, up to the root, and no others: a view is made again
+    when it is next read, if its memory has been written since. So the cost of a write
+    does not grow with the views there are.
+    """
 
     def __init__(self, walk: Walk) -> None:
         self.walk, self.cx, self.env = walk, walk.cx, walk.env
         self.parent: dict[Node, Node] = {}
+        self.roots: dict[Node, Node] = {}
+        self.writes: dict[Node, int] = {}  # to a root's memory
+        self.made: dict[Node, int] = {}  # after how many of them a node was
 
     def track(self, node: Node) -> None:
         source = shares_memory(node)
-        if source is not None:
-            self.parent[node] = source
+        if source is None:
+            return
+        # An in-place op gives its operand: trees do not grow deeper with each.
+        above = self.parent.get(source)
+        if above is not None and is_in_place(source.target):
+            source = above
+        self.parent[node] = source
+        root = self.roots[node] = self.root(source)
+        self.made[node] = self.writes.get(root, 0)
 
     def root(self, node: Node) -> Node:
-        while node in self.parent:
-            node = self.parent[node]
-        return node
+        return self.roots.get(node, node)
+
+    def refresh(self, node: Node) -> None:
+        """Makes a view again if its memory was written since it was made."""
+        if node not in self.parent:
+            return
+        writes = self.writes.get(self.roots[node], 0)
+        if self.made[node] == writes:
+            return
+        self.made[node] = writes
+        before, loc = self.cx.node, self.cx.b.loc
+        self.env[node] = self._again(node)
+        self.cx.node, self.cx.b.loc = before, loc
 
     def check_writable(self, node: Node) -> None:
         root = self.root(node)
@@ -192,29 +218,28 @@ class Aliases:
         root = self.root(node)
         if root in self.walk.buffers:
             self.walk.written[root] = self.walk.buffers[root]
-        carried = {node}
-        self.env[node] = new
+        self.writes[root] = self.writes.get(root, 0) + 1
+        self._set(node, new)
         while node in self.parent:
             above = self.parent[node]
             if node.target is operator.getitem:
                 pieces = list(self.env[above])
                 pieces[node.args[1]] = new  # type: ignore[index]
-                self.env[above] = pieces
-                carried.add(above)
+                self._set(above, pieces)
                 new = self._put_piece(above, int(node.args[1]), new)  # type: ignore[arg-type]
                 above = self.parent[above]
             else:
                 new = self._undo(node, self.env[above], new)
-            self.env[above] = new
-            carried.add(above)
+            self._set(above, new)
             node = above
-        for other in list(self.parent):
-            if other not in carried and self.root(other) is root:
-                self.env[other] = self._again(other)
+
+    def _set(self, node: Node, value: Any) -> None:
+        self.env[node] = value
+        self.made[node] = self.writes[self.root(node)]
 
     def _again(self, node: Node) -> Any:
         if is_in_place(node.target):
-            return self.env[self.parent[node]]
+            return self.walk.read(self.parent[node])
         return self.walk.translate(node)
 
     def _put_piece(self, split: Node, which: int, new: Value) -> Value:
@@ -253,7 +278,8 @@ class Aliases:
             return put_window(cx, base, self._with_axis(base, new, axis), axis, window)
         if name == "narrow":
             axis = cx.axis(args[0], rank)
-            window = (cx.simplify(args[1]), cx.simplify(args[2]), 1)
+            begin = from_front(cx, args[1], base.shape[axis])
+            window = (begin, cx.simplify(args[2]), 1)
             return put_window(cx, base, new, axis, window)
         return cx.unsupported(f"in-place change through a view made by {name}")
 

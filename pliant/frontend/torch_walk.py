@@ -110,6 +110,8 @@ class Walk:
     def read(self, node: Node) -> Any:
         if node not in self.env and node in self.lazy:
             self.env[node] = self.lazy[node]()
+        if self.aliases is not None:
+            self.aliases.refresh(node)
         if node.op == "get_attr":  # an inner graph, or a constant of one
             return self.env.get(node, node)
         return self.env.get(node, POISON)

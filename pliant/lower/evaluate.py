@@ -8,8 +8,10 @@ row's statistics are computed once per row, whatever the loop that asks for them
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from pliant.errors import InternalError
 from pliant.ir.access import VIEWS, Space, pull
@@ -82,7 +84,6 @@ class Evaluator:
 
     `leaf(value, index, where)` gives what the kernel loads instead of computing.
     `check(message, loc)` numbers a run-time check.
-    `breaks` collects, per variable, the positions at which a concat changes operand.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Evaluator:
         self.producers, self.leaf = producers, leaf
         self.space, self.check = space, check
         self.scopes: list[Scope] = [Scope(frozenset())]
-        self.breaks: dict[str, set[Expr]] = {}
+        self._ends: dict[Value, list[Expr]] = {}  # where a concat's operands end
         self._depends: dict[str, frozenset[str]] = {}  # a name -> loop variables
         self._count = 0
 
@@ -229,11 +230,10 @@ class Evaluator:
     def concat(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue:
-        axis, low = op.int_attr("axis"), as_expr(0)
+        axis = op.int_attr("axis")
         result: LoopValue | None = None
         pieces: list[tuple[LoopValue, LoopValue]] = []
-        for operand in op.operands:
-            high = low + operand.shape[axis]
+        for operand, low, high in self.reached(op, index):
             inside = self.between(index[axis], low, high)
             if inside is not False:
                 shifted = (*index[:axis], index[axis] - low, *index[axis + 1 :])
@@ -241,25 +241,38 @@ class Evaluator:
                     return self.value(operand, shifted, where)
                 guard = self.local(conjunction(where, inside))
                 pieces.append((inside, self.value(operand, shifted, guard)))
-            if low != as_expr(0):
-                self._note_break(index[axis], low)
-            low = high
         for inside, piece in reversed(pieces):
             result = piece if result is None else Select(inside, piece, result)
         if result is None:  # an axis of no elements
             return _number(0, op.result.dtype.compute)
         return result
 
-    def _note_break(self, i: Expr, at: Expr) -> None:
-        """i == var + offset: the operand changes at var == at - offset."""
-        for name in i.symbols():
-            offset = i - sym(name)
-            if (
-                not set(offset.symbols())
-                & {v for scope in self.scopes for v in scope.variables}
-                and offset.substitute({name: 0}) == offset
-            ):
-                self.breaks.setdefault(name, set()).add(at - offset)
+    def reached(
+        self, op: Op, index: tuple[Expr, ...]
+    ) -> list[tuple[Value, Expr, Expr]]:
+        """The operands of a concat that an index may be in, with where each begins
+        and ends."""
+        axis = op.int_attr("axis")
+        ends = self._ends.get(op.result)
+        if ends is None:
+            sizes = (v.shape[axis] for v in op.operands)
+            ends = self._ends[op.result] = [as_expr(0), *accumulate(sizes)]
+        i, count = index[axis], len(op.operands)
+        # Each answer alone rules out all that is before, or behind, the end asked for.
+        first = bisect_left(
+            range(count - 1), True, key=lambda k: not self._behind(i, ends[k + 1])
+        )
+        last = bisect_left(
+            range(first + 1, count), True, key=lambda k: self._before(i, ends[k])
+        )
+        kept = range(first, first + 1 + last)
+        return [(op.operands[k], ends[k], ends[k + 1]) for k in kept]
+
+    def _behind(self, i: Expr, end: Expr) -> bool:
+        return self.space.at_least(i, end) is True
+
+    def _before(self, i: Expr, begin: Expr) -> bool:
+        return self.space.at_least(i, begin) is False
 
     def pad(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
@@ -379,6 +392,41 @@ class Evaluator:
         return as_dtype(Index(op.dim_attr("value")), op.result.dtype.compute)
 
 
+class Breaks(Evaluator):
+    """Finds, per variable, the positions at which a concat changes operand.
+
+    A run without effect: every operand is looked at once, under no condition.
+    """
+
+    def __init__(self, producers: Mapping[Value, Op], leaf: Leaf, space: Space) -> None:
+        super().__init__(producers, leaf, space, lambda message, loc: 0)
+        self.found: dict[str, set[Expr]] = {}
+
+    def value(
+        self, v: Value, index: tuple[Expr, ...], where: LoopValue | None = None
+    ) -> LoopValue:
+        return super().value(v, index)
+
+    def concat(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        axis = op.int_attr("axis")
+        for k, (operand, low, _) in enumerate(self.reached(op, index)):
+            shifted = (*index[:axis], index[axis] - low, *index[axis + 1 :])
+            self.value(operand, shifted)
+            if k:
+                self._note(index[axis], low)
+        return _number(0, op.result.dtype.compute)
+
+    def _note(self, i: Expr, at: Expr) -> None:
+        """i == var + offset: the operand changes at var == at - offset."""
+        variables = {v for scope in self.scopes for v in scope.variables}
+        for name in i.symbols():
+            offset = i - sym(name)
+            if not variables & {*offset.symbols()} and name not in offset.symbols():
+                self.found.setdefault(name, set()).add(at - offset)
+
+
 def _number(value: float, dtype: DType) -> Const:
     if dtype is DType.BOOL:
         return Const(bool(value), dtype)
@@ -387,7 +435,7 @@ def _number(value: float, dtype: DType) -> Const:
 
 _Handler = Callable[[Evaluator, Op, tuple[Expr, ...], LoopValue | None], LoopValue]
 _MOVES: dict[str, _Handler] = {
-    "concat": Evaluator.concat,
+    "concat": lambda cx, *place: cx.concat(*place),
     "pad": Evaluator.pad,
     "in_range": Evaluator.in_range,
     "index": Evaluator.index,

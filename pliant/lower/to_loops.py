@@ -18,12 +18,12 @@ sizes (`lower/variants.py`), and chooses between the bodies when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pliant.errors import InternalError
-from pliant.ir.access import flatten, linear_coefficient, numel
+from pliant.ir.access import Space, flatten, linear_coefficient, numel
 from pliant.ir.graph import Graph, Value
 from pliant.ir.loops import (
     WORKER,
@@ -52,7 +52,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import TensorType
 from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, with_axes
-from pliant.lower.evaluate import Evaluator
+from pliant.lower.evaluate import Breaks, Evaluator
 from pliant.lower.nest import (
     COLUMN_BLOCK,
     block,
@@ -299,13 +299,25 @@ class _Group:
         self.evaluator = evaluator
         if self.shape.reduced:
             return self._rows(axes, evaluator)
-        stmt = self._map(axes, evaluator)
-        for axis in axes:
-            if axis.name in evaluator.breaks and extents == self.shape.domain:
-                breaks = sorted_breaks(evaluator, axis, self.facts)
+        if extents == self.shape.domain:
+            found = self._breaks(axes, space)
+            for axis in axes:
+                breaks = sorted_breaks(found.get(axis.name, ()), axis, self.facts)
                 if breaks:
                     return self._segments(axis, breaks)
-        return stmt
+        return self._map(axes, evaluator)
+
+    def _breaks(self, axes: Sequence[Axis], space: Space) -> dict[str, set[Expr]]:
+        """Where concats change operand, by the name of the axis."""
+        if not any(op.name == "concat" for op in self.region.ops):
+            return {}
+        finder = Breaks(self.producers, self._leaf, space)
+        outer, self.evaluator = self.evaluator, finder
+        finder.push(axis.name for axis in axes)
+        for value in self.outputs:
+            finder.value(value, self._place(value))
+        self.evaluator = outer
+        return finder.found
 
     def _segments(self, axis: Axis, breaks: Sequence[Expr]) -> Stmt:
         """A nest per run of an axis in which every concat reads one operand."""
@@ -606,24 +618,29 @@ def _depths(region: Graph) -> dict[Value, int]:
     return depth
 
 
-def sorted_breaks(evaluator: Evaluator, axis: Axis, facts: Facts) -> list[Expr]:
+def sorted_breaks(found: Iterable[Expr], axis: Axis, facts: Facts) -> list[Expr]:
     """The breaks of an axis in order, if their order is provable; else none."""
-    found = [
+    inside = [
         e
-        for e in evaluator.breaks[axis.name]
+        for e in found
         if not facts.prove(le(e, 0)) and not facts.prove(ge(e, axis.extent))
     ]
-    ordered: list[Expr] = []
-    for e in found:
-        k = 0
-        while k < len(ordered):
-            order = facts.compare(e, ordered[k])
+    known = sorted((e for e in inside if e.is_const), key=lambda e: e.value)
+    ordered: list[Expr] = list(known)
+    for e in inside:
+        if e.is_const:
+            continue
+        low, high = 0, len(ordered)
+        while low < high:
+            middle = (low + high) // 2
+            order = facts.compare(e, ordered[middle])
             if order is None:
                 return []
             if order in ("lt", "le"):
-                break
-            k += 1
-        ordered.insert(k, e)
+                high = middle
+            else:
+                low = middle + 1
+        ordered.insert(low, e)
     return ordered
 
 

@@ -19,7 +19,7 @@ named as the op.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one, numel
@@ -201,7 +201,7 @@ class _Fuser:
         outputs = self.outputs(joined)
         ops = list(self.with_views(joined, outputs))
         shape = structure(ops, outputs, self.facts)
-        if shape is None or self._recomputes(a, shape):
+        if shape is None or self._recomputes(a, shape) or _repeats(ops):
             return
         for k in joined.ops:
             self.group[k] = joined
@@ -412,6 +412,36 @@ class _Fuser:
                 for source in self.sources(k):
                     if id(self.group[source]) not in done:
                         stack.append((self.group[source], False))
+
+
+def _repeats(ops: Sequence[Op]) -> bool:
+    """Whether concats would have much computed again, once for each operand.
+
+    What an operand is made of is computed where that operand is read: a chain of steps
+    of which each is an operand too would be computed from its start for every one.
+    """
+    if not any(op.name == "concat" for op in ops):
+        return False
+    producers = {v: op for op in ops for v in op.results}
+    left = 2 * len(ops) + 32
+    stack = [list(op.operands) for op in ops if op.name == "concat"]
+    while stack:
+        for value in stack.pop():
+            cone, seen = [value], set[Value]()
+            while cone:
+                v = cone.pop()
+                op = producers.get(v)
+                if op is None or v in seen:
+                    continue
+                seen.add(v)
+                left -= 1
+                if left < 0:
+                    return True
+                if op.name == "concat":
+                    stack.append(list(op.operands))
+                else:
+                    cone.extend(op.operands)
+    return False
 
 
 class _Views:

@@ -135,6 +135,7 @@ class _Walk:
         self.producers = {v: op for op in ops for v in op.results}
         self.shape, self.space = shape, space
         self.seen: set[tuple[Value, tuple[Expr, ...]]] = set()
+        self.plain: set[Value] = set()  # with nothing but elements behind it
         variables = domain_index(shape.domain)
         self.row = tuple(variables[k] for k in shape.kept)
         self.full = variables
@@ -169,9 +170,11 @@ class _Walk:
     def _elementwise_only(self, op: Op) -> bool:
         stack = list(op.operands)
         while stack:
-            producer = self.producers.get(stack.pop())
-            if producer is None:
+            value = stack.pop()
+            producer = self.producers.get(value)
+            if producer is None or value in self.plain:
                 continue
+            self.plain.add(value)
             if producer.name == "reduce" or producer.name in OPAQUE:
                 return False
             stack.extend(producer.operands)

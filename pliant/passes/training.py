@@ -15,6 +15,7 @@ from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.gradient import depends, gradient, smooth
+from pliant.passes.joins import joins
 from pliant.passes.merge import merge
 
 # (builder, params by name, gradients) -> results after the loss
@@ -111,6 +112,7 @@ def _find(training: Training) -> GraphPass:
 def training_passes(training: Training) -> tuple[tuple[str, GraphPass, Stage], ...]:
     """The passes over `main`, in order, as the pipeline has them."""
     return (
+        ("joins", joins, Stage.IMPORTED),
         ("canonicalize", canonicalize, Stage.IMPORTED),
         ("smooth", _smooth(training), Stage.IMPORTED),
         ("decompose", decompose, Stage.DECOMPOSED),
