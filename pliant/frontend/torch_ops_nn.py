@@ -136,6 +136,8 @@ def convolve_transposed(
     rank = weight.type.rank - 2
     single = x.type.rank == rank + 1
     x = cx.reshape(x, (1, *x.shape)) if single else x
+    for size in weight.shape:  # its kernel is built from them
+        cx.constant_int(size, "a size of a transposed convolution's weight")
     pads = tuple(cx.ints(padding, rank, "padding"))
     out = cx.b.emit(
         "conv_transpose",

@@ -109,17 +109,19 @@ def _number(cx: Context, n: Any) -> float:
     return float(n)
 
 
-def linspace(cx: Context, start: float, end: float, steps: int, **_: Any) -> Value:
-    dtype = cx.out_dtype
-    if steps == 1:
-        return cx.full(start, (1,), dtype)
-    place = cx.iota((steps,), 0, DType.F64)
-    step = (end - start) / max(steps - 1, 1)
-    # Counted from the nearer end, so that both ends are exact.
-    rising = cx.add(cx.mul(place, step), float(start))
-    falling = cx.sub(float(end), cx.mul(cx.sub(float(steps - 1), place), step))
-    nearer = cx.arith("lt", place, float(steps // 2))
-    return cx.cast(cx.select(nearer, rising, falling), dtype)
+def linspace(cx: Context, start: Any, end: Any, steps: Size, **_: Any) -> Value:
+    count = as_expr(steps)
+    first, last = (cx.tensor(n, DType.F64) for n in (start, end))
+    place = cx.iota((count,), 0, DType.F64)
+    gaps = cx.tensor(maximum(count - 1, 1), DType.F64)
+    step = cx.div(cx.sub(last, first), gaps)
+    # Counted from the nearer end, so that both ends are exact; one place is the start.
+    rising = cx.add(cx.mul(place, step), first)
+    behind = cx.sub(cx.tensor(count - 1, DType.F64), place)
+    falling = cx.sub(last, cx.mul(behind, step))
+    half = cx.tensor(maximum(floordiv(count, 2), 1), DType.F64)
+    nearer = cx.arith("lt", place, half)
+    return cx.cast(cx.select(nearer, rising, falling), cx.out_dtype)
 
 
 def eye(cx: Context, n: Size, m: Size | None = None, **_: Any) -> Value:
@@ -275,6 +277,8 @@ def diagonal(
 
 def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value:
     """Sliding windows of one axis; the window becomes the last dim."""
+    if x.type.rank == 0:  # one element, and one window
+        return cx.slice(cx.reshape(x, (1,)), 0, 0, size)
     axis = cx.axis(dimension, x.type.rank)
     count = cx.simplify(floordiv(x.shape[axis] - size, step) + 1)
     start = cx.iota((count, 1), 0, DType.I64)

@@ -72,6 +72,9 @@ def variance(
     else:
         degrees = cx.arith("maximum", cx.arith("sub", count, correction), 0.0)
     out = cx.arith("div", squares, degrees, x.dtype)
+    if correction < 0 and not cx.proves(le(1, count)):
+        nothing = cx.arith("eq", count, 0)  # of no elements there is no variance
+        out = cx.select(nothing, cx.tensor(math.nan, x.dtype), out)
     if not keepdim:
         kept = [d for i, d in enumerate(x.shape) if i not in axes]
         center = cx.reshape(center, kept)
@@ -285,9 +288,11 @@ def diff(
     prepend: Value | None = None,
     append: Value | None = None,
 ) -> Value:
+    if n == 0:
+        return x  # and nothing is put before or behind it
     axis = cx.axis(dim, x.type.rank)
     parts = [part for part in (prepend, x, append) if part is not None]
-    out = cx.concat(parts, axis)
+    out = cx.concat([cx.cast(part, cx.out_dtype) for part in parts], axis)
     for _ in range(n):
         size: Size = cx.simplify(maximum(out.shape[axis] - 1, 0))
         start = cx.simplify(out.shape[axis] - size)  # 1, or 0 when there is nothing

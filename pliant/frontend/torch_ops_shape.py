@@ -477,7 +477,7 @@ def pad(
         (x.type.rank - 1 - i, cx.simplify(pad[2 * i]), cx.simplify(pad[2 * i + 1]))
         for i in range(len(pad) // 2)
     ]
-    if mode != "constant":
+    if mode in ("reflect", "replicate"):
         for axis, low, high in pairs:
             x = _padded_by_own(cx, x, axis, low, high, mode)
         return x
@@ -486,6 +486,10 @@ def pad(
         cut_low, cut_high = (cx.simplify(maximum(-p, 0)) for p in (low, high))
         lows[axis], highs[axis] = (cx.simplify(maximum(p, 0)) for p in (low, high))
         x = cx.slice(x, axis, cut_low, x.shape[axis] - cut_low - cut_high)
+    if mode != "constant":  # circular: what is left goes round
+        for axis, _, _ in pairs:
+            x = _padded_by_own(cx, x, axis, lows[axis], highs[axis], mode)
+        return x
     if not any(d != 0 for d in lows + highs):
         return x
     fill: Any = value or 0

@@ -6,6 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.ir.graph import Graph, Value
+from pliant.ir.types import TensorType
 from pliant.sym import Expr, as_expr, eq
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
@@ -68,9 +70,11 @@ class Walk:
         # Sizes, as torch knows them, that something was computed from; None: any.
         self.sizes_read: frozenset[Any] | None = None
         self.module: GraphModule | None = None
+        self.live: set[Node] = set()  # what a result or a write depends on
 
     def run(self, module: GraphModule) -> None:
         self.module = module
+        self.live = _live(module)
         if any(is_in_place(n.target) or _trains(n) for n in module.graph.nodes):
             self.aliases = Aliases(self)
         for node in module.graph.nodes:
@@ -91,16 +95,39 @@ class Walk:
         except Unsupported as problem:
             self.report(node, str(problem))
         except PliantError:
-            raise
+            if not self.problems:
+                raise
+            self.env[node] = POISON  # behind a value that stands in: may not fit
         except Exception as error:
+            if self.problems:
+                self.env[node] = POISON
+                return
             detail = f"{node.target} at {place.full}: {type(error).__name__}: {error}"
             raise InternalError("import", detail) from error
 
     def report(self, node: Node, reason: str) -> None:
+        """Notes a problem; a value stands in, so that those behind it are found too.
+
+        What nothing reads needs no translation.
+        """
         self.env[node] = POISON
+        if node not in self.live:
+            return
         if reason:
             found = UnsupportedOp(str(node.target), reason, location(node).full)
             self.problems.append(found)
+        with suppress(Unsupported, PliantError, KeyError, ValueError):
+            self.env[node] = self.stand_in(node.meta.get("val"))
+
+    def stand_in(self, val: Any) -> Any:
+        """Something of the traced type; no code is made from a walk with problems."""
+        if isinstance(val, tuple | list):
+            return [self.stand_in(each) for each in val]
+        if not isinstance(val, torch.Tensor):
+            return POISON
+        shape = [d if isinstance(d, int) else self.size(d) for d in val.shape]
+        dtype = self.cx.dtype(val.dtype)
+        return self.cx.b.param("unknown", TensorType(dtype, tuple(map(as_expr, shape))))
 
     def output(self, argument: Any) -> Any:
         return self.read(argument) if isinstance(argument, Node) else argument
@@ -320,11 +347,11 @@ class Walk:
 
     def branch(self, node: Node, args: list[Any]) -> list[Value]:
         condition, operands = args[0], args[3]
-        if isinstance(condition, Undecided):
-            raise Unsupported("a torch.cond on sizes: use a Python if")
         before = len(self.problems)
         then = self.region(node.args[1], operands, "then")
         other = self.region(node.args[2], operands, "else")
+        if isinstance(condition, Undecided):
+            raise Unsupported("a torch.cond on sizes: use a Python if")
         if len(self.problems) > before:
             raise Unsupported("")
         tensors = [x for x in operands if isinstance(x, Value)]
@@ -349,6 +376,20 @@ class Walk:
             "while", *carried, *extra, regions=(test, body)
         )
         return list(everything[: len(carried)])
+
+
+def _live(module: GraphModule) -> set[Node]:
+    """The nodes that a result, a write or a check depends on."""
+    found: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        target = node.target
+        acts = node.op == "output" or is_in_place(target) or _trains(node)
+        graphs = any(n.op == "get_attr" for n in node.all_input_nodes)
+        if acts or graphs or "assert" in str(target):
+            found.add(node)
+        if node in found:
+            found.update(node.all_input_nodes)
+    return found
 
 
 def _short(target: Any) -> str:

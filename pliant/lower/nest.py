@@ -76,7 +76,7 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
     total, rest = product_of(a.extent for a in live), sym("_p")
     lets: list[Stmt] = []
     for axis in reversed(live[1:]):
-        safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)
+        safe = maximum(axis.extent, 1)  # where there is none, nothing is divided
         lets.append(Let(axis.name, Index(mod(rest, safe))))
         rest = floordiv(rest, safe)
     lets.append(Let(live[0].name, Index(rest)))

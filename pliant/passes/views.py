@@ -86,6 +86,8 @@ def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View |
 
 
 def _reshape(source: View, shape: tuple[Expr, ...], facts: Facts) -> View | None:
+    if source.is_contiguous():  # and so in any other shape, however that is written
+        return View(source.base, source.offset, shape, contiguous_strides(shape))
     strides: list[Expr] = []
     for here, there in segments(source.shape, shape, facts):
         dims = [k for k in here if not is_one(source.shape[k])]
