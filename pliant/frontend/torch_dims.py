@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -204,8 +205,13 @@ def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:
             return maximum(*args)
         case torch_sympy.Min() | sympy.Min():
             return minimum(*args)
-        case torch_sympy.FloorToInt() | torch_sympy.TruncToInt():
+        case torch_sympy.FloorToInt():
             return floordiv(*to_ratio(expr.args[0], symbol))
+        case torch_sympy.TruncToInt():  # towards zero: up, where it is negative
+            ratio = to_ratio(expr.args[0], symbol)
+            if Facts().prove(ge(ratio[0], 0)) is True:
+                return floordiv(*ratio)
+            return maximum(floordiv(*ratio), 0) + minimum(ceildiv(*ratio), 0)
         case torch_sympy.CeilToInt():
             return ceildiv(*to_ratio(expr.args[0], symbol))
         case _:
@@ -219,6 +225,23 @@ def _plain(expr: sympy.Expr) -> bool:
         torch_sympy.CeilToInt,
     )
     return not isinstance(expr, rounding)
+
+
+def decimal(number: float, *, below: bool = False) -> Fraction | None:
+    """The short fraction that a float stands for, 3/5 for 0.6; None if sizes could
+    tell them apart.
+
+    A product n * 0.6 of floats is rounded, and so is 0.6 itself. Where n * 3/5 is a
+    whole number m, the product is m too if the error of 0.6, relative to it, is at most
+    2**-54, half of what separates floats just below a power of two. 0.7 is further off,
+    and 90 * 0.7 is just below 63. Where n * 3/5 is not whole, floor and ceil of both
+    agree. With `below`, only a float below the fraction counts, as it does for floor.
+    """
+    near, exact = Fraction(number).limit_denominator(1 << 20), Fraction(number)
+    if float(near) != number:
+        return None
+    close = abs(exact - near) <= abs(near) * Fraction(1, 1 << 54)
+    return near if close or (below and exact > near) else None
 
 
 def to_ratio(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Expr]:
@@ -237,8 +260,13 @@ def to_ratio(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Exp
             top, bottom = top * num, bottom * den
         return top, bottom
     if isinstance(expr, sympy.Float | sympy.Rational):
-        near = sympy.nsimplify(expr, rational=True)
-        return as_expr(int(near.p)), as_expr(int(near.q))
+        near = decimal(float(expr)) if isinstance(expr, sympy.Float) else expr
+        if near is None:
+            raise ValueError(f"{expr} is no short fraction")
+        top, bottom = Fraction(
+            int(near.numerator), int(near.denominator)
+        ).as_integer_ratio()
+        return as_expr(top), as_expr(bottom)
     return to_expr(expr, symbol), as_expr(1)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_context import Context, Real, Size
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, minimum, mod
+from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, minimum, mod, ne
 
 aten = torch.ops.aten
 
@@ -430,15 +431,23 @@ def instance_norm(
 
 
 def scaled_size(cx: Context, dim: Expr, scale: float | Real) -> Expr:
-    """floor(dim * scale); a factor such as 0.7 means the decimal number."""
+    """floor(dim * scale), of floats as torch computes it."""
     if isinstance(scale, Real):
         if scale.ratio is None:
             cx.unsupported("a resize factor that depends on sizes")
         num, den = scale.ratio
         return cx.simplify(floordiv(dim * num, den))
-    near = Fraction(scale).limit_denominator(1 << 20)
-    exact = near if float(near) == scale else Fraction(scale)
-    return cx.simplify(floordiv(dim * exact.numerator, exact.denominator))
+    if dim.is_const:
+        return as_expr(math.floor(float(dim.value) * scale))
+    near = decimal(scale, below=True)
+    if near is None:
+        near = Fraction(scale).limit_denominator(1 << 20)
+        if float(near) != scale:
+            cx.unsupported(f"a resize factor of {scale}: give one with fewer digits")
+        whole = mod(dim * near.numerator, near.denominator)
+        why = f"sizes that are whole times {scale} may be rounded down: give size="
+        cx.require(ne(whole, 0), why)
+    return cx.simplify(floordiv(dim * near.numerator, near.denominator))
 
 
 def _resized(

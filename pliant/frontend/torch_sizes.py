@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import torch
 
+from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_context import Context, Real
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, ge, maximum, minimum, mod
@@ -37,8 +37,8 @@ def _ratio(x: Any) -> tuple[Expr, Expr] | None:
     if isinstance(x, Real):
         return x.ratio
     if isinstance(x, float) and math.isfinite(x):
-        near = Fraction(x).limit_denominator(1 << 20)
-        if float(near) == x:
+        near = decimal(x)
+        if near is not None:
             return as_expr(near.numerator), as_expr(near.denominator)
     return None
 

@@ -103,3 +103,22 @@ def test_linspace_to_a_size(steps: int) -> None:
         return x.sum() + torch.linspace(0.5, x.shape[0] - 0.5, steps)
 
     as_eager(places, torch.randn(7), dynamic=({0: "n"},))
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.6, 0.7, 1.4, 0.29, 1 / 3, 2.0])
+def test_sizes_times_a_float_are_rounded_as_floats(scale: float) -> None:
+    """90 * 0.7 is just below 63: such a size is refused, all others are eager's."""
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=scale, mode="nearest")
+
+    model, x = Applied(resized), torch.randn(1, 1, 11)
+    compiled = pliant.compile(model, (x,), (({2: "n"},),), threads=1)
+    refused = 0
+    for n in (7, 10, 45, 85, 90, 100, 170, 180, 200, 333):
+        x = torch.randn(1, 1, n)
+        try:
+            assert compiled(x).shape == resized(x).shape
+        except pliant.ShapeError:
+            refused += 1
+    assert refused == 0 if scale in (0.5, 0.6, 1 / 3, 2.0) else refused < 10
