@@ -252,7 +252,7 @@ class _Search:
 class _Nothing(dict[Cond, Guard | None]):
     """Every branch is covered."""
 
-    def get(self, cond: Cond, default: object = None) -> None:  # type: ignore[override]
+    def get(self, cond: Cond, default: object = None) -> None:
         return None
 
 

@@ -107,7 +107,7 @@ def recorded_questions() -> Iterator[Asked]:
 
     with (
         _tracing,
-        _config.patch(backed_size_oblivious=True),
+        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),

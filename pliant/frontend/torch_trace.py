@@ -88,7 +88,7 @@ def trace_again(
     """
     spec = first.program.call_spec.in_spec
     assert spec is not None
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     for number, leaf in enumerate(first.declared.leaves):
         varying = [a for a, dim in leaf.dims.items() if dim.dynamic]
         free = [axis for axis in varying if (number, axis) not in fixed]
