@@ -260,13 +260,11 @@ def to_ratio(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> tuple[Expr, Exp
             top, bottom = top * num, bottom * den
         return top, bottom
     if isinstance(expr, sympy.Float | sympy.Rational):
-        near = decimal(float(expr)) if isinstance(expr, sympy.Float) else expr
+        exact = isinstance(expr, sympy.Rational)
+        near = Fraction(int(expr.p), int(expr.q)) if exact else decimal(float(expr))
         if near is None:
             raise ValueError(f"{expr} is no short fraction")
-        top, bottom = Fraction(
-            int(near.numerator), int(near.denominator)
-        ).as_integer_ratio()
-        return as_expr(top), as_expr(bottom)
+        return as_expr(near.numerator), as_expr(near.denominator)
     return to_expr(expr, symbol), as_expr(1)
 
 
