@@ -292,9 +292,14 @@ class Lanes:
         return self.bits() & self.format.sign_mask
 
     def with_sign_of(self, other: Lanes) -> Lanes:
-        """copysign"""
-        magnitude = self.bits() & self.format.magnitude_mask
-        return (magnitude | other.sign_bit()).as_float()
+        """copysign
+
+        Not spelled out in bits: what x and the bits of a function of x are chosen from
+        then becomes one masked vpternlog, whose immediate LLVM before 23 gets wrong
+        (llvm/llvm-project issue 157929).
+        """
+        args = [self.value, other.value]
+        return self.make(call_intrinsic(self.builder, "copysign", self.type, args))
 
     def flip_sign(self, sign: Lanes) -> Lanes:
         """Negated where the integer `sign` has its top bit set; other bits clear."""

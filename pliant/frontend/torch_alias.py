@@ -117,6 +117,8 @@ def shares_memory(node: Node) -> Node | None:
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, Node)
+        if source.args and isinstance(source.args[0], list | tuple):
+            return _same_storage(node, source.args[0])
         return source if shares_memory(source) is not None else None
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
         return None
@@ -136,6 +138,16 @@ def shares_memory(node: Node) -> Node | None:
     # A saved program has lost its storages: these copy unless contiguous.
     copies = node.kwargs.get("copy", False) or not _contiguous(theirs)
     return None if copies else source
+
+
+def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
+    """Which of several operands a result is a view of: meshgrid, broadcast_tensors."""
+    ours = node.meta.get("val")
+    for other in given if isinstance(ours, torch.Tensor) else ():
+        theirs = other.meta.get("val") if isinstance(other, Node) else None
+        if isinstance(theirs, torch.Tensor) and _storage(ours) == _storage(theirs):
+            return other  # type: ignore[no-any-return]
+    return None
 
 
 def _first(val: Any) -> torch.Tensor | None:
@@ -220,6 +232,12 @@ class Aliases:
             self.walk.written[root] = self.walk.buffers[root]
         self.writes[root] = self.writes.get(root, 0) + 1
         self._set(node, new)
+        for other in self.parent:  # of several operands: neither put back nor redone
+            if other.target is operator.getitem and self.root(other) is root:
+                source = other.args[0]
+                if self.parent[other] is not source and isinstance(source, Node):
+                    name = op_name(source.target)  # type: ignore[arg-type]
+                    self.cx.unsupported(f"in-place change of what {name} gave views of")
         while node in self.parent:
             above = self.parent[node]
             if node.target is operator.getitem:

@@ -126,7 +126,9 @@ def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -
         return cx.arith("floordiv", x, y, dtype)
     if rounding_mode == "trunc":
         if dtype.is_float:
-            return cx.unary("trunc", cx.arith("div", x, y, dtype))
+            # A half would round the quotient up to the integer that it is short of.
+            wide = cx.arith("div", x, y, dtype.compute)
+            return cx.cast(cx.unary("trunc", wide), dtype)
         return _truncated_quotient(cx, cx.tensor(x, dtype), cx.tensor(y, dtype))
     return cx.arith("div", x, y, dtype if dtype.is_float else cx.out_dtype)
 

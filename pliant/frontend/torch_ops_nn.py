@@ -16,7 +16,7 @@ from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, minimum, mod, ne
+from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, le, minimum, mod, ne
 
 aten = torch.ops.aten
 
@@ -266,14 +266,20 @@ def avg_pool(rank: int) -> Translate:
     return translate
 
 
-def adaptive_pool(op: str, rank: int) -> Translate:
-    """Windows of a product grid: one axis after the other."""
+def adaptive_pool(op: str, rank: int, mean: bool = True) -> Translate:
+    """Windows of a product grid: one axis after the other.
+
+    torch takes a mean instead where one window has all, also of nothing (`mean`).
+    """
 
     def translate(cx: Context, x: Value, output_size: Any) -> Value:
         sizes = [output_size] if isinstance(output_size, int | Expr) else output_size
         sizes = list(sizes) * rank if len(sizes) == 1 else sizes
         lead = x.type.rank - rank
-        if op == "mean" and all(s == 1 for s in sizes):
+        whole = op == "mean" and all(s == 1 for s in sizes)
+        for axis in () if whole and mean else x.shape[lead:]:
+            cx.require(le(as_expr(1), axis), "an adaptive pool needs elements")
+        if whole:
             return cx.mean(x, range(lead, x.type.rank), keepdims=True)
         wide = cx.cast(x, x.dtype.compute) if op == "mean" else x
         for i, size in enumerate(sizes, lead):
@@ -540,7 +546,7 @@ NN: dict[Any, Translate] = {
     aten.avg_pool3d.default: avg_pool(3),
     aten.adaptive_avg_pool1d.default: adaptive_pool("mean", 1),
     aten.adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
-    aten._adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
+    aten._adaptive_avg_pool2d.default: adaptive_pool("mean", 2, mean=False),
     aten.adaptive_avg_pool3d.default: adaptive_pool("mean", 3),
     aten.adaptive_max_pool1d.default: lambda cx, x, s: [
         adaptive_pool("max", 1)(cx, x, s),

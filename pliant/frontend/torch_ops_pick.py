@@ -13,7 +13,7 @@ from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_shape import drop_axis, take, unsqueeze
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, le, maximum, minimum
 
 aten = torch.ops.aten
 
@@ -280,6 +280,7 @@ def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value
     if x.type.rank == 0:  # one element, and one window
         return cx.slice(cx.reshape(x, (1,)), 0, 0, size)
     axis = cx.axis(dimension, x.type.rank)
+    cx.require(le(as_expr(size), x.shape[axis]), "a window must fit into its axis")
     count = cx.simplify(floordiv(x.shape[axis] - size, step) + 1)
     start = cx.iota((count, 1), 0, DType.I64)
     start = start if step == 1 else cx.mul(start, step)

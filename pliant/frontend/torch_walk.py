@@ -15,7 +15,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from pliant.errors import InternalError, PliantError, UnsupportedOp
-from pliant.frontend.torch_alias import Aliases, functional_twin, is_in_place
+from pliant.frontend.torch_alias import (
+    Aliases,
+    functional_twin,
+    is_in_place,
+    op_name,
+)
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import Context, Unsupported
@@ -206,7 +211,12 @@ class Walk:
         if any(_poisoned(a) for a in (*args, *kwargs.values())):
             raise Unsupported("")
         old = args[0]
-        new = TABLE[functional_twin(node.target)](self.cx, *args, **kwargs)
+        twin = functional_twin(node.target)
+        if any(r.alias_info is not None for r in twin._schema.returns):
+            self.cx.unsupported(
+                f"changes a tensor's shape, not its values: call {op_name(twin)}"
+            )
+        new = TABLE[twin](self.cx, *args, **kwargs)
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
         self.aliases.write(target, new)
         return new

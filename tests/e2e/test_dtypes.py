@@ -396,3 +396,21 @@ def test_half_products(dtype: torch.dtype, turned: bool) -> None:
     linear = torch.nn.Linear(320, 640, bias=False).to(dtype)
     compiled = pliant.compile(linear, (torch.ones(2, 320).to(dtype),), ({0: "m"},))
     assert compiled.memory_plan(m=1).weight_bytes == 320 * 640 * 2
+
+
+def test_bf16_beside_a_function_of_it() -> None:
+    """A choice between a bf16 and bits that took its sign."""
+    functions = (torch.expm1, torch.sin, torch.tan, torch.erf, torch.tanh, torch.sinh)
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            out = [torch.where(x > 0, x, f(x)) for f in functions]
+            return [*out, torch.remainder(x, y), torch.nn.functional.elu(x)]
+
+    y = torch.tensor(-0.25).bfloat16()
+    example = torch.randn(5).bfloat16()
+    model = pliant.compile(Chosen(), (example, y), ({0: "n"}, {}), threads=1)
+    for n in (1, 5, 67):
+        x = torch.randn(n).bfloat16()
+        for got, want in zip(model(x, y), Chosen()(x, y), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-2, rtol=1e-2)
