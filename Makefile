@@ -16,7 +16,7 @@ KEPT := $(VENV)/bench
 FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/passes \
 	tests/errors tests/commands/test_benchmark.py
 
-.PHONY: demo test check lint format types unit sweep clean distclean setup
+.PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-papers pages ablation
 
@@ -42,6 +42,11 @@ unit: setup
 # The slow tests alone: every model of the zoo over many shapes.
 sweep: setup
 	$(BIN)/python -m pytest -m slow
+
+# Random models of every op against eager, for 20 minutes. `make fuzz MINUTES=2 SEED=7`
+fuzz: setup
+	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \
+		$(if $(SEED),--seed $(SEED))
 
 # Each of these says how long it will take before it starts; docs/measuring.md has them
 # in order. Times need an otherwise idle machine; tables go to the terminal and to

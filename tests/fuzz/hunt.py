@@ -1,0 +1,167 @@
+"""Random models against eager, for minutes: `make fuzz`.
+
+    python tests/fuzz/hunt.py --minutes 20 [--seed 0] [--only aten.unfold.default]
+
+A second process makes and judges the models, so one that ends it, or never ends, is
+reported like any other, with its seed. What fails is made smaller while it still fails
+and printed as a program. The exit status is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import collections
+import os
+import pickle
+import re
+import select
+import subprocess
+import sys
+import time
+from typing import Any
+
+from judge import Verdict, judge
+from random_models import Model, model
+
+PATIENCE = 120.0  # seconds that one model may take
+MOST_ATTEMPTS = 40  # to make a failing model smaller
+
+
+class Worker:
+    """The second process. A question gives an answer, or the Verdict that none came."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, *question: Any) -> Any:
+        process = self.process or self.start()
+        assert process.stdin and process.stdout
+        process.stdin.write(packed(question))
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+        line = process.stdout.readline() if ready else b""
+        if line:
+            return pickle.loads(base64.b64decode(line))
+        if not ready:
+            process.kill()
+        status = process.wait()
+        self.process = None
+        if not ready:
+            return Verdict("hang", f"no answer in {PATIENCE:.0f} s")
+        return Verdict("crash", f"the process ended with status {status}")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, "--answer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PLIANT_GUARD_PAGES": "1", **os.environ},
+        )
+        return self.process
+
+    def stop(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin
+            self.process.stdin.close()
+            self.process.wait()
+
+
+def packed(value: Any) -> bytes:
+    return base64.b64encode(pickle.dumps(value)) + b"\n"
+
+
+def answers() -> None:
+    """The second process: questions on stdin, answers on stdout."""
+    import torch
+
+    torch.set_num_threads(1)
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin.buffer:
+        what, *rest = pickle.loads(base64.b64decode(line))
+        out.write(packed(model(*rest) if what == "make" else judge(*rest)))
+        out.flush()
+
+
+def shrunk(worker: Worker, failing: Model, verdict: Verdict) -> tuple[Model, Verdict]:
+    """The smallest model found that fails in the same way."""
+    attempts, progress = 0, True
+    while progress:
+        progress = False
+        for smaller in failing.smaller():
+            if smaller == failing or attempts >= MOST_ATTEMPTS:
+                continue
+            attempts += 1
+            found = worker.ask("judge", smaller)
+            if found.kind == verdict.kind:
+                failing, verdict, progress = smaller, found, True
+                break
+    return failing, verdict
+
+
+def reason(verdict: Verdict) -> str:
+    """Why a model was refused, without its names and numbers."""
+    text = verdict.text
+    found = re.search(r"\n\s+(\S+): ([^\n]*)", text)
+    if "UnsupportedOpError" in text and found:
+        text = f"{found[1]}: {found[2]}"
+    return re.sub(r"'[^']*'|\d+|\b[xv]\d+\b", "*", text.split("\n")[0])[:110]
+
+
+def hunt(seconds: float, seed: int, only: str | None) -> int:
+    worker = Worker()
+    counts: collections.Counter[str] = collections.Counter()
+    why: collections.Counter[str] = collections.Counter()
+    used: collections.Counter[str] = collections.Counter()
+    seen: set[tuple[str, ...]] = set()
+    started = told = time.monotonic()
+    while time.monotonic() < started + seconds:
+        made = worker.ask("make", seed, only)
+        if isinstance(made, Verdict):  # eager's own doing
+            counts["eager failed"] += 1
+            seed += 1
+            continue
+        verdict = worker.ask("judge", made, None, 1 + seed % 2)
+        counts[verdict.kind] += 1
+        used.update(line.overload for line in made.lines)
+        if verdict.kind == "refused":
+            why[reason(verdict)] += 1
+        if verdict.bad:
+            small, last = shrunk(worker, made, verdict)
+            key = (last.kind, *sorted({line.overload for line in small.lines}))
+            if key not in seen:
+                seen.add(key)
+                print(f"--- seed {seed}: {last.kind}: {last.text}\n{small.script()}")
+                sys.stdout.flush()
+        seed += 1
+        if time.monotonic() > told + 60:
+            told = time.monotonic()
+            minutes = (told - started) / 60
+            print(f"{minutes:.0f} min: {dict(counts)}", file=sys.stderr, flush=True)
+    worker.stop()
+    total = max(sum(counts.values()), 1)
+    print(f"{total} models, {len(used)} ops: {dict(counts)}")
+    print(f"refused: {counts['refused'] / total:.1%}")
+    for text, count in why.most_common(12):
+        print(f"  {count:4} {text}")
+    return 1 if seen else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=int(time.time()) * 1000)
+    parser.add_argument("--only", help="an overload that every model has")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.answer:
+        answers()
+        return 0
+    print(f"from seed {given.seed}", file=sys.stderr)
+    return hunt(given.minutes * 60, given.seed, given.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
