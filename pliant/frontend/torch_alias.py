@@ -119,6 +119,8 @@ def shares_memory(node: Node) -> Node | None:
         assert isinstance(source, Node)
         if source.args and isinstance(source.args[0], list | tuple):
             return _same_storage(node, source.args[0])
+        if op_name(source.target) not in _ALWAYS:  # type: ignore[arg-type]
+            return _same_storage(node, source.args[:1])
         return source if shares_memory(source) is not None else None
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
         return None
@@ -141,7 +143,7 @@ def shares_memory(node: Node) -> Node | None:
 
 
 def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
-    """Which of several operands a result is a view of: meshgrid, broadcast_tensors."""
+    """Which operand a result is a view of: meshgrid, dropout that drops nothing."""
     ours = node.meta.get("val")
     for other in given if isinstance(ours, torch.Tensor) else ():
         theirs = other.meta.get("val") if isinstance(other, Node) else None

@@ -32,8 +32,9 @@ BAD = ("wrong", "internal", "unlike", "crash", "hang")
 
 @dataclass(frozen=True)
 class Verdict:
-    """fine, refused, or one of BAD: wrong, internal, unlike (an answer or an error
-    where eager has the other), crash, hang."""
+    """fine, refused (with a typed error that says why), more (an answer where eager
+    raises, as for a reshape of nothing to -1), or one of BAD: wrong, internal, unlike
+    (its own example is refused), crash, hang."""
 
     kind: str
     text: str = ""
@@ -179,7 +180,7 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         return Verdict("refused", f"{type(error).__name__}: {error}")
     except Exception as error:
         return Verdict("internal", f"compile: {type(error).__name__}: {error}")
-    refused = ""
+    refused = more = ""
     for sizes, want in zip(model.sizes, eager, strict=True):
         args = model.arguments(sizes)
         try:
@@ -195,7 +196,8 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         if isinstance(got, Exception):
             return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
         if isinstance(want, Exception):
-            return Verdict("unlike", f"at {sizes}: an answer, eager raises {want}")
+            more = f"at {sizes}: an answer, eager raises {type(want).__name__}: {want}"
+            continue
         exact, shaken = references(model, sizes, kind)
         names = [*model.outputs, *(v.name for v in model.inputs)]
         for k, name in enumerate(names):
@@ -204,4 +206,6 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
             )
             if off:
                 return Verdict("wrong", f"{name} at {sizes}: {off}")
-    return Verdict("refused", refused) if refused else Verdict("fine")
+    if refused:
+        return Verdict("refused", refused)
+    return Verdict("more", more) if more else Verdict("fine")

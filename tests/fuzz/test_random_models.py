@@ -71,10 +71,20 @@ class Pooled(torch.nn.Module):
         return torch.nn.functional.adaptive_avg_pool1d(x, 2)
 
 
+class Kept(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        kept = torch.native_dropout(y, 0.3, False)[1]
+        y.add_(1)
+        return [kept, y]
+
+
 def test_what_the_hunt_found_is_refused() -> None:
     x, y = torch.randn(5), torch.randn(4)
     with pytest.raises(pliant.UnsupportedOpError, match="what meshgrid gave views of"):
         pliant.compile(Grid(), (x, y), ({0: "n"}, {0: "m"}), threads=1)
+    with pytest.raises(pliant.UnsupportedOpError, match="what native_dropout gave"):
+        pliant.compile(Kept(), (x,), ({0: "n"},), threads=1)
     with pytest.raises(pliant.UnsupportedOpError, match="call squeeze"):
         pliant.compile(Changed(), (x,), ({0: "n"},), threads=1)
     cases = (
