@@ -117,9 +117,11 @@ def shares_memory(node: Node) -> Node | None:
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, Node)
+        if not isinstance(source.target, torch._ops.OpOverload):
+            return None  # control flow
         if source.args and isinstance(source.args[0], list | tuple):
             return _same_storage(node, source.args[0])
-        if op_name(source.target) not in _ALWAYS:  # type: ignore[arg-type]
+        if op_name(source.target) not in _ALWAYS:
             return _same_storage(node, source.args[:1])
         return source if shares_memory(source) is not None else None
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
@@ -145,7 +147,9 @@ def shares_memory(node: Node) -> Node | None:
 def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
     """Which operand a result is a view of: meshgrid, dropout that drops nothing."""
     ours = node.meta.get("val")
-    for other in given if isinstance(ours, torch.Tensor) else ():
+    if not isinstance(ours, torch.Tensor):
+        return None
+    for other in given:
         theirs = other.meta.get("val") if isinstance(other, Node) else None
         if isinstance(theirs, torch.Tensor) and _storage(ours) == _storage(theirs):
             return other  # type: ignore[no-any-return]

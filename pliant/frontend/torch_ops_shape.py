@@ -479,6 +479,9 @@ def pad(
     ]
     if mode in ("reflect", "replicate"):
         for axis, low, high in pairs:
+            for side in (low, high) if mode == "reflect" else (as_expr(0),):
+                least = cx.simplify(side + 1)
+                cx.require(le(least, x.shape[axis]), f"{mode} padding reads its axis")
             x = _padded_by_own(cx, x, axis, low, high, mode)
         return x
     lows, highs = [as_expr(0)] * x.type.rank, [as_expr(0)] * x.type.rank

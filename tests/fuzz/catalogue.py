@@ -419,7 +419,8 @@ KEEP = _entries(
         "diagonal": ("{m}", "{m}, 1, -2, -1", "{c}, 0, 0, 2"),
         "unfold": ("{c}, 1, 2, 1", "{c}, 2, 2, 1", "{v}, {d}, 1, 1"),
         "pixel_shuffle": "{o}, 2",
-        "pixel_unshuffle": "{o}.repeat(1, 1, 2, 2), 2",
+        # Of no elements, eager gives the shape of its operand.
+        "pixel_unshuffle": "F.pad({o}, [1] * 8).repeat(1, 1, 2, 2), 2",
         "embedding": "{W:4,6}, {l}",
     },
     keep=True,

@@ -71,6 +71,11 @@ class Pooled(torch.nn.Module):
         return torch.nn.functional.adaptive_avg_pool1d(x, 2)
 
 
+class Reflected(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x[None], (2, 1), "reflect")
+
+
 class Kept(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         y = x * 2
@@ -89,6 +94,7 @@ def test_what_the_hunt_found_is_refused() -> None:
         pliant.compile(Changed(), (x,), ({0: "n"},), threads=1)
     cases = (
         (Windows(), x, x[:2], "a window must fit"),
+        (Reflected(), x, x[:2], "reflect padding reads its axis"),
         (Pooled(), torch.randn(2, 5)[None], torch.randn(1, 2, 0), "needs elements"),
     )
     for net, example, other, match in cases:
