@@ -258,6 +258,9 @@ def frac(cx: Context, x: Value) -> Value:
 
 
 def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
+    if isinstance(weight, int | float) and abs(weight) >= 0.5:
+        # From the nearer end, as torch does: exact at 1, and infinite where that is.
+        return cx.sub(end, cx.mul(1 - weight, cx.sub(end, x)))
     return cx.add(x, cx.mul(weight, cx.sub(end, x)))
 
 

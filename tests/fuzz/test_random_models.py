@@ -103,3 +103,16 @@ def test_what_the_hunt_found_is_refused() -> None:
         torch.testing.assert_close(compiled(example), net(example))
         with pytest.raises(pliant.ShapeError, match=match):
             compiled(other)
+
+
+class Between(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.lerp(x, y, w) for w in (0.3, 0.8, 1.0)]
+
+
+def test_lerp_from_the_nearer_end() -> None:
+    infinite = float("inf")
+    x, y = torch.tensor([0.1, infinite, 1e8]), torch.tensor([infinite, 2.0, 0.5])
+    compiled = pliant.compile(Between(), (x, y), ({0: "n"}, {0: "n"}), threads=1)
+    for got, want in zip(compiled(x, y), Between()(x, y), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
