@@ -11,7 +11,7 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
-from pliant.frontend.torch_ops_context import Context, Real, Size
+from pliant.frontend.torch_ops_context import TORCH_DTYPE, Context, Real, Size
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
@@ -357,7 +357,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Value:
     if eps is None:
-        eps = torch.finfo(cx.val.dtype).eps
+        # torch's own is that of the type it computes in, not of a half.
+        eps = torch.finfo(TORCH_DTYPE[x.dtype.compute]).eps
     kind, extra = _affine(weight, None)
     axes = len(normalized_shape)
     return cx.b.emit("rms_norm", x, *extra, axes=axes, eps=eps, affine=kind)

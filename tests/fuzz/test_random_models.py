@@ -116,3 +116,15 @@ def test_lerp_from_the_nearer_end() -> None:
     compiled = pliant.compile(Between(), (x, y), ({0: "n"}, {0: "n"}), threads=1)
     for got, want in zip(compiled(x, y), Between()(x, y), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
+
+
+class Normed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (4,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_small_halves_are_normed(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 4) * 0.02).to(dtype)
+    compiled = pliant.compile(Normed(), (x,), ({0: "n"},), threads=1)
+    torch.testing.assert_close(compiled(x), Normed()(x))
