@@ -26,6 +26,8 @@ class BranchingModel(CompiledModel):
     """See the file's head. `others` are set once, before the first call."""
 
     others: tuple[CompiledModel, ...] = ()
+    # Which of the others answered last, and how many calls the first had served then.
+    _last: tuple[CompiledModel, int] | None = None
 
     def _first(self, main: Callable[[], T], other: Callable[[CompiledModel], T]) -> T:
         """The answer of the program that takes these sizes."""
@@ -48,7 +50,9 @@ class BranchingModel(CompiledModel):
 
     def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = super()._call_other
-        return self._first(lambda: call(args, kwargs), lambda m: m(*args, **kwargs))
+        return self._first(
+            lambda: call(args, kwargs), lambda m: self._ran(m, m(*args, **kwargs))
+        )
 
     def _call_failed(
         self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
@@ -56,11 +60,17 @@ class BranchingModel(CompiledModel):
         if Status(status) is Status.GUARD:  # a message is made only if all refuse
             for model in self.others:
                 try:
-                    return model(*args)
+                    return self._ran(model, model(*args))
                 except ShapeError:
                     continue
         call = super()._call_failed
-        return self._first(lambda: call(args, status, detail), lambda m: m(*args))
+        return self._first(
+            lambda: call(args, status, detail), lambda m: self._ran(m, m(*args))
+        )
+
+    def _ran(self, model: CompiledModel, result: Any) -> Any:
+        self._last = model, self._runtime.stats().calls
+        return result
 
     def profile(self, /, *args: Any, **kwargs: Any) -> list[KernelTime]:
         profile = super().profile
@@ -145,8 +155,12 @@ class BranchingModel(CompiledModel):
         )
 
     def stats(self) -> dict[str, Any]:
-        """Calls, memory and kernels of all programs together."""
+        """Calls, memory and kernels of all programs together; the last call's own."""
         total = super().stats()
+        model, calls = self._last or (self, -1)
+        if model is not self and calls == total["calls"]:  # none of ours since then
+            last = model.stats()
+            total |= {k: v for k, v in last.items() if k.startswith(_OF_LAST)}
         for model in self.others:
             for name, value in model.stats().items():
                 if name in _SUMS:
@@ -154,6 +168,7 @@ class BranchingModel(CompiledModel):
         return {**total, "programs": 1 + len(self.others)}
 
 
+_OF_LAST = ("last_", "recomputed_", "spilled_")
 _SUMS: Sequence[str] = (
     *("calls", "plans", "plan_hits", "plans_cached", "arena_bytes"),
     *("kernels", "kernel_calls", "kernels_built", "kernels_cached"),

@@ -83,7 +83,6 @@ def rms_norm_kept(
 ) -> list[Any]:
     """(out, 1 / root of the mean square)"""
     if not used(cx, 1):
-        eps = torch.finfo(cx.val[0].dtype).eps if eps is None else eps
         return [rms_norm(cx, x, normalized_shape, weight, eps), None]
     rank = x.type.rank
     axes = tuple(range(rank - len(normalized_shape), rank))

@@ -258,10 +258,16 @@ def frac(cx: Context, x: Value) -> Value:
 
 
 def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
-    if isinstance(weight, int | float) and abs(weight) >= 0.5:
-        # From the nearer end, as torch does: exact at 1, and infinite where that is.
-        return cx.sub(end, cx.mul(1 - weight, cx.sub(end, x)))
-    return cx.add(x, cx.mul(weight, cx.sub(end, x)))
+    """From the nearer end, as torch does: exact at 1, and infinite where that is."""
+    span = cx.sub(end, x)
+    from_start = cx.add(x, cx.mul(weight, span))
+    if isinstance(weight, int | float) and abs(weight) < 0.5:
+        return from_start
+    from_end = cx.sub(end, cx.mul(cx.sub(1, weight), span))
+    if isinstance(weight, int | float):
+        return from_end
+    near_end = cx.arith("ge", cx.unary("abs", cx.tensor(weight)), 0.5)
+    return cx.select(near_end, from_end, from_start)
 
 
 def addcmul(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:

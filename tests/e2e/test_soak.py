@@ -410,7 +410,7 @@ def test_keywords() -> None:
         Scaled(), (), {"x": x, "scale": scale}, dynamic_shapes=shapes
     )
     compiled = pliant.compile(program)
-    for n in (1, 8):
+    for n in (2, 8):  # torch exported it for sizes of 2 and more
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x=x, scale=scale), x * scale)
         torch.testing.assert_close(compiled(scale=scale, x=x), x * scale)
