@@ -98,7 +98,7 @@ class _Search:
         limits = (*self.main.declared, *self.main.checks)
         main = _Way(self.first, self.main, tuple(guard.cond for guard in limits))
         for guard, behind in self.explore(main):
-            if behind.known and all(map(self.same, behind.ways)):
+            if behind.known and all(map(self.serves, behind.ways)):
                 covered[guard.cond] = _above_zero(guard)
             else:
                 others += [way.imported for way in behind.ways]
@@ -148,8 +148,8 @@ class _Search:
     def trace(self, region: tuple[Cond, ...]) -> _Way | None:
         """The way of the code in a region; None where it could not be followed.
 
-        A symbol with one or two values there is fixed to the largest: a trace knows
-        all of it only then, and sizes of 0 are rarely traced.
+        A symbol with one value there is fixed, and so is one that is 0 or 1, to 1: a
+        trace knows all of it only then, and sizes of 0 are rarely traced.
         """
         sizes = self.sizes_in(region)
         if sizes is None or self.traces >= MOST_TRACES:
@@ -165,7 +165,7 @@ class _Search:
             imported = from_exported(traced.program, traced.info, self.training)
         except Exception:  # the model's own, at a size it was not given
             return None
-        pins = {name: as_expr(size) for name, size in few.items()}
+        pins = {name: as_expr(sizes[name]) for name in few}
         return _Way(traced, imported, region, pins)
 
     # ---- sizes and examples
@@ -173,7 +173,7 @@ class _Search:
     def sizes_in(self, region: Sequence[Cond]) -> dict[str, int] | None:
         """Sizes with these conditions, near the example's; above 0 if there are."""
         few = _few(region)
-        hints = {**self.example_sizes(), **few}
+        hints = {**self.example_sizes(), **{n: least or 1 for n, least in few.items()}}
         names = sorted({n for cond in region for n in cond.symbols()} - set(few))
         small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
         together = ({**hints, **dict.fromkeys(names, n)} for n in small)
@@ -219,8 +219,23 @@ class _Search:
 
     # ---- proofs
 
+    def serves(self, way: _Way) -> bool:
+        """Whether the main program is right wherever this way goes.
+
+        A size that is 0 or 1 there was traced at 1. At 0 nothing is known, so the main
+        program must refuse it, by a branch of its own: at least n >= 1 stays of that.
+        """
+        zeros = [name for name, least in _few(way.region).items() if least == 0]
+        return all(map(self.refuses_zero, zeros)) and self.same(way)
+
+    def refuses_zero(self, name: str) -> bool:
+        return any(
+            guard.cond.symbols() == (name,) and not _holds(guard.cond, {name: 0})
+            for guard in self.main.branches
+        )
+
     def same(self, way: _Way) -> bool:
-        """Whether the main program computes what this way does, where it goes."""
+        """Whether the main program computes what this way does, at its pins."""
         try:
             main = self.pinned(self.first, way.pins)
         except ShapeError:
@@ -300,13 +315,17 @@ def _possible(region: Sequence[Cond]) -> bool:
 
 
 def _few(region: Sequence[Cond]) -> dict[str, int]:
-    """The symbols that have one or two values in a region, and the larger of them."""
+    """The symbols that have one value in a region, above 0, or are 0 or 1: the least.
+
+    A symbol that is 0 is one of the latter: a trace at 1 then fails its conditions.
+    """
     facts = _facts(region)
     few = {}
     for name in sorted({n for cond in region for n in cond.symbols()}):
         low, high = facts.bounds(sym(name))
-        if high is not None and high - max(low or 0, 0) <= 1:
-            few[name] = high
+        least = max(low or 0, 0)
+        if high is not None and (high == least > 0 or (least == 0 and high <= 1)):
+            few[name] = least
     return few
 
 

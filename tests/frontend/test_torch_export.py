@@ -328,6 +328,25 @@ def test_ways_within_ways() -> None:
         same(served(found, *args), branch(*args))
 
 
+def test_nothing_is_taken_from_1_to_0() -> None:
+    """Only at n = 1 does the code ask whether m is above 1; m = 0 is not traced."""
+
+    def branch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1 and y.shape[0] <= 1:
+            return x * (2 if y.shape[0] == 1 else 3) + y.sum()
+        return x * 2 + y.sum()
+
+    found = ways(branch, 4, 3)
+    for n, m in itertools.product((1, 2, 5), (0, 1, 2)):
+        args = torch.randn(n), torch.randn(m)
+        if (n, m) == (1, 0):
+            for imported in found:
+                with pytest.raises(ShapeError):
+                    run(imported, args)
+        else:
+            same(served(found, *args), branch(*args))
+
+
 def test_a_way_of_squeeze() -> None:
     found = ways(lambda x: x[:, None].squeeze(0), 4)
     for n in (1, 3):
