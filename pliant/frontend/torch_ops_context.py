@@ -142,8 +142,6 @@ class Context:
         known = self.b.facts.prove(guard.cond)
         if known is True:
             return
-        if not self.b.data_sizes.isdisjoint(guard.cond.symbols()):
-            self.unsupported(f"needs {guard.cond}, of a size that data decides")
         try:
             facts = self.b.facts.assume(guard.cond)
         except ValueError:

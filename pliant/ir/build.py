@@ -60,7 +60,6 @@ class Builder:
     ) -> None:
         self.names = Names() if names is None else names
         self._symbols: set[str] = set()  # in use; a fresh size gets another name
-        self.data_sizes: set[str] = set()  # symbols that data decides
         self.guards: list[Guard] = []
         self.constants: dict[str, Constant] = {}
         self.params: list[Value] = []
@@ -120,7 +119,6 @@ class Builder:
         while f"{hint}{number}" in self._symbols:
             number += 1
         self._symbols.add(f"{hint}{number}")
-        self.data_sizes.add(f"{hint}{number}")
         return sym(f"{hint}{number}")
 
     def _note_symbols(self, type: TensorType) -> None:

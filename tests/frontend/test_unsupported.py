@@ -48,14 +48,3 @@ def test_what_nothing_reads_is_dropped() -> None:
     x = torch.rand(2, 3)
     compiled = pliant.compile(Dead().eval(), (x,), ({0: "n"},), threads=1)
     torch.testing.assert_close(compiled(x), x * 2)
-
-
-def test_a_condition_on_a_size_that_data_decides() -> None:
-    class Masked(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            picked = x.masked_select(x > 0)
-            picked.narrow(0, 0, 1).zero_()
-            return picked
-
-    with pytest.raises(pliant.UnsupportedOpError):
-        pliant.compile(Masked(), (torch.ones(4),), ({0: "n"},))
