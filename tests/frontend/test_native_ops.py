@@ -20,7 +20,7 @@ from test_torch_ops import Case, Layers, Several
 from torch import nn
 
 import pliant
-from pliant.frontend import torch_export as front
+from pliant.frontend import torch_programs
 from pliant.frontend.torch_ops import TABLE
 
 SEEN: set[Any] = set()  # aten overloads that some test has compiled
@@ -29,18 +29,18 @@ SEEN: set[Any] = set()  # aten overloads that some test has compiled
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Guard pages behind every buffer, NaN in all memory not yet written."""
-    spec, export = pliant.model.runtime_spec, front.export_module
+    spec, trace = pliant.model.runtime_spec, torch_programs.trace
 
     def guarded(*args: Any) -> Any:
         return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
 
     def recording(*args: Any, **kwargs: Any) -> Any:
-        program, info = export(*args, **kwargs)
-        SEEN.update(node.target for node in program.graph.nodes)
-        return program, info
+        traced = trace(*args, **kwargs)
+        SEEN.update(node.target for node in traced.program.graph.nodes)
+        return traced
 
     monkeypatch.setattr(pliant.model, "runtime_spec", guarded)
-    monkeypatch.setattr(front, "export_module", recording)
+    monkeypatch.setattr(torch_programs, "trace", recording)
     yield
 
 
