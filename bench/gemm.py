@@ -45,9 +45,9 @@ from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import executed
 from pliant.kernels.mix import ProductPlan
-from pliant.measure import _read_work, _seconds, measured
+from pliant.machine.target import host
+from pliant.measure.probes import _read_work, _seconds, measured
 from pliant.sym import sym
-from pliant.target import host
 
 THROUGH_THE_API = 1 << 18  # multiply-adds
 SHAPES, SHAPE_SECONDS = 80, 2.5  # how many by default, and what each takes

@@ -22,8 +22,8 @@ import torch
 
 import pliant
 from pliant.backend.jit import CompiledCode, compile_ir
+from pliant.machine.target import host
 from pliant.runtime import binding
-from pliant.target import host
 
 # Runs a call that many times and gives the seconds it took.
 Timed = Callable[[int], float]

@@ -32,10 +32,10 @@ from bench.timing import (
     tell,
 )
 from pliant.ir.graph import Module
-from pliant.passes.inplace import in_place
-from pliant.passes.order import calls_of, oracle_peak, orders, peak_at
-from pliant.passes.order_compare import Bound, lines, nonpositive
-from pliant.passes.order_search import Block, live_rows
+from pliant.memory.inplace import in_place
+from pliant.memory.order import calls_of, oracle_peak, orders, peak_at
+from pliant.memory.order_compare import Bound, lines, nonpositive
+from pliant.memory.order_search import Block, live_rows
 from pliant.sym import Facts
 from pliant.sym.compare import relation
 from pliant.sym.points import Point, extremes, random_points, witnesses

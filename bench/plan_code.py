@@ -35,9 +35,9 @@ from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Address, Around, Cuts, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import choice_of, function_of, plan_of
+from pliant.machine.target import host
 from pliant.runtime import binding
 from pliant.sym import Expr, as_expr, sym
-from pliant.target import host
 
 Array = np.ndarray[Any, Any]
 M, N, K = sym("m"), sym("n"), sym("k")

@@ -1,7 +1,6 @@
 """Pliant compiles a model once into native code that serves every input shape."""
 
 from pliant.api import compile
-from pliant.budget import MemoryBudget, memory_budget, set_memory_budget
 from pliant.errors import (
     ArtifactError,
     DTypeError,
@@ -17,11 +16,12 @@ from pliant.errors import (
     UnsupportedOpError,
     WeightError,
 )
-from pliant.model import CompiledModel, MemoryPlan
-from pliant.optimizers import SGD, AdamW
+from pliant.machine.target import Target
+from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
+from pliant.model.compiled import CompiledModel, MemoryPlan
 from pliant.options import Options
-from pliant.target import Target
-from pliant.training import TrainingStep, compile_training
+from pliant.training.optimizers import SGD, AdamW
+from pliant.training.step import TrainingStep, compile_training
 
 __version__ = "0.1.0"
 

@@ -8,17 +8,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
-from pliant import knobs, target
-from pliant.branching import BranchingModel
+from pliant import knobs
 from pliant.collection import paused_collection
 from pliant.errors import OptionError, PliantError, ShapeError
-from pliant.ir.graph import Graph, Module
-from pliant.machine import asked_threads
-from pliant.model import CompiledModel, is_integer, parse_bytes, shown
-from pliant.options import Options
-from pliant.passes.training import Training
-from pliant.pipeline import compile_module, simplified
-from pliant.signature import (
+from pliant.frontend.signature import (
     FixedSlot,
     Parameters,
     Result,
@@ -26,7 +19,15 @@ from pliant.signature import (
     SizeSlot,
     TensorSlot,
 )
-from pliant.target import Target
+from pliant.ir.graph import Graph, Module
+from pliant.machine import target
+from pliant.machine.processor import asked_threads
+from pliant.machine.target import Target
+from pliant.model.branching import BranchingModel
+from pliant.model.compiled import CompiledModel, is_integer, parse_bytes, shown
+from pliant.options import Options
+from pliant.passes.training import Training
+from pliant.pipeline import compile_module, simplified
 
 MOST_THREADS = 1024
 

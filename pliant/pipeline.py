@@ -41,6 +41,7 @@ from pliant.backend.build import build
 from pliant.backend.jit import CompiledCode
 from pliant.codegen.host_plan import HostPlan, plan_host
 from pliant.collection import paused_collection
+from pliant.context import Context
 from pliant.errors import (
     InternalError,
     OptionError,
@@ -49,38 +50,37 @@ from pliant.errors import (
     UnsupportedOp,
     UnsupportedOpError,
 )
-from pliant.example import check_example
 from pliant.ir.graph import Constant, Graph, Module
+from pliant.ir.guard_errors import check_example
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
+from pliant.ir.work import call_work
 from pliant.kernels.mix import ProductPlan
 from pliant.lower.lower import lower
+from pliant.machine.target import Target
+from pliant.measure.rates import Rates, rates
+from pliant.memory.inplace import inplace
+from pliant.memory.liveness import Memory, liveness
+from pliant.memory.order import Ordered, order
+from pliant.memory.remat import CALLS, Steps, steps
+from pliant.memory.update import update
 from pliant.options import Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
-from pliant.passes.inplace import inplace
 from pliant.passes.joins import joins
 from pliant.passes.layout import layout
-from pliant.passes.memory import Memory, liveness
 from pliant.passes.merge import merge
-from pliant.passes.order import Ordered, order
 from pliant.passes.recompute import forward_values, recompute
-from pliant.passes.remat import CALLS, Steps, steps
 from pliant.passes.training import Training, training_passes
-from pliant.passes.update import update
-from pliant.rates import Rates, rates
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
-from pliant.target import Target
-from pliant.work import call_work
 
 # Names that kernels give variables of their own, or that a memory plan is asked with.
 RESERVED = frozenset({"threads", "worker", "memory_limit"})

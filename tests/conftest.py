@@ -24,7 +24,7 @@ LONGEST = (
     "kernels/test_attention_backward.py",
     "kernels/test_gemm.py",
     "e2e/test_soak.py",
-    "frontend/test_dynamo.py",
+    "tests/test_dynamo.py",
     "kernels/test_conv.py",
     "frontend/test_torch_zoo.py",
     "fuzz/test_random_graphs.py",

@@ -13,7 +13,7 @@ from dataclasses import replace
 import llvmlite.binding as llvm
 
 from pliant import knobs
-from pliant.target import Target, named, runs_here
+from pliant.machine.target import Target, named, runs_here
 
 MACHINE = named(knobs.TARGET.get())
 if not runs_here(MACHINE):

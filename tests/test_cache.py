@@ -21,6 +21,7 @@ from pliant.backend import build
 from pliant.cache import DiskCache, hashed
 from pliant.codegen import sources, units
 from pliant.ir.parse import parse_module
+from pliant.machine import target
 
 KEY = hashed("a key")
 
@@ -332,8 +333,8 @@ def test_what_differs_is_built_anew(
     assert counts(compiled())[1] == 0
     monkeypatch.undo()
     monkeypatch.setenv("PLIANT_CACHE", str(folder))
-    baseline = pliant.target.baseline()
-    if pliant.target.runs_here(baseline):
+    baseline = target.baseline()
+    if target.runs_here(baseline):
         plain = pliant.compile(parse_module(MODEL), threads=1, target=baseline)
         assert counts(plain)[1] == 0
         answer(plain)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import pliant
+from pliant.context import Context
 from pliant.frontend.torch_export import TensorInput, export_module, from_exported
 from pliant.frontend.torch_ops_context import to_numpy
 from pliant.ir.graph import Module
@@ -29,13 +30,12 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.lower.lower import lower
+from pliant.machine.target import avx2, baseline, host, named, runs_here
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.pipeline import GRAPH_PASSES
-from pliant.target import avx2, baseline, host, named, runs_here
 
 SIZES = (0, 1, 5, 13, 34)
 

@@ -20,8 +20,8 @@ from pliant.backend.objects import object_code, optimised
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.units import Unit, program_units, toolchain, whole_program
 from pliant.ir.loops import LoopFunc
-from pliant.machine import cores
-from pliant.target import Target
+from pliant.machine.processor import cores
+from pliant.machine.target import Target
 
 MEMO_BYTES = 64 << 20
 

@@ -19,7 +19,7 @@ from pliant.backend.objects import (
     target_machine,
 )
 from pliant.errors import InternalError
-from pliant.target import Target
+from pliant.machine.target import Target
 
 _numbers = itertools.count()
 

@@ -23,7 +23,7 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ll
 
 from pliant.errors import InternalError
-from pliant.target import Target
+from pliant.machine.target import Target
 
 # LLVM may turn loops into these; the process has them.
 LIBC_SYMBOLS = frozenset({"memset", "memcpy", "memmove"})

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pliant
-from pliant import target
 from pliant.benchmark.tables import Report
+from pliant.machine import target
 
 PACKAGES = (
     *("pliant", "torch", "llvmlite", "numpy", "transformers"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pliant import target
 from pliant.benchmark.report import threads_text
 from pliant.benchmark.tables import Report, dims_text
-from pliant.measure import measured
+from pliant.machine import target
+from pliant.measure.probes import measured
 
 LIMITS = ("fma_gflops_1", "fma_gflops_all", "read_gbs_1", "read_gbs_all")
 

@@ -32,8 +32,8 @@ from pliant.benchmark.models import Case, Shape, describe, few, load
 from pliant.benchmark.results import LOAD
 from pliant.benchmark.timing import Spread, interleaved, ratios
 from pliant.errors import OptionError
-from pliant.profile import totals
-from pliant.target import host
+from pliant.machine.target import host
+from pliant.report.profile import totals
 
 Say = Callable[[str], None]
 PROFILED_CALLS = 9

@@ -29,7 +29,7 @@ from pliant.codegen.llvm_types import (
     widen,
 )
 from pliant.ir.loops import DOT_PARTS
-from pliant.target import Target
+from pliant.machine.target import Target
 
 _MULTIPLY_HALVES = {
     4: ("sse2", "llvm.x86.sse2.pmadd.wd"),

@@ -13,7 +13,7 @@ that fails; of several it tells a check, which knows what it is about. After tha
 kernel on the plan's sizes and offsets. In most plans that is each step once. A plan for
 little memory may run a step again, and moves or files buffers in between, which
 `plt_special` of the runtime does. A check of an index that fails ends the run after
-its step: what writes an input comes later (passes/order.py).
+its step: what writes an input comes later (memory/order.py).
 
 Profiled code also reads the clock before and after each kernel. The times go to a
 block that follows the weights, two words per kernel; other code has none of it.

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from pliant.ir.graph import Attr, Graph, Op, Value, walk
 from pliant.ir.types import TensorType
+from pliant.ir.work import op_flops
 from pliant.sym import Expr, maximum, product
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol
-from pliant.work import op_flops
 
 MOST = 1 << 56
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from pliant.codegen.host_checks import SizeCheck, size_checks
 from pliant.ir.graph import Graph, Library, Op, Value
-from pliant.passes.memory import Memory
+from pliant.ir.work import Work
+from pliant.memory.liveness import Memory
 from pliant.sym import Binding, Expr, Guard, Solution, sym
-from pliant.work import Work
 
 THREADS = "threads"
 

@@ -94,8 +94,8 @@ from pliant.ir.loops import (
     statements,
 )
 from pliant.ir.types import DType
+from pliant.machine.target import Target
 from pliant.sym import ZERO, Expr
-from pliant.target import Target
 
 # A vector loop of a constant number of vectors up to this is written out.
 MOST_WRITTEN_OUT = 8

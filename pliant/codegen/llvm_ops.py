@@ -35,7 +35,7 @@ from pliant.codegen.llvm_types import (
 )
 from pliant.ir.loops import COMPARISONS
 from pliant.ir.types import DType
-from pliant.target import Target
+from pliant.machine.target import Target
 
 HALVES = (DType.F16, DType.BF16)
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

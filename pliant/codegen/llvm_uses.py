@@ -31,9 +31,9 @@ from pliant.ir.loops import (
     operands,
     statements,
 )
+from pliant.machine.target import Target
 from pliant.sym import Expr
 from pliant.sym.expr import Max, Min
-from pliant.target import Target
 
 # ---- what a statement uses
 

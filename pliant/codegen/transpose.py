@@ -31,8 +31,8 @@ from pliant.ir.loops import (
     Store,
     operands,
 )
+from pliant.machine.target import Target
 from pliant.sym import ONE, Expr
-from pliant.target import Target
 
 UNROLLED = 4  # squares beside each other; with more there is a loop over them
 

@@ -29,14 +29,14 @@ from pliant.codegen.sources import files_hash
 from pliant.ir.identity import PerObject
 from pliant.ir.loops import Call, LoopFunc, statements
 from pliant.ir.text import print_loop
-from pliant.target import Target
+from pliant.machine.target import Target
 
 _NUMBER = re.compile(r"(_\d+)?_*$")
 _DIGITS = 20  # of the key, in a symbol
 # What decides how a loop function becomes LLVM IR, and that machine code.
 _GENERATOR = (
     *("pliant.codegen", "pliant.backend", "pliant.sym"),
-    *("pliant.ir.loops", "pliant.ir.types", "pliant.target"),
+    *("pliant.ir.loops", "pliant.ir.types", "pliant.machine.target"),
 )
 # Read when they are imported: files that change later are not what runs here.
 _FILES = files_hash(_GENERATOR)

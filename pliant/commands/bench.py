@@ -122,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
-    from pliant import target
     from pliant.benchmark.models import default_zoo, expand
     from pliant.benchmark.timing import ROUNDS
     from pliant.benchmark.worker import Job
+    from pliant.machine import target
 
     zoo = args.zoo or default_zoo()
     if args.zoo is not None and not args.zoo.is_file():

@@ -25,14 +25,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pliant import cache, knobs, measure, target
+from pliant import cache, knobs
 from pliant.codegen.units import toolchain
 from pliant.commands.progress import progress
 from pliant.errors import PliantError
-from pliant.machine import asked_threads
-from pliant.measure import Measured
-from pliant.spill import spill_place
-from pliant.target import Target
+from pliant.machine import target
+from pliant.machine.processor import asked_threads
+from pliant.machine.target import Target
+from pliant.measure import probes
+from pliant.measure.probes import Measured
+from pliant.model.spill import spill_place
 
 NAME = "doctor"
 HELP = "what pliant found on this machine, and whether it works"
@@ -65,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     chosen = target.named(knobs.TARGET.get())
     checks = list(_checks(chosen))
-    limits = measure.known(chosen)
+    limits = probes.known(chosen)
     if args.measure and target.runs_here(chosen):
         with progress("measuring"):
-            limits = measure.measured(chosen, refresh=True)
+            limits = probes.measured(chosen, refresh=True)
     if args.json:
         print(json.dumps(_report(chosen, checks, limits), indent=1))
     else:

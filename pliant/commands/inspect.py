@@ -24,8 +24,8 @@ from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 
 if TYPE_CHECKING:
     from pliant.benchmark.models import Case
-    from pliant.model import CompiledModel, MemoryPlan
-    from pliant.timeline import Timeline
+    from pliant.model.compiled import CompiledModel, MemoryPlan
+    from pliant.report.timeline import Timeline
 
 NAME = "inspect"
 HELP = "the memory of a call, before it runs"
@@ -125,7 +125,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     from pliant.benchmark.models import default_zoo, expand, load
-    from pliant.model import parse_bytes
+    from pliant.model.compiled import parse_bytes
 
     limit = parse_bytes(args.memory_limit)
     zoo = args.zoo or default_zoo()
@@ -276,7 +276,7 @@ def variants(whole: Variant, threads: int | None) -> list[Variant]:
 
 def draw(path: Path, shown: Sequence[Variant], dims: dict[str, int], over: str) -> None:
     """Writes the picture: the run at these dims, and the peak over one of them."""
-    from pliant import drawing
+    from pliant.report import drawing
 
     largest = max(2 * dims[over], SIZES)
     tried = sorted({dims[over], *(largest * k // SIZES for k in range(1, SIZES + 1))})
@@ -313,7 +313,7 @@ def _takes(variant: Variant, dims: dict[str, int]) -> bool:
 
 
 def _over_run(shown: Sequence[Variant], dims: dict[str, int]) -> Any:
-    from pliant.drawing import Chart, Series
+    from pliant.report.drawing import Chart, Series
 
     series = []
     for variant in shown:
@@ -333,7 +333,7 @@ def _over_run(shown: Sequence[Variant], dims: dict[str, int]) -> Any:
 def _peaks(
     shown: Sequence[Variant], dims: dict[str, int], over: str, sizes: Sequence[int]
 ) -> Any:
-    from pliant.drawing import Chart, Series
+    from pliant.report.drawing import Chart, Series
 
     series = []
     for variant in shown:

@@ -92,6 +92,7 @@ from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.lower.to_loops import size_symbols
+from pliant.machine.target import Target
 from pliant.sym import (
     ONE,
     ZERO,
@@ -104,7 +105,6 @@ from pliant.sym import (
     mod,
     product,
 )
-from pliant.target import Target
 
 __all__ = ["KEY", "Attention", "AttentionKernel", "Scored", "attention"]
 

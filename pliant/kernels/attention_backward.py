@@ -85,6 +85,7 @@ from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
 from pliant.lower.to_loops import size_symbols
+from pliant.machine.target import Target
 from pliant.sym import (
     ONE,
     ZERO,
@@ -98,7 +99,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 SCRATCH = (sym(WORKER),)
 BELOW, SHIFT = as_expr(0), as_expr(1)  # rows of the statistics buffer

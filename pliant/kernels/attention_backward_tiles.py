@@ -31,8 +31,8 @@ from pliant.kernels.attention_tiles import (
     symbolic,
 )
 from pliant.kernels.micro import zero
+from pliant.machine.target import Target
 from pliant.sym import Expr, sym
-from pliant.target import Target
 
 ROWS = 96  # of a block: whole tiles of 12, 6 and 4
 # Keys of a block: whole tiles and whole panels of 32 and of 16.

@@ -16,8 +16,8 @@ from pliant.ir.loops import (
 from pliant.kernels.attention_spec import Attention, at_, let
 from pliant.kernels.attention_tiles import blocking
 from pliant.kernels.choose import THREADS
+from pliant.machine.target import Target
 from pliant.sym import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
-from pliant.target import Target
 
 ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
 # Of so many rows, dot products on the keys in place are cheaper than packing.

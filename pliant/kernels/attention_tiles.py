@@ -32,6 +32,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.kernels.micro import zero
 from pliant.kernels.tiles import gemm_tile
+from pliant.machine.target import Target
 from pliant.sym import (
     ONE,
     ZERO,
@@ -43,7 +44,6 @@ from pliant.sym import (
     mod,
     sym,
 )
-from pliant.target import Target
 
 
 @dataclass(frozen=True, slots=True)

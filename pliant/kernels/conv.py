@@ -55,6 +55,7 @@ from pliant.kernels.conv_micro import (
 )
 from pliant.kernels.conv_patch import Place, Slide, fill
 from pliant.kernels.packing import unflatten_unit
+from pliant.machine.target import Target
 from pliant.sym import (
     Expr,
     as_expr,
@@ -66,7 +67,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 GROUP_WORK = 1 << 16  # multiply-adds for which groups of a few channels share a unit
 # What a transposed store costs more than a plain one, in multiply-adds per result.

@@ -20,8 +20,8 @@ from pliant.ir.loops import Buffer, Index, Let, Stmt
 from pliant.ir.types import DType
 from pliant.kernels.conv_micro import ConvTile
 from pliant.kernels.conv_patch import Patch, Slide
+from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, product, sym
-from pliant.target import Target
 
 POSITIONS = 512  # of a block: their products, a tile of channels high, stay in L1
 

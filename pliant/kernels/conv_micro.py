@@ -32,8 +32,8 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.micro import multiply_add, zero
+from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, sym
-from pliant.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ from pliant.kernels.strips import (
     panels_before,
 )
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
+from pliant.machine.target import Target
 from pliant.sym import (
     Expr,
     as_expr,
@@ -105,7 +106,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 AHEAD = 16  # steps of K that a panel read in place and kept looks ahead
 PAGE = 4096  # bytes

@@ -54,6 +54,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import NUMPY, DType
 from pliant.kernels.packing import PACK_WORK, unflatten_unit
+from pliant.machine.target import Target
 from pliant.sym import (
     Expr,
     as_expr,
@@ -64,7 +65,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 LIFT = 128
 COLUMNS = 256  # of a unit that sums up columns

@@ -45,8 +45,8 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import DType
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
+from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, mod, sym
-from pliant.target import Target
 
 # Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
 # Each row of B more in a tile saves reading A, which is the larger one.

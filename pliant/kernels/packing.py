@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant import pages
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -31,6 +30,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.kernels.choose import Plan
 from pliant.kernels.tiles import Tile
+from pliant.machine import pages
 from pliant.sym import (
     Expr,
     as_expr,

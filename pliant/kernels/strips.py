@@ -64,6 +64,7 @@ from pliant.kernels.micro import (
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Plain, Product
 from pliant.kernels.tiles import VECTORS, Tile
+from pliant.machine.target import Target
 from pliant.sym import (
     ONE,
     ZERO,
@@ -76,7 +77,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 # The integer parameters of a strip kernel: how many tiles of rows, sizes, A's strides,
 # B's from one step of K and from one panel to the next, the results' row stride, and

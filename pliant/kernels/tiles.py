@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pliant.ir.types import DType
-from pliant.target import Target
+from pliant.machine.target import Target
 
 VECTORS = 2
 LATENCY = 8  # FMAs under way before the first is done: 4 cycles, 2 ports

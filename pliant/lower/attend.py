@@ -10,6 +10,7 @@ from pliant.ir.infer import bare
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
 from pliant.ir.ops import ATTENTIONS
 from pliant.ir.types import TensorType, contiguous_strides
+from pliant.ir.views import View
 from pliant.kernels.attention import (
     KEY,
     Attention,
@@ -22,10 +23,9 @@ from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Scratch, Step
+from pliant.machine.target import Target
 from pliant.passes.attention import attended, score_of
-from pliant.passes.views import View
 from pliant.sym import Expr, Facts, sym
-from pliant.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from pliant.kernels.attention_spec import AttentionBackward
 from pliant.lower.attend import attention_of, result_strides, step_of
 from pliant.lower.contract import Operands
 from pliant.lower.step import NumberCheck, Step
+from pliant.machine.target import Target
 from pliant.sym import Facts
-from pliant.target import Target
 
 
 def lower_attention_backward(

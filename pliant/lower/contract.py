@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from pliant import pages
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
+from pliant.ir.groups import domain_index
 from pliant.ir.loops import (
     WORKER,
     Binary,
@@ -35,6 +35,7 @@ from pliant.ir.loops import (
     statements,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
+from pliant.ir.views import View
 from pliant.kernels.choose import Choice, Plan, choose, choose_strips
 from pliant.kernels.gemm import Gemm, call_planned, gemm
 from pliant.kernels.mix import ProductPlan
@@ -68,10 +69,9 @@ from pliant.lower.step import (
     TileAxes,
 )
 from pliant.lower.to_loops import size_symbols
-from pliant.passes.groups import domain_index
-from pliant.passes.views import View
+from pliant.machine import pages
+from pliant.machine.target import Target
 from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym
-from pliant.target import Target
 
 LINE = 64  # bytes that memory hands out together
 IDLE = 5  # one line of so many may hold no column of a panel

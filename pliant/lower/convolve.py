@@ -19,6 +19,7 @@ import numpy as np
 
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.groups import domain_index
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -51,7 +52,7 @@ from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
 from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Packed, Step, Temporary
-from pliant.passes.groups import domain_index
+from pliant.machine.target import Target
 from pliant.sym import (
     Expr,
     Facts,
@@ -63,7 +64,6 @@ from pliant.sym import (
     product,
     sym,
 )
-from pliant.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 from pliant.ir.graph import Graph, Op
 from pliant.ir.loops import Role, Stmt, buffer
 from pliant.ir.types import TensorType
+from pliant.ir.views import View
 from pliant.kernels.conv_last import Windows, pack_weights, packed_weights
 from pliant.kernels.conv_patch import Slide
 from pliant.kernels.product import Cuts, Product, RowsAt
@@ -23,9 +24,8 @@ from pliant.lower.contract import (
     product_steps,
 )
 from pliant.lower.step import NumberCheck, Packed, Step, Temporary, TileAxes
-from pliant.passes.views import View
+from pliant.machine.target import Target
 from pliant.sym import Facts, as_expr, maximum, product
-from pliant.target import Target
 
 FEW_PANELS = 4  # of weights, for which windows are read where they lie
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pliant import pages
+from pliant.context import Context
 from pliant.errors import InternalError
 from pliant.ir.graph import (
     Attr,
@@ -29,9 +29,11 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
+from pliant.ir.groups import CALLS
 from pliant.ir.loops import LoopFunc
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
+from pliant.ir.views import View, resolve
 from pliant.kernels.mix import ProductPlan
 from pliant.kernels.product import Cuts
 from pliant.kernels.tiles import gemm_tile
@@ -54,9 +56,7 @@ from pliant.lower.step import (
     Temporary,
 )
 from pliant.lower.to_loops import Lowering, lower_group
-from pliant.passes.context import Context
-from pliant.passes.groups import CALLS
-from pliant.passes.views import View, resolve
+from pliant.machine import pages
 from pliant.sym import Expr, Facts, as_expr, sym
 
 SCANS = frozenset({"pool", "cumulate", "scatter_add"})

@@ -29,6 +29,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
+from pliant.ir.views import View
 from pliant.kernels.int8 import (
     Form,
     across,
@@ -43,9 +44,8 @@ from pliant.kernels.product import Product, TileAt
 from pliant.kernels.tiles import Tile
 from pliant.lower.step import Argument, Packed, Retyped, Step, Temporary
 from pliant.lower.to_loops import size_symbols
-from pliant.passes.views import View
+from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr
-from pliant.target import Target
 
 ZERO, ONE = as_expr(0), as_expr(1)
 

@@ -10,8 +10,8 @@ import numpy as np
 from pliant.ir.graph import Constant, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import DType, TensorType
+from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
-from pliant.passes.views import View
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
 
 NumberCheck = Callable[[str, str], int]

@@ -25,6 +25,14 @@ from itertools import pairwise
 from pliant.errors import InternalError
 from pliant.ir.access import Space, flatten, linear_coefficient, numel
 from pliant.ir.graph import Graph, Value
+from pliant.ir.groups import (
+    Structure,
+    domain_index,
+    domain_space,
+    is_row,
+    result_index,
+    structure,
+)
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -74,14 +82,6 @@ from pliant.lower.variants import (
     size_assumptions,
     specialised,
     vector_assumptions,
-)
-from pliant.passes.groups import (
-    Structure,
-    domain_index,
-    domain_space,
-    is_row,
-    result_index,
-    structure,
 )
 from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
 

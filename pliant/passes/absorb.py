@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of, substitute
-from pliant.passes.context import Context
 from pliant.sym import Expr
 
 ROOTS = frozenset({"conv", "conv_transpose", "matmul"})

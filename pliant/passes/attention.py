@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of, substitute
 from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.types import TensorType
-from pliant.passes.context import Context
 from pliant.passes.scores import Score, ScoreRegion, mask_region
 from pliant.sym import Expr, Facts
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from pliant.context import Context
 from pliant.ir.build import Number, facts_of, number_as
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join, rewrite
 from pliant.ir.same import attr_key
 from pliant.ir.types import NUMPY, DType
-from pliant.passes.context import Context
 from pliant.sym import Cond, Expr, as_expr, eq, le, lt
 
 _MOST_ROUNDS = 8

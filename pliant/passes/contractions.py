@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from pliant.context import Context
 from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import ATTENTIONS
 from pliant.ir.types import NARROW, DType
-from pliant.passes.context import Context
 from pliant.sym import Facts, le
 
 WIDENED = frozenset({"matmul", "conv", "conv_transpose"})

@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.ops import einsum_labels
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.ir.types import DType
-from pliant.passes.context import Context
 from pliant.sym import Expr, as_expr, floordiv, maximum, product
 
 Decomposition = Callable[[Builder, Op], Value]

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
+from pliant.context import Context
 from pliant.ir.access import VIEWS
 from pliant.ir.graph import Constant, Graph, Module, Op, Origin, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.types import NUMPY, DType, TensorType
-from pliant.passes.context import Context
 from pliant.sym import Expr
 
 SLACK = 1 << 16  # elements a folded value may have beyond its operands

@@ -8,7 +8,7 @@
 
 Groups start as single ops and merge along producer-consumer edges, in program order,
 whenever the merged group is still one loop nest. That is a question about shapes, and
-it is put to the proved constraints (`passes/groups.py`), not to names of ops. Ops that
+it is put to the proved constraints (`ir/groups.py`), not to names of ops. Ops that
 only re-index (broadcast, transpose, reshape, slice) are copied into every group that
 reads through them; a matmul, convolution or attention reads its operands through
 strided views, which stay in the graph between fusions.
@@ -22,13 +22,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pliant.context import Context
 from pliant.ir.access import is_one, numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
-from pliant.ir.ops import ATTENTIONS, Trait, has_trait
-from pliant.ir.types import NARROW, TensorType
-from pliant.passes.context import Context
-from pliant.passes.epilogues import Flow, left_to_readers
-from pliant.passes.groups import (
+from pliant.ir.groups import (
     CALLS,
     IN_MEMORY,
     OPAQUE,
@@ -36,8 +33,11 @@ from pliant.passes.groups import (
     is_transparent,
     structure,
 )
+from pliant.ir.ops import ATTENTIONS, Trait, has_trait
+from pliant.ir.types import NARROW, TensorType
+from pliant.ir.views import View, resolve
+from pliant.passes.epilogues import Flow, left_to_readers
 from pliant.passes.sizes import hardly_larger
-from pliant.passes.views import View, resolve
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes what follows them while the tile is in cache.

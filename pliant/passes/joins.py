@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
-from pliant.passes.context import Context
 
 
 @dataclass(frozen=True, slots=True)

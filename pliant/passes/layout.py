@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pliant.context import Context
 from pliant.ir.access import is_one, segments
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
-from pliant.passes.context import Context
 from pliant.sym import Expr, product
 
 # Multiply-adds of a convolution that, with channels last, are done in so much less time

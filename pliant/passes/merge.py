@@ -34,14 +34,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from pliant.context import Context
 from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
-from pliant.passes.context import Context
+from pliant.ir.groups import IN_MEMORY
+from pliant.ir.views import resolve
 from pliant.passes.fuse import fuse, reads_view
-from pliant.passes.groups import IN_MEMORY
 from pliant.passes.lifetimes import Kernels
-from pliant.passes.views import resolve
 from pliant.sym import as_expr
 
 LINE = 64  # bytes

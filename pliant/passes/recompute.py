@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pliant.context import Context
 from pliant.ir.access import VIEWS
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
-from pliant.passes.context import Context
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import Facts
 

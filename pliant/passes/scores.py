@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.groups import CREATE
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.types import DType, TensorType
-from pliant.passes.groups import CREATE
 from pliant.sym import Expr, Facts, eq
 
 # Ops that cost about as much as the exponential of a score.

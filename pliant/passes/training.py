@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Value
 from pliant.ir.spec import Stage
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.gradient import depends, gradient, smooth

@@ -14,11 +14,11 @@ from typing import Any
 import llvmlite.binding as llvm
 import pytest
 
-from pliant import target
 from pliant.backend import objects
 from pliant.backend.jit import CompiledCode, assembly, compile_ir
 from pliant.backend.objects import object_code, optimised
 from pliant.errors import InternalError
+from pliant.machine import target
 
 TWICE = """
 define i64 @twice(i64 %x) {

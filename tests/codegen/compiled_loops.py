@@ -12,7 +12,7 @@ import llvmlite.ir as ll
 import numpy as np
 from machines import MACHINE, runs
 
-from pliant import runtime, target
+from pliant import runtime
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir.graph import Module
@@ -30,8 +30,9 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.machine import target
+from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, sym
-from pliant.target import Target
 
 F32, F64, I64, I32 = DType.F32, DType.F64, DType.I64, DType.I32
 BOOL, BF16, F16 = DType.BOOL, DType.BF16, DType.F16

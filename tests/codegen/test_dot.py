@@ -40,8 +40,8 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec_loops import verify_loop
 from pliant.ir.text import print_module
 from pliant.ir.types import DType
+from pliant.machine.target import Target, avx2, avx512, baseline, host, neon
 from pliant.sym import as_expr, sym
-from pliant.target import Target, avx2, avx512, baseline, host, neon
 
 I32 = DType.I32
 n, m, i, k = (sym(name) for name in "nmik")

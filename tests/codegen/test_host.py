@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant import runtime, target
+from pliant import runtime
 from pliant.backend.jit import compile_ir
 from pliant.codegen.builder import Builder
 from pliant.codegen.host import emit_host
@@ -19,6 +19,7 @@ from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import HostPlan, Table
 from pliant.codegen.llvm_dims import as_value
 from pliant.codegen.llvm_types import I8, I64, PTR
+from pliant.machine import target
 from pliant.sym import (
     Binding,
     Cond,

@@ -33,8 +33,8 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.kernels.tiles import gemm_tile
+from pliant.machine.target import Target
 from pliant.sym import Expr, sym
-from pliant.target import Target
 
 
 def gemm(rows: int, columns: int, edges: bool = False, packed: bool = True) -> LoopFunc:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pliant import measure, target
 from pliant.commands import doctor
-from pliant.measure import Level, Measured
+from pliant.machine import target
+from pliant.measure import probes
+from pliant.measure.probes import Level, Measured
 
 LIMITS = Measured(
     cores=2,
@@ -35,7 +36,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PLIANT_TARGET", "PLIANT_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "kept"))
-    monkeypatch.setattr(measure, "_memo", {})
+    monkeypatch.setattr(probes, "_memo", {})
 
 
 def run(*words: str) -> int:
@@ -83,12 +84,12 @@ def test_measured_once_and_kept(
         asked.append(to)
         return LIMITS
 
-    monkeypatch.setattr(measure, "_measure", measured)
+    monkeypatch.setattr(probes, "_measure", measured)
     assert run("--measure") == 0
     text = capsys.readouterr().out
     assert "90.0 GFLOP/s on one core, 180.5 on 2" in text
     assert "20.2 GB/s on one core, 31.0 on 2 (128 MiB each; L3 is too large" in text
-    monkeypatch.setattr(measure, "_memo", {})  # as in another process
+    monkeypatch.setattr(probes, "_memo", {})  # as in another process
     assert report(capsys)[1]["measured"] == json.loads(json.dumps(LIMITS.to_json()))
     assert len(asked) == 1
     run("--measure")

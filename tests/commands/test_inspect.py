@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pliant import drawing
 from pliant.cli import main
+from pliant.report import drawing
 
 NET = f"{Path(__file__).with_name('tiny.py')}:net"
 AT = ["inspect", NET, "--threads", "1", "--memory", "batch=2,seq=3000"]

@@ -11,7 +11,7 @@ import torch
 from e2e_oracle import assert_close
 from torch import nn
 
-from pliant.frontend.torch_dynamo import backend, compiled_graphs
+from pliant.dynamo import backend, compiled_graphs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

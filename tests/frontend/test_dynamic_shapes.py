@@ -18,9 +18,9 @@ from torch.export import Dim
 import pliant
 from pliant.frontend.torch_spec import read_spec
 from pliant.ir.parse import parse_module
+from pliant.machine.target import named
 from pliant.options import Options
 from pliant.pipeline import compile_module
-from pliant.target import named
 
 X = torch.randn(2, 3)
 

@@ -22,6 +22,7 @@ from torch import nn
 import pliant
 from pliant.frontend import torch_programs
 from pliant.frontend.torch_ops import TABLE
+from pliant.model import compiled as model_code
 
 SEEN: set[Any] = set()  # aten overloads that some test has compiled
 
@@ -29,7 +30,7 @@ SEEN: set[Any] = set()  # aten overloads that some test has compiled
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Guard pages behind every buffer, NaN in all memory not yet written."""
-    spec, trace = pliant.model.runtime_spec, torch_programs.trace
+    spec, trace = model_code.runtime_spec, torch_programs.trace
 
     def guarded(*args: Any) -> Any:
         return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
@@ -39,7 +40,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         SEEN.update(node.target for node in traced.program.graph.nodes)
         return traced
 
-    monkeypatch.setattr(pliant.model, "runtime_spec", guarded)
+    monkeypatch.setattr(model_code, "runtime_spec", guarded)
     monkeypatch.setattr(torch_programs, "trace", recording)
     yield
 

@@ -16,6 +16,7 @@ from graphs import SIZES, Program, compare, program, references
 
 import pliant
 from pliant import Options
+from pliant.model import compiled as model_code
 
 REGULAR = range(25)
 SWEEP = range(1000, 1300)
@@ -30,12 +31,12 @@ VARIANTS = {
 
 @pytest.fixture(autouse=True)
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec = pliant.model.runtime_spec
+    spec = model_code.runtime_spec
 
     def guarded(*args: Any) -> Any:
         return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
 
-    monkeypatch.setattr(pliant.model, "runtime_spec", guarded)
+    monkeypatch.setattr(model_code, "runtime_spec", guarded)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -19,9 +19,9 @@ import numpy as np
 
 from pliant.ir.graph import Module
 from pliant.ir.interp_memory import storage
+from pliant.machine.target import Target
 from pliant.options import Options
 from pliant.pipeline import Program, compile_module
-from pliant.target import Target
 
 PAGE = mmap.PAGESIZE
 POISON = 0xFF  # a NaN in every float type

@@ -31,8 +31,8 @@ from pliant.ir.types import DType, tensor
 from pliant.kernels.conv_blocks import Blocks
 from pliant.kernels.conv_micro import conv_tile
 from pliant.kernels.conv_patch import Slide
+from pliant.machine.target import Target, avx2, avx512, baseline, neon
 from pliant.sym import as_expr, floordiv, sym
-from pliant.target import Target, avx2, avx512, baseline, neon
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from machines import TARGETS, machine, with_caches
 from torch import Tensor, nn
 
 import pliant
-from pliant.target import Target
+from pliant.machine.target import Target
 
 LAYERS = 10  # of one model
 KINDS = {

@@ -28,8 +28,8 @@ from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.types import DType, tensor
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.tiles import gemm_tile
+from pliant.machine.target import avx2, avx512, baseline
 from pliant.sym import as_expr, sym
-from pliant.target import avx2, avx512, baseline
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33)
 B, H, M, N, K = (sym(name) for name in ("b", "h", "m", "n", "k"))

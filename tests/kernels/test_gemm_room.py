@@ -17,8 +17,8 @@ from pliant.ir.graph import Module
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import FIELDS, Choice, choose
 from pliant.kernels.tiles import gemm_tile
+from pliant.machine.target import avx2, avx512, baseline, neon
 from pliant.sym import as_expr, sym
-from pliant.target import avx2, avx512, baseline, neon
 
 ROWS = [1, 7, 13, 15, 24, 29, 60, 127, 130, 169, 513, 1025, 3000]
 COLUMNS = [1, 8, 17, 33, 130, 300, 1000, 4100]

@@ -21,17 +21,17 @@ from machines import MACHINE, machine, runs
 from torch import Tensor, nn
 
 import pliant
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.types import NUMPY, DType, tensor
 from pliant.kernels.int8 import Form, form_of, pack_corrections, pack_words
 from pliant.lower.lower import lower
+from pliant.machine.target import Target, avx2, avx512, baseline, named, neon
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fuse import fuse
 from pliant.sym import as_expr, sym
-from pliant.target import Target, avx2, avx512, baseline, named, neon
 
 I8, U8, I32, F32 = DType.I8, DType.U8, DType.I32, DType.F32
 B, H, M, N, K = (sym(name) for name in ("b", "h", "m", "n", "k"))

@@ -17,8 +17,8 @@ from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
 from pliant.ir.types import DType, tensor
 from pliant.kernels.tiles import gemm_tile
+from pliant.machine.target import Target
 from pliant.sym import sym
-from pliant.target import Target
 
 SHAPES = [
     *((0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 300, 2), (13, 33, 7)),

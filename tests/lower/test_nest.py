@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
 from pliant.ir.loops import For, Kind, LoopFunc, statements
@@ -14,11 +15,10 @@ from pliant.ir.types import DType, tensor
 from pliant.lower.domain import Axis, merge
 from pliant.lower.lower import lower
 from pliant.lower.nest import BLOCK
+from pliant.machine.target import avx512
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fuse import fuse
 from pliant.sym import Expr, as_expr, ceildiv, sym
-from pliant.target import avx512
 
 B, S, N = sym("b"), sym("s"), sym("n")
 F32 = DType.F32

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
 from pliant.ir.interp import run_graph
@@ -36,11 +37,10 @@ from pliant.ir.spec import Stage, verify
 from pliant.ir.types import DType, tensor
 from pliant.lower import to_loops
 from pliant.lower.lower import lower
+from pliant.machine.target import avx2, avx512
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fuse import fuse
 from pliant.sym import Expr, sym
-from pliant.target import avx2, avx512
 
 MARK = 42
 R, C = sym("r"), sym("c")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pliant import target
+from pliant.context import Context
 from pliant.errors import PliantError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Module, Value
@@ -20,8 +20,8 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.ir.types import DType, tensor
+from pliant.machine import target
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.decompose import decompose
 from pliant.sym import sym
 

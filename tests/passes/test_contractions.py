@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Module, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.spec import Stage, verify
 from pliant.ir.types import DType, tensor
+from pliant.machine.target import baseline
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.sym import sym
-from pliant.target import baseline
 
 B, S = sym("b"), sym("s")
 CX = Context(Options(), baseline())

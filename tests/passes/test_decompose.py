@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pliant import target
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
 from pliant.ir.ops import OPS, Trait
 from pliant.ir.types import DType, tensor
+from pliant.machine import target
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.decompose import decompose
 from pliant.sym import sym
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pliant.context import Context
 from pliant.ir.graph import Graph, Module, Op
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_graph
 from pliant.ir.spec import Stage, verify
+from pliant.machine.target import avx512
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fuse import fuse
-from pliant.target import avx512
 
 HEAD = """graph @main(%x: f32[n, 8], %w: f32[8, 8], %v: f32[8, 8]) {
   %m: f32[n, 8] = matmul(%x, %w)

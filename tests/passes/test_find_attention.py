@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import pliant
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.interp import run_graph
@@ -21,13 +22,12 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.ir.types import DType, tensor
+from pliant.machine.target import baseline
 from pliant.options import Options
 from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.decompose import decompose
 from pliant.sym import sym
-from pliant.target import baseline
 
 B, S, T = sym("b"), sym("s"), sym("t")
 CX = Context(Options(), baseline())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.spec import Stage, verify
 from pliant.ir.types import DType, tensor
+from pliant.machine.target import baseline
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fold import SLACK, fold
 from pliant.sym import sym
-from pliant.target import baseline
 
 N = sym("n")
 F32 = DType.F32

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import pliant
+from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
@@ -21,12 +22,11 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.lower.lower import lower
+from pliant.machine.target import avx512
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse, kernel_count
 from pliant.pipeline import GRAPH_PASSES
-from pliant.target import avx512
 
 BS = {0: "b", 1: "s"}
 IMAGE = {0: "b", 2: "h", 3: "w"}

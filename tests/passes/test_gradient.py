@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pliant.context import Context
 from pliant.errors import UnsupportedOpError
 from pliant.ir.graph import Graph, Module
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_graph
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_graph
+from pliant.machine.target import host
 from pliant.options import Options
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.gradient import gradient
 from pliant.passes.recompute import forward_values, recompute
-from pliant.target import host
 
 CX = Context(Options(), host())
 

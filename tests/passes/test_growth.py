@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 import pliant
+from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Graph
 from pliant.lower.lower import lower
+from pliant.machine.target import host
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fuse import fuse
 from pliant.passes.inline import inline
 from pliant.pipeline import GRAPH_PASSES, over_main
-from pliant.target import host
 
 STEPS = 32
 MOST = 2.6  # times, for twice the steps

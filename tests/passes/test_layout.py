@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+from pliant.context import Context
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
+from pliant.machine.target import avx512
 from pliant.options import Options
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.layout import layout
-from pliant.target import avx512
 
 CONTEXT = Context(Options(), avx512())
 SIZES = ((0, 5, 5), (1, 3, 3), (2, 7, 4), (3, 4, 11))

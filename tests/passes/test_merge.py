@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
@@ -22,15 +23,14 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.ir.types import DType, tensor
+from pliant.machine.target import avx512
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.lifetimes import Kernels
 from pliant.passes.merge import merge
 from pliant.pipeline import GRAPH_PASSES
 from pliant.sym import Facts, sym
-from pliant.target import avx512
 
 BS = {0: "b", 1: "s"}
 SIZES = ((0, 1, 3), (0, 1, 7, 33))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Module, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.spec import Stage, verify
 from pliant.ir.types import NUMPY, DType, tensor
+from pliant.machine.target import baseline
 from pliant.options import Options
 from pliant.passes.canonicalize import canonicalize
-from pliant.passes.context import Context
 from pliant.passes.contractions import contractions
 from pliant.sym import sym
-from pliant.target import baseline
 
 I8, U8, I16, I32, I64 = DType.I8, DType.U8, DType.I16, DType.I32, DType.I64
 M, N, K = sym("m"), sym("n"), sym("k")

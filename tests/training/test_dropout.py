@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from training_oracle import eager
 
 import pliant
+from pliant.context import Context
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
+from pliant.machine.target import host
 from pliant.options import Options
-from pliant.passes.context import Context
 from pliant.passes.decompose import decompose
-from pliant.target import host
 
 TEXT = """
 graph @main(%seed: i64[], %x: f32[n, m]) {

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pliant
-from pliant import spill
+from pliant.model import spill
 from pliant.runtime import binding
 from pliant.runtime.description import RuntimeStatus, Status
 

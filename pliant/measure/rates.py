@@ -1,0 +1,30 @@
+"""How fast this machine computes, moves and files bytes: what the planner weighs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pliant import knobs
+from pliant.machine.target import Target
+from pliant.measure.probes import known
+
+# Where nobody measured (`pliant doctor` does): an ordinary core and its memory.
+ASSUMED_FLOPS, ASSUMED_BYTES = 50e9, 10e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second."""
+
+    flops: float  # of one thread
+    bytes: float  # of memory
+    spill_bytes: float  # of the spill file, each way
+
+
+def rates(target: Target) -> Rates:
+    """Those of a target, as far as they are known."""
+    spill = knobs.SPILL_MBS.get() * 1e6
+    found = known(target)
+    if found is None:
+        return Rates(ASSUMED_FLOPS, ASSUMED_BYTES, spill)
+    return Rates(found.fma_gflops_1 * 1e9, found.read_gbs_all * 1e9, spill)

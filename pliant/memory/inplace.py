@@ -1,0 +1,335 @@
+"""Results that are written over inputs which nothing reads any more.
+
+    %b = alloc f32[n]                          %b = view(%a)
+    call_loop(%a, %b) {callee = "f"}     ->    call_loop(%a) {callee = "f_over_0_1"}
+    ... %b                                     ... %b
+
+After this pass the memory of %a holds first a's value, then b's: it is live from the
+first call that touches %a to the last that touches %b, and whoever wants to compute a
+again must not count on it after the call. That %a dies there has to hold in every order
+that the calls may run in. The called function has one buffer less: the
+input became the result, with role "inout". It is done where the function is proved to
+read each element before it is written (`inplace_proof.py`), and where both take the
+same bytes, so that live memory never grows. Results of the graph stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pliant.context import Context
+from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.loops import (
+    Accumulate,
+    Binary,
+    Block,
+    Buffer,
+    Cast,
+    Check,
+    Dispatch,
+    Dot,
+    Fma,
+    For,
+    If,
+    Let,
+    Load,
+    Local,
+    LoopFunc,
+    LoopValue,
+    Prefetch,
+    Role,
+    Select,
+    Stmt,
+    Store,
+    Switch,
+    Unary,
+    Variant,
+)
+from pliant.memory.inplace_proof import may_share
+from pliant.memory.order import CALLS, Ordered, permuted
+from pliant.sym import Facts, as_expr, eq
+
+Steps = tuple[int, ...]  # a place in each of the orders
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A graph after the pass, and the loop functions that it calls besides others."""
+
+    graph: Graph
+    loops: Mapping[str, LoopFunc]
+
+
+class _Pass:
+    def __init__(
+        self,
+        graph: Graph,
+        module: Module,
+        facts: Facts,
+        sequences: Sequence[Sequence[int]],
+    ) -> None:
+        self.graph, self.module, self.facts = graph, module, facts
+        self.bases: dict[Value, Value] = {}
+        self.allocs: dict[Value, Op] = {}
+        self.views: dict[Value, Op] = {}
+        self.places: dict[Value, int] = {}  # of the allocs, in order
+        self.first: dict[Value, Steps] = {}  # steps that touch a buffer
+        self.last: dict[Value, Steps] = {}
+        self.known: dict[tuple[str, int, int], LoopFunc | None] = {}
+        self.loops: dict[str, LoopFunc] = {}
+        count = sum(op.name in CALLS for op in graph.ops)
+        own = tuple(range(count))
+        steps = _steps([own, *sequences], count)
+        number = 0
+        for k, op in enumerate(graph.ops):
+            if op.name == "alloc":
+                self.allocs[op.result] = op
+                self.places[op.result] = k
+            elif op.name == "view":
+                self.views[op.result] = op
+                self.bases[op.result] = self.base(op.operands[0])
+            elif op.name in CALLS:
+                at = steps[number]
+                number += 1
+                for value in op.operands:
+                    root = self.base(value)
+                    self.first[root] = tuple(map(min, self.first.get(root, at), at))
+                    self.last[root] = tuple(map(max, self.last.get(root, at), at))
+        self.steps = steps
+        self.end = tuple(count for _ in (own, *sequences))
+        for value in graph.results:
+            self.last[self.base(value)] = self.end
+
+    def base(self, value: Value) -> Value:
+        return self.bases.get(value, value)
+
+    def run(self) -> InPlace:
+        ops = list(self.graph.ops)
+        steps = iter(self.steps)
+        for k, op in enumerate(self.graph.ops):
+            if op.name in CALLS:
+                step = next(steps)
+                if op.name == "call_loop":
+                    ops[k] = self.call(op, step, ops)
+        if not self.loops:
+            return InPlace(self.graph, {})
+        return InPlace(self.graph.replace(ops=tuple(ops)), self.loops)
+
+    def call(self, op: Op, step: Steps, ops: list[Op]) -> Op:
+        """The call with as many results as possible written over its inputs.
+
+        The allocs of these results become views in `ops`.
+        """
+        found = self.pair(op, step)
+        while found is not None:
+            read, written, func = found
+            old, new = op.operands[read], op.operands[written]
+            operands = list(op.operands)
+            operands[written] = old
+            del operands[read]
+            attrs = (("callee", func.name), ("sizes", op.attr("sizes")))
+            op = op.replace(operands=tuple(operands), attrs=attrs)
+            self.loops[func.name] = func
+            root = self.base(old)
+            offset = (("offset", as_expr(0)),)
+            ops[self.places[new]] = Op("view", (root,), offset, (new,))
+            # What looked at the new buffer looks at the old one now.
+            self.last[root] = self.last[new]
+            for value, base in [*self.bases.items(), (new, new)]:
+                if base is new:
+                    self.bases[value] = root
+            found = self.pair(op, step)
+        return op
+
+    def pair(self, op: Op, step: Steps) -> tuple[int, int, LoopFunc] | None:
+        """An input and a result that may share memory, by their positions."""
+        func = self.function(op.str_attr("callee"))
+        if len(func.buffers) != len(op.operands):
+            return None
+        for written, result in enumerate(op.operands):
+            if func.buffers[written].role is not Role.OUT:
+                continue
+            if not self.is_fresh(result, step) or op.operands.count(result) != 1:
+                continue
+            for read, source in enumerate(op.operands):
+                if func.buffers[read].role is not Role.IN:
+                    continue
+                if not self.dies(op, source, step) or not self.fits(source, result):
+                    continue
+                shared = self.shared(func, read, written)
+                if shared is not None:
+                    return read, written, shared
+        return None
+
+    def function(self, name: str) -> LoopFunc:
+        return self.loops.get(name) or self.module.loops[name]
+
+    def is_fresh(self, value: Value, step: Steps) -> bool:
+        """Whether a whole arena buffer begins to live at the step."""
+        inner = value in self.allocs and self.last[value] != self.end
+        return inner and self.first[value] == step
+
+    def dies(self, op: Op, value: Value, step: Steps) -> bool:
+        """Whether the buffer behind a value is read for the last time, and only so."""
+        root = self.base(value)
+        others = sum(self.base(v) is root for v in op.operands)
+        ends = root in self.allocs and self.last[root] == step
+        return ends and others == 1 and self.is_start(value)
+
+    def is_start(self, value: Value) -> bool:
+        """Whether a value begins where its buffer does, in row-major order."""
+        while value in self.views:
+            op = self.views[value]
+            if op.dim_attr("offset") != as_expr(0) or value.type.strides is not None:
+                return False
+            value = op.operands[0]
+        return True
+
+    def fits(self, source: Value, result: Value) -> bool:
+        """Whether a result can take the whole of a buffer, which is there before it."""
+        root = self.base(source)
+        if self.places[root] > self.places[result]:
+            return False
+        old, new = self.allocs[root], self.allocs[result]
+        same = eq(old.dim_attr("bytes"), new.dim_attr("bytes"))
+        return source.dtype is result.dtype and self.facts.prove(same) is True
+
+    def shared(self, func: LoopFunc, read: int, written: int) -> LoopFunc | None:
+        key = func.name, read, written
+        if key not in self.known:
+            one, other = func.buffers[read], func.buffers[written]
+            same = (one.dtype, one.shape, one.strides) == (
+                other.dtype,
+                other.shape,
+                other.strides,
+            )
+            good = same and may_share(func, one, other)
+            self.known[key] = merged(func, read, written) if good else None
+        return self.known[key]
+
+
+def _steps(sequences: Sequence[Sequence[int]], count: int) -> list[Steps]:
+    """Of each call, its place in each order."""
+    places = [{call: k for k, call in enumerate(order)} for order in sequences]
+    return [tuple(place[call] for place in places) for call in range(count)]
+
+
+def in_place(
+    graph: Graph, module: Module, facts: Facts, sequences: Sequence[Sequence[int]] = ()
+) -> InPlace:
+    """A lowered graph whose calls write over inputs that die, where that is proved.
+
+    `sequences`: other orders that the calls may run in, by their numbers.
+    """
+    return _Pass(graph, module, facts, sequences).run()
+
+
+def inplace(module: Module, cx: Context, others: list[Ordered] | None = None) -> Module:
+    """The pass over `main`; functions that it leaves without a call are dropped.
+
+    `others` are further orders of the calls; they become orders of the new graph.
+    """
+    graph = module.main
+    also = [] if others is None else others
+    sequences = [other.calls for other in also]
+    found = in_place(graph, module, cx.facts(graph), sequences)
+    if found.graph is graph:
+        return module
+    ops = tuple(op for op in found.graph.ops if op.name in CALLS)
+    also[:] = [
+        replace(other, graph=permuted(found.graph, ops, other.calls)) for other in also
+    ]
+    idle = set(_callees(graph)) - set(_callees(found.graph))
+    kept = {name: func for name, func in module.loops.items() if name not in idle}
+    return module.replace(loops={**kept, **found.loops}).with_main(found.graph)
+
+
+def _callees(graph: Graph) -> Iterator[str]:
+    for op in graph.ops:
+        if op.name == "call_loop":
+            yield op.str_attr("callee")
+
+
+# ---- a function with one buffer for two
+
+
+def merged(func: LoopFunc, read: int, written: int) -> LoopFunc:
+    """The function with an input and a result as one buffer, in the result's place."""
+    one, other = func.buffers[read], func.buffers[written]
+    both = replace(other, role=Role.INOUT)
+    images = {one.name: both, other.name: both}
+    buffers = [images.get(buffer.name, buffer) for buffer in func.buffers]
+    del buffers[read]
+    body = _Swap(images).stmt(func.body)
+    name = f"{func.name}_over_{read}_{written}"
+    return LoopFunc(name, func.sizes, tuple(buffers), body)
+
+
+class _Swap:
+    """Replaces buffers in statements; a value shared stays shared."""
+
+    def __init__(self, images: Mapping[str, Buffer]) -> None:
+        self.images = images
+        self.made: dict[int, tuple[LoopValue, LoopValue]] = {}  # by identity
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self.images.get(buffer.name, buffer)
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        match stmt:
+            case Block(body):
+                return Block(tuple(self.stmt(s) for s in body))
+            case For():
+                return replace(stmt, body=self.stmt(stmt.body))
+            case Store(buffer, index, value):
+                return Store(self.buffer(buffer), index, self.value(value))
+            case Let(name, value):
+                return Let(name, self.value(value))
+            case Local(name, dtype, value):
+                return Local(name, dtype, self.value(value))
+            case Accumulate(name, value):
+                return Accumulate(name, self.value(value))
+            case If(cond, then, otherwise):
+                other = None if otherwise is None else self.stmt(otherwise)
+                return If(self.value(cond), self.stmt(then), other)
+            case Switch(selector, cases):
+                return Switch(selector, tuple((n, self.stmt(s)) for n, s in cases))
+            case Dispatch(variants):
+                return Dispatch(
+                    tuple(
+                        Variant(v.name, v.guards, self.stmt(v.body)) for v in variants
+                    )
+                )
+            case Check(cond, number, value):
+                told = None if value is None else self.value(value)
+                return Check(self.value(cond), number, told)
+            case Prefetch(buffer, index):
+                return Prefetch(self.buffer(buffer), index)
+            case _:
+                return stmt
+
+    def value(self, value: LoopValue) -> LoopValue:
+        if id(value) not in self.made:
+            self.made[id(value)] = value, self.rebuilt(value)
+        return self.made[id(value)][1]
+
+    def rebuilt(self, value: LoopValue) -> LoopValue:
+        match value:
+            case Load(buffer, index, where):
+                guard = None if where is None else self.value(where)
+                return Load(self.buffer(buffer), index, guard)
+            case Unary(op, x):
+                return Unary(op, self.value(x))
+            case Binary(op, x, y):
+                return Binary(op, self.value(x), self.value(y))
+            case Fma(x, y, z):
+                return Fma(self.value(x), self.value(y), self.value(z))
+            case Dot(parts, x, y, z):
+                return Dot(parts, self.value(x), self.value(y), self.value(z))
+            case Select(cond, x, y):
+                return Select(self.value(cond), self.value(x), self.value(y))
+            case Cast(x, dtype):
+                return Cast(self.value(x), dtype)
+            case _:
+                return value

@@ -1,0 +1,535 @@
+"""In which order the calls of a lowered graph run, so that little memory is live.
+
+    a = f(x)          a = f(x)
+    b = g(x)    ->    c = h(a)      a is dead before b is needed
+    c = h(a)          b = g(x)
+    d = k(b, c)       d = k(b, c)
+
+Sizes are symbolic, so no single order need be best at all of them. The graph is cut
+where one call is before or after each of the others; the blocks between cuts do not
+influence one another. In each block orders are searched at a few sizes that stand for
+the range (`order_search.py`); those that another one provably never exceeds are
+dropped. The result is a small set of orders of the whole graph. The original is one of
+them unless another is proved to need no more memory at any size in range: the caller
+picks, for the sizes at hand, the order whose peak is least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pliant.context import Context
+from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.loops import Call, Check, Role, statements
+from pliant.ir.spec import destinations
+from pliant.lower.rows import THREADS
+from pliant.memory.liveness import ALIGN
+from pliant.memory.order_compare import Bound, dominates
+from pliant.memory.order_search import (
+    Block,
+    Ints,
+    bits,
+    live_rows,
+    peaks,
+    search,
+    unavoidable_rows,
+)
+from pliant.sym import Expr, Facts
+from pliant.sym.points import Point, representatives
+
+CALLS = frozenset({"call_loop", "call_library"})
+MOST_ORDERS = 4
+_THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
+_FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
+_EFFORT = 300_000  # steps that such searches may take all the same
+_MOST_KEPT = 8  # orders of one block
+_MOST_BYTES = 1 << 56  # at an assignment that orders are compared at
+_GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A lowered graph in one order of its calls.
+
+    Call k of `graph` is call `calls[k]` of the original. Values are the same objects
+    in all orders, and constants have the same numbers. `proved`: at no size in range
+    does this order need more memory than the original.
+    """
+
+    graph: Graph
+    calls: tuple[int, ...]
+    proved: bool
+
+
+# ---- what must come before what
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of a lowered graph, what each waits for, and the arena's buffers."""
+
+    ops: tuple[Op, ...]
+    before: tuple[int, ...]  # of each call: calls that it waits for, as bits
+    touches: tuple[tuple[int, ...], ...]  # of each call: arena buffers
+    buffers: tuple[Value, ...]
+    bytes: tuple[Expr, ...]
+
+
+def calls_of(graph: Graph, module: Module) -> Calls:
+    """The calls and their dependencies: read after write, and the two others.
+
+    A buffer is written as the roles of the loop function say. A library function
+    writes what no call has touched before it: its results. Parameters are written after
+    every call that may fail, so that a step can stop before it changes them.
+    """
+    bases: dict[Value, Value] = {}
+    sizes: dict[Value, Expr] = {}
+    ops: list[Op] = []
+    before: list[int] = []
+    touched: list[tuple[Value, ...]] = []
+    writer: dict[Value, int] = {}  # the last call that wrote
+    readers: dict[Value, int] = {}  # the calls that have read since, as bits
+    failing = may_fail(module)
+    checked = 0  # calls that may fail, as bits
+    for op in graph.ops:
+        if op.name == "alloc":
+            sizes[op.result] = op.dim_attr("bytes")
+        elif op.name == "view":
+            bases[op.result] = bases.get(op.operands[0], op.operands[0])
+        elif op.name in CALLS:
+            number, waits = len(ops), 0
+            roots = tuple(dict.fromkeys(bases.get(v, v) for v in op.operands))
+            written = _written(op, module, bases, writer, sizes)
+            if any(root not in sizes for root in written):
+                waits |= checked
+            if op.name == "call_library" or op.str_attr("callee") in failing:
+                checked |= 1 << number
+            for root in roots:
+                if root in writer:
+                    waits |= 1 << writer[root]
+                if root in written:
+                    waits |= readers.pop(root, 0)
+                    writer[root] = number
+                else:
+                    readers[root] = readers.get(root, 0) | 1 << number
+            ops.append(op)
+            before.append(waits)
+            touched.append(roots)
+    outputs = {bases.get(v, v) for v in graph.results}
+    used = {root for roots in touched for root in roots}
+    buffers = tuple(v for v in sizes if v not in outputs and v in used)
+    numbers = {v: k for k, v in enumerate(buffers)}
+    touches = tuple(
+        tuple(numbers[root] for root in roots if root in numbers) for roots in touched
+    )
+    return Calls(
+        tuple(ops), tuple(before), touches, buffers, tuple(sizes[v] for v in buffers)
+    )
+
+
+def may_fail(module: Module) -> set[str]:
+    """The loop functions that have a check, or call one that has."""
+    inside = {name: list(statements(f.body)) for name, f in module.loops.items()}
+    found = {
+        name
+        for name, stmts in inside.items()
+        if any(isinstance(stmt, Check) for stmt in stmts)
+    }
+    callees = {
+        name: {stmt.function for stmt in stmts if isinstance(stmt, Call)}
+        for name, stmts in inside.items()
+    }
+    grown = True
+    while grown:
+        more = {name for name, called in callees.items() if called & found} - found
+        grown = bool(more)
+        found |= more
+    return found
+
+
+def _written(
+    op: Op,
+    module: Module,
+    bases: Mapping[Value, Value],
+    writer: Mapping[Value, int],
+    allocs: Mapping[Value, Expr],
+) -> set[Value]:
+    """The buffers behind what a call writes."""
+    if op.name == "call_library":
+        roots = {bases.get(v, v) for v in op.operands}
+        return {root for root in roots if root in allocs and root not in writer}
+    func = module.loops[op.str_attr("callee")]
+    pairs = zip(func.buffers, destinations(func, op), strict=True)
+    return {
+        bases.get(value, value)
+        for buffer, value in pairs
+        if value is not None and buffer.role is not Role.IN
+    }
+
+
+# ---- blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of a graph: its calls and buffers, by their numbers in the graph."""
+
+    calls: tuple[int, ...]
+    buffers: tuple[int, ...]
+    held: tuple[int, ...]  # buffers that live through it untouched
+    block: Block
+
+    def within(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The block's own part of an order of the graph."""
+        local = {call: k for k, call in enumerate(self.calls)}
+        return tuple(local[call] for call in order if call in local)
+
+
+def parts_of(calls: Calls) -> list[Part]:
+    """The graph, cut at every call that is before or after each of the others."""
+    count = len(calls.ops)
+    whole = Block(calls.before, calls.touches, (), ())
+    earlier = whole.ancestors()
+    later = [0] * count
+    for mask in earlier:
+        for other in bits(mask):
+            later[other] += 1
+    groups: list[list[int]] = []
+    place = [0] * count
+    cuts = sorted(
+        (earlier[k].bit_count(), k)
+        for k in range(count)
+        if earlier[k].bit_count() + later[k] == count - 1
+    )
+    taken = 0
+    for _, cut in cuts:
+        groups.append(list(bits(earlier[cut] & ~taken)))
+        groups.append([cut])
+        taken |= earlier[cut] | 1 << cut
+    groups.append(list(bits((1 << count) - 1 & ~taken)))
+    groups = [group for group in groups if group]
+    for k, group in enumerate(groups):
+        for call in group:
+            place[call] = k
+    spans: dict[int, tuple[int, int]] = {}
+    for call, buffers in enumerate(calls.touches):
+        for b in buffers:
+            first, last = spans.get(b, (place[call], place[call]))
+            spans[b] = min(first, place[call]), max(last, place[call])
+    return [_part(calls, group, k, spans) for k, group in enumerate(groups)]
+
+
+def _part(
+    calls: Calls, group: list[int], number: int, spans: Mapping[int, tuple[int, int]]
+) -> Part:
+    local = {call: k for k, call in enumerate(group)}
+    buffers = tuple(dict.fromkeys(b for call in group for b in calls.touches[call]))
+    places = {b: k for k, b in enumerate(buffers)}
+    inside = sum(1 << call for call in group)
+    before = tuple(
+        sum(1 << local[e] for e in bits(calls.before[call] & inside)) for call in group
+    )
+    touches = tuple(tuple(places[b] for b in calls.touches[call]) for call in group)
+    entering = tuple(spans[b][0] < number for b in buffers)
+    leaving = tuple(spans[b][1] > number for b in buffers)
+    held = tuple(
+        b
+        for b, (first, last) in spans.items()
+        if first < number < last and b not in places
+    )
+    return Part(tuple(group), buffers, held, Block(before, touches, entering, leaving))
+
+
+# ---- search over all sizes
+
+
+class Sizes:
+    """The bytes of a graph's buffers: as formulas, and at some assignments."""
+
+    def __init__(self, calls: Calls, facts: Facts, points: Sequence[Point]) -> None:
+        self.bytes = calls.bytes
+        self.facts = facts
+        self.points = points
+        distinct = {e: rounded(e, points) for e in dict.fromkeys(calls.bytes)}
+        shape = (len(calls.bytes), len(points))
+        self.table = np.array([distinct[e] for e in calls.bytes], np.int64)
+        self.table = self.table.reshape(shape)
+
+
+def rounded(size: Expr, points: Sequence[Point]) -> list[int]:
+    """Bytes in the arena, at each assignment."""
+    return [-(-size.evaluate(point) // ALIGN) * ALIGN for point in points]
+
+
+def searched(
+    part: Part, sizes: Sizes, starts: Sequence[Sequence[int]] = ()
+) -> list[tuple[int, ...]]:
+    """Orders of a block: the original, and what was better at some assignment.
+
+    `starts` are orders of the whole graph to begin with, besides the original.
+    """
+    block = part.block
+    original = tuple(range(block.calls))
+    found = [original, *(part.within(order) for order in starts)]
+    if block.calls < 2:
+        return found
+    table = sizes.table[list(part.buffers)]
+    least = peaks(unavoidable_rows(block), table)
+    best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
+    # How the bytes are shared out at each assignment, and how far that is from those
+    # searched already: 0 where it is the same.
+    shares = table / np.maximum(table.sum(axis=0), 1)
+    unlike = np.ones(len(sizes.points))
+    fruitless = steps = 0
+    while fruitless < _FRUITLESS or steps < _EFFORT:
+        # Where there seems to be most to gain.
+        gaps = (best / np.maximum(least, 1) - 1) * unlike
+        k = int(gaps.argmax())
+        if gaps[k] < _GAIN - 1:
+            break
+        unlike = np.minimum(unlike, np.abs(shares - shares[:, k : k + 1]).sum(axis=0))
+        column = [int(size) for size in table[:, k]]
+        start = min(found, key=lambda order: _peak_at(block, order, table, k))
+        better = search(block, column, start, int(least[k]))
+        fruitless, steps = fruitless + 1, steps + better.steps
+        if better.peak < best[k]:
+            fruitless = 0
+            found.append(better.order)
+            best = np.minimum(best, peaks(live_rows(block, better.order), table))
+    return found
+
+
+def _peak_at(block: Block, order: tuple[int, ...], table: Ints, k: int) -> int:
+    return int(peaks(live_rows(block, order), table[:, k : k + 1])[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The orders of one block that are worth having.
+
+    The first is best overall. `safe` are those proved to be no worse than the original;
+    there is always one.
+    """
+
+    orders: tuple[tuple[int, ...], ...]
+    peaks: Ints  # orders x assignments, without what lives through the block
+    safe: tuple[bool, ...]
+
+
+def choices(part: Part, sizes: Sizes) -> Choice:
+    """The orders of a block of which none is proved superfluous."""
+    found = searched(part, sizes)
+    table = sizes.table[list(part.buffers)]
+    formulas = [sizes.bytes[b] for b in part.buffers]
+    bounds = [Bound.of(live_rows(part.block, o), formulas, table) for o in found]
+    ranked = sorted(range(len(found)), key=lambda k: (_cost(bounds[k].peaks), k))
+    kept: list[int] = []
+    for k in ranked:
+        if not any(dominates(bounds[w], bounds[k], sizes.facts) for w in kept):
+            kept.append(k)
+    safe = {k: k == 0 or dominates(bounds[k], bounds[0], sizes.facts) for k in kept}
+    sure = next(k for k in kept if safe[k])
+    table = np.array([bounds[k].peaks for k in kept], np.int64)
+    first = list(dict.fromkeys([0, kept.index(sure)]))
+    few = [kept[k] for k in _worthwhile(table, first, _MOST_KEPT)]
+    return Choice(
+        tuple(found[k] for k in few),
+        np.array([bounds[k].peaks for k in few], np.int64),
+        tuple(safe[k] for k in few),
+    )
+
+
+def _worthwhile(table: Ints, first: list[int], most: int) -> list[int]:
+    """Some orders, and then what saves most where those before it are not best."""
+    kept, peak = list(first), np.maximum(table, 1)
+    least = peak.min(axis=0)
+    while len(kept) < most:
+        regret = peak[kept].min(axis=0) / least
+        if regret.max(initial=1.0) < _GAIN:
+            break
+        kept.append(int(peak[:, regret.argmax()].argmin()))
+    return kept
+
+
+def _cost(peak: Ints) -> float:
+    """Compares orders over all assignments: the sum of logarithms of the peaks."""
+    return float(np.log(np.maximum(peak, 1)).sum())
+
+
+# ---- the orders of the whole graph
+
+
+def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
+    """A few orders of a lowered graph, the one that is best overall first.
+
+    At least one of them is proved to need no more memory than the original at any size
+    in range; it is the original itself if nothing better is.
+    """
+    calls = calls_of(graph, module)
+    if not calls.ops:
+        return (Ordered(graph, (), True),)
+    names = {s for e in calls.bytes for s in e.symbols()}
+    known = facts.with_range(THREADS, 1, None) if THREADS in names else facts
+    points = [
+        {**point, THREADS: threads}
+        for point in representatives(facts, names - {THREADS})
+        for threads in _THREADS
+    ]
+    points = [point for point in points if _is_real(calls.bytes, point)]
+    if not points:  # nothing to compare orders at
+        return (Ordered(graph, tuple(range(len(calls.ops))), True),)
+    sizes = Sizes(calls, known, points)
+    parts = parts_of(calls)
+    chosen = _choices(parts, sizes)
+    held = np.array(
+        [sizes.table[list(part.held)].sum(axis=0) for part in parts], np.int64
+    )
+    picks = _picks(chosen, held)
+    found = []
+    for pick in picks:
+        sequence = tuple(
+            part.calls[k]
+            for part, choice, number in zip(parts, chosen, pick, strict=True)
+            for k in choice.orders[number]
+        )
+        safe = all(c.safe[n] for c, n in zip(chosen, pick, strict=True))
+        found.append(Ordered(permuted(graph, calls.ops, sequence), sequence, safe))
+    return tuple(found)
+
+
+def _is_real(sizes: Sequence[Expr], point: Point) -> bool:
+    """Whether all buffers together may fit a machine, so that no sum overflows."""
+    try:
+        return sum(size.evaluate(point) for size in sizes) < _MOST_BYTES
+    except ZeroDivisionError:
+        return False  # outside what a quotient is defined for
+
+
+def _choices(parts: Sequence[Part], sizes: Sizes) -> list[Choice]:
+    """The choices of every block; blocks that are alike are looked at once."""
+    known: dict[object, Choice] = {}
+    found = []
+    for part in parts:
+        key = part.block, tuple(sizes.bytes[b] for b in part.buffers)
+        if key not in known:
+            known[key] = choices(part, sizes)
+        found.append(known[key])
+    return found
+
+
+def _picks(chosen: Sequence[Choice], held: Ints) -> list[tuple[int, ...]]:
+    """Which order each block has, in each of the whole graph's orders."""
+    first = tuple(0 for _ in chosen)
+    sure = tuple(choice.safe.index(True) for choice in chosen)
+    at = [
+        tuple(int(choice.peaks[:, k].argmin()) for choice in chosen)
+        for k in range(held.shape[1])
+    ]
+    possible = list(dict.fromkeys([first, sure, *at]))
+    table = np.array([_peaks(pick, chosen, held) for pick in possible], np.int64)
+    must = possible.index(sure)
+    best = min(range(len(possible)), key=lambda k: _cost(table[k]))
+    gain = (np.maximum(table[must], 1) / np.maximum(table[best], 1)).max(initial=1.0)
+    kept = [must] if gain < _GAIN else list(dict.fromkeys([best, must]))
+    return [possible[k] for k in _worthwhile(table, kept, MOST_ORDERS)]
+
+
+def _peaks(pick: Sequence[int], chosen: Sequence[Choice], held: Ints) -> Ints:
+    rows = [choice.peaks[n] for choice, n in zip(chosen, pick, strict=True)]
+    if not rows:
+        return np.zeros(held.shape[-1], np.int64)
+    top: Ints = (np.array(rows, np.int64) + held).max(axis=0)
+    return top
+
+
+def permuted(graph: Graph, calls: Sequence[Op], sequence: Sequence[int]) -> Graph:
+    """The graph with its calls in another order.
+
+    Constants come first, as they were; an alloc or view just before its first use.
+    """
+    producers = graph.producers()
+    ops = [op for op in graph.ops if op.name == "constant"]
+    placed = {op.result for op in ops} | set(graph.params)
+
+    def place(value: Value) -> Iterator[Op]:
+        if value not in placed:
+            placed.add(value)
+            op = producers[value]
+            for operand in op.operands:
+                yield from place(operand)
+            yield op
+
+    for number in sequence:
+        op = calls[number]
+        for value in op.operands:
+            ops += place(value)
+        ops.append(op)
+    for value in graph.results:
+        ops += place(value)
+    return graph.replace(ops=tuple(ops))
+
+
+def order(
+    module: Module,
+    cx: Context,
+    regions: list[Graph],
+    others: list[Ordered] | None = None,
+) -> Module:
+    """The module in the best order that is proved to be no worse than its own.
+
+    `regions` says what each call computes, and is reordered with the calls. `others`
+    gets the orders that need less at some sizes, as orders of the module's calls.
+    """
+    graph = module.main
+    found = orders(graph, module, cx.facts(graph))
+    best = next(candidate for candidate in found if candidate.proved)
+    if others is not None:
+        place = {call: k for k, call in enumerate(best.calls)}
+        others += [
+            replace(other, calls=tuple(place[k] for k in other.calls))
+            for other in found
+            if other is not best
+        ]
+    if best.calls == tuple(range(len(best.calls))):
+        return module
+    regions[:] = [regions[k] for k in best.calls]
+    return module.with_main(best.graph)
+
+
+# ---- with sizes known
+
+
+def peak_at(graph: Graph, module: Module, dims: Mapping[str, int]) -> int:
+    """The largest live bytes of a lowered graph in its order; results are left out."""
+    calls = calls_of(graph, module)
+    count = len(calls.buffers)
+    whole = Block(calls.before, calls.touches, (False,) * count, (False,) * count)
+    column = np.array([rounded(e, [dict(dims)]) for e in calls.bytes], np.int64)
+    rows = live_rows(whole, range(len(calls.ops)))
+    return int(peaks(rows, column.reshape(count, 1))[0])
+
+
+def oracle_peak(
+    graph: Graph,
+    module: Module,
+    dims: Mapping[str, int],
+    starts: Sequence[Sequence[int]] = (),
+) -> int:
+    """The least peak that the same search finds when it knows the sizes.
+
+    `starts` are orders of the calls to begin with, besides the graph's own.
+    """
+    calls = calls_of(graph, module)
+    sizes = Sizes(calls, Facts(), [dict(dims)])
+    top = 0
+    for part in parts_of(calls):
+        table = sizes.table[list(part.buffers)]
+        best = min(
+            int(peaks(live_rows(part.block, order), table)[0])
+            for order in searched(part, sizes, starts)
+        )
+        top = max(top, best + int(sizes.table[list(part.held)].sum()))
+    return top

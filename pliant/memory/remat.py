@@ -1,0 +1,101 @@
+"""What may give its memory back and be made again: each call's operands and work.
+
+To stay inside a memory limit, a value that is not needed for a while may be given up,
+and be computed again (by the calls that made it) or read back from a file. Which ones
+is decided per call of the model, from its sizes (runtime/remat.c); here is what that
+needs to know, for the lowered graph
+
+    call_loop(%x, %a) {callee = "f", ...}      step 0: reads x, writes a
+    call_loop(%a, %y) {callee = "g", ...}      step 1: reads a, writes y
+
+namely what each step reads and writes, how much it does, and whether it may run twice.
+Kernels are functions of what they read, so they may, with two exceptions: one that
+writes an input of the model (a parameter's update) and a library's function, of which
+nothing is known. That an operand still holds what it held is the runtime's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.loops import LoopFunc, Role
+from pliant.ir.work import Work
+from pliant.memory.liveness import Memory
+
+CALLS = frozenset({"call_loop", "call_library"})
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An operand of a step: a buffer, or something that is always there."""
+
+    object: int  # number of the arena's buffer, or that of a pinned value after them
+    reads: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call of the lowered graph, as the planner sees it."""
+
+    call: Op
+    touches: tuple[Touch, ...]
+    repeatable: bool
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The calls in order. Pinned: results, and inputs that a call writes."""
+
+    steps: tuple[Step, ...]
+    pinned: tuple[Value, ...]
+
+
+def steps(module: Module, memory: Memory, works: Sequence[Work]) -> Steps:
+    """The steps of a module's lowered graph; `works` are what its calls do."""
+    graph = module.main
+    calls = [op for op in graph.ops if op.name in CALLS]
+    operands = [_operands(op, module.loops, memory) for op in calls]
+    numbers = {b.value: k for k, b in enumerate(memory.buffers)}
+    written = {
+        v for touched in operands for v, (_, writes) in touched.items() if writes
+    }
+    pinned = [v for v in _bases(graph, memory) if v in written and v not in numbers]
+    numbers |= {v: len(memory.buffers) + k for k, v in enumerate(pinned)}
+    params = set(graph.params)
+    made: list[Step] = []
+    for op, touched, work in zip(calls, operands, works, strict=True):
+        touches = tuple(
+            Touch(numbers[v], *flags) for v, flags in touched.items() if v in numbers
+        )
+        updates = any(w and v in params for v, (_, w) in touched.items())
+        repeatable = op.name == "call_loop" and not updates
+        made.append(Step(op, touches, repeatable, work))
+    return Steps(tuple(made), tuple(pinned))
+
+
+def _bases(graph: Graph, memory: Memory) -> list[Value]:
+    """Everything that is not a view, in order of definition."""
+    results = [v for op in graph.ops for v in op.results]
+    return [v for v in (*graph.params, *results) if v not in memory.bases]
+
+
+def _operands(
+    op: Op, loops: Mapping[str, LoopFunc], memory: Memory
+) -> dict[Value, tuple[bool, bool]]:
+    """What a call reads and writes, by the value behind each view."""
+    roles: Sequence[Role]
+    if op.name == "call_loop":
+        roles = [b.role for b in loops[op.str_attr("callee")].buffers]
+    else:  # any of them may be either
+        roles = [Role.INOUT] * len(op.operands)
+    found: dict[Value, tuple[bool, bool]] = {}
+    for value, role in zip(op.operands, roles, strict=True):
+        base = memory.bases.get(value, value)
+        reads, writes = found.get(base, (False, False))
+        reads = reads or role in (Role.IN, Role.INOUT)
+        found[base] = (reads, writes or role is not Role.IN)
+    return found

@@ -1,0 +1,251 @@
+"""New parameters are written over the old ones.
+
+    %new = alloc ..                                 call_loop(%p, %g, %p)
+    call_loop(%p, %g, %new)                ->       ..
+    ..                                              return %loss
+    return %loss, %new
+
+A kernel that reads a parameter and computes its new value writes it in place where its
+loops allow that (`memory/pointwise.py`), behind all other kernels that read the old
+value, and behind all that may refuse the call: an index out of range is found before
+anything is changed. Where loops do not allow it, or one of those needs a result of this
+kernel, the new value is copied at the end.
+
+The kernels that may refuse are those of the forward part. Checks of the way back see
+the same indices again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pliant.context import Context
+from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.loops import Call, LoopFunc, Role, statements
+from pliant.lower.to_loops import Lowering, lower_group
+from pliant.memory.order import may_fail
+from pliant.memory.pointwise import in_place, is_pointwise
+from pliant.sym import sym
+
+CALLS = frozenset({"call_loop", "call_library"})
+
+
+@dataclass(slots=True)
+class _Update:
+    module: Module
+    graph: Graph
+    loops: dict[str, LoopFunc]
+    calls: list[Op]
+    bases: dict[Value, Value]  # a view -> what it looks at
+    regions: list[Graph]  # of each call
+    waits: list[int] = field(default_factory=list)  # calls before each, as bits
+    stored: dict[Value, Value] = field(default_factory=dict)  # alloc -> param
+    made: dict[int, set[str]] = field(default_factory=dict)  # call -> results in place
+    refusing: list[int] = field(default_factory=list)  # calls that may fail
+
+    def base(self, value: Value) -> Value:
+        return self.bases.get(value, value)
+
+    def func(self, call: Op) -> LoopFunc:
+        return self.loops[call.str_attr("callee")]
+
+    def touches(self, call: Op, value: Value) -> bool:
+        return any(self.base(v) is value for v in call.operands)
+
+    # ---- order
+
+    def depend(self) -> None:
+        """Each call waits for all that wrote what it touches, or read what it writes.
+
+        `waits` is closed: it holds everything that has to come before.
+        """
+        last_writer: dict[Value, int] = {}
+        readers: dict[Value, list[int]] = {}
+        for number, call in enumerate(self.calls):
+            before: set[int] = set()
+            for value, writes in self.accesses(call):
+                if value in last_writer:
+                    before.add(last_writer[value])
+                if writes:
+                    before.update(readers.get(value, ()))
+            for value, writes in self.accesses(call):
+                readers.setdefault(value, []).append(number)
+                if writes:
+                    last_writer[value] = number
+            before.discard(number)
+            self.waits.append(self.closed(before))
+
+    def find_refusing(self, ends: Sequence[Value]) -> None:
+        """The calls with a check that these values need."""
+        roots = {self.base(v) for v in ends}
+        makers = {
+            number
+            for number, call in enumerate(self.calls)
+            if any(writes and v in roots for v, writes in self.accesses(call))
+        }
+        needed, failing = self.closed(makers), may_fail(self.module)
+        self.refusing = [
+            number
+            for number, call in enumerate(self.calls)
+            if needed >> number & 1
+            and (call.name == "call_library" or call.str_attr("callee") in failing)
+        ]
+
+    def closed(self, before: set[int]) -> int:
+        bits = 0
+        for number in before:
+            bits |= self.waits[number] | 1 << number
+        return bits
+
+    def accesses(self, call: Op) -> list[tuple[Value, bool]]:
+        if call.name == "call_library":
+            return [(self.base(v), True) for v in call.operands]
+        buffers = self.func(call).buffers
+        return [
+            (self.base(v), b.role is not Role.IN)
+            for v, b in zip(call.operands, buffers, strict=True)
+        ]
+
+    def put_behind(self, number: int, before: list[int]) -> bool:
+        """Makes a call wait for others; False, and no change, if one waits for it."""
+        if any(self.waits[n] >> number & 1 for n in before):
+            return False
+        bits = self.waits[number] | self.closed(set(before))
+        self.waits[number] = bits
+        for other, waits in enumerate(self.waits):
+            if waits >> number & 1:
+                self.waits[other] = waits | bits
+        return True
+
+    def order(self) -> list[int]:
+        """As before where nothing asks for another order."""
+        done, out = 0, []
+        pending = list(range(len(self.calls)))
+        while pending:
+            number = next(n for n in pending if self.waits[n] & ~done == 0)
+            pending.remove(number)
+            out.append(number)
+            done |= 1 << number
+        return out
+
+    # ---- in place
+
+    def store(self, new: Value, old: Value) -> bool:
+        """Lets the kernel that makes `new` write it to `old`; False if it must not."""
+        users = [n for n, call in enumerate(self.calls) if self.touches(call, new)]
+        if len(users) != 1 or new in self.stored or new in self.bases:
+            return False
+        (number,) = users
+        call = self.calls[number]
+        if call.name != "call_loop" or number in self.refusing:
+            return False
+        func = self.func(call)
+        pairs = list(zip(call.operands, func.buffers, strict=True))
+        results = [b.name for v, b in pairs if v is new and b.role is Role.OUT]
+        if len(results) != 1:
+            return False
+        for value, buffer in pairs:
+            if self.base(value) is not old:
+                continue
+            if value is not old or buffer.role is not Role.IN:
+                return False
+            if not is_pointwise(func, buffer.name, results[0], self.loops):
+                return False
+        others = [
+            n
+            for n, other in enumerate(self.calls)
+            if n != number and self.touches(other, old)
+        ]
+        if not self.put_behind(number, [*others, *self.refusing]):
+            return False
+        self.stored[new] = old
+        self.made.setdefault(number, set()).add(results[0])
+        return True
+
+    def rewrite(self) -> None:
+        for number, names in self.made.items():
+            call = self.calls[number]
+            func = in_place(self.func(call), frozenset(names), self.loops)
+            operands = tuple(self.stored.get(v, v) for v in call.operands)
+            attrs = (("callee", func.name), ("sizes", call.attr("sizes")))
+            self.calls[number] = call.replace(operands=operands, attrs=attrs)
+
+    # ---- copies
+
+    def copy(self, new: Value, old: Value, cx: Context) -> tuple[Op, Graph]:
+        source, copied = Value("source", new.type), Value("copied", old.type)
+        op = Op("reshape", (source,), (("shape", old.shape),), (copied,))
+        region = Graph("copy", (source,), (op,), (copied,))
+        lowering = Lowering(
+            cx.facts(self.graph), lambda message, loc: 0, cx.target.lanes, False
+        )
+        step = lower_group(region, f"store_{old.name}", lowering)
+        self.loops[step.func.name] = step.func
+        given = {source: new, copied: old}
+        arguments = tuple(given[a] for a in step.arguments if isinstance(a, Value))
+        sizes = tuple(map(sym, step.func.sizes))
+        attrs = (("callee", step.func.name), ("sizes", sizes))
+        return Op("call_loop", arguments, attrs, (), (), ""), region
+
+
+def update(
+    module: Module,
+    updates: Sequence[str],
+    cx: Context,
+    regions: list[Graph],
+    changed: int = 0,
+) -> Module:
+    """The lowered module with the results behind the first stored in `updates`.
+
+    The first `changed` of them are of the forward part, as the first result is.
+    `regions` says what each call computes; it is put in the new order, and extended.
+    """
+    graph = module.main
+    bases: dict[Value, Value] = {}
+    for op in graph.ops:
+        if op.name == "view":
+            bases[op.result] = bases.get(op.operands[0], op.operands[0])
+    calls = [op for op in graph.ops if op.name in CALLS]
+    state = _Update(module, graph, dict(module.loops), calls, bases, regions)
+    state.depend()
+    state.find_refusing(graph.results[: 1 + changed])
+    params = {v.name: v for v in graph.params}
+    loss, *news = graph.results
+    copies: list[tuple[Op, Graph]] = []
+    for new, name in zip(news, updates, strict=True):
+        old = params[name]
+        if not (cx.options.update and state.store(new, old)):
+            copies.append(state.copy(new, old, cx))
+    state.rewrite()
+    order = state.order()
+    regions[:] = [*(regions[n] for n in order), *(region for _, region in copies)]
+    gone = set(state.stored)
+    first = [
+        op
+        for op in graph.ops
+        if op.name not in CALLS and not (op.name == "alloc" and op.result in gone)
+    ]
+    ordered = [state.calls[n] for n in order]
+    ops = (*first, *ordered, *(op for op, _ in copies))
+    main = graph.replace(ops=ops, results=(loss,))
+    used = _reached(main, state.loops)
+    loops = {name: f for name, f in state.loops.items() if name in used}
+    return Module(
+        {**module.graphs, "main": main}, loops, module.libraries, module.constants
+    )
+
+
+def _reached(graph: Graph, loops: dict[str, LoopFunc]) -> set[str]:
+    """Functions that calls still reach."""
+    pending = [op.str_attr("callee") for op in graph.ops if op.name == "call_loop"]
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        pending += [
+            s.function for s in statements(loops[name].body) if isinstance(s, Call)
+        ]
+    return found

@@ -1,0 +1,106 @@
+"""A compiled program as the runtime is told of it."""
+
+from __future__ import annotations
+
+from pliant import knobs
+from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
+from pliant.ir.types import DType
+from pliant.measure.rates import Rates
+from pliant.model.spill import spill_place
+from pliant.pipeline import Program
+from pliant.runtime.description import (
+    READS,
+    SCALAR,
+    WRITES,
+    Budgeting,
+    BufferSpec,
+    InputSpec,
+    ModelSpec,
+    OrderSpec,
+    OutputSpec,
+    StepSpec,
+)
+
+# DLPack type codes: (code, bits).
+DLPACK: dict[DType, tuple[int, int]] = {
+    DType.F64: (2, 64),
+    DType.F32: (2, 32),
+    DType.F16: (2, 16),
+    DType.BF16: (4, 16),
+    DType.I64: (0, 64),
+    DType.I32: (0, 32),
+    DType.I16: (0, 16),
+    DType.I8: (0, 8),
+    DType.U8: (1, 8),
+    DType.BOOL: (6, 8),
+}
+
+
+def runtime_spec(
+    program: Program, signature: Signature, threads: int, limit: int | None
+) -> ModelSpec:
+    """Inputs, results, buffers and steps, with the slots of what is computed."""
+    inputs: list[InputSpec] = []
+    params = iter(program.lowered.main.params)
+    written = set(program.steps.pinned)
+    for slot in signature.slots:
+        match slot:
+            case TensorSlot():
+                code, bits = DLPACK[slot.type.dtype]
+                rank, updated = slot.type.rank, next(params) in written
+                inputs.append(InputSpec(0, code, bits, rank, updated))
+            case SizeSlot():
+                inputs.append(InputSpec(SCALAR, 0, 64, 0))
+    host = program.host
+    outputs = []
+    for value, slot_index in zip(
+        program.lowered.main.results, host.output_slots, strict=True
+    ):
+        code, bits = DLPACK[value.dtype]
+        outputs.append(OutputSpec(code, bits, value.type.rank, slot_index))
+    return ModelSpec(
+        tuple(inputs),
+        len(host.symbols),
+        len(host.table.entries),
+        tuple(BufferSpec(slot) for slot in host.buffer_slots),
+        tuple(outputs),
+        steps=_steps(program),
+        orders=_orders(program),
+        n_pinned=len(program.steps.pinned),
+        budgeting=_budgeting(program.rates),
+        threads=threads,
+        memory_limit=limit,
+        guard_pages=knobs.GUARD_PAGES.get(),
+    )
+
+
+def _steps(program: Program) -> tuple[StepSpec, ...]:
+    made: list[StepSpec] = []
+    for step, slots in zip(program.steps.steps, program.host.work_slots, strict=True):
+        touches = tuple(
+            (t.object, READS * t.reads | WRITES * t.writes) for t in step.touches
+        )
+        made.append(StepSpec(touches, *slots, step.repeatable))
+    return tuple(made)
+
+
+def _orders(program: Program) -> tuple[OrderSpec, ...]:
+    """The order of the lowered graph, then those that need less at some sizes."""
+    own = OrderSpec(tuple(range(len(program.steps.steps))))
+    return (own, *(OrderSpec(other.calls) for other in program.others))
+
+
+def _budgeting(rates: Rates | None) -> Budgeting:
+    """Without rates nothing is computed again or spilled."""
+    if rates is None:
+        return Budgeting()
+    place = spill_place()
+    return Budgeting(
+        recompute=True,
+        spill=not place.problem,
+        spill_folder=place.folder,
+        spill_problem=place.problem,
+        flops_per_second=rates.flops,
+        bytes_per_second=rates.bytes,
+        spill_bytes_per_second=rates.spill_bytes,
+    )

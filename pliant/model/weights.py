@@ -1,0 +1,430 @@
+"""A compiled model's weights: its own memory, made again when the module's change.
+
+Compiled code reads constants that were packed, folded or copied from a module's
+parameters and buffers. Each constant's `Origin` says how to make it from those, so when
+a call finds that the module's tensors are not what they were, the constants are made
+once more and put in place of the old ones; docs/weights.md states the rule.
+
+    Places     where an owner keeps tensors: entries of a module's dicts
+    _Leaf      a tensor that constants are made of, and the places that hold it
+    _Following what is watched, and the leaves, as of one moment
+    Weights    the arrays that calls read now
+
+The module is held weakly, and its tensors only as long as it lives. Beside the tensors
+that constants are made of, all others of the same submodules are watched: some of
+torch's functions write without counting it (the statistics of a batch norm), but count
+something beside (its batches).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from pliant.errors import WeightError
+from pliant.ir.graph import Constant, Origin
+from pliant.ir.types import TensorType
+from pliant.machine import pages
+from pliant.runtime.binding import Model
+from pliant.runtime.caller import Watch, framework_of_torch
+
+Entry = tuple[dict[str, Any], str, Any]  # a dict, a key, and what is there
+
+
+# ---- where tensors are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An entry of one of a module's dicts, or of an exported program's."""
+
+    path: tuple[str, ...]  # of submodules
+    table: str  # the attribute that is the dict
+    key: str
+
+    @property
+    def name(self) -> str:
+        return ".".join((*self.path, self.key))
+
+    def entries(self, owner: Any) -> Iterator[Entry]:
+        """What leads from the owner to the tensor, the tensor's own entry last."""
+        for name in self.path:
+            modules = owner._modules
+            owner = modules.get(name)
+            if owner is None:
+                return
+            yield modules, name, owner
+        table = getattr(owner, self.table)
+        if self.key in table:
+            yield table, self.key, table[self.key]
+
+    def tensor(self, owner: Any) -> Any:
+        """What is there now; None if nothing is."""
+        *way, last = (None, *self.entries(owner))
+        return last[2] if last is not None and len(way) > len(self.path) else None
+
+
+_OF_MODULES = ("_parameters", "_buffers", "__dict__")
+_OF_PROGRAMS = ("_state_dict", "_constants")
+
+
+def _places(owner: Any) -> Iterator[tuple[Place, Any]]:
+    """Every tensor that an nn.Module or an ExportedProgram has by a name."""
+    torch: Any = sys.modules["torch"]
+    if isinstance(owner, torch.nn.Module):
+        tables = [
+            (tuple(path.split(".")) if path else (), table, getattr(module, table))
+            for path, module in owner.named_modules(remove_duplicate=False)
+            for table in _OF_MODULES
+        ]
+    else:
+        tables = [((), table, getattr(owner, table)) for table in _OF_PROGRAMS]
+    for path, table, found in tables:
+        for key, value in found.items():
+            if isinstance(value, torch.Tensor):
+                yield Place(path, table, key), value
+
+
+def _memory(tensor: Any) -> tuple[object, ...] | None:
+    """What tells one tensor's memory from another's; None if it has none."""
+    try:
+        where = tensor.data_ptr()
+    except RuntimeError:  # a tensor without memory of its own
+        return None
+    layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return (where, *layout) if where else None
+
+
+# ---- what is followed
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    origin: Origin
+    type: TensorType
+    places: tuple[Place, ...]  # several if the module ties them
+
+
+def _leaves(owner: Any, given: Sequence[Constant]) -> list[_Leaf]:
+    """Of the constants given, those that are tensors of the owner's."""
+    places: dict[object, list[Place]] = {}
+    for place, tensor in _places(owner):
+        where = _memory(tensor)
+        if where is not None:
+            places.setdefault(where, []).append(place)
+    found: list[_Leaf] = []
+    for constant in given:
+        where = None if constant.keep is None else _memory(constant.keep)
+        if where in places:
+            kept = tuple(places[where])
+            found.append(_Leaf(constant.origin, constant.type, kept))
+    return found
+
+
+class _Following:
+    """The leaves' tensors, and a watch on them that was set before they are read."""
+
+    def __init__(self, owner: Any, leaves: Sequence[_Leaf]) -> None:
+        self.leaves = tuple(leaves)
+        self.tensors = [[_found(p, owner) for p in leaf.places] for leaf in leaves]
+        entries: dict[tuple[int, str], Entry] = {}
+        beside: dict[tuple[tuple[str, ...], str], None] = {}
+        for leaf in leaves:
+            for place in leaf.places:
+                for entry in place.entries(owner):
+                    entries[id(entry[0]), entry[1]] = entry
+                if place.table != "__dict__":
+                    beside.update(dict.fromkeys((place.path, t) for t in _COUNTED))
+        for path, table in beside:
+            for entry in _tensors_of(owner, path, table):
+                entries.setdefault((id(entry[0]), entry[1]), entry)
+        values = [value for _, _, value in entries.values() if _is_tensor(value)]
+        self.ids = frozenset(map(id, values))
+        # Memory that is held is not given to another tensor: an address that has not
+        # changed says that the memory has not.
+        self.held = [value.detach() for value in values]
+        framework, listed = framework_of_torch(), list(entries.values())
+        self.watch: Any = Watch(framework, listed) if framework else _PlainWatch(listed)
+
+    def read(self) -> dict[Origin, np.ndarray]:
+        """The leaves' data, checked; they may share memory with the tensors."""
+        return {
+            leaf.origin: _data(leaf, tensors)
+            for leaf, tensors in zip(self.leaves, self.tensors, strict=True)
+        }
+
+
+_COUNTED = ("_parameters", "_buffers")
+
+
+def _tensors_of(owner: Any, path: Sequence[str], table: str) -> Iterator[Entry]:
+    for name in path:
+        owner = owner._modules[name]
+    found = getattr(owner, table, None) or {}
+    yield from ((found, k, value) for k, value in found.items() if _is_tensor(value))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+class _PlainWatch:
+    """What `Watch` does, for a torch whose tensors C does not read."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = [(*entry, _stamp(entry[2])) for entry in entries]
+        self.marked = False
+
+    def changed(self) -> bool:
+        return self.marked or any(
+            found.get(key) is not value or _stamp(value) != stamp
+            for found, key, value, stamp in self.entries
+        )
+
+    def mark(self) -> None:
+        self.marked = True
+
+
+def _stamp(value: Any) -> object:
+    if not _is_tensor(value):
+        return None
+    return value.data_ptr(), None if value.is_inference() else value._version
+
+
+# ---- tensors as data
+
+
+def _found(place: Place, owner: Any) -> Any:
+    tensor = place.tensor(owner)
+    if tensor is None:
+        raise WeightError(
+            f"the module has no '{place.name}' any more, which this model was compiled "
+            "with: compile the module as it is now",
+            name=place.name,
+        )
+    return tensor
+
+
+def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
+    from pliant.frontend.torch_ops_context import to_numpy
+
+    for place, tensor in zip(leaf.places, tensors, strict=True):
+        _check(place, leaf.type, tensor)
+    first, *others = tensors
+    for place, tensor in zip(leaf.places[1:], others, strict=True):
+        if _memory(tensor) != _memory(first) and not tensor.equal(first):
+            raise WeightError(
+                f"'{leaf.places[0].name}' and '{place.name}' were one tensor when the "
+                "model was compiled, and now have different values: tie them again, "
+                "or compile the module as it is now",
+                name=place.name,
+            )
+    return to_numpy(first)
+
+
+def _check(place: Place, wanted: TensorType, tensor: Any) -> None:
+    from pliant.frontend.torch_ops_context import DTYPE_OF
+
+    torch: Any = sys.modules["torch"]
+    dtype = DTYPE_OF.get(tensor.dtype)
+    shape = tuple(tensor.shape)
+    expected = tuple(d.value for d in wanted.shape)
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if dtype is wanted.dtype and shape == expected and dense:
+        return
+    where = "" if dense else f" ({tensor.layout}, {tensor.device})"
+    got = f"{dtype or tensor.dtype}{list(shape)}{where}"
+    raise WeightError(
+        f"weight '{place.name}' was {wanted} when the model was compiled, and is {got} "
+        "now: change it back, or compile the module as it is now",
+        name=place.name,
+        expected=str(wanted),
+        got=got,
+    )
+
+
+# ---- the weights
+
+
+class Weights:
+    """The arrays that compiled code reads, and how they follow their owner.
+
+    Calls run on what `Model.set_weights` was given last, all of it of one moment; a
+    call that has begun goes on with what it began with.
+    """
+
+    def __init__(
+        self, constants: Sequence[Constant], given: Mapping[str, Constant], owner: Any
+    ) -> None:
+        self._lock = Lock()
+        self._origins = tuple(c.origin for c in constants)
+        self._order = _ordered(self._origins)
+        used = [c for c in given.values() if c.origin in set(self._order)]
+        self._owner: Callable[[], Any] = lambda: None
+        self._following: _Following | None = None
+        self._fixed: dict[Origin, np.ndarray] = {}
+        leaves = [] if owner is None else _leaves(owner, used)
+        if leaves:
+            self._following = _Following(owner, leaves)
+            self._owner = weakref.ref(owner, _when_gone(self))
+            self._varying = self._depending({leaf.origin for leaf in leaves})
+            self._fixed = self._beside(used)
+            _note_fused_steps(self)
+        self.arrays = [_own(c) for c in constants]
+
+    def serve(self, runtime: Model, more: Sequence[np.ndarray]) -> None:
+        """Hands the arrays, and `more` behind them, to the runtime, now and always."""
+        self._runtime, self._more = runtime, tuple(more)
+        runtime.set_weights((*self.arrays, *self._more))
+        if self._following is not None:
+            runtime.follow(self._following.watch, _renewing(self))
+
+    def refresh(self, *, always: bool = False) -> None:
+        """Makes the arrays again if the owner's tensors have changed, or always."""
+        with self._lock:
+            # Held to the end: `_when_gone` comes after all that is set here.
+            owner, following = self._owner(), self._following
+            if owner is None or following is None:
+                return
+            if not always and not following.watch.changed():
+                return
+            fresh = _Following(owner, following.leaves)
+            self.arrays = self._made(fresh.read())
+            self._runtime.set_weights((*self.arrays, *self._more))
+            self._following = fresh
+            self._runtime.follow(fresh.watch, _renewing(self))
+
+    @property
+    def owner(self) -> Any:
+        """Whose tensors are followed; None if there is none, or it is gone."""
+        return self._owner()
+
+    @property
+    def is_following(self) -> bool:
+        return self._following is not None
+
+    def stop(self) -> None:
+        """Keeps the arrays as they are, and lets go of all that they were made of."""
+        self._following, self._owner = None, lambda: None
+        self._fixed = {}
+        runtime: Model | None = getattr(self, "_runtime", None)
+        if runtime is not None:
+            runtime.follow(None, None)
+
+    def note(self, tensors: Sequence[Any]) -> None:
+        """These tensors were changed without being counted."""
+        following = self._following
+        if following is not None and any(id(t) in following.ids for t in tensors):
+            following.watch.mark()
+
+    # ---- making
+
+    def _depending(self, leaves: set[Origin]) -> frozenset[Origin]:
+        varying = set(leaves)
+        for origin in self._order:
+            if any(source in varying for source in origin.sources):
+                varying.add(origin)
+        return frozenset(varying)
+
+    def _beside(self, given: Sequence[Constant]) -> dict[Origin, np.ndarray]:
+        """Data of constants that do not change, but are made into some that do."""
+        wanted = {
+            source
+            for origin in self._order
+            if origin in self._varying
+            for source in origin.sources
+            if source not in self._varying
+        }
+        needed = set(_ordered(tuple(wanted)))
+        return {c.origin: _own(c) for c in given if c.origin in needed}
+
+    def _made(self, data: dict[Origin, np.ndarray]) -> list[np.ndarray]:
+        leaves = set(data)
+        known = {**self._fixed, **data}
+        with pages.copying():
+            for origin in self._order:
+                missing = any(source not in known for source in origin.sources)
+                if origin.make is None or missing:
+                    continue  # given, or made of what does not change
+                known[origin] = origin.make(*(known[s] for s in origin.sources))
+            return [
+                old
+                if origin not in self._varying
+                else pages.copied(known[origin])
+                if origin in leaves
+                else known[origin]
+                for origin, old in zip(self._origins, self.arrays, strict=True)
+            ]
+
+
+def _own(constant: Constant) -> np.ndarray:
+    """The data in memory that nobody else writes."""
+    return constant.data if constant.keep is None else pages.copied(constant.data)
+
+
+def _ordered(ends: Sequence[Origin]) -> list[Origin]:
+    """All that leads to these, sources first."""
+    found: dict[Origin, None] = {}
+    stack = [(origin, False) for origin in reversed(ends)]
+    while stack:
+        origin, entered = stack.pop()
+        if entered:
+            found[origin] = None
+        elif origin not in found:
+            stack.append((origin, True))
+            stack.extend((source, False) for source in origin.sources)
+    return list(found)
+
+
+def _renewing(weights: Weights) -> Callable[[], None]:
+    """`refresh`, without keeping the weights alive: they keep the runtime."""
+    known = weakref.ref(weights)
+
+    def renew() -> None:
+        found = known()
+        if found is not None:
+            found.refresh()
+
+    return renew
+
+
+def _when_gone(weights: Weights) -> Callable[[Any], None]:
+    known = weakref.ref(weights)
+
+    def gone(_: Any) -> None:
+        found = known()
+        if found is not None:
+            found.stop()
+
+    return gone
+
+
+# ---- optimizers that do not count what they write
+
+_watching: weakref.WeakSet[Weights] = weakref.WeakSet()
+_hooked = False
+
+
+def _note_fused_steps(weights: Weights) -> None:
+    """torch's fused optimizers write parameters without counting it: they tell."""
+    global _hooked
+    _watching.add(weights)
+    if not _hooked:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(_after_step)
+        _hooked = True
+
+
+def _after_step(optimizer: Any, *_: Any) -> None:
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    if groups:
+        changed = [p for group in groups for p in group["params"]]
+        for weights in list(_watching):
+            weights.note(changed)

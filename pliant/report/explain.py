@@ -1,0 +1,123 @@
+"""What a compiled model is, as text for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pliant.ir.loops import Dispatch, statements
+from pliant.kernels.mix import ProductPlan, count_text
+from pliant.memory.liveness import Memory, liveness, peak_terms
+from pliant.pipeline import Program
+from pliant.sym import Guard, as_expr, product, sym
+
+
+def formula(program: Program, threads: int) -> str:
+    """Peak bytes over the dims: the largest of a few polynomials.
+
+    Where calls have several orders, that of the order which needs least.
+    """
+    memories = [program.memory, *(liveness(other.graph) for other in program.others)]
+    texts = list(dict.fromkeys(_peak(program, m, threads) for m in memories))
+    return texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
+
+
+def _peak(program: Program, memory: Memory, threads: int) -> str:
+    terms = [
+        program.facts.canonical(e.substitute({"threads": as_expr(threads)}))
+        for e in peak_terms(memory, program.facts)
+    ]
+    texts = sorted({str(e) for e in terms})
+    return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
+
+
+def _from(guard: Guard) -> str:
+    return f"   from {guard.origin}" if guard.origin else ""
+
+
+def _variants(program: Program) -> Iterator[str]:
+    """Kernels that choose between bodies, with what they ask."""
+    for name, func in program.lowered.loops.items():
+        for stmt in statements(func.body):
+            if not isinstance(stmt, Dispatch):
+                continue
+            for variant in stmt.variants:
+                guards = " and ".join(map(str, variant.guards)) or "otherwise"
+                yield f"  {name:24} {variant.name:16} {guards}"
+
+
+def _size(item: tuple[str, int]) -> str:
+    return f"{item[0]}={item[1]}"
+
+
+def _products(
+    program: Program, threads: int, dims: Mapping[str, int] | None
+) -> Iterator[str]:
+    """Sizes of the matrix products, and for known dims how each of them is cut."""
+    calls = Counter(
+        op.str_attr("callee")
+        for op in program.lowered.main.ops
+        if op.name == "call_loop"
+    )
+    for name, found in program.products.items():
+        spec = found.spec
+        sizes = {"M": spec.m, "N": spec.n, "K": spec.k}
+        sizes |= {"products": product(spec.batch)} if spec.batch else {}
+        text = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+        yield f"  {name:24} {text}   {count_text(calls[name], 'call')}"
+        if dims is not None:
+            yield f"  {'':24} {_cut(found, threads, dims)}"
+
+
+def _cut(found: ProductPlan, threads: int, dims: Mapping[str, int]) -> str:
+    cut = found.at(dims, threads)
+    return f"M={cut.m} N={cut.n} K={cut.k}: {found.words(cut)}"
+
+
+def explain(
+    program: Program,
+    threads: int,
+    dims: Mapping[str, int] | None = None,
+) -> str:
+    """Symbols, constraints with their origin, kernels, guards, order, memory.
+
+    With dims, also how each matrix product is cut at those sizes.
+    """
+    lines: list[str] = []
+    add = lines.append
+    add("symbols")
+    for binding in program.solution.bindings:
+        name = program.shapes[binding.source][0]
+        low, high = program.facts.bounds(sym(binding.symbol))
+        bounds = f"{0 if low is None else low} .. {'any' if high is None else high}"
+        add(f"  {binding.symbol:12} dim {binding.axis} of input '{name}', {bounds}")
+    add("\nguards (checked at every call)")
+    for guard in program.guards:
+        add(f"  {guard.cond}{_from(guard)}")
+    kinds = Counter(
+        op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
+    )
+    calls = count_text(sum(kinds.values()), "call")
+    functions = count_text(len(program.lowered.loops), "kernel function")
+    add(f"\nkernels: {calls} of {functions}")
+    for kind, count in kinds.most_common():
+        add(f"  {count:4} {kind}")
+    add("\norder")
+    for k, op in enumerate(program.lowered.main.ops):
+        if op.name == "call_loop":
+            add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
+    if program.products:
+        at = "" if dims is None else " at " + ", ".join(map(_size, dims.items()))
+        add(f"\nmatrix products{at}")
+        lines.extend(_products(program, threads, dims))
+    if several := list(_variants(program)):
+        add("\nvariants (the first whose guards hold at the call)")
+        lines.extend(several)
+    add("\nmemory")
+    add(f"  peak bytes = {formula(program, threads)}")
+    for buffer in program.memory.buffers:
+        add(
+            f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
+            f"  {buffer.bytes} bytes"
+        )
+    return "\n".join(lines)

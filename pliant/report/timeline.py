@@ -1,0 +1,117 @@
+"""What a call holds at every step: the planner's view, told as a table.
+
+A buffer holds memory from the first step that touches it to the last, in the order that
+the plan took; one that lives in another's memory adds nothing of its own; one that is
+given up between two uses (computed again, or spilled) holds nothing there. Results are
+the caller's and are there from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.graph import Value
+from pliant.memory.liveness import ALIGN
+from pliant.memory.remat import Step, Steps
+from pliant.runtime.description import Eviction, OrderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value in memory: its bytes in the arena, and what computes it where."""
+
+    name: str
+    type: str
+    bytes: int
+    kernel: str
+    loc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step: what runs, for which line of the model, and all bytes held meanwhile."""
+
+    kernel: str
+    loc: str
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Live bytes over a call; what is live at the peak, the largest first."""
+
+    moments: tuple[Moment, ...]
+    peak_step: int
+    held: tuple[Held, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is live at once; a plan's gaps are not in it."""
+        return max((m.live_bytes for m in self.moments), default=0)
+
+
+def timeline(
+    steps: Steps,
+    buffers: Sequence[tuple[Value, int]],
+    results: Sequence[tuple[Value, int]],
+    order: OrderSpec,
+    evictions: Sequence[Eviction] = (),
+) -> Timeline:
+    """Live bytes at each step of a call, from values with their exact bytes."""
+    place = {step: k for k, step in enumerate(order.steps)}
+    roots = order.roots or tuple(range(len(buffers)))
+    live = [sum(size for _, size in results)] * len(place)
+    holds: list[list[int]] = [[] for _ in place]
+    for number, (first, last) in _spans(steps, place, roots).items():
+        gaps = [
+            (place[e.after], place[e.before])
+            for e in evictions
+            if roots[e.buffer] == number
+        ]
+        for k in range(first, last + 1):
+            if not any(after < k < before for after, before in gaps):
+                live[k] += _rounded(buffers[number][1])
+                holds[k].append(number)
+    peak = max(range(len(live)), key=live.__getitem__, default=0)
+    calls = [steps.steps[step] for step in order.steps]
+    moments = tuple(
+        Moment(_kernel(s), s.call.loc, n) for s, n in zip(calls, live, strict=True)
+    )
+    pinned = {value: len(buffers) + k for k, value in enumerate(steps.pinned)}
+    held = [_held(calls, *buffers[n], n) for n in (holds[peak] if live else ())]
+    held += [_held(calls, value, size, pinned.get(value)) for value, size in results]
+    held.sort(key=lambda item: -item.bytes)
+    return Timeline(moments, peak, tuple(held))
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def _spans(
+    steps: Steps, place: Mapping[int, int], roots: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """First and last place in the order at which each buffer's memory is used."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, step in enumerate(steps.steps):
+        at = place[number]
+        for touch in step.touches:
+            if touch.object >= len(roots):
+                continue
+            root = roots[touch.object]
+            first, last = found.get(root, (at, at))
+            found[root] = (min(first, at), max(last, at))
+    return found
+
+
+def _kernel(step: Step) -> str:
+    return step.call.str_attr("callee")
+
+
+def _held(calls: Sequence[Step], value: Value, size: int, number: int | None) -> Held:
+    """The value, with the first call that writes it."""
+    for step in calls:
+        if any(t.object == number and t.writes for t in step.touches):
+            return Held(value.name, str(value.type), size, _kernel(step), step.call.loc)
+    return Held(value.name, str(value.type), size, "", "")

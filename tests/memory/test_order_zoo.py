@@ -1,0 +1,87 @@
+"""Orders of real models: as good as an order searched with the sizes known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pliant
+from pliant.memory.order import calls_of, oracle_peak, orders, peak_at
+from pliant.options import Options
+from pliant.pipeline import Program
+from pliant.sym.points import random_points
+
+ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
+FEW = (("bert", {"layers": 2, "hidden": 128}), ("vit", {"layers": 1}))
+ALL = ("minilm", "gpt2", "llama", "t5_encoder", "resnet", "evoformer", "unet")
+
+pytestmark = pytest.mark.skipif(
+    not ZOO.is_dir(), reason="the zoo is not beside the repository"
+)
+
+
+def compiled(name: str, how: dict[str, int], training: bool) -> Program:
+    """A model or its training step, in the original order."""
+    case = getattr(pytest.importorskip("zoo"), name)(**how)
+    inputs, options = case.inputs(*case.example), Options(order=False, inplace=False)
+    if not training:
+        model = pliant.compile(case.model, inputs, case.dynamic_shapes, options=options)
+        return model._program
+    step = pliant.compile_training(
+        case.model,
+        lambda y: y.square().mean(),
+        pliant.SGD(0.1),
+        (inputs, ()),
+        (case.dynamic_shapes[0], ()),
+        options=options,
+    )
+    return step._program
+
+
+def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -> None:
+    program = compiled(name, how, training)
+    module, facts = program.lowered, program.facts
+    found = orders(module.main, module, facts)
+    assert 1 <= len(found) <= 4 and any(one.proved for one in found)
+    sizes = calls_of(module.main, module).bytes
+    names = {s for e in sizes for s in e.symbols()} - {"threads"}
+    for point in random_points(facts, names, 3, shapes):
+        point["threads"] = 2
+        original = peak_at(module.main, module, point)
+        peaks = [peak_at(one.graph, module, point) for one in found]
+        assert min(peaks) <= original
+        known = [one.calls for one in found]
+        oracle = oracle_peak(module.main, module, point, known)
+        assert oracle <= min(peaks) <= 1.01 * oracle, point
+        for one, peak in zip(found, peaks, strict=True):
+            assert peak <= original or not one.proved
+
+
+@pytest.mark.parametrize(("name", "how"), FEW)
+def test_close_to_known_sizes(
+    name: str, how: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ZOO))
+    check(name, how, 20)
+
+
+def test_training_close_to_known_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ZOO))
+    check("bert", {"layers": 1, "hidden": 128}, 10, training=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_all_close_to_known_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ZOO))
+    check(name, {}, 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("llama", "t5_encoder", "vit", "resnet"))
+def test_all_training_close_to_known_sizes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ZOO))
+    check(name, {}, 50, training=True)

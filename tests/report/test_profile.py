@@ -1,0 +1,90 @@
+"""Profiled models: a record per kernel call, with the work that was really done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pliant
+from pliant.report.profile import totals
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(1000, 32)
+        self.first, self.second = torch.nn.Linear(32, 48), torch.nn.Linear(48, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        return self.second(torch.relu(self.first(x))).softmax(-1)
+
+
+def compiled(model: torch.nn.Module, *inputs: torch.Tensor) -> pliant.CompiledModel:
+    dims = tuple({0: "batch", 1: "seq"} for _ in inputs)
+    options = pliant.Options(profile=True)
+    return pliant.compile(model, inputs, dims, threads=1, options=options)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 31)])
+def test_flops_are_those_of_the_products(shape: tuple[int, int]) -> None:
+    model = compiled(Block(), torch.randint(0, 1000, (2, 7)))
+    times = model.profile(torch.randint(0, 1000, shape))
+    assert len(times) == model.stats()["kernel_calls"]
+    assert all(time.seconds >= 0 for time in times)
+    rows = shape[0] * shape[1]
+    assert sum(time.flops for time in times) == 2 * rows * (32 * 48 + 48 * 32)
+    assert sum(total.calls for total in totals(times)) == len(times)
+    assert sum(time.seconds for time in times) < 60  # nanoseconds, not seconds
+
+
+def test_a_table_counts_where_it_is_read() -> None:
+    model = compiled(torch.nn.Embedding(1000, 32), torch.randint(0, 1000, (2, 7)))
+    (time,) = model.profile(torch.randint(0, 1000, (3, 5)))
+    assert time.bytes == 15 * 8 + 2 * 15 * 32 * 4
+    (time,) = model.profile(torch.randint(0, 1000, (100, 100)))
+    assert time.bytes == 10**4 * 8 + 1000 * 32 * 4 + 10**4 * 32 * 4
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (4, 16)).transpose(1, 2)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(heads, heads, heads, is_causal=self.causal)
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(False, 11 * 11), (True, 66)])
+def test_attention(causal: bool, pairs: int) -> None:
+    model = compiled(Attend(causal), torch.randn(2, 7, 64))
+    times = model.profile(torch.randn(3, 11, 64))
+    assert sum(time.flops for time in times) == 2 * 3 * 4 * pairs * (16 + 16)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolution(transposed: bool) -> None:
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    layer = kind(6, 8, 3, padding=1, groups=2)
+    dims = ({0: "batch", 2: "height", 3: "width"},)
+    options = pliant.Options(profile=True)
+    model = pliant.compile(layer, (torch.randn(2, 6, 9, 11),), dims, options=options)
+    times = model.profile(torch.randn(1, 6, 7, 5))
+    wanted = 2 * (7 * 5) * 3 * 3 * (6 * 8 // 2)
+    assert sum(time.flops for time in times) == wanted
+
+
+def test_profiling_is_asked_for() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    model = pliant.compile(layer, (x,), ({0: "n"},))
+    with pytest.raises(pliant.OptionError, match=r"Options\(profile=True\)"):
+        model.profile(x)
+    assert "plt_clock" not in model._program.code.llvm_ir()
+
+
+def test_results_are_the_same() -> None:
+    block, ids = Block(), torch.randint(0, 1000, (2, 7))
+    plain = pliant.compile(block, (ids,), ({0: "batch", 1: "seq"},), threads=1)
+    assert torch.equal(plain(ids), compiled(block, ids)(ids))
