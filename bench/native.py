@@ -122,7 +122,7 @@ def host_flow(
     weights = model._weights.arrays
     table = np.array(plan.table, np.int64)
     offsets = np.array(plan.offsets, np.int64)
-    steps = np.array([*range(len(model._program.host.calls)), -1], np.int64)
+    steps = np.array([*range(len(model.program.code.host.calls)), -1], np.int64)
     pointers = [
         np.array([value.ctypes.data for value in group], np.uint64)
         for group in (inputs, [output], weights)
@@ -137,7 +137,7 @@ def host_flow(
         steps.ctypes.data,
     )
     keep = (model, inputs, output, room, weights, table, offsets, pointers, steps, call)
-    run = model._program.code.address("pliant_run")
+    run = model.program.code.machine.address("pliant_run")
     return repeated(run, ctypes.addressof(call), keep)
 
 

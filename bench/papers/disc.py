@@ -124,8 +124,8 @@ def ops_of_eager(case: Case) -> int:
 
 def host_flows(case: Case, shapes: list[Shape], given: Run) -> list[dict[str, Any]]:
     """The time of a call, and what of it is not in kernels."""
-    options = pliant.Options(profile=True)
-    model = case.compile(threads=given.threads, options=options)
+    instruments = pliant.Instruments(profile=True)
+    model = case.compile(threads=given.threads, instruments=instruments)
     found = []
     for shape in shapes:
         inputs = case.at(shape)

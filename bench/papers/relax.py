@@ -78,7 +78,7 @@ def requests(
     sizes["threads"] = model.stats()["threads"]
     return [
         (b.bytes.evaluate(sizes), b.first, b.last)
-        for b in model._program.memory.buffers
+        for b in model.program.footprint.memory.buffers
     ]
 
 

@@ -281,8 +281,8 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
 
     case, shapes = job.case_and_shapes()
     say("compiling")
-    options = pliant.Options(profile=True)
-    model = case.compile(threads=job.threads, options=options)
+    instruments = pliant.Instruments(profile=True)
+    model = case.compile(threads=job.threads, instruments=instruments)
     found = []
     for shape in shapes:
         say(f"profiling {shape}")

@@ -24,7 +24,8 @@ from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 
 if TYPE_CHECKING:
     from pliant.benchmark.models import Case
-    from pliant.model.compiled import CompiledModel, MemoryPlan
+    from pliant.model.compiled import CompiledModel
+    from pliant.model.planning import MemoryPlan
     from pliant.report.timeline import Timeline
 
 NAME = "inspect"
@@ -125,7 +126,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     from pliant.benchmark.models import default_zoo, expand, load
-    from pliant.model.compiled import parse_bytes
+    from pliant.model.arguments import parse_bytes
 
     limit = parse_bytes(args.memory_limit)
     zoo = args.zoo or default_zoo()

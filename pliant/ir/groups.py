@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.access import VIEWS, Space, numel, pull, reshape_index
+from pliant.ir.calls import CALLS
 from pliant.ir.graph import Op, Value
 from pliant.ir.ops import ATTENTIONS
 from pliant.sym import Expr, Facts, as_expr, sym
@@ -24,7 +25,6 @@ CREATE = frozenset({"full", "iota", "dim_value"})
 GATHER = frozenset({"concat", "pad", "index", "take_along"})
 # Roots of kernels of their own, with their producers' results in memory.
 CONTRACT = frozenset({"matmul", "conv", "conv_last", "conv_transpose", *ATTENTIONS})
-CALLS = frozenset({"call_loop", "call_library"})
 OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "scatter_add"})
 IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them
 

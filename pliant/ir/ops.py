@@ -75,8 +75,9 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
-LOWERED   alloc {bytes, shape, dtype}   view {offset}   call_loop {callee, sizes}
-          call_library {callee, sizes}
+LOWERED   alloc {bytes, shape, dtype}   view {offset}
+          call_loop {callee, sizes[, computes]}
+          call_library {callee, sizes[, computes]}
           the calls may stand in any function; with results they are made destinations
 
 Attributes: `ints` are Python ints (strides, windows, conv and pool padding, axes, perm,
@@ -114,7 +115,9 @@ More on single ops
   loop, while a region's param whose dim is a symbol of its own may change size from
               round to round; the op's result has a fresh symbol there
   match_cast  checks itself: it adds no constraint to the graph
-  call_loop, call_library  result types are stated, not deduced
+  call_loop, call_library  result types are stated, not deduced; `computes` names the
+              graph function that says what the call is for. A call without one
+              prepares a later call: it only moves its operands
 """
 
 from __future__ import annotations
@@ -165,6 +168,7 @@ class Trait(enum.Enum):
 
 
 REQUIRED = object()
+ABSENT = object()  # the default of an attribute that need not be there
 
 # kind -> what the value must be, after ints in dims were made expressions
 ATTR_KINDS: dict[str, type | tuple[type, ...]] = {
@@ -250,6 +254,8 @@ class OpDef:
         out: list[tuple[str, Attr]] = []
         for spec in self.attrs:
             value = given.get(spec.name, spec.default)
+            if value is ABSENT:
+                continue
             if value is REQUIRED:
                 raise TypeError(f"{self.name} needs the attribute {spec.name}")
             out.append((spec.name, spec.normalise(self.name, value)))
@@ -549,6 +555,7 @@ _TABLE: tuple[OpDef, ...] = (
         control.call,
         _A("callee", "str"),
         _A("sizes", "dims", ()),
+        _A("computes", "str", ABSENT),
         pure=False,
     ),
     _def("fusion", _FL, (0, None), control.fusion, _A("kind", "str"), regions=1),
@@ -578,6 +585,7 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.declared,
         _A("callee", "str"),
         _A("sizes", "dims", ()),
+        _A("computes", "str", ABSENT),
         pure=False,
     ),
     _def(
@@ -587,6 +595,7 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.declared,
         _A("callee", "str"),
         _A("sizes", "dims", ()),
+        _A("computes", "str", ABSENT),
         pure=False,
     ),
 )

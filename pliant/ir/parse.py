@@ -280,6 +280,8 @@ class _Parser(_Scanner):
         loops: dict[str, LoopFunc] = {}
         libraries: dict[str, Library] = {}
         constants: dict[str, Constant] = {}
+        checks: list[str] = []
+        orders: list[tuple[int, ...]] = []
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
@@ -292,9 +294,17 @@ class _Parser(_Scanner):
                 self.add(libraries, Library(name, self.string()), start)
             elif self.accept("constant"):
                 self.add(constants, self.constant(), start)
+            elif self.accept("check"):
+                checks.append(self.string())
+            elif self.accept("order"):
+                self.expect("(")
+                orders.append(self.list(self.integer, ")"))
             else:
-                raise self.error("expected 'graph', 'loop', 'library' or 'constant'")
-        return Module(graphs, loops, libraries, constants)
+                raise self.error(
+                    "expected 'graph', 'loop', 'library', 'constant', 'check' or "
+                    "'order'"
+                )
+        return Module(graphs, loops, libraries, constants, tuple(checks), tuple(orders))
 
     def add(self, table: dict[str, T], item: T, start: int) -> None:
         name = item.name  # type: ignore[attr-defined]

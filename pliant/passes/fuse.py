@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 
 from pliant.context import Context
 from pliant.ir.access import is_one, numel
+from pliant.ir.calls import CALLS
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.groups import (
-    CALLS,
     IN_MEMORY,
     OPAQUE,
     Structure,
@@ -37,6 +37,7 @@ from pliant.ir.ops import ATTENTIONS, Trait, has_trait
 from pliant.ir.types import NARROW, TensorType
 from pliant.ir.views import View, resolve
 from pliant.passes.epilogues import Flow, left_to_readers
+from pliant.passes.recompute import forward_values
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import as_expr, sym
 
@@ -547,12 +548,15 @@ def forget(graph: Graph) -> Graph:
     return graph.replace(params=params, ops=tuple(ops), results=outputs)
 
 
-def fuse(graph: Graph, cx: Context, apart: Collection[Value] = ()) -> Graph:
+def fuse(graph: Graph, cx: Context) -> Graph:
     """Groups every op of a decomposed graph into fusions.
 
-    Ops that make the values `apart` share no fusion with the others: what one part of
-    a training step keeps for the other is decided, not left to chance.
+    Ops of a training step's forward part share no fusion with the others: what it keeps
+    for the way back is decided by `recompute`, not left to chance.
     """
+    apart: Collection[Value] = ()
+    if cx.training is not None and cx.options.recompute:
+        apart = forward_values(graph)
     places = frozenset(
         k for k, op in enumerate(graph.ops) if any(v in apart for v in op.results)
     )

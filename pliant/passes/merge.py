@@ -393,7 +393,5 @@ def _live(graph: Graph) -> Graph:
 
 def merge(graph: Graph, cx: Context) -> Graph:
     """Merges products of one left operand by constants, where nothing is lost."""
-    if not cx.options.merge or not cx.options.fold:
-        return graph
     runs = _Finder(graph, cx).runs()
     return _Writer(graph, runs).write() if runs else graph

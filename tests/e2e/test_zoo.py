@@ -223,7 +223,7 @@ def test_size(name: str, size: Dims) -> None:
 
 
 def attentions(compiled: pliant.CompiledModel) -> int:
-    fused = compiled._program.fused.main
+    fused = compiled.program.fused.main
     kinds = [op.str_attr("kind") for op in fused.ops if op.name == "fusion"]
     return sum("attention" in kind for kind in kinds)
 

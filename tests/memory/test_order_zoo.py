@@ -9,7 +9,7 @@ import pytest
 import pliant
 from pliant.memory.order import calls_of, oracle_peak, orders, peak_at
 from pliant.options import Options
-from pliant.pipeline import Program
+from pliant.program import Program
 from pliant.sym.points import random_points
 
 ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
@@ -27,7 +27,7 @@ def compiled(name: str, how: dict[str, int], training: bool) -> Program:
     inputs, options = case.inputs(*case.example), Options(order=False, inplace=False)
     if not training:
         model = pliant.compile(case.model, inputs, case.dynamic_shapes, options=options)
-        return model._program
+        return model.program
     step = pliant.compile_training(
         case.model,
         lambda y: y.square().mean(),
@@ -36,12 +36,12 @@ def compiled(name: str, how: dict[str, int], training: bool) -> Program:
         (case.dynamic_shapes[0], ()),
         options=options,
     )
-    return step._program
+    return step.program
 
 
 def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -> None:
     program = compiled(name, how, training)
-    module, facts = program.lowered, program.facts
+    module, facts = program.lowered, program.interface.facts
     found = orders(module.main, module, facts)
     assert 1 <= len(found) <= 4 and any(one.proved for one in found)
     sizes = calls_of(module.main, module).bytes
@@ -49,7 +49,7 @@ def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -
     for point in random_points(facts, names, 3, shapes):
         point["threads"] = 2
         original = peak_at(module.main, module, point)
-        peaks = [peak_at(one.graph, module, point) for one in found]
+        peaks = [peak_at(module.main, module, point, one.calls) for one in found]
         assert min(peaks) <= original
         known = [one.calls for one in found]
         oracle = oracle_peak(module.main, module, point, known)

@@ -29,7 +29,7 @@ from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.lifetimes import Kernels
 from pliant.passes.merge import merge
-from pliant.pipeline import GRAPH_PASSES
+from pliant.pipeline import run_stages
 from pliant.sym import Facts, sym
 
 BS = {0: "b", 1: "s"}
@@ -150,10 +150,8 @@ STAYS: dict[str, nn.Module] = {
 def imported(model: nn.Module) -> Module:
     program, info = export_module(model.eval().requires_grad_(False), (X,), (BS,))
     module = from_exported(program, info).module
-    for name, apply, _ in GRAPH_PASSES:
-        if name != "merge":
-            module = module.with_main(apply(module.main, CONTEXT))
-    return module
+    unmerged = Context(Options(merge=False), CONTEXT.target)
+    return run_stages(module, unmerged, "layout")
 
 
 def widths(module: Module) -> list[list[int]]:
