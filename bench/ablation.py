@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,15 +39,10 @@ from bench.timing import (
     tell,
 )
 from pliant.ir.text import print_module
+from pliant.options import SWITCHES
 
 ALL = pliant.Options()
 ON, OFF = "all on", "all off"
-CHECKS = frozenset({"verify"})  # switches that are no optimisation
-SWITCHES = tuple(
-    field.name
-    for field in fields(pliant.Options)
-    if field.default is True and field.name not in CHECKS
-)
 MODELS = ("tinybert", "bert", "llama", "resnet", "evoformer")
 TOLERANCE = 1e-3  # between variants, relative: only the order of additions differs
 MINUTES = 6  # for each model

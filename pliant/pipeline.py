@@ -56,10 +56,10 @@ from pliant.errors import (
     UnsupportedOpError,
 )
 from pliant.interface import InputDims, interface_of, reject_reserved
+from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
-from pliant.ir.text import print_module
 from pliant.lower.lower import lower
 from pliant.machine.target import Target
 from pliant.measure.rates import rates
@@ -308,9 +308,7 @@ class Driver:
     def check(self, name: str, module: Module, stage: Stage) -> None:
         folder = knobs.DUMP.get()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{self.number:02}_{name}.ir"
-            path.write_text(print_module(module))
+            write_module(folder / f"{self.number:02}_{name}.ir", module)
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()

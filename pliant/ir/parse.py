@@ -65,9 +65,20 @@ class ParseError(ValueError):
         super().__init__(f"line {line}, column {column}: {message}\n  {near}")
 
 
-def parse_module(text: str, constants: Mapping[str, Constant] | None = None) -> Module:
-    """The module of a text; data too large to print comes from `constants`."""
-    return _Parser(text, constants or {}).module()
+# The data of a constant, from the hash that its text holds; None: unknown.
+FindData = Callable[[str], np.ndarray | None]
+
+
+def parse_module(
+    text: str,
+    constants: Mapping[str, Constant] | None = None,
+    data: FindData | None = None,
+) -> Module:
+    """The module of a text.
+
+    Data too large to print comes from `constants`, by name, or from `data`.
+    """
+    return _Parser(text, constants or {}, data).module()
 
 
 def parse_graph(text: str) -> Graph:
@@ -265,9 +276,14 @@ class _Scanner:
 
 
 class _Parser(_Scanner):
-    def __init__(self, text: str, constants: Mapping[str, Constant]) -> None:
+    def __init__(
+        self,
+        text: str,
+        constants: Mapping[str, Constant],
+        data: FindData | None = None,
+    ) -> None:
         super().__init__(text)
-        self.constants = constants
+        self.constants, self.data = constants, data
 
     def only(self, rule: Callable[[_Parser], T]) -> T:
         found = rule(self)
@@ -343,6 +359,9 @@ class _Parser(_Scanner):
         at = self.position
         wanted = self.need(_HASH, "a hash of the data")
         found = self.constants.get(name)
+        if found is None and self.data is not None:
+            array = self.data(wanted)
+            found = None if array is None else Constant(name, type_, array)
         if found is None:
             raise self.error(f"the data of constant @{name} is not given", start)
         if found.type != type_:
