@@ -83,6 +83,7 @@ from pliant.passes.merge import merge
 from pliant.passes.recompute import recompute
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Code, Footprint, Program
+from pliant.progress import step
 from pliant.runtime.binding import symbols as runtime_symbols
 
 Transform = Callable[[Module, Context], Module]
@@ -318,6 +319,7 @@ class Driver:
     def run(self, stage: Pass, module: Module) -> Module:
         """One stage; an unexpected failure is a bug of ours and says where."""
         started = perf_counter()
+        step(stage.name)
         try:
             result = stage.run(module, self.cx)
         except PliantError:
@@ -379,6 +381,7 @@ def compile_module(
         if stage.legal is Stage.FUSED:
             fused = lowered
 
+    step("memory")
     started = perf_counter()
     memory = liveness(lowered.main)
     stepped = steps(lowered, memory)
@@ -401,6 +404,7 @@ def compile_module(
     )
     symbols = runtime_symbols() | library_symbols(lowered)
     driver.time("codegen", started)
+    step(f"machine code of {len(lowered.loops)} kernels")
     made = build(lowered.loops, host, target, symbols, knobs.OPT_LEVEL.get())
     driver.seconds["codegen"] += made.emit_seconds
     driver.seconds["compile"] = made.compile_seconds

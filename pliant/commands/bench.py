@@ -29,8 +29,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pliant.commands.progress import progress
 from pliant.errors import OptionError
+from pliant.progress import task
 
 if TYPE_CHECKING:
     from pliant.benchmark.worker import Job
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             if keeps:
                 store_result(args.output, result, about)
 
-        with progress("starting") as say:
+        with task("starting") as say:
             results = run_jobs(jobs, say, keep)
     if keeps:
         write_tables(args.output)

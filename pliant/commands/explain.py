@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pliant.commands.progress import progress
+from pliant.progress import task
 
 NAME = "explain"
 HELP = "what a model is compiled to"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     zoo = args.zoo or default_zoo()
     (name,) = expand([args.model], zoo)
-    with progress(f"compiling {name}"):
+    with task(f"compiling {name}"):
         model = load(name, zoo).compile(threads=args.threads)
     text = model.explain(**dict(args.dim))
     if not args.json:

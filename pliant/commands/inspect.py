@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pliant.commands.progress import progress
 from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
+from pliant.progress import task
 
 if TYPE_CHECKING:
     from pliant.benchmark.models import Case
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     zoo = args.zoo or default_zoo()
     (name,) = expand([args.model], zoo)
     case = load(name, zoo)
-    with progress(f"compiling {name}"):
+    with task(f"compiling {name}"):
         model = case.compile(threads=args.threads)
     whole = Variant("all optimisations", case, model, limit)
     plan, held = whole.plan(args.memory), whole.timeline(args.memory)
@@ -269,7 +269,7 @@ def variants(whole: Variant, threads: int | None) -> list[Variant]:
                 out.append(Variant("without remat (no limit)", whole.case, whole.model))
             continue
         options = pliant.Options(**{switch: False})
-        with progress(f"compiling without {switch}"):
+        with task(f"compiling without {switch}"):
             model = whole.case.compile(threads=threads, options=options)
         out.append(Variant(f"without {switch}", whole.case, model, whole.limit))
     return out
