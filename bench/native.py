@@ -22,11 +22,10 @@ import torch
 
 import pliant
 from pliant.backend.jit import CompiledCode, compile_ir
+from pliant.compare.timing import Timed
 from pliant.machine.target import host
 from pliant.runtime import binding
 
-# Runs a call that many times and gives the seconds it took.
-Timed = Callable[[int], float]
 Array = np.ndarray[Any, Any]
 
 SGEMM_ARGUMENTS = 13
@@ -77,18 +76,6 @@ def repeated(function: int, argument: int, keep: Sequence[object]) -> Timed:
     def run(count: int, _keep: Sequence[object] = keep) -> float:
         started = perf_counter()
         repeat(function, argument, count)
-        return perf_counter() - started
-
-    return run
-
-
-def called(call: Callable[[], object]) -> Timed:
-    """A Python call, repeated in Python."""
-
-    def run(count: int) -> float:
-        started = perf_counter()
-        for _ in range(count):
-            call()
         return perf_counter() - started
 
     return run

@@ -22,15 +22,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pliant
-from bench.timing import (
-    Case,
-    Report,
-    add_model_arguments,
-    cases,
-    console,
-    save,
-    tell,
-)
+from bench.script import add_model_arguments, cases, save, show, tell
+from pliant.cases import Case
+from pliant.compare.tables import Report
 from pliant.ir.graph import Module
 from pliant.memory.inplace import in_place
 from pliant.memory.order import calls_of, oracle_peak, orders, peak_at, permuted
@@ -55,7 +49,7 @@ def programs(case: Case, training: bool) -> Iterator[tuple[str, Module, Facts]]:
             squares,
             pliant.SGD(0.1, momentum=0.9),
             (case.at(case.example), ()),
-            (case.dynamic_shapes[0], ()),
+            (case.dynamic_shapes, ()),
             threads=2,
             options=PLAIN,
         )
@@ -246,8 +240,7 @@ def main() -> int:
             print(f"  {name}", file=sys.stderr)
             rows.append(measured(name, module, facts, arguments.shapes))
     tables = order_table(rows), share_table(rows)
-    for table in tables:
-        table.show(console())
+    show(tables)
     if arguments.models == ["zoo"] and not arguments.no_training:
         save("order", {"rows": rows}, tables, rounds=0)
     return 0

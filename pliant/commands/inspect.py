@@ -2,7 +2,7 @@
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
 `dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-the name of a model of the zoo (--zoo).
+in a checkout the name of a model of the zoo.
 
 With --plot, live bytes over the run and the peak over a dim are drawn, with and without
 each optimisation of memory. An .html file shows the run at several sizes of the dim; a
@@ -23,7 +23,7 @@ from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 from pliant.progress import task
 
 if TYPE_CHECKING:
-    from pliant.benchmark.models import Case
+    from pliant.cases import Case
     from pliant.model.compiled import CompiledModel
     from pliant.model.planning import MemoryPlan
     from pliant.report.timeline import Timeline
@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIM",
         help="the dim that a plot goes over (default: the last)",
     )
-    parser.add_argument("--zoo", type=Path, help="file with models by name")
     parser.add_argument("--threads", type=int, help="default: every core")
 
 
@@ -125,13 +124,11 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pliant.benchmark.models import default_zoo, expand, load
+    from pliant.cases import load
     from pliant.model.arguments import parse_bytes
 
     limit = parse_bytes(args.memory_limit)
-    zoo = args.zoo or default_zoo()
-    (name,) = expand([args.model], zoo)
-    case = load(name, zoo)
+    name, case = args.model, load(args.model)
     with task(f"compiling {name}"):
         model = case.compile(threads=args.threads)
     whole = Variant("all optimisations", case, model, limit)

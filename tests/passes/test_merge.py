@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+import zoo
 from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Constant, Module
@@ -234,26 +234,13 @@ def test_without_fold_nothing_is_merged() -> None:
 
 # ---- models
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
 
-
-@pytest.mark.skipif(not ZOO.is_dir(), reason="the zoo is not beside the repository")
 @pytest.mark.parametrize(("name", "fewer"), [("bert", 2), ("llama", 1)])
-def test_calls_and_memory_of_models(
-    name: str, fewer: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_and_memory_of_models(name: str, fewer: int) -> None:
     """Fewer calls per layer, at no price in memory."""
-    monkeypatch.syspath_prepend(str(ZOO))
-    case = getattr(pytest.importorskip("zoo"), name)(layers=2)
+    case = zoo.build(name, layers=2)
     merged, apart = (
-        pliant.compile(
-            case.model,
-            case.inputs(*case.example),
-            case.dynamic_shapes,
-            threads=2,
-            options=Options(merge=on),
-        )
-        for on in (True, False)
+        case.compile(threads=2, options=Options(merge=on)) for on in (True, False)
     )
     calls = [m.stats()["kernel_calls"] for m in (merged, apart)]
     assert calls[1] - calls[0] == 2 * fewer
