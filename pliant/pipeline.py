@@ -52,7 +52,7 @@ from pliant.errors import (
 )
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.guard_errors import check_example
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import CALLS, Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.ir.work import call_work
@@ -63,7 +63,7 @@ from pliant.measure.rates import Rates, rates
 from pliant.memory.inplace import inplace
 from pliant.memory.liveness import Memory, liveness
 from pliant.memory.order import Ordered, order
-from pliant.memory.remat import CALLS, Steps, steps
+from pliant.memory.remat import Steps, steps
 from pliant.memory.update import update
 from pliant.options import Options
 from pliant.passes.absorb import absorb

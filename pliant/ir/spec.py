@@ -24,18 +24,16 @@ from typing import NoReturn
 import numpy as np
 
 from pliant.errors import InternalError, PliantError
-from pliant.ir.access import VIEWS
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.infer import InferContext, bare
 from pliant.ir.loops import Buffer, LoopFunc, Role
-from pliant.ir.ops import ATTENTIONS, OPS, Trait, infer
+from pliant.ir.ops import ATTENTIONS, CALLS, OPS, VIEWS, Trait, infer
 from pliant.ir.spec_loops import NEIGHBOURS, verify_loop
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Facts, eq, le, solve, sym
 
 __all__ = [
-    "CALLS",
     "HOST_SYMBOLS",
     "Stage",
     "allowed",
@@ -92,13 +90,10 @@ def _verify_constant(constant: Constant, stage: Stage) -> None:
 # ---- which ops a stage has
 
 
-CALLS = frozenset({"call_loop", "call_library"})  # side by side with tensor ops
-
-
 def allowed(op: str, stage: Stage, fused: bool) -> bool:
     """Whether an op may stand in a function, or (fused) in a fusion's region."""
     traits = OPS[op].traits
-    if op in CALLS:
+    if op in CALLS:  # side by side with tensor ops
         return True
     composite = Trait.COMPOSITE in traits and op not in ATTENTIONS
     control = Trait.CONTROL in traits

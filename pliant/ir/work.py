@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.ops import ATTENTIONS, LOOKUPS
 from pliant.sym import Expr, as_expr, minimum, product
-
-GATHERS = frozenset({"index", "take_along"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
     """A table that is only looked up is read where it is looked up."""
     looked_up = as_expr(0)
     for op in users:
-        if op.name not in GATHERS or param in op.operands[1:]:
+        if op.name not in LOOKUPS or param in op.operands[1:]:
             return param.type.bytes
         looked_up = looked_up + op.result.type.bytes
     return minimum(param.type.bytes, looked_up)

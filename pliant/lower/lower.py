@@ -29,8 +29,8 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.groups import CALLS
 from pliant.ir.loops import LoopFunc
+from pliant.ir.ops import CALLS, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
@@ -58,8 +58,6 @@ from pliant.lower.step import (
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.machine import pages
 from pliant.sym import Expr, Facts, as_expr, sym
-
-SCANS = frozenset({"pool", "cumulate", "scatter_add"})
 
 
 @dataclass(slots=True)

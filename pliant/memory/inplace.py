@@ -46,8 +46,9 @@ from pliant.ir.loops import (
     Unary,
     Variant,
 )
+from pliant.ir.ops import CALLS
 from pliant.memory.inplace_proof import may_share
-from pliant.memory.order import CALLS, Ordered, permuted
+from pliant.memory.order import Ordered, permuted
 from pliant.sym import Facts, as_expr, eq
 
 Steps = tuple[int, ...]  # a place in each of the orders

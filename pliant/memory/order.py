@@ -24,6 +24,7 @@ import numpy as np
 from pliant.context import Context
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import Call, Check, Role, statements
+from pliant.ir.ops import CALLS
 from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
@@ -40,7 +41,6 @@ from pliant.memory.order_search import (
 from pliant.sym import Expr, Facts
 from pliant.sym.points import Point, representatives
 
-CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import LoopFunc, Role
+from pliant.ir.ops import CALLS
 from pliant.ir.work import Work
 from pliant.memory.liveness import Memory
-
-CALLS = frozenset({"call_loop", "call_library"})
 
 
 @dataclass(frozen=True, slots=True)

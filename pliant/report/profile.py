@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pliant.ir.ops import CALLS
 from pliant.ir.work import call_work
 from pliant.pipeline import Program
-
-CALLS = frozenset({"call_loop", "call_library"})
 
 
 @dataclass(frozen=True, slots=True)
