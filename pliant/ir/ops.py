@@ -8,17 +8,8 @@ Shapes are explicit: elementwise operands have one shape, `broadcast` makes it s
 Two dims that must be equal but are not provably so become a constraint (a run-time
 guard with the op as its origin), never a guess.
 
-ELEMENTWISE (operands of one shape and dtype, result the same unless said)
-  unary   neg abs sign exp expm1 log log1p sqrt rsqrt reciprocal sin cos tan tanh erf
-          sigmoid floor ceil round trunc bitwise_not;  isnan isinf logical_not -> bool
-  binary  add sub mul div floordiv mod pow minimum maximum atan2
-          eq ne lt le gt ge -> bool;  logical_and logical_or logical_xor (bool)
-          bitwise_and bitwise_or bitwise_xor shift_left shift_right
-          `div` is true division (floats); `floordiv` and `mod` round as Python does;
-          `minimum`/`maximum` propagate NaN; `round` is half to even
-  select  (cond: bool, x, y)
-  cast    {dtype}
-  stop_gradient  (x) -> x, a constant to passes/gradient.py, which drops it
+ELEMENTWISE  operands of one shape and dtype, result the same unless said: the rows of
+          ir/ops_elementwise.py
 CREATE    constant {name}             a Constant of the module
           full {value, dtype, shape}  every element is the number
           iota {axis, dtype, shape}   the index along axis
@@ -110,7 +101,6 @@ More on single ops
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
               i + size; `of` and `axis` are what an error names. Places that are
               computed from several indices are made of indices checked one by one
-  cast        as in C; float to bool is `!= 0`
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
               factors the model states, None where it states a size

@@ -1,7 +1,22 @@
-"""The rows of the elementwise ops; ir/ops.py tells what they mean.
+"""The elementwise ops: operands of one shape and dtype, result the same unless said.
 
-`SCALARS` are the ops of one number or two that loops have as well, by the same names.
-Loops have nodes of their own for select and cast, and one op that graphs do not have.
+What an op means is in its row, in NumPy. Beyond that:
+  div             is true division (floats)
+  floordiv, mod   round as Python does
+  minimum, maximum   propagate NaN
+  round           is half to even
+  sign            of NaN is 0
+  select          (cond: bool, x, y)
+  cast            {dtype}, as in C; float to bool is `!= 0`
+  stop_gradient   is its operand, and a constant to passes/gradient.py, which drops it
+  decay           of loops alone: exp of what is at most 0 (above, it may be anything),
+                  where results too small for a normal number are 0
+
+`SCALARS` are the ops of one number or two that loops have as well, by the same names:
+loops have nodes of their own for select and cast. An op that is added here needs its
+native code (codegen/vector_math.py, or codegen/llvm_ops.py), its gradient
+(passes/gradient_rules_math.py) or the trait FLAT, and no other place: CONTRIBUTING.md
+shows one.
 """
 
 from __future__ import annotations
@@ -21,7 +36,6 @@ from pliant.ir.types import DType
 
 
 def sign(x: Any) -> Any:
-    """As torch: 0 for NaN."""
     return ((x > 0) * x.dtype.type(1) - (x < 0) * x.dtype.type(1)).astype(x.dtype)
 
 
@@ -171,7 +185,6 @@ _NUMBERS: tuple[OpDef, ...] = (
     _binary("shift_left", "iu", np.left_shift, _FLAT, inline="{} << {}"),
     _binary("shift_right", "iu", np.right_shift, _FLAT, inline="{} >> {}"),
 )
-# exp of what is at most 0; results too small for a normal number are 0.
 _LOOPS_ONLY = (_unary("decay", _FLOAT, decay, cost=8),)
 _GRAPHS_ONLY = (
     OpDef(
