@@ -133,6 +133,7 @@ _NUMBERS: tuple[OpDef, ...] = (
     _unary("expm1", _FLOAT, np.expm1, cost=12),
     _unary("log", _FLOAT, np.log, cost=10),
     _unary("log1p", _FLOAT, np.log1p, cost=12),
+    _unary("logit", _FLOAT, lambda x: np.log(x / (1 - x)), cost=14),
     _unary("sqrt", _FLOAT, np.sqrt, _EXACT, cost=4),
     _unary("rsqrt", _FLOAT, lambda x: 1 / np.sqrt(x), cost=5, inline="1 / sqrt({})"),
     _unary("reciprocal", _FLOAT, lambda x: 1 / x, _EXACT, cost=4, inline="1 / {}"),
