@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pliant.ir.graph import Graph, Module, Op
-
-CALLS = frozenset({"call_loop", "call_library"})
+from pliant.ir.ops import CALLS
 
 
 def calls_in(graph: Graph) -> tuple[Op, ...]:

@@ -25,12 +25,11 @@ from typing import NoReturn
 import numpy as np
 
 from pliant.errors import InternalError, PliantError
-from pliant.ir.access import VIEWS
-from pliant.ir.calls import CALLS, calls_in, computed
+from pliant.ir.calls import calls_in, computed
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.infer import InferContext, bare
 from pliant.ir.loops import Buffer, LoopFunc, Role
-from pliant.ir.ops import ATTENTIONS, OPS, Trait, infer
+from pliant.ir.ops import ATTENTIONS, CALLS, OPS, VIEWS, Trait, infer
 from pliant.ir.spec_loops import NEIGHBOURS, verify_loop
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType, contiguous_strides

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from pliant.ir.calls import calls_in, computed_by
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.ops import ATTENTIONS, LOOKUPS
 from pliant.sym import Expr, as_expr, minimum, product
 from pliant.sym.nodes import sum_of
-
-GATHERS = frozenset({"index", "take_along"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
     """A table that is only looked up is read where it is looked up."""
     looked_up = as_expr(0)
     for op in users:
-        if op.name not in GATHERS or param in op.operands[1:]:
+        if op.name not in LOOKUPS or param in op.operands[1:]:
             return param.type.bytes
         looked_up = looked_up + op.result.type.bytes
     return minimum(param.type.bytes, looked_up)

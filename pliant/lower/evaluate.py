@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from pliant.errors import InternalError
-from pliant.ir.access import VIEWS, Space, pull
+from pliant.ir.access import Space, pull
 from pliant.ir.graph import Op, Value
 from pliant.ir.loops import (
     Binary,
@@ -33,6 +33,7 @@ from pliant.ir.loops import (
     dtype_of,
     operands,
 )
+from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, sym
 

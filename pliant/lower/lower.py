@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
 from pliant.errors import InternalError
-from pliant.ir.calls import CALLS
 from pliant.ir.graph import (
     Attr,
     Constant,
@@ -35,6 +34,7 @@ from pliant.ir.graph import (
     names_of,
 )
 from pliant.ir.loops import LoopFunc
+from pliant.ir.ops import CALLS, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
@@ -61,8 +61,6 @@ from pliant.lower.step import (
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.machine import pages
 from pliant.sym import Expr, Facts, as_expr, sym
-
-SCANS = frozenset({"pool", "cumulate", "scatter_add"})
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pliant.context import Context
-from pliant.ir.calls import CALLS
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import (
     Accumulate,
@@ -47,6 +46,7 @@ from pliant.ir.loops import (
     Unary,
     Variant,
 )
+from pliant.ir.ops import CALLS
 from pliant.memory.inplace_proof import may_share
 from pliant.sym import Facts, as_expr, eq
 
