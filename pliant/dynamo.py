@@ -38,7 +38,7 @@ from pliant.frontend.torch_graph import (
     Window,
     from_graph,
 )
-from pliant.frontend.torch_ops_backward import decompositions
+from pliant.frontend.torch_ops import decompositions
 from pliant.model.compiled import CompiledModel, parse_bytes
 
 _COMPILED: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()

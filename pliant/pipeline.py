@@ -81,9 +81,7 @@ from pliant.passes.recompute import forward_values, recompute
 from pliant.passes.training import Training, training_passes
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.sym import Expr, Facts, Guard, Solution, solve
-
-# Names that kernels give variables of their own, or that a memory plan is asked with.
-RESERVED = frozenset({"threads", "worker", "memory_limit"})
+from pliant.sym.names import is_reserved
 
 GraphPass = Callable[[Graph, Context], Graph]
 
@@ -301,11 +299,6 @@ def guards_of(
     # Facts are the graph's constraints, which know where they come from.
     seen = [guard for guard in solution.guards if guard.origin != "facts"]
     return facts, solution, distinct((*seen, *graph.constraints))
-
-
-def is_reserved(name: str) -> bool:
-    """Whether a dim cannot have this name."""
-    return name.startswith("_") or name in RESERVED
 
 
 def reject_reserved(inputs: Sequence[tuple[str, tuple[Expr, ...]]]) -> None:
