@@ -32,9 +32,9 @@ from pliant.frontend.signature import (
     TensorSlot,
     not_a_tensor,
 )
+from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.ir.guard_errors import guard_error, observed
-from pliant.model.meaning import check_meaning, plain_tensor
 from pliant.model.runtime_spec import runtime_spec
 from pliant.model.weights import Weights
 from pliant.passes.fuse import kernel_count

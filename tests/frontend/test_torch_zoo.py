@@ -20,7 +20,7 @@ zoo = pytest.importorskip("zoo")
 from torch_oracle import run, same  # noqa: E402
 
 from pliant.errors import ShapeError  # noqa: E402
-from pliant.frontend.torch_export import Imported  # noqa: E402
+from pliant.frontend.contract import Imported  # noqa: E402
 from pliant.frontend.torch_programs import programs  # noqa: E402
 from pliant.ir.spec import Stage, verify  # noqa: E402
 from pliant.pipeline import simplified  # noqa: E402
