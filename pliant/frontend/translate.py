@@ -124,6 +124,9 @@ class Translation:
                 raise InternalError("import", detail) from error
         return POISON
 
+    def unsupported(self, reason: str) -> NoReturn:
+        raise Unsupported(reason)
+
     def note(self, op: str, reason: str, place: Location) -> None:
         """Something that is not supported, to be told at the end with all others."""
         self.problems.append(UnsupportedOp(op, reason, place.full))
@@ -146,9 +149,6 @@ class Translation:
     def next_number(self) -> int:
         self.randoms += 1
         return self.randoms
-
-    def unsupported(self, reason: str) -> NoReturn:
-        raise Unsupported(reason)
 
     # --- sizes ------------------------------------------------------------------
 
@@ -540,7 +540,7 @@ def _rounds(operand: Operand, dtype: DType) -> bool:
     if isinstance(operand, Value | Expr):
         return isinstance(operand, Expr)
     with np.errstate(over="ignore"):
-        stored = np.float32(operand)
+        stored = np.float32(float(operand))
         half = (
             bf16_value(bf16_bits(stored))
             if dtype is DType.BF16
