@@ -58,7 +58,7 @@ def compile(
     first, *more = programs
     if not more:
         return build(first, chosen, seconds, owner=owner)
-    # The example is one of the first program's or another's sizes.
+    # Any of them may be the one for the example's sizes.
     free = [replace(p, signature=replace(p.signature, example=())) for p in programs]
     main = build(free[0], chosen, seconds, kind=BranchingModel, owner=owner)
     main.others = tuple(build(p, chosen, seconds, owner=owner) for p in free[1:])

@@ -32,6 +32,7 @@ __all__ = [
     "Size",
     "Unsupported",
     "as_index",
+    "short_name",
     "used",
 ]
 

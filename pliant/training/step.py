@@ -54,14 +54,7 @@ def compile_training(
     chosen = settings(options, threads, target, memory_limit)
     _check(model, loss, example_inputs, clip_grad_norm)
     seconds: dict[str, float] = {}
-    from pliant.frontend.torch_train import import_training
-
-    source = import_training(
-        *(model, loss, example_inputs, dynamic_shapes),
-        reserved=(NUMBERS, CLIP),
-        simplify=simplified,
-        seconds=seconds,
-    )
+    source = _import(model, loss, example_inputs, dynamic_shapes, seconds)
     state = _state(source, optimizer, clip_grad_norm)
     module = source.imported.module
     main = state.declare(module.main)
@@ -80,6 +73,15 @@ def compile_training(
     )
     step._source, step._state, step._chosen = source, state, chosen
     return step
+
+
+def _import(
+    model: Any, loss: Callable[..., Any], examples: Any, shapes: Any, seconds: Any
+) -> Source:
+    from pliant.frontend.torch_train import import_training
+
+    taken = (NUMBERS, CLIP)
+    return import_training(model, loss, examples, shapes, taken, simplified, seconds)
 
 
 def _check(model: Any, loss: Any, examples: Any, clip: Any) -> None:
