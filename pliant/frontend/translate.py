@@ -167,9 +167,9 @@ class Translation:
 
     def require(self, cond: Cond, why: str) -> None:
         """Enforced, and known from here on."""
-        self.enforce(self.demand(cond, why))
+        self.enforce(self.guard(cond, why))
 
-    def demand(self, cond: Cond, why: str) -> Guard:
+    def guard(self, cond: Cond, why: str) -> Guard:
         """A guard for the op that is translated now."""
         message = (f"{why}: ", cond.lhs, f" {_SIGNS[cond.kind]} ", cond.rhs)
         return Guard(cond, message, self.b.loc)
