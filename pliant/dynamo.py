@@ -24,23 +24,25 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-import pliant
+from pliant.api import build
+from pliant.api import settings as checked_settings
+from pliant.collection import paused_collection
 from pliant.errors import OptionError
+from pliant.frontend.signature import FixedResult, SizeResult
 from pliant.frontend.torch_graph import (
     Argument,
     Computed,
-    Fixed,
     ImportedGraph,
     InputView,
     Output,
     ResultView,
-    Size,
     Window,
     from_graph,
 )
-from pliant.frontend.torch_ops_backward import decompositions
+from pliant.frontend.torch_ops import decompositions
 from pliant.model.arguments import parse_bytes
 from pliant.model.compiled import CompiledModel
+from pliant.options import Options
 
 _COMPILED: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
@@ -75,7 +77,7 @@ def backend(
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """torch.compile's options as arguments of `pliant.compile`."""
-    switches = {field.name for field in fields(pliant.Options)}
+    switches = {field.name for field in fields(Options)}
     known = switches | {"memory_limit", "threads"}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -87,19 +89,21 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "memory_limit": parse_bytes(options.get("memory_limit")),
         "threads": options.get("threads"),
-        "options": pliant.Options(**chosen),
+        "options": Options(**chosen),
     }
 
 
+@paused_collection()
 def compile_graph(
     gm: GraphModule, kind: str, settings: Mapping[str, Any]
 ) -> CompiledGraph:
     """One graph of AOTAutograd as something to call with the list of its inputs."""
     with _disable_current_modes():
         imported = from_graph(gm)
-        model = None
-        if imported.module.main.results:
-            model = pliant.compile(imported.module, **settings)
+        model: CompiledModel | None = None
+        if imported.program.module.main.results:
+            chosen = checked_settings(**settings, target=None)
+            model = build(imported.program, chosen, {})
     graph = CompiledGraph(imported, model, kind)
     _COMPILED.add(graph)
     return graph
@@ -160,7 +164,7 @@ def _stored(tensor: torch.Tensor, argument: Argument) -> torch.Tensor:
 
 def _needs_sizes(item: Output) -> bool:
     match item:
-        case Size() | ResultView() | InputView(window=Window()):
+        case SizeResult() | ResultView() | InputView(window=Window()):
             return True
         case _:
             return False
@@ -181,10 +185,10 @@ def _output(
             return _view(inputs[number], window, env)
         case ResultView(base, window):
             return _view(_computed(base, results), window, env)
-        case Size(value):
+        case SizeResult(value):
             return value.evaluate(env)
-        case Fixed(value):
-            return value
+        case FixedResult(fixed):
+            return fixed
 
 
 def _computed(item: Computed, results: Sequence[Any]) -> torch.Tensor:

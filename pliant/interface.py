@@ -14,16 +14,9 @@ from pliant.errors import OptionError, ShapeError
 from pliant.ir.build import facts_of
 from pliant.ir.graph import Graph
 from pliant.sym import Expr, Facts, Guard, Solution, solve
+from pliant.sym.names import is_reserved
 
 InputDims = tuple[tuple[str, tuple[Expr, ...]], ...]  # the name and dims of each input
-
-# Names that kernels give variables of their own, or that a memory plan is asked with.
-RESERVED = frozenset({"threads", "worker", "memory_limit"})
-
-
-def is_reserved(name: str) -> bool:
-    """Whether a dim cannot have this name."""
-    return name.startswith("_") or name in RESERVED
 
 
 @dataclass(frozen=True, slots=True)

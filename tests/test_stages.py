@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 
 import pliant
 from pliant.context import Context
-from pliant.frontend.torch_export import TensorInput, export_module, from_exported
-from pliant.frontend.torch_ops_context import to_numpy
+from pliant.frontend.signature import TensorSlot
+from pliant.frontend.torch_export import export_module, from_exported
+from pliant.frontend.torch_tensors import to_numpy
 from pliant.ir.graph import Module
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
@@ -213,7 +214,8 @@ def imported_from(name: str) -> Module:
     case = CASES[name]
     program, info = export_module(model_of(name), example_of(case), case.dynamic)
     made = from_exported(program, info)
-    assert all(isinstance(slot, TensorInput) for slot in made.inputs)
+    slots = made.signature.arguments
+    assert all(isinstance(slot, TensorSlot) for slot in slots)
     return made.module
 
 

@@ -32,22 +32,10 @@ from pliant.ir.loops import DOT_PARTS
 from pliant.machine.target import Target
 
 _MULTIPLY_HALVES = {
-    4: ("sse2", "llvm.x86.sse2.pmadd.wd"),
-    8: ("avx2", "llvm.x86.avx2.pmadd.wd"),
-    16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
+    4: "llvm.x86.sse2.pmadd.wd",
+    8: "llvm.x86.avx2.pmadd.wd",
+    16: "llvm.x86.avx512.pmaddw.d.512",
 }
-
-
-def has_byte_dot(target: Target) -> bool:
-    """Whether one instruction multiplies unsigned bytes with signed ones."""
-    if target.has("avxvnni") and target.lanes <= 8:
-        return True
-    wide = target.lanes == 16 or target.has("avx512vl")
-    return target.has("avx512vnni") and wide
-
-
-def has_signed_byte_dot(target: Target) -> bool:
-    return target.has("dotprod") and target.lanes == 4
 
 
 def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> Any:
@@ -60,18 +48,16 @@ def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> 
             emit_dot(b, parts, x, y, z, target) for x, y, z in _halves(b, x, y, z)
         )
         return b.shuffle_vector(low, high, _order(range(lanes)))
-    if lanes == target.lanes:
-        if parts == "bytes" and has_byte_dot(target):
+    if lanes == target.lanes and target.dot(parts):
+        if parts == "bytes":
             name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
             return _call(b, name, z, x, y)
-        if parts == "signed_bytes" and has_signed_byte_dot(target):
+        if parts == "signed_bytes":
             name = f"llvm.aarch64.neon.sdot.{mangle(z.type)}.v{4 * lanes}i8"
             return _call(b, name, z, x, y)
-        feature, name = _MULTIPLY_HALVES[lanes]
-        if parts == "halves" and target.has(feature):
-            words = widen(I16, 2 * lanes)
-            pair = [b.bitcast(x, words), b.bitcast(y, words)]
-            return b.add(call_intrinsic(b, name, z.type, pair), z)
+        words = widen(I16, 2 * lanes)
+        pair = [b.bitcast(x, words), b.bitcast(y, words)]
+        return b.add(call_intrinsic(b, _MULTIPLY_HALVES[lanes], z.type, pair), z)
     return _spelled_out(b, parts, x, y, z)
 
 

@@ -94,7 +94,7 @@ def _half_to_f32(b: Builder, x: Any, source: DType, target: Target) -> Any:
     if source is DType.BF16:
         wide = b.shl(b.zext(x, bits_type), constant(bits_type, 16))
         return b.bitcast(wide, f32)
-    if target.has("f16c"):
+    if target.converts_half:
         return b.fpext(b.bitcast(x, widen(F16, lanes)), f32)
     # Shift the 15 bits into place and scale by 2^112 to rebias the exponent, which is
     # exact for subnormals too; exponent 31 then needs all ones.
@@ -115,7 +115,7 @@ def _half_to_f32(b: Builder, x: Any, source: DType, target: Target) -> Any:
 def _f32_to_half(b: Builder, x: Any, to: DType, target: Target) -> Any:
     lanes = lanes_of(x)
     bits_type, half = widen(I32, lanes), widen(I16, lanes)
-    if to is DType.F16 and target.has("f16c"):
+    if to is DType.F16 and target.converts_half:
         return b.bitcast(b.fptrunc(x, widen(F16, lanes)), half)
     bits = b.bitcast(x, bits_type)
     if to is DType.BF16:
@@ -189,7 +189,7 @@ def _unary_float(b: Builder, op: str, x: Any, target: Target) -> Any:
             return call_intrinsic(b, f"llvm.sqrt.{mangle(x.type)}", x.type, [x])
         case "reciprocal":
             return b.fdiv(constant(x.type, 1.0), x)
-        case "floor" | "ceil" | "trunc" | "round" if target.has("sse4.1"):
+        case "floor" | "ceil" | "trunc" | "round" if target.rounds:
             name = {"round": "roundeven"}.get(op, op)
             return call_intrinsic(b, f"llvm.{name}.{mangle(x.type)}", x.type, [x])
         case _:

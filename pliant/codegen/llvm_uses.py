@@ -178,11 +178,9 @@ def copies(loop: For) -> int:
 
 
 def has_masks(target: Target, loop: For) -> bool:
-    """AVX-512 masks every element size, AVX2 those of 4 and 8 bytes."""
-    if target.has("avx512bw"):
-        return True
+    """Whether the target masks every access of a loop."""
     sizes = {buf.dtype.bytes for buf, _ in accesses(loop.body)}
-    return target.has("avx2") and min(sizes, default=4) >= 4
+    return target.masks(min(sizes, default=4))
 
 
 # ---- cases

@@ -78,7 +78,7 @@ def turned(loop: For, flat: Flat, target: Target) -> Turned | None:
     if not fits or value.buffer.name == store.buffer.name:
         return None
     if value.where is not None and (
-        not target.has("avx2") or _depends(value.where, loop.var)
+        not target.masks(store.buffer.dtype.bytes) or _depends(value.where, loop.var)
     ):
         return None
     return Turned(loop, across, store)

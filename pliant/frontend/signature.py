@@ -4,19 +4,23 @@ A front end makes a `Signature`; the compiled model only asks it to flatten argu
 to check them (that is where wrong kinds, dtypes and ranks get their message) and to
 rebuild the structure that the model returns. `Parameters` brings arguments given by
 name into the order of the example's.
+
+    arguments  TensorSlot    TensorResult  results
+               SizeSlot      SizeResult
+               FixedSlot     FixedResult
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pliant.errors import DTypeError, ShapeError
 from pliant.ir.types import NUMPY, DType, TensorType
-from pliant.sym import Expr
+from pliant.sym import Expr, sym
 
 Flatten = Callable[[tuple[Any, ...], Mapping[str, Any]], list[Any]]
 
@@ -25,8 +29,14 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
+    """The next of main's parameters: tensors are in their order."""
+
     name: str
     type: TensorType
+
+    @property
+    def dims(self) -> tuple[Expr, ...]:
+        return self.type.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +46,43 @@ class SizeSlot:
     name: str
     symbol: str
 
+    @property
+    def dims(self) -> tuple[Expr, ...]:
+        """Itself."""
+        return (sym(self.symbol),)
+
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A value that was fixed when the model was traced."""
+    """A value that was fixed when the model was traced: a call must pass an equal."""
 
     name: str
     value: object
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A flat output: a tensor by number, an integer expression, or a fixed value."""
+class TensorResult:
+    """The result of main with this number."""
 
-    tensor: int | None = None
-    size: Expr | None = None
-    fixed: object = None
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """An integer computed from sizes."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class FixedResult:
+    """The same in every call; None too."""
+
+    value: object
+
+
+Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
+Result: TypeAlias = TensorResult | SizeResult | FixedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +140,13 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    arguments: tuple[TensorSlot | SizeSlot | FixedSlot, ...]  # flat, as the user gives
+    """What the caller gives and gets, flat, and the structure around it.
+
+    `main` may take more than that, a seed, and give more: new values of buffers, as its
+    last results.
+    """
+
+    arguments: tuple[Slot, ...]
     results: tuple[Result, ...]
     flatten_arguments: Flatten
     unflatten_results: Callable[[list[Any]], Any]
@@ -117,6 +154,8 @@ class Signature:
     single: bool  # the model returns one tensor, nothing around it
     # Sizes of the first slots in the example it was traced with, if there was one.
     example: tuple[tuple[int, ...], ...] = ()
+    seed: str | None = None  # the parameter that random numbers follow from
+    changed: tuple[str, ...] = ()  # the buffers that the model writes
 
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -179,13 +218,14 @@ class Signature:
         env: Mapping[str, int] | None = None
         leaves: list[Any] = []
         for item in self.results:
-            if item.tensor is not None:
-                leaves.append(tensors[item.tensor])
-            elif item.size is not None:
-                env = symbols(flat) if env is None else env
-                leaves.append(item.size.evaluate(env))
-            else:
-                leaves.append(item.fixed)
+            match item:
+                case TensorResult(number):
+                    leaves.append(tensors[number])
+                case SizeResult(value):
+                    env = symbols(flat) if env is None else env
+                    leaves.append(value.evaluate(env))
+                case FixedResult(fixed):
+                    leaves.append(fixed)
         return self.unflatten_results(leaves)
 
 
@@ -200,10 +240,10 @@ def dtype_name(value: Any) -> str | None:
                 return ours.text
         return str(dtype)
     text = str(dtype).rpartition(".")[2]
-    return _TORCH_NAMES.get(text, text)
+    return TORCH_NAMES.get(text, text)
 
 
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "float64": "f64",
     "float32": "f32",
     "float16": "f16",

@@ -12,12 +12,13 @@ and every other view of the root is then taken anew.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
 
+from pliant.frontend.torch_ops_context import Context
 from pliant.frontend.torch_ops_shape import (
     from_front,
     moved_axes,
@@ -29,9 +30,6 @@ from pliant.frontend.torch_ops_shape import (
 )
 from pliant.ir.graph import Value
 from pliant.sym import as_expr
-
-if TYPE_CHECKING:
-    from pliant.frontend.torch_walk import Walk
 
 aten = torch.ops.aten
 
@@ -177,6 +175,22 @@ def _contiguous(tensor: torch.Tensor) -> bool:
     return True
 
 
+class Nodes(Protocol):
+    """The walk over a graph, as far as writes concern it."""
+
+    cx: Context
+    env: dict[Node, Any]
+    lazy: dict[Node, Callable[[], Value]]  # weights that are not read yet
+    buffers: dict[Node, str]  # weights that a call may change
+    written: dict[Node, str]  # those that it did
+
+    def read(self, node: Node) -> Any: ...
+
+    def resolve(self, argument: Any) -> Any: ...
+
+    def translate(self, node: Node) -> Any: ...
+
+
 class Aliases:
     """The nodes seen so far that share memory, as trees.
 
@@ -185,7 +199,7 @@ class Aliases:
     does not grow with the views there are.
     """
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Nodes) -> None:
         self.walk, self.cx, self.env = walk, walk.cx, walk.env
         self.parent: dict[Node, Node] = {}
         self.roots: dict[Node, Node] = {}

@@ -15,7 +15,6 @@ import itertools
 import linecache
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -24,6 +23,7 @@ from torch.export import ExportedProgram
 from torch.utils._sympy import functions as torch_sympy
 
 from pliant.errors import PliantError
+from pliant.frontend.contract import Assumption, Basis
 from pliant.frontend.torch_dims import to_expr, to_ratio
 from pliant.frontend.torch_questions import Asked, Question
 from pliant.sym import Cond, Expr, Facts, Guard, divides, eq, ge, gt, le, lt, ne
@@ -38,28 +38,22 @@ _RELATIONS = {
 }
 
 
-@dataclass(slots=True)
-class Decisions:
-    """`checks` that the code states, `branches` that it took, in the order asked."""
-
-    checks: list[Guard] = field(default_factory=list)
-    branches: list[Guard] = field(default_factory=list)
-
-
 def decisions(
     ep: ExportedProgram,
     symbols: Mapping[str, Expr],
     asked: Asked | None,
-) -> Decisions:
+) -> tuple[Assumption, ...]:
     """Conditions on sizes in the model's own code, as they went in the trace.
 
-    `asked` are those of the trace; None for one that somebody else made.
+    What the code checks comes first, then the branches that it took, as they were
+    asked. `asked` are those of the trace; None for one that somebody else made.
     """
-    out = Decisions()
+    checks: list[Guard] = []
+    branches: list[Guard] = []
     seen: set[Cond] = set()
     env = shape_env(ep)
     if env is None:
-        return out
+        return ()
     hints = traced_sizes(env)
     for question in guards_of(ep, env) if asked is None else asked.questions:
         expr = env.replace(question.condition)
@@ -70,7 +64,7 @@ def decisions(
         check = _is_check(question.path, question.line)
         conds = _conditions(expr, symbols, hints)
         if conds is None:
-            out.branches += _pinned(expr, symbols, hints, place)
+            branches += _pinned(expr, symbols, hints, place)
         for cond in conds or ():
             if cond in seen or Facts().prove(cond) is True:
                 continue
@@ -78,10 +72,13 @@ def decisions(
             if check:
                 text = f"the model checks that {cond}: "
                 message = (text, cond.lhs, " and ", cond.rhs)
-                out.checks.append(Guard(cond, message, place))
+                checks.append(Guard(cond, message, place))
             else:
-                out.branches.append(_taken(cond, place))
-    return out
+                branches.append(_taken(cond, place))
+    return (
+        *(Assumption(Basis.CHECKED, guard) for guard in checks),
+        *(Assumption(Basis.BRANCH, guard) for guard in branches),
+    )
 
 
 _PLACE = "the exported program"

@@ -17,6 +17,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from pliant.frontend.torch_questions import Asked
 from pliant.frontend.torch_spec import DimSpec, LeafSpec
+from pliant.frontend.translate import fresh_symbol
 from pliant.sym import (
     Cond,
     Expr,
@@ -43,13 +44,11 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 class SymbolInfo:
     """What the user said about dims, by the name of torch's symbol.
 
-    `aliases` are declared names that the trace found equal to other dims. `asked` is
-    what the model's code asked of sizes; None if nobody recorded it.
+    `asked` is what the model's code asked of sizes; None if nobody recorded it.
     """
 
     names: Mapping[str, Expr] = field(default_factory=dict)
     bounds: tuple[Guard, ...] = ()
-    aliases: Mapping[str, Expr] = field(default_factory=dict)
     asked: Asked | None = None
 
 
@@ -118,8 +117,6 @@ def declared_symbols(
 ) -> SymbolInfo:
     """Names and bounds of torch's symbols; `sizes` are the traced dims by axis."""
     names: dict[str, Expr] = {}
-    aliases: dict[str, Expr] = {}
-    pending: list[tuple[DimSpec, sympy.Expr]] = []
     unnamed: list[tuple[DimSpec, str]] = []
     for traced, leaf in zip(sizes, leaves, strict=True):
         for axis, dim in leaf.dims.items():
@@ -129,27 +126,20 @@ def declared_symbols(
             if dim.expr is None:
                 if isinstance(expr, sympy.Symbol):
                     unnamed.append((dim, str(expr)))
-            elif isinstance(expr, sympy.Symbol) and str(expr) not in names:
-                names[str(expr)] = dim.expr
-            else:
-                pending.append((dim, expr))
+            elif isinstance(expr, sympy.Symbol):
+                names.setdefault(str(expr), dim.expr)
     bounds: dict[Guard, None] = {}
     for leaf in leaves:
         for dim in leaf.dims.values():
             if dim.expr is not None:
                 bounds.update(dict.fromkeys(_bounds(dim.expr, dim)))
-    for dim, expr in pending:
-        assert dim.expr is not None
-        meant = _converted(expr, names)
-        if meant is not None and meant is not dim.expr and len(dim.expr.symbols()) == 1:
-            aliases[str(dim.expr)] = meant
     taken = {name for expr in names.values() for name in expr.symbols()}
     for dim, name in unnamed:
         if name not in names and (dim.low is not None or dim.high is not None):
             names[name] = fresh_symbol(taken)
         if name in names:
             bounds.update(dict.fromkeys(_bounds(names[name], dim)))
-    return SymbolInfo(names, tuple(bounds), aliases)
+    return SymbolInfo(names, tuple(bounds))
 
 
 def _bounds(expr: Expr, dim: DimSpec) -> Iterator[Guard]:
@@ -159,21 +149,6 @@ def _bounds(expr: Expr, dim: DimSpec) -> Iterator[Guard]:
     if dim.high is not None:
         message = ("dim ", expr, f" is declared to be at most {dim.high}")
         yield Guard(le(expr, dim.high), message, DECLARED)
-
-
-def fresh_symbol(taken: set[str]) -> Expr:
-    number = 0
-    while f"s{number}" in taken:
-        number += 1
-    taken.add(f"s{number}")
-    return sym(f"s{number}")
-
-
-def _converted(expr: sympy.Expr, names: Mapping[str, Expr]) -> Expr | None:
-    try:
-        return to_expr(expr, lambda name: names[name])
-    except (KeyError, ValueError):
-        return None
 
 
 def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:

@@ -20,14 +20,18 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule, Node
 
-from pliant.errors import UnsupportedOp, UnsupportedOpError
+from pliant.frontend.contract import Basis, Imported
+from pliant.frontend.ir_module import plain_signature
+from pliant.frontend.signature import FixedResult, SizeResult
 from pliant.frontend.torch_alias import shares_memory
 from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
-from pliant.frontend.torch_ops_context import DTYPE_OF, Context, to_numpy
+from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_walk import Walk, location
+from pliant.frontend.translate import constant_of
 from pliant.ir.build import Builder
-from pliant.ir.graph import Constant, Module, Value
+from pliant.ir.graph import Value
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, Guard, as_expr, eq, ge, le, sym
 
@@ -83,29 +87,17 @@ class ResultView:
     window: Window
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """The same in every call; None too."""
-
-    value: object
-
-
-Output: TypeAlias = "Computed | InputView | ResultView | Size | Fixed"
+Output: TypeAlias = Computed | InputView | ResultView | SizeResult | FixedResult
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph; its parameters, then its sizes, by input number; where results go.
+    """A program; its parameters, then its sizes, by input number; where results go.
 
     `seeded`: one more parameter before the sizes, which random numbers follow from.
     """
 
-    module: Module
+    program: Imported
     arguments: tuple[Argument, ...]
     seeded: bool
     sizes: tuple[Source, ...]
@@ -163,9 +155,8 @@ class _Import:
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.cx = Context(Builder())
-        self.symbols: dict[str, Expr] = {}
-        self.problems: list[UnsupportedOp] = []
-        self.walk = Walk(self.cx, self.symbols, self.problems)
+        self.symbols = self.cx.symbols
+        self.walk = Walk(self.cx)
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         (self.output,) = (n for n in gm.graph.nodes if n.op == "output")
         self.arguments: list[Argument] = []
@@ -181,12 +172,11 @@ class _Import:
         self._read_constants()
         self.walk.run(self.gm)
         outputs = tuple(self._output(o) for o in self._returned())
-        if self.problems:
-            raise UnsupportedOpError(list(dict.fromkeys(self.problems)))
         sizes = {n: s for n, s in self.sources.items() if s.axis is None}
-        graph = self.cx.b.finish("main", self.results, list(sizes))
+        module = self.cx.finish(self.results, list(sizes))
+        signature = plain_signature(module.main)
         return ImportedGraph(
-            Module({"main": graph}, constants=dict(self.cx.b.constants)),
+            Imported(module, signature, tuple(self.cx.assumptions)),
             tuple(self.arguments),
             self.cx.seed_value is not None,
             tuple(sizes.values()),
@@ -228,11 +218,13 @@ class _Import:
         if limits.lower.is_Integer and limits.lower > 0:
             low = int(limits.lower)
             told = (f"{name} was traced as at least {low}: ", value)
-            self.cx.enforce(Guard(ge(value, low), told, "torch.compile"))
+            guard = Guard(ge(value, low), told, "torch.compile")
+            self.cx.assume(Basis.TRACED, guard)
         if limits.upper.is_Integer and limits.upper < 1 << 48:
             high = int(limits.upper)
             told = (f"{name} was traced as at most {high}: ", value)
-            self.cx.enforce(Guard(le(value, high), told, "torch.compile"))
+            guard = Guard(le(value, high), told, "torch.compile")
+            self.cx.assume(Basis.TRACED, guard)
 
     def _read_inputs(self) -> None:
         needed = {s.number for s in self.sources.values() if s.axis is not None}
@@ -261,7 +253,7 @@ class _Import:
 
     def _read_tensor(self, node: Node, number: int) -> None:
         val = node.meta["val"]
-        dtype = DTYPE_OF.get(val.dtype)
+        dtype = dtype_of(val.dtype)
         if dtype is None or val.layout is not torch.strided:
             what = val.layout if dtype is not None else f"element type {val.dtype}"
             self._problem(node, f"{what} is not supported")
@@ -287,7 +279,8 @@ class _Import:
             if name in self.traced:
                 value, only = sym(name), int(self.traced[name])
                 told = (f"dim {name} was fixed to {only}: ", value)
-                self.cx.enforce(Guard(eq(value, only), told, "torch.compile"))
+                guard = Guard(eq(value, only), told, "torch.compile")
+                self.cx.assume(Basis.TRACED, guard)
 
     def _read_constants(self) -> None:
         for node in self.gm.graph.nodes:
@@ -298,16 +291,14 @@ class _Import:
                 self.walk.lazy[node] = partial(self._load, node.name, tensor)
 
     def _load(self, name: str, tensor: torch.Tensor) -> Value:
-        shape = tuple(as_expr(n) for n in tensor.shape)
-        kind = TensorType(self.cx.dtype(tensor.dtype), shape)
-        data = to_numpy(tensor)
-        return self.cx.b.constant(Constant(name, kind, data, keep=tensor))
+        dtype = self.cx.dtype(tensor.dtype)
+        return self.cx.b.constant(constant_of(name, dtype, to_numpy(tensor), tensor))
 
     # outputs
 
     def _output(self, argument: Any) -> Output:
         if not isinstance(argument, Node):
-            return Fixed(argument)
+            return FixedResult(argument)
         val = argument.meta.get("val")
         if not isinstance(val, torch.Tensor):
             return self._number(argument)
@@ -322,12 +313,14 @@ class _Import:
     def _number(self, node: Node) -> Output:
         val, value = node.meta.get("val"), self.walk.output(node)
         if isinstance(val, torch.SymBool):  # torch guards the answer
-            return Fixed(bool(val))
+            return FixedResult(bool(val))
+        if isinstance(value, Expr) and value.is_const:
+            return FixedResult(value.value)
         if isinstance(value, Expr):
-            return Size(value) if not value.is_const else Fixed(value.value)
+            return SizeResult(value)
         if not (value is None or isinstance(value, bool | int | float)):
             self._problem(node, "returns a number that is neither int nor fixed")
-        return Fixed(value)
+        return FixedResult(value)
 
     def _window(self, node: Node, root: Node) -> Window:
         val, base = node.meta["val"], root.meta["val"]
@@ -347,7 +340,7 @@ class _Import:
             if order is not None:
                 value = self.cx.transpose(value, order)
             self.results.append(value)
-        elif not self.problems:
+        elif not self.cx.problems:
             self._problem(node, "this result of the op is not computed")
         axes = None if order is None else _inverse(order)
         self.computed[node] = Computed(len(self.results) - 1, axes)
@@ -355,7 +348,7 @@ class _Import:
 
     def _problem(self, node: Node, reason: str) -> None:
         name = str(node.target) if node.op == "call_function" else node.name
-        self.problems.append(UnsupportedOp(name, reason, location(node).full))
+        self.cx.note(name, reason, location(node))
 
 
 def _root(node: Node) -> Node:

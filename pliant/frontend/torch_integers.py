@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from pliant.frontend.contract import Basis
 from pliant.frontend.torch_ops_context import Context
 from pliant.sym import Guard, ge, sym
 
@@ -48,7 +49,7 @@ def bound_integer(cx: Context, node: Node, symbol: str) -> None:
         "a position (pass a tensor for a number that may be negative); got ",
         value,
     )
-    cx.enforce(Guard(ge(value, 0), message, "an integer input"))
+    cx.assume(Basis.TRACED, Guard(ge(value, 0), message, "an integer input"))
 
 
 def is_number(node: Node) -> bool:

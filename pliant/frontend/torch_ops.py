@@ -2,12 +2,18 @@
 
 One dict per family of ops; each translation is called with the context and the
 operands in the order of the aten schema. An in-place overload (`add_`) is translated
-by its functional twin (`add`), so it has no entry.
+by its functional twin (`add`), so it has no entry. What is not in the table torch may
+decompose (`decompositions`), where the graph is one of torch.compile's.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_backward import BACKWARD
 from pliant.frontend.torch_ops_loss import LOSS
@@ -17,6 +23,8 @@ from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_train import TRAIN
+
+aten = torch.ops.aten
 
 TABLE: dict[Any, Translate] = {
     **MATH,
@@ -28,3 +36,17 @@ TABLE: dict[Any, Translate] = {
     **TRAIN,
     **BACKWARD,
 }
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's decompositions of the ops that have no translation."""
+    more = [
+        aten.native_group_norm.default,
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+    ]
+    every = {**core_aten_decompositions(), **get_decompositions(more)}
+    return {op: rule for op, rule in every.items() if op not in TABLE}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pliant.frontend.torch_ops_context import Context, Real
+from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType, TensorType
-from pliant.passes.decompose import spell_out_trained_attention
 from pliant.sym import Expr
 
 

@@ -1,17 +1,14 @@
 """aten ops of training graphs: what forwards keep, and backwards.
 
-`decompositions` are torch's own for every op that has no translation here; a backward
-that decomposes into elementwise ops and sums needs none.
+A backward that torch decomposes into elementwise ops and sums needs no translation.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_backward_conv import (
@@ -30,22 +27,6 @@ from pliant.sym import Expr, as_expr, le, product
 
 aten = torch.ops.aten
 MOST_WRITES = 16  # elements of a row that a scatter may write: each is one select
-
-
-@functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's decompositions of the ops that have no translation."""
-    from pliant.frontend.torch_ops import TABLE
-
-    more = [
-        aten.native_group_norm.default,
-        aten.native_batch_norm.default,
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_functional.default,
-    ]
-    every = {**core_aten_decompositions(), **get_decompositions(more)}
-    return {op: rule for op, rule in every.items() if op not in TABLE}
 
 
 # --- norms that keep their statistics -------------------------------------------

@@ -11,9 +11,10 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
-from pliant.frontend.torch_ops_context import TORCH_DTYPE, Context, Real, Size
+from pliant.frontend.torch_ops_context import Context, Real, Size
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
+from pliant.frontend.torch_tensors import torch_dtype
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, le, minimum, mod, ne
@@ -358,7 +359,7 @@ def rms_norm(
 ) -> Value:
     if eps is None:
         # torch's own is that of the type it computes in, not of a half.
-        eps = torch.finfo(TORCH_DTYPE[x.dtype.compute]).eps
+        eps = torch.finfo(torch_dtype(x.dtype.compute)).eps
     kind, extra = _affine(weight, None)
     axes = len(normalized_shape)
     return cx.b.emit("rms_norm", x, *extra, axes=axes, eps=eps, affine=kind)

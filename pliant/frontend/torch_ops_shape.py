@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pliant.frontend.contract import Basis
 from pliant.frontend.torch_ops_context import Context, Size, as_index
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
@@ -254,7 +255,7 @@ def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Va
             dropped.append(axis)
         elif not size.is_const:
             message = ("squeeze drops a dim of 1, and the trace kept this: ", size)
-            cx.take_branch(Guard(ne(size, 1), message, cx.b.loc))
+            cx.assume(Basis.BRANCH, Guard(ne(size, 1), message, cx.b.loc))
     out = cx.reshape(x, [d for i, d in enumerate(x.shape) if i not in dropped])
     if out.type.rank != len(cx.val.shape):
         cx.unsupported(f"squeeze of {x.type}: a dynamic dim decides the rank")

@@ -28,12 +28,10 @@ from typing import Any
 import torch
 
 from pliant.errors import PliantError, ShapeError
-from pliant.frontend.torch_export import (
-    Imported,
-    SizeInput,
-    TensorInput,
-    from_exported,
-)
+from pliant.frontend.contract import Basis, Imported
+from pliant.frontend.signature import SizeSlot, TensorSlot
+from pliant.frontend.torch_export import from_exported
+from pliant.frontend.torch_signature import Names, module_names
 from pliant.frontend.torch_trace import Traced, trace, trace_again, traced_dims
 from pliant.ir.graph import Module
 from pliant.ir.same import same_graphs
@@ -44,6 +42,7 @@ _LARGEST = 4096  # a size, when looking for one that goes another way
 _MOST_ELEMENTS = 1 << 25  # of an example that is made for it
 
 Simplify = Callable[[Module], Module]
+_ALL_HOLD: Mapping[Cond, Guard | None] = {}  # no branch is covered
 
 
 @dataclass(slots=True)
@@ -88,14 +87,16 @@ class _Search:
     ) -> None:
         self.model, self.first, self.training = model, first, training
         self.simplify = simplify
-        self.main = from_exported(first.program, first.info, training)
+        self.names: Names = module_names(model)
+        self.main = self.imported(first)
+        self.branches = self.main.guards(Basis.BRANCH)
         self.dims = _dims(self.main)
         self.traces = 1
 
     def run(self) -> tuple[Imported, ...]:
         covered: dict[Cond, Guard | None] = {}
         others: list[Imported] = []
-        limits = (*self.main.declared, *self.main.checks)
+        limits = self.main.guards(Basis.DECLARED, Basis.CHECKED)
         main = _Way(self.first, self.main, tuple(guard.cond for guard in limits))
         for guard, behind in self.explore(main):
             if behind.known and all(map(self.serves, behind.ways)):
@@ -103,16 +104,22 @@ class _Search:
             else:
                 others += [way.imported for way in behind.ways]
         if covered:
-            first = self.first
-            self.main = from_exported(first.program, first.info, self.training, covered)
+            self.main = self.imported(self.first, covered)
         return (self.main, *others)
+
+    def imported(
+        self, traced: Traced, covered: Mapping[Cond, Guard | None] = _ALL_HOLD
+    ) -> Imported:
+        return from_exported(
+            traced.program, traced.info, self.training, covered, self.names
+        )
 
     # ---- the tree of ways
 
     def explore(self, way: _Way) -> Iterator[tuple[Guard, _Behind]]:
         """What lies behind each question of a way, one after the other."""
         path = (*way.region, *(eq(sym(name), n) for name, n in way.pins.items()))
-        for guard in (*self.fixed(way), *way.imported.branches):
+        for guard in (*self.fixed(way), *way.imported.guards(Basis.BRANCH)):
             region = (*path, guard.cond.negated())
             if not _possible(region):
                 yield guard, _Behind()
@@ -120,7 +127,7 @@ class _Search:
                 yield guard, self.behind(region)
             elif way.imported is not self.main:
                 # A condition that stays is no gap if the main program has it as well.
-                kept = any(g.cond == guard.cond for g in self.main.branches)
+                kept = any(g.cond == guard.cond for g in self.branches)
                 yield guard, _Behind(known=kept)
             path = (*path, guard.cond)
 
@@ -162,7 +169,7 @@ class _Search:
             traced = trace_again(
                 self.model, self.first, values, self.dims, fixed, self.training
             )
-            imported = from_exported(traced.program, traced.info, self.training)
+            imported = self.imported(traced)
         except Exception:  # the model's own, at a size it was not given
             return None
         pins = {name: as_expr(sizes[name]) for name in few}
@@ -231,7 +238,7 @@ class _Search:
     def refuses_zero(self, name: str) -> bool:
         return any(
             guard.cond.symbols() == (name,) and not _holds(guard.cond, {name: 0})
-            for guard in self.main.branches
+            for guard in self.branches
         )
 
     def same(self, way: _Way) -> bool:
@@ -246,7 +253,7 @@ class _Search:
             other = self.pinned(way.traced, way.pins)
         except PliantError:
             return False
-        if _interface(main) != _interface(other):
+        if _interface(main, self.first) != _interface(other, way.traced):
             return False
         return same_graphs(self.simplify(main.module), self.simplify(other.module))
 
@@ -258,7 +265,7 @@ class _Search:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 names.setdefault(str(size.node.expr), dim.substitute(pins))
         info = replace(traced.info, names=names, bounds=())
-        return from_exported(traced.program, info, self.training, _NONE)
+        return self.imported(replace(traced, info=info), _NONE)
 
 
 # ---- conditions
@@ -332,24 +339,25 @@ def _few(region: Sequence[Cond]) -> dict[str, int]:
 def _dims(imported: Imported) -> dict[tuple[int, int], Expr]:
     """The sizes that vary, by flat input and axis; an integer's own is at -1."""
     out: dict[tuple[int, int], Expr] = {}
-    for number, item in enumerate(imported.inputs):
-        match item:
-            case TensorInput(_, param):
-                shape = imported.module.main.params[param].shape
-                out |= {(number, a): d for a, d in enumerate(shape) if not d.is_const}
-            case SizeInput(_, symbol):
+    for number, slot in enumerate(imported.signature.arguments):
+        match slot:
+            case TensorSlot(_, kind):
+                dims = enumerate(kind.shape)
+                out |= {(number, axis): d for axis, d in dims if not d.is_const}
+            case SizeSlot(_, symbol):
                 out[number, -1] = sym(symbol)
             case _:
                 pass
     return out
 
 
-def _interface(imported: Imported) -> object:
+def _interface(imported: Imported, traced: Traced) -> object:
     """All that a caller sees of a program beside its tensors."""
+    signature, spec = imported.signature, traced.program.call_spec
     return (
-        imported.outputs,
-        str(imported.in_spec),
-        str(imported.out_spec),
-        imported.seed is None,
-        imported.changed,
+        signature.results,
+        str(spec.in_spec),
+        str(spec.out_spec),
+        signature.seed is None,
+        signature.changed,
     )

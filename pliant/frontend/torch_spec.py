@@ -25,8 +25,8 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from pliant.errors import OptionError, ShapeError
-from pliant.interface import is_reserved
 from pliant.sym import Expr, sym
+from pliant.sym.names import is_reserved
 
 _LARGE = 1 << 62  # a declared maximum from here on is none
 

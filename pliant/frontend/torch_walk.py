@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import GraphModule, Node
 
-from pliant.errors import InternalError, PliantError, UnsupportedOp
+from pliant.errors import PliantError
+from pliant.frontend.contract import Basis
 from pliant.frontend.torch_alias import (
     Aliases,
     functional_twin,
@@ -23,22 +24,15 @@ from pliant.frontend.torch_alias import (
 )
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_ops import TABLE
-from pliant.frontend.torch_ops_context import Context, Unsupported
+from pliant.frontend.torch_ops_context import Context, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
+from pliant.frontend.translate import POISON, Location
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, as_expr, eq
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)(?:\n[ \t]+(\S.*))?')
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where the model uses an op: "file.py:12" and with the code of that line."""
-
-    short: str
-    full: str
 
 
 def location(node: Node) -> Location:
@@ -52,21 +46,14 @@ def location(node: Node) -> Location:
     return Location(short, f"{short} in {function}" + (f": {code}" if code else ""))
 
 
-class _Poison:
-    """The result of an op that could not be translated."""
-
-
-POISON = _Poison()
 IGNORED = frozenset({"_set_grad_enabled", "_assert", "_exit_autocast"})
 
 
 class Walk:
     """Translates the nodes of one graph, and of the graphs inside it."""
 
-    def __init__(
-        self, cx: Context, symbols: dict[str, Expr], problems: list[UnsupportedOp]
-    ) -> None:
-        self.cx, self.symbols, self.problems = cx, symbols, problems
+    def __init__(self, cx: Context) -> None:
+        self.cx, self.symbols, self.problems = cx, cx.symbols, cx.problems
         self.env: dict[Node, Any] = {}
         self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used
         self.buffers: dict[Node, str] = {}  # weights that a call may change
@@ -87,42 +74,32 @@ class Walk:
                 self.visit(node)
 
     def visit(self, node: Node) -> None:
-        place = location(node)
-        self.cx.b.loc = place.short
-        try:
-            if _writes(node.target):
-                self.env[node] = self.update(node)
-            else:
-                self.env[node] = self.translate(node)
-            self.cx.guard_sizes()
-            if self.aliases is not None:
-                self.aliases.track(node)
-        except Unsupported as problem:
-            self.report(node, str(problem))
-        except PliantError:
-            if not self.problems:
-                raise
-            self.env[node] = POISON  # behind a value that stands in: may not fit
-        except Exception as error:
-            if self.problems:
-                self.env[node] = POISON
-                return
-            detail = f"{node.target} at {place.full}: {type(error).__name__}: {error}"
-            raise InternalError("import", detail) from error
+        self.env[node] = self.cx.attempt(
+            str(node.target),
+            location(node),
+            partial(self.translated, node),
+            partial(self.report, node),
+        )
 
-    def report(self, node: Node, reason: str) -> None:
+    def translated(self, node: Node) -> Any:
+        result = self.update(node) if _writes(node.target) else self.translate(node)
+        self.cx.guard_sizes()
+        if self.aliases is not None:
+            self.aliases.track(node)
+        return result
+
+    def report(self, node: Node, reason: str) -> Any:
         """Notes a problem; a value stands in, so that those behind it are found too.
 
         What nothing reads needs no translation.
         """
-        self.env[node] = POISON
         if node not in self.live:
-            return
+            return POISON
         if reason:
-            found = UnsupportedOp(str(node.target), reason, location(node).full)
-            self.problems.append(found)
+            self.cx.note(str(node.target), reason, location(node))
         with suppress(Unsupported, PliantError, KeyError, ValueError):
-            self.env[node] = self.stand_in(node.meta.get("val"))
+            return self.stand_in(node.meta.get("val"))
+        return POISON
 
     def stand_in(self, val: Any) -> Any:
         """Something of the traced type; no code is made from a walk with problems."""
@@ -278,8 +255,8 @@ class Walk:
         cond = eq(ours, theirs)
         if self.cx.proves(cond) or not self.is_read(traced):
             return
-        why = f"{_short(node.target)}: the trace took this size to be {theirs}"
-        self.cx.require(as_bound(cond), why)
+        why = f"{short_name(node.target)}: the trace took this size to be {theirs}"
+        self.cx.assume(Basis.TRACED, self.cx.guard(as_bound(cond), why))
 
     def is_read(self, traced: Any) -> bool:
         """Whether the model may have computed with a size as torch knows it."""
@@ -329,7 +306,7 @@ class Walk:
     def inline(self, reference: Any, operands: list[Any]) -> list[Any]:
         """The results of an inner graph, its ops placed right here."""
         module = self.inner(reference)
-        walk = Walk(self.cx, self.symbols, self.problems)
+        walk = Walk(self.cx)
         walk.sizes_read = self.sizes_read
         params = [n for n in module.graph.nodes if n.op == "placeholder"]
         walk.env.update(zip(params, operands, strict=True))
@@ -400,10 +377,6 @@ def _live(module: GraphModule) -> set[Node]:
         if node in found:
             found.update(node.all_input_nodes)
     return found
-
-
-def _short(target: Any) -> str:
-    return str(getattr(target, "__name__", target)).split(".")[0]
 
 
 def _writes(target: Any) -> bool:

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.codegen.dot import has_byte_dot, has_signed_byte_dot
 from pliant.ir.loops import (
     DOT_PARTS,
     Accumulate,
@@ -95,13 +94,13 @@ def form_of(left: DType, right: DType, constant: bool, target: Target) -> Form:
     """The form that the target multiplies fastest; `constant`: B is known now."""
     i8, u8, i16 = DType.I8, DType.U8, DType.I16
     both_signed = left is i8 and right is i8
-    if both_signed and has_signed_byte_dot(target):
+    if both_signed and target.dot("signed_bytes"):
         return Form("signed_bytes", i8, i8)
-    if both_signed and has_byte_dot(target):
+    if both_signed and target.dot("bytes"):
         if constant:
             return Form("bytes", u8, i8, lifts_left=True)
         return Form("turned_bytes", i8, u8, lifts_right=True)
-    if left is not right and has_byte_dot(target):
+    if left is not right and target.dot("bytes"):
         return Form("bytes" if right is i8 else "turned_bytes", left, right)
     return Form("halves", i16, i16)
 

@@ -93,7 +93,7 @@ STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
 def has_strips(spec: Product, adjacent: bool, target: Target) -> bool:
     """Whether strips can compute a product whose B has adjacent columns or panels."""
     plain = spec.parts is None and spec.b_dtype is spec.dtype and not spec.computed
-    masked = target.has("avx2") and spec.dtype.bytes >= 4
+    masked = spec.dtype.bytes >= 4 and target.masks(spec.dtype.bytes)
     return plain and masked and adjacent
 
 

@@ -1,7 +1,8 @@
 """What code is generated for: instruction set, vector width, registers, caches.
 
 The CPU's name alone may promise instructions that a virtual machine masks, so a target
-always carries its feature list in full, and that list is what the code generator asks.
+always carries its feature list in full. What that list means is known here alone: code
+that depends on the machine asks the target what it can do, not for a feature by name.
 
 A target is detected (`host`), one of a few classes of machine (`named`), or read from
 the file that `pliant doctor --json` wrote on another machine (`load`).
@@ -57,7 +58,54 @@ class Target:
     cores: int  # threads worth starting
 
     def has(self, feature: str) -> bool:
+        """Whether LLVM's name of a feature is in the list, for reports of it."""
         return f"+{feature}" in self.features
+
+    # ---- what it can do
+
+    def masks(self, bytes: int) -> bool:
+        """Whether loads and stores of whole vectors can leave out some elements.
+
+        `bytes` is the size of an element: AVX-512 masks every size, AVX2 those of 4 and
+        8 bytes. A machine without masks works on the elements one by one.
+        """
+        return self.has("avx512bw") or (self.has("avx2") and bytes >= 4)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether one instruction rounds floats to integral ones, in every direction.
+
+        ARM's do so too, but nothing uses them yet.
+        """
+        return self.has("sse4.1")
+
+    @property
+    def converts_half(self) -> bool:
+        """Whether instructions convert vectors between f16 and f32.
+
+        ARM's do so too, but nothing uses them yet.
+        """
+        return self.has("f16c")
+
+    def dot(self, parts: str) -> bool:
+        """Whether an instruction adds up products of the parts of words, in vectors.
+
+        `parts` are those of `ir.loops.Dot`, the vectors have `lanes` words.
+        """
+        match parts:
+            case "bytes" | "turned_bytes":  # vpdpbusd
+                if self.has("avxvnni") and self.lanes <= 8:
+                    return True
+                wide = self.lanes == 16 or self.has("avx512vl")
+                return self.has("avx512vnni") and wide
+            case "signed_bytes":  # sdot
+                return self.has("dotprod") and self.lanes == 4
+            case "halves":  # pmaddwd
+                return self.has({4: "sse2", 8: "avx2", 16: "avx512bw"}[self.lanes])
+            case _:
+                raise ValueError(f"no parts of words: {parts}")
+
+    # ---- sizes
 
     @property
     def feature_text(self) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 
 from pliant.errors import GradientWarning, OptionError, PliantError
 from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
+from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
-from pliant.model.meaning import check_meaning, plain_tensor
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, sizes_of, unreadable
 from pliant.model.runtime_spec import runtime_spec

@@ -18,7 +18,6 @@ something beside (its batches).
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,14 @@ from typing import Any
 import numpy as np
 
 from pliant.errors import WeightError
+from pliant.frontend.torch_tensors import (
+    after_optimizer_steps,
+    dtype_of,
+    is_dense,
+    is_tensor,
+    tensor_tables,
+    to_numpy,
+)
 from pliant.ir.graph import Constant, Origin
 from pliant.ir.types import TensorType
 from pliant.machine import pages
@@ -70,24 +77,11 @@ class Place:
         return last[2] if last is not None and len(way) > len(self.path) else None
 
 
-_OF_MODULES = ("_parameters", "_buffers", "__dict__")
-_OF_PROGRAMS = ("_state_dict", "_constants")
-
-
 def _places(owner: Any) -> Iterator[tuple[Place, Any]]:
     """Every tensor that an nn.Module or an ExportedProgram has by a name."""
-    torch: Any = sys.modules["torch"]
-    if isinstance(owner, torch.nn.Module):
-        tables = [
-            (tuple(path.split(".")) if path else (), table, getattr(module, table))
-            for path, module in owner.named_modules(remove_duplicate=False)
-            for table in _OF_MODULES
-        ]
-    else:
-        tables = [((), table, getattr(owner, table)) for table in _OF_PROGRAMS]
-    for path, table, found in tables:
+    for path, table, found in tensor_tables(owner):
         for key, value in found.items():
-            if isinstance(value, torch.Tensor):
+            if is_tensor(value):
                 yield Place(path, table, key), value
 
 
@@ -144,7 +138,7 @@ class _Following:
         for path, table in beside:
             for entry in _tensors_of(owner, path, table):
                 entries.setdefault((id(entry[0]), entry[1]), entry)
-        values = [value for _, _, value in entries.values() if _is_tensor(value)]
+        values = [value for _, _, value in entries.values() if is_tensor(value)]
         self.ids = frozenset(map(id, values))
         # Memory that is held is not given to another tensor: an address that has not
         # changed says that the memory has not.
@@ -167,11 +161,7 @@ def _tensors_of(owner: Any, path: Sequence[str], table: str) -> Iterator[Entry]:
     for name in path:
         owner = owner._modules[name]
     found = getattr(owner, table, None) or {}
-    yield from ((found, k, value) for k, value in found.items() if _is_tensor(value))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, sys.modules["torch"].Tensor)
+    yield from ((found, k, value) for k, value in found.items() if is_tensor(value))
 
 
 class _PlainWatch:
@@ -192,7 +182,7 @@ class _PlainWatch:
 
 
 def _stamp(value: Any) -> object:
-    if not _is_tensor(value):
+    if not is_tensor(value):
         return None
     return value.data_ptr(), None if value.is_inference() else value._version
 
@@ -212,8 +202,6 @@ def _found(place: Place, owner: Any) -> Any:
 
 
 def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
-    from pliant.frontend.torch_ops_context import to_numpy
-
     for place, tensor in zip(leaf.places, tensors, strict=True):
         _check(place, leaf.type, tensor)
     first, *others = tensors
@@ -229,13 +217,10 @@ def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
 
 
 def _check(place: Place, wanted: TensorType, tensor: Any) -> None:
-    from pliant.frontend.torch_ops_context import DTYPE_OF
-
-    torch: Any = sys.modules["torch"]
-    dtype = DTYPE_OF.get(tensor.dtype)
+    dtype = dtype_of(tensor.dtype)
     shape = tuple(tensor.shape)
     expected = tuple(d.value for d in wanted.shape)
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    dense = is_dense(tensor)
     if dtype is wanted.dtype and shape == expected and dense:
         return
     where = "" if dense else f" ({tensor.layout}, {tensor.device})"
@@ -416,9 +401,7 @@ def _note_fused_steps(weights: Weights) -> None:
     global _hooked
     _watching.add(weights)
     if not _hooked:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        register_optimizer_step_post_hook(_after_step)
+        after_optimizer_steps(_after_step)
         _hooked = True
 
 

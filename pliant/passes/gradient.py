@@ -31,11 +31,11 @@ from typing import Any
 
 from pliant.context import Context
 from pliant.errors import InternalError, UnsupportedOp, UnsupportedOpError
+from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
-from pliant.passes.decompose import spell_out_trained_attention
 from pliant.passes.gradient_rules import RULES, WITHOUT
 from pliant.passes.gradient_tape import Part, Tape, total
 

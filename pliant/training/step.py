@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pliant.api import Settings, build, settings, torch_signature
+from pliant.api import SILENT_SECONDS, Settings, build, settings
 from pliant.context import Training
-from pliant.errors import OptionError, PliantError, SpillError
-from pliant.frontend.signature import Parameters, Signature, TensorSlot
-from pliant.ir.graph import Graph, Module, Names, Op, Value, names_of, substitute
+from pliant.errors import OptionError, SpillError
+from pliant.frontend.signature import Signature, TensorResult, TensorSlot
+from pliant.frontend.torch_tensors import need_torch, without_data
+from pliant.ir.graph import Graph
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, shown
 from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
+from pliant.pipeline import simplified
+from pliant.progress import task
 from pliant.training.state import CLIP, NUMBERS, Bound, State, groups_of
 from pliant.training.variables import Variable, places_of
 
+if TYPE_CHECKING:
+    from pliant.frontend.torch_train import Source
 
+
+@task("compiling a training step", after=SILENT_SECONDS)
 def compile_training(
     model: Any,
     loss: Callable[..., Any],
@@ -55,11 +60,14 @@ def compile_training(
     seconds: dict[str, float] = {}
     source = _import(model, loss, example_inputs, dynamic_shapes, seconds)
     state = _state(source, optimizer, clip_grad_norm)
-    main = state.declare(source.module.main)
-    module = source.module.with_main(main)
+    module = source.imported.module
+    main = state.declare(module.main)
     step = build(
-        module,
-        _signature(source, state, main),
+        replace(
+            source.imported,
+            module=module.with_main(main),
+            signature=_signature(source, state, main),
+        ),
         chosen,
         seconds,
         Training(state.names, state.extend, state.updates, len(source.buffers)),
@@ -71,13 +79,19 @@ def compile_training(
     return step
 
 
+def _import(
+    model: Any, loss: Callable[..., Any], examples: Any, shapes: Any, seconds: Any
+) -> Source:
+    from pliant.frontend.torch_train import import_training
+
+    taken = (NUMBERS, CLIP)
+    return import_training(model, loss, examples, shapes, taken, simplified, seconds)
+
+
 def _check(model: Any, loss: Any, examples: Any, clip: Any) -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise PliantError(
-            "compiling a training step needs torch: pip install 'pliant[torch]'"
-        ) from error
+    need_torch("compiling a training step")
+    import torch
+
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"cannot train a {type(model).__name__}: give an nn.Module")
     if not callable(loss):
@@ -91,171 +105,6 @@ def _check(model: Any, loss: Any, examples: Any, clip: Any) -> None:
     number = isinstance(clip, float) or is_integer(clip)
     if clip is not None and not (number and clip > 0):
         raise OptionError(f"clip_grad_norm must be above 0, is {shown(clip)}")
-
-
-# ---- the model
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An imported model and loss, the trained parameters among main's params."""
-
-    module: Module
-    root: Any  # a torch module of model and loss
-    user: Signature  # of (inputs, targets)
-    parameters: Mapping[str, Any]  # a param of main -> torch's parameter
-    buffers: Mapping[str, Any]  # a param of main -> torch's tensor, which main changes
-    frozen: tuple[Any, ...]  # torch's tensors that are constants of main
-    seed: str | None  # the param that random numbers follow from
-
-
-def _import(
-    model: Any,
-    loss: Callable[..., Any],
-    examples: tuple[tuple[Any, ...], tuple[Any, ...]],
-    shapes: Any,
-    seconds: dict[str, float],
-) -> Source:
-    import torch
-
-    from pliant.frontend.torch_programs import programs
-    from pliant.pipeline import simplified
-
-    class WithLoss(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.loss = loss
-
-        def forward(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> Any:
-            return self.loss(self.model(*inputs), *targets)
-
-    whole = WithLoss()
-    whole.training = model.training
-    started = perf_counter()
-    pair = (tuple(examples[0]), tuple(examples[1]))
-    with _cumulative(model):
-        # Sizes at which the code goes another way are refused.
-        imported = programs(whole, pair, shapes, training=True, simplify=simplified)[0]
-    seconds["export"] = perf_counter() - started
-    started = perf_counter()
-    module, parameters, buffers, frozen = _variables(
-        imported.module, whole, imported.changed
-    )
-    (result, *more) = module.main.results[: len(module.main.results) - len(buffers)]
-    if more or result.type.rank != 0 or not result.dtype.is_float:
-        kinds = ", ".join(str(v.type) for v in (result, *more))
-        raise OptionError(
-            f"the loss must give one number, a tensor of no dims; it gives {kinds}: "
-            "take its mean or sum"
-        )
-    user = torch_signature(imported, Parameters(("inputs", "targets")))
-    user = user.with_example(pair, {})
-    seconds["import"] = perf_counter() - started
-    return Source(
-        module,
-        whole,
-        user,
-        parameters,
-        buffers,
-        tuple(frozen),
-        imported.seed,
-    )
-
-
-@contextmanager
-def _cumulative(model: Any) -> Iterator[None]:
-    """A momentum of None would make a trace read a count: it is NaN meanwhile."""
-    norms = [
-        m
-        for m in model.modules()
-        if getattr(m, "momentum", 0) is None and hasattr(m, "num_batches_tracked")
-    ]
-    for norm in norms:
-        norm.momentum = math.nan
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.momentum = None
-
-
-def _variables(
-    module: Module, whole: Any, changed: Sequence[str]
-) -> tuple[Module, dict[str, Any], dict[str, Any], list[Any]]:
-    """Constants that are trained, or changed, become params of `main`.
-
-    The last results of `main` are the new values of what is changed. The last of what
-    is given are the module's tensors that stay constants.
-    """
-    tensors = {name: p for name, p in whole.named_parameters() if p.requires_grad}
-    _check_memory(tensors)
-    tensors |= {name: whole.get_buffer(name) for name in changed}
-    trained = {_memory(name, t): (name, t) for name, t in tensors.items()}
-    others = {
-        _memory(name, t): t
-        for name, t in (*whole.named_buffers(), *whole.named_parameters())
-        if name not in tensors
-    }
-    frozen: list[Any] = []
-    main = module.main
-    params: list[Value] = []
-    parameters: dict[str, Any] = {}
-    buffers: dict[str, tuple[str, Any]] = {}
-    names, mapping = Names([*names_of(main), NUMBERS, CLIP]), dict[Value, Value]()
-    ops: list[Op] = []
-    for op in main.ops:
-        found = None
-        if op.name == "constant":
-            constant = module.constants[op.str_attr("name")]
-            kept: Any = constant.keep
-            key = None if kept is None else _memory(constant.name, kept)
-            found = None if key is None else trained.get(key)
-            if found is None and key in others:
-                frozen.append(others[key])
-        if found is None:
-            ops.append(substitute(op, mapping))
-            continue
-        path, tensor = found
-        name = path.removeprefix("model.")
-        if not tensor.is_contiguous():
-            kind = "buffer" if path in changed else "parameter"
-            raise OptionError(
-                f"{kind} '{name}' is not contiguous: replace it by "
-                "its .contiguous() before training"
-            )
-        params.append(Value(names.fresh(name), op.result.type))
-        mapping[op.result] = params[-1]
-        if path in changed:
-            buffers[path] = (params[-1].name, tensor)
-        else:
-            parameters[params[-1].name] = tensor
-    if not parameters:
-        raise OptionError("the loss depends on no parameter that requires a gradient")
-    results = tuple(mapping.get(v, v) for v in main.results)
-    params = [*main.params, *params]
-    graph = main.replace(params=tuple(params), ops=tuple(ops), results=results)
-    made = module.with_main(graph)
-    return made, parameters, dict(buffers[p] for p in changed), frozen
-
-
-def _memory(name: str, tensor: Any) -> tuple[object, ...]:
-    """What tells a tensor's memory from others'; one without any has a name."""
-    where = tensor.data_ptr() if tensor.numel() else name
-    return where, tuple(tensor.shape)
-
-
-def _check_memory(parameters: Mapping[str, Any]) -> None:
-    """Two parameters in one memory would be one here; torch updates both."""
-    seen: dict[object, str] = {}
-    for name, p in parameters.items():
-        other = seen.setdefault(_memory(name, p), name)
-        if other != name:
-            pair = " and ".join(f"'{n.removeprefix('model.')}'" for n in (other, name))
-            raise OptionError(
-                f"the parameters {pair} share memory but are two tensors: "
-                "let both names have the same nn.Parameter"
-            )
 
 
 # ---- its state
@@ -282,7 +131,7 @@ def _state(source: Source, given: Any, clip: float | None) -> State:
         made,
         groups_of(made, names),
         clip,
-        source.seed,
+        source.imported.signature.seed,
         torch.zeros((), dtype=torch.int64),
     )
 
@@ -302,10 +151,10 @@ def _optimizer(given: Any, parameters: Mapping[str, Any]) -> Any:
 
 def _signature(source: Source, state: State, main: Graph) -> Signature:
     """The caller's arguments, then all that the step holds itself."""
-    user = source.user
+    user = source.imported.signature
     own = len([a for a in user.arguments if isinstance(a, TensorSlot)])
     params = main.params[own:]
-    shapes = [_without_data(v) for v in params]
+    shapes = [without_data(v.type) for v in params]
 
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         given, bound = user.flatten_arguments(args, kwargs), state.bound
@@ -319,16 +168,6 @@ def _signature(source: Source, state: State, main: Graph) -> Signature:
         flatten_arguments=flatten,
         positional=False,
     )
-
-
-def _without_data(value: Value) -> Any:
-    import torch
-
-    from pliant.frontend.torch_ops_context import DTYPE_OF
-
-    kinds = {ours: theirs for theirs, ours in DTYPE_OF.items()}
-    shape = [dim.value for dim in value.shape]
-    return torch.empty(shape, dtype=kinds[value.dtype], device="meta")
 
 
 # ---- the step
@@ -377,16 +216,18 @@ class TrainingStep(CompiledModel):
         """
         names = tuple(self._source.parameters)
         if self._gradients is None:
-            main = self._source.module.main
+            source = self._source
             self._gradients = build(
-                self._source.module,
-                _with_gradients(self._source, self._state, main, len(names)),
+                replace(
+                    source.imported,
+                    signature=_with_gradients(source, self._state, len(names)),
+                ),
                 self._chosen,
                 {},
                 Training(
                     names,
                     lambda b, params, grads: grads,
-                    changed=len(self._source.buffers),
+                    changed=len(source.buffers),
                 ),
                 owner=self._weights.owner,
             )
@@ -414,9 +255,7 @@ def _drawn(state: State, bound: Bound) -> Iterator[Bound]:
         state.bound = None
 
 
-def _with_gradients(source: Source, state: State, main: Graph, count: int) -> Signature:
-    from pliant.frontend.signature import Result
-
-    made = _signature(source, state, main)
-    results = tuple(Result(tensor=k) for k in range(1 + count))
+def _with_gradients(source: Source, state: State, count: int) -> Signature:
+    made = _signature(source, state, source.imported.module.main)
+    results = tuple(TensorResult(k) for k in range(1 + count))
     return replace(made, results=results, unflatten_results=tuple, single=False)

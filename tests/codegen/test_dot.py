@@ -15,7 +15,6 @@ import pytest
 from compiled_loops import agree
 
 from pliant.backend.jit import assembly
-from pliant.codegen.dot import has_byte_dot
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.errors import InternalError
 from pliant.ir.graph import Module
@@ -161,7 +160,7 @@ def test_instructions(parts: str, target: Target, instruction: str) -> None:
 
 
 def test_which_targets_multiply_bytes() -> None:
-    assert has_byte_dot(VNNI)
-    assert has_byte_dot(with_features(avx2(), "+avxvnni"))
-    assert not any(map(has_byte_dot, (avx512(), avx2(), baseline(), neon())))
-    assert has_byte_dot(host()) == any(map(host().has, ("avx512vnni", "avxvnni")))
+    assert VNNI.dot("bytes")
+    assert with_features(avx2(), "+avxvnni").dot("bytes")
+    assert not any(t.dot("bytes") for t in (avx512(), avx2(), baseline(), neon()))
+    assert host().dot("bytes") == any(map(host().has, ("avx512vnni", "avxvnni")))

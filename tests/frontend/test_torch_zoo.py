@@ -12,7 +12,7 @@ from torch_oracle import run, same
 
 import zoo
 from pliant.errors import ShapeError
-from pliant.frontend.torch_export import Imported
+from pliant.frontend.contract import Imported
 from pliant.frontend.torch_programs import programs
 from pliant.ir.spec import Stage, verify
 from pliant.pipeline import simplified

@@ -9,52 +9,52 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pliant.errors import ShapeError
-from pliant.frontend.torch_export import (
-    ConstantInput,
-    ConstantOutput,
-    Imported,
-    SizeInput,
-    SizeOutput,
-    TensorInput,
-    TensorOutput,
-    export_module,
-    from_exported,
+from pliant.frontend.contract import Imported
+from pliant.frontend.signature import (
+    FixedResult,
+    FixedSlot,
+    SizeResult,
+    SizeSlot,
+    TensorResult,
+    TensorSlot,
 )
-from pliant.frontend.torch_ops_context import TORCH_DTYPE, to_numpy
+from pliant.frontend.torch_export import export_module, from_exported
+from pliant.frontend.torch_tensors import to_numpy, torch_dtype
 from pliant.ir.interp import run_graph, solved
 
 
 def run(imported: Imported, args: tuple[Any, ...], kwargs: Any = None) -> Any:
-    flat, spec = pytree.tree_flatten((args, dict(kwargs or {})))
-    assert spec == imported.in_spec
-    graph = imported.module.main
-    params: dict[int, Any] = {}
+    signature, module = imported.signature, imported.checked()
+    flat = signature.flatten_arguments(args, dict(kwargs or {}))
+    graph = module.main
+    arrays: list[Any] = []
     sizes: dict[str, int] = {}
-    for value, slot in zip(flat, imported.inputs, strict=True):
+    for value, slot in zip(flat, signature.arguments, strict=True):
         match slot:
-            case TensorInput(_, param):
-                params[param] = to_numpy(value)
-            case SizeInput(_, symbol):
+            case TensorSlot():
+                arrays.append(to_numpy(value))
+            case SizeSlot(_, symbol):
                 assert sizes.setdefault(symbol, value) == value
-            case ConstantInput(_, fixed):
+            case FixedSlot(_, fixed):
                 assert fixed == value
-    arrays = [params[i] for i in range(len(params))]
     env = sizes | solved(graph, [a.shape for a in arrays], sizes)
     for guard in graph.constraints:
         if set(guard.cond.symbols()) <= set(env) and not guard.cond.holds(env):
             raise ShapeError(f"{guard.render(env)} ({guard.origin})")
-    results = run_graph(imported.module, arrays, env=sizes)
+    for cond in (assumed.guard.cond for assumed in imported.assumptions):
+        assert not set(cond.symbols()) <= set(env) or cond.holds(env)
+    results = run_graph(module, arrays, env=sizes)
     out: list[Any] = []
-    for slot in imported.outputs:
-        match slot:
-            case TensorOutput(which):
-                dtype = TORCH_DTYPE[graph.results[which].dtype]
+    for item in signature.results:
+        match item:
+            case TensorResult(which):
+                dtype = torch_dtype(graph.results[which].dtype)
                 out.append(torch.from_numpy(np.array(results[which])).to(dtype))
-            case SizeOutput(value):
-                out.append(value.evaluate(env))
-            case ConstantOutput(value):
-                out.append(value)
-    return pytree.tree_unflatten(out, imported.out_spec)
+            case SizeResult(size):
+                out.append(size.evaluate(env))
+            case FixedResult(fixed):
+                out.append(fixed)
+    return signature.unflatten_results(out)
 
 
 def imported_from(

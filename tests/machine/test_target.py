@@ -18,6 +18,7 @@ from pliant.backend.jit import assembly
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.errors import OptionError
 from pliant.ir.loops import (
+    DOT_PARTS,
     Alloc,
     Block,
     Const,
@@ -60,12 +61,40 @@ def test_fixed_targets() -> None:
     assert (wide.lanes, wide.registers, wide.fma) == (8, 16, True)
     assert (widest.lanes, widest.registers, widest.fma) == (16, 32, True)
     assert wide.vector_bytes == 32
-    assert wide.has("f16c")
-    assert not plain.has("f16c")
     arm = target.neon()
     assert (arm.lanes, arm.registers, arm.fma) == (4, 32, True)
     assert arm.triple.startswith(("aarch64", "arm64"))
     assert target.runs_here(plain) != target.runs_here(arm)
+
+
+def test_what_targets_can_do() -> None:
+    """Element sizes that are masked, rounding, half floats, dots of parts."""
+
+    def can(t: Target) -> tuple[object, ...]:
+        masked = [size for size in (1, 2, 4, 8) if t.masks(size)]
+        parts = [name for name in DOT_PARTS if t.dot(name)]
+        return masked, t.rounds, t.converts_half, parts
+
+    def has(t: Target, *more: str) -> Target:
+        return replace(t, features=(*t.features, *more))
+
+    plain, wide, widest, arm = (
+        target.baseline(),
+        target.avx2(),
+        target.avx512(),
+        target.neon(),
+    )
+    every, bytes = [1, 2, 4, 8], ["bytes", "turned_bytes"]
+    assert can(plain) == ([], False, False, ["halves"])
+    assert can(wide) == ([4, 8], True, True, ["halves"])
+    assert can(widest) == (every, True, True, ["halves"])
+    assert can(has(widest, "+avx512vnni"))[-1] == [*bytes, "halves"]
+    assert can(has(wide, "+avxvnni"))[-1] == [*bytes, "halves"]
+    assert can(has(wide, "+avx512vnni"))[-1] == ["halves"]  # needs avx512vl there
+    assert can(arm) == ([], False, False, [])
+    assert can(has(arm, "+dotprod"))[-1] == ["signed_bytes"]
+    with pytest.raises(ValueError, match="no parts of words: nibbles"):
+        plain.dot("nibbles")
 
 
 def test_named() -> None:

@@ -1,0 +1,36 @@
+"""A module of pliant's own IR as it is: parameters by position, results in a tuple."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pliant.frontend.contract import Imported
+from pliant.frontend.signature import (
+    Parameters,
+    Signature,
+    SizeSlot,
+    TensorResult,
+    TensorSlot,
+)
+from pliant.ir.graph import Graph, Module
+
+
+def import_module(module: Module) -> Imported:
+    """What it assumes of sizes are its own constraints."""
+    return Imported(module, plain_signature(module.main))
+
+
+def plain_signature(graph: Graph) -> Signature:
+    """The parameters, then the sizes; a tuple of results unless there is one."""
+    arguments: tuple[TensorSlot | SizeSlot, ...] = (
+        *(TensorSlot(p.name, p.type) for p in graph.params),
+        *(SizeSlot(name, name) for name in graph.sizes),
+    )
+    parameters = Parameters(tuple(a.name for a in arguments))
+
+    def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        return list(parameters.bind(args, kwargs)[0])
+
+    results = tuple(TensorResult(k) for k in range(len(graph.results)))
+    return Signature(arguments, results, flatten, tuple, True, len(graph.results) == 1)

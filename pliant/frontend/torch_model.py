@@ -1,0 +1,62 @@
+"""The front end for torch: an nn.Module or an ExportedProgram -> its programs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pliant.errors import OptionError
+from pliant.frontend.contract import Imported
+from pliant.frontend.torch_export import from_exported
+from pliant.frontend.torch_programs import programs
+from pliant.ir.graph import Module
+
+
+def import_model(
+    model: Any,
+    example_inputs: tuple[Any, ...] | list[Any] | None,
+    dynamic_shapes: Any,
+    simplify: Callable[[Module], Module],
+    seconds: dict[str, float],
+) -> tuple[Imported, ...]:
+    """The program of the example first, then those of other ways by size.
+
+    `simplify` brings modules into a form in which two that compute the same look alike.
+    What torch's part of it takes is noted in `seconds`.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        return (from_exported(model),)
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(
+            f"cannot compile a {type(model).__name__}: give an nn.Module, "
+            "an ExportedProgram or a pliant IR module"
+        )
+    examples = _examples(model, example_inputs)
+    started = perf_counter()
+    ways = programs(model, examples, dynamic_shapes, simplify=simplify)
+    seconds["export"] = perf_counter() - started
+    return tuple(
+        replace(way, signature=way.signature.with_example(examples, {})) for way in ways
+    )
+
+
+def _examples(model: torch.nn.Module, given: Any) -> tuple[Any, ...]:
+    if given is None:
+        raise OptionError("compiling an nn.Module needs example_inputs")
+    if not isinstance(given, tuple | list):
+        raise OptionError(
+            "example_inputs must be a tuple of the model's inputs, got "
+            f"{type(given).__name__}; for a single input write (x,)"
+        )
+    try:
+        inspect.signature(model.forward).bind(*given)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"example_inputs do not fit the model's forward: {error}"
+        ) from None
+    return tuple(given)

@@ -1,0 +1,131 @@
+"""The signature of an exported program: torch's pytrees around flat arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from pliant.errors import ShapeError
+from pliant.frontend.signature import Parameters, Result, Signature, Slot, TensorResult
+
+# The names that a call may use, once the structure of the example is known.
+Names = Callable[[pytree.TreeSpec], Parameters]
+
+
+def torch_signature(
+    ep: ExportedProgram,
+    slots: Sequence[Slot],
+    results: Sequence[Result],
+    names: Names | None = None,
+) -> Signature:
+    """By the names that the program knows, unless others are given."""
+    spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
+    assert spec is not None and out_spec is not None
+    parameters = (names or program_names(ep))(spec)
+    plain = pytree.tree_structure((tuple(0 for _ in slots), {}))
+    single = out_spec == pytree.tree_structure(0) and len(results) == 1
+    positional = spec == plain
+    return Signature(
+        tuple(slots),
+        tuple(results),
+        _Flatten(parameters, spec, positional),
+        _Unflatten(out_spec),
+        positional,
+        single and isinstance(results[0], TensorResult),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flatten:
+    parameters: Parameters
+    spec: pytree.TreeSpec
+    positional: bool
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        bound = self.parameters.bind(args, kwargs)
+        if self.positional:
+            return list(bound[0])
+        try:
+            return list(self.spec.flatten_up_to(bound))
+        except ValueError:
+            raise _other_structure(self.parameters, self.spec, bound) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unflatten:
+    spec: pytree.TreeSpec
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _other_structure(
+    parameters: Parameters, spec: pytree.TreeSpec, bound: Any
+) -> ShapeError:
+    """Names the first argument that is nested in another way than the example's."""
+    by_position, by_name = spec.children()
+    expected = [*by_position.children(), *by_name.children()]
+    given = [*bound[0], *bound[1].values()]
+    names = [*parameters.positional, *parameters.keywords]
+    for name, wanted, value in zip(names, expected, given, strict=True):
+        try:
+            wanted.flatten_up_to(value)
+        except ValueError:
+            got = pytree.tree_structure(value)
+            return ShapeError(
+                f"input '{name}' has another structure than the example's: "
+                f"expected {wanted}, got {got}",
+                input=name,
+                expected=str(wanted),
+                got=str(got),
+            )
+    return ShapeError("the arguments have another structure than the example's")
+
+
+# ---- names
+
+
+def program_names(ep: ExportedProgram) -> Names:
+    """An exported program knows only the arguments of its example."""
+    told = ep.module_call_graph[0].signature
+    names = () if told is None else tuple(told.forward_arg_names or ())
+
+    def of(spec: pytree.TreeSpec) -> Parameters:
+        count, keywords = _given(spec)
+        return Parameters(_numbered(names, count), keywords)
+
+    return of
+
+
+def module_names(model: torch.nn.Module) -> Names:
+    """A module's own, and the defaults of those that the example left out."""
+    names: tuple[str, ...] = ()
+    defaults: dict[str, object] = {}
+    for item in inspect.signature(model.forward).parameters.values():
+        if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD):
+            names = (*names, item.name)
+        if item.default is not item.empty:
+            defaults[item.name] = item.default
+
+    def of(spec: pytree.TreeSpec) -> Parameters:
+        count, keywords = _given(spec)
+        return Parameters(_numbered(names, count), keywords, names[count:], defaults)
+
+    return of
+
+
+def _given(spec: pytree.TreeSpec) -> tuple[int, tuple[str, ...]]:
+    """How many arguments the example gave by position, and which by name."""
+    by_position, by_name = spec.children()
+    return by_position.num_children, tuple(by_name.context)
+
+
+def _numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """`count` names; those of *args, which no keyword can give, are numbers."""
+    return (*names[:count], *(f"#{k}" for k in range(len(names), count)))
