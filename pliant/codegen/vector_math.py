@@ -38,6 +38,7 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "sigmoid": exponential.sigmoid,
     "tanh": exponential.tanh,
     "erf": exponential.erf,
+    "erfc": exponential.erfc,
     "log": logarithm.log,
     "log1p": logarithm.log1p,
     "logit": logarithm.logit,

@@ -255,10 +255,6 @@ def cosh(cx: Context, x: Value) -> Value:
     return cx.add(cx.mul(cx.mul(root, 0.5), root), cx.div(0.5, cx.mul(root, root)))
 
 
-def erfc(cx: Context, x: Value) -> Value:
-    return cx.arith("sub", 1.0, cx.unary("erf", x, cx.out_dtype))
-
-
 def frac(cx: Context, x: Value) -> Value:
     return cx.sub(x, cx.unary("trunc", x))
 
@@ -518,7 +514,7 @@ MATH: dict[Any, Translate] = {
     aten.sinh.default: via_f32(sinh),
     aten.cosh.default: via_f32(cosh),
     aten.erf.default: float_unary("erf"),
-    aten.erfc.default: via_f32(erfc),
+    aten.erfc.default: float_unary("erfc"),
     aten.sigmoid.default: float_unary("sigmoid"),
     aten.neg.default: negative,
     aten.abs.default: absolute,

@@ -44,11 +44,15 @@ def decay(x: Any) -> Any:
     return np.where(found < np.finfo(x.dtype).tiny, 0, found).astype(x.dtype)[()]
 
 
-_ERF = np.frompyfunc(math.erf, 1, 1)
+_ERF, _ERFC = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
 def erf(x: Any) -> Any:
     return np.asarray(_ERF(x)).astype(x.dtype)[()]
+
+
+def erfc(x: Any) -> Any:
+    return np.asarray(_ERFC(x)).astype(x.dtype)[()]
 
 
 def power(x: Any, y: Any) -> Any:
@@ -142,6 +146,7 @@ _NUMBERS: tuple[OpDef, ...] = (
     _unary("tan", _FLOAT, np.tan, cost=16),
     _unary("tanh", _FLOAT, np.tanh, cost=12),
     _unary("erf", _FLOAT, erf, cost=14),
+    _unary("erfc", _FLOAT, erfc, cost=24),
     _unary("sigmoid", _FLOAT, lambda x: 1 / (1 + np.exp(-x)), cost=12),
     _unary("floor", _FLOAT, np.floor, _EXACT, _FLAT),
     _unary("ceil", _FLOAT, np.ceil, _EXACT, _FLAT),

@@ -27,6 +27,10 @@ def _erf(t: Tape, x: Value, y: Value, g: Value) -> Value:
     return t.mul(g, t.times(bell, 2 / math.sqrt(math.pi)))
 
 
+def _erfc(t: Tape, x: Value, y: Value, g: Value) -> Value:
+    return t.neg(_erf(t, x, y, g))
+
+
 def _logit(t: Tape, x: Value, y: Value, g: Value) -> Value:
     """g / (x (1-x)); NaN where the result is: beyond 0 and 1."""
     slope = _div(t, g, t.mul(x, t.plus(t.neg(x), 1.0)))
@@ -49,6 +53,7 @@ _UNARY: dict[str, Derivative] = {
     "tan": lambda t, x, y, g: t.mul(g, t.plus(_square(t, y), 1.0)),
     "tanh": lambda t, x, y, g: t.mul(g, t.plus(t.neg(_square(t, y)), 1.0)),
     "erf": _erf,
+    "erfc": _erfc,
     "sigmoid": lambda t, x, y, g: t.mul(g, t.mul(y, t.plus(t.neg(y), 1.0))),
 }
 

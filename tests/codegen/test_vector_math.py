@@ -53,6 +53,7 @@ RANGES = {
     "sigmoid": (-110.0, 110.0),
     "tanh": (-10.0, 10.0),
     "erf": (-6.5, 6.5),
+    "erfc": (-6.5, 10.5),
     "log": (0.3, 3.0),
     "log1p": (-1.0, 2.0),
     "logit": (0.0, 1.0),
@@ -160,6 +161,8 @@ def samples(op: str, dtype: str, size: int) -> Array:
     low, high = RANGES.get(op, (-10.0, 10.0))
     if dtype == "f64" and op in ("exp", "sigmoid"):
         low, high = 7.2 * low, 7.2 * high
+    if dtype == "f64" and op == "erfc":
+        high = 27.5
     spread = generator.standard_normal(size) * np.exp(generator.uniform(-20, 8, size))
     uniform = generator.uniform(low, high, size)
     arrays = [spread.astype(DTYPES[dtype]), uniform.astype(DTYPES[dtype])]
@@ -181,6 +184,18 @@ def long_erf(x: Array) -> Array:
     return np.array([one(float(v)) for v in x], LONG)
 
 
+def long_erfc(x: Array) -> Array:
+    mpmath.mp.prec = 80
+
+    def one(value: float) -> np.longdouble:
+        if np.isnan(value):
+            return LONG(value)
+        exact = mpmath.erfc(mpmath.mpf(min(max(value, -50.0), 50.0)))
+        return LONG(mpmath.nstr(exact, 25))  # may be far below a double
+
+    return np.array([one(float(v)) for v in x], LONG)
+
+
 REFERENCE: dict[str, Callable[..., Array]] = {
     "exp": np.exp,
     "expm1": np.expm1,
@@ -195,6 +210,7 @@ REFERENCE: dict[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "erf": long_erf,
+    "erfc": long_erfc,
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
@@ -203,7 +219,7 @@ REFERENCE: dict[str, Callable[..., Array]] = {
 
 @functools.cache
 def unary_case(op: str, dtype: str) -> tuple[Array, Array]:
-    x = samples(op, dtype, 4_000 if op == "erf" else 100_000)
+    x = samples(op, dtype, 4_000 if op in ("erf", "erfc") else 100_000)
     with np.errstate(all="ignore"):
         return x, REFERENCE[op](x.astype(LONG))
 

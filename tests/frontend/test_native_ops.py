@@ -138,6 +138,13 @@ def test_special_numbers() -> None:
     check(cases, special, PAIR, [(1, 29), (2, 37)], 1e-5)
 
 
+def test_tails_keep_their_digits() -> None:
+    """1 - erf(x) is 0 where erfc(x) is a small number."""
+    x = torch.tensor([0.5, 2.0, 3.5, 4.0, 5.0, 8.0, 9.5])
+    model = pliant.compile(Several([("erfc", torch.erfc)]), (x,), (({0: "n"},),))
+    torch.testing.assert_close(model(x)["erfc"], torch.erfc(x), rtol=1e-5, atol=0.0)
+
+
 def test_special_pairs() -> None:
     cases: list[Case] = [
         ("arithmetic", lambda x, y: [x + y, x - y, x * y, x / y]),

@@ -269,6 +269,7 @@ APART: dict[str, tuple[nn.Module, Tensor, int]] = {
         2,
     ),
     "exp of few, for many": (Apply(lambda x: x[:, :, :1].exp() * x), SEQUENCE, 2),
+    "mod of few, for many": (Apply(lambda x: (x[:, :, :1] % 3.0) * x), SEQUENCE, 2),
     "a scan and what it reads": (
         Apply(lambda x: (x * 2).cumsum(1) + x * 2),
         SEQUENCE,
