@@ -271,6 +271,7 @@ class Services(Structure):
         ("budget", c_void_p),
         ("poll", c_void_p),
         ("flags", c_int64),
+        ("idle_ns", c_int64),
         ("ffi_env_allocator", c_void_p),
         ("ffi_env_alloc", c_void_p),
         ("ffi_from_dlpack", c_void_p),
