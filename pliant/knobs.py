@@ -50,6 +50,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1e9:
+        raise ValueError("must be a time in seconds, or 0")
+    return number
+
+
 DUMP: Knob[Path | None] = Knob(
     "PLIANT_DUMP",
     _optional_path,
@@ -99,6 +106,13 @@ CACHE_MIB: Knob[int] = Knob(
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
 
+IDLE_SECONDS: Knob[float] = Knob(
+    "PLIANT_IDLE_SECONDS",
+    _seconds,
+    10.0,
+    "An arena that no call has used for so long is given back to the system, without "
+    "another call; 0: it is kept (default 10).",
+)
 GUARD_PAGES: Knob[bool] = Knob(
     "PLIANT_GUARD_PAGES",
     _switch,
@@ -125,7 +139,7 @@ SPILL_MBS: Knob[int] = Knob(
 KNOBS: tuple[Knob[Any], ...] = (
     *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
     *(CACHE, CACHE_MIB),
-    *(GUARD_PAGES, SPILL_FOLDER, SPILL_MBS),
+    *(IDLE_SECONDS, GUARD_PAGES, SPILL_FOLDER, SPILL_MBS),
 )
 
 

@@ -39,7 +39,7 @@ from pliant.ir.graph import Constant, Origin
 from pliant.ir.types import TensorType
 from pliant.machine import pages
 from pliant.runtime.binding import Model
-from pliant.runtime.caller import Watch, framework_of_torch
+from pliant.runtime.caller import Watch, watching_torch
 
 Entry = tuple[dict[str, Any], str, Any]  # a dict, a key, and what is there
 
@@ -127,24 +127,31 @@ class _Following:
     def __init__(self, owner: Any, leaves: Sequence[_Leaf]) -> None:
         self.leaves = tuple(leaves)
         self.tensors = [[_found(p, owner) for p in leaf.places] for leaf in leaves]
-        entries: dict[tuple[int, str], Entry] = {}
+        # By identity: two dicts that are equal are still two.
+        tables: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         beside: dict[tuple[tuple[str, ...], str], None] = {}
         for leaf in leaves:
             for place in leaf.places:
-                for entry in place.entries(owner):
-                    entries[id(entry[0]), entry[1]] = entry
+                for found, key, value in place.entries(owner):
+                    tables.setdefault(id(found), (found, {}))[1][key] = value
                 if place.table != "__dict__":
                     beside.update(dict.fromkeys((place.path, t) for t in _COUNTED))
         for path, table in beside:
-            for entry in _tensors_of(owner, path, table):
-                entries.setdefault((id(entry[0]), entry[1]), entry)
-        values = [value for _, _, value in entries.values() if is_tensor(value)]
-        self.ids = frozenset(map(id, values))
+            for found, key, value in _tensors_of(owner, path, table):
+                tables.setdefault(id(found), (found, {}))[1].setdefault(key, value)
+        listed = list(tables.values())
+        kept = (value for _, wanted in listed for value in wanted.values())
+        tensors = {id(value): value for value in kept if is_tensor(value)}
+        self.ids = frozenset(tensors)
         # Memory that is held is not given to another tensor: an address that has not
         # changed says that the memory has not.
-        self.held = [value.detach() for value in values]
-        framework, listed = framework_of_torch(), list(entries.values())
-        self.watch: Any = Watch(framework, listed) if framework else _PlainWatch(listed)
+        self.held = [value.detach() for value in tensors.values()]
+        framework, all_of_them = watching_torch(), list(tensors.values())
+        self.watch: Any = (
+            Watch(framework, listed, all_of_them)
+            if framework
+            else _PlainWatch(listed, all_of_them)
+        )
 
     def read(self) -> dict[Origin, np.ndarray]:
         """The leaves' data, checked; they may share memory with the tensors."""
@@ -167,24 +174,28 @@ def _tensors_of(owner: Any, path: Sequence[str], table: str) -> Iterator[Entry]:
 class _PlainWatch:
     """What `Watch` does, for a torch whose tensors C does not read."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = [(*entry, _stamp(entry[2])) for entry in entries]
+    def __init__(
+        self,
+        tables: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+        tensors: Sequence[Any],
+    ) -> None:
+        self.entries = [(d, k, v) for d, wanted in tables for k, v in wanted.items()]
+        self.stamps = [(tensor, _stamp(tensor)) for tensor in tensors]
         self.marked = False
 
     def changed(self) -> bool:
-        return self.marked or any(
-            found.get(key) is not value or _stamp(value) != stamp
-            for found, key, value, stamp in self.entries
+        return (
+            self.marked
+            or any(found.get(key) is not value for found, key, value in self.entries)
+            or any(_stamp(tensor) != stamp for tensor, stamp in self.stamps)
         )
 
     def mark(self) -> None:
         self.marked = True
 
 
-def _stamp(value: Any) -> object:
-    if not is_tensor(value):
-        return None
-    return value.data_ptr(), None if value.is_inference() else value._version
+def _stamp(tensor: Any) -> object:
+    return _memory(tensor), None if tensor.is_inference() else tensor._version
 
 
 # ---- tensors as data

@@ -9,7 +9,11 @@ class Caller:
 
 class Watch:
     def __new__(
-        cls, framework: int, entries: list[tuple[dict[str, Any], str, Any]], /
+        cls,
+        framework: int,
+        tables: list[tuple[dict[str, Any], dict[str, Any]]],
+        tensors: list[Any],
+        /,
     ) -> Watch: ...
     def changed(self) -> bool: ...
     def mark(self) -> None: ...

@@ -42,7 +42,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -180,6 +180,7 @@ class _Ffi:
         if not self.services.pool:
             raise MemoryError("no memory for the thread pool")
         self.services.poll = _address(load().plt_python_poll)
+        self.services.idle_ns = int(knobs.IDLE_SECONDS.get() * 1e9)
         self.services.budget = load().plt_budget_create(byref(self.services))
         if not self.services.budget:
             raise MemoryError("no memory for the budget")

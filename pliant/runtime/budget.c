@@ -12,10 +12,18 @@
  * any time. With a limit, taking happens under the lock, which is taken before that of a
  * model and never after it.
  *
- * In a child of a fork nobody runs and nobody waits. */
+ * The budget knows all models, so its thread, the reaper, gives back arenas that nobody
+ * uses. Calls read no clock for it: the reaper looks at a model's count of calls, and
+ * cuts its arenas when that has not moved for a while. Where nothing is left to cut, it
+ * rests, and the next call that leaves a large arena wakes it: one of the two sees the
+ * other, as the call leaves its arena before it looks whether the reaper rests, and the
+ * reaper says so before it looks for arenas.
+ *
+ * In a child of a fork nobody runs, nobody waits, and there is no reaper. */
 #define _GNU_SOURCE
 #include "internal.h"
 
+#include <signal.h>
 #include <time.h>
 
 typedef struct waiter {
@@ -29,39 +37,51 @@ struct plt_budget {
     _Atomic int64_t running, idle;
     _Atomic int64_t waiting;
     _Atomic uint32_t epoch;
+    _Atomic bool resting; /* whoever leaves a large arena wakes or starts the reaper */
     plt_lock lock; /* guards what follows */
     waiter *first, *last;
     plt_model *models; /* by next_in_budget */
 #ifndef PLT_NO_THREADS
-    pthread_cond_t changed;
+    pthread_cond_t changed, woken;
+    pthread_t reaper;
+    bool reaping, stop; /* there is a reaper; it is to end */
 #endif
 };
 
 #ifndef PLT_NO_THREADS
 
 #define PLT_SLICE_NS 50000000 /* then signals are looked for */
+#define PLT_REAPER_STACK (256 * 1024)
 
-static void condition_init(plt_budget *b) {
+/* Nobody waits, and there is no reaper. */
+static void threads_init(plt_budget *b) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&b->changed, &attr);
+    pthread_cond_init(&b->woken, &attr);
     pthread_condattr_destroy(&attr);
+    b->reaping = false;
+    atomic_store(&b->resting, b->services.idle_ns > 0);
 }
 
 static void tell_all(plt_budget *b) { pthread_cond_broadcast(&b->changed); }
+
+static struct timespec time_of(int64_t ns) {
+    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+}
 
 /* Held: the lock. Until somebody tells, but no longer than a slice or `until`. */
 static void wait_slice(plt_budget *b, int64_t until) {
     int64_t end = plt_clock(NULL) + PLT_SLICE_NS;
     if (until >= 0 && until < end) end = until;
-    struct timespec at = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+    struct timespec at = time_of(end);
     pthread_cond_timedwait(&b->changed, &b->lock, &at);
 }
 
 #else
 
-static void condition_init(plt_budget *b) { (void)b; }
+static void threads_init(plt_budget *b) { (void)b; }
 static void tell_all(plt_budget *b) { (void)b; }
 static void wait_slice(plt_budget *b, int64_t until) { (void)b, (void)until; }
 
@@ -76,19 +96,9 @@ plt_budget *plt_budget_create(const plt_services *services) {
     atomic_store(&b->limit, -1);
     atomic_store(&b->wait_ns, -1);
     plt_lock_init(&b->lock);
-    condition_init(b);
+    threads_init(b);
     if (s.pool) atomic_store(&b->epoch, plt_pool_epoch(s.pool));
     return b;
-}
-
-void plt_budget_destroy(plt_budget *b) {
-    if (!b) return;
-#ifndef PLT_NO_THREADS
-    pthread_cond_destroy(&b->changed);
-#endif
-    plt_lock_destroy(&b->lock);
-    plt_services s = b->services;
-    plt_release(&s, b, sizeof *b);
 }
 
 /* What a model's idle arenas hold; in a child nobody else changes them. */
@@ -109,7 +119,7 @@ void plt_budget_enter(plt_budget *b) {
     if (seen != repairing &&
         atomic_compare_exchange_strong(&b->epoch, &seen, repairing)) {
         plt_lock_init(&b->lock);
-        condition_init(b);
+        threads_init(b);
         b->first = b->last = NULL;
         atomic_store(&b->waiting, 0);
         atomic_store(&b->running, 0);
@@ -177,7 +187,7 @@ static bool admit_with_room(plt_budget *b, plt_slot *slot, int64_t need,
                             int64_t limit) {
     if (admit_if_fits(b, slot, need, limit)) return true;
     for (plt_model *m = b->models; m; m = m->next_in_budget) {
-        plt_empty_idle(m);
+        plt_cut_idle(m, 0);
         if (admit_if_fits(b, slot, need, limit)) return true;
     }
     return false;
@@ -258,7 +268,7 @@ int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
 #ifdef PLT_NO_THREADS
         wait_ns = 0; /* nobody else could end a call */
 #endif
-        plt_slot_empty(m, slot);
+        plt_slot_cut(m, slot, 0);
         if (wait_ns == 0 || need > limit) {
             status = refuse(b, limit, need, detail);
         } else {
@@ -279,7 +289,124 @@ void plt_budget_give(plt_budget *b, int64_t bytes) {
     plt_lock_give(&b->lock);
 }
 
+/* ---- arenas that nobody uses ---- */
+
+static int64_t ended(plt_model *m) {
+    return atomic_load(&m->calls) + atomic_load(&m->failures);
+}
+
+/* Held: the lock. Whether some model holds more than it must, and was not cut since its
+ * last call ended. One whose call still runs is told of when that ends. */
+static bool some_to_cut(plt_budget *b) {
+    for (plt_model *m = b->models; m; m = m->next_in_budget) {
+        if (atomic_load(&m->arena_bytes) > PLT_SMALL && ended(m) != m->ended_cut)
+            return true;
+    }
+    return false;
+}
+
+bool plt_budget_reap(plt_budget *b) {
+    plt_lock_take(&b->lock);
+    for (plt_model *m = b->models; m; m = m->next_in_budget) {
+        int64_t now = ended(m);
+        if (now == m->ended_then && now != m->ended_cut) {
+            plt_cut_idle(m, PLT_SMALL);
+            m->ended_cut = now;
+        }
+        m->ended_then = now;
+    }
+    bool more = some_to_cut(b);
+    plt_lock_give(&b->lock);
+    return more;
+}
+
+#ifndef PLT_NO_THREADS
+
+/* Held: the lock. Until a call leaves something. */
+static void rest(plt_budget *b) {
+    atomic_store(&b->resting, true);
+    if (some_to_cut(b)) atomic_store(&b->resting, false);
+    while (atomic_load(&b->resting) && !b->stop)
+        pthread_cond_wait(&b->woken, &b->lock);
+}
+
+/* Held: the lock. */
+static void wait_idle_time(plt_budget *b) {
+    int64_t end = plt_add_up(plt_clock(NULL), b->services.idle_ns);
+    struct timespec at = time_of(end);
+    while (!b->stop && plt_clock(NULL) < end)
+        pthread_cond_timedwait(&b->woken, &b->lock, &at);
+}
+
+static void *reap(void *p) {
+    plt_budget *b = p;
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "pliant-idle");
+#endif
+    for (bool stop = false; !stop;) {
+        bool more = plt_budget_reap(b);
+        plt_lock_take(&b->lock);
+        if (more) wait_idle_time(b);
+        else rest(b);
+        stop = b->stop;
+        plt_lock_give(&b->lock);
+    }
+    return NULL;
+}
+
+/* Held: the lock. If the system gives no thread, it is not asked again. */
+static void start_reaper(plt_budget *b) {
+    sigset_t all, old;
+    pthread_attr_t attr;
+    if (pthread_attr_init(&attr) != 0) return;
+    pthread_attr_setstacksize(&attr, PLT_REAPER_STACK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are others' to handle */
+    b->reaping = pthread_create(&b->reaper, &attr, reap, b) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+}
+
+void plt_budget_left(plt_model *m) {
+    plt_budget *b = m->services.budget;
+    if (!b || !atomic_load(&b->resting)) return;
+    if (atomic_load_explicit(&m->arena_bytes, memory_order_relaxed) <= PLT_SMALL)
+        return;
+    plt_lock_take(&b->lock);
+    if (atomic_exchange(&b->resting, false)) {
+        if (b->reaping) pthread_cond_signal(&b->woken);
+        else start_reaper(b);
+    }
+    plt_lock_give(&b->lock);
+}
+
+static void threads_end(plt_budget *b) {
+    plt_lock_take(&b->lock);
+    b->stop = true;
+    pthread_cond_signal(&b->woken);
+    plt_lock_give(&b->lock);
+    if (b->reaping) pthread_join(b->reaper, NULL);
+    pthread_cond_destroy(&b->changed);
+    pthread_cond_destroy(&b->woken);
+}
+
+#else
+
+void plt_budget_left(plt_model *m) { (void)m; }
+static void threads_end(plt_budget *b) { (void)b; }
+
+#endif
+
 /* ---- from outside ---- */
+
+void plt_budget_destroy(plt_budget *b) {
+    if (!b) return;
+    plt_budget_enter(b);
+    threads_end(b);
+    plt_lock_destroy(&b->lock);
+    plt_services s = b->services;
+    plt_release(&s, b, sizeof *b);
+}
 
 void plt_budget_set(plt_budget *b, int64_t limit, int64_t wait_ns) {
     plt_budget_enter(b);
@@ -288,7 +415,7 @@ void plt_budget_set(plt_budget *b, int64_t limit, int64_t wait_ns) {
     atomic_store(&b->wait_ns, wait_ns < 0 ? -1 : wait_ns);
     for (plt_model *m = b->models; m && limit >= 0; m = m->next_in_budget) {
         if (in_use(b) <= limit) break;
-        plt_empty_idle(m);
+        plt_cut_idle(m, 0);
     }
     tell_all(b);
     plt_lock_give(&b->lock);

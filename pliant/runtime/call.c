@@ -5,7 +5,6 @@
 
 #define PLT_IDLE_SLOTS 4  /* arenas kept for calls to come */
 #define PLT_IDLE_CALLS 16 /* after this many calls an unused one is emptied */
-#define PLT_SMALL (1024 * 1024) /* bytes of an arena that are kept in any case */
 
 static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
     plt_carve(c, 1, sizeof *s);
@@ -61,12 +60,7 @@ static void shrink_idle(plt_model *m, int64_t need) {
     bool some = false;
     for (plt_slot *s = m->idle; s; s = s->next) {
         bool stale = m->sequence - s->last_used > PLT_IDLE_CALLS;
-        int64_t before = s->arena.mapped;
-        if (stale || s->arena.need > need) {
-            plt_arena_shrink(&s->arena, &m->services, stale ? 0 : need);
-            atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
-            plt_budget_idle(m, s, s->arena.need);
-        }
+        if (stale || s->arena.need > need) plt_slot_cut(m, s, stale ? 0 : need);
         some |= s->arena.mapped > 0;
     }
     atomic_store(&m->idle_bytes, some);
@@ -263,6 +257,7 @@ void plt_frame_close(plt_model *m, plt_frame *f, int status) {
     plt_drop_copies(m, f);
     leave_slot(m, f);
     plt_budget_give(m->services.budget, f->reserved);
+    plt_budget_left(m);
 }
 
 /* ---- calling without a framework ---- */

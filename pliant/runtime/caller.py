@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pliant.runtime.description import Framework
+from pliant.runtime.places import IMPL_BYTES, find_places, find_tag, only, word, words
 
 if TYPE_CHECKING:
     from pliant.runtime._plt import Caller, Watch
@@ -31,7 +32,7 @@ else:
             pass
 
 
-__all__ = ["Caller", "Watch", "framework_of_torch", "is_plain"]
+__all__ = ["Caller", "Watch", "framework_of_torch", "is_plain", "watching_torch"]
 
 # In libtorch_cpu.so: torch's C interface for models that are compiled ahead.
 _MAKING = {
@@ -40,12 +41,11 @@ _MAKING = {
 }
 # In libtorch_python.so: PyObject *THPVariable_Wrap(at::TensorBase &&).
 _WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
-# What a call asks of a tensor. In libtorch_cpu.so, the last at::TensorBase::_version:
+# What a call asks of a tensor. In libtorch_cpu.so:
 _OF_TENSORS = {
     "storage_bytes": "aoti_torch_get_storage_size",
     "storage_offset": "aoti_torch_get_storage_offset",
     "data": "aoti_torch_get_data_ptr",
-    "version": "_ZNK2at10TensorBase8_versionEv",
 }
 # In libc10.so: TensorImpl::requires_grad, TensorImpl::_fw_grad, GradMode::is_enabled.
 _OF_GRADIENTS = {
@@ -63,6 +63,12 @@ def framework_of_torch() -> int:
         return 0
     found = _framework(torch)
     return 0 if found is None else ctypes.addressof(found)
+
+
+def watching_torch() -> int:
+    """The same, or 0 if a `Watch` cannot read torch's tensors."""
+    found = framework_of_torch()
+    return found if found and Framework.from_address(found).layout_words else 0
 
 
 @functools.cache
@@ -84,6 +90,8 @@ def _framework(torch: Any) -> Framework | None:
         with modes(), torch.inference_mode(False), torch.no_grad():
             if not _Trial(torch, table).passes():
                 return None
+            find_places(torch, table)
+            table.tag_place = find_tag()
     except (OSError, AttributeError, RuntimeError):
         return None
     try:
@@ -120,9 +128,7 @@ class _Trial:
             self._ones(torch.bool),
             plain[:0],
         ]
-        plain.add_(1)
-        counted, uncounted = _keys(torch, plain), _keys(torch, inference)
-        table.plain, table.counted = counted | uncounted, counted & ~uncounted
+        table.plain = _keys(torch, plain) | _keys(torch, inference)
 
     def _ones(self, dtype: Any = None) -> Any:
         torch = self.torch
@@ -131,15 +137,14 @@ class _Trial:
     def passes(self) -> bool:
         table, torch = self.table, self.torch
         size = torch.Tensor.__basicsize__
-        inside = [_words(id(t), size, t._cdata) for t in self.samples]
-        offset = _only(inside)
+        inside = [words(id(t), size, t._cdata) for t in self.samples]
+        offset = only(inside)
         if offset is None:
             return False
         table.tensor_offset = offset
-        # No c10::TensorImpl is smaller than this.
-        keys = [_words(t._cdata, 192, _keys(torch, t)) for t in self.samples]
-        place = _only(keys)
-        if place is None or not table.counted:
+        keys = [words(t._cdata, IMPL_BYTES, _keys(torch, t)) for t in self.samples]
+        place = only(keys)
+        if place is None:
             return False
         table.keys_offset = place
         return all(map(self._agrees, self.samples)) and self._knows_gradients()
@@ -156,10 +161,8 @@ class _Trial:
             if read(at, ctypes.addressof(room)) != 0:
                 return False
         told = (size.value, offset.value, data.value or 0)
-        if told != (t.untyped_storage().nbytes(), t.storage_offset(), t.data_ptr()):
-            return False
-        version = ctypes.CFUNCTYPE(c_int64, c_void_p)(table.version)
-        return bool(t.is_inference() or version(at) == t._version)
+        storage = t.untyped_storage()
+        return told == (storage.nbytes(), t.storage_offset(), t.data_ptr())
 
     def _knows_gradients(self) -> bool:
         """Calls what is asked of gradients, on tensors of which the answer is known."""
@@ -170,7 +173,7 @@ class _Trial:
 
         def tangent(t: Any) -> int:
             found = find(t._cdata, 0, id(t) + table.tensor_offset)
-            return _word(cast(int, found))
+            return word(cast(int, found))
 
         plain, leaf = self.samples[0], self._ones().requires_grad_()
         table.no_tangent = tangent(plain)
@@ -193,21 +196,6 @@ class _Trial:
 
 def _keys(torch: Any, tensor: Any) -> int:
     return cast(int, torch._C._dispatch_keys(tensor).raw_repr())
-
-
-def _word(address: int) -> int:
-    return c_uint64.from_address(address).value
-
-
-def _words(address: int, size: int, wanted: int) -> set[int]:
-    """The places among `size` bytes at which a word is as wanted."""
-    return {k for k in range(0, size, 8) if _word(address + k) == wanted}
-
-
-def _only(found: list[set[int]]) -> int | None:
-    """The one place that all have."""
-    common = set.intersection(*found)
-    return common.pop() if len(common) == 1 else None
 
 
 def _exchange_table(kind: type) -> int:

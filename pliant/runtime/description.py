@@ -271,6 +271,7 @@ class Services(Structure):
         ("budget", c_void_p),
         ("poll", c_void_p),
         ("flags", c_int64),
+        ("idle_ns", c_int64),
         ("ffi_env_allocator", c_void_p),
         ("ffi_env_alloc", c_void_p),
         ("ffi_from_dlpack", c_void_p),
@@ -298,7 +299,6 @@ class Framework(Structure):
         ("tensor_offset", c_int64),
         ("keys_offset", c_int64),
         ("plain", c_uint64),
-        ("counted", c_uint64),
         ("needs_gradient", c_void_p),
         ("grad_mode", c_void_p),
         ("tangent", c_void_p),
@@ -306,7 +306,13 @@ class Framework(Structure):
         ("storage_bytes", c_void_p),
         ("storage_offset", c_void_p),
         ("data", c_void_p),
-        ("version", c_void_p),
+        ("storage_place", c_int64),
+        ("counter_place", c_int64),
+        ("layout_place", c_int64),
+        ("layout_words", c_int64),
+        ("count_place", c_int64),
+        ("data_place", c_int64),
+        ("tag_place", c_int64),
     ]
 
 

@@ -26,6 +26,7 @@ typedef int plt_lock;
 #endif
 
 #define PLT_ALIGN 64
+#define PLT_SMALL (1024 * 1024) /* bytes of an arena that may be kept in any case */
 
 _Static_assert(sizeof(plt_call) == 11 * 8, "generated code relies on this layout");
 
@@ -381,6 +382,9 @@ struct plt_model {
     _Atomic int64_t recent[PLT_RECENT]; /* what arenas of the last calls held */
     _Atomic uint32_t recent_next;
     struct plt_model *next_in_budget;
+    /* by the budget's lock: calls that had ended when its arenas were looked at last,
+     * and when they were cut */
+    int64_t ended_then, ended_cut;
 };
 
 typedef struct plt_frame {
@@ -426,11 +430,16 @@ int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
 void plt_budget_give(plt_budget *b, int64_t bytes);
 /* So many bytes of the slot's arena are idle. */
 void plt_budget_idle(plt_model *m, plt_slot *slot, int64_t bytes);
+/* A call of the model has ended: what it left may be there for long. */
+void plt_budget_left(plt_model *m);
+/* Cuts the arenas of models of which no call has ended since the last time; false if
+ * none is left that may have to be cut. */
+bool plt_budget_reap(plt_budget *b);
 
-/* Gives the arena of a slot back that no call runs in. */
-void plt_slot_empty(plt_model *m, plt_slot *slot);
-/* Gives all idle arenas of a model back. */
-void plt_empty_idle(plt_model *m);
+/* Gives back what the arena of a slot, that no call runs in, has beyond `keep`. */
+void plt_slot_cut(plt_model *m, plt_slot *slot, int64_t keep);
+/* The same of all idle arenas of a model. */
+void plt_cut_idle(plt_model *m, int64_t keep);
 
 /* First thing in every entry: notices that this is a forked child. */
 void plt_enter(plt_model *m);

@@ -28,7 +28,6 @@ typedef struct framework {
     int64_t tensor_offset;   /* from a Python object to its at::Tensor */
     int64_t keys_offset;     /* from a c10::TensorImpl to its dispatch keys */
     uint64_t plain;   /* the keys that a tensor may have whose bytes are its values */
-    uint64_t counted; /* those of a tensor that counts its changes */
     bool (*needs_gradient)(const void *impl);
     bool (*grad_mode)(void);
     void *const *(*tangent)(const void *impl, uint64_t level, const void *tensor);
@@ -36,8 +35,17 @@ typedef struct framework {
     int32_t (*storage_bytes)(void *tensor, int64_t *out);
     int32_t (*storage_offset)(void *tensor, int64_t *out); /* in elements */
     int32_t (*data)(void *tensor, void **out);
-    int64_t (*version)(const void *tensor); /* only of what has `counted` */
+
+    /* What tells one state of a tensor from another, by its place in a c10::TensorImpl:
+     * the storage's address, that of the counter of changes in place, and the words from
+     * the rank to the dispatch keys; in a counter and a c10::StorageImpl: */
+    int64_t storage_place, counter_place, layout_place, layout_words;
+    int64_t count_place, data_place;
+    int64_t tag_place; /* of a dict's version in a dict; 0: it has none */
 } framework;
+
+#define PLT_LAYOUT_WORDS 24 /* layout_words at most */
+#define PLT_INLINE_RANK 5   /* more sizes and strides are elsewhere */
 
 /* torch's own object behind a Python one: an at::Tensor, and what it points to. */
 static inline void *plt_tensor_of(const framework *fw, PyObject *object) {

@@ -188,10 +188,11 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     return m;
 }
 
-void plt_slot_empty(plt_model *m, plt_slot *slot) {
-    atomic_fetch_sub(&m->arena_bytes, slot->arena.mapped);
-    plt_arena_shrink(&slot->arena, &m->services, 0);
-    plt_budget_idle(m, slot, 0);
+void plt_slot_cut(plt_model *m, plt_slot *slot, int64_t keep) {
+    int64_t before = slot->arena.mapped;
+    plt_arena_shrink(&slot->arena, &m->services, keep);
+    atomic_fetch_add(&m->arena_bytes, slot->arena.mapped - before);
+    plt_budget_idle(m, slot, slot->arena.need);
 }
 
 void plt_slot_free(plt_model *m, plt_slot *slot) {
@@ -200,7 +201,7 @@ void plt_slot_free(plt_model *m, plt_slot *slot) {
         plt_plans_leave(&m->plans, &m->services, slot->plan);
         plt_lock_give(&m->lock);
     }
-    plt_slot_empty(m, slot);
+    plt_slot_cut(m, slot, 0);
     plt_release(&m->services, slot, slot->block_bytes);
 }
 
@@ -341,17 +342,21 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
     };
 }
 
-void plt_empty_idle(plt_model *m) {
+void plt_cut_idle(plt_model *m, int64_t keep) {
     plt_enter(m);
     plt_slot *spare = atomic_exchange(&m->spare, NULL), *none = NULL;
     if (spare) {
-        plt_slot_empty(m, spare);
+        plt_slot_cut(m, spare, keep);
         if (!atomic_compare_exchange_strong(&m->spare, &none, spare))
             plt_slot_free(m, spare);
     }
     plt_lock_take(&m->lock);
-    for (plt_slot *s = m->idle; s; s = s->next) plt_slot_empty(m, s);
-    atomic_store(&m->idle_bytes, false);
+    bool some = false;
+    for (plt_slot *s = m->idle; s; s = s->next) {
+        plt_slot_cut(m, s, keep);
+        some |= s->arena.mapped > 0;
+    }
+    atomic_store(&m->idle_bytes, some);
     plt_lock_give(&m->lock);
 }
 

@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 7
+#define PLT_ABI_VERSION 8
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -141,6 +141,7 @@ typedef struct plt_services {
     plt_budget *budget; /* borrowed, must outlive the model; NULL: none */
     int (*poll)(void);  /* asked now and then by a call that waits: not 0 ends it */
     int64_t flags;
+    int64_t idle_ns; /* arenas that idle so long go back; 0: never; of a budget's models */
     /* tvm-ffi, by address so that nothing is linked; used by plt_ffi_call only */
     void *ffi_env_allocator;  /* TVMFFIEnvGetDLPackManagedTensorAllocator */
     void *ffi_env_alloc;      /* TVMFFIEnvTensorAlloc */
@@ -169,7 +170,11 @@ PLT_API void plt_pool_destroy(plt_pool *pool); /* joins the workers */
 /* ---- Budget ------------------------------------------------------------------- */
 
 /* What the calls of all its models may hold together: arenas (those of calls that run,
- * and idle ones), results while their call runs, and copies of inputs. */
+ * and idle ones), results while their call runs, and copies of inputs.
+ *
+ * With services.idle_ns, a thread gives the arenas of its models back that no call has
+ * used for so long, and less than twice as long. It starts with the first call that
+ * leaves a large one behind, again after a fork, and sleeps while there is none. */
 PLT_API plt_budget *plt_budget_create(const plt_services *services);
 PLT_API void plt_budget_destroy(plt_budget *budget); /* no model may have it */
 

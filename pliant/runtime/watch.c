@@ -1,46 +1,168 @@
 /* A Watch tells whether tensors were replaced or changed since it was made.
  *
- * What is watched are entries of dicts: the same object must be there, and if it is a
- * tensor, with the same memory and the same count of changes in place. That is one walk
- * over an array, a few nanoseconds for each, so that every call can afford it. */
+ * What is watched are entries of dicts, which must be the same objects, and tensors,
+ * which must be what they were: the same torch object behind the Python one, memory,
+ * layout and count of changes in place. A call asks before it runs, when most of that
+ * has left the caches: what it costs are the cache lines that are read. So the words
+ * that tell are read where they lie, at the places that places.py has found.
+ *
+ * Words are read through the Python object, which is held, and each only after the
+ * pointer to it was found to be what it was: nothing is read that was freed. */
 #include "python.h"
 
 #include <stdlib.h>
 
 typedef struct entry {
-    PyObject *dict, *key, *value; /* all owned: no other object can get the address */
-    void *data;
-    int64_t version;
-    bool is_tensor;
+    PyObject *key, *value; /* owned: no other object can get the address */
+    Py_ssize_t place;      /* where PyDict_Next found it last */
 } entry;
+
+/* A dict whose tag has not moved has not changed. */
+typedef struct table {
+    PyObject *dict; /* owned */
+    uint64_t tag;   /* when all entries were there; 0: not yet */
+    Py_ssize_t n;
+    entry *entries;
+} table;
+
+/* Sizes, strides, offset, dtype and keys. Many tensors have the same: kept once. */
+typedef struct layout {
+    struct layout *next;
+    uint64_t words[PLT_LAYOUT_WORDS];
+    uint64_t n_beyond, beyond[]; /* sizes and strides that are not among the words */
+} layout;
+
+/* One line of the cache, and where to look on: see is_same. */
+typedef struct tensor {
+    _Alignas(64) PyObject *object; /* owned */
+    const char *impl;              /* c10::TensorImpl */
+    const char *storage;           /* c10::StorageImpl, or NULL */
+    const char *counter; /* of changes in place, or NULL: they are not counted */
+    const void *data;
+    const layout *layout;
+    uint32_t count;
+} tensor;
 
 typedef struct watch {
     PyObject_HEAD
     const framework *framework;
     bool marked;
-    Py_ssize_t n;
-    entry *entries;
+    Py_ssize_t n_tables, n_tensors;
+    table *tables;
+    tensor *tensors;
+    layout *layouts;
 } watch;
 
-static void read_stamp(const framework *fw, PyObject *value, void **data,
-                       int64_t *version) {
-    void *tensor = plt_tensor_of(fw, value);
-    *data = NULL;
-    if (fw->data(tensor, data) != 0) *data = NULL;
-    bool counted = (plt_keys_of(fw, value) & fw->counted) == fw->counted;
-    *version = counted ? fw->version(tensor) : -1;
+/* ---- tensors ---- */
+
+static const char *pointer_at(const char *from, int64_t offset) {
+    return *(const char *const *)(const void *)(from + offset);
 }
+
+static uint32_t count_at(const framework *fw, const char *counter) {
+    const void *at = counter + fw->count_place;
+    return atomic_load_explicit((const _Atomic uint32_t *)at, memory_order_relaxed);
+}
+
+static const uint64_t *words_of(const framework *fw, const char *impl) {
+    return (const uint64_t *)(const void *)(impl + fw->layout_place);
+}
+
+/* The first word is the rank; of a large one, the second says where sizes and strides
+ * are. */
+static uint64_t count_beyond(const uint64_t *words) {
+    return words[0] > PLT_INLINE_RANK ? 2 * words[0] : 0;
+}
+
+static const uint64_t *beyond_of(const uint64_t *words) {
+    return (const uint64_t *)(uintptr_t)words[1];
+}
+
+static bool same_words(const uint64_t *a, const uint64_t *b, uint64_t n) {
+    return memcmp(a, b, n * sizeof *a) == 0;
+}
+
+static bool has_layout(const framework *fw, const uint64_t *words, const layout *l) {
+    if (!same_words(words, l->words, (uint64_t)fw->layout_words)) return false;
+    return l->n_beyond == 0 || same_words(beyond_of(words), l->beyond, l->n_beyond);
+}
+
+static bool is_same(const framework *fw, const tensor *t) {
+    if (plt_impl_of(fw, t->object) != t->impl) return false;
+    if (pointer_at(t->impl, fw->storage_place) != t->storage) return false;
+    if (pointer_at(t->impl, fw->counter_place) != t->counter) return false;
+    if (t->counter && count_at(fw, t->counter) != t->count) return false;
+    if (t->storage && pointer_at(t->storage, fw->data_place) != t->data) return false;
+    return has_layout(fw, words_of(fw, t->impl), t->layout);
+}
+
+static const layout *find_layout(watch *w, const uint64_t *words) {
+    const framework *fw = w->framework;
+    for (const layout *l = w->layouts; l; l = l->next) {
+        if (has_layout(fw, words, l)) return l;
+    }
+    uint64_t n = count_beyond(words);
+    layout *l = calloc(1, sizeof *l + n * sizeof *words);
+    if (!l) return NULL;
+    plt_copy(l->words, words, fw->layout_words, sizeof *words);
+    l->n_beyond = n;
+    if (n > 0) memcpy(l->beyond, beyond_of(words), n * sizeof *words);
+    l->next = w->layouts;
+    return w->layouts = l;
+}
+
+static bool take_stamp(watch *w, tensor *t) {
+    const framework *fw = w->framework;
+    t->impl = plt_impl_of(fw, t->object);
+    t->storage = pointer_at(t->impl, fw->storage_place);
+    t->counter = pointer_at(t->impl, fw->counter_place);
+    if (t->counter) t->count = count_at(fw, t->counter);
+    if (t->storage) t->data = pointer_at(t->storage, fw->data_place);
+    t->layout = find_layout(w, words_of(fw, t->impl));
+    return t->layout != NULL;
+}
+
+/* ---- dicts ---- */
+
+static uint64_t tag_of(const framework *fw, PyObject *dict) {
+    if (fw->tag_place == 0) return 0;
+    return *(const uint64_t *)(const void *)((const char *)dict + fw->tag_place);
+}
+
+/* Most often an entry is where it was, which PyDict_Next tells sooner than a lookup. */
+static bool is_there(PyObject *dict, entry *e) {
+    Py_ssize_t next = e->place;
+    PyObject *key, *value;
+    if (PyDict_Next(dict, &next, &key, &value) && key == e->key) {
+        return value == e->value;
+    }
+    if (PyDict_GetItem(dict, e->key) != e->value) return false;
+    for (next = e->place = 0; PyDict_Next(dict, &next, &key, &value); e->place = next) {
+        if (key == e->key) break;
+    }
+    return true;
+}
+
+static bool all_there(const framework *fw, table *t) {
+    uint64_t tag = tag_of(fw, t->dict);
+    if (tag != 0 && tag == t->tag) return true;
+    for (Py_ssize_t i = 0; i < t->n; i++) {
+        if (!is_there(t->dict, &t->entries[i])) return false;
+    }
+    t->tag = tag;
+    return true;
+}
+
+/* ---- asking ---- */
 
 static bool is_changed(const watch *w) {
     if (w->marked) return true;
-    for (Py_ssize_t i = 0; i < w->n; i++) {
-        const entry *e = &w->entries[i];
-        if (PyDict_GetItem(e->dict, e->key) != e->value) return true;
-        if (!e->is_tensor) continue;
-        void *data;
-        int64_t version;
-        read_stamp(w->framework, e->value, &data, &version);
-        if (data != e->data || version != e->version) return true;
+    const framework *fw = w->framework;
+    for (Py_ssize_t i = 0; i < w->n_tables; i++) {
+        if (!all_there(fw, &w->tables[i])) return true;
+    }
+    for (Py_ssize_t i = 0; i < w->n_tensors; i++) {
+        if (!is_same(fw, &w->tensors[i])) return true;
     }
     return false;
 }
@@ -71,23 +193,30 @@ static PyObject *mark(PyObject *self, PyObject *ignored) {
 
 static int clear(PyObject *self) {
     watch *w = (watch *)self;
-    Py_ssize_t n = w->n;
-    w->n = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Py_CLEAR(w->entries[i].dict);
-        Py_CLEAR(w->entries[i].key);
-        Py_CLEAR(w->entries[i].value);
+    Py_ssize_t n_tables = w->n_tables, n_tensors = w->n_tensors;
+    w->n_tables = w->n_tensors = 0;
+    for (Py_ssize_t i = 0; i < n_tables; i++) {
+        table *t = &w->tables[i];
+        for (Py_ssize_t k = 0; k < t->n; k++) {
+            Py_CLEAR(t->entries[k].key);
+            Py_CLEAR(t->entries[k].value);
+        }
+        free(t->entries);
+        Py_CLEAR(t->dict);
     }
+    for (Py_ssize_t i = 0; i < n_tensors; i++) Py_CLEAR(w->tensors[i].object);
     return 0;
 }
 
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     watch *w = (watch *)self;
     Py_VISIT(Py_TYPE(self));
-    for (Py_ssize_t i = 0; i < w->n; i++) {
-        Py_VISIT(w->entries[i].dict);
-        Py_VISIT(w->entries[i].value);
+    for (Py_ssize_t i = 0; i < w->n_tables; i++) {
+        const table *t = &w->tables[i];
+        Py_VISIT(t->dict);
+        for (Py_ssize_t k = 0; k < t->n; k++) Py_VISIT(t->entries[k].value);
     }
+    for (Py_ssize_t i = 0; i < w->n_tensors; i++) Py_VISIT(w->tensors[i].object);
     return 0;
 }
 
@@ -95,50 +224,83 @@ static void dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     clear(self);
-    free(((watch *)self)->entries);
+    watch *w = (watch *)self;
+    for (layout *l = w->layouts, *next; l; l = next) {
+        next = l->next;
+        free(l);
+    }
+    free(w->tables);
+    free(w->tensors);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
 }
 
-static bool read_entry(watch *w, PyObject *given) {
-    entry *e = &w->entries[w->n];
-    if (!PyArg_ParseTuple(given, "O!OO", &PyDict_Type, &e->dict, &e->key, &e->value)) {
+static bool no_memory(void) {
+    PyErr_NoMemory();
+    return false;
+}
+
+static bool read_table(watch *w, PyObject *given) {
+    PyObject *dict, *wanted, *key, *value;
+    if (!PyArg_ParseTuple(given, "O!O!", &PyDict_Type, &dict, &PyDict_Type, &wanted)) {
         return false;
     }
-    w->n++;
-    Py_INCREF(e->dict);
-    Py_INCREF(e->key);
-    Py_INCREF(e->value);
-    e->is_tensor = PyType_IsSubtype(Py_TYPE(e->value), w->framework->type);
-    if (e->is_tensor) read_stamp(w->framework, e->value, &e->data, &e->version);
+    table *t = &w->tables[w->n_tables];
+    t->entries = calloc((size_t)PyDict_Size(wanted) + 1, sizeof *t->entries);
+    if (!t->entries) return no_memory();
+    t->dict = Py_NewRef(dict);
+    w->n_tables++;
+    for (Py_ssize_t next = 0; PyDict_Next(wanted, &next, &key, &value);) {
+        entry *e = &t->entries[t->n++];
+        e->key = Py_NewRef(key);
+        e->value = Py_NewRef(value);
+    }
+    return true;
+}
+
+static bool read_tensor(watch *w, PyObject *given) {
+    if (!PyType_IsSubtype(Py_TYPE(given), w->framework->type)) {
+        PyErr_SetString(PyExc_TypeError, "Watch() takes tensors of its framework");
+        return false;
+    }
+    tensor *t = &w->tensors[w->n_tensors++];
+    t->object = Py_NewRef(given);
+    return take_stamp(w, t) || no_memory();
+}
+
+static bool read_all(watch *w, PyObject *tables, PyObject *tensors) {
+    Py_ssize_t n_tables = PyList_Size(tables), n_tensors = PyList_Size(tensors);
+    w->tables = calloc((size_t)n_tables + 1, sizeof *w->tables);
+    size_t bytes = ((size_t)n_tensors + 1) * sizeof *w->tensors;
+    w->tensors = aligned_alloc(sizeof *w->tensors, bytes);
+    if (!w->tables || !w->tensors) return no_memory();
+    memset(w->tensors, 0, bytes);
+    for (Py_ssize_t i = 0; i < n_tables; i++) {
+        if (!read_table(w, PyList_GetItem(tables, i))) return false;
+    }
+    for (Py_ssize_t i = 0; i < n_tensors; i++) {
+        if (!read_tensor(w, PyList_GetItem(tensors, i))) return false;
+    }
     return true;
 }
 
 static PyObject *create(PyTypeObject *type, PyObject *given, PyObject *named) {
-    unsigned long long table;
-    PyObject *entries;
+    unsigned long long address;
+    PyObject *tables, *tensors;
     if (named && PyDict_Size(named) > 0) {
         PyErr_SetString(PyExc_TypeError, "Watch() takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(given, "KO!", &table, &PyList_Type, &entries)) return NULL;
+    if (!PyArg_ParseTuple(given, "KO!O!", &address, &PyList_Type, &tables, &PyList_Type,
+                          &tensors)) {
+        return NULL;
+    }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     watch *w = (watch *)allocate(type, 0);
     if (!w) return NULL;
-    w->framework = (const framework *)(uintptr_t)table;
-    Py_ssize_t n = PyList_Size(entries);
-    w->entries = calloc((size_t)n + 1, sizeof *w->entries);
-    if (!w->entries || !w->framework) {
-        Py_DECREF(w);
-        return PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (!read_entry(w, PyList_GetItem(entries, i))) {
-            Py_DECREF(w);
-            return NULL;
-        }
-    }
+    w->framework = (const framework *)(uintptr_t)address;
+    if (!read_all(w, tables, tensors)) Py_CLEAR(w);
     return (PyObject *)w;
 }
 
@@ -150,7 +312,7 @@ static PyMethodDef watch_methods[] = {
 
 static PyType_Slot watch_slots[] = {
     {Py_tp_new, create}, /* first: plt_watch_changed looks at it */
-    {Py_tp_doc, "Watch(framework, [(dict, key, value), ..])"},
+    {Py_tp_doc, "Watch(framework, [(dict, {key: value}), ..], [tensor, ..])"},
     {Py_tp_methods, watch_methods},
     {Py_tp_traverse, traverse},
     {Py_tp_clear, clear},

@@ -107,6 +107,26 @@ def set_data_twice(model: nn.Module) -> None:
     set_data(model)
 
 
+def set_first(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = torch.rand(2, *p.shape)[0]
+
+
+def set_second(model: nn.Module) -> None:
+    """After `set_first`: other values in the same memory."""
+    for p in model.parameters():
+        whole = torch.empty(0, dtype=p.dtype).set_(p.untyped_storage())
+        p.data = whole[p.numel() :].view(p.shape)
+
+
+def transpose(model: nn.Module) -> None:
+    for p in model.parameters():
+        if p.dim() == 2 and p.shape[0] == p.shape[1]:
+            p.data = p.data.t()
+        elif p.dim() == 4 and p.shape[2] == p.shape[3]:
+            p.data = p.data.transpose(2, 3)
+
+
 def round_trip(model: nn.Module) -> None:
     model.half().float()
 
@@ -167,6 +187,9 @@ WAYS: dict[str, Callable[[nn.Module], None]] = {
     "assign": assign,
     "data": set_data,
     "data twice": set_data_twice,
+    "data of two": set_first,
+    "data beside": set_second,
+    "data transposed": transpose,
     "half and back": round_trip,
     "new parameters": replace,
     "new modules": replace_modules,
@@ -274,11 +297,11 @@ def test_calls_by_other_ways() -> None:
 
 
 def test_without_torchs_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pliant.runtime.binding", "pliant.model.weights"):
-        monkeypatch.setattr(f"{module}.framework_of_torch", lambda: 0)
+    monkeypatch.setattr("pliant.runtime.binding.framework_of_torch", lambda: 0)
+    monkeypatch.setattr("pliant.model.weights.watching_torch", lambda: 0)
     for kind in (Plain, Image):
         model, compiled, x = made(kind)
-        for change in (load, assign, set_data, new_buffers):
+        for change in (load, assign, set_data, transpose, new_buffers):
             change(model)
             check(model, compiled, x)
 

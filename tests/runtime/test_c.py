@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler")
 # fork() in a threaded process is beyond what ThreadSanitizer follows
 RACES = [
     *("calls", "regions", "nested", "callers", "concurrent_calls", "parking"),
-    *("budget_waits", "budget_order"),
+    *("budget_waits", "budget_order", "idle_thread", "idle_callers"),
 ]
 VARIANTS = {
     "plain": (["-O2"], []),

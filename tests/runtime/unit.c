@@ -48,6 +48,7 @@ static const struct {
     {"copies", test_copies},
     {"settled", test_settled},
     {"budget", test_budget},
+    {"idle", test_idle},
     {"regions", test_regions},
     {"nested", test_nested},
 #ifndef PLT_NO_THREADS
@@ -60,6 +61,9 @@ static const struct {
     {"budget_waits", test_budget_waits},
     {"budget_order", test_budget_order},
     {"budget_fork", test_budget_fork},
+    {"idle_thread", test_idle_thread},
+    {"idle_callers", test_idle_callers},
+    {"idle_fork", test_idle_fork},
     {"region_cost", test_region_cost},
 #endif
 };

@@ -61,6 +61,7 @@ void test_retained(void);
 void test_copies(void);
 void test_settled(void);
 void test_budget(void);
+void test_idle(void);
 void test_regions(void);
 void test_nested(void);
 #ifndef PLT_NO_THREADS
@@ -73,6 +74,9 @@ void test_signals(void);
 void test_budget_waits(void);
 void test_budget_order(void);
 void test_budget_fork(void);
+void test_idle_thread(void);
+void test_idle_callers(void);
+void test_idle_fork(void);
 void test_region_cost(void);
 #endif
 

@@ -159,6 +159,51 @@ void test_budget(void) {
     CHECK(c.blocks == 0);
 }
 
+/* ---- arenas that nobody uses ---- */
+
+enum { LONG = 1 << 20, IDLE_MOST = 1 << 20 };
+
+/* What the reaper does each time it looks; here it never does by itself. */
+void test_idle(void) {
+    plt_services s = {0};
+    s.pool = plt_pool_create(NULL);
+    s.budget = plt_budget_create(&s);
+    plt_model *m = make_model(&s, 1, 0), *other = make_model(&s, 1, 0);
+    CHECK(!plt_budget_reap(s.budget));
+    check_call(m, 10, 1); /* little is kept, and not looked for */
+    CHECK(!plt_budget_reap(s.budget) && !plt_budget_reap(s.budget));
+    CHECK(stats_of(m).arena_bytes == pages(stats_of(m).last_arena_bytes));
+    for (int k = 0; k < 5; k++) { /* while calls go on nothing is cut */
+        check_call(m, LONG, 1);
+        if (k == 0) continue; /* which goes back by itself */
+        CHECK(plt_budget_reap(s.budget));
+        CHECK(stats_of(m).arena_bytes == 16 * LONG);
+        check_call(other, 10, 1); /* those of another do not count */
+    }
+    plt_result r;
+    CHECK(call_model(m, LONG, 13, &r) == PLT_ERR_RUN); /* failed ones do */
+    CHECK(plt_budget_reap(s.budget) && stats_of(m).arena_bytes == 16 * LONG);
+    CHECK(read_budget(s.budget).idle >= 16 * LONG);
+    CHECK(!plt_budget_reap(s.budget)); /* and now it goes */
+    CHECK(stats_of(m).arena_bytes <= IDLE_MOST);
+    CHECK(read_budget(s.budget).idle <= 2 * IDLE_MOST);
+    check_call(m, LONG, 1);
+    CHECK(plt_budget_reap(s.budget) && stats_of(m).arena_bytes == 16 * LONG);
+    plt_frame f; /* a call that runs keeps its own, however long */
+    CHECK(plt_frame_open(m, &f) == PLT_OK);
+    CHECK(f.slot->arena.mapped == 16 * LONG);
+    CHECK(!plt_budget_reap(s.budget) && !plt_budget_reap(s.budget));
+    CHECK(f.slot->arena.mapped == 16 * LONG && stats_of(m).arena_bytes == 16 * LONG);
+    plt_frame_close(m, &f, PLT_ERR_RUN);
+    CHECK(plt_budget_reap(s.budget) && !plt_budget_reap(s.budget));
+    CHECK(stats_of(m).arena_bytes <= IDLE_MOST);
+    plt_model_destroy(m);
+    plt_model_destroy(other);
+    CHECK(read_budget(s.budget).idle == 0);
+    plt_budget_destroy(s.budget);
+    plt_pool_destroy(s.pool);
+}
+
 #ifndef PLT_NO_THREADS
 
 typedef struct holding {
@@ -325,6 +370,109 @@ void test_budget_fork(void) {
     plt_model_destroy(m);
     plt_budget_destroy(s.budget);
     plt_pool_destroy(s.pool);
+}
+
+/* ---- the thread that looks for idle arenas ---- */
+
+enum { MUCH = 1 << 17 }; /* elements: twice what is kept in any case */
+
+static plt_services reaping(int64_t idle_ns) {
+    plt_services s = {.idle_ns = idle_ns};
+    s.pool = plt_pool_create(NULL);
+    s.budget = plt_budget_create(&s);
+    return s;
+}
+
+static void end_reaping(plt_services *s) {
+    plt_budget_destroy(s->budget);
+    plt_pool_destroy(s->pool);
+}
+
+static void until_given_back(plt_model *m) {
+    while (stats_of(m).arena_bytes > IDLE_MOST) usleep(1000);
+}
+
+void test_idle_thread(void) {
+    plt_services s = reaping(5000000);
+    plt_model *m = make_model(&s, 1, 0), *other = make_model(&s, 1, 0);
+    for (int k = 0; k < 3; k++) { /* without another call; again after a rest */
+        for (int i = 0; i < 3; i++) check_call(m, MUCH, 1);
+        check_call(other, MUCH, 1);
+        check_call(other, MUCH, 1);
+        until_given_back(m);
+        until_given_back(other);
+        usleep(20000 * k);
+    }
+    CHECK(read_budget(s.budget).idle <= 2 * IDLE_MOST);
+    check_call(m, MUCH, 1);
+    check_call(m, MUCH, 1);
+    plt_model_destroy(m); /* while it may be looked at */
+    plt_model_destroy(other);
+    CHECK(read_budget(s.budget).idle == 0);
+    end_reaping(&s);
+    s = reaping(INT64_MAX); /* is not waited for */
+    m = make_model(&s, 1, 0);
+    for (int i = 0; i < 3; i++) check_call(m, MUCH, 1);
+    CHECK(stats_of(m).arena_bytes == 16 * MUCH);
+    plt_model_destroy(m);
+    end_reaping(&s);
+}
+
+static void *call_now_and_then(void *p) {
+    for (int k = 0; k < 60; k++) {
+        check_call(p, k % 3 ? MUCH : 1000, k % 5);
+        if (k % 7 == 0) usleep(3000);
+    }
+    return NULL;
+}
+
+/* Calls of several threads, models that come and go, and a reaper in a hurry. */
+void test_idle_callers(void) {
+    enum { THREADS = 3 };
+    plt_services s = reaping(200000);
+    plt_model *m = make_model(&s, 1, 0);
+    pthread_t threads[THREADS];
+    for (int k = 0; k < THREADS; k++) {
+        CHECK(pthread_create(&threads[k], NULL, call_now_and_then, m) == 0);
+    }
+    for (int k = 0; k < 20; k++) {
+        plt_model *passing = make_model(&s, 1, 0);
+        check_call(passing, MUCH, 1);
+        check_call(passing, MUCH, 1);
+        plt_model_destroy(passing);
+    }
+    for (int k = 0; k < THREADS; k++) pthread_join(threads[k], NULL);
+    while (stats_of(m).arena_bytes > 4 * IDLE_MOST) usleep(1000);
+    plt_trim(m);
+    CHECK(stats_of(m).arena_bytes == 0 && read_budget(s.budget).idle == 0);
+    plt_model_destroy(m);
+    end_reaping(&s);
+}
+
+/* A child has no reaper of its parent's, and gets its own. */
+void test_idle_fork(void) {
+    plt_services s = reaping(2000000);
+    plt_model *m = make_model(&s, 1, 0);
+    for (int k = 0; k < 20; k++) {
+        check_call(m, MUCH, 1);
+        check_call(m, MUCH, 1);
+        if (k % 2) until_given_back(m); /* the reaper rests, or not */
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            check_call(m, MUCH, 1);
+            check_call(m, MUCH, 1);
+            until_given_back(m);
+            plt_model_destroy(m);
+            end_reaping(&s);
+            _exit(0);
+        }
+        int ended;
+        CHECK(waitpid(child, &ended, 0) == child && ended == 0);
+    }
+    until_given_back(m);
+    plt_model_destroy(m);
+    end_reaping(&s);
 }
 
 #endif
