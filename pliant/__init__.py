@@ -3,6 +3,7 @@
 from pliant.api import compile
 from pliant.errors import (
     ArtifactError,
+    DivisionError,
     DTypeError,
     GradientWarning,
     IndexRangeError,
@@ -31,6 +32,7 @@ __all__ = [
     "ArtifactError",
     "CompiledModel",
     "DTypeError",
+    "DivisionError",
     "GradientWarning",
     "IndexRangeError",
     "InternalError",

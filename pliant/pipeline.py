@@ -58,6 +58,7 @@ from pliant.ir.text import print_module
 from pliant.ir.work import call_work
 from pliant.kernels.mix import ProductPlan
 from pliant.lower.lower import lower
+from pliant.lower.step import DataCheck
 from pliant.machine.target import Target
 from pliant.measure.rates import Rates, rates
 from pliant.memory.inplace import inplace
@@ -122,7 +123,7 @@ class Program:
     code: CompiledCode
     kernels_built: int  # by LLVM
     kernels_cached: int  # found in memory or on disk
-    checks: tuple[str, ...]
+    checks: tuple[DataCheck, ...]
     shapes: tuple[tuple[str, tuple[Expr, ...]], ...]
     seconds: dict[str, float]
 
@@ -205,7 +206,7 @@ def compile_module(
         ahead = forward_values(module.main)
         together = lambda graph, cx: fuse(graph, cx, ahead)  # noqa: E731
     fused = driver.run("fuse", over_main(together, cx), module, Stage.FUSED)
-    checks: list[str] = []
+    checks: list[DataCheck] = []
     regions: list[Graph] = []
     products: dict[str, ProductPlan] = {}
     lowered = driver.run(

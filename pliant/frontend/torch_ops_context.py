@@ -105,6 +105,13 @@ class Context:
         return self.node.meta.get("val")
 
     @property
+    def op_name(self) -> str:
+        """What an error names: aten.gather.default is gather."""
+        assert self.node is not None
+        name = str(getattr(self.node.target, "__name__", self.node.target))
+        return name.split(".")[0]
+
+    @property
     def out_dtype(self) -> DType:
         return self.dtype(self.val.dtype)
 
@@ -127,8 +134,15 @@ class Context:
 
     def require(self, cond: Cond, why: str) -> None:
         """Enforced, and known from here on."""
+        self.enforce(self.guard(cond, why))
+
+    def require_traced(self, cond: Cond, why: str) -> None:
+        """As `require`, but only of this trace: another one may serve other sizes."""
+        self.take_branch(self.guard(cond, why))
+
+    def guard(self, cond: Cond, why: str) -> Guard:
         message = (f"{why}: ", cond.lhs, f" {_SIGNS[cond.kind]} ", cond.rhs)
-        self.enforce(Guard(cond, message, self.b.loc))
+        return Guard(cond, message, self.b.loc)
 
     def take_branch(self, guard: Guard) -> None:
         """What the trace decided by size: enforced, unless the other way is covered."""
@@ -405,10 +419,8 @@ class Context:
 
         With `wraps`, negative indices count from the end; else they are outside.
         """
-        assert self.node is not None
-        name = str(getattr(self.node.target, "__name__", self.node.target))
         out = self.b.in_range(
-            index, as_expr(size), wraps=wraps, of=name.split(".")[0], axis=axis
+            index, as_expr(size), wraps=wraps, of=self.op_name, axis=axis
         )
         self.nonnegative.add(out)
         return out

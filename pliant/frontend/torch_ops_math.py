@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from pliant.frontend.torch_ops_context import HALF, Context, Operand
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr
+from pliant.sym import Expr, ne
 
 aten = torch.ops.aten
 Translate = Callable[..., Any]
@@ -120,16 +120,43 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
     return out
 
 
+def divided(op: str) -> Translate:
+    """floordiv or mod. Integers are checked not to be divided by 0."""
+
+    def translate(cx: Context, x: Operand, y: Operand) -> Value:
+        dtype = cx.promote(x, y)
+        if dtype.is_float:
+            return cx.arith(op, x, y, dtype)
+        return cx.arith(op, *checked_division(cx, x, y, dtype))
+
+    return translate
+
+
+def checked_division(
+    cx: Context, x: Operand, y: Operand, dtype: DType
+) -> tuple[Value, Value]:
+    """Both operands of a division of integers, the divisor checked not to be 0.
+
+    It is checked in the shape of the result: where there is none, nothing is divided.
+    """
+    left, right = cx.aligned(cx.tensor(x, dtype), cx.tensor(y, dtype))
+    if isinstance(y, int | Expr) and cx.proves(ne(y, 0)):
+        return left, right
+    shape = cx.b.broadcast_shapes(left.shape, right.shape)
+    right = cx.broadcast_to(right, shape)
+    return left, cx.b.divisor(right, cx.op_name)
+
+
 def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     dtype = cx.promote(x, y)
     if rounding_mode == "floor":
-        return cx.arith("floordiv", x, y, dtype)
+        return divided("floordiv")(cx, x, y)  # type: ignore[no-any-return]
     if rounding_mode == "trunc":
         if dtype.is_float:
             # A half would round the quotient up to the integer that it is short of.
             wide = cx.arith("div", x, y, dtype.compute)
             return cx.cast(cx.unary("trunc", wide), dtype)
-        return _truncated_quotient(cx, cx.tensor(x, dtype), cx.tensor(y, dtype))
+        return _truncated_quotient(cx, *checked_division(cx, x, y, dtype))
     return cx.arith("div", x, y, dtype if dtype.is_float else cx.out_dtype)
 
 
@@ -155,10 +182,11 @@ def _rounded_down(cx: Context, x: Value, y: Value) -> Value:
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """The remainder with the sign of x."""
     dtype = cx.promote(x, y)
-    left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
     if dtype.is_float:
+        left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
         rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
         return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+    left, right = checked_division(cx, x, y, dtype)
     rest = cx.arith("mod", left, right)
     if dtype is DType.U8:
         return rest
@@ -249,8 +277,61 @@ def cosh(cx: Context, x: Value) -> Value:
     return cx.add(cx.mul(cx.mul(root, 0.5), root), cx.div(0.5, cx.mul(root, root)))
 
 
+# W. J. Cody, Rational Chebyshev approximations for the error function (1969): erfc(y)
+# is exp(-y*y) times the first ratio in y up to 4, and the second in 1/(y*y) beyond.
+_ERFC_NEAR = (
+    [
+        *(2.15311535474403846e-8, 0.564188496988670089, 8.88314979438837594),
+        *(66.1191906371416295, 298.635138197400131, 881.95222124176909),
+        *(1712.04761263407058, 2051.07837782607147, 1230.33935479799725),
+    ],
+    [
+        *(1.0, 15.7449261107098347, 117.693950891312499, 537.181101862009858),
+        *(1621.38957456669019, 3290.79923573345963, 4362.61909014324716),
+        *(3439.36767414372164, 1230.33935480374942),
+    ],
+)
+_ERFC_FAR = (
+    [
+        *(0.0163153871373020978, 0.305326634961232344, 0.360344899949804439),
+        *(0.125781726111229246, 0.0160837851487422766, 0.000658749161529837803),
+    ],
+    [
+        *(1.0, 2.56852019228982242, 1.87295284992346725, 0.527905102951428412),
+        *(0.0605183413124413191, 0.00233520497626869185),
+    ],
+)
+
+
+def _ratio(cx: Context, terms: Sequence[Sequence[float]], x: Value) -> Value:
+    """A quotient of polynomials, their highest terms first."""
+    parts = []
+    for first, *others in terms:
+        part: Value = cx.full(first, (), x.dtype)
+        for term in others:
+            part = cx.add(cx.mul(part, x), term)
+        parts.append(part)
+    return cx.div(*parts)
+
+
 def erfc(cx: Context, x: Value) -> Value:
-    return cx.arith("sub", 1.0, cx.unary("erf", x, cx.out_dtype))
+    """1 - erf(x), also where that is so small that the difference has no digits."""
+    x = x if x.dtype.is_float else cx.cast(x, cx.out_dtype)
+    whole = cx.arith("sub", 1.0, cx.unary("erf", x))
+    if cx.training:
+        return whole
+    y = cx.arith("minimum", cx.unary("abs", x), 28.0)  # beyond, it is 0 in f64
+    near = _ratio(cx, _ERFC_NEAR, y)
+    square = cx.unary("reciprocal", cx.mul(y, y))
+    below = cx.mul(square, _ratio(cx, _ERFC_FAR, square))
+    far = cx.div(cx.sub(1 / math.sqrt(math.pi), below), y)
+    # exp(-y*y) in two factors: the rounding error of y*y would be one of its exponent.
+    top = cx.mul(cx.unary("trunc", cx.mul(y, 16.0)), 1 / 16)
+    rest = cx.mul(cx.sub(y, top), cx.add(y, top))
+    parts = (cx.unary("exp", cx.unary("neg", p)) for p in (cx.mul(top, top), rest))
+    tail = cx.mul(cx.mul(*parts), cx.select(cx.arith("le", y, 4.0), near, far))
+    tail = cx.select(cx.arith("lt", x, 0.0), cx.sub(2.0, tail), tail)
+    return cx.select(cx.arith("lt", y, 0.46875), whole, tail)
 
 
 def frac(cx: Context, x: Value) -> Value:
@@ -263,9 +344,9 @@ def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
     from_start = cx.add(x, cx.mul(weight, span))
     if isinstance(weight, int | float) and abs(weight) < 0.5:
         return from_start
-    from_end = cx.sub(end, cx.mul(cx.sub(1, weight), span))
     if isinstance(weight, int | float):
-        return from_end
+        return cx.sub(end, cx.mul(1 - weight, span))
+    from_end = cx.sub(end, cx.mul(cx.sub(1, weight), span))
     near_end = cx.arith("ge", cx.unary("abs", cx.tensor(weight)), 0.5)
     return cx.select(near_end, from_end, from_start)
 
@@ -550,11 +631,11 @@ MATH: dict[Any, Translate] = {
     aten.div.Scalar_mode: div,
     aten.divide.Tensor: div,
     aten.true_divide.Tensor: div,
-    aten.floor_divide.default: binary("floordiv"),
-    aten.floor_divide.Scalar: binary("floordiv"),
-    aten.remainder.Tensor: binary("mod"),
-    aten.remainder.Scalar: binary("mod"),
-    aten.remainder.Scalar_Tensor: binary("mod"),
+    aten.floor_divide.default: divided("floordiv"),
+    aten.floor_divide.Scalar: divided("floordiv"),
+    aten.remainder.Tensor: divided("mod"),
+    aten.remainder.Scalar: divided("mod"),
+    aten.remainder.Scalar_Tensor: divided("mod"),
     aten.fmod.Tensor: fmod,
     aten.fmod.Scalar: fmod,
     aten.pow.Tensor_Scalar: power,

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from pliant.errors import IndexRangeError, InternalError, ShapeError
+from pliant.errors import DivisionError, IndexRangeError, InternalError, ShapeError
 from pliant.ir.graph import Op
 from pliant.ir.interp_memory import Array
 from pliant.ir.interp_numbers import UNARY, identity
+from pliant.ir.shapes_composite import keeps_size
 from pliant.ir.types import NUMPY, DType
 from pliant.sym import Expr
 
@@ -58,6 +59,13 @@ def _index(op: Op, x: Array, *indices: Array) -> Array:
         _in_range(op, index, x.shape[axis], axis)
     found: Array = x[tuple(indices)]
     return found
+
+
+def _divisor(op: Op, y: Array) -> Array:
+    if not np.all(y):
+        at = f" ({op.loc})" if op.loc else ""
+        raise DivisionError(f"{op.str_attr('of')}: division of an integer by 0{at}")
+    return y
 
 
 def _take_along(op: Op, x: Array, index: Array) -> Array:
@@ -307,6 +315,7 @@ PURE: dict[str, Callable[..., Array]] = {
     "flip": _flip,
     "concat": _concat,
     "index": _index,
+    "divisor": _divisor,
     "take_along": _take_along,
     "reduce": _reduce,
     "argreduce": _argreduce,
@@ -444,6 +453,8 @@ def resized(op: Op, shape: tuple[int, ...], x: Array, precise: bool) -> Array:
         axis = x.ndim - len(shape) + i
         factor = scales[i] if scales else None
         assert factor is None or isinstance(factor, float)
+        if keeps_size(op) and size == x.shape[axis]:
+            continue
         weights = _resampling(op, x.shape[axis], size, factor, precise)
         if weights.dtype == np.int64:  # nearest: positions, exact for every type
             x = np.take(x, weights, axis)
@@ -463,6 +474,8 @@ def _resampling(
     scale = real(1 / factor) if factor else real(size) / real(max(out, 1))
     if mode.startswith("nearest"):
         shift = real(0.5) if mode == "nearest_exact" else real(0)
+        if keeps_size(op) and out == 2 * size:
+            scale = real(0.5)
         found = np.floor((place + shift) * scale).astype(np.int64)
         return np.asarray(np.minimum(found, size - 1))
     if aligned:

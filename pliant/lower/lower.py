@@ -47,6 +47,7 @@ from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
+    DataCheck,
     LibraryStep,
     Packed,
     PackedWeight,
@@ -70,7 +71,7 @@ class _Lowering:
     producers: dict[Value, Op]  # of the fused graph
     graph: Graph
     names: Names
-    checks: list[str]
+    checks: list[DataCheck]
     ops: list[Op] = field(default_factory=list)
     views: dict[Value, View | None] = field(default_factory=dict)  # resolved so far
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
@@ -83,11 +84,10 @@ class _Lowering:
     regions: list[Graph] = field(default_factory=list)  # what each call computes
     products: dict[str, ProductPlan] = field(default_factory=dict)  # by function
 
-    def number_check(self, message: str, loc: str) -> int:
-        text = f"{message} ({loc})" if loc else message
-        if text not in self.checks:
-            self.checks.append(text)
-        return self.checks.index(text) + 1
+    def number_check(self, check: DataCheck) -> int:
+        if check not in self.checks:
+            self.checks.append(check)
+        return self.checks.index(check) + 1
 
     def resolve(self, value: Value) -> View | None:
         if value not in self.views:
@@ -180,13 +180,13 @@ class _Lowering:
 def lower(
     module: Module,
     cx: Context,
-    checks: list[str],
+    checks: list[DataCheck],
     regions: list[Graph] | None = None,
     products: dict[str, ProductPlan] | None = None,
 ) -> Module:
     """Lowers every fusion of `main`.
 
-    `checks` gets the messages of run-time checks, `regions` what each call computes,
+    `checks` gets the run-time checks of kernels, `regions` what each call computes,
     `products` how the functions that are matrix products cut them.
     """
     graph = module.main
@@ -374,9 +374,11 @@ def _argument(
         case View():
             return state.view(argument)
         case Value():
-            if argument in buffers:
-                return buffers[argument]
-            return state.view(views[argument])
+            if argument in views:
+                return state.view(views[argument])
+            if argument not in buffers:  # a result that a kernel writes, nothing reads
+                buffers[argument] = state.alloc(argument.type, argument.name)
+            return buffers[argument]
     raise InternalError("lower", f"unknown argument {argument}")
 
 

@@ -108,6 +108,7 @@ COST = {
     "index": 4,
     "take_along": 4,
     "in_range": 3,
+    "divisor": 1,
     "concat": 3,
     "pad": 3,
 }

@@ -177,9 +177,7 @@ class _Update:
         source, copied = Value("source", new.type), Value("copied", old.type)
         op = Op("reshape", (source,), (("shape", old.shape),), (copied,))
         region = Graph("copy", (source,), (op,), (copied,))
-        lowering = Lowering(
-            cx.facts(self.graph), lambda message, loc: 0, cx.target.lanes, False
-        )
+        lowering = Lowering(cx.facts(self.graph), lambda _: 0, cx.target.lanes, False)
         step = lower_group(region, f"store_{old.name}", lowering)
         self.loops[step.func.name] = step.func
         given = {source: new, copied: old}

@@ -17,7 +17,6 @@ import numpy as np
 from pliant.errors import (
     DTypeError,
     GradientWarning,
-    IndexRangeError,
     InternalError,
     MemoryLimitError,
     OptionError,
@@ -512,8 +511,8 @@ class CompiledModel(Caller):
             case Status.SPILL:
                 return _spill_error(first, least, bool(began))
             case Status.RUN:
-                message = self._program.checks[first - 1]
-                message = message.replace("{value}", str(least))
+                check = self._program.checks[first - 1]
+                message = check.text.replace("{value}", str(least))
                 words = set(re.findall(r"\w+", message))
                 sizes = [
                     f"{name}={value}"
@@ -521,7 +520,7 @@ class CompiledModel(Caller):
                     if name in words
                 ]
                 told = f", with {', '.join(sizes)}" if sizes else ""
-                return IndexRangeError(message + told)
+                return check.error(message + told)
             case Status.KIND | Status.LAYOUT:
                 return _unreadable(self._signature.slots[first], flat[first])
             case Status.OVERFLOW:
