@@ -279,7 +279,7 @@ class Walk:
         if self.cx.proves(cond) or not self.is_read(traced):
             return
         why = f"{_short(node.target)}: the trace took this size to be {theirs}"
-        self.cx.require(as_bound(cond), why)
+        self.cx.require_traced(as_bound(cond), why)
 
     def is_read(self, traced: Any) -> bool:
         """Whether the model may have computed with a size as torch knows it."""
