@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
-CHECKED := pliant tests bench demo setup.py
+CHECKED := pliant tests bench zoo demo setup.py
 # `make bench MODELS="bert gpt2"`; more choices: `.venv/bin/pliant bench --help`.
 MODELS ?= zoo
 # Without torch.compile, which compiles for minutes; `make bench PEERS=` takes all.
@@ -126,7 +126,7 @@ $(VENV)/.bench: $(VENV)/.installed
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f pliant/runtime/*.so $(VENV)/.installed $(VENV)/.bench
-	find pliant tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pliant tests bench zoo demo -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV)

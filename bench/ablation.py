@@ -10,46 +10,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Case,
-    Report,
-    Shape,
-    Spread,
+from bench.script import (
     add_model_arguments,
+    add_timing_arguments,
     cases,
-    console,
-    dims_text,
-    eager,
-    error,
-    few,
-    geomean,
-    interleaved,
-    mebibytes,
-    ratios,
+    check,
     save,
-    scale,
+    show,
     tell,
 )
+from pliant.cases import Case, Shape, few
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import Report, dims_text, mebibytes
+from pliant.compare.timing import Spread, geomean, interleaved, ratios
 from pliant.ir.text import print_module
+from pliant.options import SWITCHES
 
 ALL = pliant.Options()
 ON, OFF = "all on", "all off"
-CHECKS = frozenset({"verify"})  # switches that are no optimisation
-SWITCHES = tuple(
-    field.name
-    for field in fields(pliant.Options)
-    if field.default is True and field.name not in CHECKS
-)
 MODELS = ("tinybert", "bert", "llama", "resnet", "evoformer")
-TOLERANCE = 1e-3  # between variants, relative: only the order of additions differs
 MINUTES = 6  # for each model
 
 
@@ -72,7 +58,7 @@ def compile_variants(case: Case, threads: int) -> dict[str, pliant.CompiledModel
 
 def lowered(model: pliant.CompiledModel) -> str:
     """Equal for models that run the same code on the same data."""
-    return print_module(model._program.lowered)
+    return print_module(model.program.lowered)
 
 
 def measure(
@@ -84,7 +70,9 @@ def measure(
     for shape in shapes:
         print(f"  {case.name}: {shape}", file=sys.stderr)
         given = case.at(shape)
-        check(case, models, shape)
+        wanted = eager(case.model, given)
+        for name, model in models.items():
+            check(f"{case.name} {shape}, {name}", model(*given), wanted)
         calls = {name: partial(model, *given) for name, model in models.items()}
         samples = interleaved(calls, rounds)
         for name, model in models.items():
@@ -102,14 +90,6 @@ def about(case: Case, name: str, model: pliant.CompiledModel) -> dict[str, Any]:
     kept = ("kernel_calls", "kernels", "compile_seconds")
     told = {key: stats[key] for key in kept}
     return {"model": case.name, "variant": name, **told, "shapes": {}}
-
-
-def check(case: Case, models: dict[str, pliant.CompiledModel], shape: Shape) -> None:
-    given = case.at(shape)
-    wanted = eager(case.model, given)
-    for name, model in models.items():
-        if not (found := error(model(*given), wanted)) <= TOLERANCE * scale(wanted):
-            raise SystemExit(f"{case.name}, {name}, {shape}: error {found:.3g}")
 
 
 def report(name: str, rows: list[dict[str, Any]]) -> Report:
@@ -135,21 +115,18 @@ def report(name: str, rows: list[dict[str, Any]]) -> Report:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.ablation", description=__doc__)
     add_model_arguments(parser, *MODELS)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_timing_arguments(parser)
     arguments = parser.parse_args()
-    out, kept, tables = console(), [], []
+    kept, tables = [], []
     tell(MINUTES * len(arguments.models), "every switch off, by turns")
     for name, case in cases(arguments).items():
         shapes = arguments.shape or few(case.shapes)
         rows = measure(case, arguments.threads, shapes, arguments.rounds)
-        table = report(f"{name}, {arguments.threads} thread(s)", rows)
-        table.show(out)
+        tables.append(report(f"{name}, {arguments.threads} thread(s)", rows))
+        show(tables[-1:])
         kept += rows
-        tables.append(table)
-    if arguments.shape:
-        return 0
-    save("ablation", {"rows": kept}, tables, arguments.rounds)
+    if not arguments.shape:
+        save("ablation", {"rows": kept}, tables, arguments.rounds)
     return 0
 
 

@@ -16,22 +16,14 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Report,
-    Spread,
-    error,
-    geomean_spread,
-    interleaved,
-    ratios,
-    save,
-    tell,
-)
+from bench.script import add_timing_arguments, save, show, tell
+from pliant.compare.accuracy import error
+from pliant.compare.tables import Report
+from pliant.compare.timing import Spread, geomean_spread, interleaved, ratios
 
 HEADS = 12
 MINUTES = 15
@@ -148,8 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--masks", nargs="*", choices=MASKS)
     parser.add_argument("--heads", nargs="*", type=int)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_timing_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="lengths up to 1024")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -160,11 +151,10 @@ def main() -> None:
     )
     results = [measured(c, options.threads, options.rounds) for c in chosen]
     table = report(results, f"Attention, {options.threads} thread(s)")
-    table.show(Console())
-    if options.masks or options.heads or options.quick:
-        return
-    rows = [asdict(r) for r in results]
-    save("attention", {"results": rows}, [table], options.rounds)
+    show([table])
+    if not (options.masks or options.heads or options.quick):
+        rows = [asdict(r) for r in results]
+        save("attention", {"results": rows}, [table], options.rounds)
 
 
 if __name__ == "__main__":

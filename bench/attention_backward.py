@@ -14,25 +14,18 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import pliant
 from bench.attention import HEADS
-from bench.timing import (
-    ROUNDS,
-    Report,
-    error,
-    geomean,
-    interleaved,
-    save,
-    tell,
-)
+from bench.script import add_timing_arguments, save, show, tell
+from pliant.compare.accuracy import error
+from pliant.compare.tables import Report
+from pliant.compare.timing import geomean, medians
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
 from pliant.ir.types import DType, tensor
@@ -87,10 +80,6 @@ def exact(case: Case, grad: Tensor, *operands: Tensor) -> list[Tensor]:
     q, k, v = (x.double().requires_grad_() for x in operands)
     out = scaled_dot_product_attention(q, k, v, is_causal=case.causal)
     return list(torch.autograd.grad(out, (q, k, v), grad.double()))
-
-
-def medians(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    return {k: median(v) for k, v in interleaved(calls, rounds).items()}
 
 
 def measured(case: Case, threads: int, rounds: int) -> Result:
@@ -151,8 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heads", nargs="*", type=int)
     parser.add_argument("--lengths", nargs="*", type=int)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_timing_arguments(parser)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
@@ -167,11 +155,10 @@ def main() -> None:
     ]
     results = [measured(c, options.threads, options.rounds) for c in chosen]
     table = report(results, f"Attention's gradients, {options.threads} thread(s)")
-    table.show(Console())
-    if options.heads or options.lengths:
-        return
-    rows = [asdict(r) for r in results]
-    save("attention_backward", {"results": rows}, [table], options.rounds)
+    show([table])
+    if not (options.heads or options.lengths):
+        rows = [asdict(r) for r in results]
+        save("attention_backward", {"results": rows}, [table], options.rounds)
 
 
 if __name__ == "__main__":

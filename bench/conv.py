@@ -11,27 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Report,
-    Spread,
-    error,
-    geomean_spread,
-    interleaved,
-    ratios,
-    save,
-    tell,
-)
+from bench.script import against_eager, parts_by_threads, save, tell
+from pliant.compare.accuracy import error
+from pliant.compare.tables import Report
+from pliant.compare.timing import ROUNDS, Spread, geomean_spread
 
 TOLERANCE = 1e-3
 MINUTES = 7  # for one thread and two
@@ -140,26 +132,15 @@ def measure(name: str, threads: int, rounds: int) -> list[dict[str, Any]]:
     dims = {0: "batch", 2: "height", 3: "width"}
     example = torch.randn(batch, layer.channels, height, width)
     model = pliant.compile(module, (example,), (dims,), threads=threads)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for batch, height, width in layer.shapes:
         x = torch.randn(batch, layer.channels, height, width)
         if (found := error(model(x), module(x))) > TOLERANCE:
             raise SystemExit(f"{name}, {(batch, height, width)}: error {found:.3g}")
-        with torch.inference_mode():
-            samples = interleaved(
-                {"pliant": partial(model, x), "eager": partial(module, x)}, rounds
-            )
-        ours, eager = (Spread.of(samples[name]) for name in ("pliant", "eager"))
-        rows.append(
-            {
-                "layer": name,
-                "shape": [batch, height, width],
-                "pliant_us": asdict(ours.scaled(1e6)),
-                "eager_us": asdict(eager.scaled(1e6)),
-                "ratio": asdict(ratios(samples["eager"], samples["pliant"])),
-                "gflops": _flops(module, x) / ours.median / 1e9,
-            }
-        )
+        row: dict[str, Any] = {"layer": name, "shape": [batch, height, width]}
+        row |= against_eager(model, module, (x,), rounds)
+        row["gflops"] = _flops(module, x) / row["pliant_us"]["median"] / 1e3
+        rows.append(row)
     return rows
 
 
@@ -201,19 +182,13 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = arguments.layers
     names = [n for n in LAYERS if not wanted or any(w in n for w in wanted)]
-    console = Console(width=None if sys.stdout.isatty() else 120)
     tell(MINUTES, f"{len(LAYERS)} layers")
-    content: dict[str, Any] = {}
-    tables = []
-    for threads in arguments.threads or [1, 2]:
-        kept: list[dict[str, Any]] = []
-        for name in names:
-            print(f"  {name}", file=sys.stderr)
-            kept += measure(name, threads, arguments.rounds)
-        table = report(kept, threads)
-        table.show(console)
-        content[f"threads_{threads}"] = kept
-        tables.append(table)
+    content, tables = parts_by_threads(
+        arguments.threads or [1, 2],
+        names,
+        partial(measure, rounds=arguments.rounds),
+        report,
+    )
     if not wanted:
         save("conv", content, tables, arguments.rounds)
     return 0

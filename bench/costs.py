@@ -21,19 +21,11 @@ from typing import Any
 import torch
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Report,
-    Spread,
-    console,
-    default_zoo,
-    eager,
-    interleaved,
-    load_zoo,
-    mebibytes,
-    save,
-    tell,
-)
+import zoo
+from bench.script import save, show, tell
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import Report, mebibytes
+from pliant.compare.timing import ROUNDS, Spread, interleaved
 
 CHAINS = (1, 8, 16, 24)
 MODELS = ("bert", "gpt2", "resnet")
@@ -89,8 +81,8 @@ def call_cost(rounds: int) -> dict[str, float]:
 
 def compile_cost(layers: int) -> dict[str, Any]:
     """Seconds per stage for BERT-base, and what its calls will allocate."""
-    case = load_zoo(default_zoo()).bert(layers)
-    model = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
+    case = zoo.build("bert", layers=layers)
+    model = case.compile()
     stats = model.stats()
     peaks = []
     for shape in PEAKS:
@@ -108,9 +100,7 @@ def compile_cost(layers: int) -> dict[str, Any]:
 
 def seconds_of(name: str) -> dict[str, float]:
     """Compiles a model of the zoo and tells its seconds by stage."""
-    case = getattr(load_zoo(default_zoo()), name)()
-    model = pliant.compile(case.model, case.inputs(*case.example), case.dynamic_shapes)
-    seconds: dict[str, float] = model.stats()["stage_seconds"]
+    seconds: dict[str, float] = zoo.build(name).compile().stats()["stage_seconds"]
     return seconds
 
 
@@ -137,6 +127,18 @@ def build_row(name: str, cache: str, seconds: dict[str, float]) -> tuple[str, ..
     return (name, cache, *(f"{value:.2f}" for value in (*parts, kernels, every)))
 
 
+def call_table(call: dict[str, float]) -> Report:
+    return Report(
+        f"Cost of one call at size (1, 1), 1 thread, fitted over chains of {CHAINS[0]} "
+        f"to {CHAINS[-1]} kernels",
+        ("", "pliant µs", "eager µs"),
+        tuple(
+            (label, f"{call[f'pliant_{key}']:.2f}", f"{call[f'eager_{key}']:.2f}")
+            for label, key in (("fixed", "fixed_us"), ("each kernel", "kernel_us"))
+        ),
+    )
+
+
 def reports(result: dict[str, Any]) -> list[Report]:
     call, once = result["call"], result["compile"]
     layers = result["layers"]
@@ -148,17 +150,7 @@ def reports(result: dict[str, Any]) -> list[Report]:
         for shape, peak, output in once["peaks"]
     ]
     return [
-        Report(
-            "Cost of one call at size (1, 1), 1 thread",
-            ("", "pliant µs", "eager µs"),
-            tuple(
-                (label, f"{call[f'pliant_{key}']:.2f}", f"{call[f'eager_{key}']:.2f}")
-                for label, key in (
-                    ("fixed", "fixed_us"),
-                    ("each kernel", "kernel_us"),
-                )
-            ),
-        ),
+        call_table(call),
         Report(
             f"Compiling BERT, {layers} layers: {once['kernels']} loop functions, "
             f"{once['kernel_calls']} kernel calls",
@@ -204,9 +196,7 @@ def main() -> int:
         "build": {name: build_cost(name) for name in arguments.models},
     }
     tables = reports(result)
-    out = console()
-    for table in tables:
-        table.show(out)
+    show(tables)
     note = "The cost of a call is timed in rounds; a compile is made once for each row."
     save("costs", result, tables, arguments.rounds, [note])
     return 0

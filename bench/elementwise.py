@@ -11,27 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Report,
-    Spread,
-    error,
-    geomean_spread,
-    interleaved,
-    ratios,
-    save,
-    tell,
-)
+from bench.script import against_eager, parts_by_threads, save, tell
+from pliant.compare.accuracy import error
+from pliant.compare.tables import Report
+from pliant.compare.timing import ROUNDS, Spread, geomean_spread
 
 SIZES = {"1k": 1 << 10, "64k": 1 << 16, "4M": 1 << 22}  # elements, about
 TOLERANCE = 2e-4
@@ -156,7 +148,7 @@ CASES: dict[str, Case] = {
 
 def measure(
     name: str, threads: int, rounds: int, options: pliant.Options
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     case = CASES[name]
     torch.set_num_threads(threads)
     module = Apply(case.function)
@@ -174,20 +166,8 @@ def measure(
         wanted = case.function(*given)
         if (found := error(model(*given), wanted)) > TOLERANCE * size**0.5:
             raise SystemExit(f"{name}, {label}: error {found:.3g}")
-        with torch.inference_mode():
-            samples = interleaved(
-                {
-                    "pliant": partial(model, *given),
-                    "eager": partial(module, *given),
-                },
-                rounds,
-            )
-        row["sizes"][label] = {
-            "pliant_us": asdict(Spread.of(samples["pliant"]).scaled(1e6)),
-            "eager_us": asdict(Spread.of(samples["eager"]).scaled(1e6)),
-            "ratio": asdict(ratios(samples["eager"], samples["pliant"])),
-        }
-    return row
+        row["sizes"][label] = against_eager(model, module, given, rounds)
+    return [row]
 
 
 def report(kept: list[dict[str, Any]], threads: int) -> Report:
@@ -216,19 +196,13 @@ def main() -> int:
     options = pliant.Options(variants=not arguments.no_variants)
     wanted = arguments.cases
     names = [n for n in CASES if not wanted or any(w in n for w in wanted)]
-    console = Console(width=None if sys.stdout.isatty() else 140)
     tell(MINUTES, f"{len(CASES)} cases")
-    content: dict[str, Any] = {}
-    tables = []
-    for threads in arguments.threads or [1]:
-        kept = []
-        for name in names:
-            print(f"  {name}", file=sys.stderr)
-            kept.append(measure(name, threads, arguments.rounds, options))
-        table = report(kept, threads)
-        table.show(console)
-        content[f"threads_{threads}"] = kept
-        tables.append(table)
+    content, tables = parts_by_threads(
+        arguments.threads or [1],
+        names,
+        partial(measure, rounds=arguments.rounds, options=options),
+        report,
+    )
     if not wanted and not arguments.no_variants:
         save("elementwise", content, tables, arguments.rounds)
     return 0

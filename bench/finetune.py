@@ -26,15 +26,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 import pliant
-from bench.timing import default_zoo, load_zoo
-from pliant.benchmark.memory import high_water
+import zoo
+from bench.resident import high_water
 
 SHORTEST, LONGEST = 100, 3000
 IGNORED = -100  # the label of padding
@@ -95,11 +94,11 @@ def bucket(length: int) -> int:
 class Trainer:
     """A model, its optimizer and a step over token ids; `seconds` compiled so far."""
 
-    def __init__(self, way: Way, zoo: Path, threads: int) -> None:
+    def __init__(self, way: Way, threads: int) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
         self.way, self.threads, self.seconds = way, threads, 0.0
-        self.model = load_zoo(zoo).llama().model.train()
+        self.model: Any = zoo.build("llama").model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.compiled: dict[int, Any] = {}
         self.last: Any = None  # the compiled step that ran last
@@ -171,11 +170,11 @@ class Trainer:
         gc.collect()
 
 
-def serve(name: str, zoo: Path, threads: int) -> None:
+def serve(name: str, threads: int) -> None:
     """Answers each line, a job, with what its step took."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what libraries print
-    trainer = Trainer(WAYS[name], zoo, threads)
+    trainer = Trainer(WAYS[name], threads)
     vocabulary = trainer.model.model.config.vocab_size
     for line in sys.stdin:
         job = json.loads(line)
@@ -222,9 +221,9 @@ def answered(trainer: Trainer, ids: torch.Tensor, memory: bool) -> dict[str, Any
 class Server:
     """A process that trains one way."""
 
-    def __init__(self, way: str, zoo: Path, threads: int) -> None:
+    def __init__(self, way: str, threads: int) -> None:
         command = [sys.executable, "-m", "bench.finetune", "--serve", way]
-        command += ["--threads", str(threads), "--zoo", str(zoo)]
+        command += ["--threads", str(threads)]
         self.way = way
         self.process = subprocess.Popen(
             command,
@@ -261,11 +260,10 @@ class Server:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.finetune", description=__doc__)
-    parser.add_argument("--zoo", type=Path, default=default_zoo())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--serve", choices=list(WAYS), required=True)
     arguments = parser.parse_args()
-    serve(arguments.serve, arguments.zoo, arguments.threads)
+    serve(arguments.serve, arguments.threads)
     return 0
 
 

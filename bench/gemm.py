@@ -31,15 +31,15 @@ import torch.nn.functional as F
 import pliant
 from bench.gemm_tables import Limits, Row, Vector, tables
 from bench.native import (
-    Timed,
     blas_libraries,
     blas_product,
-    called,
     host_flow,
     set_peer_threads,
 )
+from bench.script import save, show, tell
 from bench.shapes import Shape, random_shapes
-from bench.timing import ROUNDS, Spread, console, save, settle, tell
+from pliant.compare.tables import console
+from pliant.compare.timing import ROUNDS, Pace, Spread, Timed, by_turns, called, turn
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
@@ -93,7 +93,8 @@ def compiled(weight: torch.Tensor | None) -> Built:
         result = b.matmul(x, b.swap(held, 0, 1))
     module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
     model = pliant.compile(module, threads=2)
-    (plan,) = model._program.products.values()
+    (plan,) = model.program.lowered.plans.values()
+    assert isinstance(plan, ProductPlan)
     return Built(model, plan)
 
 
@@ -158,31 +159,20 @@ def check(mode: str, model: pliant.CompiledModel, x: Operands) -> None:
 # ---- timing
 
 
-def by_turns(
+def samples_of(
     calls: Mapping[str, Timed], seconds: float, threads: int
 ) -> dict[str, list[float]]:
     """Seconds per call of each, one sample a round; more rounds where they scatter."""
-    counts: dict[str, int] = {}
-    for name, call in calls.items():
-        call(1)
-        once = max(min(call(1), call(1)), 1e-8)
-        counts[name] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
-    spent = 0.0  # without the sleeps
-    for turn in range(MOST_ROUNDS):
-        allowed = PATIENCE * seconds if unsure(samples) else seconds
-        if turn >= FEWEST_ROUNDS and spent > allowed:
-            break
-        # back and forth, so that each has every neighbour
-        for name in order if turn % 2 == 0 else reversed(order):
-            if threads > 1:
-                settle()
-                calls[name](1)
-            took = calls[name](counts[name])
-            samples[name].append(took / counts[name])
-            spent += took
-    return samples
+    pace = Pace(TURN_SECONDS, MOST_CALLS, pause=threads > 1)
+
+    def enough(samples: Mapping[str, Sequence[float]]) -> bool:
+        if len(samples[OURS]) < FEWEST_ROUNDS:
+            return False
+        spent = sum(max(each, TURN_SECONDS) for x in samples.values() for each in x)
+        return spent > (PATIENCE * seconds if unsure(samples) else seconds)
+
+    turns = {name: turn(call, pace) for name, call in calls.items()}
+    return by_turns(turns, MOST_ROUNDS, enough)
 
 
 def over_ours(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -204,8 +194,6 @@ def best_peer(samples: Mapping[str, Sequence[float]]) -> tuple[str, Spread]:
 
 def unsure(samples: Mapping[str, Sequence[float]]) -> bool:
     """Whether the fastest peer's median ratio has too large a standard error."""
-    if len(samples[OURS]) < FEWEST_ROUNDS:
-        return True
     ratios = over_ours(samples)[best_peer(samples)[0]]
     low, middle, high = quantiles(ratios, n=4)
     # Of a normal distribution, quartiles are 1.35 standard deviations apart, and a
@@ -222,11 +210,11 @@ def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) 
     api = python_calls(mode, model, x)
     small = shape.work < THROUGH_THE_API
     timed = kernels(mode, model, x, threads) if small else api
-    samples = by_turns(timed, seconds, threads)
+    samples = samples_of(timed, seconds, threads)
     peer, ratio = best_peer(samples)
     as_called = None
     if small:
-        as_called = best_peer(by_turns(api, seconds, threads))[1].median
+        as_called = best_peer(samples_of(api, seconds, threads))[1].median
     times = {name: median(found) for name, found in samples.items()}
     ours = times.pop(OURS)
     share = built.executed(shape, threads)
@@ -283,7 +271,7 @@ def vectors(threads: Sequence[int]) -> list[Vector]:
             }
             times = {
                 name: median(samples)
-                for name, samples in by_turns(calls, 1.0, count).items()
+                for name, samples in samples_of(calls, 1.0, count).items()
             }
             rates = (weight.nbytes / times[name] for name in (OURS, "F.linear", "read"))
             found.append(Vector(count, m, n, k, *rates))
@@ -315,8 +303,7 @@ def main() -> int:
                 print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
         streams = [] if arguments.no_vectors else vectors(arguments.threads)
     reports = tables(rows, limits, streams)
-    for report in reports:
-        report.show(terminal)
+    show(reports)
     took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
     terminal.print(took, highlight=False)
     content: dict[str, Any] = {"seed": seed, "limits": [asdict(x) for x in limits]}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.shapes import Shape
-from bench.timing import Report, Spread, geomean, geomean_spread
+from pliant.compare.tables import Report
+from pliant.compare.timing import Spread, geomean, geomean_spread
 
 LARGE = 256  # every dim of a shape that is held against the FMA peak
 LOW = 0.85  # a ratio that is counted as low

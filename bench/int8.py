@@ -15,12 +15,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
 
 import pliant
-from bench.timing import ROUNDS, Report, console, interleaved, save, tell
+from bench.script import add_timing_arguments, save, show, tell
+from pliant.compare.tables import Report
+from pliant.compare.timing import medians
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.types import DType, tensor
@@ -84,14 +85,13 @@ class Bench:
         floats = compiled(DType.F32, self.threads, y.float())
         products["f32 constant"] = partial(floats, x.float())
         products["f32 dynamic"] = partial(self.floats, x.float(), y.float())
-        samples = interleaved(products, self.rounds)
-        return {name: 2e-9 * m * n * k / median(t) for name, t in samples.items()}
+        seconds = medians(products, self.rounds)
+        return {name: 2e-9 * m * n * k / t for name, t in seconds.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.int8", description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_timing_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tell(1, f"{len(SHAPES)} sizes")
@@ -106,7 +106,7 @@ def main() -> int:
         f"int8 products, billions of operations a second, {arguments.threads} thread"
     )
     table = Report(title, ("M x N x K", *columns), texts)
-    table.show(console())
+    show([table])
     kept = [{"sizes": sizes, "rates": row} for sizes, row in rows.items()]
     content = {"threads": arguments.threads, "rows": kept}
     save("int8", content, [table], arguments.rounds)

@@ -17,32 +17,20 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
 import pliant
+import zoo
 from bench.finetune import loss_of
 from bench.memory import shapes_of
-from bench.timing import (
-    RESULTS,
-    ROUNDS,
-    Report,
-    Shape,
-    add_model_arguments,
-    cases,
-    console,
-    dims_text,
-    expand,
-    load_zoo,
-    mebibytes,
-    save,
-    tell,
-)
-from pliant.benchmark.memory import high_water
+from bench.resident import high_water
+from bench.script import RESULTS, add_model_arguments, cases, save, show, tell
+from pliant.cases import Shape, expand
+from pliant.compare.tables import Report, dims_text, mebibytes
+from pliant.compare.timing import ROUNDS, medians
 
 PERCENT = (100, 97, 90, 80, 60, 50, 40)
 TRAINING_SHAPES: tuple[Shape, ...] = (
@@ -56,14 +44,7 @@ LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """The median of several calls behind one that warms up."""
-    call()
-    found: list[float] = []
-    for _ in range(ROUNDS):
-        before = perf_counter()
-        call()
-        found.append(perf_counter() - before)
-    return median(found)
+    return medians({"call": call})["call"]
 
 
 def resident_of(model: Any, given: tuple[Any, ...]) -> int | None:
@@ -148,10 +129,10 @@ def largest(
     model.memory_limit = None
 
 
-def training_step(zoo: Path, threads: int) -> tuple[Any, Callable[..., Any]]:
+def training_step(threads: int) -> tuple[Any, Callable[..., Any]]:
     """The step of the zoo's llama, and its inputs for a shape."""
     torch.manual_seed(0)
-    model = load_zoo(zoo).llama().model.train()
+    model = zoo.build("llama").model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def batch(*shape: int) -> Any:
@@ -266,17 +247,17 @@ def main() -> int:
     most: list[dict[str, Any]] = []
     alone = arguments.training == "only"
     step_minutes = STEP_MINUTES if arguments.training else 0
-    models = 0 if alone else len(expand(arguments.models, arguments.zoo))
+    models = 0 if alone else len(expand(arguments.models))
     tell(MINUTES * models + step_minutes, f"{len(PERCENT)} limits at every shape")
     with torch.inference_mode():
         for name, case in ({} if alone else cases(arguments)).items():
             compiled = case.compile(threads=arguments.threads)
-            shapes = arguments.shape or shapes_of(name, case.dims)
+            shapes = arguments.shape or shapes_of(case)
             for shape in shapes:
                 sweep(name, shape, compiled, case.at(shape), rows)
             largest(name, compiled, shapes[0], lambda *s, c=case: c.at(s), most)
     if arguments.training:
-        step, batch = training_step(arguments.zoo, arguments.threads)
+        step, batch = training_step(arguments.threads)
         shapes = arguments.shape or TRAINING_SHAPES
         for shape in shapes:
             sweep(STEP, shape, step, batch(*shape), rows)
@@ -284,8 +265,7 @@ def main() -> int:
     if alone:
         rows, most = replaced("rows", rows), replaced("largest", most)
     tables = report(rows), batches(most)
-    for table in tables:
-        table.show(console())
+    show(tables)
     print(chosen(rows))
     if alone or (arguments.models == ["zoo"] and arguments.shape is None):
         save("limits", {"rows": rows, "largest": most}, tables, ROUNDS, [chosen(rows)])

@@ -19,42 +19,23 @@ from typing import Any
 
 import torch
 
-from bench.timing import (
-    Report,
-    Shape,
-    add_model_arguments,
-    cases,
-    console,
-    dims_text,
-    geomean,
-    mebibytes,
-    save,
-    tell,
-)
-from pliant.benchmark.engines import ENGINES, OURS, NotAvailable, Setup, export_onnx
-from pliant.benchmark.memory import high_water, resident
-from pliant.benchmark.models import load
+import zoo
+from bench.resident import high_water, resident
+from bench.script import add_model_arguments, cases, save, show, tell
+from pliant.cases import Case, Shape, load
+from pliant.compare.engines import ENGINES, OURS, NotAvailable, Setup, export_onnx
+from pliant.compare.tables import Report, dims_text, mebibytes
+from pliant.compare.timing import geomean
 
 PEERS = ("eager", "onnxruntime", "openvino")
 MINUTES = 1.5  # for each model
 THREADS = 2
-# Inputs long enough that activations are most of what is held, by the dims' names.
-SHAPES: dict[tuple[str, ...], tuple[Shape, ...]] = {
-    ("batch", "seq"): ((8, 128), (1, 1500)),
-    ("batch", "patches"): ((8, 14), (1, 40)),
-    ("batch", "height", "width"): ((4, 224, 224), (1, 640, 800)),
-    ("batch", "residues"): ((1, 128), (1, 200)),
-    ("batch", "side", "text"): ((2, 6, 77), (1, 12, 77)),
-}
-LIMITED = dict.fromkeys(("bert", "tinybert", "minilm"), 500)  # position tables end
 
 
-def shapes_of(name: str, dims: tuple[str, ...]) -> list[Shape]:
-    most = LIMITED.get(name)
-    found = SHAPES[dims]
-    if most is None:
-        return list(found)
-    return [tuple(min(d, most) for d in shape) for shape in found]
+def shapes_of(case: Case) -> list[Shape]:
+    """The zoo's long ones; of another model those that it is measured at."""
+    known = zoo.MODELS.get(case.name)
+    return list(case.shapes if known is None else known.sizes.long)
 
 
 # ---- in the process of one measurement
@@ -62,7 +43,7 @@ def shapes_of(name: str, dims: tuple[str, ...]) -> list[Shape]:
 
 def probe(job: dict[str, Any]) -> dict[str, Any]:
     """One engine at one shape."""
-    case = load(job["model"], Path(job["zoo"]))
+    case = load(job["model"])
     torch.set_num_threads(THREADS)
     setup = Setup(case, THREADS, Path(job["folder"]))
     kind = ENGINES[job["engine"]]
@@ -98,7 +79,7 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
 # ---- all of them
 
 
-def measure(model: str, zoo: Path, shapes: list[Shape]) -> list[dict[str, Any]]:
+def measure(model: str, shapes: list[Shape]) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in shapes:
@@ -107,7 +88,6 @@ def measure(model: str, zoo: Path, shapes: list[Shape]) -> list[dict[str, Any]]:
                 print(f"  {model} {shape}: {engine}", file=sys.stderr)
                 job = {
                     "model": model,
-                    "zoo": str(zoo),
                     "engine": engine,
                     "shape": shape,
                     "folder": folder,
@@ -180,10 +160,10 @@ def main() -> int:
     found = cases(arguments)
     tell(MINUTES * len(found), "a process for each engine and shape, no times")
     for name, case in found.items():
-        shapes = arguments.shape or shapes_of(name, case.dims)
-        rows += measure(name, arguments.zoo, shapes)
+        shapes = arguments.shape or shapes_of(case)
+        rows += measure(name, shapes)
     table = report(rows)
-    table.show(console())
+    show([table])
     if everything and not arguments.shape:
         save("memory", {"rows": rows}, [table], rounds=0)
     return 0

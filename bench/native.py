@@ -22,11 +22,10 @@ import torch
 
 import pliant
 from pliant.backend.jit import CompiledCode, compile_ir
+from pliant.compare.timing import Timed
 from pliant.machine.target import host
 from pliant.runtime import binding
 
-# Runs a call that many times and gives the seconds it took.
-Timed = Callable[[int], float]
 Array = np.ndarray[Any, Any]
 
 SGEMM_ARGUMENTS = 13
@@ -82,18 +81,6 @@ def repeated(function: int, argument: int, keep: Sequence[object]) -> Timed:
     return run
 
 
-def called(call: Callable[[], object]) -> Timed:
-    """A Python call, repeated in Python."""
-
-    def run(count: int) -> float:
-        started = perf_counter()
-        for _ in range(count):
-            call()
-        return perf_counter() - started
-
-    return run
-
-
 # ---- ours
 
 
@@ -122,7 +109,7 @@ def host_flow(
     weights = model._weights.arrays
     table = np.array(plan.table, np.int64)
     offsets = np.array(plan.offsets, np.int64)
-    steps = np.array([*range(len(model._program.host.calls)), -1], np.int64)
+    steps = np.array([*range(len(model.program.code.host.calls)), -1], np.int64)
     pointers = [
         np.array([value.ctypes.data for value in group], np.uint64)
         for group in (inputs, [output], weights)
@@ -137,7 +124,7 @@ def host_flow(
         steps.ctypes.data,
     )
     keep = (model, inputs, output, room, weights, table, offsets, pointers, steps, call)
-    run = model._program.code.address("pliant_run")
+    run = model.program.code.machine.address("pliant_run")
     return repeated(run, ctypes.addressof(call), keep)
 
 

@@ -22,18 +22,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pliant
-from bench.timing import (
-    Case,
-    Report,
-    add_model_arguments,
-    cases,
-    console,
-    save,
-    tell,
-)
+from bench.script import add_model_arguments, cases, save, show, tell
+from pliant.cases import Case
+from pliant.compare.tables import Report
 from pliant.ir.graph import Module
 from pliant.memory.inplace import in_place
-from pliant.memory.order import calls_of, oracle_peak, orders, peak_at
+from pliant.memory.order import calls_of, oracle_peak, orders, peak_at, permuted
 from pliant.memory.order_compare import Bound, lines, nonpositive
 from pliant.memory.order_search import Block, live_rows
 from pliant.sym import Facts
@@ -48,18 +42,22 @@ KINDS = ("less", "equal", "greater", "crosses", None)
 def programs(case: Case, training: bool) -> Iterator[tuple[str, Module, Facts]]:
     """The lowered graph of a model in its original order, and of its training step."""
     compiled = case.compile(options=PLAIN, threads=2)
-    yield case.name, compiled._program.lowered, compiled._program.facts
+    yield case.name, compiled.program.lowered, compiled.program.interface.facts
     if training:
         step = pliant.compile_training(
             case.model,
             squares,
             pliant.SGD(0.1, momentum=0.9),
             (case.at(case.example), ()),
-            (case.dynamic_shapes[0], ()),
+            (case.dynamic_shapes, ()),
             threads=2,
             options=PLAIN,
         )
-        yield f"{case.name} training", step._program.lowered, step._program.facts
+        yield (
+            f"{case.name} training",
+            step.program.lowered,
+            step.program.interface.facts,
+        )
 
 
 def squares(outputs: Any) -> torch.Tensor:
@@ -134,24 +132,22 @@ def measured(name: str, module: Module, facts: Facts, shapes: int) -> dict[str, 
         point["threads"] = 2
         known = [one.calls for one in found]
         oracle = max(oracle_peak(graph, module, point, known), 1)
-        peaks = [peak_at(one.graph, module, point) for one in found]
+        peaks = [peak_at(graph, module, point, one.calls) for one in found]
         ours.append(min(peaks) / oracle)
         first.append(peaks[0] / oracle)
         before = peak_at(graph, module, point)
         original.append(before / oracle)
         assert min(peaks) <= before, f"{name}: worse than the original at {point}"
     sure = next(one for one in found if one.proved)
-    changed = in_place(sure.graph, module, facts)
+    best = permuted(graph, sure.calls)
+    changed = in_place(best, module, facts)
     joint = module.replace(loops={**module.loops, **changed.loops})
     for point in random_points(facts, names, 2, shapes // 5):
         point["threads"] = 2
         over.append(
-            peak_at(changed.graph, joint, point)
-            / max(peak_at(sure.graph, module, point), 1)
+            peak_at(changed.graph, joint, point) / max(peak_at(best, module, point), 1)
         )
-    allocs = [
-        sum(op.name == "alloc" for op in g.ops) for g in (sure.graph, changed.graph)
-    ]
+    allocs = [sum(op.name == "alloc" for op in g.ops) for g in (best, changed.graph)]
     return {
         "model": name,
         "calls": len(calls.ops),
@@ -244,8 +240,7 @@ def main() -> int:
             print(f"  {name}", file=sys.stderr)
             rows.append(measured(name, module, facts, arguments.shapes))
     tables = order_table(rows), share_table(rows)
-    for table in tables:
-        table.show(console())
+    show(tables)
     if arguments.models == ["zoo"] and not arguments.no_training:
         save("order", {"rows": rows}, tables, rounds=0)
     return 0

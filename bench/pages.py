@@ -19,9 +19,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.timing import RESULTS, ROOT
-from pliant.benchmark.report import MODELS, write_tables
-from pliant.benchmark.results import commit
+from bench.script import RESULTS, ROOT
+from pliant.compare.report import MODELS, write_tables
+from pliant.compare.results import commit
 
 PAGES = ("README.md", "docs/*.md")
 BLOCK = re.compile(

@@ -13,10 +13,11 @@ from typing import Any
 import llvmlite.ir as ll
 import numpy as np
 
-from bench.native import Call, Timed, repeated
+from bench.native import Call, repeated
 from bench.plan_set import Candidate
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
+from pliant.compare.timing import Timed
 from pliant.ir.loops import (
     Buffer,
     For,

@@ -23,16 +23,16 @@ from time import perf_counter, time_ns
 
 import numpy as np
 
-from bench.native import Timed
 from bench.plan_code import Artifact, Operands, artifacts
 from bench.plan_set import Candidate, Set, picked
+from bench.script import save, show, tell
 from bench.shapes import Shape, random_shapes
-from bench.timing import ROUNDS, Report, console, geomean, save, tell
+from pliant.compare.tables import Report, console
+from pliant.compare.timing import ROUNDS, Pace, Turn, by_turns, geomean, turn
 
 SHAPES = 300
 MOST_WORK = 1 << 31  # multiply-adds
-TURN_SECONDS = 0.0005
-MOST_CALLS = 20_000
+PACE = Pace(seconds=0.0005, most_calls=20_000, pause=False)
 FINALISTS = 4
 FINAL_ROUNDS = 2 * ROUNDS
 FEWEST_TRIED = 24
@@ -66,34 +66,15 @@ def check(shape: Shape, plan: Candidate, x: Operands) -> None:
         raise SystemExit(f"wrong result: {shape}, {plan}")
 
 
-def timed_once(call: Timed, count: int) -> float:
-    return call(count) / count
-
-
-def knockout(
-    calls: Mapping[Candidate, Timed], counts: Mapping[Candidate, int], keep: Candidate
-) -> list[Candidate]:
+def knockout(turns: Mapping[Candidate, Turn], keep: Candidate) -> list[Candidate]:
     """The fastest few, and `keep`: half are left out after each round."""
-    best = {plan: timed_once(call, counts[plan]) for plan, call in calls.items()}
+    best = {plan: seconds for plan, (seconds,) in by_turns(turns, 1).items()}
     while len(best) > FINALISTS:
-        for plan in best:
-            best[plan] = min(best[plan], timed_once(calls[plan], counts[plan]))
+        again = by_turns({plan: turns[plan] for plan in best}, 1)
+        best = {plan: min(seconds, *again[plan]) for plan, seconds in best.items()}
         ranked = sorted(best, key=lambda plan: best[plan])
         best = {p: best[p] for p in ranked[: max(FINALISTS, len(ranked) // 2)]}
     return list(dict.fromkeys([keep, *best]))
-
-
-def final(
-    calls: Mapping[Candidate, Timed],
-    counts: Mapping[Candidate, int],
-    plans: Sequence[Candidate],
-) -> dict[Candidate, list[float]]:
-    """Seconds of each, by turns, back and forth."""
-    samples: dict[Candidate, list[float]] = {plan: [] for plan in plans}
-    for number in range(FINAL_ROUNDS):
-        for plan in plans if number % 2 == 0 else reversed(plans):
-            samples[plan].append(timed_once(calls[plan], counts[plan]))
-    return samples
 
 
 def measure(
@@ -108,26 +89,23 @@ def measure(
     )
     others = sorted({*pool.plans()} - {pick})
     np.random.default_rng(shape.work).shuffle(others)
-    calls: dict[Candidate, Timed] = {}
-    counts: dict[Candidate, int] = {}
+    turns: dict[Candidate, Turn] = {}
     started = perf_counter()
     for plan in (pick, *others):
         late = perf_counter() - started > seconds
-        if late and len(calls) >= FEWEST_TRIED:
+        if late and len(turns) >= FEWEST_TRIED:
             break
         call = artifact.call(x, plan)
         x.c.fill(np.nan)
         call(1)
         check(shape, plan, x)
-        once = max(call(1), 1e-8)
-        calls[plan] = call
-        counts[plan] = min(MOST_CALLS, max(1, round(TURN_SECONDS / once)))
-    left = knockout(calls, counts, pick)
-    samples = final(calls, counts, left)
-    best = min(left, key=lambda plan: median(samples[plan][::2]))
+        turns[plan] = turn(call, PACE, warm_up=0)
+    left = {plan: turns[plan] for plan in knockout(turns, pick)}
+    samples = by_turns(left, FINAL_ROUNDS)
+    best = min(samples, key=lambda plan: median(samples[plan][::2]))
     pick_seconds, best_seconds = (median(samples[plan][1::2]) for plan in (pick, best))
     times = (pick_seconds, best_seconds, min(best_seconds / pick_seconds, 1.0))
-    return Row(mode, threads, shape, len(calls), pick, best, *times)
+    return Row(mode, threads, shape, len(turns), pick, best, *times)
 
 
 def sweep(
@@ -198,8 +176,7 @@ def main() -> int:
             print(f"\r{len(rows)} {row.shape}\033[K", end="", file=sys.stderr)
     terminal = console()
     reports = [summary(rows), misses(rows)]
-    for report in reports:
-        report.show(terminal)
+    show(reports)
     took = f"{len(shapes)} shapes, seed {seed}, {perf_counter() - started:.0f} s"
     terminal.print(took, highlight=False)
     content = {"seed": seed, "rows": [asdict(r) for r in rows]}

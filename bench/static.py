@@ -17,28 +17,20 @@ from typing import Any
 import torch
 
 import pliant
-from bench.timing import (
-    ROUNDS,
-    Case,
-    Report,
-    Shape,
-    Spread,
+from bench.script import (
     add_model_arguments,
+    add_timing_arguments,
     cases,
-    console,
-    dims_text,
-    eager,
-    error,
-    few,
-    geomean_spread,
-    interleaved,
-    ratios,
+    check,
     save,
-    scale,
+    show,
     tell,
 )
+from pliant.cases import Case, Shape, few
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import Report, dims_text
+from pliant.compare.timing import Spread, geomean_spread, interleaved, ratios
 
-TOLERANCE = 1e-3  # between the two, relative: only the order of additions may differ
 MINUTES = 6  # for the zoo
 
 
@@ -53,11 +45,10 @@ def measure(
         given = case.at(shape)
         static = pliant.compile(case.model, given, threads=threads)
         assert static.dims == ()
-        check(case, given, static(*given), dynamic(*given))
-        calls = {
-            "static": partial(static, *given),
-            "dynamic": partial(dynamic, *given),
-        }
+        calls = {"static": partial(static, *given), "dynamic": partial(dynamic, *given)}
+        wanted = eager(case.model, given)
+        for name, call in calls.items():
+            check(f"{case.name} {shape}, {name}", call(), wanted)
         samples = interleaved(calls, rounds)
         rows.append(
             {
@@ -70,13 +61,6 @@ def measure(
             }
         )
     return rows
-
-
-def check(case: Case, given: tuple[torch.Tensor, ...], *results: Any) -> None:
-    wanted = eager(case.model, given)
-    for result in results:
-        if not (found := error(result, wanted)) <= TOLERANCE * scale(wanted):
-            raise SystemExit(f"{case.name}: error {found:.3g}")
 
 
 def report(rows: list[dict[str, Any]], threads: int) -> Report:
@@ -102,8 +86,7 @@ def report(rows: list[dict[str, Any]], threads: int) -> Report:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.static", description=__doc__)
     add_model_arguments(parser, "zoo")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    add_timing_arguments(parser)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     tell(MINUTES, "every model of the zoo at three shapes")
@@ -111,7 +94,7 @@ def main() -> int:
         shapes = arguments.shape or few(case.shapes)
         rows += measure(case, arguments.threads, shapes, arguments.rounds)
     table = report(rows, arguments.threads)
-    table.show(console())
+    show([table])
     if not arguments.shape:
         save("static", {"rows": rows}, [table], arguments.rounds)
     return 0

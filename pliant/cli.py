@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, doctor, explain, inspect
+from pliant.commands import bench, doctor, explain, inspect, opt
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
@@ -16,6 +16,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     doctor,
     explain,
     inspect,
+    opt,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

@@ -1,20 +1,45 @@
-"""What every pass is given: options, the target, and what is known of the symbols."""
+"""What every pass is given: options, the target, and the training step, if any."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.build import facts_of
-from pliant.ir.graph import Graph
+from pliant.ir.build import Builder, facts_of
+from pliant.ir.graph import Graph, Value
 from pliant.machine.target import Target
 from pliant.options import Options
 from pliant.sym import Facts
+
+# (builder, params by name, gradients) -> results after the loss
+Extend = Callable[[Builder, dict[str, Value], Sequence[Value]], Sequence[Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The parameters of `main` to differentiate by, and what becomes of gradients.
+
+    `updates` names, for each result behind the loss, the parameter whose new value it
+    is; without any, the results are the caller's. `main` itself gives the first
+    `changed` of them.
+    """
+
+    wrt: tuple[str, ...]
+    extend: Extend
+    updates: tuple[str, ...] = ()
+    changed: int = 0
+
+    def trained(self, graph: Graph) -> list[Value]:
+        """The parameters to differentiate by, as values of a graph."""
+        names = set(self.wrt)
+        return [v for v in graph.params if v.name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     options: Options
     target: Target
+    training: Training | None = None  # None: the module is only run
 
     def facts(self, graph: Graph) -> Facts:
         """What the graph's constraints state of its symbols."""

@@ -39,7 +39,8 @@ from pliant.frontend.torch_graph import (
     from_graph,
 )
 from pliant.frontend.torch_ops_backward import decompositions
-from pliant.model.compiled import CompiledModel, parse_bytes
+from pliant.model.arguments import parse_bytes
+from pliant.model.compiled import CompiledModel
 
 _COMPILED: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 

@@ -1,13 +1,16 @@
-"""The off switches: every optimisation can be left out, to measure it or to bisect."""
+"""The off switches: every optimisation can be left out, to measure it or to bisect.
+
+Which stage reads which switch is in the table of stages (pipeline.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the compiler may do. All on but for `profile`."""
+    """What the compiler may do; all of it unless a switch is off."""
 
     constraints: bool = True  # use proved dim and product equalities in fusion
     fuse: bool = True  # several ops in one kernel
@@ -15,6 +18,7 @@ class Options:
     prologue: bool = True  # what a product reads may be computed in its kernel
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
+    absorb: bool = True  # scales and shifts by constants go into the weights
     merge: bool = True  # products that share their left operand become one
     layout: bool = True  # convolutions keep channels last where that pays
     direct: bool = True  # windows for few channels are read where they lie, not copied
@@ -26,8 +30,19 @@ class Options:
     order: bool = True  # calls run in an order in which little memory is live
     inplace: bool = True  # results may be written over inputs that die
     remat: bool = True  # inside a limit, values are computed again or spilled
-    chunk: bool = True
     recompute: bool = True  # training: elementwise values not kept for the way back
     update: bool = True  # training: parameters updated in place; off: copied
+
+    def are_on(self, names: tuple[str, ...]) -> bool:
+        return all(getattr(self, name) for name in names)
+
+
+SWITCHES = tuple(field.name for field in fields(Options))
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What the compiler checks and measures beside its work; results are the same."""
+
     verify: bool = True  # check the IR after every stage
-    profile: bool = False  # on: calls keep the time of each kernel, for `profile`
+    profile: bool = False  # calls keep the time of each kernel, for `profile`

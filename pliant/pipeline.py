@@ -1,72 +1,74 @@
 """What happens to a model, in order. Read this file first.
 
-    import        torch.export's graph -> tensor ops with symbolic shapes  frontend/
-    inline        calls of graph functions and match-casts go away         passes/
+    inline        calls of graph functions and match-casts go away
     joins         concats of slices of concats -> one concat of what is read
     canonicalize  fold identities, share equal values, drop dead ones
+    smooth        training: composite ops in the form that has torch's derivative
     decompose     norms, softmax, linear, ... -> primitive ops
     plain         canonicalize again
+    find          training: attention that is spelled out, where it has a gradient
+    gradient      training: back from the loss, then the parameters' new values
+    clean         training: canonicalize again
     attention     softmax between two products -> one op, masks inside it
-    gradient      of a training step: back from the loss, then the parameters' update
     contractions  matmul, conv, attention in the form their kernels take
-    canonicalize
+    simplify      canonicalize again
     absorb        scales and shifts by constants go into the weights
     merge         products that share their left operand -> one product
-    layout        convolutions keep channels last
+    layout        inference: convolutions keep channels last
+    native        what has no native code is refused, all of it at once
     fold          what depends on weights alone is computed now
-    recompute     of a training step: what the way back computes again, not keeps
+    recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
-    lower         each kernel -> a loop function; values -> buffers        lower/
-    update        of a training step: new parameters are written over the old ones
+    lower         each kernel -> a loop function; values -> buffers
+    update        training: new parameters are written over the old ones
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
+
+That list is the table `STAGES` below. A front end (frontend/) has made the module, and
+what the stages leave is turned into code by three steps more:
+
     memory        which buffer lives when, and its size as a formula
-    codegen       loop functions and the host flow -> LLVM IR              codegen/
-    compile       LLVM IR -> machine code in this process                  backend/
+    codegen       loop functions and the host flow -> LLVM IR
+    compile       LLVM IR -> machine code in this process
 
 The last two are left out for every function whose object code is known (cache.py).
-Every stage takes and gives legal IR (ir/spec.py), is timed, and is written to
-PLIANT_DUMP as NN_name.ir if that is set.
+Every stage takes and gives a legal module (ir/spec.py), is timed, and is written to
+PLIANT_DUMP as NN_name.ir if that is set; `pliant opt` runs any of them on such a file.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import enum
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from pliant import knobs
 from pliant.backend.build import build
-from pliant.backend.jit import CompiledCode
-from pliant.codegen.host_plan import HostPlan, plan_host
+from pliant.codegen.host_plan import plan_host
 from pliant.collection import paused_collection
-from pliant.context import Context
+from pliant.context import Context, Training
 from pliant.errors import (
     InternalError,
-    OptionError,
     PliantError,
-    ShapeError,
     UnsupportedOp,
     UnsupportedOpError,
 )
+from pliant.interface import InputDims, interface_of, reject_reserved
+from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
-from pliant.ir.guard_errors import check_example
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
-from pliant.ir.text import print_module
-from pliant.ir.work import call_work
-from pliant.kernels.mix import ProductPlan
 from pliant.lower.lower import lower
-from pliant.lower.step import DataCheck
 from pliant.machine.target import Target
-from pliant.measure.rates import Rates, rates
+from pliant.measure.rates import rates
 from pliant.memory.inplace import inplace
-from pliant.memory.liveness import Memory, liveness
-from pliant.memory.order import Ordered, order
-from pliant.memory.remat import CALLS, Steps, steps
+from pliant.memory.liveness import liveness
+from pliant.memory.order import order
+from pliant.memory.remat import steps
 from pliant.memory.update import update
-from pliant.options import Options
+from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
 from pliant.passes.canonicalize import canonicalize
@@ -78,54 +80,217 @@ from pliant.passes.inline import inline
 from pliant.passes.joins import joins
 from pliant.passes.layout import layout
 from pliant.passes.merge import merge
-from pliant.passes.recompute import forward_values, recompute
-from pliant.passes.training import Training, training_passes
+from pliant.passes.recompute import recompute
+from pliant.passes.training import differentiate, find, smooth
+from pliant.program import Code, Footprint, Program
+from pliant.progress import step
 from pliant.runtime.binding import symbols as runtime_symbols
-from pliant.sym import Expr, Facts, Guard, Solution, solve
 
-# Names that kernels give variables of their own, or that a memory plan is asked with.
-RESERVED = frozenset({"threads", "worker", "memory_limit"})
+Transform = Callable[[Module, Context], Module]
 
-GraphPass = Callable[[Graph, Context], Graph]
 
-# (name, pass over `main`, what is legal afterwards)
-GRAPH_PASSES: tuple[tuple[str, GraphPass, Stage], ...] = (
-    ("joins", joins, Stage.IMPORTED),
-    ("canonicalize", canonicalize, Stage.IMPORTED),
-    ("decompose", decompose, Stage.DECOMPOSED),
-    ("plain", canonicalize, Stage.DECOMPOSED),
-    ("attention", attention, Stage.DECOMPOSED),
-    ("contractions", contractions, Stage.DECOMPOSED),
-    ("simplify", canonicalize, Stage.DECOMPOSED),
-    ("absorb", absorb, Stage.DECOMPOSED),
-    ("merge", merge, Stage.DECOMPOSED),
-    ("layout", layout, Stage.DECOMPOSED),
+class Purpose(enum.Enum):
+    """What a module is compiled for."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A stage: what it does, what is legal after it, and which switches it reads."""
+
+    name: str
+    run: Transform
+    legal: Stage
+    what_for: str
+    needs: tuple[str, ...] = ()  # it is left out if one of these switches is off
+    reads: tuple[str, ...] = ()  # switches that change what it does
+    only: Purpose | None = None
+
+    def applies(self, cx: Context) -> bool:
+        purpose = Purpose.INFERENCE if cx.training is None else Purpose.TRAINING
+        return self.only in (None, purpose) and cx.options.are_on(self.needs)
+
+    def line(self) -> str:
+        """As the list at the head of this file has it."""
+        only = "" if self.only is None else f"{self.only.value}: "
+        return f"{self.name:13} {only}{self.what_for}"
+
+
+def on_main(run: Callable[[Graph, Context], Graph]) -> Transform:
+    """A pass over `main` alone."""
+    return lambda module, cx: module.with_main(run(module.main, cx))
+
+
+def reject_unsupported(graph: Graph, cx: Context) -> Graph:
+    """Control flow and data-dependent sizes have no native host flow yet."""
+    found = [
+        UnsupportedOp(op.name, "no native code for it yet", op.loc or "unknown place")
+        for op in graph.ops
+        if has_trait(op, Trait.CONTROL)
+    ]
+    if found:
+        raise UnsupportedOpError(found)
+    return graph
+
+
+IMPORTED, DECOMPOSED, LOWERED = Stage.IMPORTED, Stage.DECOMPOSED, Stage.LOWERED
+TRAINING, INFERENCE = Purpose.TRAINING, Purpose.INFERENCE
+
+STAGES: tuple[Pass, ...] = (
+    Pass(
+        "inline",
+        lambda module, cx: inline(module),
+        IMPORTED,
+        "calls of graph functions and match-casts go away",
+    ),
+    Pass(
+        "joins",
+        on_main(joins),
+        IMPORTED,
+        "concats of slices of concats -> one concat of what is read",
+    ),
+    Pass(
+        "canonicalize",
+        on_main(canonicalize),
+        IMPORTED,
+        "fold identities, share equal values, drop dead ones",
+    ),
+    Pass(
+        "smooth",
+        on_main(smooth),
+        IMPORTED,
+        "composite ops in the form that has torch's derivative",
+        only=TRAINING,
+    ),
+    Pass(
+        "decompose",
+        on_main(decompose),
+        DECOMPOSED,
+        "norms, softmax, linear, ... -> primitive ops",
+        reads=("attention",),
+    ),
+    Pass("plain", on_main(canonicalize), DECOMPOSED, "canonicalize again"),
+    Pass(
+        "find",
+        on_main(find),
+        DECOMPOSED,
+        "attention that is spelled out, where it has a gradient",
+        needs=("attention",),
+        only=TRAINING,
+    ),
+    Pass(
+        "gradient",
+        on_main(differentiate),
+        DECOMPOSED,
+        "back from the loss, then the parameters' new values",
+        only=TRAINING,
+    ),
+    Pass(
+        "clean", on_main(canonicalize), DECOMPOSED, "canonicalize again", only=TRAINING
+    ),
+    Pass(
+        "attention",
+        on_main(attention),
+        DECOMPOSED,
+        "softmax between two products -> one op, masks inside it",
+        needs=("attention",),
+    ),
+    Pass(
+        "contractions",
+        on_main(contractions),
+        DECOMPOSED,
+        "matmul, conv, attention in the form their kernels take",
+    ),
+    Pass("simplify", on_main(canonicalize), DECOMPOSED, "canonicalize again"),
+    Pass(
+        "absorb",
+        on_main(absorb),
+        DECOMPOSED,
+        "scales and shifts by constants go into the weights",
+        needs=("absorb", "fold"),
+    ),
+    Pass(
+        "merge",
+        on_main(merge),
+        DECOMPOSED,
+        "products that share their left operand -> one product",
+        needs=("merge", "fold"),
+    ),
+    Pass(
+        "layout",
+        on_main(layout),
+        DECOMPOSED,
+        "convolutions keep channels last",
+        needs=("layout",),
+        only=INFERENCE,
+    ),
+    Pass(
+        "native",
+        on_main(reject_unsupported),
+        DECOMPOSED,
+        "what has no native code is refused, all of it at once",
+    ),
+    Pass(
+        "fold",
+        fold,
+        DECOMPOSED,
+        "what depends on weights alone is computed now",
+        needs=("fold",),
+    ),
+    Pass(
+        "recompute",
+        on_main(recompute),
+        DECOMPOSED,
+        "what the way back computes again instead of keeping",
+        needs=("recompute",),
+        only=TRAINING,
+    ),
+    Pass(
+        "fuse",
+        on_main(fuse),
+        Stage.FUSED,
+        "ops -> kernels, as far as proved constraints allow",
+        reads=("fuse", "constraints", "fewest", "prologue", "recompute"),
+    ),
+    Pass(
+        "lower",
+        lower,
+        LOWERED,
+        "each kernel -> a loop function; values -> buffers",
+        reads=("share", "variants", "packing", "patching", "strips", "direct"),
+    ),
+    Pass(
+        "update",
+        update,
+        LOWERED,
+        "new parameters are written over the old ones",
+        reads=("update",),
+        only=TRAINING,
+    ),
+    Pass(
+        "order",
+        order,
+        LOWERED,
+        "calls in the order in which little memory is live",
+        needs=("order",),
+    ),
+    Pass(
+        "inplace",
+        inplace,
+        LOWERED,
+        "results written over inputs that die",
+        needs=("inplace",),
+    ),
 )
 
-
-@dataclass(slots=True)
-class Program:
-    """A compiled model, before the runtime has it."""
-
-    fused: Module  # without constants, as `lowered`
-    lowered: Module
-    regions: tuple[Graph, ...]  # what each call of `lowered` computes, in order
-    products: dict[str, ProductPlan]  # how matrix products are cut, by function
-    memory: Memory
-    steps: Steps
-    others: tuple[Ordered, ...]  # orders of the calls that are better at some sizes
-    rates: Rates | None  # to weigh rematerialisation by; None: there is none
-    host: HostPlan
-    weights: tuple[Constant, ...]  # as `host` numbers them
-    solution: Solution
-    guards: tuple[Guard, ...]
-    facts: Facts
-    code: CompiledCode
-    kernels_built: int  # by LLVM
-    kernels_cached: int  # found in memory or on disk
-    checks: tuple[DataCheck, ...]
-    shapes: tuple[tuple[str, tuple[Expr, ...]], ...]
-    seconds: dict[str, float]
+# The steps behind the stages, with the switches they read.
+CODE_STEPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("memory", "which buffer lives when, and its size as a formula", ("remat",)),
+    ("codegen", "loop functions and the host flow -> LLVM IR", ()),
+    ("compile", "LLVM IR -> machine code in this process", ()),
+)
 
 
 @dataclass(slots=True)
@@ -133,6 +298,7 @@ class Driver:
     """Runs stages: times, verifies and dumps each."""
 
     cx: Context
+    instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
 
@@ -143,42 +309,62 @@ class Driver:
     def check(self, name: str, module: Module, stage: Stage) -> None:
         folder = knobs.DUMP.get()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{self.number:02}_{name}.ir"
-            path.write_text(print_module(module))
+            write_module(folder / f"{self.number:02}_{name}.ir", module)
         self.number += 1
-        if self.cx.options.verify:
+        if self.instruments.verify:
             started = perf_counter()
             verify(module, stage)
             self.time("verify", started)
 
-    def run(
-        self, name: str, apply: Callable[[Module], Module], module: Module, stage: Stage
-    ) -> Module:
+    def run(self, stage: Pass, module: Module) -> Module:
         """One stage; an unexpected failure is a bug of ours and says where."""
         started = perf_counter()
+        step(stage.name)
         try:
-            result = apply(module)
+            result = stage.run(module, self.cx)
         except PliantError:
             raise
         except Exception as error:
-            raise InternalError(name, f"{type(error).__name__}: {error}") from error
-        self.time(name, started)
-        self.check(name, result, stage)
+            problem = f"{type(error).__name__}: {error}"
+            raise InternalError(stage.name, problem) from error
+        self.time(stage.name, started)
+        self.check(stage.name, result, stage.legal)
         return result
+
+    def stages(self, module: Module) -> Iterator[tuple[Pass, Module]]:
+        """Every stage that applies, with what it makes of the module."""
+        self.check("import", module, IMPORTED)
+        for stage in STAGES:
+            if stage.applies(self.cx):
+                module = self.run(stage, module)
+                yield stage, module
+
+
+def run_stages(module: Module, cx: Context, until: str) -> Module:
+    """A module after every stage that applies, up to the one of that name.
+
+    Not verified: for tests and tools that look at what a stage is given.
+    """
+    for stage in STAGES:
+        if stage.applies(cx):
+            module = stage.run(module, cx)
+        if stage.name == until:
+            return module
+    raise ValueError(f"there is no stage {until}")
 
 
 @paused_collection()
 def compile_module(
     module: Module,
-    inputs: tuple[tuple[str, tuple[Expr, ...]], ...],
+    inputs: InputDims,
     numbers: dict[str, int],
     options: Options,
     target: Target,
     training: Training | None = None,
     example: Sequence[Sequence[int]] = (),
-) -> Program:
-    """From an imported module to machine code.
+    instruments: Instruments | None = None,
+) -> tuple[Program, tuple[Constant, ...]]:
+    """From an imported module to machine code, and the weights that it takes.
 
     `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
     dim), `numbers` which of them each parameter of `main` is. With `training`, `main`
@@ -186,136 +372,55 @@ def compile_module(
     must be among those the code is for.
     """
     reject_reserved(inputs)
-    driver = Driver(Context(options, target))
-    driver.check("import", module, Stage.IMPORTED)
-    cx = driver.cx
+    watch = instruments or Instruments()
+    driver = Driver(Context(options, target, training), watch)
     if example:
-        _, solution, guards = guards_of(module.main, inputs, cx)
-        check_example(inputs, solution, guards, example)
-    module = driver.run("inline", inline, module, Stage.IMPORTED)
-    passes = GRAPH_PASSES if training is None else training_passes(training)
-    for name, apply, stage in passes:
-        module = driver.run(name, over_main(apply, cx), module, stage)
-    reject_unsupported(module.main)
-    if options.fold:
-        module = driver.run("fold", lambda m: fold(m, cx), module, Stage.DECOMPOSED)
-    together: GraphPass = fuse
-    if training is not None and options.recompute:
-        again = over_main(recompute, cx)
-        module = driver.run("recompute", again, module, Stage.DECOMPOSED)
-        ahead = forward_values(module.main)
-        together = lambda graph, cx: fuse(graph, cx, ahead)  # noqa: E731
-    fused = driver.run("fuse", over_main(together, cx), module, Stage.FUSED)
-    checks: list[DataCheck] = []
-    regions: list[Graph] = []
-    products: dict[str, ProductPlan] = {}
-    lowered = driver.run(
-        "lower",
-        lambda m: lower(m, cx, checks, regions, products),
-        fused,
-        Stage.LOWERED,
-    )
+        interface_of(module.main, inputs).check_example(example)
+    fused = lowered = module
+    for stage, lowered in driver.stages(module):
+        if stage.legal is Stage.FUSED:
+            fused = lowered
 
-    if training is not None and training.updates:
-        updates, changed = training.updates, training.changed
-        lowered = driver.run(
-            "update",
-            lambda m: update(m, updates, cx, regions, changed),
-            lowered,
-            Stage.LOWERED,
-        )
-    others: list[Ordered] = []
-    if options.order:
-        lowered = driver.run(
-            "order", lambda m: order(m, cx, regions, others), lowered, Stage.LOWERED
-        )
-    if options.inplace:
-        lowered = driver.run(
-            "inplace", lambda m: inplace(m, cx, others), lowered, Stage.LOWERED
-        )
-
+    step("memory")
     started = perf_counter()
     memory = liveness(lowered.main)
-    calls = [op for op in lowered.main.ops if op.name in CALLS]
-    works = call_work(calls, regions)
-    stepped = steps(lowered, memory, works)
-    facts, solution, guards = guards_of(lowered.main, inputs, cx)
+    stepped = steps(lowered, memory)
+    interface = interface_of(lowered.main, inputs)
     if example:
-        check_example(inputs, solution, guards, example)
+        interface.check_example(example)
+    weigh = rates(target) if options.remat else None
     driver.time("memory", started)
 
     started = perf_counter()
     host = plan_host(
-        lowered.main,
+        lowered,
         memory,
-        solution,
-        guards,
+        interface.solution,
+        interface.guards,
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
-        lowered.libraries,
-        regions=regions,
-        works=works,
-        profile=options.profile,
+        works=[step.work for step in stepped.steps],
+        profile=watch.profile,
     )
     symbols = runtime_symbols() | library_symbols(lowered)
     driver.time("codegen", started)
+    step(f"machine code of {len(lowered.loops)} kernels")
     made = build(lowered.loops, host, target, symbols, knobs.OPT_LEVEL.get())
     driver.seconds["codegen"] += made.emit_seconds
     driver.seconds["compile"] = made.compile_seconds
-    code = made.code
     folder = knobs.DUMP.get()
     if folder is not None:
-        (folder / "llvm.ll").write_text(code.llvm_ir())
-        (folder / "code.s").write_text(code.assembly())
-    return Program(
+        (folder / "llvm.ll").write_text(made.code.llvm_ir())
+        (folder / "code.s").write_text(made.code.assembly())
+    program = Program(
         fused.replace(constants={}),
         lowered.replace(constants={}),
-        tuple(regions),
-        products,
-        memory,
-        stepped,
-        tuple(others),
-        rates(target) if options.remat else None,
-        host,
-        tuple(lowered.constants[name] for name in host.constants),
-        solution,
-        guards,
-        facts,
-        code,
-        made.kernels_built,
-        made.kernels_cached,
-        tuple(checks),
-        inputs,
+        interface,
+        Footprint(memory, stepped, weigh),
+        Code(host, made.code, made.kernels_built, made.kernels_cached),
         driver.seconds,
     )
-
-
-def guards_of(
-    graph: Graph, inputs: Sequence[tuple[str, tuple[Expr, ...]]], cx: Context
-) -> tuple[Facts, Solution, tuple[Guard, ...]]:
-    """What is known of the sizes, how they are read, and what a call must check."""
-    facts = cx.facts(graph)
-    try:
-        solution = solve(inputs, facts)
-    except ValueError as error:
-        raise ShapeError(f"{error}: give the dims names of their own") from None
-    # Facts are the graph's constraints, which know where they come from.
-    seen = [guard for guard in solution.guards if guard.origin != "facts"]
-    return facts, solution, distinct((*seen, *graph.constraints))
-
-
-def is_reserved(name: str) -> bool:
-    """Whether a dim cannot have this name."""
-    return name.startswith("_") or name in RESERVED
-
-
-def reject_reserved(inputs: Sequence[tuple[str, tuple[Expr, ...]]]) -> None:
-    for name, dims in inputs:
-        for symbol in (s for d in dims for s in d.symbols()):
-            if is_reserved(symbol):
-                raise OptionError(
-                    f"dim name '{symbol}' of input '{name}' is reserved: choose another"
-                )
+    return program, tuple(lowered.constants[name] for name in host.constants)
 
 
 def library_symbols(module: Module) -> dict[str, int]:
@@ -333,29 +438,6 @@ def library_symbols(module: Module) -> dict[str, int]:
     return found
 
 
-def over_main(apply: GraphPass, cx: Context) -> Callable[[Module], Module]:
-    return lambda module: module.with_main(apply(module.main, cx))
-
-
 def simplified(module: Module) -> Module:
     """What a module computes in its simplest words, to compare it with another."""
     return module.with_main(canonicalize(module.main))
-
-
-def reject_unsupported(graph: Graph) -> None:
-    """Control flow and data-dependent sizes have no native host flow yet."""
-    found = [
-        UnsupportedOp(op.name, "no native code for it yet", op.loc or "unknown place")
-        for op in graph.ops
-        if has_trait(op, Trait.CONTROL)
-    ]
-    if found:
-        raise UnsupportedOpError(found)
-
-
-def distinct(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
-    """Guards with different conditions; the first stated wins."""
-    seen: dict[object, Guard] = {}
-    for guard in guards:
-        seen.setdefault(guard.cond, guard)
-    return tuple(seen.values())

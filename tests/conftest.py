@@ -76,6 +76,19 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["PLIANT_CACHE"] = folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--accept",
+        action="store_true",
+        help="write what stages print into the tests that expect another text",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--accept"):
+        os.environ["EXPECTTEST_ACCEPT"] = "1"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))

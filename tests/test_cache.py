@@ -404,8 +404,8 @@ def test_listing_of_cached_code(folder: Path) -> None:
     build.memo.clear()
     model = compiled()
     assert counts(model)[0] == 0
-    code = model._program.code
-    names = list(model._program.lowered.loops)
+    code = model.program.code.machine
+    names = list(model.program.lowered.loops)
     text, ir = code.assembly(), code.llvm_ir()
     for name in (*names, "pliant_run", "pliant_bind"):
         assert f"{name}:" in text

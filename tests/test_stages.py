@@ -29,13 +29,9 @@ from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
-from pliant.lower.lower import lower
 from pliant.machine.target import avx2, baseline, host, named, runs_here
-from pliant.options import Options
-from pliant.passes.fold import fold
-from pliant.passes.fuse import fuse
-from pliant.passes.inline import inline
-from pliant.pipeline import GRAPH_PASSES
+from pliant.options import Instruments, Options
+from pliant.pipeline import Driver
 
 SIZES = (0, 1, 5, 13, 34)
 
@@ -224,16 +220,8 @@ def imported_from(name: str) -> Module:
 def stages(module: Module, cx: Context) -> Iterator[tuple[str, Module, Stage]]:
     """What `pipeline.compile_module` does before machine code."""
     yield "import", module, Stage.IMPORTED
-    module = inline(module)
-    yield "inline", module, Stage.IMPORTED
-    for name, apply, stage in GRAPH_PASSES:
-        module = module.with_main(apply(module.main, cx))
-        yield name, module, stage
-    module = fold(module, cx)
-    yield "fold", module, Stage.DECOMPOSED
-    module = module.with_main(fuse(module.main, cx))
-    yield "fuse", module, Stage.FUSED
-    yield "lower", lower(module, cx, []), Stage.LOWERED
+    for stage, made in Driver(cx, Instruments(verify=False)).stages(module):
+        yield stage.name, made, stage.legal
 
 
 def round_trips(module: Module) -> None:

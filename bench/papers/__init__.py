@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from bench.timing import ROUNDS, Report
+from pliant.compare.tables import Report
+from pliant.compare.timing import ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """What an experiment is run with; `share` of its usual time."""
 
-    zoo: Path
     threads: int
     share: float
 

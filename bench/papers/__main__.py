@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from pathlib import Path
 
 import torch
 
 from bench.papers import Run
-from bench.timing import console, default_zoo, save, tell
+from bench.script import save, show, tell
 
 NAMES = ("bladedisc", "disc", "relax", "ftuner")
 
@@ -20,7 +19,6 @@ def main() -> int:
     parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME")
     parser.add_argument("--minutes", type=float, help="for each experiment")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--zoo", type=Path, default=default_zoo())
     arguments = parser.parse_args()
     names = NAMES if "all" in arguments.names else arguments.names
     modules = {name: importlib.import_module(f"bench.papers.{name}") for name in names}
@@ -29,9 +27,8 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     for name, module in modules.items():
         share = minutes[name] / module.MINUTES
-        found = module.run(Run(arguments.zoo, arguments.threads, share))
-        for table in found.tables:
-            table.show(console())
+        found = module.run(Run(arguments.threads, share))
+        show(found.tables)
         for note in found.notes:
             print(note)
         if share >= 1:

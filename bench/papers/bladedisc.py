@@ -21,7 +21,8 @@ from bench.finetune import (
     lengths,
 )
 from bench.papers import Found, Run
-from bench.timing import Report, mebibytes, ratios
+from pliant.compare.tables import Report, mebibytes
+from pliant.compare.timing import back_and_forth, ratios
 
 MINUTES = 8.0
 PERCENT = 55  # of the peak at the longest sequence: the limit of the timed steps
@@ -37,7 +38,7 @@ Steps = dict[str, list[dict[str, Any]]]
 
 def run(given: Run) -> Found:
     drawn = lengths(given.rounds, SEED)
-    servers = {way: Server(way, given.zoo, given.threads) for way in WAYS}
+    servers = {way: Server(way, given.threads) for way in WAYS}
     try:
         warm(servers, drawn)
         whole = servers[OURS].step(LONGEST, None, kind="plan")["peak"]
@@ -82,9 +83,9 @@ def warm(servers: Mapping[str, Server], drawn: list[int]) -> None:
 
 def timed(servers: Mapping[str, Server], drawn: list[int], limit: int) -> Steps:
     found: Steps = {way: [] for way in servers if way not in NOT_TIMED}
-    for k, length in enumerate(drawn):
-        # back and forth, so that each has every neighbour
-        for way in list(found) if k % 2 == 0 else list(reversed(found)):
+    orders = back_and_forth(list(found), len(drawn))
+    for k, (length, order) in enumerate(zip(drawn, orders, strict=True)):
+        for way in order:
             result = servers[way].step(length, limit, seed=k)
             told = result.get("seconds", "refused")
             print(f"  {length} tokens, {way}: {told}", file=sys.stderr)

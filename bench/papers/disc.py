@@ -14,23 +14,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pliant
+import zoo
 from bench import costs, static
 from bench.papers import Found, Run
-from bench.timing import (
-    Case,
-    Report,
-    Shape,
-    Spread,
-    dims_text,
-    eager,
-    error,
-    few,
-    geomean_spread,
-    interleaved,
-    ratios,
-    scale,
-)
-from pliant.benchmark.models import load
+from bench.script import check
+from pliant.cases import Case, Shape, few
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import Report, dims_text
+from pliant.compare.timing import Spread, geomean_spread, interleaved, ratios
 
 MINUTES = 2.5
 MODELS = ("tinybert", "bert", "llama", "evoformer")
@@ -41,7 +32,6 @@ OPTIONS = {
     "constraints off": pliant.Options(constraints=False),
     "fusion off": pliant.Options(fuse=False),
 }
-TOLERANCE = 1e-3  # between variants, relative: only the order of additions differs
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,7 +57,7 @@ def run(given: Run) -> Found:
     flows: list[dict[str, Any]] = []
     fixed: list[dict[str, Any]] = []
     for name in names:
-        case = load(name, given.zoo)
+        case = zoo.build(name)
         shapes = few(case.shapes) if given.share >= 1 else [case.shapes[0]]
         print(f"  {name}", file=sys.stderr)
         rows.append(variants(case, shapes, given))
@@ -78,7 +68,7 @@ def run(given: Run) -> Found:
     torch.set_num_threads(given.threads)
     content = {"rows": rows, "flows": flows, "static": fixed, "call": call}
     tables = [variants_table(rows, given.threads), flow_table(flows, given.threads)]
-    tables.append(call_table(call))
+    tables.append(costs.call_table(call))
     if fixed:
         tables.append(static.report(fixed, given.threads))
     return Found(content, tables, given.rounds)
@@ -97,8 +87,7 @@ def variants(case: Case, shapes: list[Shape], given: Run) -> dict[str, Any]:
         inputs = case.at(shape)
         wanted = eager(case.model, inputs)
         for name, model in models.items():
-            if not error(model(*inputs), wanted) <= TOLERANCE * scale(wanted):
-                raise SystemExit(f"{case.name}, {name}, {shape}: wrong result")
+            check(f"{case.name} {shape}, {name}", model(*inputs), wanted)
         calls: dict[str, Callable[[], Any]] = {
             name: partial(model, *inputs) for name, model in models.items()
         }
@@ -124,8 +113,8 @@ def ops_of_eager(case: Case) -> int:
 
 def host_flows(case: Case, shapes: list[Shape], given: Run) -> list[dict[str, Any]]:
     """The time of a call, and what of it is not in kernels."""
-    options = pliant.Options(profile=True)
-    model = case.compile(threads=given.threads, options=options)
+    instruments = pliant.Instruments(profile=True)
+    model = case.compile(threads=given.threads, instruments=instruments)
     found = []
     for shape in shapes:
         inputs = case.at(shape)
@@ -190,14 +179,3 @@ def flow_table(flows: list[dict[str, Any]], threads: int) -> Report:
     columns = ("model", "kernel calls", "call µs", "outside kernels µs", "share")
     name = f"Host flow: guards, sizes, plan, dispatch, results, {threads} threads"
     return Report(name, columns, tuple(lines))
-
-
-def call_table(call: dict[str, float]) -> Report:
-    return Report(
-        "Cost of one call at size (1, 1), fitted over chains of 1 to 24 kernels",
-        ("", "pliant µs", "eager µs"),
-        tuple(
-            (label, f"{call[f'pliant_{key}']:.2f}", f"{call[f'eager_{key}']:.2f}")
-            for label, key in (("fixed", "fixed_us"), ("each kernel", "kernel_us"))
-        ),
-    )

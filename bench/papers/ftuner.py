@@ -7,28 +7,21 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
 import pliant
+import zoo
 from bench import gemm
 from bench.gemm_tables import Row
 from bench.papers import Found, Run
+from bench.script import against_eager, check
 from bench.shapes import Shape
-from bench.timing import (
-    Report,
-    Spread,
-    eager,
-    error,
-    geomean_spread,
-    interleaved,
-    load_zoo,
-    ratios,
-    scale,
-)
+from pliant.compare.accuracy import eager
+from pliant.compare.tables import Report
+from pliant.compare.timing import Spread, geomean_spread
 
 MINUTES = 3.0
 ROWS, K, N = 16, 768, 2304  # 16 T rows
@@ -39,7 +32,6 @@ HEADS, HEAD = 16 * 12, 64  # a batch of 16 in BERT-base
 BERT_TS, BERT_BATCH, BERT_LAYERS = (5, 24, 62, 128), 16, 4
 GROUPS = ((1, 16), (17, 64), (65, 128))
 SECONDS = 0.02  # of timing per product; 15 rounds in any case
-TOLERANCE = 1e-3
 # Seconds of tuning in the paper's artefact: Ansor, then FTuner (GPU, 128 shapes).
 PUBLISHED = {"dense": (6872, 149), "batched": (13549, 193), "BERT": (69518, 474)}
 KERNEL_STAGES = ("lower", "codegen", "compile")
@@ -138,14 +130,8 @@ def batched_products(
 
 
 def bert_rows(given: Run, tuning: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    case = load_zoo(given.zoo).bert(BERT_LAYERS)
-    model = pliant.compile(
-        case.model,
-        case.inputs(*case.example),
-        case.dynamic_shapes,
-        threads=given.threads,
-    )
+    case = zoo.build("bert", layers=BERT_LAYERS)
+    model = case.compile(threads=given.threads)
     tuning["BERT"] = {"seconds": kernel_seconds(model), "shapes": None}
     found = []
     for t in given.some(BERT_TS, len(BERT_TS)):
@@ -166,20 +152,12 @@ def compared(
 ) -> dict[str, Any]:
     """Times of a model and of eager, checked; `work` in floating-point operations."""
     wanted = eager(module, inputs)
-    if not error(model(*inputs), wanted) <= TOLERANCE * scale(wanted):
-        raise SystemExit(f"wrong result: {name}")
-    calls = {
-        "pliant": partial(model, *inputs),
-        "eager": partial(eager, module, inputs),
-    }
-    samples = interleaved(calls, rounds)
-    middle = median(samples["pliant"])
+    check(name, model(*inputs), wanted)
+    found = against_eager(model, module, inputs, rounds)
     return {
         "case": name,
-        "pliant_us": middle * 1e6,
-        "eager_us": median(samples["eager"]) * 1e6,
-        "ratio": asdict(ratios(samples["eager"], samples["pliant"])),
-        "gflops": work / middle * 1e-9,
+        **found,
+        "gflops": work / found["pliant_us"]["median"] * 1e-3,
     }
 
 
@@ -220,8 +198,8 @@ def ratio_table(title: str, rows: Sequence[dict[str, Any]], threads: int) -> Rep
     lines = [
         (
             row["case"],
-            f"{row['pliant_us']:.0f}",
-            f"{row['eager_us']:.0f}",
+            f"{row['pliant_us']['median']:.0f}",
+            f"{row['eager_us']['median']:.0f}",
             Spread(**row["ratio"]).text(),
             f"{row['gflops']:.0f}" if row["gflops"] else "",
         )

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pliant
+import zoo
 from bench.papers import Found, Run
-from bench.timing import Case, Report, Shape, mebibytes
-from pliant.benchmark.memory import high_water
-from pliant.benchmark.models import load
+from bench.resident import high_water
+from pliant.cases import Case, Shape
+from pliant.compare.tables import Report, mebibytes
 
 MINUTES = 1.0
 MODELS = ("llama", "gpt2", "bert")
@@ -78,7 +79,7 @@ def requests(
     sizes["threads"] = model.stats()["threads"]
     return [
         (b.bytes.evaluate(sizes), b.first, b.last)
-        for b in model._program.memory.buffers
+        for b in model.program.footprint.memory.buffers
     ]
 
 
@@ -86,7 +87,7 @@ def run(given: Run) -> Found:
     rows: list[dict[str, Any]] = []
     for name in MODELS if given.share >= 1 else MODELS[2:]:
         print(f"  {name}", file=sys.stderr)
-        case = load(name, given.zoo)
+        case = zoo.build(name)
         planned = case.compile(threads=given.threads)
         plain = case.compile(threads=given.threads, options=PLAIN)
         for title, shapes in SEQUENCES.items():

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.codegen.host_checks import SizeCheck, size_checks
-from pliant.ir.graph import Graph, Library, Op, Value
+from pliant.ir.calls import computed
+from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.work import Work
 from pliant.memory.liveness import Memory
 from pliant.sym import Binding, Expr, Guard, Solution, sym
@@ -131,30 +132,29 @@ class HostPlan:
 
 
 def plan_host(
-    graph: Graph,
+    module: Module,
     memory: Memory,
     solution: Solution,
     guards: tuple[Guard, ...],
     shapes: Sequence[tuple[str, tuple[Expr, ...]]],
     input_numbers: Mapping[Value, int],
-    libraries: Mapping[str, Library],
     *,
-    regions: Sequence[Graph] = (),
     works: Sequence[Work] = (),
     profile: bool = False,
 ) -> HostPlan:
-    """The plan of a lowered graph; `shapes` are the inputs' names and symbolic dims.
+    """The plan of a lowered module; `shapes` are the inputs' names and symbolic dims.
 
-    `regions` are what its calls compute, `works` how much that is, for the planner to
-    weigh; none: it is not asked to.
+    `works` are how much its calls do, for the planner to weigh; none: it is not asked
+    to.
     """
+    graph = module.main
     bindings = tuple(solution.bindings)
     table = Table()
     for name in (*(b.symbol for b in bindings), THREADS):
         table.slot(sym(name))
     buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
     output_slots = tuple(table.run(v.shape) for v in graph.results)
-    calls = tuple(_calls(graph, memory, table, input_numbers, libraries))
+    calls = tuple(_calls(module, memory, table, input_numbers))
     n_exact = len(table.entries)
     work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
     return HostPlan(
@@ -162,7 +162,7 @@ def plan_host(
         bindings=bindings,
         guards=guards,
         table=table,
-        checks=size_checks((*regions, graph)),
+        checks=size_checks((*computed(module), graph)),
         buffer_slots=buffer_slots,
         output_slots=output_slots,
         work_slots=work_slots,
@@ -178,12 +178,12 @@ def _constants(graph: Graph) -> tuple[str, ...]:
 
 
 def _calls(
-    graph: Graph,
+    module: Module,
     memory: Memory,
     table: Table,
     input_numbers: Mapping[Value, int],
-    libraries: Mapping[str, Library],
 ) -> Iterator[HostCall]:
+    graph, libraries = module.main, module.libraries
     numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     results = {v: k for k, v in enumerate(memory.outputs)}
     places = {v: Place(Origin.INPUT, input_numbers[v]) for v in graph.params}

@@ -33,7 +33,7 @@ from pliant.codegen.llvm_types import (
     splat,
     widen,
 )
-from pliant.ir.loops import COMPARISONS
+from pliant.ir.reductions import COMBINES, identity
 from pliant.ir.types import DType
 from pliant.machine.target import Target
 
@@ -242,7 +242,7 @@ def emit_binary(
         if scalar_of(result.type) == I1:
             return result
         return emit_cast(b, result, DType.F32, dtype, target)
-    if op in COMPARISONS:
+    if op in _SIGNS:
         return _compare(b, _SIGNS[op], x, y, dtype)
     if op.startswith("logical_"):
         left = emit_cast(b, x, dtype, DType.BOOL, target)
@@ -397,32 +397,11 @@ def emit_fma(b: Builder, x: Any, y: Any, z: Any, dtype: DType, target: Target) -
 # ---- reductions
 
 
-def identity(op: str, dtype: DType) -> float | int | bool:
-    """What a reduction starts from."""
-    if op in ("sum", "prod"):
-        return 0 if op == "sum" else 1
-    least: float | int
-    greatest: float | int
-    if dtype.is_float:
-        least, greatest = float("-inf"), float("inf")
-    elif dtype is DType.BOOL:
-        least, greatest = 0, 1
-    elif dtype is DType.U8:
-        least, greatest = 0, 255
-    else:
-        greatest = 2 ** (8 * dtype.bytes - 1) - 1
-        least = -greatest - 1
-    return least if op == "max" else greatest
-
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-
-
 def combine(
     b: Builder, op: str, new: Any, acc: Any, dtype: DType, target: Target
 ) -> Any:
     """One step of a reduction. `new` goes first: its NaN test is off the chain."""
-    return emit_binary(b, _COMBINE[op], new, acc, dtype, target)
+    return emit_binary(b, COMBINES[op], new, acc, dtype, target)
 
 
 def reduce_lanes(b: Builder, op: str, x: Any, dtype: DType, target: Target) -> Any:

@@ -31,6 +31,8 @@ from pliant.ir.loops import (
     operands,
     statements,
 )
+from pliant.ir.opdef import Cost
+from pliant.ir.ops_elementwise import SCALARS
 from pliant.machine.target import Target
 from pliant.sym import Expr
 from pliant.sym.expr import Max, Min
@@ -114,31 +116,16 @@ def only_stores_registers(stmt: Stmt) -> bool:
 
 # ---- what a vector loop can do
 
-# An op that LLVM expands to many instructions weighs as much as this many.
-_HEAVY = frozenset(
-    {
-        "exp",
-        "decay",
-        "expm1",
-        "log",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "tanh",
-        "erf",
-        "sigmoid",
-    }
-    | {"pow", "atan2", "floordiv", "mod"}
-)
+# An op that is many instructions weighs as much as this many.
 _HEAVY_WEIGHT = 12
 
 
+def _is_heavy(value: LoopValue) -> bool:
+    return isinstance(value, Unary | Binary) and SCALARS[value.op].cost >= Cost.EXPANDED
+
+
 def _weight(loop: For) -> int:
-    return sum(
-        _HEAVY_WEIGHT if isinstance(v, Unary | Binary) and v.op in _HEAVY else 1
-        for v in values(loop.body)
-    )
+    return sum(_HEAVY_WEIGHT if _is_heavy(v) else 1 for v in values(loop.body))
 
 
 def abreast(loop: For) -> int:

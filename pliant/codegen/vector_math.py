@@ -40,6 +40,7 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "erf": exponential.erf,
     "log": logarithm.log,
     "log1p": logarithm.log1p,
+    "logit": logarithm.logit,
     "sin": trigonometry.sin,
     "cos": trigonometry.cos,
     "tan": trigonometry.tan,

@@ -1,4 +1,4 @@
-"""Logarithms: log, log1p.
+"""Logarithms: log, log1p, logit.
 
 x = 2^e * m with m in [sqrt(1/2), sqrt(2)), f = m - 1, by integer arithmetic on the bits
 (subnormals are scaled up first). Then
@@ -94,3 +94,10 @@ def log1p(x: Lanes) -> Lanes:
     result = log_sum(e, f, near.select(0.0, lost))
     result = log_limits(u, result)
     return near.select(result.with_sign_of(x), result)
+
+
+def logit(x: Lanes) -> Lanes:
+    """log(x / (1-x)), and around 1/2 log1p((2x-1) / (1-x)), where 2x-1 is exact."""
+    rest = 1.0 - x
+    near = (x - 0.5).magnitude() < 0.1875
+    return near.select(log1p((x + x - 1.0) / rest), log(x / rest))

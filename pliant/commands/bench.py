@@ -1,8 +1,9 @@
 """Times models against torch eager, torch.compile, ONNX Runtime, OpenVINO and TVM.
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, the
-name of a model of the zoo (--zoo), or `zoo` for all of them.
+`dynamic_shapes`, `dims` and `example`; with `shapes` it says where to measure), a
+program.pt2 that torch.export.save wrote, or in a checkout the name of a model of the
+zoo, or `zoo` for all of them.
 
 Every model and thread count is measured in a process of its own, where the engines take
 turns. Results are checked against fp64 before anything is timed; an engine that fails,
@@ -29,11 +30,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pliant.commands.progress import progress
 from pliant.errors import OptionError
+from pliant.progress import task
 
 if TYPE_CHECKING:
-    from pliant.benchmark.worker import Job
+    from pliant.compare.worker import Job
 
 NAME = "bench"
 HELP = "times models against other engines"
@@ -43,7 +44,6 @@ BUSY = 0.5  # load from which times are not to be trusted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
-    parser.add_argument("--zoo", type=Path, help="file with models by name")
     parser.add_argument(
         "--peers",
         type=lambda text: [part for part in text.split(",") if part],
@@ -87,10 +87,10 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pliant.benchmark.estimate import estimate
-    from pliant.benchmark.report import failed, store_result, write_tables
-    from pliant.benchmark.results import stamp
-    from pliant.benchmark.run import run_jobs
+    from pliant.compare.estimate import estimate
+    from pliant.compare.report import failed, store_result, write_tables
+    from pliant.compare.results import stamp
+    from pliant.compare.run import run_jobs
 
     if args.prepare and args.keep is None:
         raise OptionError("--prepare fills the folder of --keep: give one")
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             if keeps:
                 store_result(args.output, result, about)
 
-        with progress("starting") as say:
+        with task("starting") as say:
             results = run_jobs(jobs, say, keep)
     if keeps:
         write_tables(args.output)
@@ -122,23 +122,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
-    from pliant.benchmark.models import default_zoo, expand
-    from pliant.benchmark.timing import ROUNDS
-    from pliant.benchmark.worker import Job
+    from pliant.cases import expand
+    from pliant.compare.timing import ROUNDS
+    from pliant.compare.worker import Job
     from pliant.machine import target
 
-    zoo = args.zoo or default_zoo()
-    if args.zoo is not None and not args.zoo.is_file():
-        raise OptionError(f"no such file: {args.zoo}")
     jobs = []
     threads = args.threads or [1, target.host().cores]
-    for name in expand(args.models, zoo):
-        shared = folder / _folder_name(name, zoo)
+    for name in expand(args.models):
+        shared = folder / _folder_name(name)
         shared.mkdir(parents=True, exist_ok=True)
         for count in dict.fromkeys(threads):
             job = Job(
                 model=name,
-                zoo=None if zoo is None else str(zoo),
                 threads=count,
                 engines=_engines(args.peers, args.quick),
                 shapes=tuple(args.shape or ()),
@@ -153,19 +149,19 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
     return jobs
 
 
-def _folder_name(model: str, zoo: Path | None) -> str:
+def _folder_name(model: str) -> str:
     """Of what is made from a model: another for another source or torch."""
     import torch
 
-    path, _, name = model.rpartition(":")
-    source = Path(path or (model if model.endswith(".pt2") else zoo or model))
-    content = source.read_bytes() if source.is_file() else b""
+    from pliant.cases import sources
+
+    content = b"".join(path.read_bytes() for path in sources(model))
     key = hashlib.sha256(content + torch.__version__.encode()).hexdigest()
-    return f"{Path(name).stem}-{key[:12]}"
+    return f"{Path(model.rpartition(':')[2]).stem}-{key[:12]}"
 
 
 def _engines(peers: list[str] | None, quick: bool) -> tuple[str, ...]:
-    from pliant.benchmark.engines import ENGINES, OURS, PEERS
+    from pliant.compare.engines import ENGINES, OURS, PEERS
 
     if peers is None:
         chosen = [n for n in PEERS if not (quick and ENGINES[n].compiles_per_shape)]
@@ -177,9 +173,9 @@ def _engines(peers: list[str] | None, quick: bool) -> tuple[str, ...]:
 
 
 def _show(results: list[dict[str, Any]], about: dict[str, Any], as_json: bool) -> None:
-    from pliant.benchmark import report
-    from pliant.benchmark.results import stamp_line
-    from pliant.benchmark.tables import console
+    from pliant.compare import report
+    from pliant.compare.results import stamp_line
+    from pliant.compare.tables import console
 
     if as_json:
         content = {
@@ -205,9 +201,9 @@ def _show(results: list[dict[str, Any]], about: dict[str, Any], as_json: bool) -
 def _show_kernels(
     results: list[dict[str, Any]], about: dict[str, Any], as_json: bool
 ) -> None:
-    from pliant.benchmark.results import stamp_line
-    from pliant.benchmark.roofline import limits, roofline_tables
-    from pliant.benchmark.tables import console
+    from pliant.compare.results import stamp_line
+    from pliant.compare.roofline import limits, roofline_tables
+    from pliant.compare.tables import console
 
     measured = limits()
     if as_json:

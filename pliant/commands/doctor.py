@@ -27,7 +27,6 @@ from rich.text import Text
 
 from pliant import cache, knobs
 from pliant.codegen.units import toolchain
-from pliant.commands.progress import progress
 from pliant.errors import PliantError
 from pliant.machine import target
 from pliant.machine.processor import asked_threads
@@ -35,6 +34,7 @@ from pliant.machine.target import Target
 from pliant.measure import probes
 from pliant.measure.probes import Measured
 from pliant.model.spill import spill_place
+from pliant.progress import task
 
 NAME = "doctor"
 HELP = "what pliant found on this machine, and whether it works"
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     checks = list(_checks(chosen))
     limits = probes.known(chosen)
     if args.measure and target.runs_here(chosen):
-        with progress("measuring"):
+        with task("measuring"):
             limits = probes.measured(chosen, refresh=True)
     if args.json:
         print(json.dumps(_report(chosen, checks, limits), indent=1))

@@ -2,16 +2,15 @@
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
 `dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-the name of a model of the zoo (--zoo).
+in a checkout the name of a model of the zoo.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from pliant.commands.progress import progress
+from pliant.progress import task
 
 NAME = "explain"
 HELP = "what a model is compiled to"
@@ -19,7 +18,6 @@ HELP = "what a model is compiled to"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--zoo", type=Path, help="file with models by name")
     parser.add_argument("--threads", type=int, help="default: every core")
     parser.add_argument(
         *("--dim", "-d"),
@@ -39,19 +37,17 @@ def _dim(text: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pliant.benchmark.models import default_zoo, expand, load
+    from pliant.cases import load
 
-    zoo = args.zoo or default_zoo()
-    (name,) = expand([args.model], zoo)
-    with progress(f"compiling {name}"):
-        model = load(name, zoo).compile(threads=args.threads)
+    with task(f"compiling {args.model}"):
+        model = load(args.model).compile(threads=args.threads)
     text = model.explain(**dict(args.dim))
     if not args.json:
         print(text)
         return 0
     stats = model.stats()
     content = {
-        "model": name,
+        "model": args.model,
         "dims": model.dims,
         "peak_formula": model.peak_formula,
         "weight_bytes": model.weight_bytes,

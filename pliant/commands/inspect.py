@@ -2,7 +2,7 @@
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
 `dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-the name of a model of the zoo (--zoo).
+in a checkout the name of a model of the zoo.
 
 With --plot, live bytes over the run and the peak over a dim are drawn, with and without
 each optimisation of memory. An .html file shows the run at several sizes of the dim; a
@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pliant.commands.progress import progress
 from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
+from pliant.progress import task
 
 if TYPE_CHECKING:
-    from pliant.benchmark.models import Case
-    from pliant.model.compiled import CompiledModel, MemoryPlan
+    from pliant.cases import Case
+    from pliant.model.compiled import CompiledModel
+    from pliant.model.planning import MemoryPlan
     from pliant.report.timeline import Timeline
 
 NAME = "inspect"
@@ -50,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIM",
         help="the dim that a plot goes over (default: the last)",
     )
-    parser.add_argument("--zoo", type=Path, help="file with models by name")
     parser.add_argument("--threads", type=int, help="default: every core")
 
 
@@ -124,14 +124,12 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pliant.benchmark.models import default_zoo, expand, load
-    from pliant.model.compiled import parse_bytes
+    from pliant.cases import load
+    from pliant.model.arguments import parse_bytes
 
     limit = parse_bytes(args.memory_limit)
-    zoo = args.zoo or default_zoo()
-    (name,) = expand([args.model], zoo)
-    case = load(name, zoo)
-    with progress(f"compiling {name}"):
+    name, case = args.model, load(args.model)
+    with task(f"compiling {name}"):
         model = case.compile(threads=args.threads)
     whole = Variant("all optimisations", case, model, limit)
     plan, held = whole.plan(args.memory), whole.timeline(args.memory)
@@ -268,7 +266,7 @@ def variants(whole: Variant, threads: int | None) -> list[Variant]:
                 out.append(Variant("without remat (no limit)", whole.case, whole.model))
             continue
         options = pliant.Options(**{switch: False})
-        with progress(f"compiling without {switch}"):
+        with task(f"compiling without {switch}"):
             model = whole.case.compile(threads=threads, options=options)
         out.append(Variant(f"without {switch}", whole.case, model, whole.limit))
     return out

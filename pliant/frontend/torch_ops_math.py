@@ -255,6 +255,12 @@ def log_base(base: float) -> Translate:
     return translate
 
 
+def logit(cx: Context, x: Value, eps: float | None = None) -> Value:
+    """Of x between eps and 1 - eps, if eps is given."""
+    x = cx.cast(x, cx.out_dtype)
+    return cx.unary("logit", x if eps is None else clamp(cx, x, eps, 1 - eps))
+
+
 def exp2(cx: Context, x: Value) -> Value:
     return cx.arith("pow", 2.0, cx.cast(x, cx.out_dtype))
 
@@ -579,6 +585,7 @@ MATH: dict[Any, Translate] = {
     aten.expm1.default: float_unary("expm1"),
     aten.log.default: float_unary("log"),
     aten.log1p.default: float_unary("log1p"),
+    aten.logit.default: logit,
     aten.log2.default: log_base(2.0),
     aten.log10.default: log_base(10.0),
     aten.exp2.default: exp2,

@@ -25,7 +25,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from pliant.errors import OptionError, ShapeError
-from pliant.pipeline import is_reserved
+from pliant.interface import is_reserved
 from pliant.sym import Expr, sym
 
 _LARGE = 1 << 62  # a declared maximum from here on is none

@@ -33,9 +33,6 @@ from pliant.sym import (
 
 Index = tuple[Expr, ...]
 
-# Ops whose result element is one operand element at an index known without data.
-VIEWS = frozenset({"broadcast", "stretch", "reshape", "transpose", "slice", "flip"})
-
 
 def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     """The row-major position of an index."""
@@ -213,7 +210,7 @@ def reshape_index(
 
 
 def pull(op: Op, index: Index, space: Space) -> Index:
-    """The operand index of one of VIEWS' ops at a result index."""
+    """The operand index of a view (ir/ops.py: VIEWS) at a result index."""
     x = op.operands[0]
     match op.name:
         case "broadcast":

@@ -1,6 +1,6 @@
 """Graph IR: tensor SSA with symbolic shapes, and the Module that holds everything.
 
-    module   = graph* loop* library* constant*
+    module   = graph* loop* library* constant* check* order*
     graph    = name, params: value*, op*, results: value*
     op       = name, operands: value*, attrs, results: value*, region graphs*, loc
     value    = name, tensor type (or a size: an integer bound to a symbol)
@@ -8,6 +8,9 @@
 A region is a graph whose params match the op's operands (it captures no value; the
 symbols of the enclosing function are visible in it). A symbol is introduced by a
 graph's params, by `match_cast`, or by a data-dependent op's result type.
+
+A lowered call may name a graph function of its module that says what it computes; such
+a graph sees the symbols of `main`, as a region does.
 
 Every node is immutable; a pass builds a new graph and keeps what did not change.
 Values and ops compare by identity: each is one definition.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -181,14 +184,47 @@ class Library:
     symbol: str
 
 
+class KernelPlan(Protocol):
+    """How a kernel cuts its work at the sizes of a call, for a person to read."""
+
+    def sizes(self) -> Mapping[str, Expr]:
+        """The sizes that the kernel decides by, over the dims of the model."""
+        ...
+
+    def describe(self, dims: Mapping[str, int], threads: int) -> str:
+        """What it does at these dims."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What kernels demand of the data they read, and how a call fails without it."""
+
+    kind: str  # which error it is, see errors.DATA_ERRORS
+    message: str  # "{value}" stands for what the check tells
+
+    @classmethod
+    def at(cls, kind: str, message: str, loc: str) -> DataCheck:
+        return cls(kind, f"{message} ({loc})" if loc else message)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """Graph functions, loop functions and library functions, side by side."""
+    """Graph functions, loop functions and library functions, side by side.
+
+    A lowered module also says what a failed run-time check means (`check` statement
+    number k is about `checks[k - 1]`), and in which other orders the calls of `main`
+    may run (positions of its calls; all are legal, which needs least memory depends on
+    the sizes). `plans` explain loop functions; they have no text form.
+    """
 
     graphs: Mapping[str, Graph]
     loops: Mapping[str, LoopFunc] = field(default_factory=dict)
     libraries: Mapping[str, Library] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    checks: tuple[DataCheck, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
+    plans: Mapping[str, KernelPlan] = field(default_factory=dict)
 
     @property
     def main(self) -> Graph:

@@ -14,24 +14,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.access import VIEWS, Space, numel, pull, reshape_index
+from pliant.ir.access import Space, numel, pull, reshape_index
 from pliant.ir.graph import Op, Value
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.ops import FORMULAS, GATHERS, OPAQUE, VIEWS
 from pliant.sym import Expr, Facts, as_expr, sym
-
-# Computed element by element from the same element of the operands.
-CREATE = frozenset({"full", "iota", "dim_value"})
-GATHER = frozenset({"concat", "pad", "index", "take_along"})
-# Roots of kernels of their own, with their producers' results in memory.
-CONTRACT = frozenset({"matmul", "conv", "conv_last", "conv_transpose", *ATTENTIONS})
-CALLS = frozenset({"call_loop", "call_library"})
-OPAQUE = CONTRACT | CALLS | frozenset({"pool", "cumulate", "scatter_add"})
-IN_MEMORY = CONTRACT | CALLS  # these read their operands, and compute none of them
 
 
 def is_transparent(op: Op) -> bool:
     """Free inside a kernel, so copied into every kernel that needs it."""
-    return op.name in VIEWS or op.name in CREATE
+    return op.name in VIEWS or op.name in FORMULAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +144,7 @@ class _Walk:
             return self._full_access(value, index)
         if op.name in VIEWS:
             return self.reach(op.operands[0], pull(op, index, self.space))
-        if op.name in GATHER:
+        if op.name in GATHERS:
             # Computed positions: what is behind them must not need a row of its own.
             return self._elementwise_only(op)
         return all(self.reach(v, index) for v in op.operands)

@@ -1,8 +1,8 @@
 """Evaluates graphs in NumPy: the oracle every pass and the compiled code answer to.
 
-Each op is written from its definition in ir/ops.py, as plainly as possible
-(ir/interp_ops.py has those that need no more than operands and symbols), and its
-result is rounded to the value's type; half floats are computed in f32. With `precise`
+An op's row in ir/ops.py has its meaning; here are the ops that need more than operands
+and attributes: regions, the module, memory, the precision. A result is rounded to the
+value's type; half floats are computed in f32. With `precise`
 every float is an f64 and nothing is rounded: the reference for numerical error.
 Shapes are those of the data; each result is checked against its symbolic type, which
 is also how symbols get their values.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pliant.errors import DTypeError, InternalError, ShapeError
-from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.graph import Attr, Graph, Module, Op, Value
 from pliant.ir.infer import bare
 from pliant.ir.interp_attention import (
     ScoreOf,
@@ -30,12 +30,13 @@ from pliant.ir.interp_attention import (
 )
 from pliant.ir.interp_loops import run_loop
 from pliant.ir.interp_memory import Array, Memory, memory_of, storage
-from pliant.ir.interp_numbers import BINARY, UNARY, bf16_bits, bf16_value, literal
-from pliant.ir.interp_ops import PURE, SIZED, resized, sizes_of
+from pliant.ir.interp_numbers import bf16_bits, bf16_value
+from pliant.ir.interp_ops import resized
+from pliant.ir.ops import OPS
 from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
-from pliant.sym import Facts, solve
+from pliant.sym import Expr, Facts, solve
 
 LibraryCode = Callable[[list[Array], list[Array]], None]
 _POISON = 0xFF  # what fresh memory holds: NaN as a float, -1 as an integer
@@ -195,14 +196,10 @@ class Interpreter:
             self.widened(array, v.dtype)
             for array, v in zip(operands, op.operands, strict=True)
         ]
-        if op.name in UNARY:
-            return [UNARY[op.name](*wide)]
-        if op.name in BINARY:
-            return [BINARY[op.name](*wide)]
-        if op.name in PURE:
-            return [PURE[op.name](op, *wide)]
-        if op.name in SIZED:
-            return [SIZED[op.name](op, env, *wide)]
+        meaning = OPS[op.name].meaning
+        if meaning is not None:
+            given = {name: self.attribute(v, env) for name, v in op.attrs}
+            return [meaning(*wide, **given)]
         if op.name in _SPECIAL:
             return [_SPECIAL[op.name](self, op, env, *wide)]
         if op.name in _SEVERAL:
@@ -212,6 +209,18 @@ class Interpreter:
         raise InternalError("interpreter", f"no op is called {op.name}")
 
     # ---- numbers and shapes
+
+    def attribute(self, value: Attr, env: Mapping[str, int]) -> Any:
+        """An attribute as the meanings take it: dims have numbers."""
+        match value:
+            case Expr():
+                return value.evaluate(env)
+            case DType() if self.precise and value.is_float:
+                return DType.F64
+            case tuple():
+                return tuple(self.attribute(part, env) for part in value)
+            case _:
+                return value
 
     def widened(self, array: Array, dtype: DType) -> Array:
         """An operand in the type arithmetic happens in."""
@@ -305,6 +314,10 @@ class Interpreter:
         return self.place(type, _poisoned(count * type.dtype.bytes), env)
 
 
+def sizes_of(dims: Sequence[Expr], env: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(dim.evaluate(env) for dim in dims)
+
+
 def _poisoned(count: int) -> Memory:
     return Memory(np.full(count, _POISON, np.uint8))
 
@@ -346,26 +359,11 @@ def solved(
 # ---- ops that need the module or the precision
 
 
-def _cast(run: Interpreter, op: Op, env: Any, x: Array) -> Array:
-    target = op.dtype_attr("dtype")
-    if target is DType.BOOL:
-        return np.asarray(x != 0)
-    return run.rounded(x, target)
-
-
 def _constant(run: Interpreter, op: Op, env: Any) -> Array:
     constant = run.module.constants[op.str_attr("name")]
     if constant.type.dtype is DType.BF16:
         return np.asarray(bf16_value(constant.data))
     return constant.data
-
-
-def _full(run: Interpreter, op: Op, env: dict[str, int]) -> Array:
-    number, dtype = op.attr("value"), op.dtype_attr("dtype")
-    assert isinstance(number, bool | int | float)
-    wide = run.precise and dtype.is_float
-    value = np.float64(number) if wide else literal(number, dtype)
-    return np.full(sizes_of(op.dims_attr("shape"), env), value)
 
 
 def _resize(run: Interpreter, op: Op, env: dict[str, int], x: Array) -> Array:
@@ -410,9 +408,7 @@ def _attention_backward(
 
 _SPECIAL: dict[str, Callable[..., Array]] = {
     "attention": _attention,
-    "cast": _cast,
     "constant": _constant,
-    "full": _full,
     "resize": _resize,
 }
 
@@ -450,10 +446,6 @@ def _match_cast(
     return operands
 
 
-def _nonzero(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    return [np.argwhere(operands[0])]
-
-
 def _call(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
     callee = run.module.graphs[op.str_attr("callee")]
     sizes = sizes_of(op.dims_attr("sizes"), env)
@@ -469,7 +461,6 @@ _CONTROL: dict[str, Callable[..., list[Array]]] = {
     "loop": _loop,
     "while": _while,
     "match_cast": _match_cast,
-    "nonzero": _nonzero,
     "call": _call,
     "fusion": _fusion,
 }

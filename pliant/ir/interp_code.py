@@ -14,16 +14,13 @@ import numpy as np
 
 from pliant.ir.interp_memory import LoopFault, Memory, storage
 from pliant.ir.interp_numbers import (
-    BINARY,
-    DOTS,
-    UNARY,
     bf16_bits,
     bf16_value,
     convert,
-    fma,
-    identity,
     literal,
+    start_of,
 )
+from pliant.ir.interp_words import DOTS, fma
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -59,6 +56,8 @@ from pliant.ir.loops import (
     dtype_of,
     statements,
 )
+from pliant.ir.ops_elementwise import SCALARS
+from pliant.ir.reductions import COMBINES
 from pliant.ir.types import DType
 from pliant.sym import (
     Atom,
@@ -74,38 +73,6 @@ from pliant.sym import (
 )
 
 _COND_SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}
-
-# The elementwise ops for which Python has an operator on scalars.
-_INLINE: dict[str, str] = {
-    "neg": "-{}",
-    "abs": "abs({})",
-    "rsqrt": "1 / sqrt({})",
-    "reciprocal": "1 / {}",
-    "bitwise_not": "~{}",
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "div": "{} / {}",
-    "floordiv": "{} // {}",
-    "mod": "{} % {}",
-    "minimum": "{0} if {0} < {1} or {0} != {0} else {1}",
-    "maximum": "{0} if {0} > {1} or {0} != {0} else {1}",
-    "eq": "{} == {}",
-    "ne": "{} != {}",
-    "lt": "{} < {}",
-    "le": "{} <= {}",
-    "gt": "{} > {}",
-    "ge": "{} >= {}",
-    "logical_and": "{} & {}",
-    "logical_or": "{} | {}",
-    "logical_xor": "{} ^ {}",
-    "bitwise_and": "{} & {}",
-    "bitwise_or": "{} | {}",
-    "bitwise_xor": "{} ^ {}",
-    "shift_left": "{} << {}",
-    "shift_right": "{} >> {}",
-}
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 # On a run, its sizes and its memories.
@@ -307,9 +274,9 @@ class _Compiler:
                 # A copy: an accumulator may change before the value is used again.
                 return self.value_name(self.scalars[name])
             case Unary(op, x):
-                return self.apply(op, UNARY.get(op), (x,), dtype_of(value))
+                return self.scalar(op, (x,), dtype_of(value))
             case Binary(op, x, y):
-                return self.apply(op, BINARY.get(op), (x, y), dtype_of(value))
+                return self.scalar(op, (x, y), dtype_of(value))
             case Fma(x, y, z):
                 return self.apply("fma", fma, (x, y, z), dtype_of(value))
             case Dot(parts, x, y, z):
@@ -350,12 +317,20 @@ class _Compiler:
         self.globals[name] = function
         return name
 
+    def scalar(self, op: str, parts: tuple[LoopValue, ...], result: DType) -> str:
+        """An elementwise op, as its row says."""
+        row = SCALARS.get(op)
+        if row is None or row.meaning is None:
+            raise LoopFault(f"unknown op '{op}' in loop @{self.func.name}")
+        return self.apply(op, row.meaning, parts, result, row.inline)
+
     def apply(
         self,
         op: str,
         function: Callable[..., Any] | None,
         parts: tuple[LoopValue, ...],
         result: DType,
+        inline: str = "",
     ) -> str:
         if function is None:
             raise LoopFault(f"unknown op '{op}' in loop @{self.func.name}")
@@ -363,8 +338,8 @@ class _Compiler:
         dtype = dtype_of(parts[0])
         # Half floats are storage only: computed in f32, then rounded back.
         names = [self.cast(name, dtype, dtype.compute) for name in names]
-        if op in _INLINE:
-            name = self.value_name(_INLINE[op].format(*names))
+        if inline:
+            name = self.value_name(inline.format(*names))
         else:
             name = self.value_name(f"{self.function(function)}({', '.join(names)})")
         return self.cast(name, result.compute, result)
@@ -374,8 +349,7 @@ class _Compiler:
             return name
         if target is DType.F32:
             return self.value_name(f"np.float32({name})")
-        dtypes = f"{self.held(source)}, {self.held(target)}"
-        return self.value_name(f"{self.function(convert)}({name}, {dtypes})")
+        return self.value_name(f"{self.function(convert)}({name}, {self.held(target)})")
 
     # -- statements
 
@@ -415,7 +389,7 @@ class _Compiler:
             case Local(name, _, value):
                 self.scalars[name] = self.value(value)
             case Accumulator(name, dtype, op):
-                start = self.held(identity(op, dtype))
+                start = self.held(start_of(op, dtype))
                 self.scalars[name] = self.name("s")
                 self.emit(f"{self.scalars[name]} = {start}")
             case Accumulate(name, value):
@@ -480,12 +454,12 @@ class _Compiler:
         if name not in self.scalars or name not in self.accumulators:
             raise LoopFault(f"${name} is no accumulator in loop @{self.func.name}")
         target, declared = self.scalars[name], self.accumulators[name]
-        op, dtype = _COMBINE[declared.op], declared.dtype
+        op, dtype = COMBINES[declared.op], declared.dtype
         if dtype is DType.BOOL:
             op = "logical_or" if declared.op == "max" else "logical_and"
         x = self.cast(self.value(value), dtype, dtype.compute)
         held = self.cast(target, dtype, dtype.compute)
-        name = self.value_name(_INLINE[op].format(held, x))
+        name = self.value_name(SCALARS[op].inline.format(held, x))
         self.emit(f"{target} = {self.cast(name, dtype.compute, dtype)}")
 
     def call(self, call: Call) -> None:

@@ -43,6 +43,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pliant.ir.ops_elementwise import PREDICATES
 from pliant.ir.types import DType, contiguous_strides
 from pliant.sym import ONE, Cond, Expr, Min, as_expr
 
@@ -130,10 +131,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """An elementwise op of one operand: same names and meaning as in ir/ops.py.
+    """An elementwise op of one operand: a row of ir/ops_elementwise.py.
 
-    And `decay`: exp of a float that is at most 0 (above, it may be anything), where
-    results too small for a normal number are 0.
+    Names and meaning are those of ir/ops.py. And `decay`: exp of a float that is at
+    most 0 (above, it may be anything), where results too small for a normal number
+    are 0.
     """
 
     op: str
@@ -419,12 +421,6 @@ def operands(value: LoopValue) -> tuple[LoopValue, ...]:
             return ()
 
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-# Ops that only loops have, and the op of ir/ops.py that has their types.
-LOOP_OPS = {"decay": "exp"}
-PREDICATES = frozenset({"isnan", "isinf", "logical_not"})
-
-
 def dtype_of(value: LoopValue) -> DType:
     """The type of a value, from its parts."""
     match value:
@@ -434,10 +430,8 @@ def dtype_of(value: LoopValue) -> DType:
             return DType.I64
         case Load(buf, _, _):
             return buf.dtype
-        case Unary(op, x):
+        case Unary(op, x) | Binary(op, x, _):
             return DType.BOOL if op in PREDICATES else dtype_of(x)
-        case Binary(op, x, _):
-            return DType.BOOL if op in COMPARISONS else dtype_of(x)
         case Fma(x, _, _):
             return dtype_of(x)
         case Dot():

@@ -1,20 +1,15 @@
-"""The op table: every op of the graph IR, its attributes, its shape rule, its traits.
+"""The op table: all that is known of every op of the graph IR, in one row each.
+
+A row (ir/opdef.py) has the attributes, the shape rule, the traits, the cost and the
+meaning in NumPy. Those of elementwise ops are in ir/ops_elementwise.py, the others
+here. A set of ops is made of traits and defined once, at the end of this file.
 
 Shapes are explicit: elementwise operands have one shape, `broadcast` makes it so.
 Two dims that must be equal but are not provably so become a constraint (a run-time
 guard with the op as its origin), never a guess.
 
-ELEMENTWISE (operands of one shape and dtype, result the same unless said)
-  unary   neg abs sign exp expm1 log log1p sqrt rsqrt reciprocal sin cos tan tanh erf
-          sigmoid floor ceil round trunc bitwise_not;  isnan isinf logical_not -> bool
-  binary  add sub mul div floordiv mod pow minimum maximum atan2
-          eq ne lt le gt ge -> bool;  logical_and logical_or logical_xor (bool)
-          bitwise_and bitwise_or bitwise_xor shift_left shift_right
-          `div` is true division (floats); `floordiv` and `mod` round as Python does;
-          `minimum`/`maximum` propagate NaN; `round` is half to even
-  select  (cond: bool, x, y)
-  cast    {dtype}
-  stop_gradient  (x) -> x, a constant to passes/gradient.py, which drops it
+ELEMENTWISE  operands of one shape and dtype, result the same unless said: the rows of
+          ir/ops_elementwise.py
 CREATE    constant {name}             a Constant of the module
           full {value, dtype, shape}  every element is the number
           iota {axis, dtype, shape}   the index along axis
@@ -35,11 +30,14 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
                                       result shape = i.shape + x.shape[k+1:]
           take_along (x, i) {axis}    result[.., j, ..] = x[.., i[.., j, ..], ..]
           in_range (i) {size, wraps, of, axis}   i, checked to be an index of an axis
-          divisor (y) {of}            y, integers, checked not to be 0
+          divisor (y) {of}            y, integers, checked not to be 0; `of` is what an
+                                      error names
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
           scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
                                       all u[m] with i[m] == r, in order of m
+          pool {op, window, stride, low, high, dilation, include_pad}
+                                      op: max, mean; over trailing dims
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;
@@ -51,8 +49,6 @@ CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batc
           conv_transpose (x, w) {stride, low, high, dilation, groups, extra}
                                       w (C, O/groups, kernel..); `extra` lengthens the
                                       result at its end
-          pool {op, window, stride, low, high, dilation, include_pad}
-                                      op: max, mean; over trailing dims
 COMPOSITE (decomposed by passes/decompose.py)
           linear (x, w[, b])          x @ w.T + b
           softmax {axis}  log_softmax {axis}  relu  silu  gelu {approximate}
@@ -76,15 +72,17 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
-LOWERED   alloc {bytes, shape, dtype}   view {offset}   call_loop {callee, sizes}
-          call_library {callee, sizes}
+LOWERED   alloc {bytes, shape, dtype}   view {offset}
+          call_loop {callee, sizes[, computes]}
+          call_library {callee, sizes[, computes]}
           the calls may stand in any function; with results they are made destinations
 
 Attributes: `ints` are Python ints (strides, windows, conv and pool padding, axes, perm,
 steps); `dims` are expressions (shapes, slice starts, pad widths). Axes count from the
 front. A trailing `?` marks a kind that may be None. Every shape rule is forward, from
 the operands' types to the results'; `infer` also checks, so it is the op's verifier.
-The rules are in ir/shapes.py, ir/shapes_composite.py and ir/shapes_control.py.
+The rules are in ir/shapes.py, ir/shapes_composite.py and ir/shapes_control.py, the
+meanings in ir/interp_ops.py.
 
 More on single ops
   attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D);
@@ -106,8 +104,6 @@ More on single ops
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
               i + size; `of` and `axis` are what an error names. Places that are
               computed from several indices are made of indices checked one by one
-  divisor     `of` is what an error names
-  cast        as in C; float to bool is `!= 0`
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
               factors the model states, None where it states a size; `keeps_size`
@@ -117,30 +113,42 @@ More on single ops
   loop, while a region's param whose dim is a symbol of its own may change size from
               round to round; the op's result has a fresh symbol there
   match_cast  checks itself: it adds no constraint to the graph
-  call_loop, call_library  result types are stated, not deduced
+  call_loop, call_library  result types are stated, not deduced; `computes` names the
+              graph function that says what the call is for. A call without one
+              prepares a later call: it only moves its operands
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from pliant.ir import interp_ops as numpy_ops
 from pliant.ir import shapes
 from pliant.ir import shapes_composite as composite
 from pliant.ir import shapes_control as control
-from pliant.ir.graph import Attr, Op
+from pliant.ir.graph import Op
 from pliant.ir.infer import Attrs, Infer, InferContext, Types
+from pliant.ir.opdef import ABSENT, ATTR_KINDS, FAMILIES, AttrSpec, Cost, OpDef, Trait
+from pliant.ir.ops_elementwise import ELEMENTWISE
 from pliant.ir.shapes_composite import einsum_labels
-from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr
 
 __all__ = [
     "ATTENTIONS",
     "ATTR_KINDS",
+    "CALLS",
+    "FAMILIES",
+    "FORMULAS",
+    "GATHERS",
+    "IN_MEMORY",
+    "LOOKUPS",
+    "OPAQUE",
     "OPS",
+    "SCANS",
+    "VIEWS",
     "AttrSpec",
     "Attrs",
+    "Cost",
     "Infer",
     "InferContext",
     "OpDef",
@@ -149,114 +157,8 @@ __all__ = [
     "einsum_labels",
     "has_trait",
     "infer",
+    "named",
 ]
-
-
-class Trait(enum.Enum):
-    """The family of an op, and what any pass may rely on."""
-
-    ELEMENTWISE = enum.auto()
-    MOVE = enum.auto()  # moves elements, computes nothing
-    REDUCE = enum.auto()
-    CONTRACT = enum.auto()
-    COMPOSITE = enum.auto()  # has a spelling in primitive ops
-    CREATE = enum.auto()  # no tensor operand
-    CONTROL = enum.auto()
-    LOWERED = enum.auto()  # only after lowering
-    PURE = enum.auto()  # same operands and attributes: same results, no effect
-    COMMUTATIVE = enum.auto()
-
-
-REQUIRED = object()
-
-# kind -> what the value must be, after ints in dims were made expressions
-ATTR_KINDS: dict[str, type | tuple[type, ...]] = {
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "str": str,
-    "dtype": DType,
-    "number": (bool, int, float),
-    "dim": Expr,
-    "ints": int,
-    "floats": float,
-    "dims": Expr,
-}
-TUPLES = frozenset({"ints", "floats", "dims"})
-
-
-@dataclass(frozen=True, slots=True)
-class AttrSpec:
-    """An attribute; `kind` is a key of ATTR_KINDS, with `?` if it may hold None."""
-
-    name: str
-    kind: str
-    default: object = REQUIRED
-    choices: tuple[str, ...] = ()
-
-    @property
-    def base(self) -> str:
-        return self.kind.rstrip("?")
-
-    @property
-    def optional(self) -> bool:
-        return self.kind.endswith("?")
-
-    def normalise(self, op: str, value: object) -> Attr:
-        """The value as the IR holds it; TypeError or ValueError if it cannot."""
-        if self.base in TUPLES:
-            if not isinstance(value, (tuple, list)):
-                raise TypeError(f"{op}: {self.name} must be a tuple, is {value!r}")
-            return tuple(self._element(op, v) for v in value)
-        value = self._element(op, value)
-        if self.choices and value not in self.choices:
-            raise ValueError(
-                f"{op}: {self.name} is {value!r}, must be one of {self.choices}"
-            )
-        return value
-
-    def _element(self, op: str, value: object) -> Attr:
-        if value is None and self.optional:
-            return None
-        base = self.base
-        if base in ("dim", "dims") and isinstance(value, int):
-            value = as_expr(int(value))
-        if base in ("float", "floats") and isinstance(value, int):
-            value = float(value)
-        if base in ("int", "ints") and isinstance(value, Expr) and value.is_const:
-            value = value.value
-        stray = isinstance(value, bool) and base in ("int", "ints", "float", "floats")
-        if stray or not isinstance(value, ATTR_KINDS[base]):
-            raise TypeError(f"{op}: {self.name} is {value!r}, must be {self.kind}")
-        return value  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class OpDef:
-    """One op: number of operands (least, most or None), attributes, rule, traits."""
-
-    name: str
-    arity: tuple[int, int | None]
-    attrs: tuple[AttrSpec, ...]
-    infer: Infer
-    traits: frozenset[Trait]
-    regions: tuple[int, int] = (0, 0)  # least and most
-
-    def is_(self, trait: Trait) -> bool:
-        return trait in self.traits
-
-    def normalise(self, given: Mapping[str, object]) -> tuple[tuple[str, Attr], ...]:
-        """Attributes in the table's order, defaults filled in."""
-        unknown = sorted(set(given) - {spec.name for spec in self.attrs})
-        if unknown:
-            raise TypeError(f"{self.name} has no attribute {', '.join(unknown)}")
-        out: list[tuple[str, Attr]] = []
-        for spec in self.attrs:
-            value = given.get(spec.name, spec.default)
-            if value is REQUIRED:
-                raise TypeError(f"{self.name} needs the attribute {spec.name}")
-            out.append((spec.name, spec.normalise(self.name, value)))
-        return tuple(out)
 
 
 def infer(cx: InferContext, op: Op) -> Types:
@@ -287,44 +189,23 @@ def _def(
     arity: tuple[int, int | None] | int,
     rule: Infer,
     *attrs: AttrSpec,
+    meaning: Callable[..., Any] | None = None,
+    traits: Sequence[Trait] = (),
+    cost: int = Cost.CHEAP,
     pure: bool = True,
-    commutative: bool = False,
     regions: int = 0,
     optional_regions: int = 0,
 ) -> OpDef:
-    traits = {family}
-    if pure:
-        traits.add(Trait.PURE)
-    if commutative:
-        traits.add(Trait.COMMUTATIVE)
+    every = {family, *traits, *([Trait.PURE] if pure else [])}
     count = (arity, arity) if isinstance(arity, int) else arity
     room = (regions, regions + optional_regions)
-    return OpDef(name, count, attrs, rule, frozenset(traits), room)
+    return OpDef(name, count, attrs, rule, frozenset(every), room, cost, meaning)
 
 
 _A = AttrSpec
-_EW, _MV, _RD, _CT = Trait.ELEMENTWISE, Trait.MOVE, Trait.REDUCE, Trait.CONTRACT
+_MV, _RD, _CT = Trait.MOVE, Trait.REDUCE, Trait.CONTRACT
 _CO, _CR, _FL, _LO = Trait.COMPOSITE, Trait.CREATE, Trait.CONTROL, Trait.LOWERED
-_FLOAT, _NUMBER, _INTS, _ANY = "f", "fiu", "iub", "fiub"
-
-_UNARY = {
-    _FLOAT: "exp expm1 log log1p sqrt rsqrt reciprocal sin cos tan tanh erf sigmoid "
-    "floor ceil round trunc",
-    _NUMBER: "neg abs sign",
-    _INTS: "bitwise_not",
-}
-_PREDICATE = {_FLOAT: "isnan isinf", "b": "logical_not"}
-_BINARY = {
-    _FLOAT: "div atan2",
-    _NUMBER: "sub floordiv mod pow",
-    "iu": "shift_left shift_right",
-}
-_COMMUTATIVE = {
-    _NUMBER: "add mul",
-    _ANY: "minimum maximum",
-    "b": "logical_and logical_or logical_xor",
-    _INTS: "bitwise_and bitwise_or bitwise_xor",
-}
+_VIEW = (Trait.VIEW,)
 _WINDOW = (
     _A("stride", "ints"),
     _A("low", "ints"),
@@ -341,34 +222,8 @@ _ATTEND = (
 _NORM = (_A("eps", "float"), _A("affine", "str", "none", tuple(composite.AFFINE)))
 
 
-def _named(groups: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    return ((name, kinds) for kinds, names in groups.items() for name in names.split())
-
-
 _TABLE: tuple[OpDef, ...] = (
-    *(_def(n, _EW, 1, shapes.elementwise(k)) for n, k in _named(_UNARY)),
-    *(
-        _def(n, _EW, 1, shapes.elementwise(k, DType.BOOL))
-        for n, k in _named(_PREDICATE)
-    ),
-    *(_def(n, _EW, 2, shapes.elementwise(k)) for n, k in _named(_BINARY)),
-    *(
-        _def(n, _EW, 2, shapes.elementwise(k), commutative=True)
-        for n, k in _named(_COMMUTATIVE)
-    ),
-    *(
-        _def(
-            n,
-            _EW,
-            2,
-            shapes.elementwise(_ANY, DType.BOOL),
-            commutative=n in ("eq", "ne"),
-        )
-        for n in ("eq", "ne", "lt", "le", "gt", "ge")
-    ),
-    _def("select", _EW, 3, shapes.select),
-    _def("cast", _EW, 1, shapes.cast, _A("dtype", "dtype")),
-    _def("stop_gradient", _EW, 1, shapes.elementwise(_ANY)),
+    *ELEMENTWISE,
     # create
     _def("constant", _CR, 0, shapes.constant, _A("name", "str")),
     _def(
@@ -379,6 +234,8 @@ _TABLE: tuple[OpDef, ...] = (
         _A("value", "number"),
         _A("dtype", "dtype"),
         _A("shape", "dims"),
+        meaning=numpy_ops.full,
+        traits=(Trait.FORMULA,),
     ),
     _def(
         "iota",
@@ -388,17 +245,58 @@ _TABLE: tuple[OpDef, ...] = (
         _A("axis", "int"),
         _A("dtype", "dtype"),
         _A("shape", "dims"),
+        meaning=numpy_ops.iota,
+        traits=(Trait.FORMULA,),
     ),
     _def(
-        "dim_value", _CR, 0, shapes.dim_value, _A("value", "dim"), _A("dtype", "dtype")
+        "dim_value",
+        _CR,
+        0,
+        shapes.dim_value,
+        _A("value", "dim"),
+        _A("dtype", "dtype"),
+        meaning=numpy_ops.dim_value,
+        traits=(Trait.FORMULA,),
     ),
     # move
     _def(
-        "broadcast", _MV, 1, shapes.broadcast, _A("shape", "dims"), _A("axes", "ints")
+        "broadcast",
+        _MV,
+        1,
+        shapes.broadcast,
+        _A("shape", "dims"),
+        _A("axes", "ints"),
+        meaning=numpy_ops.broadcast,
+        traits=_VIEW,
     ),
-    _def("stretch", _MV, 1, shapes.stretch, _A("shape", "dims"), _A("axes", "ints")),
-    _def("reshape", _MV, 1, shapes.reshape, _A("shape", "dims")),
-    _def("transpose", _MV, 1, shapes.transpose, _A("perm", "ints")),
+    _def(
+        "stretch",
+        _MV,
+        1,
+        shapes.stretch,
+        _A("shape", "dims"),
+        _A("axes", "ints"),
+        meaning=numpy_ops.broadcast,
+        traits=_VIEW,
+    ),
+    _def(
+        "reshape",
+        _MV,
+        1,
+        shapes.reshape,
+        _A("shape", "dims"),
+        meaning=numpy_ops.reshape,
+        traits=_VIEW,
+    ),
+    _def(
+        "transpose",
+        _MV,
+        1,
+        shapes.transpose,
+        _A("perm", "ints"),
+        meaning=numpy_ops.transpose,
+        traits=_VIEW,
+    ),
     _def(
         "slice",
         _MV,
@@ -407,9 +305,28 @@ _TABLE: tuple[OpDef, ...] = (
         _A("starts", "dims"),
         _A("shape", "dims"),
         _A("steps", "ints"),
+        meaning=numpy_ops.slice_,
+        traits=_VIEW,
     ),
-    _def("flip", _MV, 1, shapes.flip, _A("axes", "ints")),
-    _def("concat", _MV, (1, None), shapes.concat, _A("axis", "int")),
+    _def(
+        "flip",
+        _MV,
+        1,
+        shapes.flip,
+        _A("axes", "ints"),
+        meaning=numpy_ops.flip,
+        traits=_VIEW,
+    ),
+    _def(
+        "concat",
+        _MV,
+        (1, None),
+        shapes.concat,
+        _A("axis", "int"),
+        meaning=numpy_ops.concat,
+        traits=(Trait.GATHER,),
+        cost=3,
+    ),
     _def(
         "pad",
         _MV,
@@ -418,8 +335,19 @@ _TABLE: tuple[OpDef, ...] = (
         _A("low", "dims"),
         _A("high", "dims"),
         _A("value", "number", 0),
+        meaning=numpy_ops.pad,
+        traits=(Trait.GATHER,),
+        cost=3,
     ),
-    _def("index", _MV, (2, None), shapes.index),
+    _def(
+        "index",
+        _MV,
+        (2, None),
+        shapes.index,
+        meaning=numpy_ops.index,
+        traits=(Trait.GATHER, Trait.LOOKUP),
+        cost=4,
+    ),
     _def(
         "in_range",
         _MV,
@@ -429,9 +357,27 @@ _TABLE: tuple[OpDef, ...] = (
         _A("wraps", "bool", False),
         _A("of", "str", "index"),
         _A("axis", "int", 0),
+        meaning=numpy_ops.in_range,
+        cost=3,
     ),
-    _def("divisor", _MV, 1, shapes.divisor, _A("of", "str", "div")),
-    _def("take_along", _MV, 2, shapes.take_along, _A("axis", "int")),
+    _def(
+        "divisor",
+        _MV,
+        1,
+        shapes.divisor,
+        _A("of", "str", "div"),
+        meaning=numpy_ops.divisor,
+    ),
+    _def(
+        "take_along",
+        _MV,
+        2,
+        shapes.take_along,
+        _A("axis", "int"),
+        meaning=numpy_ops.take_along,
+        traits=(Trait.GATHER, Trait.LOOKUP),
+        cost=4,
+    ),
     # reduce
     _def(
         "reduce",
@@ -441,6 +387,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("op", "str", choices=("sum", "prod", "max", "min", "any", "all")),
         _A("axes", "ints"),
         _A("keepdims", "bool", False),
+        meaning=numpy_ops.reduce,
     ),
     _def(
         "cumulate",
@@ -449,12 +396,51 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.cumulate,
         _A("op", "str", choices=("sum", "prod")),
         _A("axis", "int"),
+        meaning=numpy_ops.cumulate,
+        traits=(Trait.SCAN,),
     ),
-    _def("scatter_add", _RD, 2, shapes.scatter_add, _A("rows", "dim")),
+    _def(
+        "scatter_add",
+        _RD,
+        2,
+        shapes.scatter_add,
+        _A("rows", "dim"),
+        meaning=numpy_ops.scatter_add,
+        traits=(Trait.SCAN,),
+    ),
+    _def(
+        "pool",
+        _RD,
+        1,
+        shapes.pool,
+        _A("op", "str", choices=("max", "mean")),
+        _A("window", "ints"),
+        *_WINDOW,
+        _A("include_pad", "bool", True),
+        meaning=numpy_ops.pool,
+        traits=(Trait.SCAN,),
+    ),
     # contract
-    _def("matmul", _CT, 2, shapes.matmul),
-    _def("conv", _CT, 2, shapes.conv, *_WINDOW, _A("groups", "int", 1)),
-    _def("conv_last", _CT, 2, shapes.conv_last, *_WINDOW),
+    _def("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
+    _def(
+        "conv",
+        _CT,
+        2,
+        shapes.conv,
+        *_WINDOW,
+        _A("groups", "int", 1),
+        meaning=numpy_ops.conv,
+        traits=(Trait.CONVOLUTION,),
+    ),
+    _def(
+        "conv_last",
+        _CT,
+        2,
+        shapes.conv_last,
+        *_WINDOW,
+        meaning=numpy_ops.conv_last,
+        traits=(Trait.CONVOLUTION,),
+    ),
     _def(
         "conv_transpose",
         _CT,
@@ -463,16 +449,8 @@ _TABLE: tuple[OpDef, ...] = (
         *_WINDOW,
         _A("groups", "int", 1),
         _A("extra", "ints"),
-    ),
-    _def(
-        "pool",
-        _CT,
-        1,
-        shapes.pool,
-        _A("op", "str", choices=("max", "mean")),
-        _A("window", "ints"),
-        *_WINDOW,
-        _A("include_pad", "bool", True),
+        meaning=numpy_ops.conv_transpose,
+        traits=(Trait.CONVOLUTION,),
     ),
     # composite
     _def(
@@ -483,6 +461,8 @@ _TABLE: tuple[OpDef, ...] = (
         _A("op", "str", choices=("max", "min")),
         _A("axis", "int"),
         _A("keepdims", "bool", False),
+        meaning=numpy_ops.argreduce,
+        traits=(Trait.FLAT,),
     ),
     _def(
         "random",
@@ -491,27 +471,78 @@ _TABLE: tuple[OpDef, ...] = (
         composite.random,
         _A("number", "int"),
         _A("shape", "dims"),
+        meaning=numpy_ops.random,
     ),
-    _def("linear", _CO, (2, 3), composite.linear),
-    _def("softmax", _CO, 1, composite.axis_kept, _A("axis", "int")),
-    _def("log_softmax", _CO, 1, composite.axis_kept, _A("axis", "int")),
-    _def("relu", _CO, 1, composite.relu),
-    _def("silu", _CO, 1, composite.axis_kept),
+    _def("linear", _CO, (2, 3), composite.linear, meaning=numpy_ops.linear),
+    _def(
+        "softmax",
+        _CO,
+        1,
+        composite.axis_kept,
+        _A("axis", "int"),
+        meaning=numpy_ops.softmax,
+    ),
+    _def(
+        "log_softmax",
+        _CO,
+        1,
+        composite.axis_kept,
+        _A("axis", "int"),
+        meaning=numpy_ops.log_softmax,
+    ),
+    _def("relu", _CO, 1, composite.relu, meaning=numpy_ops.relu),
+    _def("silu", _CO, 1, composite.axis_kept, meaning=numpy_ops.silu),
     _def(
         "gelu",
         _CO,
         1,
         composite.axis_kept,
         _A("approximate", "str", "none", choices=("none", "tanh")),
+        meaning=numpy_ops.gelu,
     ),
-    _def("layer_norm", _CO, (1, 3), composite.layer_norm, _A("axes", "int"), *_NORM),
-    _def("rms_norm", _CO, (1, 2), composite.layer_norm, _A("axes", "int"), *_NORM),
     _def(
-        "group_norm", _CO, (1, 3), composite.channel_norm, _A("groups", "int"), *_NORM
+        "layer_norm",
+        _CO,
+        (1, 3),
+        composite.layer_norm,
+        _A("axes", "int"),
+        *_NORM,
+        meaning=numpy_ops.layer_norm,
     ),
-    _def("batch_norm", _CO, (3, 5), composite.channel_norm, *_NORM),
     _def(
-        "attention", _CO, (3, None), composite.attention, *_ATTEND, optional_regions=1
+        "rms_norm",
+        _CO,
+        (1, 2),
+        composite.layer_norm,
+        _A("axes", "int"),
+        *_NORM,
+        meaning=numpy_ops.rms_norm,
+    ),
+    _def(
+        "group_norm",
+        _CO,
+        (1, 3),
+        composite.channel_norm,
+        _A("groups", "int"),
+        *_NORM,
+        meaning=numpy_ops.group_norm,
+    ),
+    _def(
+        "batch_norm",
+        _CO,
+        (3, 5),
+        composite.channel_norm,
+        *_NORM,
+        meaning=numpy_ops.batch_norm,
+    ),
+    _def(
+        "attention",
+        _CO,
+        (3, None),
+        composite.attention,
+        *_ATTEND,
+        optional_regions=1,
+        traits=(Trait.ATTENTION,),
     ),
     _def(
         "attention_lse",
@@ -520,6 +551,7 @@ _TABLE: tuple[OpDef, ...] = (
         composite.attention_lse,
         *_ATTEND,
         optional_regions=1,
+        traits=(Trait.ATTENTION,),
     ),
     _def(
         "attention_backward",
@@ -528,6 +560,7 @@ _TABLE: tuple[OpDef, ...] = (
         composite.attention_backward,
         *_ATTEND,
         optional_regions=1,
+        traits=(Trait.ATTENTION,),
     ),
     _def(
         "resize",
@@ -539,13 +572,27 @@ _TABLE: tuple[OpDef, ...] = (
         _A("align_corners", "bool", False),
         _A("scales", "floats?", ()),
     ),
-    _def("einsum", _CO, (1, None), composite.einsum, _A("equation", "str")),
+    _def(
+        "einsum",
+        _CO,
+        (1, None),
+        composite.einsum,
+        _A("equation", "str"),
+        meaning=numpy_ops.einsum,
+    ),
     # control
     _def("if", _FL, (1, None), control.if_, regions=2),
     _def("loop", _FL, (1, None), control.loop, regions=1),
     _def("while", _FL, (1, None), control.while_, regions=2),
     _def("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),
-    _def("nonzero", _FL, 1, control.nonzero),
+    _def(
+        "nonzero",
+        _FL,
+        1,
+        control.nonzero,
+        meaning=numpy_ops.nonzero,
+        traits=(Trait.FLAT,),
+    ),
     _def(
         "call",
         _FL,
@@ -582,7 +629,9 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.declared,
         _A("callee", "str"),
         _A("sizes", "dims", ()),
+        _A("computes", "str", ABSENT),
         pure=False,
+        traits=(Trait.CALL,),
     ),
     _def(
         "call_library",
@@ -591,11 +640,31 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.declared,
         _A("callee", "str"),
         _A("sizes", "dims", ()),
+        _A("computes", "str", ABSENT),
         pure=False,
+        traits=(Trait.CALL,),
     ),
 )
 
-# The forms of attention, and at which operand q, k, v and what scores read begin.
-ATTENTIONS = {"attention": 0, "attention_lse": 0, "attention_backward": 3}
-
 OPS: dict[str, OpDef] = {definition.name: definition for definition in _TABLE}
+
+
+# ---- sets of ops, for passes to share
+
+
+def named(*traits: Trait) -> frozenset[str]:
+    """The ops that have one of the traits."""
+    return frozenset(n for n, row in OPS.items() if not row.traits.isdisjoint(traits))
+
+
+VIEWS = named(Trait.VIEW)
+FORMULAS = named(Trait.FORMULA)
+GATHERS = named(Trait.GATHER)
+LOOKUPS = named(Trait.LOOKUP)
+CALLS = named(Trait.CALL)
+SCANS = named(Trait.SCAN)
+# Roots of kernels that read their operands from memory, and compute none of them.
+IN_MEMORY = named(Trait.CONTRACT, Trait.ATTENTION, Trait.CALL)
+OPAQUE = IN_MEMORY | SCANS  # roots of kernels
+# The forms of attention, and at which operand q, k, v and what scores read begin.
+ATTENTIONS = {name: OPS[name].arity[0] - 3 for name in sorted(named(Trait.ATTENTION))}

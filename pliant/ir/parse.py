@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pliant.ir.graph import Attr, Constant, Graph, Library, Module, Op, Value
+from pliant.ir.graph import (
+    Attr,
+    Constant,
+    DataCheck,
+    Graph,
+    Library,
+    Module,
+    Op,
+    Value,
+)
 from pliant.ir.loops import (
     DOT_PARTS,
     Accumulate,
@@ -65,9 +74,20 @@ class ParseError(ValueError):
         super().__init__(f"line {line}, column {column}: {message}\n  {near}")
 
 
-def parse_module(text: str, constants: Mapping[str, Constant] | None = None) -> Module:
-    """The module of a text; data too large to print comes from `constants`."""
-    return _Parser(text, constants or {}).module()
+# The data of a constant, from the hash that its text holds; None: unknown.
+FindData = Callable[[str], np.ndarray | None]
+
+
+def parse_module(
+    text: str,
+    constants: Mapping[str, Constant] | None = None,
+    data: FindData | None = None,
+) -> Module:
+    """The module of a text.
+
+    Data too large to print comes from `constants`, by name, or from `data`.
+    """
+    return _Parser(text, constants or {}, data).module()
 
 
 def parse_graph(text: str) -> Graph:
@@ -265,9 +285,14 @@ class _Scanner:
 
 
 class _Parser(_Scanner):
-    def __init__(self, text: str, constants: Mapping[str, Constant]) -> None:
+    def __init__(
+        self,
+        text: str,
+        constants: Mapping[str, Constant],
+        data: FindData | None = None,
+    ) -> None:
         super().__init__(text)
-        self.constants = constants
+        self.constants, self.data = constants, data
 
     def only(self, rule: Callable[[_Parser], T]) -> T:
         found = rule(self)
@@ -280,6 +305,8 @@ class _Parser(_Scanner):
         loops: dict[str, LoopFunc] = {}
         libraries: dict[str, Library] = {}
         constants: dict[str, Constant] = {}
+        checks: list[DataCheck] = []
+        orders: list[tuple[int, ...]] = []
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
@@ -292,9 +319,18 @@ class _Parser(_Scanner):
                 self.add(libraries, Library(name, self.string()), start)
             elif self.accept("constant"):
                 self.add(constants, self.constant(), start)
+            elif self.accept("check"):
+                kind = self.word("the kind of a check")
+                checks.append(DataCheck(kind, self.string()))
+            elif self.accept("order"):
+                self.expect("(")
+                orders.append(self.list(self.integer, ")"))
             else:
-                raise self.error("expected 'graph', 'loop', 'library' or 'constant'")
-        return Module(graphs, loops, libraries, constants)
+                raise self.error(
+                    "expected 'graph', 'loop', 'library', 'constant', 'check' or "
+                    "'order'"
+                )
+        return Module(graphs, loops, libraries, constants, tuple(checks), tuple(orders))
 
     def add(self, table: dict[str, T], item: T, start: int) -> None:
         name = item.name  # type: ignore[attr-defined]
@@ -333,6 +369,9 @@ class _Parser(_Scanner):
         at = self.position
         wanted = self.need(_HASH, "a hash of the data")
         found = self.constants.get(name)
+        if found is None and self.data is not None:
+            array = self.data(wanted)
+            found = None if array is None else Constant(name, type_, array)
         if found is None:
             raise self.error(f"the data of constant @{name} is not given", start)
         if found.type != type_:

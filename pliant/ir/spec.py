@@ -5,7 +5,8 @@ IMPORTED    ops of the source model; every condition a shape rule needs is prove
 DECOMPOSED  no composite op but attention
 FUSED       a function holds fusions, ops that create or view, and control; a fusion's
             region holds decomposed ops
-LOWERED     alloc, view, call_loop, call_library, constant, control
+LOWERED     alloc, view, call_loop, call_library, constant, control; what a call says it
+            computes is a graph of decomposed ops, over the symbols of `main`
 
 At every stage: each value is defined once, before its uses, in the body that uses it;
 operands, attributes and result types are what the op table says; every symbol is
@@ -24,18 +25,17 @@ from typing import NoReturn
 import numpy as np
 
 from pliant.errors import InternalError, PliantError
-from pliant.ir.access import VIEWS
+from pliant.ir.calls import calls_in, computed
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.infer import InferContext, bare
 from pliant.ir.loops import Buffer, LoopFunc, Role
-from pliant.ir.ops import ATTENTIONS, OPS, Trait, infer
+from pliant.ir.ops import ATTENTIONS, CALLS, OPS, VIEWS, Trait, infer
 from pliant.ir.spec_loops import NEIGHBOURS, verify_loop
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Facts, eq, le, solve, sym
 
 __all__ = [
-    "CALLS",
     "HOST_SYMBOLS",
     "Stage",
     "allowed",
@@ -69,8 +69,17 @@ def verify(module: Module, stage: Stage) -> None:
                 raise InternalError(f"verify {stage.value}", problem)
     for constant in module.constants.values():
         _verify_constant(constant, stage)
+    purposes = {graph.name for graph in computed(module)}
     for graph in module.graphs.values():
-        _GraphChecker(module, graph, stage).function()
+        if graph.name not in purposes:
+            _GraphChecker(module, graph, stage).function()
+    for name in purposes:
+        _GraphChecker(module, module.graphs[name], stage).purpose(module.main)
+    for order in module.orders:
+        calls = calls_in(module.main)
+        if sorted(order) != list(range(len(calls))):
+            problem = f"order {order} is no order of the {len(calls)} calls of @main"
+            raise InternalError(f"verify {stage.value}", problem)
     for func in module.loops.values():
         verify_loop(func, module)
 
@@ -92,13 +101,10 @@ def _verify_constant(constant: Constant, stage: Stage) -> None:
 # ---- which ops a stage has
 
 
-CALLS = frozenset({"call_loop", "call_library"})  # side by side with tensor ops
-
-
 def allowed(op: str, stage: Stage, fused: bool) -> bool:
     """Whether an op may stand in a function, or (fused) in a fusion's region."""
     traits = OPS[op].traits
-    if op in CALLS:
+    if op in CALLS:  # side by side with tensor ops
         return True
     composite = Trait.COMPOSITE in traits and op not in ATTENTIONS
     control = Trait.CONTROL in traits
@@ -160,6 +166,16 @@ class _GraphChecker:
         for value in graph.params:
             symbols.update(symbols_in(value.type))
         self.body(graph, Facts(), symbols, fused=False)
+
+    def purpose(self, main: Graph) -> None:
+        """A graph that says what a call of `main` computes."""
+        symbols = set(main.sizes) | HOST_SYMBOLS
+        for value in main.params:
+            symbols.update(symbols_in(value.type))
+        facts = Facts()
+        for guard in main.constraints:
+            facts = facts.assume(guard.cond)
+        self.body(self.graph, facts, symbols, fused=True)
 
     def solvable(self) -> None:
         """Every symbol of the params follows from their shapes and the sizes."""
@@ -287,12 +303,19 @@ class _GraphChecker:
                 if op.str_attr("callee") not in self.module.graphs:
                     raise _Breach(f"there is no graph @{op.attr('callee')}")
             case "call_library":
+                self.computes(op)
                 if op.str_attr("callee") not in self.module.libraries:
                     raise _Breach(f"there is no library @{op.attr('callee')}")
             case "call_loop":
+                self.computes(op)
                 if op.str_attr("callee") not in self.module.loops:
                     raise _Breach(f"there is no loop @{op.attr('callee')}")
                 self.loop_call(op, self.module.loops[op.str_attr("callee")], facts)
+
+    def computes(self, op: Op) -> None:
+        name = dict(op.attrs).get("computes")
+        if name is not None and name not in self.module.graphs:
+            raise _Breach(f"there is no graph @{name}")
 
     def loop_call(self, op: Op, func: LoopFunc, facts: Facts) -> None:
         sizes = op.dims_attr("sizes")

@@ -23,7 +23,6 @@ from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext, bare
 from pliant.ir.loops import (
     DOT_PARTS,
-    LOOP_OPS,
     WORKER,
     Accumulate,
     Accumulator,
@@ -60,13 +59,13 @@ from pliant.ir.loops import (
     most,
     statements,
 )
-from pliant.ir.ops import OPS, Trait
+from pliant.ir.ops_elementwise import SCALARS
+from pliant.ir.reductions import COMBINES
 from pliant.ir.text import MARK, print_loop, print_value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, Facts
 
 NEIGHBOURS = 5  # lines shown before and behind what is wrong
-_REDUCTIONS = ("sum", "prod", "max", "min")
 
 
 def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
@@ -123,9 +122,9 @@ def _reached(func: LoopFunc, module: Module) -> dict[str, LoopFunc]:
 @lru_cache(maxsize=4096)
 def _scalar_result(op: str, dtypes: tuple[DType, ...]) -> DType | str:
     """The dtype an elementwise op gives, or what is wrong."""
-    definition = OPS.get(LOOP_OPS.get(op, op))
+    definition = SCALARS.get(op)
     arity = (len(dtypes), len(dtypes))
-    if definition is None or not definition.is_(Trait.ELEMENTWISE):
+    if definition is None:
         return f"there is no elementwise op {op}"
     if definition.arity != arity:
         return f"{op} does not take {len(dtypes)} operands"
@@ -355,7 +354,7 @@ class _LoopChecker:
                     self.fail(f"${name} is {dtype}, the value is {found}")
                 self.name_scalar(stmt)
             case Accumulator(name, dtype, op):
-                if op not in _REDUCTIONS:
+                if op not in COMBINES:
                     self.fail(f"no reduction is called {op}")
                 if dtype.compute is not dtype:
                     self.fail(f"${name} accumulates in {dtype}, which is storage only")

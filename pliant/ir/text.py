@@ -1,6 +1,6 @@
 """The text form of a module: printing; `parse.py` reads it back.
 
-    module    = (graph | loop | library | constant)*
+    module    = (graph | loop | library | constant | check | order)*
     graph     = "graph" body
     body      = @name "(" (%value ":" type),* ")" ["sizes" "(" symbol,* ")"]
                 "{" constraint* op* "return" %value,* "}"
@@ -13,6 +13,8 @@
     library   = "library" @name "symbol" string
     constant  = "constant" @name ":" type (dense "[" number,* "]" | bytes string
               | data hash)
+    check     = "check" kind string   the first is check 1; kind: index, division
+    order     = "order" "(" int,* ")"   positions of the calls of `main`
 
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
     stmt      = "{" stmt* "}"                                    Block
@@ -223,6 +225,8 @@ def print_module(module: Module) -> str:
     parts += [print_loop(func) for func in module.loops.values()]
     tables = [print_library(library) for library in module.libraries.values()]
     tables += [print_constant(constant) for constant in module.constants.values()]
+    tables += [f"check {c.kind} {string_text(c.message)}\n" for c in module.checks]
+    tables += [f"order ({', '.join(map(str, order))})\n" for order in module.orders]
     if tables:
         parts.append("".join(tables))
     return "\n".join(parts)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pliant.ir.access import VIEWS, is_one, segments, stretched
+from pliant.ir.access import is_one, segments, stretched
 from pliant.ir.graph import Op, Value
+from pliant.ir.ops import VIEWS
 from pliant.ir.types import contiguous_strides
 from pliant.sym import Expr, Facts, as_expr
 

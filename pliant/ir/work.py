@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.calls import calls_in, computed_by
+from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.ops import ATTENTIONS, LOOKUPS
 from pliant.sym import Expr, as_expr, minimum, product
-
-GATHERS = frozenset({"index", "take_along"})
+from pliant.sym.nodes import sum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +70,25 @@ def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
     """A table that is only looked up is read where it is looked up."""
     looked_up = as_expr(0)
     for op in users:
-        if op.name not in GATHERS or param in op.operands[1:]:
+        if op.name not in LOOKUPS or param in op.operands[1:]:
             return param.type.bytes
         looked_up = looked_up + op.result.type.bytes
     return minimum(param.type.bytes, looked_up)
 
 
-def call_work(calls: Sequence[Op], regions: Sequence[Graph]) -> list[Work]:
-    """The work of every call of a lowered graph; `regions` are what they compute.
+def call_work(module: Module) -> list[Work]:
+    """The work of every call of a lowered module.
 
-    A region of several calls (a copy into panels, then the product) does its work in
-    the last one; those before it move their operands.
+    A call that only prepares another (a copy into panels) moves its operands.
     """
+    known: dict[Graph, Work] = {}
     found: list[Work] = []
-    for number, (call, region) in enumerate(zip(calls, regions, strict=True)):
-        if number + 1 < len(regions) and regions[number + 1] is region:
-            moved = as_expr(0)
-            for value in call.operands:
-                moved = moved + value.type.bytes
-            found.append(Work(as_expr(0), moved))
-        else:
-            found.append(region_work(region))
+    for call in calls_in(module.main):
+        graph = computed_by(call, module)
+        if graph is None:
+            found.append(Work(as_expr(0), sum_of(v.type.bytes for v in call.operands)))
+            continue
+        if graph not in known:
+            known[graph] = region_work(graph)
+        found.append(known[graph])
     return found

@@ -25,7 +25,7 @@ from pliant.kernels.gemm import small_sizes
 from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS
 from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile
-from pliant.sym import as_expr, product
+from pliant.sym import Expr, as_expr, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,15 @@ class ProductPlan:
         grain = unit_grain(*(as_expr(size) for size in (*unit, k))).value
         used = 1 if small else max(1, min(threads, units // grain))
         return Cut(batch, m, n, k, **fields, threads=used)
+
+    def sizes(self) -> dict[str, Expr]:
+        spec = self.spec
+        sizes = {"M": spec.m, "N": spec.n, "K": spec.k}
+        return sizes | ({"products": product(spec.batch)} if spec.batch else {})
+
+    def describe(self, dims: Mapping[str, int], threads: int) -> str:
+        cut = self.at(dims, threads)
+        return f"M={cut.m} N={cut.n} K={cut.k}: {self.words(cut)}"
 
     def words(self, cut: Cut) -> str:
         """The plan as a person reads it."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from pliant.errors import DivisionError, IndexRangeError, InternalError
-from pliant.ir.access import VIEWS, Space, pull
-from pliant.ir.graph import Op, Value
+from pliant.errors import InternalError
+from pliant.ir.access import Space, pull
+from pliant.ir.graph import DataCheck, Op, Value
 from pliant.ir.loops import (
     Binary,
     Check,
@@ -33,8 +33,9 @@ from pliant.ir.loops import (
     dtype_of,
     operands,
 )
+from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
-from pliant.lower.step import DataCheck, NumberCheck
+from pliant.lower.step import NumberCheck
 from pliant.sym import Expr, as_expr, sym
 
 Leaf = Callable[[Value, tuple[Expr, ...], LoopValue | None], LoopValue | None]
@@ -68,7 +69,7 @@ class Bound:
     def check(self) -> DataCheck:
         place = f"axis {self.axis} of size {self.size}"
         message = f"{self.op}: index {{value}} is outside {place}"
-        return DataCheck(IndexRangeError, message, self.loc)
+        return DataCheck.at("index", message, self.loc)
 
 
 def _within(i: Expr, low: Expr, high: Expr) -> LoopValue:
@@ -344,7 +345,7 @@ class Evaluator:
         found = self.value(y, index, where)
         ok = self.local(Binary("ne", found, Const(0, y.dtype.compute)))
         message = f"{op.str_attr('of')}: division of an integer by 0"
-        self._check(ok, DataCheck(DivisionError, message, op.loc), None, where)
+        self._check(ok, DataCheck.at("division", message, op.loc), None, where)
         return found
 
     def in_range(

@@ -4,11 +4,14 @@
     ->
     %y = alloc f32[batch, seq, 768]
     %work = alloc f32[threads, 112, 32]
-    call_loop(%x, %w.packed, %y, %work) {callee = "matmul_0", sizes = [batch, seq]}
+    call_loop(%x, %w.packed, %y, %work) {callee = "matmul_0", sizes = [batch, seq],
+                                         computes = "matmul_0"}
+    graph @matmul_0(..) { .. }     the fusion's region
 
 The result is destination-passing: `alloc`, `view`, `call_loop` and the constants, in
-order of execution. Identical loop functions are kept once. Weights that a kernel wants
-in another layout are repacked here, and held in that layout only.
+order of execution. What a fusion computes stays with the call that completes it, as a
+graph function of the module. Identical loop functions are kept once. Weights that a
+kernel wants in another layout are repacked here, and held in that layout only.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from pliant.errors import InternalError
 from pliant.ir.graph import (
     Attr,
     Constant,
+    DataCheck,
     Graph,
+    KernelPlan,
     Module,
     Names,
     Op,
@@ -29,12 +34,11 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.groups import CALLS
 from pliant.ir.loops import LoopFunc
+from pliant.ir.ops import CALLS, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
-from pliant.kernels.mix import ProductPlan
 from pliant.kernels.product import Cuts
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
@@ -47,7 +51,6 @@ from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
-    DataCheck,
     LibraryStep,
     Packed,
     PackedWeight,
@@ -60,8 +63,6 @@ from pliant.lower.to_loops import Lowering, lower_group
 from pliant.machine import pages
 from pliant.sym import Expr, Facts, as_expr, sym
 
-SCANS = frozenset({"pool", "cumulate", "scatter_add"})
-
 
 @dataclass(slots=True)
 class _Lowering:
@@ -71,7 +72,7 @@ class _Lowering:
     producers: dict[Value, Op]  # of the fused graph
     graph: Graph
     names: Names
-    checks: list[DataCheck]
+    checks: list[DataCheck]  # what each run-time check demands
     ops: list[Op] = field(default_factory=list)
     views: dict[Value, View | None] = field(default_factory=dict)  # resolved so far
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
@@ -81,8 +82,8 @@ class _Lowering:
     constant_values: dict[str, Value] = field(default_factory=dict)
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
-    regions: list[Graph] = field(default_factory=list)  # what each call computes
-    products: dict[str, ProductPlan] = field(default_factory=dict)  # by function
+    purposes: dict[str, Graph] = field(default_factory=dict)  # what calls compute
+    plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function
 
     def number_check(self, check: DataCheck) -> int:
         if check not in self.checks:
@@ -153,14 +154,19 @@ class _Lowering:
         self,
         step: Step | LibraryStep,
         arguments: Sequence[Value],
-        region: Graph,
+        purpose: Graph | None,
         loc: str,
     ) -> None:
-        self.regions.append(region)
+        """Appends a call; `purpose` is what it computes, if it completes something."""
+        given = tuple(arguments)
+        ends: tuple[tuple[str, Attr], ...] = ()
+        if purpose is not None:
+            self.purposes[purpose.name] = purpose
+            ends = (("computes", purpose.name),)
+        attrs: tuple[tuple[str, Attr], ...]
         if isinstance(step, LibraryStep):
-            attrs: tuple[tuple[str, Attr], ...]
-            attrs = (("callee", step.callee), ("sizes", step.sizes))
-            self.ops.append(Op("call_library", tuple(arguments), attrs, (), (), loc))
+            attrs = (("callee", step.callee), ("sizes", step.sizes), *ends)
+            self.ops.append(Op("call_library", given, attrs, (), (), loc))
             return
         for helper in step.helpers:
             if helper.name not in self.loops:
@@ -171,27 +177,17 @@ class _Lowering:
             func = replace(func, body=calling(func.body, step.planned.name, inner))
         name = self.share(func)
         if step.product is not None:
-            self.products[name] = step.product
+            self.plans[name] = step.product
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
-        attrs = (("callee", name), ("sizes", sizes))
-        self.ops.append(Op("call_loop", tuple(arguments), attrs, (), (), loc))
+        attrs = (("callee", name), ("sizes", sizes), *ends)
+        self.ops.append(Op("call_loop", given, attrs, (), (), loc))
 
 
-def lower(
-    module: Module,
-    cx: Context,
-    checks: list[DataCheck],
-    regions: list[Graph] | None = None,
-    products: dict[str, ProductPlan] | None = None,
-) -> Module:
-    """Lowers every fusion of `main`.
-
-    `checks` gets the run-time checks of kernels, `regions` what each call computes,
-    `products` how the functions that are matrix products cut them.
-    """
+def lower(module: Module, cx: Context) -> Module:
+    """Lowers every fusion of `main`."""
     graph = module.main
     names = Names(names_of(graph))
-    producers = graph.producers()
+    producers, checks = graph.producers(), list(module.checks)
     state = _Lowering(module, cx, cx.facts(graph), producers, graph, names, checks)
     for param in graph.params:
         state.values[param] = param
@@ -205,10 +201,6 @@ def lower(
                 counts[kind] = counts.get(kind, -1) + 1
                 _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
     results = _results(state, graph, producers)
-    if regions is not None:
-        regions.extend(state.regions)
-    if products is not None:
-        products.update(state.products)
     lowered = Graph(
         graph.name,
         graph.params,
@@ -218,10 +210,12 @@ def lower(
         graph.constraints,
     )
     return Module(
-        {**module.graphs, "main": lowered},
+        {"main": lowered, **state.purposes},
         state.loops,
         module.libraries,
         state.constants,
+        tuple(state.checks),
+        plans=state.plans,
     )
 
 
@@ -282,7 +276,9 @@ def _lower_fusion(
             _argument(state, argument, views, buffers, name)
             for argument in step.arguments
         ]
-        state.call(step, arguments, region, op.loc)
+        completes = step is steps[-1]
+        purpose = region.replace(name=name) if completes else None
+        state.call(step, arguments, purpose, op.loc)
 
 
 def _steps(
@@ -416,9 +412,9 @@ def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
     source = Value("source", TensorType(result.dtype, view.base.shape))
     copied = Value("copied", result.type)
     op = Op("reshape", (source,), (("shape", result.shape),), (copied,))
-    region = Graph("copy", (source,), (op,), (copied,))
-    step = lower_group(region, "copy", state.kernels())
     target = state.alloc(result.type, f"{result.name}_copy")
+    region = Graph(target.name, (source,), (op,), (copied,))
+    step = lower_group(region, "copy", state.kernels())
     buffers = {source: state.base(view.base), copied: target}
     arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]
     state.call(step, arguments, region, "")

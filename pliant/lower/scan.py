@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pliant.ir.access import Space, flatten
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.groups import OPAQUE, domain_index
+from pliant.ir.groups import domain_index
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -35,6 +35,7 @@ from pliant.ir.loops import (
     as_dtype,
     buffer,
 )
+from pliant.ir.ops import OPAQUE
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Bound, Evaluator

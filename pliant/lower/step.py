@@ -7,27 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.errors import PliantError
-from pliant.ir.graph import Constant, Value
+from pliant.ir.graph import Constant, DataCheck, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
-
-
-@dataclass(frozen=True, slots=True)
-class DataCheck:
-    """What a kernel demands of the data it reads, and how a call fails without it."""
-
-    error: type[PliantError]
-    message: str  # "{value}" stands for what the check tells
-    loc: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.message} ({self.loc})" if self.loc else self.message
-
 
 NumberCheck = Callable[[DataCheck], int]
 

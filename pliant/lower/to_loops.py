@@ -57,6 +57,7 @@ from pliant.ir.loops import (
     buffer,
     statements,
 )
+from pliant.ir.ops import OPS
 from pliant.ir.types import TensorType
 from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, with_axes
@@ -85,34 +86,8 @@ from pliant.lower.variants import (
 )
 from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
 
-# Relative cost of computing one element, in cheap ops: decides what is kept in scratch
-# rather than computed again, and how much work is worth a thread.
-COST = {
-    "exp": 8,
-    "expm1": 12,
-    "log": 10,
-    "log1p": 12,
-    "sin": 12,
-    "cos": 12,
-    "tan": 16,
-    "tanh": 12,
-    "erf": 14,
-    "sigmoid": 12,
-    "pow": 24,
-    "atan2": 24,
-    "div": 4,
-    "floordiv": 6,
-    "mod": 6,
-    "sqrt": 4,
-    "rsqrt": 5,
-    "index": 4,
-    "take_along": 4,
-    "in_range": 3,
-    "divisor": 1,
-    "concat": 3,
-    "pad": 3,
-}
-# A value dearer than this is kept for later stages of its row, in memory or registers.
+# A value that costs more (ir/opdef.py: Cost) is kept for later stages of its row, in
+# memory or in registers, rather than computed again.
 KEEP_COST = 6
 KEEP_IN_REGISTERS_COST = 3
 
@@ -277,7 +252,7 @@ class _Group:
         reduces = [op for op in region.ops if op.name == "reduce"]
         self.accumulators = {op.result: f"_acc{k}" for k, op in enumerate(reduces)}
         self.stage = 0
-        self.work = max(1, sum(COST.get(op.name, 1) for op in region.ops))
+        self.work = max(1, sum(OPS[op.name].cost for op in region.ops))
         self.nest: Nest | None = None  # of the whole domain, if it is one nest
 
     def lower(self) -> Stmt:
@@ -586,7 +561,7 @@ class _Group:
             for v in self._cone(value, self.depth[value])
             if numel(v.shape, self.facts) == size  # the rest is computed once a row
         }
-        cost = sum(COST.get(self.producers[v].name, 1) for v in cone)
+        cost = sum(OPS[self.producers[v].name].cost for v in cone)
         leaves = {v for c in cone for v in self.producers[c].operands}
         return cost + 2 * len(leaves & set(self.region.params))
 

@@ -46,8 +46,8 @@ from pliant.ir.loops import (
     Unary,
     Variant,
 )
+from pliant.ir.ops import CALLS
 from pliant.memory.inplace_proof import may_share
-from pliant.memory.order import CALLS, Ordered, permuted
 from pliant.sym import Facts, as_expr, eq
 
 Steps = tuple[int, ...]  # a place in each of the orders
@@ -128,8 +128,8 @@ class _Pass:
             operands = list(op.operands)
             operands[written] = old
             del operands[read]
-            attrs = (("callee", func.name), ("sizes", op.attr("sizes")))
-            op = op.replace(operands=tuple(operands), attrs=attrs)
+            attrs = {**dict(op.attrs), "callee": func.name}
+            op = op.replace(operands=tuple(operands), attrs=tuple(attrs.items()))
             self.loops[func.name] = func
             root = self.base(old)
             offset = (("offset", as_expr(0)),)
@@ -225,21 +225,12 @@ def in_place(
     return _Pass(graph, module, facts, sequences).run()
 
 
-def inplace(module: Module, cx: Context, others: list[Ordered] | None = None) -> Module:
-    """The pass over `main`; functions that it leaves without a call are dropped.
-
-    `others` are further orders of the calls; they become orders of the new graph.
-    """
+def inplace(module: Module, cx: Context) -> Module:
+    """The pass over `main`; functions that it leaves without a call are dropped."""
     graph = module.main
-    also = [] if others is None else others
-    sequences = [other.calls for other in also]
-    found = in_place(graph, module, cx.facts(graph), sequences)
+    found = in_place(graph, module, cx.facts(graph), module.orders)
     if found.graph is graph:
         return module
-    ops = tuple(op for op in found.graph.ops if op.name in CALLS)
-    also[:] = [
-        replace(other, graph=permuted(found.graph, ops, other.calls)) for other in also
-    ]
     idle = set(_callees(graph)) - set(_callees(found.graph))
     kept = {name: func for name, func in module.loops.items() if name not in idle}
     return module.replace(loops={**kept, **found.loops}).with_main(found.graph)

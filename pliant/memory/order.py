@@ -17,13 +17,15 @@ picks, for the sizes at hand, the order whose peak is least.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from pliant.context import Context
+from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import Call, Check, Role, statements
+from pliant.ir.ops import CALLS
 from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
@@ -40,7 +42,6 @@ from pliant.memory.order_search import (
 from pliant.sym import Expr, Facts
 from pliant.sym.points import Point, representatives
 
-CALLS = frozenset({"call_loop", "call_library"})
 MOST_ORDERS = 4
 _THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
 _FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
@@ -52,14 +53,11 @@ _GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A lowered graph in one order of its calls.
+    """One order of a graph's calls, by their positions.
 
-    Call k of `graph` is call `calls[k]` of the original. Values are the same objects
-    in all orders, and constants have the same numbers. `proved`: at no size in range
-    does this order need more memory than the original.
+    `proved`: at no size in range does it need more memory than the original.
     """
 
-    graph: Graph
     calls: tuple[int, ...]
     proved: bool
 
@@ -370,7 +368,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
     """
     calls = calls_of(graph, module)
     if not calls.ops:
-        return (Ordered(graph, (), True),)
+        return (Ordered((), True),)
     names = {s for e in calls.bytes for s in e.symbols()}
     known = facts.with_range(THREADS, 1, None) if THREADS in names else facts
     points = [
@@ -380,7 +378,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
     ]
     points = [point for point in points if _is_real(calls.bytes, point)]
     if not points:  # nothing to compare orders at
-        return (Ordered(graph, tuple(range(len(calls.ops))), True),)
+        return (Ordered(tuple(range(len(calls.ops))), True),)
     sizes = Sizes(calls, known, points)
     parts = parts_of(calls)
     chosen = _choices(parts, sizes)
@@ -396,7 +394,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
             for k in choice.orders[number]
         )
         safe = all(c.safe[n] for c, n in zip(chosen, pick, strict=True))
-        found.append(Ordered(permuted(graph, calls.ops, sequence), sequence, safe))
+        found.append(Ordered(sequence, safe))
     return tuple(found)
 
 
@@ -445,12 +443,13 @@ def _peaks(pick: Sequence[int], chosen: Sequence[Choice], held: Ints) -> Ints:
     return top
 
 
-def permuted(graph: Graph, calls: Sequence[Op], sequence: Sequence[int]) -> Graph:
-    """The graph with its calls in another order.
+def permuted(graph: Graph, sequence: Sequence[int]) -> Graph:
+    """The graph with its calls in another order, given by their positions.
 
     Constants come first, as they were; an alloc or view just before its first use.
+    Values are the same objects, and constants have the same numbers.
     """
-    producers = graph.producers()
+    producers, calls = graph.producers(), calls_in(graph)
     ops = [op for op in graph.ops if op.name == "constant"]
     placed = {op.result for op in ops} | set(graph.params)
 
@@ -472,43 +471,42 @@ def permuted(graph: Graph, calls: Sequence[Op], sequence: Sequence[int]) -> Grap
     return graph.replace(ops=tuple(ops))
 
 
-def order(
-    module: Module,
-    cx: Context,
-    regions: list[Graph],
-    others: list[Ordered] | None = None,
-) -> Module:
+def order(module: Module, cx: Context) -> Module:
     """The module in the best order that is proved to be no worse than its own.
 
-    `regions` says what each call computes, and is reordered with the calls. `others`
-    gets the orders that need less at some sizes, as orders of the module's calls.
+    Orders that need less at some sizes are kept beside it, as orders of its calls.
     """
     graph = module.main
     found = orders(graph, module, cx.facts(graph))
     best = next(candidate for candidate in found if candidate.proved)
-    if others is not None:
-        place = {call: k for k, call in enumerate(best.calls)}
-        others += [
-            replace(other, calls=tuple(place[k] for k in other.calls))
-            for other in found
-            if other is not best
-        ]
-    if best.calls == tuple(range(len(best.calls))):
-        return module
-    regions[:] = [regions[k] for k in best.calls]
-    return module.with_main(best.graph)
+    place = {call: k for k, call in enumerate(best.calls)}
+    others = tuple(
+        tuple(place[k] for k in other.calls) for other in found if other is not best
+    )
+    if best.calls != tuple(range(len(best.calls))):
+        module = module.with_main(permuted(graph, best.calls))
+    return module.replace(orders=others) if others else module
 
 
 # ---- with sizes known
 
 
-def peak_at(graph: Graph, module: Module, dims: Mapping[str, int]) -> int:
-    """The largest live bytes of a lowered graph in its order; results are left out."""
+def peak_at(
+    graph: Graph,
+    module: Module,
+    dims: Mapping[str, int],
+    order: Sequence[int] | None = None,
+) -> int:
+    """The largest live bytes of a lowered graph, in its own order or another one.
+
+    Results are left out.
+    """
     calls = calls_of(graph, module)
     count = len(calls.buffers)
     whole = Block(calls.before, calls.touches, (False,) * count, (False,) * count)
     column = np.array([rounded(e, [dict(dims)]) for e in calls.bytes], np.int64)
-    rows = live_rows(whole, range(len(calls.ops)))
+    own = range(len(calls.ops))
+    rows = live_rows(whole, own if order is None else order)
     return int(peaks(rows, column.reshape(count, 1))[0])
 
 

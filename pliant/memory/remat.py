@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import LoopFunc, Role
-from pliant.ir.work import Work
+from pliant.ir.work import Work, call_work
 from pliant.memory.liveness import Memory
-
-CALLS = frozenset({"call_loop", "call_library"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,10 @@ class Steps:
     pinned: tuple[Value, ...]
 
 
-def steps(module: Module, memory: Memory, works: Sequence[Work]) -> Steps:
-    """The steps of a module's lowered graph; `works` are what its calls do."""
+def steps(module: Module, memory: Memory) -> Steps:
+    """The steps of a lowered module."""
     graph = module.main
-    calls = [op for op in graph.ops if op.name in CALLS]
+    calls, works = calls_in(graph), call_work(module)
     operands = [_operands(op, module.loops, memory) for op in calls]
     numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     written = {

@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pliant.context import Context
+from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import Call, LoopFunc, Role, statements
+from pliant.ir.ops import CALLS
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.memory.order import may_fail
 from pliant.memory.pointwise import in_place, is_pointwise
 from pliant.sym import sym
-
-CALLS = frozenset({"call_loop", "call_library"})
 
 
 @dataclass(slots=True)
@@ -38,7 +38,6 @@ class _Update:
     loops: dict[str, LoopFunc]
     calls: list[Op]
     bases: dict[Value, Value]  # a view -> what it looks at
-    regions: list[Graph]  # of each call
     waits: list[int] = field(default_factory=list)  # calls before each, as bits
     stored: dict[Value, Value] = field(default_factory=dict)  # alloc -> param
     made: dict[int, set[str]] = field(default_factory=dict)  # call -> results in place
@@ -168,44 +167,44 @@ class _Update:
             call = self.calls[number]
             func = in_place(self.func(call), frozenset(names), self.loops)
             operands = tuple(self.stored.get(v, v) for v in call.operands)
-            attrs = (("callee", func.name), ("sizes", call.attr("sizes")))
-            self.calls[number] = call.replace(operands=operands, attrs=attrs)
+            attrs = {**dict(call.attrs), "callee": func.name}
+            self.calls[number] = call.replace(
+                operands=operands, attrs=tuple(attrs.items())
+            )
 
     # ---- copies
 
     def copy(self, new: Value, old: Value, cx: Context) -> tuple[Op, Graph]:
         source, copied = Value("source", new.type), Value("copied", old.type)
         op = Op("reshape", (source,), (("shape", old.shape),), (copied,))
-        region = Graph("copy", (source,), (op,), (copied,))
+        name = f"store_{old.name}"
+        region = Graph(name, (source,), (op,), (copied,))
         lowering = Lowering(cx.facts(self.graph), lambda _: 0, cx.target.lanes, False)
-        step = lower_group(region, f"store_{old.name}", lowering)
+        step = lower_group(region, name, lowering)
         self.loops[step.func.name] = step.func
         given = {source: new, copied: old}
         arguments = tuple(given[a] for a in step.arguments if isinstance(a, Value))
         sizes = tuple(map(sym, step.func.sizes))
-        attrs = (("callee", step.func.name), ("sizes", sizes))
+        attrs = (("callee", step.func.name), ("sizes", sizes), ("computes", name))
         return Op("call_loop", arguments, attrs, (), (), ""), region
 
 
-def update(
-    module: Module,
-    updates: Sequence[str],
-    cx: Context,
-    regions: list[Graph],
-    changed: int = 0,
-) -> Module:
-    """The lowered module with the results behind the first stored in `updates`.
+def update(module: Module, cx: Context) -> Module:
+    """The lowered module with the results behind the first stored in parameters.
 
-    The first `changed` of them are of the forward part, as the first result is.
-    `regions` says what each call computes; it is put in the new order, and extended.
+    Which ones, and how many of them are of the forward part as the first result is,
+    the training step says.
     """
+    assert cx.training is not None
+    updates, changed = cx.training.updates, cx.training.changed
+    if not updates:
+        return module
     graph = module.main
     bases: dict[Value, Value] = {}
     for op in graph.ops:
         if op.name == "view":
             bases[op.result] = bases.get(op.operands[0], op.operands[0])
-    calls = [op for op in graph.ops if op.name in CALLS]
-    state = _Update(module, graph, dict(module.loops), calls, bases, regions)
+    state = _Update(module, graph, dict(module.loops), list(calls_in(graph)), bases)
     state.depend()
     state.find_refusing(graph.results[: 1 + changed])
     params = {v.name: v for v in graph.params}
@@ -217,7 +216,6 @@ def update(
             copies.append(state.copy(new, old, cx))
     state.rewrite()
     order = state.order()
-    regions[:] = [*(regions[n] for n in order), *(region for _, region in copies)]
     gone = set(state.stored)
     first = [
         op
@@ -229,8 +227,9 @@ def update(
     main = graph.replace(ops=ops, results=(loss,))
     used = _reached(main, state.loops)
     loops = {name: f for name, f in state.loops.items() if name in used}
-    return Module(
-        {**module.graphs, "main": main}, loops, module.libraries, module.constants
+    purposes = {region.name: region for _, region in copies}
+    return module.replace(
+        graphs={**module.graphs, "main": main, **purposes}, loops=loops
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from pliant.errors import ShapeError
 from pliant.frontend.signature import SizeSlot
-from pliant.model.compiled import CompiledModel, MemoryPlan
+from pliant.model.compiled import CompiledModel
+from pliant.model.planning import MemoryPlan
 from pliant.report.profile import KernelTime
 from pliant.report.timeline import Timeline
 from pliant.runtime.description import Status

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from pliant.errors import OptionError
-from pliant.model.compiled import parse_bytes, shown
+from pliant.model.arguments import parse_bytes, shown
 from pliant.runtime import binding
 from pliant.runtime.description import NO_LIMIT
 

@@ -7,7 +7,7 @@ from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.ir.types import DType
 from pliant.measure.rates import Rates
 from pliant.model.spill import spill_place
-from pliant.pipeline import Program
+from pliant.program import Program
 from pliant.runtime.description import (
     READS,
     SCALAR,
@@ -42,7 +42,7 @@ def runtime_spec(
     """Inputs, results, buffers and steps, with the slots of what is computed."""
     inputs: list[InputSpec] = []
     params = iter(program.lowered.main.params)
-    written = set(program.steps.pinned)
+    written = set(program.footprint.steps.pinned)
     for slot in signature.slots:
         match slot:
             case TensorSlot():
@@ -51,7 +51,7 @@ def runtime_spec(
                 inputs.append(InputSpec(0, code, bits, rank, updated))
             case SizeSlot():
                 inputs.append(InputSpec(SCALAR, 0, 64, 0))
-    host = program.host
+    host = program.code.host
     outputs = []
     for value, slot_index in zip(
         program.lowered.main.results, host.output_slots, strict=True
@@ -66,8 +66,8 @@ def runtime_spec(
         tuple(outputs),
         steps=_steps(program),
         orders=_orders(program),
-        n_pinned=len(program.steps.pinned),
-        budgeting=_budgeting(program.rates),
+        n_pinned=len(program.footprint.steps.pinned),
+        budgeting=_budgeting(program.footprint.rates),
         threads=threads,
         memory_limit=limit,
         guard_pages=knobs.GUARD_PAGES.get(),
@@ -76,7 +76,8 @@ def runtime_spec(
 
 def _steps(program: Program) -> tuple[StepSpec, ...]:
     made: list[StepSpec] = []
-    for step, slots in zip(program.steps.steps, program.host.work_slots, strict=True):
+    steps, host = program.footprint.steps.steps, program.code.host
+    for step, slots in zip(steps, host.work_slots, strict=True):
         touches = tuple(
             (t.object, READS * t.reads | WRITES * t.writes) for t in step.touches
         )
@@ -86,8 +87,8 @@ def _steps(program: Program) -> tuple[StepSpec, ...]:
 
 def _orders(program: Program) -> tuple[OrderSpec, ...]:
     """The order of the lowered graph, then those that need less at some sizes."""
-    own = OrderSpec(tuple(range(len(program.steps.steps))))
-    return (own, *(OrderSpec(other.calls) for other in program.others))
+    own = OrderSpec(tuple(range(len(program.footprint.steps.steps))))
+    return (own, *map(OrderSpec, program.lowered.orders))
 
 
 def _budgeting(rates: Rates | None) -> Budgeting:

@@ -224,8 +224,6 @@ class _Rewriter:
 
 
 def absorb(graph: Graph, cx: Context) -> Graph:
-    if not cx.options.fold:
-        return graph
     finder = _Finder(graph)
     roots = (op for op in graph.ops if op.name in ROOTS)
     found = [chain for root in roots if (chain := finder.chain(root)) is not None]

@@ -16,7 +16,7 @@ are repeated for a group of query heads are read once per group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,8 +295,13 @@ def _spelled_score(spelled: Spelled, kind: TensorType, finder: _Finder) -> Score
 
 def attention(graph: Graph, cx: Context) -> Graph:
     """Every attention in one op, found or given, its masks in its region."""
-    if not cx.options.attention:
-        return graph
+    return gather_attention(graph, cx, lambda made: True)
+
+
+def gather_attention(
+    graph: Graph, cx: Context, accept: Callable[[Sequence[Op]], bool]
+) -> Graph:
+    """The pass for attention whose ops in the new form are accepted."""
     finder = _Finder(graph, cx.facts(graph))
     builder = Builder(finder.facts, Names(names_of(graph)))
     operands = _Operands(finder, builder)
@@ -305,12 +310,12 @@ def attention(graph: Graph, cx: Context) -> Graph:
         start = len(builder.ops)
         with builder.at(op.loc):
             made = _rewritten(op, finder, operands)
-        if made is None:
+        # What was emitted reads values of the old graph.
+        fresh = [substitute(new, mapping) for new in builder.ops[start:]]
+        if made is None or not accept(fresh):
             del builder.ops[start:]
             builder.append(substitute(op, mapping))
             continue
-        # What was emitted reads values of the old graph.
-        fresh = [substitute(new, mapping) for new in builder.ops[start:]]
         builder.ops[start:] = fresh
         for old, new in zip(op.results, made, strict=True):
             mapping[old] = mapping.get(new, new)

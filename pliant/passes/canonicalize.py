@@ -23,7 +23,7 @@ import numpy as np
 from pliant.context import Context
 from pliant.ir.build import Number, facts_of, number_as
 from pliant.ir.graph import Graph, Op, Value, substitute
-from pliant.ir.ops import ATTENTIONS, Trait, has_trait
+from pliant.ir.ops import ATTENTIONS, OPS, Trait, has_trait, named
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join, rewrite
 from pliant.ir.same import attr_key
 from pliant.ir.spec import exprs_of
@@ -70,38 +70,6 @@ def _full(cx: Rewriter, op: Op, number: Number) -> Value:
 
 # ---- constants
 
-_EXACT: dict[str, Callable[..., object]] = {
-    "neg": np.negative,
-    "abs": np.abs,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "sqrt": np.sqrt,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "logical_not": np.logical_not,
-    "bitwise_not": np.invert,
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.true_divide,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "select": np.where,
-}
-
 
 def _plain(result: object, dtype: DType) -> Number:
     (number,) = np.asarray(result).reshape(1).tolist()
@@ -112,6 +80,8 @@ def _plain(result: object, dtype: DType) -> Number:
 def fold_elementwise(cx: Rewriter, op: Op) -> Value | None:
     """f(full, ..) -> full, for ops that round the same everywhere."""
     numbers = [_number(cx, v) for v in op.operands]
+    meaning = OPS[op.name].meaning
+    assert meaning is not None
     if any(n is None for n in numbers) or op.result.dtype is DType.BF16:
         return None
     if any(v.dtype is DType.BF16 for v in op.operands):
@@ -121,7 +91,7 @@ def fold_elementwise(cx: Rewriter, op: Op) -> Value | None:
             np.array([n]).astype(NUMPY[v.dtype])
             for n, v in zip(numbers, op.operands, strict=True)
         ]
-        return _full(cx, op, _plain(_EXACT[op.name](*args), op.result.dtype))
+        return _full(cx, op, _plain(meaning(*args), op.result.dtype))
 
 
 def fold_cast(cx: Rewriter, op: Op) -> Value | None:
@@ -355,31 +325,24 @@ def short_reduce(cx: Rewriter, op: Op) -> Value | None:
 # ---- algebra
 
 
-def neutral(
-    number: Number, *, right_only: bool = False, ints_only: bool = False
-) -> Rule:
-    """x op number -> x."""
-
-    def rule(cx: Rewriter, op: Op) -> Value | None:
-        x, y = op.operands
-        if ints_only and x.dtype.is_float:
-            return None
-        if _is_number(cx, y, number_as(number, y.dtype)):
-            return _instead(cx, op, x)
-        if not right_only and _is_number(cx, x, number_as(number, x.dtype)):
-            return _instead(cx, op, y)
-        return None
-
-    return rule
-
-
-def add_zero(cx: Rewriter, op: Op) -> Value | None:
-    """x + -0.0 -> x for floats, x + 0 -> x for ints."""
-    zero = -0.0 if op.result.dtype.is_float else 0
-    for x, y in (op.operands, op.operands[::-1]):
-        if _is_number(cx, y, zero):
-            return _instead(cx, op, x)
+def neutral(cx: Rewriter, op: Op) -> Value | None:
+    """x op number -> x, for the number in the op's row."""
+    x, y = op.operands
+    number = OPS[op.name].neutral
+    assert number is not None
+    if _is_number(cx, y, number_as(number, y.dtype)):
+        return _instead(cx, op, x)
+    swaps = has_trait(op, Trait.COMMUTATIVE)
+    if swaps and _is_number(cx, x, number_as(number, x.dtype)):
+        return _instead(cx, op, y)
     return None
+
+
+def whole_quotient(cx: Rewriter, op: Op) -> Value | None:
+    """x // 1 -> x for ints; a float would be rounded."""
+    x, y = op.operands
+    whole = not x.dtype.is_float and _is_number(cx, y, 1)
+    return _instead(cx, op, x) if whole else None
 
 
 def absorbing(number: Number, *, ints_only: bool = False) -> Rule:
@@ -529,7 +492,7 @@ def single_key(cx: Rewriter, op: Op) -> Sequence[Value] | None:
 _INDEX_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 FOLD: RuleSet = {
-    **dict.fromkeys(_EXACT, (fold_elementwise,)),
+    **dict.fromkeys(named(Trait.EXACT), (fold_elementwise,)),
     "cast": (fold_cast,),
     **dict.fromkeys(
         ("broadcast", "reshape", "transpose", "slice", "flip", "concat", "pad"),
@@ -555,26 +518,25 @@ MOVES: RuleSet = {
     "flip": (short_flip,),
     "reduce": (short_reduce,),
 }
+NEUTRAL: RuleSet = {
+    name: (neutral,) for name, row in OPS.items() if row.neutral is not None
+}
 ALGEBRA: RuleSet = {
-    "add": (add_zero,),  # x + -0.0 -> x
-    "sub": (neutral(0, right_only=True),),  # x - 0 -> x
-    "mul": (neutral(1), absorbing(0, ints_only=True)),  # x*1 -> x
-    "div": (neutral(1, right_only=True),),  # x/1 -> x
-    "floordiv": (neutral(1, right_only=True, ints_only=True),),  # x//1 -> x
+    "mul": (absorbing(0, ints_only=True),),  # x*0 -> 0
+    "floordiv": (whole_quotient,),  # x//1 -> x
     "pow": (small_power,),  # x**2 -> x*x
     "neg": (double,),  # -(-x) -> x
     "logical_not": (double,),
     "bitwise_not": (double,),
-    "logical_and": (neutral(True), absorbing(False), idempotent),  # x & true -> x
-    "logical_or": (neutral(False), absorbing(True), idempotent),  # x | false -> x
-    "logical_xor": (neutral(False),),
+    "logical_and": (absorbing(False), idempotent),  # x & false -> false
+    "logical_or": (absorbing(True), idempotent),  # x | true -> true
     "maximum": (idempotent,),  # max(x, x) -> x
     "minimum": (idempotent,),
     "select": (select_known, select_not),
     **dict.fromkeys(_INDEX_COMPARISONS, (compare_indices,)),
     **dict.fromkeys(ATTENTIONS, (attention_mask, single_key)),
 }
-RULES: RuleSet = join(FOLD, MOVES, ALGEBRA)
+RULES: RuleSet = join(FOLD, MOVES, NEUTRAL, ALGEBRA)
 
 
 # ---- sharing and dropping

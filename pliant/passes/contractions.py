@@ -19,14 +19,12 @@ from math import prod
 from typing import Any
 
 from pliant.context import Context
-from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.ops import ATTENTIONS, VIEWS, Trait, has_trait
 from pliant.ir.types import NARROW, DType
 from pliant.sym import Facts, le
 
-WIDENED = frozenset({"matmul", "conv", "conv_transpose"})
 MAGNITUDE = {DType.I8: 128, DType.U8: 255}
 
 
@@ -43,6 +41,12 @@ def _emit(
     """The op again, on other operands and with some attributes changed."""
     attrs: dict[str, Any] = {**dict(op.attrs), **changes}
     return builder.emit(op.name, *operands, regions=op.regions, **attrs)
+
+
+def _is_half(op: Op) -> bool:
+    """Whether a product is of half floats, which are storage only."""
+    dtype = op.results[0].dtype if has_trait(op, Trait.CONTRACT) else DType.F32
+    return dtype.compute is not dtype
 
 
 def _narrow(value: Value, producers: Mapping[Value, Op]) -> DType | None:
@@ -93,7 +97,7 @@ def contractions(graph: Graph, cx: Context) -> Graph:
     for op in graph.ops:
         operands = tuple(replaced.get(v, v) for v in op.operands)
         current = op.replace(operands=operands)
-        if op.name in WIDENED and op.result.dtype.compute is not op.result.dtype:
+        if _is_half(op):
             wide = op.result.dtype.compute
             with builder.at(op.loc):
                 parts = [builder.cast(v, wide) for v in operands]

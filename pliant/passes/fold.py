@@ -15,14 +15,14 @@ from functools import partial
 import numpy as np
 
 from pliant.context import Context
-from pliant.ir.access import VIEWS
 from pliant.ir.graph import Constant, Graph, Module, Op, Origin, Value
 from pliant.ir.interp import run_graph
+from pliant.ir.ops import VIEWS, Trait, named
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr
 
 SLACK = 1 << 16  # elements a folded value may have beyond its operands
-NEVER = frozenset({"constant", "full", "iota", "dim_value", "fusion", "index"})
+NEVER = named(Trait.CREATE) | {"fusion", "index"}
 
 
 def _static(value: Value) -> bool:

@@ -26,43 +26,32 @@ from pliant.context import Context
 from pliant.ir.access import is_one, numel
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.groups import (
-    CALLS,
-    IN_MEMORY,
-    OPAQUE,
     Structure,
     is_transparent,
     structure,
 )
-from pliant.ir.ops import ATTENTIONS, Trait, has_trait
+from pliant.ir.ops import (
+    ATTENTIONS,
+    CALLS,
+    IN_MEMORY,
+    LOOKUPS,
+    OPAQUE,
+    OPS,
+    Cost,
+    Trait,
+    has_trait,
+    named,
+)
 from pliant.ir.types import NARROW, TensorType
 from pliant.ir.views import View, resolve
 from pliant.passes.epilogues import Flow, left_to_readers
+from pliant.passes.recompute import forward_values
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes what follows them while the tile is in cache.
-EPILOGUE = frozenset({"matmul", "conv", "conv_last", "conv_transpose"})
-CONVOLUTIONS = frozenset({"conv", "conv_last", "conv_transpose"})
-# Ops too dear to compute again for every element they are broadcast to.
-DEAR = frozenset(
-    [
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "tanh",
-        "erf",
-        "sigmoid",
-        "pow",
-        "atan2",
-        "div",
-        "sqrt",
-        "rsqrt",
-    ]
-)
+EPILOGUE = named(Trait.CONTRACT)
+CONVOLUTIONS = named(Trait.CONVOLUTION)
 MOST_OPS = 96
 
 
@@ -283,16 +272,16 @@ class _Fuser:
                     found.append(value)
         return found
 
-    def _dear(self, op: Op) -> bool:
+    def _expensive(self, op: Op) -> bool:
         """Whether to compute the op again costs more than to read its result."""
-        if op.name in ("index", "take_along"):
+        if op.name in LOOKUPS:
             # A gather at positions that are counted, not read, is only a load.
             sources = (self.producers.get(v) for v in op.operands[1:])
             return any(o is None or not is_transparent(o) for o in sources)
-        return op.name in DEAR or op.name == "concat"
+        return OPS[op.name].cost >= Cost.DIVIDE or op.name == "concat"
 
     def _recomputes(self, a: _Group, shape: Structure) -> bool:
-        """Whether a dear part of `a` would be computed once per broadcast copy."""
+        """Whether `a` would compute something expensive once per broadcast copy."""
         if shape.reduced or self._root(a) is not None:
             sizes = {
                 numel(shape.domain, self.facts),
@@ -302,7 +291,7 @@ class _Fuser:
             sizes = {numel(shape.domain, self.facts)}
         for k in a.ops:
             op = self.ops[k]
-            if not self._dear(op) or numel(op.result.shape, self.facts) in sizes:
+            if not self._expensive(op) or numel(op.result.shape, self.facts) in sizes:
                 continue
             if not hardly_larger(shape.domain, op.result.shape, self.facts):
                 return True
@@ -547,12 +536,15 @@ def forget(graph: Graph) -> Graph:
     return graph.replace(params=params, ops=tuple(ops), results=outputs)
 
 
-def fuse(graph: Graph, cx: Context, apart: Collection[Value] = ()) -> Graph:
+def fuse(graph: Graph, cx: Context) -> Graph:
     """Groups every op of a decomposed graph into fusions.
 
-    Ops that make the values `apart` share no fusion with the others: what one part of
-    a training step keeps for the other is decided, not left to chance.
+    Ops of a training step's forward part share no fusion with the others: what it keeps
+    for the way back is decided by `recompute`, not left to chance.
     """
+    apart: Collection[Value] = ()
+    if cx.training is not None and cx.options.recompute:
+        apart = forward_values(graph)
     places = frozenset(
         k for k, op in enumerate(graph.ops) if any(v in apart for v in op.results)
     )

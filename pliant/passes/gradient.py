@@ -25,7 +25,7 @@ does not go through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ def _relu(b: Builder, op: Op) -> Value:
 _SMOOTH: RuleSet = {"silu": (_silu,), "relu": (_relu,)}
 
 
-def smooth(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
+def smooth_for(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     """Composite ops in the form that `gradient` differentiates.
 
     Attention whose mask is trained is spelled out: its kernels give no such gradient.
@@ -100,10 +100,15 @@ def depends(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
     """Float values that depend on `wrt`, in a way that has a derivative."""
     found = set(wrt)
     for op in graph.ops:
-        if op.name in WITHOUT or not any(v in found for v in op.operands):
-            continue
-        found.update(v for v in op.results if v.dtype.is_float)
+        found.update(passed_on(op, found))
     return found
+
+
+def passed_on(op: Op, found: Container[Value]) -> list[Value]:
+    """The results through which an op passes on that it depends on these values."""
+    if op.name in WITHOUT or not any(v in found for v in op.operands):
+        return []
+    return [v for v in op.results if v.dtype.is_float]
 
 
 def _matters(graph: Graph, loss: Value) -> set[Value]:

@@ -27,6 +27,12 @@ def _erf(t: Tape, x: Value, y: Value, g: Value) -> Value:
     return t.mul(g, t.times(bell, 2 / math.sqrt(math.pi)))
 
 
+def _logit(t: Tape, x: Value, y: Value, g: Value) -> Value:
+    """g / (x (1-x)); NaN where the result is: beyond 0 and 1."""
+    slope = _div(t, g, t.mul(x, t.plus(t.neg(x), 1.0)))
+    return t.b.select(t.b.unary("isnan", y), y, slope)
+
+
 _UNARY: dict[str, Derivative] = {
     "neg": lambda t, x, y, g: t.neg(g),
     "abs": lambda t, x, y, g: t.mul(g, t.b.unary("sign", x)),
@@ -34,6 +40,7 @@ _UNARY: dict[str, Derivative] = {
     "expm1": lambda t, x, y, g: t.mul(g, t.plus(y, 1.0)),
     "log": lambda t, x, y, g: _div(t, g, x),
     "log1p": lambda t, x, y, g: _div(t, g, t.plus(x, 1.0)),
+    "logit": _logit,
     "sqrt": lambda t, x, y, g: _div(t, g, t.times(y, 2.0)),
     "rsqrt": lambda t, x, y, g: t.mul(t.times(g, -0.5), t.mul(_square(t, y), y)),
     "reciprocal": lambda t, x, y, g: t.mul(t.neg(g), _square(t, y)),

@@ -328,7 +328,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def layout(graph: Graph, cx: Context) -> Graph:
-    if not cx.options.layout or all(op.name != "conv" for op in graph.ops):
+    if all(op.name != "conv" for op in graph.ops):
         return graph
     builder = Builder(cx.facts(graph), Names(names_of(graph)))
     to = _Layout(builder, graph.producers())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.groups import OPAQUE
+from pliant.ir.ops import OPAQUE
 from pliant.sym import Expr, Facts, as_expr, le
 
 

@@ -35,19 +35,17 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pliant.context import Context
-from pliant.ir.access import VIEWS
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
-from pliant.ir.groups import IN_MEMORY
+from pliant.ir.ops import IN_MEMORY, OPS, VIEWS
 from pliant.ir.views import resolve
 from pliant.passes.fuse import fuse, reads_view
 from pliant.passes.lifetimes import Kernels
 from pliant.sym import as_expr
 
 LINE = 64  # bytes
-# A link that some products lack is filled with what changes nothing; x + 0.0 would
-# turn -0.0 into 0.0.
-NEUTRAL = {"add": -0.0, "mul": 1.0}
+# Links of an epilogue: one that some products lack is filled with what changes nothing.
+LINKS = frozenset({"add", "mul"})
 # What a weight may be made by; `fold` computes all of it.
 MADE_BY = VIEWS | {"constant", "full", "cast", "add", "mul"}
 
@@ -148,7 +146,7 @@ class _Finder:
     def _is_link(self, op: Op, value: Value) -> bool:
         if op.name == "cast":
             return True
-        if op.name not in NEUTRAL:
+        if op.name not in LINKS:
             return False
         other = self.producers.get(_other_operand(op, value))
         return other is not None and (
@@ -260,7 +258,7 @@ def _agree(links: Sequence[Op], longest: Sequence[Op]) -> bool:
         a.name == b.name and a.attrs == b.attrs
         for a, b in zip(links, longest, strict=False)
     )
-    return same and all(op.name in NEUTRAL for op in longest[len(links) :])
+    return same and all(op.name in LINKS for op in longest[len(links) :])
 
 
 def _longest_links(run: Sequence[_Product]) -> tuple[Op, ...]:
@@ -360,7 +358,9 @@ class _Writer:
         """What the link at some depth joins to every row of one product."""
         builder, shape = self.builder, (product.columns,)
         if depth >= len(product.links):
-            return builder.full(NEUTRAL[like.name], like.result.dtype, shape)
+            nothing = OPS[like.name].neutral
+            assert nothing is not None
+            return builder.full(nothing, like.result.dtype, shape)
         before = product.links[depth - 1] if depth else product.matmul
         other = _other_operand(product.links[depth], before.result)
         op = self.producers[other]
@@ -393,7 +393,5 @@ def _live(graph: Graph) -> Graph:
 
 def merge(graph: Graph, cx: Context) -> Graph:
     """Merges products of one left operand by constants, where nothing is lost."""
-    if not cx.options.merge or not cx.options.fold:
-        return graph
     runs = _Finder(graph, cx).runs()
     return _Writer(graph, runs).write() if runs else graph

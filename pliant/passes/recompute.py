@@ -18,9 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pliant.context import Context
-from pliant.ir.access import VIEWS
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import FORMULAS, VIEWS, Trait, has_trait
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import Facts
 
@@ -40,8 +39,8 @@ def _is_cheap(op: Op) -> bool:
     return (
         has_trait(op, Trait.ELEMENTWISE)
         or op.name in VIEWS
-        or op.name in ("concat", "pad")
-        or (has_trait(op, Trait.CREATE) and op.name != "constant")
+        or (has_trait(op, Trait.GATHER) and not has_trait(op, Trait.LOOKUP))
+        or op.name in FORMULAS
     )
 
 

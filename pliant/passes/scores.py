@@ -22,17 +22,10 @@ from dataclasses import dataclass, field
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.groups import CREATE
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import FORMULAS, OPS, Cost, Trait, has_trait
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, Facts, eq
 
-# Ops that cost about as much as the exponential of a score.
-DEAR = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "sigmoid"}
-    | {"pow", "atan2", "div", "floordiv", "mod", "sqrt", "rsqrt", "asin", "acos"}
-    | {"atan", "sinh", "cosh", "asinh", "acosh", "atanh"}
-)
 MOST_READ = 6  # operands of a region: each is an address to keep in the inner loop
 MOST_OPS = 48
 
@@ -106,7 +99,7 @@ class ScoreRegion:
         op = self.producers.get(value)
         if op is None:
             return False
-        if value in self.path or op.name in CREATE:
+        if value in self.path or op.name in FORMULAS:
             return True
         if op.name == "broadcast":
             return True
@@ -117,7 +110,8 @@ class ScoreRegion:
             plain = [d for d in x.shape if not is_one(d)]
             ones = plain == [d for d in value.shape if not is_one(d)]
             return ones and x in self.producers and self._moves_in(x)
-        if not has_trait(op, Trait.ELEMENTWISE) or op.name in DEAR:
+        # Not what costs about as much as the exponential of a score.
+        if not has_trait(op, Trait.ELEMENTWISE) or OPS[op.name].cost >= Cost.DIVIDE:
             return False
         return self._over_grid(value)
 

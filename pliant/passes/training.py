@@ -1,44 +1,33 @@
-"""A training step as passes: what is differentiated, and what is made of it."""
+"""The passes that only a training step has.
+
+smooth      composite ops in the form that has torch's derivative
+find        attention that a model spells out, where its kernels have a gradient
+gradient    back from the loss, then what the optimizer makes of the gradients
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from pliant.context import Context
+from pliant.context import Context, Training
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Value
-from pliant.ir.spec import Stage
-from pliant.passes.absorb import absorb
-from pliant.passes.attention import attention
-from pliant.passes.canonicalize import canonicalize
-from pliant.passes.contractions import contractions
-from pliant.passes.decompose import decompose
-from pliant.passes.gradient import depends, gradient, smooth
-from pliant.passes.joins import joins
-from pliant.passes.merge import merge
-
-# (builder, params by name, gradients) -> results after the loss
-Extend = Callable[[Builder, dict[str, Value], Sequence[Value]], Sequence[Value]]
+from pliant.ir.graph import Graph, Op, Value
+from pliant.passes.attention import gather_attention
+from pliant.passes.gradient import depends, gradient, passed_on, smooth_for
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The parameters of `main` to differentiate by, and what becomes of gradients.
-
-    `updates` names, for each result behind the loss, the parameter whose new value it
-    is; without any, the results are the caller's. `main` itself gives the first
-    `changed` of them.
-    """
-
-    wrt: tuple[str, ...]
-    extend: Extend
-    updates: tuple[str, ...] = ()
-    changed: int = 0
+def _training(cx: Context) -> Training:
+    assert cx.training is not None, "a pass of training steps"
+    return cx.training
 
 
-def differentiate(graph: Graph, training: Training, cx: Context) -> Graph:
+def smooth(graph: Graph, cx: Context) -> Graph:
+    return smooth_for(graph, _training(cx).trained(graph), cx)
+
+
+def differentiate(graph: Graph, cx: Context) -> Graph:
     """Gradients behind the loss, and then what `extend` makes of them."""
+    training = _training(cx)
     params = {v.name: v for v in graph.params}
     graph = gradient(graph, [params[name] for name in training.wrt], cx)
     own = 1 + training.changed
@@ -48,15 +37,25 @@ def differentiate(graph: Graph, training: Training, cx: Context) -> Graph:
     return graph.replace(ops=(*graph.ops, *builder.ops), results=(*kept, *results))
 
 
-GraphPass = Callable[[Graph, Context], Graph]
+def find(graph: Graph, cx: Context) -> Graph:
+    """Attention in one op, wherever the gradient of that op is known.
 
+    The gradient goes to queries, keys and values alone: what else the scores read must
+    not depend on a parameter.
+    """
+    active = depends(graph, _training(cx).trained(graph))
 
-def _smooth(training: Training) -> GraphPass:
-    def run(graph: Graph, cx: Context) -> Graph:
-        names = set(training.wrt)
-        return smooth(graph, [v for v in graph.params if v.name in names], cx)
+    def has_gradient(made: Sequence[Op]) -> bool:
+        for op in made:
+            if op.name == "attention":
+                if any(v in active for v in op.operands[3:]):
+                    return False
+                if op.regions and not _is_straight(op.regions[0]):
+                    return False
+            active.update(passed_on(op, active))
+        return True
 
-    return run
+    return gather_attention(graph, cx, has_gradient)
 
 
 def _is_straight(region: Graph) -> bool:
@@ -88,41 +87,3 @@ def _is_straight(region: Graph) -> bool:
             case _:
                 pass
     return region.results[0] in path
-
-
-def _find(training: Training) -> GraphPass:
-    """Attention that a model spells out, unless its kernels give no gradient of it."""
-
-    def run(graph: Graph, cx: Context) -> Graph:
-        found = attention(graph, cx)
-        names = set(training.wrt)
-        active = depends(found, [v for v in found.params if v.name in names])
-        for op in found.ops:
-            if op.name != "attention":
-                continue
-            if any(v in active for v in op.operands[3:]):
-                return graph
-            if op.regions and not _is_straight(op.regions[0]):
-                return graph
-        return found
-
-    return run
-
-
-def training_passes(training: Training) -> tuple[tuple[str, GraphPass, Stage], ...]:
-    """The passes over `main`, in order, as the pipeline has them."""
-    return (
-        ("joins", joins, Stage.IMPORTED),
-        ("canonicalize", canonicalize, Stage.IMPORTED),
-        ("smooth", _smooth(training), Stage.IMPORTED),
-        ("decompose", decompose, Stage.DECOMPOSED),
-        ("plain", canonicalize, Stage.DECOMPOSED),
-        ("find", _find(training), Stage.DECOMPOSED),
-        ("gradient", lambda g, cx: differentiate(g, training, cx), Stage.DECOMPOSED),
-        ("clean", canonicalize, Stage.DECOMPOSED),
-        ("attention", attention, Stage.DECOMPOSED),
-        ("contractions", contractions, Stage.DECOMPOSED),
-        ("simplify", canonicalize, Stage.DECOMPOSED),
-        ("absorb", absorb, Stage.DECOMPOSED),
-        ("merge", merge, Stage.DECOMPOSED),
-    )

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pliant.ir.loops import Dispatch, statements
-from pliant.kernels.mix import ProductPlan, count_text
+from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
-from pliant.pipeline import Program
-from pliant.sym import Guard, as_expr, product, sym
+from pliant.memory.order import permuted
+from pliant.program import Program
+from pliant.sym import Guard, as_expr, sym
 
 
 def formula(program: Program, threads: int) -> str:
@@ -17,15 +18,18 @@ def formula(program: Program, threads: int) -> str:
 
     Where calls have several orders, that of the order which needs least.
     """
-    memories = [program.memory, *(liveness(other.graph) for other in program.others)]
+    main = program.lowered.main
+    others = (permuted(main, order) for order in program.lowered.orders)
+    memories = [program.footprint.memory, *map(liveness, others)]
     texts = list(dict.fromkeys(_peak(program, m, threads) for m in memories))
     return texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
 
 
 def _peak(program: Program, memory: Memory, threads: int) -> str:
+    facts = program.interface.facts
     terms = [
-        program.facts.canonical(e.substitute({"threads": as_expr(threads)}))
-        for e in peak_terms(memory, program.facts)
+        facts.canonical(e.substitute({"threads": as_expr(threads)}))
+        for e in peak_terms(memory, facts)
     ]
     texts = sorted({str(e) for e in terms})
     return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
@@ -59,19 +63,11 @@ def _products(
         for op in program.lowered.main.ops
         if op.name == "call_loop"
     )
-    for name, found in program.products.items():
-        spec = found.spec
-        sizes = {"M": spec.m, "N": spec.n, "K": spec.k}
-        sizes |= {"products": product(spec.batch)} if spec.batch else {}
-        text = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+    for name, plan in program.lowered.plans.items():
+        text = " ".join(f"{axis}={size}" for axis, size in plan.sizes().items())
         yield f"  {name:24} {text}   {count_text(calls[name], 'call')}"
         if dims is not None:
-            yield f"  {'':24} {_cut(found, threads, dims)}"
-
-
-def _cut(found: ProductPlan, threads: int, dims: Mapping[str, int]) -> str:
-    cut = found.at(dims, threads)
-    return f"M={cut.m} N={cut.n} K={cut.k}: {found.words(cut)}"
+            yield f"  {'':24} {plan.describe(dims, threads)}"
 
 
 def explain(
@@ -86,13 +82,14 @@ def explain(
     lines: list[str] = []
     add = lines.append
     add("symbols")
-    for binding in program.solution.bindings:
-        name = program.shapes[binding.source][0]
-        low, high = program.facts.bounds(sym(binding.symbol))
+    interface = program.interface
+    for binding in interface.solution.bindings:
+        name = interface.inputs[binding.source][0]
+        low, high = interface.facts.bounds(sym(binding.symbol))
         bounds = f"{0 if low is None else low} .. {'any' if high is None else high}"
         add(f"  {binding.symbol:12} dim {binding.axis} of input '{name}', {bounds}")
     add("\nguards (checked at every call)")
-    for guard in program.guards:
+    for guard in interface.guards:
         add(f"  {guard.cond}{_from(guard)}")
     kinds = Counter(
         op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
@@ -106,7 +103,7 @@ def explain(
     for k, op in enumerate(program.lowered.main.ops):
         if op.name == "call_loop":
             add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
-    if program.products:
+    if program.lowered.plans:
         at = "" if dims is None else " at " + ", ".join(map(_size, dims.items()))
         add(f"\nmatrix products{at}")
         lines.extend(_products(program, threads, dims))
@@ -115,7 +112,7 @@ def explain(
         lines.extend(several)
     add("\nmemory")
     add(f"  peak bytes = {formula(program, threads)}")
-    for buffer in program.memory.buffers:
+    for buffer in program.footprint.memory.buffers:
         add(
             f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
             f"  {buffer.bytes} bytes"

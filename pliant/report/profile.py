@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.work import call_work
-from pliant.pipeline import Program
-
-CALLS = frozenset({"call_loop", "call_library"})
+from pliant.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +34,16 @@ def kernel_times(
     program: Program, stamps: Sequence[int], dims: Mapping[str, int]
 ) -> list[KernelTime]:
     """The records of one call; `stamps` are the clock before and after each kernel."""
-    calls = [op for op in program.lowered.main.ops if op.name in CALLS]
     times: list[KernelTime] = []
-    for number, (op, work) in enumerate(
-        zip(calls, call_work(calls, program.regions), strict=True)
-    ):
+    for number, step in enumerate(program.footprint.steps.steps):
         started, ended = stamps[2 * number], stamps[2 * number + 1]
         times.append(
             KernelTime(
-                op.str_attr("callee"),
-                op.loc,
+                step.call.str_attr("callee"),
+                step.call.loc,
                 (ended - started) * 1e-9,
-                work.flops.evaluate(dims),
-                work.bytes.evaluate(dims),
+                step.work.flops.evaluate(dims),
+                step.work.bytes.evaluate(dims),
             )
         )
     return times

@@ -11,13 +11,14 @@ from time import perf_counter
 from typing import Any
 
 from pliant.api import Settings, build, settings, torch_signature
+from pliant.context import Training
 from pliant.errors import OptionError, PliantError, SpillError
 from pliant.frontend.signature import Parameters, Signature, TensorSlot
 from pliant.ir.graph import Graph, Module, Names, Op, Value, names_of, substitute
 from pliant.machine.target import Target
-from pliant.model.compiled import CompiledModel, is_integer, shown
-from pliant.options import Options
-from pliant.passes.training import Training
+from pliant.model.arguments import is_integer, shown
+from pliant.model.compiled import CompiledModel
+from pliant.options import Instruments, Options
 from pliant.training.state import CLIP, NUMBERS, Bound, State, groups_of
 from pliant.training.variables import Variable, places_of
 
@@ -34,6 +35,7 @@ def compile_training(
     options: Options | None = None,
     target: Target | None = None,
     clip_grad_norm: float | None = None,
+    instruments: Instruments | None = None,
 ) -> TrainingStep:
     """Compiles a step of training, once for every shape: `step(inputs, targets)`.
 
@@ -48,7 +50,7 @@ def compile_training(
     Model and optimizer are read again at every step; `StepChangedError` says what of
     them has changed if that needs another compile.
     """
-    chosen = settings(options, threads, target, memory_limit)
+    chosen = settings(options, threads, target, memory_limit, instruments)
     _check(model, loss, example_inputs, clip_grad_norm)
     seconds: dict[str, float] = {}
     source = _import(model, loss, example_inputs, dynamic_shapes, seconds)

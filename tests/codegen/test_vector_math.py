@@ -55,6 +55,7 @@ RANGES = {
     "erf": (-6.5, 6.5),
     "log": (0.3, 3.0),
     "log1p": (-1.0, 2.0),
+    "logit": (0.0, 1.0),
 }
 
 
@@ -185,6 +186,9 @@ REFERENCE: dict[str, Callable[..., Array]] = {
     "expm1": np.expm1,
     "log": np.log,
     "log1p": np.log1p,
+    "logit": lambda x: np.where(
+        np.abs(x - 0.5) < 0.25, 2 * np.arctanh(2 * x - 1), np.log(x / (1 - x))
+    ),
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "reciprocal": lambda x: 1 / x,

@@ -15,24 +15,28 @@ import pytest
 import torch
 
 from bench import pages
-from bench.timing import RESULTS
-from pliant.benchmark import report
-from pliant.benchmark.accuracy import Reference, allowed, error
-from pliant.benchmark.engines import ENGINES, Engine, NotAvailable, Setup, export_onnx
-from pliant.benchmark.estimate import estimate
-from pliant.benchmark.memory import high_water
-from pliant.benchmark.models import SHAPES, describe, load
-from pliant.benchmark.results import save, stamp, stamp_line
-from pliant.benchmark.roofline import limit_for, roofline_tables
-from pliant.benchmark.tables import Report
-from pliant.benchmark.timing import (
+from bench.resident import high_water
+from bench.script import RESULTS, write
+from pliant.cases import load
+from pliant.compare import report
+from pliant.compare.accuracy import Reference, allowed, error
+from pliant.compare.engines import ENGINES, Engine, NotAvailable, Setup, export_onnx
+from pliant.compare.estimate import estimate
+from pliant.compare.results import stamp, stamp_line
+from pliant.compare.roofline import limit_for, roofline_tables
+from pliant.compare.tables import Report
+from pliant.compare.timing import (
     ROUNDS,
+    Pace,
     Spread,
+    back_and_forth,
+    by_turns,
     geomean,
     geomean_spread,
     interleaved,
+    turn,
 )
-from pliant.benchmark.worker import (
+from pliant.compare.worker import (
     Candidate,
     Job,
     check,
@@ -53,6 +57,29 @@ def test_rounds() -> None:
     assert set(seen) == {"a", "b"}
     slow = interleaved({"slow": lambda: sleep(0.06)}, 2)
     assert len(slow["slow"]) == 2
+
+
+def test_turns_go_back_and_forth_until_it_is_enough() -> None:
+    assert list(back_and_forth("abc", 3)) == ["abc", "cba", "abc"]
+    seen: list[str] = []
+    turns = {name: lambda name=name: float(seen.append(name) or 1) for name in "ab"}
+    samples = by_turns(turns, 5, lambda samples: len(samples["a"]) == 3)
+    assert "".join(seen) == "abbaab"
+    assert samples == {"a": [1.0] * 3, "b": [1.0] * 3}
+
+
+def test_a_turn_repeats_short_calls() -> None:
+    counts: list[int] = []
+
+    def timed(count: int) -> float:
+        counts.append(count)
+        return count * 0.001
+
+    assert turn(timed, Pace(0.01, 1000, pause=False), warm_up=1)() == 0.001
+    assert counts == [1, 1, 10]
+    counts.clear()
+    assert turn(timed, Pace(0.01, 4))() == 0.001
+    assert counts == [1, 1, 1, 1, 4]
 
 
 def test_spread_holds_the_median_with_95_percent() -> None:
@@ -94,7 +121,7 @@ def test_spread_is_told() -> None:
 
 
 def test_lower_precision_is_wrong() -> None:
-    case = load(f"{TINY}:net", None)
+    case = load(f"{TINY}:net")
     given = case.at((2, 5))
     exact = Reference(case.model)(given)
     assert exact[0].dtype == torch.float64
@@ -116,7 +143,7 @@ def test_errors_see_what_is_missing() -> None:
 
 
 def test_a_wrong_engine_is_left_out() -> None:
-    case = load(f"{TINY}:net", None)
+    case = load(f"{TINY}:net")
     setup = Setup(case, 1, Path())
     right, wrong = prepare("eager", setup), prepare("eager", setup)
     assert wrong.engine is not None
@@ -135,7 +162,7 @@ def fields_of(case: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tvm"])
 def test_peers_agree_where_installed(engine: str, tmp_path: Path) -> None:
-    case = load(f"{TINY}:net", None)
+    case = load(f"{TINY}:net")
     setup = Setup(case, 1, tmp_path)
     try:
         if ENGINES[engine].from_onnx:
@@ -163,12 +190,6 @@ def test_memory_of_a_call() -> None:
     assert again is not None and again < size // 4
 
 
-def test_eight_shapes_for_every_kind_of_model() -> None:
-    for dims, shapes in SHAPES.items():
-        assert len(set(shapes)) == 8
-        assert all(len(shape) == len(dims) for shape in shapes)
-
-
 # ---- tables
 
 
@@ -194,7 +215,7 @@ def result(*ratios: float) -> dict[str, Any]:
         "model": "net",
         "threads": 2,
         "dims": ["batch", "seq"],
-        "about": {"layers": "4 layers", "parameters": 10**6, "weights": "random"},
+        "about": "4 layers, random weights, 1.0 M parameters",
         "rows": rows,
         "engines": {"pliant": ok, "eager": ok, "tvm": missing},
     }
@@ -237,7 +258,7 @@ def test_the_summary_takes_the_best_peer_of_each_shape() -> None:
 def test_every_result_says_what_it_was_measured_with(tmp_path: Path) -> None:
     about = stamp(15)
     table = Report("Times", ("case", "ms"), (("a", "1"),))
-    save(tmp_path, "times", about, {"rows": [{"ms": 1.23456}]}, [table], ["A note."])
+    write(tmp_path, "times", about, {"rows": [{"ms": 1.23456}]}, [table], ["A note."])
     content = json.loads((tmp_path / "times.json").read_text())
     assert content["rows"] == [{"ms": 1.235}]
     for field in ("commit", "changed", "date", "rounds", "cpu", "caches", "versions"):
@@ -248,17 +269,15 @@ def test_every_result_says_what_it_was_measured_with(tmp_path: Path) -> None:
 
 
 def test_models_are_described() -> None:
-    assert describe(load(f"{TINY}:net", None).model) == {
-        "layers": "1 block",
-        "parameters": 8 * 16 + 16 + 16 * 4 + 4,
-        "weights": "random",
-    }
+    case = load(f"{TINY}:net")
+    assert case.about() == "0.0 M parameters"
+    assert replace(case, label="2 layers").about() == "2 layers, 0.0 M parameters"
 
 
 def test_compile_seconds_are_remembered(tmp_path: Path) -> None:
     """A later run finds the engine's cache full; what counts is the first."""
     engine = Engine(lambda inputs: lambda: None, lambda result: [])
-    job = Job("net", None, 1, ("compile",), (), False, 15, False, str(tmp_path), True)
+    job = Job("net", 1, ("compile",), (), False, 15, False, str(tmp_path), True)
     found = []
     for seconds in (60.0, 2.0):
         candidate = Candidate("compile", engine, {"compile_seconds": seconds})
@@ -275,7 +294,7 @@ def test_compile_seconds_are_remembered(tmp_path: Path) -> None:
 
 
 def test_the_time_is_told_before() -> None:
-    job = Job("net", None, 1, ("pliant", "eager"), ((1, 2),), False, 15, False, "")
+    job = Job("net", 1, ("pliant", "eager"), ((1, 2),), False, 15, False, "")
     one, two = estimate([job], None), estimate([job, job], None)
     assert (one.cells, two.cells) == (1, 2) and "15 rounds of 2 engines" in one.text()
     assert two.timing == 2 * one.timing and two.prepare == 2 * one.prepare
@@ -286,7 +305,6 @@ def test_the_time_is_told_before() -> None:
 def test_kernels_and_their_limits(tmp_path: Path) -> None:
     job = Job(
         model=f"{TINY}:net",
-        zoo=None,
         threads=1,
         engines=("pliant",),
         shapes=((2, 5),),
@@ -328,7 +346,7 @@ def test_pages_show_what_is_stored() -> None:
 
 def test_a_page_takes_the_first_tables(tmp_path: Path) -> None:
     made = [Report(f"Table {n}", ("case", "ms"), (("a", str(n)),)) for n in range(3)]
-    save(tmp_path, "times", stamp(15), {}, made, ["A note."])
+    write(tmp_path, "times", stamp(15), {}, made, ["A note."])
     marker = "<!-- begin: times.md, 2 tables, by `make times` -->"
     page = f"Before.\n\n{marker}\nold\n<!-- end -->\n\nBehind.\n"
     shown = pages.filled(page, tmp_path)
@@ -350,7 +368,7 @@ def test_results_of_other_code_are_deleted(tmp_path: Path) -> None:
         ("old", {**about, "commit": "old"}),
         ("edited", {**about, "changed": True}),
     ):
-        save(tmp_path, name, told, {}, [])
+        write(tmp_path, name, told, {}, [])
     report.store_result(tmp_path, {**result(2.0), "model": "one"}, about)
     report.store_result(tmp_path, result(2.0), {**about, "commit": "old"})
     report.write_tables(tmp_path)

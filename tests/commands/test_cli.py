@@ -29,8 +29,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
         ["bench", "nowhere.py:net"],
         ["bench", "nowhere.pt2"],
         ["bench", f"{TINY}:missing"],
-        ["bench", "--zoo", "nowhere.py", "bert"],
-        ["bench", "--zoo", TINY, "missing"],
+        ["bench", "missing"],
+        ["explain", "missing"],
+        ["explain", "nowhere.pt2"],
         ["bench", "--peers", "abacus", f"{TINY}:net"],
         ["bench", "--threads", "0", f"{TINY}:net"],
         ["bench", "--shape", "1xtwo", f"{TINY}:net"],
@@ -91,7 +92,7 @@ def test_bench_writes_tables(
     assert found == {"models.md", "models/tiny.py_net_1t.json", "summary.md"}
     assert "| (2, 5) |" in (tmp_path / "models.md").read_text()
     summary = (tmp_path / "summary.md").read_text()
-    assert "| all |" in summary and "random weights" in summary
+    assert "| all |" in summary and "| 0.0 M parameters |" in summary
     for page in tmp_path.glob("*.md"):
         assert page.read_text().splitlines()[-1].startswith("Commit ")
 

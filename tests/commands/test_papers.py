@@ -5,7 +5,6 @@ from __future__ import annotations
 from bench.finetune import LONGEST, SHORTEST, bucket, lengths
 from bench.papers import Run, bladedisc
 from bench.papers.relax import PAGE, pooled
-from bench.timing import default_zoo
 
 
 def test_pool_takes_again_what_has_the_same_size() -> None:
@@ -46,8 +45,7 @@ def test_times_are_compared_where_both_ran() -> None:
 
 
 def test_a_shorter_experiment_takes_some_of_the_sizes() -> None:
-    zoo = default_zoo()
-    whole, short = (Run(zoo, 2, share) for share in (1.0, 0.1))  # type: ignore[arg-type]
+    whole, short = (Run(2, share) for share in (1.0, 0.1))
     every = range(1, 129)
     assert whole.rounds == 15 and short.rounds == 2
     assert short.some(every, 33)[-1] == 128 and len(whole.some(every, 33)) == 33

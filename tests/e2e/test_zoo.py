@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
+from e2e_oracle import assert_close, double, tensors
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
-if not ZOO.is_dir():
-    pytest.skip("the model zoo is not beside the repository", allow_module_level=True)
-sys.path.insert(0, str(ZOO))
-zoo = pytest.importorskip("zoo")
-
-from e2e_oracle import assert_close, double, tensors  # noqa: E402
-
-import pliant  # noqa: E402
+import pliant
+import zoo
 
 Dims = tuple[int, ...]
 
@@ -188,12 +180,10 @@ class Subject:
 @lru_cache(maxsize=1)  # the cases of one model follow each other
 def subject_of(name: str) -> Subject:
     plan = PLANS[name]
-    torch.manual_seed(0)
-    case = getattr(zoo, name)(**plan.options)
-    example = case.inputs(*case.example)
-    compiled = pliant.compile(case.model, example, case.dynamic_shapes)
+    case = zoo.build(name, **plan.options)
     exact = copy.deepcopy(case.model).double()
-    return Subject(case.model, exact, compiled, plan.inputs or case.inputs, plan)
+    inputs = plan.inputs or case.inputs
+    return Subject(case.model, exact, case.compile(), inputs, plan)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -223,7 +213,7 @@ def test_size(name: str, size: Dims) -> None:
 
 
 def attentions(compiled: pliant.CompiledModel) -> int:
-    fused = compiled._program.fused.main
+    fused = compiled.program.fused.main
     kinds = [op.str_attr("kind") for op in fused.ops if op.name == "fusion"]
     return sum("attention" in kind for kind in kinds)
 

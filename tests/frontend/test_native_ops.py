@@ -127,7 +127,7 @@ def special(b: int, n: int) -> tuple[torch.Tensor, ...]:
 def test_special_numbers() -> None:
     names = "exp expm1 log log1p sqrt rsqrt reciprocal tanh sigmoid erf erfc neg abs "
     names += "sign floor ceil trunc round frac isnan isinf isfinite relu sgn exp2 "
-    names += "log2 log10 sinh cosh square positive logical_not"
+    names += "log2 log10 sinh cosh square positive logical_not logit"
     cases: list[Case] = [
         (n, lambda x, y, n=n: getattr(torch, n)(x)) for n in names.split()
     ]

@@ -65,6 +65,7 @@ def test_unary() -> None:
         (n, lambda x, y, n=n: getattr(torch, n)(x.abs() + 0.25))
         for n in POSITIVE.split()
     ]
+    cases += [("logit", lambda x, y: [x.sigmoid().logit(), x.logit(), x.logit(0.1)])]
     cases += [("round2", lambda x, y: torch.round(x, decimals=2))]
     check(cases, floats, PAIR, SIZES)
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch_oracle import run, same
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
-if not ZOO.is_dir():
-    pytest.skip("the model zoo is not beside the repository", allow_module_level=True)
-sys.path.insert(0, str(ZOO))
-zoo = pytest.importorskip("zoo")
-
-from torch_oracle import run, same  # noqa: E402
-
-from pliant.errors import ShapeError  # noqa: E402
-from pliant.frontend.torch_export import Imported  # noqa: E402
-from pliant.frontend.torch_programs import programs  # noqa: E402
-from pliant.ir.spec import Stage, verify  # noqa: E402
-from pliant.pipeline import simplified  # noqa: E402
+import zoo
+from pliant.errors import ShapeError
+from pliant.frontend.torch_export import Imported
+from pliant.frontend.torch_programs import programs
+from pliant.ir.spec import Stage, verify
+from pliant.pipeline import simplified
 
 
 @dataclass(frozen=True)
@@ -57,8 +49,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=PLANS)
 def model(request: Any) -> tuple[str, Any, tuple[Imported, ...]]:
     plan = PLANS[request.param]
-    torch.manual_seed(0)
-    case = getattr(zoo, request.param)(**plan.options)
+    case = zoo.build(request.param, **plan.options)
     found = programs(
         case.model,
         case.inputs(*case.example),

@@ -47,6 +47,7 @@ SMOOTH = _entries(
     {
         "exp expm1 exp2 sin cos tan tanh sinh cosh erf erfc sigmoid": "{x}",
         "log log1p log2 log10 sqrt rsqrt reciprocal": ("{p}", "{x}"),
+        "logit": ("{x}.sigmoid()", "{x}, 0.01"),
         "square deg2rad rad2deg": "{n}",
         "silu mish selu celu hardsigmoid hardswish log_sigmoid softplus": "{x}",
         "gelu": ("{x}", "{x}, approximate='tanh'"),

@@ -21,7 +21,8 @@ from pliant.ir.graph import Module
 from pliant.ir.interp_memory import storage
 from pliant.machine.target import Target
 from pliant.options import Options
-from pliant.pipeline import Program, compile_module
+from pliant.pipeline import compile_module
+from pliant.program import Program
 
 PAGE = mmap.PAGESIZE
 POISON = 0xFF  # a NaN in every float type
@@ -98,14 +99,16 @@ class GuardedProgram:
         params = module.main.params
         inputs = tuple((p.name, p.type.shape) for p in params)
         numbers = {p.name: k for k, p in enumerate(params)}
-        self.program = compile_module(module, inputs, numbers, Options(), target)
+        self.program, weights = compile_module(
+            module, inputs, numbers, Options(), target
+        )
         self.run, self.sizes, self.bind = host_functions(self.program)
-        host, lowered = self.program.host, self.program.lowered
+        host, lowered = self.program.code.host, self.program.lowered
         self.results = lowered.main.results
         self.inputs = [Guarded() for _ in params]
         self.outputs = [Guarded() for _ in self.results]
         self.arena = [Guarded() for _ in host.buffer_slots]
-        self.constants = [weight.data for weight in self.program.weights]
+        self.constants = [weight.data for weight in weights]
         self.weights = [Guarded() for _ in self.constants]
         self.table = np.zeros(len(host.table.entries), np.int64)
         self.symbols = np.zeros(len(host.symbols) + 1, np.int64)
@@ -119,7 +122,7 @@ class GuardedProgram:
             _fill(slot, value, side)
         for slot, value in zip(self.weights, self.constants, strict=True):
             _fill(slot, value, side)
-        host = self.program.host
+        host = self.program.code.host
         for slot, entry in zip(self.arena, host.buffer_slots, strict=True):
             slot.place(int(self.table[entry]), side, LINE)
         results = []
@@ -157,7 +160,7 @@ class GuardedProgram:
             pointers.append(at)
             setattr(call, name, at.ctypes.data)
         call.threads = threads
-        steps = np.array([*range(len(self.program.host.calls)), -1], np.int64)
+        steps = np.array([*range(len(self.program.code.host.calls)), -1], np.int64)
         call.program = steps.ctypes.data
         self.run(ctypes.byref(call))
         assert call.status == 0
@@ -171,7 +174,9 @@ def host_functions(program: Program) -> tuple[ctypes._CFuncPtr, ...]:
         "pliant_sizes": ctypes.CFUNCTYPE(None, pointer, pointer),
         "pliant_bind": ctypes.CFUNCTYPE(ctypes.c_int64, pointer, pointer),
     }
-    return tuple(kind(program.code.address(name)) for name, kind in kinds.items())
+    return tuple(
+        kind(program.code.machine.address(name)) for name, kind in kinds.items()
+    )
 
 
 def _fill(slot: Guarded, value: np.ndarray, side: Side) -> None:

@@ -52,7 +52,7 @@ def compiled(
 
 
 def kinds(made: pliant.CompiledModel) -> set[str]:
-    fusions = (op for op in made._program.fused.main.ops if op.name == "fusion")
+    fusions = (op for op in made.program.fused.main.ops if op.name == "fusion")
     return {op.str_attr("kind") for op in fusions}
 
 
@@ -120,7 +120,7 @@ def test_windows_where_they_lie(name: str, target: str) -> None:
     conv = nn.Conv2d(5, 32, **SHAPES[name])
     model = Last(conv)
     made = compiled(model, torch.randn(2, 11, 12, 5), target)
-    assert any(name.endswith("_taps") for name in made._program.lowered.loops)
+    assert any(name.endswith("_taps") for name in made.program.lowered.loops)
     for shape in ((1, 9, 160), (2, 21, 47), (3, 16, 33), (1, 40, 64), (2, 7, 15)):
         agree(model, made, torch.randn(*shape, 5))
 

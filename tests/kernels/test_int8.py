@@ -325,7 +325,7 @@ def test_lowered_forms_interpreted(parts: str) -> None:
 def lowered_for(module: Module, target: Target) -> Module:
     cx = Context(Options(), target)
     fused = module.with_main(fuse(module.main, cx))
-    return lower(fused, cx, [])
+    return lower(fused, cx)
 
 
 def test_forms() -> None:
@@ -410,4 +410,4 @@ def test_machine_uses_the_dot_instruction() -> None:
     if not MACHINE.has("avx512vnni"):
         pytest.skip("this machine has no dot instruction for bytes")
     program = guarded((I8, I8), "machine").program
-    assert "vpdpbusd" in program.code.assembly()
+    assert "vpdpbusd" in program.code.machine.assembly()

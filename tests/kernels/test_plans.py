@@ -52,7 +52,7 @@ def test_switched_off(switch: str) -> None:
     for rows in (0, 1, 7, 15, 29, 100):
         x = torch.randn(rows, 40)
         torch.testing.assert_close(off(x), on(x), rtol=1e-5, atol=1e-6)
-    texts = [print_module(m._program.lowered) for m in (on, off)]
+    texts = [print_module(m.program.lowered) for m in (on, off)]
     assert texts[0] != texts[1]
     assert ("packed" in texts[1]) == (switch == "patching")
 

@@ -32,7 +32,7 @@ def lowered(
     made = build(b, *params)
     graph = b.finish("main", [made] if isinstance(made, Value) else list(made))
     cx = Context(Options(variants=False), avx512())
-    module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx, [])
+    module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx)
     verify(module, Stage.LOWERED)
     return list(module.loops.values())
 

@@ -31,7 +31,7 @@ def compiled(function: Callable[[Tensor], Tensor]) -> pliant.CompiledModel:
 def ops(model: pliant.CompiledModel) -> set[str]:
     return {
         value.op
-        for func in model._program.lowered.loops.values()
+        for func in model.program.lowered.loops.values()
         for value in values_in(func.body)
         if isinstance(value, Unary | Binary)
     }

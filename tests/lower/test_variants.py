@@ -251,7 +251,7 @@ def lowered(
     params = [b.param(f"x{k}", tensor(DType.F32, *s)) for k, s in enumerate(shapes)]
     graph = b.finish("main", [build(b, *params)])
     cx = Context(Options(), avx512() if wide else avx2())
-    module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx, [])
+    module = lower(Module({"main": fuse(graph, cx)}, constants=b.constants), cx)
     verify(module, Stage.LOWERED)
     return module
 
@@ -360,6 +360,6 @@ def test_stretched_in_the_interpreter(shapes: tuple[tuple[int, ...], ...]) -> No
     cx = Context(Options(), avx512())
     fused = module.with_main(fuse(module.main, cx))
     x, y = (t.numpy() for t in inputs(shapes))
-    for stage in (module, fused, lower(fused, cx, [])):
+    for stage in (module, fused, lower(fused, cx)):
         (got,) = run_graph(stage, [x, y], workers=2, check_races=True)
         np.testing.assert_array_equal(got, x + y)

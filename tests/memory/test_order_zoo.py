@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import pliant
+import zoo
 from pliant.memory.order import calls_of, oracle_peak, orders, peak_at
 from pliant.options import Options
-from pliant.pipeline import Program
+from pliant.program import Program
 from pliant.sym.points import random_points
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
 FEW = (("bert", {"layers": 2, "hidden": 128}), ("vit", {"layers": 1}))
 ALL = ("minilm", "gpt2", "llama", "t5_encoder", "resnet", "evoformer", "unet")
-
-pytestmark = pytest.mark.skipif(
-    not ZOO.is_dir(), reason="the zoo is not beside the repository"
-)
 
 
 def compiled(name: str, how: dict[str, int], training: bool) -> Program:
     """A model or its training step, in the original order."""
-    case = getattr(pytest.importorskip("zoo"), name)(**how)
-    inputs, options = case.inputs(*case.example), Options(order=False, inplace=False)
+    case = zoo.build(name, **how)
+    options = Options(order=False, inplace=False)
     if not training:
-        model = pliant.compile(case.model, inputs, case.dynamic_shapes, options=options)
-        return model._program
+        return case.compile(options=options).program
     step = pliant.compile_training(
         case.model,
         lambda y: y.square().mean(),
         pliant.SGD(0.1),
-        (inputs, ()),
-        (case.dynamic_shapes[0], ()),
+        (case.at(case.example), ()),
+        (case.dynamic_shapes, ()),
         options=options,
     )
-    return step._program
+    return step.program
 
 
 def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -> None:
     program = compiled(name, how, training)
-    module, facts = program.lowered, program.facts
+    module, facts = program.lowered, program.interface.facts
     found = orders(module.main, module, facts)
     assert 1 <= len(found) <= 4 and any(one.proved for one in found)
     sizes = calls_of(module.main, module).bytes
@@ -49,7 +42,7 @@ def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -
     for point in random_points(facts, names, 3, shapes):
         point["threads"] = 2
         original = peak_at(module.main, module, point)
-        peaks = [peak_at(one.graph, module, point) for one in found]
+        peaks = [peak_at(module.main, module, point, one.calls) for one in found]
         assert min(peaks) <= original
         known = [one.calls for one in found]
         oracle = oracle_peak(module.main, module, point, known)
@@ -59,29 +52,21 @@ def check(name: str, how: dict[str, int], shapes: int, training: bool = False) -
 
 
 @pytest.mark.parametrize(("name", "how"), FEW)
-def test_close_to_known_sizes(
-    name: str, how: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+def test_close_to_known_sizes(name: str, how: dict[str, int]) -> None:
     check(name, how, 20)
 
 
-def test_training_close_to_known_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+def test_training_close_to_known_sizes() -> None:
     check("bert", {"layers": 1, "hidden": 128}, 10, training=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_all_close_to_known_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+def test_all_close_to_known_sizes(name: str) -> None:
     check(name, {}, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("llama", "t5_encoder", "vit", "resnet"))
-def test_all_training_close_to_known_sizes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+def test_all_training_close_to_known_sizes(name: str) -> None:
     check(name, {}, 50, training=True)

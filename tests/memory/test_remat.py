@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 import pliant
 from pliant.ir.parse import parse_module
-from pliant.ir.work import Work
 from pliant.memory.liveness import liveness
 from pliant.memory.remat import Touch, steps
 from pliant.model.spill import spill_place
-from pliant.sym import as_expr
 
 STEPS = """graph @main(%x: f32[n], %p: f32[n]) {
   %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
@@ -43,8 +41,7 @@ library @g symbol "g"
 def test_steps() -> None:
     """Views are their bases; what is written and not in the arena is pinned."""
     module = parse_module(STEPS)
-    nothing = Work(as_expr(0), as_expr(0))
-    found = steps(module, liveness(module.main), [nothing] * 4)
+    found = steps(module, liveness(module.main))
     assert [v.name for v in found.pinned] == ["p", "y"]
     a, p, y = 0, 1, 2
     assert [step.touches for step in found.steps] == [

@@ -32,7 +32,7 @@ def compiled(
 
 def scales(made: pliant.CompiledModel) -> int:
     """Multiplications left at run time."""
-    regions = (op.regions[0] for op in made._program.fused.main.ops if op.regions)
+    regions = (op.regions[0] for op in made.program.fused.main.ops if op.regions)
     return sum(op.name == "mul" for region in regions for op in region.ops)
 
 

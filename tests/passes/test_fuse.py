@@ -24,9 +24,8 @@ from pliant.ir.text import print_module
 from pliant.lower.lower import lower
 from pliant.machine.target import avx512
 from pliant.options import Options
-from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse, kernel_count
-from pliant.pipeline import GRAPH_PASSES
+from pliant.pipeline import run_stages
 
 BS = {0: "b", 1: "s"}
 IMAGE = {0: "b", 2: "h", 3: "w"}
@@ -52,10 +51,7 @@ def unfused(
     model: nn.Module, example: tuple[Tensor, ...], dims: Any, cx: Context
 ) -> Module:
     program, info = export_module(model.eval(), example, dims)
-    module = from_exported(program, info).module
-    for _, apply, _ in GRAPH_PASSES:
-        module = module.with_main(apply(module.main, cx))
-    return fold(module, cx)
+    return run_stages(from_exported(program, info).module, cx, "fold")
 
 
 def fused(
@@ -65,7 +61,7 @@ def fused(
     before = unfused(model, example, dims, cx)
     module = before.with_main(fuse(before.main, cx))
     verify(module, Stage.FUSED)
-    verify(lower(module, cx, []), Stage.LOWERED)
+    verify(lower(module, cx), Stage.LOWERED)
     inputs = [t.numpy() for t in example]
     pairs = zip(run_graph(module, inputs), run_graph(before, inputs), strict=True)
     for got, want in pairs:
@@ -205,7 +201,7 @@ def test_layers_share_their_kernels() -> None:
         before = unfused(model, (SEQUENCE,), (BS,), cx)
         module = before.with_main(fuse(before.main, cx))
         assert kinds(module) == BLOCK * layers
-        return len(lower(module, cx, []).loops)
+        return len(lower(module, cx).loops)
 
     assert loops(12) == loops(2) == loops(1)
 

@@ -18,13 +18,9 @@ from torch import nn
 import pliant
 from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
-from pliant.ir.graph import Graph
-from pliant.lower.lower import lower
 from pliant.machine.target import host
 from pliant.options import Options
-from pliant.passes.fuse import fuse
-from pliant.passes.inline import inline
-from pliant.pipeline import GRAPH_PASSES, over_main
+from pliant.pipeline import STAGES
 
 STEPS = 32
 MOST = 2.6  # times, for twice the steps
@@ -93,16 +89,10 @@ def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
     sys.setprofile(count)
     try:
         module = from_exported(program, info).module
-        stage = "inline"
-        module = inline(module)
-        for name, apply, _ in GRAPH_PASSES:
-            stage = name
-            module = over_main(apply, cx)(module)
-        stage = "fuse"
-        module = over_main(fuse, cx)(module)
-        stage = "lower"
-        regions: list[Graph] = []
-        lower(module, cx, [], regions, {})
+        for each in STAGES:
+            stage = each.name
+            if each.applies(cx):
+                module = each.run(module, cx)
     finally:
         sys.setprofile(before)
     return counts

@@ -209,7 +209,7 @@ def test_off_switch() -> None:
     def kinds(made: pliant.CompiledModel) -> set[str]:
         return {
             op.str_attr("kind")
-            for op in made._program.fused.main.ops
+            for op in made.program.fused.main.ops
             if op.name == "fusion"
         }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pliant
+import zoo
 from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Constant, Module
@@ -29,7 +29,7 @@ from pliant.passes.fold import fold
 from pliant.passes.fuse import fuse
 from pliant.passes.lifetimes import Kernels
 from pliant.passes.merge import merge
-from pliant.pipeline import GRAPH_PASSES
+from pliant.pipeline import STAGES, run_stages
 from pliant.sym import Facts, sym
 
 BS = {0: "b", 1: "s"}
@@ -150,10 +150,8 @@ STAYS: dict[str, nn.Module] = {
 def imported(model: nn.Module) -> Module:
     program, info = export_module(model.eval().requires_grad_(False), (X,), (BS,))
     module = from_exported(program, info).module
-    for name, apply, _ in GRAPH_PASSES:
-        if name != "merge":
-            module = module.with_main(apply(module.main, CONTEXT))
-    return module
+    unmerged = Context(Options(merge=False), CONTEXT.target)
+    return run_stages(module, unmerged, "layout")
 
 
 def widths(module: Module) -> list[list[int]]:
@@ -228,34 +226,21 @@ def test_half_storage(dtype: torch.dtype) -> None:
 
 def test_without_fold_nothing_is_merged() -> None:
     """The weights would be joined at every call."""
-    module = imported(MERGED["attention"][0])
+    (stage,) = (each for each in STAGES if each.name == "merge")
     for options in (Options(merge=False), Options(fold=False)):
-        cx = Context(options, avx512())
-        assert merge(module.main, cx) is module.main
+        assert not stage.applies(Context(options, avx512()))
+    assert stage.applies(CONTEXT)
 
 
 # ---- models
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
 
-
-@pytest.mark.skipif(not ZOO.is_dir(), reason="the zoo is not beside the repository")
 @pytest.mark.parametrize(("name", "fewer"), [("bert", 2), ("llama", 1)])
-def test_calls_and_memory_of_models(
-    name: str, fewer: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_and_memory_of_models(name: str, fewer: int) -> None:
     """Fewer calls per layer, at no price in memory."""
-    monkeypatch.syspath_prepend(str(ZOO))
-    case = getattr(pytest.importorskip("zoo"), name)(layers=2)
+    case = zoo.build(name, layers=2)
     merged, apart = (
-        pliant.compile(
-            case.model,
-            case.inputs(*case.example),
-            case.dynamic_shapes,
-            threads=2,
-            options=Options(merge=on),
-        )
-        for on in (True, False)
+        case.compile(threads=2, options=Options(merge=on)) for on in (True, False)
     )
     calls = [m.stats()["kernel_calls"] for m in (merged, apart)]
     assert calls[1] - calls[0] == 2 * fewer

@@ -62,7 +62,7 @@ def compiled(module: Module, target: str = "machine") -> pliant.CompiledModel:
 
 
 def plan_of(model: pliant.CompiledModel) -> ProductPlan:
-    (plan,) = model._program.products.values()
+    (plan,) = model.program.lowered.plans.values()
     return plan
 
 

@@ -22,8 +22,8 @@ class Block(torch.nn.Module):
 
 def compiled(model: torch.nn.Module, *inputs: torch.Tensor) -> pliant.CompiledModel:
     dims = tuple({0: "batch", 1: "seq"} for _ in inputs)
-    options = pliant.Options(profile=True)
-    return pliant.compile(model, inputs, dims, threads=1, options=options)
+    instruments = pliant.Instruments(profile=True)
+    return pliant.compile(model, inputs, dims, threads=1, instruments=instruments)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 31)])
@@ -69,8 +69,9 @@ def test_convolution(transposed: bool) -> None:
     kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
     layer = kind(6, 8, 3, padding=1, groups=2)
     dims = ({0: "batch", 2: "height", 3: "width"},)
-    options = pliant.Options(profile=True)
-    model = pliant.compile(layer, (torch.randn(2, 6, 9, 11),), dims, options=options)
+    watch = pliant.Instruments(profile=True)
+    example = (torch.randn(2, 6, 9, 11),)
+    model = pliant.compile(layer, example, dims, instruments=watch)
     times = model.profile(torch.randn(1, 6, 7, 5))
     wanted = 2 * (7 * 5) * 3 * 3 * (6 * 8 // 2)
     assert sum(time.flops for time in times) == wanted
@@ -79,9 +80,9 @@ def test_convolution(transposed: bool) -> None:
 def test_profiling_is_asked_for() -> None:
     layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     model = pliant.compile(layer, (x,), ({0: "n"},))
-    with pytest.raises(pliant.OptionError, match=r"Options\(profile=True\)"):
+    with pytest.raises(pliant.OptionError, match=r"Instruments\(profile=True\)"):
         model.profile(x)
-    assert "plt_clock" not in model._program.code.llvm_ir()
+    assert "plt_clock" not in model.program.code.machine.llvm_ir()
 
 
 def test_results_are_the_same() -> None:

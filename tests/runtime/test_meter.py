@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import pliant
-from pliant.benchmark.memory import high_water
+from bench.resident import high_water
 
 MODELS = """
 import torch, pliant

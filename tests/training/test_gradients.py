@@ -101,6 +101,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": lambda x: (x.abs() + 1).rsqrt(),
     "log": lambda x: (x.abs() + 1).log(),
     "exp": lambda x: (x / 30).exp(),
+    "logit": lambda x: (x.abs() / 100 + 0.05).logit(),
+    "logit between bounds": lambda x: x.logit(0.1),
     "atan2": lambda x: torch.atan2(x, x + 2),
     "softmax": lambda x: x.softmax(-1) * torch.arange(10.0),
     "log_softmax": lambda x: x.log_softmax(-1) * torch.arange(10.0),

@@ -102,7 +102,7 @@ def test_a_disk_that_fails_later_is_told_apart() -> None:
     found = {}
     for began in (0, 1):
         status = RuntimeStatus(Status.SPILL, (errno.EIO, 4096, began))
-        found[began] = step._error(status, [])
+        found[began] = step._refusals.of_call(status, [])
     assert isinstance(found[1], pliant.SpillError) and found[1].began
     assert not found[0].began  # type: ignore[attr-defined]
     assert "may be new in part" in str(found[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from torch import Tensor
 from training_oracle import FLOOR, eager, wide
 
 import pliant
+import zoo
 
-ZOO = Path(__file__).parents[2].parent / "shared" / "zoo"
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "bert": ((1, 1), (3, 37)),
     "tinybert": ((1, 1), (5, 61)),
@@ -28,10 +27,7 @@ SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "unet": ((1, 2, 3), (1, 3, 11)),
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not ZOO.is_dir(), reason="the zoo is not beside the repository"),
-]
+pytestmark = pytest.mark.slow
 
 
 def mean_of_squares(out: Any) -> Tensor:
@@ -48,14 +44,12 @@ def norm(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+def test_gradients(name: str) -> None:
+    case = zoo.build(name)
     torch.manual_seed(0)
-    case = getattr(pytest.importorskip("zoo"), name)()
-    (shapes,) = case.dynamic_shapes
     example = (case.inputs(*case.example), ())
     step = pliant.compile_training(
-        case.model, mean_of_squares, pliant.SGD(0.1), example, ((*shapes,), ())
+        case.model, mean_of_squares, pliant.SGD(0.1), example, (case.dynamic_shapes, ())
     )
     exact = copy.deepcopy(case.model).double()
     for sizes in (case.example, *SIZES[name]):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pliant
-from pliant.benchmark.tables import Report
+from pliant.compare.tables import Report
 from pliant.machine import target
 
 PACKAGES = (
@@ -28,7 +28,10 @@ PACKAGES = (
 )
 NOTABLE = ("avx2", "fma", "avx512f", "avx512vnni", "avx512bf16", "amx-tile")
 # What of the checkout a number depends on.
-CODE = ("pliant", "bench", "setup.py", "pyproject.toml", ":(exclude)bench/results")
+CODE = (
+    *("pliant", "bench", "zoo", "setup.py", "pyproject.toml"),
+    ":(exclude)bench/results",
+)
 LOAD = round(os.getloadavg()[0], 1)  # before anything is measured
 UNKNOWN = "unknown"  # the commit of a package that is not in a checkout
 
@@ -115,19 +118,6 @@ def _size(count: int) -> str:
 
 
 # ---- files
-
-
-def save(
-    folder: Path,
-    name: str,
-    about: Mapping[str, Any],
-    content: Mapping[str, Any],
-    tables: Sequence[Report],
-    notes: Sequence[str] = (),
-) -> None:
-    """NAME.json with the stamp and `content`, NAME.md with tables, notes and stamp."""
-    write_json(folder / f"{name}.json", about, content)
-    write_page(folder / f"{name}.md", [about], tables, notes)
 
 
 def write_json(

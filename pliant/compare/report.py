@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pliant.benchmark.engines import ENGINES, OURS, PEERS
-from pliant.benchmark.results import write_json, write_page
-from pliant.benchmark.tables import Report, dims_text
-from pliant.benchmark.timing import Spread, geomean, geomean_spread
+from pliant.compare.engines import ENGINES, OURS, PEERS
+from pliant.compare.results import write_json, write_page
+from pliant.compare.tables import Report, dims_text
+from pliant.compare.timing import Spread, geomean, geomean_spread
 
 Result = Mapping[str, Any]
 SLOW = 0.95  # of the best peer's speed: anything below is listed
@@ -73,15 +73,7 @@ def model_table(result: Result) -> Report:
     if peers:
         means.append(geomean_spread(best_speedups(result["rows"])).text())
     name = f"{result['model']}, {threads_text(result['threads'])}"
-    return Report(
-        f"{name}: {about_text(result)}", tuple(columns), (*lines, tuple(means))
-    )
-
-
-def about_text(result: Result) -> str:
-    about = result["about"]
-    size = f"{about['parameters'] / 1e6:.1f} M parameters"
-    return f"{about['layers']}, {size}, {about['weights']} weights"
+    return Report(f"{name}: {result['about']}", tuple(columns), (*lines, tuple(means)))
 
 
 def _time(found: Mapping[str, float] | None) -> str:
@@ -116,7 +108,7 @@ def compile_table(results: Sequence[Result]) -> Report:
 
 def models_table(results: Sequence[Result]) -> Report:
     """What the names stand for."""
-    texts = {result["model"]: about_text(result) for result in results}
+    texts = {result["model"]: result["about"] for result in results}
     return Report("Models", ("model", "what it is"), tuple(texts.items()))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pliant
-from pliant.benchmark.models import Case
+from pliant.cases import Case
 
 Inputs = tuple[torch.Tensor, ...]
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pliant
-from pliant.benchmark.worker import Job
+from pliant.compare.worker import Job
 
 LOG_LINES = 15  # of a failed worker's log that are worth telling
 Say = Callable[[str], None]
@@ -44,7 +44,7 @@ def run_job(job: Job, say: Say) -> dict[str, Any]:
             "PYTHONPATH": os.pathsep.join(_paths()),
         }
         worker = subprocess.Popen(
-            [sys.executable, "-m", "pliant.benchmark.worker"],
+            [sys.executable, "-m", "pliant.compare.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

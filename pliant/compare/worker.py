@@ -1,6 +1,6 @@
 """One model with one thread count, measured in this process.
 
-    python -m pliant.benchmark.worker < job.json
+    python -m pliant.compare.worker < job.json
 
 Prints lines "progress <text>", then one "result <json>" or "failed <text>".
 """
@@ -19,8 +19,9 @@ from typing import Any, TextIO
 
 import torch
 
-from pliant.benchmark.accuracy import Reference, allowed, error
-from pliant.benchmark.engines import (
+from pliant.cases import Case, Shape, few, load
+from pliant.compare.accuracy import Reference, allowed, error
+from pliant.compare.engines import (
     ENGINES,
     OURS,
     Engine,
@@ -28,9 +29,8 @@ from pliant.benchmark.engines import (
     Setup,
     export_onnx,
 )
-from pliant.benchmark.models import Case, Shape, describe, few, load
-from pliant.benchmark.results import LOAD
-from pliant.benchmark.timing import Spread, interleaved, ratios
+from pliant.compare.results import LOAD
+from pliant.compare.timing import Spread, interleaved, ratios
 from pliant.errors import OptionError
 from pliant.machine.target import host
 from pliant.report.profile import totals
@@ -45,7 +45,6 @@ class Job:
     """What a worker is asked for."""
 
     model: str
-    zoo: str | None
     threads: int
     engines: tuple[str, ...]
     shapes: tuple[Shape, ...]  # none: the model's own
@@ -64,7 +63,7 @@ class Job:
         return Job(**given)
 
     def case_and_shapes(self) -> tuple[Case, list[Shape]]:
-        case = load(self.model, Path(self.zoo) if self.zoo else None)
+        case = load(self.model)
         shapes = list(self.shapes or case.shapes)
         if any(len(shape) != len(case.dims) for shape in shapes):
             raise OptionError(f"a shape of {case.name} is ({', '.join(case.dims)})")
@@ -120,7 +119,7 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
         "model": job.model,
         "threads": job.threads,
         "dims": case.dims,
-        "about": describe(case.model),
+        "about": case.about(),
         "engines": {c.name: c.about for c in candidates},
         "rows": rows,
     }
@@ -281,8 +280,8 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
 
     case, shapes = job.case_and_shapes()
     say("compiling")
-    options = pliant.Options(profile=True)
-    model = case.compile(threads=job.threads, options=options)
+    instruments = pliant.Instruments(profile=True)
+    model = case.compile(threads=job.threads, instruments=instruments)
     found = []
     for shape in shapes:
         say(f"profiling {shape}")

@@ -1,18 +1,19 @@
-"""Models to measure: from the zoo, from a user's file, from an exported program.
+"""Models by name, each with inputs for any dims: what the commands take.
 
-    bert              a function of that name in the zoo (a file zoo.py)
-    zoo               every model of the zoo's list ALL
     net.py:build      a function in a file
     net.pt2           what torch.export.save wrote
+    bert              a model of the zoo, in a checkout
+    zoo               every model of the zoo
 
-A function takes nothing and returns an object with the fields of `Case`; `shapes` may
-be left out.
+A function takes nothing and returns an object with `model`, `inputs` (a function of
+concrete dims), `dynamic_shapes`, `dims` and `example`, as in `Case`. It may have
+`shapes`, the dims to measure at, and a `label` for tables.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,30 +29,8 @@ from pliant.frontend import torch_export
 
 Shape = tuple[int, ...]
 
-# Sizes to measure at, by the names of the dims: one to many, odd and even.
-SHAPES: dict[tuple[str, ...], tuple[Shape, ...]] = {
-    ("batch", "seq"): (
-        *((1, 7), (1, 32), (1, 100), (1, 257)),
-        *((2, 64), (4, 37), (8, 128), (1, 500)),
-    ),
-    ("batch", "patches"): (
-        *((1, 4), (1, 7), (1, 14), (1, 20)),
-        *((2, 14), (4, 9), (8, 14), (1, 24)),
-    ),
-    ("batch", "height", "width"): (
-        *((1, 96, 80), (1, 160, 160), (1, 224, 224), (1, 321, 251)),
-        *((2, 130, 190), (4, 112, 112), (4, 224, 224), (1, 480, 640)),
-    ),
-    ("batch", "residues"): (
-        *((1, 13), (1, 32), (1, 48), (1, 64)),
-        *((1, 100), (2, 48), (4, 24), (1, 128)),
-    ),
-    ("batch", "side", "text"): (
-        *((1, 2, 7), (1, 3, 20), (1, 4, 77), (1, 6, 77)),
-        *((1, 8, 77), (2, 4, 20), (4, 4, 77), (2, 6, 13)),
-    ),
-}
 FIELDS = ("model", "inputs", "dynamic_shapes", "dims", "example")
+ROOT = Path(pliant.__file__).parents[1]  # of the checkout, if this is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +45,13 @@ class Case:
     example: Shape  # dims to export with
     shapes: tuple[Shape, ...]  # dims to measure at
     program: torch.export.ExportedProgram | None = None
+    label: str = ""
+
+    def about(self) -> str:
+        """What a table says of the model beside its name."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        size = f"{count / 1e6:.1f} M parameters"
+        return f"{self.label}, {size}" if self.label else size
 
     def compile(self, **how: Any) -> pliant.CompiledModel:
         if self.program is not None:
@@ -88,98 +74,69 @@ class Case:
         return tuple(self.inputs(*shape))
 
 
-# Where configurations of transformers say how deep a model is.
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "depths")
-
-
-def describe(model: torch.nn.Module) -> dict[str, Any]:
-    """How deep and large a model is, and whether its weights are random.
-
-    A model of transformers that was loaded knows from where; all others are random.
-    """
-    configs = [c for m in model.modules() if (c := getattr(m, "config", None))]
-    told = (getattr(c, name, None) for c in configs for name in DEPTHS)
-    depth = next((d for d in told if d), None)
-    if isinstance(depth, int):
-        layers = f"{depth} layers"
-    elif depth is not None:
-        layers = f"{sum(depth)} blocks"
-    else:
-        lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-        count = max((len(each) for each in lists), default=1)
-        layers = f"{count} block{'s' if count > 1 else ''}"
-    real = any(getattr(c, "name_or_path", "") for c in configs)
-    return {
-        "layers": layers,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "weights": "real" if real else "random",
-    }
-
-
 def few(shapes: Sequence[Shape]) -> list[Shape]:
     """The first, the middle and the last."""
     return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
-def default_zoo() -> Path | None:
-    """PLIANT_ZOO (a folder or file), or the folder shared/zoo beside the checkout."""
-    given = os.environ.get("PLIANT_ZOO")
-    beside = Path(pliant.__file__).parents[2] / "shared" / "zoo"
-    path = Path(given) if given else beside
-    path = path / "zoo.py" if path.is_dir() else path
-    return path if path.is_file() else None
-
-
-def expand(names: Sequence[str], zoo: Path | None) -> list[str]:
+def expand(names: Sequence[str]) -> list[str]:
     """The models asked for, with `zoo` replaced by its members; checks the names."""
     found: list[str] = []
     for name in names:
         if name == "zoo":
-            found += [build.__name__ for build in getattr(load_zoo(zoo), "ALL", ())]
+            found += _zoo(name).MODELS
         else:
-            _check(name, zoo)
+            _check(name)
             found.append(name)
     return list(dict.fromkeys(found))
 
 
-def load(name: str, zoo: Path | None) -> Case:
+def load(name: str) -> Case:
     """Builds a model, with the same weights in every process."""
-    torch.manual_seed(0)
+    _check(name)
     if name.endswith(".pt2"):
         return _exported(Path(name))
     path, _, function = name.rpartition(":")
-    module = _import(Path(path)) if path else load_zoo(zoo)
-    return _case(name if not path else function, getattr(module, function)())
+    if not path:
+        built: Case = _zoo(name).build(name)
+        return built
+    torch.manual_seed(0)
+    return _case(function, getattr(_import(Path(path)), function)())
 
 
-def _check(name: str, zoo: Path | None) -> None:
-    if name.endswith(".pt2"):
-        if not Path(name).is_file():
-            raise OptionError(f"no such file: {name}")
-        return
+def sources(name: str) -> list[Path]:
+    """The files that say what a model is."""
+    path, _, _ = name.rpartition(":")
+    if path or name.endswith(".pt2"):
+        return [Path(path or name)]
+    return sorted((ROOT / "zoo").glob("*.py"))
+
+
+def _check(name: str) -> None:
     path, _, function = name.rpartition(":")
-    if path and not Path(path).is_file():
-        raise OptionError(f"no such file: {path}")
-    module = _import(Path(path)) if path else load_zoo(zoo, name)
-    if not callable(getattr(module, function, None)):
-        known = [build.__name__ for build in getattr(module, "ALL", ())]
-        told = f"; it has {', '.join(known)}" if known else ""
-        raise OptionError(f"no function '{function}' in {module.__file__}{told}")
+    if not path and not name.endswith(".pt2"):
+        _zoo(name).named(name)
+        return
+    if not Path(path or name).is_file():
+        raise OptionError(f"no such file: {path or name}")
+    if path and not callable(getattr(_import(Path(path)), function, None)):
+        raise OptionError(f"no function '{function}' in {path}")
 
 
-def load_zoo(path: Path | None, wanted: str = "zoo") -> ModuleType:
-    """The module with models by name; `wanted` is what it is needed for."""
-    if path is None:
+def _zoo(wanted: str) -> Any:
+    """The package of development models, which stands beside this one in a checkout."""
+    if not all((ROOT / file).is_file() for file in ("zoo/table.py", "pyproject.toml")):
         raise OptionError(
-            f"cannot look for '{wanted}' in the zoo: there is none; give its file with "
-            "--zoo, or a model as file.py:function or file.pt2"
+            f"no model '{wanted}': the zoo is part of pliant's repository and not of "
+            "what is installed; give a model as file.py:function or file.pt2"
         )
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return _import(path)
+    if str(ROOT) not in sys.path:  # an editable install finds this package alone
+        sys.path.append(str(ROOT))
+    return importlib.import_module("zoo")
 
 
 def _import(path: Path) -> ModuleType:
-    name = f"pliant_benchmark_{path.stem}"
+    name = f"pliant_case_{path.stem}"
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -196,16 +153,17 @@ def _case(name: str, given: Any) -> Case:
     missing = [field for field in FIELDS if not hasattr(given, field)]
     if missing:
         raise OptionError(f"'{name}' has no {', '.join(missing)}; see --help")
-    dims, example = tuple(given.dims), tuple(given.example)
-    shapes = getattr(given, "shapes", None) or SHAPES.get(dims, (example,))
+    example = tuple(given.example)
+    shapes = getattr(given, "shapes", None) or (example,)
     return Case(
         name,
         given.model.eval(),
         given.inputs,
         given.dynamic_shapes,
-        dims,
+        tuple(given.dims),
         example,
         tuple(tuple(shape) for shape in shapes),
+        label=getattr(given, "label", ""),
     )
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.benchmark.engines import ENGINES
-from pliant.benchmark.report import stored_result
-from pliant.benchmark.worker import Job
+from pliant.compare.engines import ENGINES
+from pliant.compare.report import stored_result
+from pliant.compare.worker import Job
 
 CALL_SECONDS = 0.1  # of one engine at one shape, the mean over the zoo
 TURN_SECONDS = 0.02  # pause and repetitions of short calls

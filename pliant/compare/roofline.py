@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pliant.benchmark.report import threads_text
-from pliant.benchmark.tables import Report, dims_text
+from pliant.compare.report import threads_text
+from pliant.compare.tables import Report, dims_text
 from pliant.machine import target
 from pliant.measure.probes import measured
 

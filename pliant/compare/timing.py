@@ -12,17 +12,32 @@ until the turn is long enough to time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time, sleep
+from typing import TypeVar
 
 PAUSE_SECONDS = 0.005
 MOST_PAUSES = 100
-TURN_SECONDS = 0.005
 LONG_SECONDS = 0.05  # such a call needs no untimed one before it
-MOST_CALLS_A_TURN = 1000
 ROUNDS = 15  # of everything that is stored
+
+Name = TypeVar("Name", bound=Hashable)
+Timed = Callable[[int], float]  # makes that many calls, gives the seconds they took
+Turn = Callable[[], float]  # gives the seconds of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a turn is, how often it calls at most, and whether it has a pause."""
+
+    seconds: float = 0.005
+    most_calls: int = 1000
+    pause: bool = True
+
+
+USUAL = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,50 +80,78 @@ def _outside(count: int) -> int:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    rounds: int = ROUNDS,
-    warm_up: int = 2,
+    calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
 ) -> dict[str, list[float]]:
     """Seconds per call of every engine, one sample per round."""
-    counts = {name: _calls_a_turn(call, warm_up) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
-    for number in range(rounds):
-        # going back and forth gives every engine every neighbour
-        for name in order if number % 2 == 0 else reversed(order):
-            samples[name].append(_turn(calls[name], counts[name]))
+    return by_turns({name: turn(called(call)) for name, call in calls.items()}, rounds)
+
+
+def medians(
+    calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Seconds per call of every engine, by turns."""
+    return {name: median(times) for name, times in interleaved(calls, rounds).items()}
+
+
+def by_turns(
+    turns: Mapping[Name, Turn],
+    rounds: int,
+    enough: Callable[[Mapping[Name, Sequence[float]]], bool] = lambda samples: False,
+) -> dict[Name, list[float]]:
+    """What each turn gave in each round, until that is enough."""
+    samples: dict[Name, list[float]] = {name: [] for name in turns}
+    for order in back_and_forth(list(turns), rounds):
+        if enough(samples):
+            break
+        for name in order:
+            samples[name].append(turns[name]())
     return samples
 
 
-def _calls_a_turn(call: Callable[[], object], warm_up: int) -> int:
-    """How often a turn calls; 0 for a call so long that it needs no warming up."""
-    once = math.inf
-    for _ in range(max(warm_up, 1) + 1):
+def back_and_forth(names: Sequence[Name], rounds: int) -> Iterator[Sequence[Name]]:
+    """The order of each round, such that each has every neighbour."""
+    for number in range(rounds):
+        yield names if number % 2 == 0 else names[::-1]
+
+
+def called(call: Callable[[], object]) -> Timed:
+    """A Python call, repeated in Python."""
+
+    def run(count: int) -> float:
         started = perf_counter()
-        call()
-        once = max(perf_counter() - started, 1e-9)
+        for _ in range(count):
+            call()
+        return perf_counter() - started
+
+    return run
+
+
+def turn(call: Timed, pace: Pace = USUAL, warm_up: int = 2) -> Turn:
+    """As many calls as a turn takes, which is found here, behind some that warm up."""
+    once = 0.0
+    for _ in range(warm_up + 1):
+        once = max(call(1), 1e-9)
         if once > LONG_SECONDS:
-            return 0
-    return min(MOST_CALLS_A_TURN, max(1, round(TURN_SECONDS / once)))
+            break
+    count = min(pace.most_calls, max(1, round(pace.seconds / once)))
+
+    def run() -> float:
+        if pace.pause:
+            _settle()
+            if once <= LONG_SECONDS:
+                call(1)
+        return call(count) / count
+
+    return run
 
 
-def settle() -> None:
+def _settle() -> None:
     """Waits until no thread of this process computes any more, but not for ever."""
     for _ in range(MOST_PAUSES):
         before = process_time()
         sleep(PAUSE_SECONDS)
         if process_time() - before < PAUSE_SECONDS / 4:
             return
-
-
-def _turn(call: Callable[[], object], count: int) -> float:
-    settle()
-    if count:
-        call()
-    started = perf_counter()
-    for _ in range(max(count, 1)):
-        call()
-    return (perf_counter() - started) / max(count, 1)
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:

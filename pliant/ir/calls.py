@@ -1,0 +1,29 @@
+"""The calls of a lowered graph, and what each of them computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pliant.ir.graph import Graph, Module, Op
+from pliant.ir.ops import CALLS
+
+
+def calls_in(graph: Graph) -> tuple[Op, ...]:
+    """The calls in the order in which they stand."""
+    return tuple(op for op in graph.ops if op.name in CALLS)
+
+
+def computed_by(call: Op, module: Module) -> Graph | None:
+    """What a call computes; None for one that only prepares a later call."""
+    for name, value in call.attrs:
+        if name == "computes":
+            return module.graphs[str(value)]
+    return None
+
+
+def computed(module: Module) -> Iterator[Graph]:
+    """What the calls of `main` compute, in their order."""
+    for call in calls_in(module.main) if "main" in module.graphs else ():
+        graph = computed_by(call, module)
+        if graph is not None:
+            yield graph

@@ -1,0 +1,206 @@
+"""The memory of a call, told without running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pliant.errors import ShapeError
+from pliant.frontend.signature import LARGEST, Signature
+from pliant.model.arguments import is_integer, shown
+from pliant.model.refusals import Refusals, sizes_of
+from pliant.program import Program
+from pliant.report.timeline import Timeline, timeline
+from pliant.runtime.binding import Model, read_budget
+from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory of one call, told without running it."""
+
+    peak_bytes: int  # all that the call allocates at its highest moment; copies too
+    arena_bytes: int
+    output_bytes: int
+    weight_bytes: int
+    lower_bound: int  # what no placement of these buffers could beat
+    dims: Mapping[str, int]
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    copy_bytes: int = 0  # of inputs that are not row-major: copied for the call
+
+
+@dataclass(frozen=True, slots=True)
+class Rematerialised:
+    """A value that gives its memory back between two steps."""
+
+    value: str
+    loc: str  # where the model computes it
+    action: str  # "recompute" or "spill"
+    bytes: int
+    steps: tuple[int, int]  # that use it before and after
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A cap on what one call allocates; None: there is none."""
+
+    bytes: int | None
+    is_budget: bool = False  # of the process
+
+
+def limit_now(own: int | None) -> Limit:
+    """What holds for a call now: the model's own limit, or the process's budget."""
+    budget = read_budget().limit
+    if budget >= 0 and (own is None or budget < own):
+        return Limit(budget, is_budget=True)
+    return Limit(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans of one compiled program, for dims or for inputs."""
+
+    program: Program
+    signature: Signature
+    runtime: Model
+    threads: int
+    refusals: Refusals
+
+    def of_inputs(
+        self,
+        inputs: tuple[Any, ...],
+        named: Mapping[str, Any],
+        limit: Limit,
+        weight_bytes: int,
+    ) -> MemoryPlan:
+        """The plan for inputs, of which only shapes and strides are read."""
+        flat = list(self.signature.flatten(inputs, named))
+        self.signature.check(flat, shapes_only=True)
+        dims = self.refusals.bound(sizes_of(flat))
+        return self.of_dims(dims, limit, weight_bytes, self._copied(flat))
+
+    def of_dims(
+        self, dims: Mapping[str, int], limit: Limit, weight_bytes: int, copied: int = 0
+    ) -> MemoryPlan:
+        info = self.placed(dims, limit, copied)
+        return MemoryPlan(
+            info.peak_bytes + copied,
+            info.arena_bytes,
+            info.output_bytes,
+            weight_bytes,
+            info.lower_bound,
+            dims,
+            self._knobs(info),
+            copied,
+        )
+
+    def timeline(self, dims: Mapping[str, int], limit: Limit) -> Timeline:
+        """What a call holds at every step."""
+        info, footprint = self.placed(dims, limit), self.program.footprint
+        env = {**dims, "threads": self.threads}
+        params = set(self.program.lowered.main.params)
+        buffers = footprint.memory.buffers
+        return timeline(
+            footprint.steps,
+            [(b.value, n) for b, n in zip(buffers, info.sizes, strict=True)],
+            [
+                (value, value.type.bytes.evaluate(env))
+                for value in dict.fromkeys(footprint.memory.outputs)
+                if value not in params
+            ],
+            self.runtime.spec.orders[info.order],
+            info.evictions,
+        )
+
+    def named(self, method: str, dims: Mapping[str, Any]) -> dict[str, int]:
+        """Dims given by name, all of them and such as the model takes."""
+        wanted, interface = self.refusals.dims, self.program.interface
+        unknown = [name for name in dims if name not in wanted]
+        missing = [name for name in wanted if name not in dims]
+        if unknown or missing:
+            raise ShapeError(
+                f"{method} takes the dims {', '.join(wanted)}; "
+                f"missing: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(unknown) or 'none'}",
+                expected=wanted,
+                got=tuple(dims),
+            )
+        for name, value in dims.items():
+            if not is_integer(value) or not 0 <= value <= LARGEST:
+                raise ShapeError(
+                    f"dim {name} is {shown(value)}: a size is an int from 0 to 2**63-1",
+                    expected="a size",
+                    got=value,
+                )
+        env = {name: int(value) for name, value in dims.items()}
+        guard = interface.failing(env)
+        if guard is not None:
+            raise interface.refusal(guard, env)
+        return env
+
+    def placed(
+        self, dims: Mapping[str, int], limit: Limit, copied: int = 0
+    ) -> PlanInfo:
+        """The runtime's plan inside a limit, of which copies of inputs take a part."""
+        rest = None if limit.bytes is None else max(limit.bytes - copied, 0)
+        values = [dims[name] for name in self.refusals.dims]
+        try:
+            info = self.runtime.plan(values, rest)
+        except RuntimeStatus as status:
+            if status.status is Status.OVERFLOW:
+                raise self.refusals.of_overflow(status.detail, dims) from None
+            if status.status is not Status.LIMIT:
+                raise self.refusals.of_call(status, []) from None
+            least = status.detail[1]
+        else:
+            if limit.bytes is None or info.peak_bytes + copied <= limit.bytes:
+                return info
+            least = info.peak_bytes
+        assert limit.bytes is not None
+        detail = (limit.is_budget, least + copied, limit.bytes)
+        raise self.refusals.of_limit(detail, dims)
+
+    def _copied(self, flat: Sequence[Any]) -> int:
+        """Bytes of the inputs that the runtime copies, as they are not row-major."""
+        return sum(
+            math.prod(int(n) for n in value.shape) * (spec.bits // 8)
+            for value, spec in zip(flat, self.runtime.spec.inputs, strict=False)
+            if spec.kind == TENSOR and not _row_major(value)
+        )
+
+    def _knobs(self, info: PlanInfo) -> dict[str, object]:
+        """The order taken, and what is computed again or spilled on the way."""
+        footprint = self.program.footprint
+        made: list[Rematerialised] = []
+        for e in info.evictions:
+            value = footprint.memory.buffers[e.buffer].value
+            maker = next(
+                s
+                for s in footprint.steps.steps
+                if any(t.object == e.buffer and t.writes for t in s.touches)
+            )
+            made.append(
+                Rematerialised(
+                    value.name,
+                    maker.call.loc,
+                    "spill" if e.spilled else "recompute",
+                    info.sizes[e.buffer],
+                    (e.after, e.before),
+                )
+            )
+        return {"order": info.order, "rematerialised": tuple(made)}
+
+
+def _row_major(value: Any) -> bool:
+    """As the runtime sees it; memory that is not there yet counts as aligned."""
+    if isinstance(value, np.ndarray):
+        return bool(value.flags.c_contiguous and value.flags.aligned)
+    if not hasattr(value, "is_contiguous"):
+        return True
+    meta = value.device.type == "meta"
+    aligned = meta or value.data_ptr() % value.element_size() == 0
+    return bool(value.is_contiguous() and (aligned or value.numel() == 0))

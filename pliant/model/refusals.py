@@ -1,0 +1,272 @@
+"""What a call that is refused, or that failed, is told.
+
+The runtime gives a status and three numbers; here they become an error that names the
+input or the dim, the numbers, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pliant.errors import (
+    DATA_ERRORS,
+    DTypeError,
+    InternalError,
+    MemoryLimitError,
+    PliantError,
+    ShapeError,
+    SpillError,
+)
+from pliant.frontend.signature import (
+    LARGEST,
+    Signature,
+    SizeSlot,
+    TensorSlot,
+    not_a_tensor,
+)
+from pliant.interface import breaks
+from pliant.model.arguments import shown
+from pliant.program import Program
+from pliant.runtime.binding import Model
+from pliant.runtime.description import Overflow, RuntimeStatus, Status
+from pliant.sym import Expr, sym
+
+Detail = tuple[int, int, int]  # what a status comes with
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """The errors of one compiled program."""
+
+    program: Program
+    signature: Signature
+    runtime: Model
+    threads: int
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return self.program.code.host.symbols
+
+    def of_call(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
+        """The error of a call with these arguments."""
+        self.signature.check(flat)
+        first, least, began = status.detail
+        match status.status:
+            case Status.GUARD | Status.OVERFLOW:
+                return self.of_sizes(status, sizes_of(flat))
+            case Status.LIMIT:
+                return self.of_limit(status.detail, self.bound(sizes_of(flat)))
+            case Status.BUDGET:
+                return _budget_error(*status.detail)
+            case Status.SPILL:
+                return _spill_error(first, least, bool(began))
+            case Status.RUN:
+                return self._check_failed(first, least, flat)
+            case Status.KIND | Status.LAYOUT:
+                return unreadable(self.signature.slots[first], flat[first])
+            case Status.MEMORY:
+                return MemoryLimitError(
+                    "the system has no memory for this call; use smaller sizes",
+                    limit=0,
+                    least=first,
+                )
+            case other:
+                return InternalError("run", f"{other.name} {status.detail}")
+
+    def bound(self, sizes: Sequence[int]) -> dict[str, int]:
+        """The value of every symbol for these sizes, one after the other."""
+        try:
+            values = self.runtime.bind(list(sizes))
+        except RuntimeStatus as status:
+            raise self.of_sizes(status, sizes) from None
+        return dict(zip(self.dims, values, strict=True))
+
+    def of_sizes(self, status: RuntimeStatus, sizes: Sequence[int]) -> ShapeError:
+        """A guard that these sizes break, or that cannot be computed with them."""
+        interface = self.program.interface
+        rest = iter(sizes)
+        shapes = [[next(rest) for _ in dims] for _, dims in interface.inputs]
+        env = interface.observed(shapes)
+        if status.status is Status.OVERFLOW:
+            return self.of_overflow(status.detail, env)
+        return interface.refusal(interface.guards[status.detail[0]], env)
+
+    def _check_failed(
+        self, number: int, value: int, flat: Sequence[Any]
+    ) -> PliantError:
+        """A run-time check of a kernel, with the sizes that its message names."""
+        check = self.program.lowered.checks[number - 1]
+        message = check.message.replace("{value}", str(value))
+        words = set(re.findall(r"\w+", message))
+        sizes = [
+            f"{name}={size}"
+            for name, size in self.bound(sizes_of(flat)).items()
+            if name in words
+        ]
+        told = f", with {', '.join(sizes)}" if sizes else ""
+        return DATA_ERRORS[check.kind](message + told)
+
+    # ---- sizes that are too large
+
+    def of_overflow(self, detail: Detail, env: Mapping[str, int]) -> ShapeError:
+        """Which size is beyond what can be computed with, and by how much."""
+        number, host = detail[0], self.program.code.host
+        env = {**env, "threads": self.threads}
+        match Overflow(detail[1]):
+            case Overflow.GUARD if number < len(host.guards):
+                guard = host.guards[number]
+                if breaks(env, guard):
+                    return self.program.interface.refusal(guard, env)
+                return self._too_large(f"what the model requires, {guard.cond},", env)
+            case Overflow.GUARD:
+                binding = host.bindings[number - len(host.guards)]
+                return self._too_large(f"the value of {binding.symbol}", env)
+            case Overflow.TABLE if number < len(host.table.entries):
+                return self._too_large("a size", env, host.table.entries[number])
+            case Overflow.TABLE:
+                return self._bad_size(number - len(host.table.entries), env)
+            case Overflow.BUFFER:
+                buffer = self.program.footprint.memory.buffers[number]
+                what = f"a buffer for {buffer.value.type}"
+                return self._too_large(what, env, buffer.bytes)
+            case Overflow.OUTPUT:
+                kind = self.program.lowered.main.results[number].type
+                return self._too_large(f"a result, {kind}", env, kind.bytes)
+            case _:
+                return self._too_large("all that the call allocates", env)
+
+    def _bad_size(self, number: int, env: Mapping[str, int]) -> ShapeError:
+        """A size that is checked against bounds, and is beyond one of them."""
+        check = self.program.code.host.checks[number]
+        told = _told(check.value, env)
+        if check.low is not None and told.startswith("-"):
+            return ShapeError(
+                f"{check.what} would be {told} ({self._dims_text(env)}): "
+                "a size cannot be negative",
+                expected="a size",
+                got=check.value.evaluate(env),
+            )
+        most = LARGEST if check.high is None else check.high
+        return self._too_large(check.what, env, check.value, most)
+
+    def _too_large(
+        self,
+        what: str,
+        env: Mapping[str, int],
+        value: Expr | None = None,
+        most: int = LARGEST,
+    ) -> ShapeError:
+        told = "more" if value is None else _told(value, env)
+        return ShapeError(
+            f"these sizes are too large ({self._dims_text(env)}): {what} comes to "
+            f"{told}, and at most {most} can be computed with; use smaller sizes",
+            expected=f"at most {most}",
+            got=told,
+        )
+
+    def _dims_text(self, env: Mapping[str, int]) -> str:
+        return ", ".join(f"{name}={env[name]}" for name in self.dims if name in env)
+
+    # ---- memory
+
+    def of_limit(self, detail: Detail, dims: Mapping[str, int]) -> MemoryLimitError:
+        """What would fit: the least limit for these dims, the largest of each dim."""
+        is_budget, least, limit = detail
+        limit_name = "budget of the process" if is_budget else "limit"
+        largest: dict[str, int] = {}
+        for name in self.dims:
+            found = self._largest(name, dims, limit)
+            if found is not None:
+                largest[name] = found
+        told = ", or ".join(f"{name} <= {value}" for name, value in largest.items())
+        sizes = ", ".join(f"{name}={value}" for name, value in dims.items())
+        unspilled = self.runtime.spec.budgeting.spill_problem
+        return MemoryLimitError(
+            f"this call needs {least} bytes at least"
+            + (f" ({sizes})" if sizes else "")
+            + f", the memory {limit_name} is {limit}; raise it"
+            + (f", or use {told}" if told else "")
+            + (
+                f"; nothing is spilled to a file: {unspilled}, set PLIANT_SPILL_FOLDER "
+                "to a folder on a disk and compile again"
+                if unspilled
+                else ""
+            ),
+            limit=limit,
+            least=least,
+            largest=largest,
+        )
+
+    def _largest(self, name: str, dims: Mapping[str, int], limit: int) -> int | None:
+        """The largest value of a dim below its own whose least peak fits, if any."""
+        interface = self.program.interface
+
+        def fits(value: int) -> bool:
+            env = {**dims, name: value}
+            if interface.failing(env) is not None:
+                return False
+            try:
+                return self.runtime.least([env[d] for d in self.dims]) <= limit
+            except RuntimeStatus as status:
+                if status.status is Status.OVERFLOW:
+                    return False
+                raise
+
+        low, _ = interface.facts.bounds(sym(name))
+        fitting, above = max(low or 0, 0), dims[name]
+        if fitting >= above or not fits(fitting):
+            return None
+        while above - fitting > 1:
+            middle = (fitting + above) // 2
+            if fits(middle):
+                fitting = middle
+            else:
+                above = middle
+        return fitting
+
+
+def sizes_of(flat: Sequence[Any]) -> list[int]:
+    """The sizes of flat arguments, one after the other; an integer is its own."""
+    sizes: list[int] = []
+    for value in flat:
+        sizes.extend([value] if isinstance(value, int) else value.shape)
+    return [int(s) for s in sizes]
+
+
+def unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:
+    return not_a_tensor(slot, value, "one that cannot be read: ")
+
+
+def _told(value: Expr, env: Mapping[str, int]) -> str:
+    try:
+        return shown(value.evaluate(env))
+    except ZeroDivisionError:
+        return "something undefined"
+
+
+def _spill_error(number: int, size: int, began: bool) -> SpillError:
+    told = f"spilling {size} bytes failed"
+    if began:
+        told += " after the call had begun; what it updates may be new in part"
+    error = SpillError(
+        number,
+        f"{told}: {os.strerror(number)}; set PLIANT_SPILL_FOLDER to a folder with "
+        "room and compile again, or raise the memory limit",
+    )
+    error.began = began
+    return error
+
+
+def _budget_error(budget: int, needed: int, in_use: int) -> MemoryLimitError:
+    return MemoryLimitError(
+        f"this call needs {needed} bytes, and of the memory budget of the process, "
+        f"{budget} bytes, calls that run and idle arenas hold {in_use}; raise it "
+        "(pliant.set_memory_budget), let calls wait longer, or make fewer at once",
+        limit=budget,
+        least=needed,
+        in_use=in_use,
+    )

@@ -1,0 +1,127 @@
+"""`pliant opt`: stages on text, dumps that are read back, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import pliant
+from pliant.cli import main
+from pliant.ir.text import print_module
+from pliant.pipeline import STAGES
+
+SOFTMAX = """graph @main(%x: f32[n, 8]) {
+  %y: f32[n, 8] = softmax(%x) {axis = 1}
+  return %y
+}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "softmax.ir"
+    path.write_text(SOFTMAX)
+    return path
+
+
+def test_any_stage(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "decompose,plain,fuse,lower,order,inplace"
+    assert main(["opt", str(file), "-p", names, "--dims", "n=5"]) == 0
+    text = capsys.readouterr().out
+    assert "call_loop(%x, " in text and "loop @row_0" in text
+    file.write_text(text)  # what was printed is read back
+    assert main(["opt", str(file), "-p", "inplace", "--dims", "n=7"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_from_the_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(SOFTMAX))
+    assert main(["opt", "-"]) == 0
+    assert capsys.readouterr().out == SOFTMAX
+
+
+def test_json_and_the_list(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", str(file), "-p", "decompose", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["passes"] == ["decompose"] and "reduce" in told["text"]
+    assert main(["opt", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed] == [stage.name for stage in STAGES]
+
+
+def test_switches(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["opt", str(file), "-p", "decompose,fuse"]
+    assert main(command) == 0
+    fused = capsys.readouterr().out.count("= fusion(")
+    assert main([*command, "--off", "fuse"]) == 0
+    assert capsys.readouterr().out.count("= fusion(") > fused == 1
+
+
+def test_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "loss.ir"
+    path.write_text(
+        """graph @main(%x: f32[n]) {
+          %y: f32[n] = mul(%x, %x)
+          %l: f32[] = reduce(%y) {op = "sum", axes = (0), keepdims = false}
+          return %l
+        }"""
+    )
+    passes = "gradient,clean,fuse,lower"
+    command = ["opt", str(path), "-p", passes, "--train", "x", "--dims", "n=3"]
+    assert main(command) == 0
+    assert "return %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["-p", "nothing"], 2, "there is no stage 'nothing'"),
+        (["--off", "nothing"], 2, "there is no switch nothing"),
+        (["--dims", "n"], 2, "'n' is not NAME=SIZE"),
+        (["--dims", "m=3"], 2, "--dims gives no size for n"),
+    ],
+)
+def test_refused(
+    file: Path,
+    arguments: list[str],
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["opt", str(file), *arguments]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_no_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.ir"
+    assert main(["opt", str(path)]) == 2
+    path.write_text("graph @main(")
+    assert main(["opt", str(path)]) == 1
+    assert "is not a module: line 1" in capsys.readouterr().err
+    path.write_text(SOFTMAX.replace("axis = 1", "axis = 7"))
+    assert main(["opt", str(path)]) == 1  # legal text, no legal module
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_every_dump_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest of the stages on a dump give what the compiler made."""
+    monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)
+    )
+    model = pliant.compile(net.eval(), (torch.randn(3, 8),), ({0: "n"},))
+    capsys.readouterr()
+    names = [path.stem.partition("_")[2] for path in sorted(tmp_path.glob("*.ir"))]
+    for number, path in enumerate(sorted(tmp_path.glob("*.ir"))):
+        rest = names[number + 1 :]
+        assert main(["opt", str(path), "-p", ",".join(rest), "--dims", "n=3"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(print_module(model.program.lowered)[:200])

@@ -1,0 +1,643 @@
+"""Every stage of the pipeline on a small text: what goes in, what comes out.
+
+Each text is verified and interpreted before and after. A stage that is not here fails
+`test_every_stage_is_here`.
+"""
+
+from __future__ import annotations
+
+from stage_text import expect, opt
+
+from pliant.pipeline import STAGES
+
+ATTENTION = """
+graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
+  %t: f32[n, 4, 3] = transpose(%k) {perm = (0, 2, 1)}
+  %s: f32[n, 2, 3] = matmul(%q, %t)
+  %top: f32[n, 2, 1] = reduce(%s) {op = "max", axes = (2), keepdims = true}
+  %wide: f32[n, 2, 3] = broadcast(%top) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %below: f32[n, 2, 3] = sub(%s, %wide)
+  %e: f32[n, 2, 3] = exp(%below)
+  %sum: f32[n, 2, 1] = reduce(%e) {op = "sum", axes = (2), keepdims = true}
+  %all: f32[n, 2, 3] = broadcast(%sum) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %w: f32[n, 2, 3] = div(%e, %all)
+  %y: f32[n, 2, 4] = matmul(%w, %v)
+  return %y
+}
+"""
+SUBTRACT = """
+loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+"""
+
+
+def test_every_stage_is_here() -> None:
+    names = {stage.name for stage in STAGES}
+    assert names <= {name.removeprefix("test_") for name in globals()}
+
+
+def test_inline() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %y: f32[2*n] = call(%x) {callee = "twice", sizes = ()}
+      return %y
+    }
+    graph @twice(%a: f32[m]) {
+      %b: f32[2*m] = concat(%a, %a) {axis = 0}
+      return %b
+    }
+    """
+    expect(
+        opt(text, "inline"),
+        """\
+graph @main(%x: f32[n]) {
+  %b: f32[2*n] = concat(%x, %x) {axis = 0}
+  return %b
+}
+""",
+    )
+
+
+def test_joins() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %y: f32[n, 4]) {
+      %a: f32[n, 8] = concat(%x, %y) {axis = 1}
+      %b: f32[n, 4] = slice(%a) {starts = [0, 4], shape = [n, 4], steps = (1, 1)}
+      %c: f32[n, 8] = concat(%x, %b) {axis = 1}
+      return %c
+    }
+    """
+    expect(
+        opt(text, "joins"),
+        """\
+graph @main(%x: f32[n, 4], %y: f32[n, 4]) {
+  %concat: f32[n, 8] = concat(%x, %y) {axis = 1}
+  return %concat
+}
+""",
+    )
+
+
+def test_canonicalize() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %one: f32[n] = full() {value = 1.0, dtype = f32, shape = [n]}
+      %y: f32[n] = mul(%x, %one)
+      %a: f32[n] = exp(%y)
+      %b: f32[n] = exp(%x)
+      %dead: f32[n] = neg(%b)
+      %z: f32[n] = add(%a, %b)
+      return %z
+    }
+    """
+    expect(
+        opt(text, "canonicalize"),
+        """\
+graph @main(%x: f32[n]) {
+  %a: f32[n] = exp(%x)
+  %z: f32[n] = add(%a, %a)
+  return %z
+}
+""",
+    )
+
+
+def test_smooth() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %y: f32[n] = silu(%x)
+      %z: f32[n] = relu(%y)
+      return %z
+    }
+    """
+    expect(
+        opt(text, "smooth", train=("x",)),
+        """\
+graph @main(%x: f32[n]) {
+  %sigmoid: f32[n] = sigmoid(%x)
+  %mul: f32[n] = mul(%x, %sigmoid)
+  %full: f32[] = full() {value = 0.0, dtype = f32, shape = ()}
+  %broadcast: f32[n] = broadcast(%full) {shape = [n], axes = ()}
+  %le: bool[n] = le(%mul, %broadcast)
+  %broadcast_1: f32[n] = broadcast(%full) {shape = [n], axes = ()}
+  %select: f32[n] = select(%le, %broadcast_1, %mul)
+  return %select
+}
+""",
+    )
+
+
+def test_decompose() -> None:
+    text = """
+    graph @main(%x: f32[n, 8]) {
+      %y: f32[n, 8] = softmax(%x) {axis = 1}
+      return %y
+    }
+    """
+    expect(
+        opt(text, "decompose"),
+        """\
+graph @main(%x: f32[n, 8]) {
+  %reduce: f32[n, 1] = reduce(%x) {op = "max", axes = (1), keepdims = true}
+  %broadcast: f32[n, 8] = broadcast(%reduce) {shape = [n, 8], axes = (0, 1)}
+  %sub: f32[n, 8] = sub(%x, %broadcast)
+  %exp: f32[n, 8] = exp(%sub)
+  %reduce_1: f32[n, 1] = reduce(%exp) {op = "sum", axes = (1), keepdims = true}
+  %broadcast_1: f32[n, 8] = broadcast(%reduce_1) {shape = [n, 8], axes = (0, 1)}
+  %div: f32[n, 8] = div(%exp, %broadcast_1)
+  return %div
+}
+""",
+    )
+
+
+def test_plain() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %zero: f32[n] = full() {value = 0.0, dtype = f32, shape = [n]}
+      %y: f32[n] = sub(%x, %zero)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "plain"),
+        """\
+graph @main(%x: f32[n]) {
+  return %x
+}
+""",
+    )
+
+
+def test_find() -> None:
+    text = ATTENTION
+    expect(
+        opt(text, "find", train=("q",)),
+        """\
+graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
+  %t: f32[n, 4, 3] = transpose(%k) {perm = (0, 2, 1)}
+  %s: f32[n, 2, 3] = matmul(%q, %t)
+  %top: f32[n, 2, 1] = reduce(%s) {op = "max", axes = (2), keepdims = true}
+  %wide: f32[n, 2, 3] = broadcast(%top) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %below: f32[n, 2, 3] = sub(%s, %wide)
+  %e: f32[n, 2, 3] = exp(%below)
+  %sum: f32[n, 2, 1] = reduce(%e) {op = "sum", axes = (2), keepdims = true}
+  %all: f32[n, 2, 3] = broadcast(%sum) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %w: f32[n, 2, 3] = div(%e, %all)
+  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true}
+  return %attention
+}
+""",
+    )
+
+
+def test_gradient() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %w: f32[4, 3]) {
+      %y: f32[n, 3] = matmul(%x, %w)
+      %l: f32[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
+      return %l
+    }
+    """
+    expect(
+        opt(text, "gradient", train=("w",)),
+        """\
+graph @main(%x: f32[n, 4], %w: f32[4, 3]) {
+  %y: f32[n, 3] = matmul(%x, %w)
+  %l: f32[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
+  %full: f32[] = full() {value = 1.0, dtype = f32, shape = ()}
+  %reshape: f32[1, 1] = reshape(%full) {shape = [1, 1]}
+  %broadcast: f32[n, 3] = broadcast(%reshape) {shape = [n, 3], axes = (0, 1)}
+  %transpose: f32[4, n] = transpose(%x) {perm = (1, 0)}
+  %matmul: f32[4, 3] = matmul(%transpose, %broadcast)
+  return %l, %matmul
+}
+""",
+    )
+
+
+def test_clean() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %a: f32[n] = neg(%x)
+      %b: f32[n] = neg(%a)
+      return %b
+    }
+    """
+    expect(
+        opt(text, "clean", train=("x",)),
+        """\
+graph @main(%x: f32[n]) {
+  return %x
+}
+""",
+    )
+
+
+def test_attention() -> None:
+    text = ATTENTION
+    expect(
+        opt(text, "attention"),
+        """\
+graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
+  %t: f32[n, 4, 3] = transpose(%k) {perm = (0, 2, 1)}
+  %s: f32[n, 2, 3] = matmul(%q, %t)
+  %top: f32[n, 2, 1] = reduce(%s) {op = "max", axes = (2), keepdims = true}
+  %wide: f32[n, 2, 3] = broadcast(%top) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %below: f32[n, 2, 3] = sub(%s, %wide)
+  %e: f32[n, 2, 3] = exp(%below)
+  %sum: f32[n, 2, 1] = reduce(%e) {op = "sum", axes = (2), keepdims = true}
+  %all: f32[n, 2, 3] = broadcast(%sum) {shape = [n, 2, 3], axes = (0, 1, 2)}
+  %w: f32[n, 2, 3] = div(%e, %all)
+  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true}
+  return %attention
+}
+""",
+    )
+
+
+def test_contractions() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %w: f32[3, 4]) {
+      %t: f32[4, 3] = transpose(%w) {perm = (1, 0)}
+      %y: f32[n, 3] = matmul(%x, %t)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "contractions"),
+        """\
+graph @main(%x: f32[n, 4], %w: f32[3, 4]) {
+  %t: f32[4, 3] = transpose(%w) {perm = (1, 0)}
+  %y: f32[n, 3] = matmul(%x, %t)
+  return %y
+}
+""",
+    )
+
+
+def test_simplify() -> None:
+    text = """
+    graph @main(%x: f32[n, 1]) {
+      %a: f32[n] = reshape(%x) {shape = [n]}
+      %b: f32[n, 1] = reshape(%a) {shape = [n, 1]}
+      return %b
+    }
+    """
+    expect(
+        opt(text, "simplify"),
+        """\
+graph @main(%x: f32[n, 1]) {
+  return %x
+}
+""",
+    )
+
+
+def test_absorb() -> None:
+    text = """
+    graph @main(%x: f32[n, 2]) {
+      %w: f32[2, 2] = constant() {name = "w"}
+      %s: f32[2] = constant() {name = "s"}
+      %y: f32[n, 2] = matmul(%x, %w)
+      %t: f32[n, 2] = broadcast(%s) {shape = [n, 2], axes = (1)}
+      %z: f32[n, 2] = mul(%y, %t)
+      return %z
+    }
+    constant @w: f32[2, 2] dense [1.0, 2.0, 3.0, 4.0]
+    constant @s: f32[2] dense [2.0, 0.5]
+    """
+    expect(
+        opt(text, "absorb"),
+        """\
+graph @main(%x: f32[n, 2]) {
+  %w: f32[2, 2] = constant() {name = "w"}
+  %s: f32[2] = constant() {name = "s"}
+  %t: f32[n, 2] = broadcast(%s) {shape = [n, 2], axes = (1)}
+  %broadcast: f32[2, 2] = broadcast(%s) {shape = [2, 2], axes = (1)}
+  %mul: f32[2, 2] = mul(%w, %broadcast)
+  %matmul: f32[n, 2] = matmul(%x, %mul)
+  return %matmul
+}
+
+constant @w: f32[2, 2] dense [1.0, 2.0, 3.0, 4.0]
+constant @s: f32[2] dense [2.0, 0.5]
+""",
+    )
+
+
+def test_merge() -> None:
+    text = """
+    graph @main(%x: f32[n, 2]) {
+      %a: f32[2, 2] = constant() {name = "a"}
+      %b: f32[2, 2] = constant() {name = "b"}
+      %y: f32[n, 2] = matmul(%x, %a)
+      %z: f32[n, 2] = matmul(%x, %b)
+      return %y, %z
+    }
+    constant @a: f32[2, 2] dense [1.0, 2.0, 3.0, 4.0]
+    constant @b: f32[2, 2] dense [5.0, 6.0, 7.0, 8.0]
+    """
+    expect(
+        opt(text, "merge"),
+        """\
+graph @main(%x: f32[n, 2]) {
+  %a: f32[2, 2] = constant() {name = "a"}
+  %b: f32[2, 2] = constant() {name = "b"}
+  %y: f32[n, 2] = matmul(%x, %a)
+  %z: f32[n, 2] = matmul(%x, %b)
+  return %y, %z
+}
+
+constant @a: f32[2, 2] dense [1.0, 2.0, 3.0, 4.0]
+constant @b: f32[2, 2] dense [5.0, 6.0, 7.0, 8.0]
+""",
+    )
+
+
+def test_layout() -> None:
+    text = """
+    graph @main(%x: f32[n, 160, 8, 8], %w: f32[160, 160, 3, 3]) {
+      %y: f32[n, 160, 8, 8] = conv(%x, %w) {stride = (1, 1), low = (1, 1), high = (1, 1), dilation = (1, 1), groups = 1}
+      %z: f32[n, 160, 8, 8] = conv(%y, %w) {stride = (1, 1), low = (1, 1), high = (1, 1), dilation = (1, 1), groups = 1}
+      return %z
+    }
+    """
+    expect(
+        opt(text, "layout", sizes=(0, 1, 3)),
+        """\
+graph @main(%x: f32[n, 160, 8, 8], %w: f32[160, 160, 3, 3]) {
+  %transpose: f32[n, 8, 8, 160] = transpose(%x) {perm = (0, 2, 3, 1)}
+  %conv_last: f32[n, 8, 8, 160] = conv_last(%transpose, %w) {stride = (1, 1), low = (1, 1), high = (1, 1), dilation = (1, 1)}
+  %conv_last_1: f32[n, 8, 8, 160] = conv_last(%conv_last, %w) {stride = (1, 1), low = (1, 1), high = (1, 1), dilation = (1, 1)}
+  %transpose_1: f32[n, 160, 8, 8] = transpose(%conv_last_1) {perm = (0, 3, 1, 2)}
+  return %transpose_1
+}
+""",
+    )
+
+
+def test_native() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %y: f32[n] = neg(%x)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "native"),
+        """\
+graph @main(%x: f32[n]) {
+  %y: f32[n] = neg(%x)
+  return %y
+}
+""",
+    )
+
+
+def test_fold() -> None:
+    text = """
+    graph @main(%x: f32[n, 2]) {
+      %w: f32[2] = constant() {name = "w"}
+      %v: f32[2] = exp(%w)
+      %t: f32[n, 2] = broadcast(%v) {shape = [n, 2], axes = (1)}
+      %y: f32[n, 2] = add(%x, %t)
+      return %y
+    }
+    constant @w: f32[2] dense [0.0, 1.0]
+    """
+    expect(
+        opt(text, "fold"),
+        """\
+graph @main(%x: f32[n, 2]) {
+  %v: f32[2] = constant() {name = "v.folded"}
+  %t: f32[n, 2] = broadcast(%v) {shape = [n, 2], axes = (1)}
+  %y: f32[n, 2] = add(%x, %t)
+  return %y
+}
+
+constant @v.folded: f32[2] dense [1.0, 2.7182819843292236]
+""",
+    )
+
+
+def test_recompute() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
+      %h: f32[n, 4] = matmul(%x, %w)
+      %a: f32[n, 4] = tanh(%h)
+      %l: f32[] = reduce(%a) {op = "sum", axes = (0, 1), keepdims = false}
+      %s: f32[n, 4] = mul(%a, %a)
+      return %l, %s
+    }
+    """
+    expect(
+        opt(text, "recompute", train=("x",)),
+        """\
+graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
+  %h: f32[n, 4] = matmul(%x, %w)
+  %a: f32[n, 4] = tanh(%h)
+  %l: f32[] = reduce(%a) {op = "sum", axes = (0, 1), keepdims = false}
+  %s: f32[n, 4] = mul(%a, %a)
+  return %l, %s
+}
+""",
+    )
+
+
+def test_fuse() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
+      %h: f32[n, 4] = matmul(%x, %w)
+      %a: f32[n, 4] = tanh(%h)
+      %y: f32[n, 4] = neg(%a)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "fuse"),
+        """\
+graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
+  %y: f32[n, 4] = fusion(%x, %w) {kind = "matmul"}
+    region @region(%x: f32[n, 4], %w: f32[4, 4]) {
+      %h: f32[n, 4] = matmul(%x, %w)
+      %a: f32[n, 4] = tanh(%h)
+      %y: f32[n, 4] = neg(%a)
+      return %y
+    }
+  return %y
+}
+""",
+    )
+
+
+def test_lower() -> None:
+    text = """
+    graph @main(%x: f32[n]) {
+      %y: f32[n] = fusion(%x) {kind = "map"} region @map(%a: f32[n]) {
+        %b: f32[n] = exp(%a)
+        return %b
+      }
+      return %y
+    }
+    """
+    expect(
+        opt(text, "lower"),
+        """\
+graph @main(%x: f32[n]) {
+  %y_1: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %y_1) {callee = "map_0", sizes = [n], computes = "map_0"}
+  return %y_1
+}
+
+graph @map_0(%a: f32[n]) {
+  %b: f32[n] = exp(%a)
+  return %b
+}
+
+loop @map_0(n; in %in_0: f32[n], out %out_0: f32[n]) do
+  for _p = 0 to ceildiv(n, 2048) parallel grain 4 do
+    for _d0 = 2048*_p to min(2048*_p + 2048, n) vector {
+      local $_v1: f32 = %in_0[_d0]
+      local $_v2: f32 = exp($_v1)
+      %out_0[_d0] = $_v2
+    }
+  end
+end
+""",
+    )
+
+
+def test_update() -> None:
+    text = (
+        """
+graph @main(%p: f32[n], %g: f32[n]) {
+  %loss: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  %new: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%p, %g, %new) {callee = "f", sizes = [n]}
+  call_loop(%p, %g, %loss) {callee = "f", sizes = [n]}
+  return %loss, %new
+}
+"""
+        + SUBTRACT
+    )
+    expect(
+        opt(text, "update", update=("p",)),
+        """\
+graph @main(%p: f32[n], %g: f32[n]) {
+  %loss: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%p, %g, %loss) {callee = "f", sizes = [n]}
+  call_loop(%p, %g, %p) {callee = "f_in_place", sizes = [n]}
+  return %loss
+}
+
+loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+
+loop @f_in_place(n; in %p: f32[n], in %g: f32[n], inout %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+""",
+    )
+
+
+def test_order() -> None:
+    text = (
+        """
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %b) {callee = "f", sizes = [n]}
+  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%a, %x, %c) {callee = "f", sizes = [n]}
+  %d: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%c, %x, %d) {callee = "f", sizes = [n]}
+  %e: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%b, %d, %e) {callee = "f", sizes = [n]}
+  return %e
+}
+"""
+        + SUBTRACT
+    )
+    expect(
+        opt(text, "order"),
+        """\
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%a, %x, %c) {callee = "f", sizes = [n]}
+  %d: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%c, %x, %d) {callee = "f", sizes = [n]}
+  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %b) {callee = "f", sizes = [n]}
+  %e: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%b, %d, %e) {callee = "f", sizes = [n]}
+  return %e
+}
+
+loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+""",
+    )
+
+
+def test_inplace() -> None:
+    text = (
+        """
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%a, %x, %b) {callee = "f", sizes = [n]}
+  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%b, %x, %c) {callee = "f", sizes = [n]}
+  return %c
+}
+"""
+        + SUBTRACT
+    )
+    expect(
+        opt(text, "inplace"),
+        """\
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  %b: f32[n] = view(%a) {offset = <0>}
+  call_loop(%x, %a) {callee = "f_over_0_2", sizes = [n]}
+  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%b, %x, %c) {callee = "f", sizes = [n]}
+  return %c
+}
+
+loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+
+loop @f_over_0_2(n; in %g: f32[n], inout %o: f32[n]) do
+  for i = 0 to n vector {
+    local $v: f32 = %o[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+""",
+    )
