@@ -3,6 +3,7 @@
 from pliant.api import compile
 from pliant.errors import (
     ArtifactError,
+    DivisionError,
     DTypeError,
     GradientWarning,
     IndexRangeError,
@@ -32,6 +33,7 @@ __all__ = [
     "ArtifactError",
     "CompiledModel",
     "DTypeError",
+    "DivisionError",
     "GradientWarning",
     "IndexRangeError",
     "Instruments",

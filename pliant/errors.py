@@ -94,6 +94,16 @@ class IndexRangeError(PliantError, IndexError):
     """A value used as an index (a token id, say) is outside the indexed axis."""
 
 
+class DivisionError(PliantError, ZeroDivisionError):
+    """An integer was to be divided by 0, or its remainder taken."""
+
+
+DATA_ERRORS: Mapping[str, type[PliantError]] = {
+    "index": IndexRangeError,
+    "division": DivisionError,
+}
+
+
 class MemoryLimitError(PliantError):
     """The call cannot run inside the memory limit, or the budget of the process.
 

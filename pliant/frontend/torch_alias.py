@@ -7,17 +7,25 @@
 Each tensor node that shares memory with an operand has that operand as its parent.
 A write replaces the node's value, is carried up to the root by undoing each view,
 and every other view of the root is then taken anew.
+
+Whether reshape, flatten or contiguous copies depends on sizes: x.mT.reshape(-1) does,
+but is a view of x where x has one row. Where a write would be seen through such a view,
+that is a branch by size like those of the model's own code.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Node
 
+from pliant.frontend.contract import Basis
+from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_ops_context import Context
 from pliant.frontend.torch_ops_shape import (
     from_front,
@@ -29,7 +37,7 @@ from pliant.frontend.torch_ops_shape import (
     swap_axes,
 )
 from pliant.ir.graph import Value
-from pliant.sym import as_expr
+from pliant.sym import Expr, Guard, as_expr, ne
 
 aten = torch.ops.aten
 
@@ -87,6 +95,8 @@ _RESHAPES = frozenset(
         "lift_fresh",
     ]
 )
+# Views where the layout allows it, copies elsewhere.
+_MAY_COPY = frozenset(["reshape", "reshape_as", "flatten", "ravel", "contiguous"])
 
 
 def is_in_place(target: Any) -> bool:
@@ -140,6 +150,57 @@ def shares_memory(node: Node) -> Node | None:
     # A saved program has lost its storages: these copy unless contiguous.
     copies = node.kwargs.get("copy", False) or not _contiguous(theirs)
     return None if copies else source
+
+
+def copied_from(node: Node) -> Node | None:
+    """The operand that a node copied in the trace, and elsewhere may be a view of."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
+        return None
+    source = node.args[0]
+    if op_name(node.target) not in _MAY_COPY or not isinstance(source, Node):
+        return None
+    return source if shares_memory(node) is None else None
+
+
+def sizes_that_view(node: Node, source: Node) -> Iterator[Any]:
+    """Sizes of the operand that must not be 1 for this node to be a copy.
+
+    Found by trying: torch says for small sizes, of which dims must be 1 for a view.
+    """
+    given, made = source.meta["val"], node.meta["val"]
+    numbers = [_expression(n) for n in (*given.shape, *given.stride(), *made.shape)]
+    symbols = sorted({s for n in numbers for s in n.free_symbols}, key=str)
+    if len(symbols) > _MOST_SYMBOLS:
+        yield from (n for n in numbers[: given.dim()] if n.free_symbols)
+        return
+    ones: set[frozenset[int]] = set()
+    for values in itertools.product(_TRIED, repeat=len(symbols)):
+        env = dict(zip(symbols, values, strict=True))
+        tried = [int(n.subs(env)) for n in numbers]
+        shape, stride = tried[: given.dim()], tried[given.dim() : 2 * given.dim()]
+        if min(tried) > 0 and _is_view(node, shape, stride, tried[2 * given.dim() :]):
+            varies = (i for i, n in enumerate(numbers[: given.dim()]) if n.free_symbols)
+            ones.add(frozenset(i for i in varies if shape[i] == 1))
+    least = [one for one in ones if not any(other < one for other in ones)]
+    yield from (numbers[i] for i in sorted(frozenset().union(*least)))
+
+
+_TRIED = (2, 3, 5, 1)
+_MOST_SYMBOLS = 4
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _is_view(
+    node: Node, shape: list[int], stride: list[int], result: list[int]
+) -> bool:
+    x = torch.empty_strided(shape, stride, device="meta")
+    assert isinstance(node.target, torch._ops.OpOverload)
+    if op_name(node.target) == "contiguous":
+        return _storage(x.contiguous()) == _storage(x)
+    return _storage(x.reshape(result)) == _storage(x)
 
 
 def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
@@ -205,10 +266,14 @@ class Aliases:
         self.roots: dict[Node, Node] = {}
         self.writes: dict[Node, int] = {}  # to a root's memory
         self.made: dict[Node, int] = {}  # after how many of them a node was
+        self.copies: dict[Node, Node] = {}  # of what, where sizes might make it a view
 
     def track(self, node: Node) -> None:
         source = shares_memory(node)
         if source is None:
+            copied = copied_from(node)
+            if copied is not None:
+                self.copies[node] = copied
             return
         # An in-place op gives its operand: trees do not grow deeper with each.
         above = self.parent.get(source)
@@ -251,6 +316,8 @@ class Aliases:
         if root in self.walk.buffers:
             self.walk.written[root] = self.walk.buffers[root]
         self.writes[root] = self.writes.get(root, 0) + 1
+        if self.copies and self.cx.node is not None:
+            self._guard_copies(root, self.cx.node)
         self._set(node, new)
         for other in self.parent:  # of several operands: neither put back nor redone
             if other.target is operator.getitem and self.root(other) is root:
@@ -270,6 +337,45 @@ class Aliases:
                 new = self._undo(node, self.env[above], new)
             self._set(above, new)
             node = above
+
+    def _guard_copies(self, root: Node, at: Node) -> None:
+        """What was a copy in the trace must be one, if a write would show elsewhere."""
+        reached, links = {root}, []
+        pending = dict(self.copies)
+        while True:
+            near = [
+                node
+                for node, source in pending.items()
+                if {self.root(node), self.root(source)} & reached
+            ]
+            if not near:
+                break
+            for node in near:
+                source = pending.pop(node)
+                reached |= {self.root(node), self.root(source)}
+                links.append((node, source))
+        if any(self._is_read_after(other, at) for other in reached - {root}):
+            for node, source in links:
+                self._demand_copy(node, source)
+
+    def _is_read_after(self, root: Node, at: Node) -> bool:
+        """Whether the memory of a root is read after a node, or outlives the call."""
+        if root.op != "call_function":
+            return True
+        family = [root, *(node for node, its in self.roots.items() if its is root)]
+        return any(at < user for node in family for user in node.users)
+
+    def _demand_copy(self, node: Node, source: Node) -> None:
+        known = self.cx.symbols
+        assert isinstance(node.target, torch._ops.OpOverload)
+        name = op_name(node.target)
+        for size in sizes_that_view(node, source):
+            if any(str(symbol) not in known for symbol in size.free_symbols):
+                self.cx.unsupported(f"in-place change beside what {name} may copy")
+            dim: Expr = self.cx.simplify(to_expr(size, known.__getitem__))
+            why = f"{name} beside an in-place change is a copy, but at 1 a view: "
+            guard = Guard(ne(dim, 1), (why, dim), self.cx.b.loc)
+            self.cx.assume(Basis.BRANCH, guard)
 
     def _set(self, node: Node, value: Any) -> None:
         self.env[node] = value

@@ -54,7 +54,10 @@ def attention(
     q, k, v = cx.unit_dims(q), cx.unit_dims(k), cx.unit_dims(v)
     batch = cx.b.broadcast_shapes(*(t.shape[:lead] for t in (q, k, v)))
     q, k, v = (cx.broadcast_to(t, (*batch, *t.shape[lead:])) for t in (q, k, v))
-    operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+    operands: tuple[Value, ...] = (q, k, v)
+    if attn_mask is not None:
+        scores = (*batch, *q.shape[lead:-1], k.shape[-2])
+        operands = (q, k, v, cx.unit_dims(attn_mask, scores))
     attrs: dict[str, Any] = {
         "scale": None if scale is None else float(scale),
         "causal": is_causal,

@@ -11,7 +11,7 @@ import torch
 from pliant.frontend.torch_ops_context import HALF, Context, Operand
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr
+from pliant.sym import Expr, ne
 
 aten = torch.ops.aten
 Translate = Callable[..., Any]
@@ -120,16 +120,43 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
     return out
 
 
+def divided(op: str) -> Translate:
+    """floordiv or mod. Integers are checked not to be divided by 0."""
+
+    def translate(cx: Context, x: Operand, y: Operand) -> Value:
+        dtype = cx.promote(x, y)
+        if dtype.is_float:
+            return cx.arith(op, x, y, dtype)
+        return cx.arith(op, *checked_division(cx, x, y, dtype))
+
+    return translate
+
+
+def checked_division(
+    cx: Context, x: Operand, y: Operand, dtype: DType
+) -> tuple[Value, Value]:
+    """Both operands of a division of integers, the divisor checked not to be 0.
+
+    It is checked in the shape of the result: where there is none, nothing is divided.
+    """
+    left, right = cx.aligned(cx.tensor(x, dtype), cx.tensor(y, dtype))
+    if isinstance(y, int | Expr) and cx.proves(ne(y, 0)):
+        return left, right
+    shape = cx.b.broadcast_shapes(left.shape, right.shape)
+    right = cx.broadcast_to(right, shape)
+    return left, cx.b.divisor(right, cx.op_name)
+
+
 def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     dtype = cx.promote(x, y)
     if rounding_mode == "floor":
-        return cx.arith("floordiv", x, y, dtype)
+        return divided("floordiv")(cx, x, y)  # type: ignore[no-any-return]
     if rounding_mode == "trunc":
         if dtype.is_float:
             # A half would round the quotient up to the integer that it is short of.
             wide = cx.arith("div", x, y, dtype.compute)
             return cx.cast(cx.unary("trunc", wide), dtype)
-        return _truncated_quotient(cx, cx.tensor(x, dtype), cx.tensor(y, dtype))
+        return _truncated_quotient(cx, *checked_division(cx, x, y, dtype))
     return cx.arith("div", x, y, dtype if dtype.is_float else cx.out_dtype)
 
 
@@ -155,10 +182,11 @@ def _rounded_down(cx: Context, x: Value, y: Value) -> Value:
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """The remainder with the sign of x."""
     dtype = cx.promote(x, y)
-    left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
     if dtype.is_float:
+        left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
         rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
         return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+    left, right = checked_division(cx, x, y, dtype)
     rest = cx.arith("mod", left, right)
     if dtype is DType.U8:
         return rest
@@ -265,9 +293,9 @@ def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
     from_start = cx.add(x, cx.mul(weight, span))
     if isinstance(weight, int | float) and abs(weight) < 0.5:
         return from_start
-    from_end = cx.sub(end, cx.mul(cx.sub(1, weight), span))
     if isinstance(weight, int | float):
-        return from_end
+        return cx.sub(end, cx.mul(1 - weight, span))
+    from_end = cx.sub(end, cx.mul(cx.sub(1, weight), span))
     near_end = cx.arith("ge", cx.unary("abs", cx.tensor(weight)), 0.5)
     return cx.select(near_end, from_end, from_start)
 
@@ -553,11 +581,11 @@ MATH: dict[Any, Translate] = {
     aten.div.Scalar_mode: div,
     aten.divide.Tensor: div,
     aten.true_divide.Tensor: div,
-    aten.floor_divide.default: binary("floordiv"),
-    aten.floor_divide.Scalar: binary("floordiv"),
-    aten.remainder.Tensor: binary("mod"),
-    aten.remainder.Scalar: binary("mod"),
-    aten.remainder.Scalar_Tensor: binary("mod"),
+    aten.floor_divide.default: divided("floordiv"),
+    aten.floor_divide.Scalar: divided("floordiv"),
+    aten.remainder.Tensor: divided("mod"),
+    aten.remainder.Scalar: divided("mod"),
+    aten.remainder.Scalar_Tensor: divided("mod"),
     aten.fmod.Tensor: fmod,
     aten.fmod.Scalar: fmod,
     aten.pow.Tensor_Scalar: power,

@@ -93,6 +93,7 @@ def convolve(
         low = high = cx.ints(padding, rank, "padding")
     single = x.type.rank == rank + 1  # no batch dim
     x = cx.reshape(x, (1, *x.shape)) if single else x
+    _want_places(cx, x)
     out = cx.b.emit(
         "conv",
         x,
@@ -105,6 +106,12 @@ def convolve(
     )
     out = _with_bias(cx, out, bias)
     return cx.reshape(out, out.shape[1:]) if single else out
+
+
+def _want_places(cx: Context, x: Value) -> None:
+    """torch convolves nothing only if it is a batch of nothing."""
+    for size in x.shape[2:]:
+        cx.require(le(minimum(x.shape[0], 1), size), "a convolution needs elements")
 
 
 def _named_padding(
@@ -138,6 +145,7 @@ def convolve_transposed(
     rank = weight.type.rank - 2
     single = x.type.rank == rank + 1
     x = cx.reshape(x, (1, *x.shape)) if single else x
+    _want_places(cx, x)
     for size in weight.shape:  # its kernel is built from them
         cx.constant_int(size, "a size of a transposed convolution's weight")
     pads = tuple(cx.ints(padding, rank, "padding"))
@@ -190,6 +198,8 @@ def _pool(
     ceil_mode: bool,
     include_pad: bool,
 ) -> Value:
+    for size in x.shape[x.type.rank - len(window) - 1 :]:  # as torch demands
+        cx.require(le(1, size), "a pool needs elements")
     # Rounding up reads up to stride - 1 more; windows that start behind the input
     # and its padding are dropped again.
     extra = [s - 1 if ceil_mode else 0 for s in stride]

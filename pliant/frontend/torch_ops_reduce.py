@@ -127,6 +127,12 @@ def var_mean_dim(
     return var_mean(cx, x, dim, 1.0 if unbiased else 0.0, keepdim)
 
 
+def _want_elements(cx: Context, x: Value, axes: Sequence[int], what: str) -> None:
+    """For a reduction that has no answer for no elements."""
+    for axis in axes:
+        cx.require(le(1, x.shape[axis]), f"{what} of no elements at dim {axis}")
+
+
 def extreme(op: str) -> Translate:
     """amax, amin, and max/min over everything."""
 
@@ -134,8 +140,7 @@ def extreme(op: str) -> Translate:
         cx: Context, x: Value, dim: Dims = None, keepdim: bool = False
     ) -> Value:
         axes = cx.axes(dim, x.type.rank)
-        for axis in axes:
-            cx.require(le(1, x.shape[axis]), f"{op} of no elements at dim {axis}")
+        _want_elements(cx, x, axes, op)
         if x.dtype is DType.BOOL:
             return cx.reduce("any" if op == "max" else "all", x, axes, keepdim)
         return cx.keep_sign(x, cx.reduce(op, x, axes, keepdim))
@@ -206,6 +211,8 @@ def vector_norm(
     x = cx.cast(x, out.compute)
     axes = cx.axes(dim, x.type.rank)
     size = cx.unary("abs", x)
+    if ord < 0 or ord == math.inf:
+        _want_elements(cx, x, axes, f"a norm of order {ord}")
     match float(ord):
         case 2.0:
             norm = cx.unary("sqrt", cx.reduce("sum", cx.mul(x, x), axes, keepdim))

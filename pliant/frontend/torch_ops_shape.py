@@ -214,6 +214,7 @@ def view(cx: Context, x: Value, size: Sequence[Size]) -> Value:
         rest = product(dims[:hole] + dims[hole + 1 :])
         if rest == 0:
             cx.unsupported("a -1 beside a size of 0")
+        cx.require(le(1, rest), "a -1 beside a size of 0 stands for no number")
         dims[hole] = cx.simplify(floordiv(x.type.numel, rest))
     return cx.reshape(x, dims)
 

@@ -20,7 +20,7 @@ from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
 from pliant.frontend.torch_ops_nn import instance_norm as frozen_instance_norm
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, maximum, ne
+from pliant.sym import Expr, as_expr, maximum, minimum, ne
 
 aten = torch.ops.aten
 
@@ -144,7 +144,10 @@ def _soft_cross_entropy(
             "mul", each, b.broadcast(b.cast(weight, x.dtype), x.shape, (axis,))
         )
     rows = b.unary("neg", b.reduce("sum", each, [axis]))
-    return _reduced(cx, rows, b.full_like(rows, 1.0), reduction)
+    # Of no classes there is no mean: torch counts rows by elements.
+    present = minimum(x.shape[axis], 1)
+    shares = b.broadcast_to(cx.tensor(present, x.dtype), rows.shape)
+    return _reduced(cx, rows, shares, reduction)
 
 
 def binary_cross_entropy_with_logits(

@@ -120,6 +120,8 @@ class _Search:
         """What lies behind each question of a way, one after the other."""
         path = (*way.region, *(eq(sym(name), n) for name, n in way.pins.items()))
         for guard in (*self.fixed(way), *way.imported.guards(Basis.BRANCH)):
+            if guard.cond in path:
+                continue  # asked before, and answered there
             region = (*path, guard.cond.negated())
             if not _possible(region):
                 yield guard, _Behind()
@@ -156,7 +158,8 @@ class _Search:
         """The way of the code in a region; None where it could not be followed.
 
         A symbol with one value there is fixed, and so is one that is 0 or 1, to 1: a
-        trace knows all of it only then, and sizes of 0 are rarely traced.
+        trace knows all of it only then, and sizes of 0 are traced only if nothing else
+        is in the region.
         """
         sizes = self.sizes_in(region)
         if sizes is None or self.traces >= MOST_TRACES:
@@ -180,7 +183,7 @@ class _Search:
     def sizes_in(self, region: Sequence[Cond]) -> dict[str, int] | None:
         """Sizes with these conditions, near the example's; above 0 if there are."""
         few = _few(region)
-        hints = {**self.example_sizes(), **{n: least or 1 for n, least in few.items()}}
+        hints = {**self.example_sizes(), **{n: most for n, (_, most) in few.items()}}
         names = sorted({n for cond in region for n in cond.symbols()} - set(few))
         small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
         together = ({**hints, **dict.fromkeys(names, n)} for n in small)
@@ -232,7 +235,8 @@ class _Search:
         A size that is 0 or 1 there was traced at 1. At 0 nothing is known, so the main
         program must refuse it, by a branch of its own: at least n >= 1 stays of that.
         """
-        zeros = [name for name, least in _few(way.region).items() if least == 0]
+        few = _few(way.region)
+        zeros = [name for name, (least, most) in few.items() if least == 0 < most]
         return all(map(self.refuses_zero, zeros)) and self.same(way)
 
     def refuses_zero(self, name: str) -> bool:
@@ -282,9 +286,14 @@ _NONE = _Nothing()
 
 
 def _above_zero(guard: Guard) -> Guard | None:
-    """What is left of a condition once all but a size of 0 is covered."""
+    """What is left of a condition once all but a size of 0 is covered.
+
+    Nothing, if 0 is the only size that breaks it: that was traced.
+    """
     names = guard.cond.symbols()
     if len(names) != 1 or _holds(guard.cond, {names[0]: 0}):
+        return None
+    if _holds(guard.cond, {names[0]: 1}):
         return None
     return Guard(ge(sym(names[0]), 1), guard.message, guard.origin)
 
@@ -321,18 +330,15 @@ def _possible(region: Sequence[Cond]) -> bool:
         return False
 
 
-def _few(region: Sequence[Cond]) -> dict[str, int]:
-    """The symbols that have one value in a region, above 0, or are 0 or 1: the least.
-
-    A symbol that is 0 is one of the latter: a trace at 1 then fails its conditions.
-    """
+def _few(region: Sequence[Cond]) -> dict[str, tuple[int, int]]:
+    """The symbols that have one value in a region, or are 0 or 1: least and most."""
     facts = _facts(region)
     few = {}
     for name in sorted({n for cond in region for n in cond.symbols()}):
         low, high = facts.bounds(sym(name))
         least = max(low or 0, 0)
-        if high is not None and (high == least > 0 or (least == 0 and high <= 1)):
-            few[name] = least
+        if high is not None and (high == least or (least == 0 and high == 1)):
+            few[name] = least, high
     return few
 
 

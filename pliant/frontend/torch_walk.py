@@ -256,7 +256,7 @@ class Walk:
         if self.cx.proves(cond) or not self.is_read(traced):
             return
         why = f"{short_name(node.target)}: the trace took this size to be {theirs}"
-        self.cx.assume(Basis.TRACED, self.cx.guard(as_bound(cond), why))
+        self.cx.assume(Basis.BRANCH, self.cx.guard(as_bound(cond), why))
 
     def is_read(self, traced: Any) -> bool:
         """Whether the model may have computed with a size as torch knows it."""

@@ -266,6 +266,10 @@ class Builder:
         wide = index if index.dtype is DType.I64 else self.cast(index, DType.I64)
         return self.emit("in_range", wide, size=size, wraps=wraps, of=of, axis=axis)
 
+    def divisor(self, y: Value, of: str) -> Value:
+        """Integers, checked at run time not to be 0."""
+        return self.emit("divisor", y, of=of)
+
     def flat_place(self, indices: Sequence[Value], shape: Sequence[Expr]) -> Value:
         """Row-major positions in `shape`; each index is in range, and so is the sum."""
         place: Value | None = None

@@ -196,6 +196,18 @@ class KernelPlan(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What kernels demand of the data they read, and how a call fails without it."""
+
+    kind: str  # which error it is, see errors.DATA_ERRORS
+    message: str  # "{value}" stands for what the check tells
+
+    @classmethod
+    def at(cls, kind: str, message: str, loc: str) -> DataCheck:
+        return cls(kind, f"{message} ({loc})" if loc else message)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """Graph functions, loop functions and library functions, side by side.
@@ -210,7 +222,7 @@ class Module:
     loops: Mapping[str, LoopFunc] = field(default_factory=dict)
     libraries: Mapping[str, Library] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
-    checks: tuple[str, ...] = ()
+    checks: tuple[DataCheck, ...] = ()
     orders: tuple[tuple[int, ...], ...] = ()
     plans: Mapping[str, KernelPlan] = field(default_factory=dict)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from pliant.errors import IndexRangeError, InternalError, ShapeError
+from pliant.errors import DivisionError, IndexRangeError, InternalError, ShapeError
 from pliant.ir.graph import Op
 from pliant.ir.interp_memory import Array
 from pliant.ir.interp_numbers import literal, start_of
 from pliant.ir.ops_elementwise import erf
+from pliant.ir.shapes_composite import keeps_size
 from pliant.ir.types import NUMPY, DType
 
 Ints = tuple[int, ...]
@@ -95,6 +96,12 @@ def index(x: Array, *indices: Array) -> Array:
         _check_range(places, 0, x.shape[axis], "index", axis)
     found: Array = x[tuple(indices)]
     return found
+
+
+def divisor(y: Array, of: str) -> Array:
+    if not np.all(y):
+        raise DivisionError(f"{of}: division of an integer by 0")
+    return y
 
 
 def take_along(x: Array, places: Array, axis: int) -> Array:
@@ -415,6 +422,8 @@ def resized(op: Op, shape: tuple[int, ...], x: Array, precise: bool) -> Array:
         axis = x.ndim - len(shape) + i
         factor = scales[i] if scales else None
         assert factor is None or isinstance(factor, float)
+        if keeps_size(op) and size == x.shape[axis]:
+            continue
         weights = _resampling(op, x.shape[axis], size, factor, precise)
         if weights.dtype == np.int64:  # nearest: positions, exact for every type
             x = np.take(x, weights, axis)
@@ -434,6 +443,8 @@ def _resampling(
     scale = real(1 / factor) if factor else real(size) / real(max(out, 1))
     if mode.startswith("nearest"):
         shift = real(0.5) if mode == "nearest_exact" else real(0)
+        if keeps_size(op) and out == 2 * size:
+            scale = real(0.5)
         found = np.floor((place + shift) * scale).astype(np.int64)
         return np.asarray(np.minimum(found, size - 1))
     if aligned:

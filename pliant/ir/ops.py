@@ -30,6 +30,8 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
                                       result shape = i.shape + x.shape[k+1:]
           take_along (x, i) {axis}    result[.., j, ..] = x[.., i[.., j, ..], ..]
           in_range (i) {size, wraps, of, axis}   i, checked to be an index of an axis
+          divisor (y) {of}            y, integers, checked not to be 0; `of` is what an
+                                      error names
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
           scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
@@ -104,7 +106,8 @@ More on single ops
               computed from several indices are made of indices checked one by one
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
-              factors the model states, None where it states a size
+              factors the model states, None where it states a size; `keeps_size`
+              says when a factor is not what counts
   conv, pool  the padded input holds at least one whole window, as torch demands
   if          a result dim that differs between the regions becomes a fresh symbol
   loop, while a region's param whose dim is a symbol of its own may change size from
@@ -356,6 +359,14 @@ _TABLE: tuple[OpDef, ...] = (
         _A("axis", "int", 0),
         meaning=numpy_ops.in_range,
         cost=3,
+    ),
+    _def(
+        "divisor",
+        _MV,
+        1,
+        shapes.divisor,
+        _A("of", "str", "div"),
+        meaning=numpy_ops.divisor,
     ),
     _def(
         "take_along",

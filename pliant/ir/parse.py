@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pliant.ir.graph import Attr, Constant, Graph, Library, Module, Op, Value
+from pliant.ir.graph import (
+    Attr,
+    Constant,
+    DataCheck,
+    Graph,
+    Library,
+    Module,
+    Op,
+    Value,
+)
 from pliant.ir.loops import (
     DOT_PARTS,
     Accumulate,
@@ -296,7 +305,7 @@ class _Parser(_Scanner):
         loops: dict[str, LoopFunc] = {}
         libraries: dict[str, Library] = {}
         constants: dict[str, Constant] = {}
-        checks: list[str] = []
+        checks: list[DataCheck] = []
         orders: list[tuple[int, ...]] = []
         while not self.at_end():
             start = self.position
@@ -311,7 +320,8 @@ class _Parser(_Scanner):
             elif self.accept("constant"):
                 self.add(constants, self.constant(), start)
             elif self.accept("check"):
-                checks.append(self.string())
+                kind = self.word("the kind of a check")
+                checks.append(DataCheck(kind, self.string()))
             elif self.accept("order"):
                 self.expect("(")
                 orders.append(self.list(self.integer, ")"))

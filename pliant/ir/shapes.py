@@ -162,6 +162,11 @@ def in_range(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return types
 
 
+def divisor(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    cx.want(types[0], "iu", "divisor")
+    return types
+
+
 def take_along(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     x, i = types
     cx.want(i, "iu", "index")

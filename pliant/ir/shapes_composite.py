@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 
 from pliant.errors import ShapeError
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, divides, le
@@ -79,6 +79,16 @@ def channel_norm(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         groups = attrs.integer("groups")
         cx.require(divides(groups, x.shape[1]), "groups must divide channels")
     return (x,)
+
+
+def keeps_size(op: Op) -> bool:
+    """Whether a resize goes by the sizes where an axis keeps its own, not by its scale.
+
+    torch does, in linear modes and in `nearest` of two axes, there also for twice the
+    size; a new size of floor(n * 1.25) is n for n below 4.
+    """
+    mode, axes = op.str_attr("mode"), len(op.dims_attr("shape"))
+    return mode == "linear" or (mode == "nearest" and axes == 2)
 
 
 def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:

@@ -13,7 +13,7 @@
     library   = "library" @name "symbol" string
     constant  = "constant" @name ":" type (dense "[" number,* "]" | bytes string
               | data hash)
-    check     = "check" string        the first is check 1
+    check     = "check" kind string   the first is check 1; kind: index, division
     order     = "order" "(" int,* ")"   positions of the calls of `main`
 
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
@@ -225,7 +225,7 @@ def print_module(module: Module) -> str:
     parts += [print_loop(func) for func in module.loops.values()]
     tables = [print_library(library) for library in module.libraries.values()]
     tables += [print_constant(constant) for constant in module.constants.values()]
-    tables += [f"check {string_text(message)}\n" for message in module.checks]
+    tables += [f"check {c.kind} {string_text(c.message)}\n" for c in module.checks]
     tables += [f"order ({', '.join(map(str, order))})\n" for order in module.orders]
     if tables:
         parts.append("".join(tables))

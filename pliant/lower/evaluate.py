@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from pliant.errors import InternalError
 from pliant.ir.access import Space, pull
-from pliant.ir.graph import Op, Value
+from pliant.ir.graph import DataCheck, Op, Value
 from pliant.ir.loops import (
     Binary,
     Check,
@@ -35,6 +35,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
+from pliant.lower.step import NumberCheck
 from pliant.sym import Expr, as_expr, sym
 
 Leaf = Callable[[Value, tuple[Expr, ...], LoopValue | None], LoopValue | None]
@@ -65,10 +66,10 @@ class Bound:
     loc: str
 
     @property
-    def message(self) -> str:
-        """What a failed check says; "{value}" stands for the index."""
+    def check(self) -> DataCheck:
         place = f"axis {self.axis} of size {self.size}"
-        return f"{self.op}: index {{value}} is outside {place}"
+        message = f"{self.op}: index {{value}} is outside {place}"
+        return DataCheck.at("index", message, self.loc)
 
 
 def _within(i: Expr, low: Expr, high: Expr) -> LoopValue:
@@ -84,7 +85,7 @@ class Evaluator:
     """Computes region values.
 
     `leaf(value, index, where)` gives what the kernel loads instead of computing.
-    `check(message, loc)` numbers a run-time check.
+    `check` numbers a run-time check.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Evaluator:
         producers: Mapping[Value, Op],
         leaf: Leaf,
         space: Space,
-        check: Callable[[str, str], int],
+        check: NumberCheck,
     ) -> None:
         self.producers, self.leaf = producers, leaf
         self.space, self.check = space, check
@@ -318,20 +319,34 @@ class Evaluator:
             or made.name != "in_range"
             or made.dim_attr("size") != (bound.size)
         ):
-            self._check(ok, position, bound, where)
+            self._check(ok, bound.check, Index(position), where)
         return position, self.local(conjunction(where, ok))
 
     def _check(
-        self, ok: LoopValue, told: Expr, bound: Bound, where: LoopValue | None
+        self,
+        ok: LoopValue,
+        check: DataCheck,
+        told: LoopValue | None,
+        where: LoopValue | None,
     ) -> None:
         fine = ok
         if where is not None:
             fine = Binary("logical_or", Unary("logical_not", where), ok)
-        number = self.check(bound.message, bound.loc)
         scope = self._scope_of(self._variables(fine))
         if scope is self.scopes[0]:  # where no loop may run, nothing is to be checked
             scope = self.scopes[-1]
-        scope.body.append(Check(fine, number, Index(told)))
+        scope.body.append(Check(fine, self.check(check), told))
+
+    def divisor(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        """The number, checked not to be 0."""
+        (y,) = op.operands
+        found = self.value(y, index, where)
+        ok = self.local(Binary("ne", found, Const(0, y.dtype.compute)))
+        message = f"{op.str_attr('of')}: division of an integer by 0"
+        self._check(ok, DataCheck.at("division", message, op.loc), None, where)
+        return found
 
     def in_range(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
@@ -343,7 +358,7 @@ class Evaluator:
         least = -size if wraps else as_expr(0)
         ok = self.local(_within(position, least, size))
         bound = Bound(op.str_attr("of"), op.int_attr("axis"), size, op.loc)
-        self._check(ok, position, bound, where)
+        self._check(ok, bound.check, Index(position), where)
         found: LoopValue = Index(position)
         if wraps:
             negative = Binary("lt", found, Const(0, DType.I64))
@@ -400,7 +415,7 @@ class Breaks(Evaluator):
     """
 
     def __init__(self, producers: Mapping[Value, Op], leaf: Leaf, space: Space) -> None:
-        super().__init__(producers, leaf, space, lambda message, loc: 0)
+        super().__init__(producers, leaf, space, lambda check: 0)
         self.found: dict[str, set[Expr]] = {}
 
     def value(
@@ -439,6 +454,7 @@ _MOVES: dict[str, _Handler] = {
     "concat": lambda cx, *place: cx.concat(*place),
     "pad": Evaluator.pad,
     "in_range": Evaluator.in_range,
+    "divisor": Evaluator.divisor,
     "index": Evaluator.index,
     "take_along": Evaluator.take_along,
     "full": Evaluator.full,

@@ -24,6 +24,7 @@ from pliant.errors import InternalError
 from pliant.ir.graph import (
     Attr,
     Constant,
+    DataCheck,
     Graph,
     KernelPlan,
     Module,
@@ -71,7 +72,7 @@ class _Lowering:
     producers: dict[Value, Op]  # of the fused graph
     graph: Graph
     names: Names
-    checks: list[str]  # what each run-time check says
+    checks: list[DataCheck]  # what each run-time check demands
     ops: list[Op] = field(default_factory=list)
     views: dict[Value, View | None] = field(default_factory=dict)  # resolved so far
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
@@ -84,11 +85,10 @@ class _Lowering:
     purposes: dict[str, Graph] = field(default_factory=dict)  # what calls compute
     plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function
 
-    def number_check(self, message: str, loc: str) -> int:
-        text = f"{message} ({loc})" if loc else message
-        if text not in self.checks:
-            self.checks.append(text)
-        return self.checks.index(text) + 1
+    def number_check(self, check: DataCheck) -> int:
+        if check not in self.checks:
+            self.checks.append(check)
+        return self.checks.index(check) + 1
 
     def resolve(self, value: Value) -> View | None:
         if value not in self.views:
@@ -370,9 +370,11 @@ def _argument(
         case View():
             return state.view(argument)
         case Value():
-            if argument in buffers:
-                return buffers[argument]
-            return state.view(views[argument])
+            if argument in views:
+                return state.view(views[argument])
+            if argument not in buffers:  # a result that a kernel writes, nothing reads
+                buffers[argument] = state.alloc(argument.type, argument.name)
+            return buffers[argument]
     raise InternalError("lower", f"unknown argument {argument}")
 
 

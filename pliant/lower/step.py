@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.ir.graph import Constant, Value
+from pliant.ir.graph import Constant, DataCheck, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
 
-NumberCheck = Callable[[str, str], int]
+NumberCheck = Callable[[DataCheck], int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,9 +179,7 @@ class _Update:
         op = Op("reshape", (source,), (("shape", old.shape),), (copied,))
         name = f"store_{old.name}"
         region = Graph(name, (source,), (op,), (copied,))
-        lowering = Lowering(
-            cx.facts(self.graph), lambda message, loc: 0, cx.target.lanes, False
-        )
+        lowering = Lowering(cx.facts(self.graph), lambda _: 0, cx.target.lanes, False)
         step = lower_group(region, name, lowering)
         self.loops[step.func.name] = step.func
         given = {source: new, copied: old}

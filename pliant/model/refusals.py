@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pliant.errors import (
+    DATA_ERRORS,
     DTypeError,
-    IndexRangeError,
     InternalError,
     MemoryLimitError,
     PliantError,
@@ -97,10 +97,10 @@ class Refusals:
 
     def _check_failed(
         self, number: int, value: int, flat: Sequence[Any]
-    ) -> IndexRangeError:
+    ) -> PliantError:
         """A run-time check of a kernel, with the sizes that its message names."""
-        message = self.program.lowered.checks[number - 1]
-        message = message.replace("{value}", str(value))
+        check = self.program.lowered.checks[number - 1]
+        message = check.message.replace("{value}", str(value))
         words = set(re.findall(r"\w+", message))
         sizes = [
             f"{name}={size}"
@@ -108,7 +108,7 @@ class Refusals:
             if name in words
         ]
         told = f", with {', '.join(sizes)}" if sizes else ""
-        return IndexRangeError(message + told)
+        return DATA_ERRORS[check.kind](message + told)
 
     # ---- sizes that are too large
 

@@ -26,6 +26,7 @@ from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import ATTENTIONS, OPS, Trait, has_trait, named
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join, rewrite
 from pliant.ir.same import attr_key
+from pliant.ir.spec import exprs_of
 from pliant.ir.types import NUMPY, DType
 from pliant.sym import Cond, Expr, as_expr, eq, le, lt
 
@@ -567,14 +568,34 @@ def _effect_free(op: Op) -> bool:
     return has_trait(op, Trait.PURE) and all(map(_effect_free, inner))
 
 
+def _sizes(op: Op) -> set[str]:
+    """The symbols that an op's attributes, results and regions mention."""
+    exprs = [e for _, attr in op.attrs for e in exprs_of(attr)]
+    exprs += [dim for value in op.results for dim in value.shape]
+    inner = (_sizes(o) for region in op.regions for o in region.ops)
+    return {name for expr in exprs for name in expr.symbols()}.union(*inner)
+
+
+def _sizes_wanted(graph: Graph) -> set[str]:
+    """The symbols in what a graph gives and demands."""
+    dims = (dim for value in graph.results for dim in value.shape)
+    conds = (guard.cond.symbols() for guard in graph.constraints)
+    return {name for dim in dims for name in dim.symbols()}.union(*conds)
+
+
 def drop(graph: Graph, cx: Context | None = None) -> Graph:
-    """Without ops nobody needs (DCE)."""
+    """Without ops nobody needs (DCE): neither a result, nor a size that one binds."""
     live = set(graph.results)
+    binds = any(has_trait(op, Trait.CONTROL) for op in graph.ops)
+    sizes = _sizes_wanted(graph) if binds else set()
     out: list[Op] = []
     for op in reversed(graph.ops):
-        if _effect_free(op) and live.isdisjoint(op.results):
+        wanted = has_trait(op, Trait.CONTROL) and not sizes.isdisjoint(_sizes(op))
+        if _effect_free(op) and not wanted and live.isdisjoint(op.results):
             continue
         live.update(op.operands)
+        if binds:
+            sizes.update(_sizes(op))
         out.append(_with_regions(op, drop))
     return _rebuilt(graph, out[::-1], graph.results)
 

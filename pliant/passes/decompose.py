@@ -27,8 +27,9 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.ops import einsum_labels
 from pliant.ir.rewrite import RuleSet, rewrite
+from pliant.ir.shapes_composite import keeps_size
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, floordiv, maximum, product
+from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, product
 
 Decomposition = Callable[[Builder, Op], Value]
 
@@ -177,6 +178,23 @@ def _ratio(b: Builder, top: Expr, bottom: Expr, dtype: DType) -> Value:
     return b.binary("div", a, c)
 
 
+def _apart(size: Expr, other: Expr) -> Expr:
+    """0 if two sizes are the same, else 1."""
+    return minimum(maximum(size - other, other - size), 1)
+
+
+def _is_whole(scale: float | None) -> bool:
+    """Whether a scale is a number of times, so that the sizes have it exactly."""
+    return scale is not None and scale.is_integer() and scale > 1
+
+
+def _exactly(b: Builder, at: Value, size: Expr, new: Expr, times: int) -> Value:
+    """`at`, or place / times where the new size is that multiple of the old one."""
+    apart = b.dim_value(_apart(new, times * size))
+    place = _times(b, b.iota((new,), 0, at.dtype), 1 / times)
+    return b.select(b.binary("eq", apart, b.scalar(0, apart.dtype)), place, at)
+
+
 def _source(
     b: Builder, size: Expr, new: Expr, op: Op, scale: float | None, dtype: DType
 ) -> Value:
@@ -195,12 +213,18 @@ def _source(
         step = _ratio(b, size, new, dtype)
     place = b.iota((new,), 0, dtype)
     if align or mode == "nearest":
-        return b.binary("mul", place, step)
-    at = b.binary("mul", _plus(b, place, 0.5), step)
-    if mode == "nearest_exact":
-        return at
-    at = _plus(b, at, -0.5)
-    return at if mode == "cubic" else b.binary("maximum", at, _scalar(b, at, 0.0))
+        at = b.binary("mul", place, step)
+    else:
+        at = b.binary("mul", _plus(b, place, 0.5), step)
+    if not align and mode in ("linear", "cubic"):
+        at = _plus(b, at, -0.5)
+    if not align and mode == "linear":
+        at = b.binary("maximum", at, _scalar(b, at, 0.0))
+    # The sizes tell these ratios, even where the model states a scale that differs.
+    if scale is not None and keeps_size(op) and not _is_whole(scale):
+        at = _exactly(b, at, size, new, 1)
+        at = _exactly(b, at, size, new, 2) if mode == "nearest" else at
+    return at
 
 
 def _clamp(b: Builder, index: Value, size: Expr) -> Value:
@@ -235,6 +259,8 @@ def _resize_axis(
     b: Builder, x: Value, axis: int, new: Expr, op: Op, scale: float | None
 ) -> Value:
     size, mode = x.shape[axis], op.str_attr("mode")
+    if keeps_size(op) and b.same(size, new):
+        return x
     dtype = x.dtype.compute if x.dtype.is_float else DType.F32
     at = _source(b, size, new, op, scale, dtype)
     floor = b.unary("floor", at)
@@ -252,8 +278,14 @@ def _resize_axis(
         steps = [-1, 0, 1, 2]
         weights = _cubic_weights(b, t)
     total: Value | None = None
+    # In an axis that is copied no neighbour is read, so that none which is infinite
+    # makes a NaN of its weight of 0.
+    apart = as_expr(1)
+    if keeps_size(op) and not _is_whole(scale):
+        apart = _apart(size, new)
     for step, weight in zip(steps, weights, strict=True):
-        index = _clamp(b, b.binary("add", left, b.scalar(step, DType.I64)), size)
+        beside = b.dim_value(apart * step)
+        index = _clamp(b, b.binary("add", left, beside), size)
         part = _gather(b, x, axis, index)
         part = b.emit("mul", part, b.broadcast(weight, part.shape, (axis,)))
         total = part if total is None else b.emit("add", total, part)
@@ -266,10 +298,6 @@ def resize(b: Builder, op: Op) -> Value:
     (x,), shape, scales = op.operands, op.dims_attr("shape"), op.attr("scales")
     assert isinstance(scales, tuple)
     first = x.type.rank - len(shape)
-    if b.same_shape(x.shape[first:], shape) and (
-        len(shape) > 1 or op.str_attr("mode") in ("linear", "cubic")
-    ):
-        return x  # torch copies when no size changes, whatever the scale
     out = x if op.str_attr("mode").startswith("nearest") else _up(b, x)
     for i in reversed(range(len(shape))):
         scale = scales[i] if scales else None

@@ -449,6 +449,8 @@ ROUNDED = _entries(
 
 OTHER = _entries({"linspace": "0.0, 1.0, 7", "_int_mm": "{byte}, {byte}.t()"})
 
+RESIZES = "upsample_.*(linear|cubic)"
+
 # Python code that is no overload of its own: views, slices, branches on sizes.
 PYTHON = [
     Entry("branch", text, keep=True, text=True)

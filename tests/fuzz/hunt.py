@@ -126,8 +126,8 @@ def hunt(seconds: float, seed: int, only: str | None) -> int:
         verdict = worker.ask("judge", made, None, 1 + seed % 2)
         counts[verdict.kind] += 1
         used.update(line.overload for line in made.lines)
-        if verdict.kind in ("refused", "more"):
-            why[f"{verdict.kind}: {reason(verdict)}"] += 1
+        if verdict.kind == "refused":
+            why[reason(verdict)] += 1
         if verdict.bad:
             small, last = shrunk(worker, made, verdict)
             key = (last.kind, *sorted({line.overload for line in small.lines}))

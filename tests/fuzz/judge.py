@@ -1,40 +1,63 @@
-"""Whether a compiled random model gives what eager gives, at all its sizes."""
+"""Whether a compiled random model gives what eager gives, at all its sizes.
+
+Floats are judged element by element, against the same model in f64:
+
+    |ours - f64|  <=  2 * |eager - f64|  +  FLOOR * unit * terms
+
+`unit` is the rounding error of the coarsest float of the model, and `terms` the size of
+what was summed up to the element: the sum over all values v of the model, inputs,
+operands and results of its ops, of |v * d element / d v|. For a sum or a product of
+matrices that is the sum of the absolute terms, for an exponential |x| + 1 times the
+result, and where a difference cancels it stays as large as what was subtracted. So it
+is how far one rounding error in each value may move the element, and FLOOR is how many
+of them an implementation may make where eager happened to make none.
+
+It is measured, not derived: each value is multiplied by 1 + tiny * c, each time with a
+number c of its own from the Cauchy distribution. A sum of such numbers with weights a
+is one of them times the sum of |a|, and the logarithm of its size is 0 on average. So
+the geometric mean of what an element moves by in several runs is `terms` itself, where
+random signs would give a root of squares, which forgets how many terms there were.
+
+One thing that no shaking of values reaches is the position that a resize computes for
+each element, from which its weights are: its rounding error is as many units as the
+position is large. So in models that resize, terms count as often as the longest axis is
+long. Eager's own f64 is the reference of an f64 model, so it has an error as well that
+is not seen, and FLOOR counts twice.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from catalogue import SMOOTH
+from catalogue import OTHER, RESIZES, ROUNDED, SMOOTH
 from random_models import Model, Sizes
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pliant
 
-# Of the largest value in a result, that any order of summation may be off by.
-FLOORS = {
-    torch.float64: 1e-11,
-    torch.float32: 1e-5,
-    torch.float16: 6e-3,
-    torch.bfloat16: 4e-2,
-}
+FLOOR = 4.0
 UNITS = {
     torch.float64: 2.0**-53,
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
-BAD = ("wrong", "internal", "unlike", "crash", "hang")
+TINY = 2.0**-36  # of a shake: f64 resolves it, and no function bends within it
+SHAKES = 16
+BAD = ("wrong", "internal", "unlike", "answer", "crash", "hang")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """fine, refused (with a typed error that says why), more (an answer where eager
-    raises, as for a reshape of nothing to -1), or one of BAD: wrong, internal, unlike
-    (its own example is refused), crash, hang."""
+    """fine, refused (with a typed error that says why), or one of BAD: wrong, internal,
+    unlike (its own example is refused), answer (where eager raises), crash, hang."""
 
     kind: str
     text: str = ""
@@ -44,22 +67,29 @@ class Verdict:
         return self.kind in BAD
 
 
-# Ops that round: the shaken reference is off by a rounding error before and after.
-SMOOTH_OVERLOADS = {entry.overload for entry in SMOOTH}
+# Ops that round: what they take and give is shaken.
+ROUNDS = {entry.overload for entry in (*SMOOTH, *ROUNDED, *OTHER)}
 
 
 class Shake:
-    """Floats, each off by one rounding error to a random side."""
+    """Floats, each off by a random multiple of TINY of its own."""
 
-    def __init__(self, unit: float, seed: int) -> None:
-        self.unit = unit
+    def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
+
+    def factor(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(x.shape, generator=self.generator, dtype=torch.float64)
+        return 1 + TINY * torch.tan(math.pi * (drawn - 0.5))
 
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        sides = torch.randint(0, 2, x.shape, generator=self.generator)
-        return x * (1 + self.unit * (2 * sides - 1))
+        return x * self.factor(x)
+
+    def inside(self, x: Tensor) -> None:
+        """The same for a tensor that was changed in place, and all views of it."""
+        if x.is_floating_point() and not torch._debug_has_internal_overlap(x):
+            x.mul_(self.factor(x))
 
 
 def widened(model: Model, shake: Shake | None = None) -> nn.Module:
@@ -69,8 +99,10 @@ def widened(model: Model, shake: Shake | None = None) -> nn.Module:
         code = re.sub(
             r"torch\.(float16|bfloat16|float32)\b", "torch.float64", line.code
         )
-        if shake and line.overload in SMOOTH_OVERLOADS and not line.statement:
-            code = "shake(" + re.sub(r"\b[xv]\d+\b", _shaken, code) + ")"
+        if shake and line.statement:
+            code = f"{code}; shake.inside({line.name})"
+        elif shake and line.overload in ROUNDS:
+            code = "shake(" + re.sub(r"\b[xv]\d+\b|self\.w\d+", _shaken, code) + ")"
         lines.append(replace(line, code=code))
     return replace(model, lines=tuple(lines)).module(shake=shake).double()
 
@@ -85,8 +117,8 @@ def coarsest(model: Model, module: nn.Module, results: list[Tensor]) -> torch.dt
     kinds += [r.dtype for r in results]
     names = re.findall(r"torch\.(float16|bfloat16|float32|float64)", model.body())
     kinds += [getattr(torch, name) for name in names]
-    kinds = [k for k in kinds if k in FLOORS] or [torch.float32]
-    return max(kinds, key=lambda k: FLOORS[k])
+    kinds = [k for k in kinds if k in UNITS] or [torch.float32]
+    return max(kinds, key=lambda k: UNITS[k])
 
 
 def answer(module: nn.Module, args: list[Tensor]) -> list[Tensor] | Exception:
@@ -102,10 +134,14 @@ def answer(module: nn.Module, args: list[Tensor]) -> list[Tensor] | Exception:
 
 
 def difference(
-    got: Tensor, eager: Tensor, exact: Tensor | None, shaken: Tensor | None, kind: Any
+    got: Tensor,
+    eager: Tensor,
+    exact: Tensor | None,
+    shaken: Sequence[Tensor],
+    kind: Any,
+    resizes: bool,
 ) -> str | None:
-    """None, or what is wrong: at most twice eager's error, and a few times what a
-    rounding error at every step changes, plus a little."""
+    """None, or what is wrong; `shaken` are other runs than the exact one."""
     if got.shape != eager.shape or got.dtype != eager.dtype:
         return f"{got.dtype}{list(got.shape)}, not {eager.dtype}{list(eager.shape)}"
     if not eager.numel():
@@ -114,48 +150,94 @@ def difference(
         off = got != eager
         return f"{int(off.sum())} of {off.numel()} differ" if off.any() else None
     if exact is None or exact.shape != eager.shape:
-        exact = eager
+        exact, shaken = eager, ()
     exact = exact.double()
-    shaken = exact if shaken is None or shaken.shape != exact.shape else shaken.double()
-    half = kind in (torch.float16, torch.bfloat16)
+    runs = torch.stack([exact, *(s.double() for s in shaken if s.shape == exact.shape)])
     mine, its = got.double(), eager.double()
-    fine = its.isfinite() & exact.isfinite() & shaken.isfinite()
+    fine = its.isfinite() & runs.isfinite().all(0)
     lost = fine & ~mine.isfinite()
     if lost.any():
         return f"{mine[lost][0]} where eager has {its[lost][0]}"
-    if not half:
-        same = its.isnan() & exact.isnan() & shaken.isnan()
-        if not mine[same].isnan().all():
-            return f"{mine[same & ~mine.isnan()][0]} where eager has NaN"
-        both = its.isinf() & (its == exact) & (its == shaken)
-        if not torch.equal(mine[both], its[both]):
-            return f"{mine[both & (mine != its)][0]} where eager is infinite"
+    nan = its.isnan() & runs.isnan().all(0)
+    if not mine[nan].isnan().all():
+        return f"{mine[nan & ~mine.isnan()][0]} where eager has NaN"
+    both = its.isinf() & (its == runs).all(0)
+    if not torch.equal(mine[both], its[both]):
+        return f"{mine[both & (mine != its)][0]} where eager is infinite"
     if not fine.any():
         return None
-    mine, its, exact, shaken = mine[fine], its[fine], exact[fine], shaken[fine]
-    error, allowed = (mine - exact).abs(), (its - exact).abs().max()
-    scale = max(1.0, exact.abs().max().item())
-    moved = (shaken - exact).abs().max()
-    bound = 2 * allowed.item() + 4 * moved.item() + FLOORS[kind] * scale
+    mine, its, exact, runs = mine[fine], its[fine], exact[fine], runs[:, fine]
+    resolved = UNITS[torch.float64] * exact.abs() + torch.finfo(torch.float64).tiny
+    moved = torch.maximum((runs[1:] - exact).abs(), resolved)
+    terms = moved.log().mean(0).exp() / TINY if len(runs) > 1 else exact.abs()
+    least = torch.finfo(kind).smallest_normal * UNITS[kind]  # below, all is rounded
+    often = max(eager.shape, default=1) if resizes else 1
+    often = 2 * often if kind == torch.float64 else often
+    floor = FLOOR * often * (UNITS[kind] * terms + least)
+    error, allowed = (mine - exact).abs(), (its - exact).abs()
+    bound = 2 * allowed + floor
     if (error <= bound).all():
         return None
-    at = error.argmax()
+    at = (error / bound).argmax()
     return (
-        f"{mine[at]:.9g}, eager {its[at]:.9g}, f64 {exact[at]:.9g}; error "
-        f"{error[at]:.3g}, eager's at most {allowed:.3g}, allowed {bound:.3g}"
+        f"{mine[at]:.9g}, eager {its[at]:.9g}, f64 {exact[at]:.17g}; error "
+        f"{error[at]:.3g}, eager's {allowed[at]:.3g}, allowed {bound[at]:.3g}"
     )
 
 
-def references(model: Model, sizes: Sizes, kind: Any) -> list[Any]:
-    """Results in f64, and again with a rounding error at every step; None: none."""
-    out: list[Any] = []
-    for shake in (None, Shake(UNITS[kind], model.seed)):
+def references(model: Model, sizes: Sizes) -> list[list[Tensor]]:
+    """Results in f64, and then shaken; no list where the model has none in f64."""
+    out: list[list[Tensor]] = []
+    shakes = [Shake(model.seed * SHAKES + k) for k in range(SHAKES)]
+    for shake in (None, *shakes):
         args = [
             a.double() if a.is_floating_point() else a for a in model.arguments(sizes)
         ]
         found = answer(widened(model, shake), args)
-        out.append(None if isinstance(found, Exception) else found)
+        if not isinstance(found, Exception):
+            out.append(found)
+        elif not out:
+            return []
     return out
+
+
+class Poisoned(TorchDispatchMode):
+    """Integers divided by 0 give a number, not an error."""
+
+    NAMES = ("floor_divide", "remainder", "fmod", "div")
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = func._schema.name.rpartition("::")[2]
+        divisor = args[1] if len(args) > 1 else None
+        if name.rstrip("_") not in self.NAMES or not isinstance(divisor, Tensor):
+            return func(*args, **(kwargs or {}))
+        if divisor.is_floating_point():
+            return func(*args, **(kwargs or {}))
+        zero = divisor == 0
+        made = func(args[0], divisor.masked_fill(zero, 1), *args[2:], **(kwargs or {}))
+        return made.masked_fill_(zero, self.number)
+
+
+def matters(model: Model, sizes: Sizes) -> bool:
+    """Whether what eager raises for is part of any result.
+
+    What no result needs is not computed, so neither is it found to be a division by 0.
+    """
+    module, found = model.module(), []
+    for number in (7, 100):
+        with Poisoned(number):
+            found.append(answer(module, model.arguments(sizes)))
+    one, other = found
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return True
+    same = zip(one, other, strict=True)
+    return not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same)
 
 
 def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
@@ -164,6 +246,7 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
     if isinstance(eager[0], Exception):
         return Verdict("fine", "eager has no answer")
     kind = coarsest(model, module, eager[0])
+    resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -180,7 +263,7 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         return Verdict("refused", f"{type(error).__name__}: {error}")
     except Exception as error:
         return Verdict("internal", f"compile: {type(error).__name__}: {error}")
-    refused = more = ""
+    refused = ""
     for sizes, want in zip(model.sizes, eager, strict=True):
         args = model.arguments(sizes)
         try:
@@ -196,16 +279,16 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         if isinstance(got, Exception):
             return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
         if isinstance(want, Exception):
-            more = f"at {sizes}: an answer, eager raises {type(want).__name__}: {want}"
-            continue
-        exact, shaken = references(model, sizes, kind)
+            if not matters(model, sizes):
+                continue
+            raised = f"{type(want).__name__}: {want}"
+            return Verdict("answer", f"at {sizes}, eager raises {raised}")
+        runs = references(model, sizes)
+        exact = runs[0] if runs else [None] * len(got)
         names = [*model.outputs, *(v.name for v in model.inputs)]
         for k, name in enumerate(names):
-            off = difference(
-                got[k], want[k], exact and exact[k], shaken and shaken[k], kind
-            )
+            shaken = [run[k] for run in runs[1:]]
+            off = difference(got[k], want[k], exact[k], shaken, kind, resizes)
             if off:
                 return Verdict("wrong", f"{name} at {sizes}: {off}")
-    if refused:
-        return Verdict("refused", refused)
-    return Verdict("more", more) if more else Verdict("fine")
+    return Verdict("refused", refused) if refused else Verdict("fine")

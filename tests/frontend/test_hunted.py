@@ -1,0 +1,363 @@
+"""Small models that random ones of tests/fuzz found wrong, refused or failing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pliant
+from pliant.ir.interp import run_graph
+from pliant.ir.parse import parse_module
+
+aten = torch.ops.aten
+NAN, INF = math.nan, math.inf
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
+
+
+def compiled(
+    function: Callable[..., Any], *example: Tensor, dims: Any
+) -> Callable[..., Any]:
+    return pliant.compile(Apply(function), example, dims, threads=1)
+
+
+def as_eager(
+    function: Callable[..., Any], ours: Callable[..., Any], *args: Tensor
+) -> None:
+    """The same results, and the same done to the arguments."""
+    mine = [a.clone() for a in args]
+    want, got = function(*args), ours(*mine)
+    if isinstance(want, Tensor):
+        want, got = [want], [got]
+    for have, wanted in zip((*got, *mine), (*want, *args), strict=True):
+        torch.testing.assert_close(have, wanted, equal_nan=True)
+
+
+# --- division of integers -------------------------------------------------------
+
+DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "floor_divide": lambda x, y: x // y,
+    "remainder": lambda x, y: x % y,
+    "fmod": torch.fmod,
+    "div": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "div.floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division_by_zero(name: str, dtype: torch.dtype) -> None:
+    function = DIVISIONS[name]
+    x, y = torch.arange(1, 9).to(dtype), torch.arange(2, 10).to(dtype)
+    ours = compiled(function, x, y, dims=({0: "n"}, {0: "n"}))
+    as_eager(function, ours, x, y)
+    as_eager(function, ours, x[:0], y[:0])
+    for place in (0, 7):
+        other = y.clone()
+        other[place] = 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            function(x, other)
+        what = name.partition(".")[0]
+        with pytest.raises(pliant.DivisionError, match=f"^{what}: division .* by 0"):
+            ours(x, other)
+    as_eager(function, ours, x, y)  # a failed call leaves nothing behind
+
+
+def test_division_where_nothing_is_divided() -> None:
+    """A zero among the divisors of no numbers is no error, as in eager."""
+    function = DIVISIONS["floor_divide"]
+    x, y = torch.ones(2, 3, dtype=torch.int64), torch.arange(1, 4)
+    ours = compiled(function, x, y, dims=({0: "n"}, {}))
+    as_eager(function, ours, x[:0], y - 1)
+    with pytest.raises(pliant.DivisionError):
+        ours(x, y - 1)
+
+
+def test_division_by_a_size_or_a_number() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [x // 3, x % -2, x // x.shape[0], torch.remainder(5, x)]
+
+    x = torch.arange(1, 6)
+    ours = compiled(function, x, dims=({0: "n"},))
+    as_eager(function, ours, x)
+    as_eager(function, ours, x[:0])
+    with pytest.raises(ZeroDivisionError):
+        ours(x - 1)
+
+
+def test_floats_divide_by_zero() -> None:
+    function = DIVISIONS["floor_divide"]
+    x, y = torch.tensor([1.0, -1.0, 0.0]), torch.zeros(3)
+    as_eager(function, compiled(function, x, y, dims=({0: "n"}, {0: "n"})), x, y)
+
+
+def test_divisor_is_interpreted() -> None:
+    module = parse_module(
+        """
+graph @main(%y: i64[n]) {
+  %z: i64[n] = divisor(%y) {of = "div"}
+  return %z
+}
+"""
+    )
+    (found,) = run_graph(module, [torch.tensor([2, -1]).numpy()])
+    assert found.tolist() == [2, -1]
+    with pytest.raises(pliant.DivisionError, match="div: division of an integer by 0"):
+        run_graph(module, [torch.tensor([2, 0]).numpy()])
+
+
+# --- nothing to reduce, nothing to infer a size from ------------------------------
+
+
+@pytest.mark.parametrize("order", [INF, -INF, -1.0])
+def test_norms_of_nothing(order: float) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, order, 0)
+
+    x = torch.randn(4, 3)
+    ours = compiled(function, x, dims=({0: "n", 1: "m"},))
+    as_eager(function, ours, x)
+    as_eager(function, ours, x[:, :0])
+    with pytest.raises(RuntimeError):
+        function(x[:0])
+    with pytest.raises(pliant.ShapeError, match="of no elements at dim 0"):
+        ours(x[:0])
+
+
+def test_a_size_to_infer_beside_none() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1) * 2
+
+    x = torch.randn(4, 3, 2)
+    ours = compiled(function, x, dims=({0: "n", 1: "m"},))
+    as_eager(function, ours, x[:, :0])
+    with pytest.raises(RuntimeError):
+        function(x[:0])
+    with pytest.raises(pliant.ShapeError, match="a -1 beside a size of 0"):
+        ours(x[:0])
+
+
+def test_cross_entropy_of_no_classes() -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.cross_entropy(x, x.softmax(1))
+
+    x = torch.randn(2, 5)
+    ours = compiled(function, x, dims=({0: "n", 1: "m"},))
+    for rows in (0, 1, 2):
+        for columns in (0, 1, 5):
+            as_eager(function, ours, x[:rows, :columns])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.conv1d(x, torch.ones(5, 4, 3), padding=2),
+        lambda x: F.conv_transpose1d(x, torch.ones(4, 5, 3)),
+        lambda x: F.max_pool2d(x[..., None], (3, 1), 1, (1, 0)),
+        lambda x: F.avg_pool1d(x, 3, 1, 1),
+    ],
+)
+def test_windows_of_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    """As eager: a padded axis of nothing is refused, a batch of nothing may not be."""
+    ours = compiled(function, torch.randn(2, 4, 5), dims=({0: "b", 2: "n"},))
+    for b, n in ((2, 5), (0, 5), (2, 0), (0, 0), (1, 1)):
+        x = torch.randn(b, 4, n)
+        try:
+            function(x)
+        except (RuntimeError, IndexError):
+            with pytest.raises(pliant.ShapeError, match="needs elements"):
+                ours(x)
+        else:
+            as_eager(function, ours, x)
+
+
+# --- slices of one element --------------------------------------------------------
+
+SLICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "first": lambda x: x[:1],
+    "two": lambda x: x[:2] * 2,
+    "last": lambda x: x[-1:],
+    "beside": lambda x: x[:1] + x,
+    "joined": lambda x: torch.cat([x, x[:1]]),
+    "read": lambda x: x[:1] + x[:1].shape[0],
+    "made": lambda x: torch.ones(x[:1].shape[0], 2),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_of_few_rows(name: str) -> None:
+    function, x = SLICES[name], torch.randn(5, 3)
+    ours = compiled(function, x, dims=({0: "n"},))
+    for rows in (5, 2, 1, 0):
+        as_eager(function, ours, x[:rows])
+
+
+def test_a_question_asked_twice() -> None:
+    """Both dims of n are dropped at 1, by a program of its own."""
+
+    def function(x: Tensor) -> Tensor:
+        return x.squeeze() * 2
+
+    x = torch.randn(6, 5, 5)
+    ours = compiled(function, x, dims=({1: "n", 2: "n"},))
+    for n in (5, 1, 2, 0):
+        as_eager(function, ours, x[:, :n, :n])
+
+
+def test_mask_of_one_key() -> None:
+    def function(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, q[:1, :1, :, :1], scale=0.4)
+
+    q = torch.randn(2, 4, 5, 3)
+    ours = compiled(function, q, dims=({0: "b", 2: "n", 3: "m"},))
+    for b, n, m in ((2, 5, 3), (1, 1, 1), (3, 7, 2)):
+        as_eager(function, ours, torch.randn(b, 4, n, m))
+
+
+# --- results that nothing reads ---------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_only_the_sums_of_attention(causal: bool) -> None:
+    def function(q: Tensor) -> Tensor:
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, causal)[1]
+
+    q = torch.randn(2, 4, 5, 8)
+    ours = compiled(function, q, dims=({0: "b", 2: "n"},))
+    as_eager(function, ours, q)
+    as_eager(function, ours, q[:1, :, :1])
+
+
+def test_a_size_of_data_alone_is_refused() -> None:
+    def sized(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.ones(torch.masked_select(x, mask).shape[0])
+
+    def changed(x: Tensor, mask: Tensor) -> Tensor:
+        picked = torch.masked_select(x, mask)
+        picked.narrow(0, 0, 1).zero_()
+        return torch.full_like(picked, 2)
+
+    x = torch.randn(4)
+    for function in (sized, changed):
+        with pytest.raises(pliant.UnsupportedOpError, match="nonzero: no native code"):
+            compiled(function, x, x > 0, dims=({0: "n"}, {0: "n"}))
+
+
+# --- copies that are views at some sizes ------------------------------------------
+
+
+def changed_input(x: Tensor) -> Tensor:
+    flat = x.mT.reshape(x.shape[0], -1)
+    flat[:, 0].mul_(2)
+    return flat
+
+
+def changed_copy(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    flat = y.mT.reshape(x.shape[0], -1)
+    flat[:, 0].mul_(2)
+    return flat, y
+
+
+def changed_source(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    kept = y.mT.contiguous()
+    y.mul_(2)
+    return kept, y
+
+
+def changed_alone(x: Tensor) -> Tensor:
+    flat = (x + 1).mT.reshape(x.shape[0], -1)
+    flat[:, 0].mul_(2)
+    return flat
+
+
+@pytest.mark.parametrize("function", [changed_copy, changed_source, changed_alone])
+def test_a_view_of_one_column(function: Callable[..., Any]) -> None:
+    ours = compiled(function, torch.randn(3, 4, 5), dims=({0: "b", 2: "n"},))
+    for b, n in ((3, 5), (1, 5), (3, 1), (1, 1)):
+        as_eager(function, ours, torch.randn(b, 4, n))
+
+
+def test_an_input_that_one_size_would_change() -> None:
+    ours = compiled(changed_input, torch.randn(3, 4, 5), dims=({0: "b", 2: "n"},))
+    as_eager(changed_input, ours, torch.randn(1, 4, 5))
+    with pytest.raises(pliant.ShapeError, match="a copy, but at 1 a view"):
+        ours(torch.randn(3, 4, 1))
+
+
+# --- numbers ----------------------------------------------------------------------
+
+
+def test_lerp_by_a_number_in_f64() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.lerp(x, y, 0.8)
+
+    x, y = (torch.randn(5, dtype=torch.float64) for _ in range(2))
+    ours = compiled(function, x, y, dims=({0: "n"}, {0: "n"}))
+    torch.testing.assert_close(ours(x, y), function(x, y), rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_small_results_of_erfc(dtype: torch.dtype) -> None:
+    ends = torch.tensor([INF, -INF, NAN, -0.0, 0.46875, 4.0, 1e-30, 28.0])
+    x = torch.cat([torch.linspace(-6, 28, 4001), ends]).to(dtype)
+    got = compiled(torch.erfc, x, dims=({0: "n"},))(x).double()
+    want = torch.erfc(x.double())
+    eps = torch.finfo(dtype).eps
+    least = torch.finfo(dtype).smallest_normal
+    torch.testing.assert_close(got, want, rtol=8 * eps, atol=least, equal_nan=True)
+
+
+RESIZES = (
+    ("linear", (1.25,)),
+    ("bilinear", (1.25, 1.25)),
+    ("bilinear", (1.3, 2.0)),
+    ("bicubic", (1.25, 1.25)),
+    ("trilinear", (1.25, 1.3, 2.0)),
+    ("nearest", (1.25,)),
+    ("nearest", (1.25, 2.3)),
+    ("nearest", (1.25, 1.25, 2.3)),
+    ("nearest-exact", (1.33, 2.3)),
+)
+
+
+@pytest.mark.parametrize(("mode", "scale"), RESIZES)
+def test_scales_that_keep_a_size(mode: str, scale: tuple[float, ...]) -> None:
+    """floor(3 * 1.25) is 3, and torch copies such an axis in some modes."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=scale, mode=mode)
+
+    rank = len(scale)
+    names = {2 + axis: "nmk"[axis] for axis in range(rank)}
+    ours = compiled(function, torch.randn(2, 3, *[8] * rank), dims=(names,))
+    for n in (1, 2, 3, 4, 7):
+        for m in (1, 3, 6):
+            as_eager(function, ours, torch.randn(2, 3, *(n, m, m)[:rank]))
+    static = torch.randn(2, 3, *[3] * rank)
+    as_eager(function, compiled(function, static, dims=None), static)
+
+
+def test_an_axis_that_stays_reads_no_neighbour() -> None:
+    def function(x: Tensor) -> Tensor:
+        size = (2 * x.shape[2], 3)
+        return F.interpolate(x, size, mode="bilinear", align_corners=True)
+
+    ours = compiled(function, torch.randn(1, 2, 5, 4), dims=({2: "n", 3: "m"},))
+    x = torch.randn(1, 2, 7, 3)
+    x[0, 0, 4, 2] = INF
+    as_eager(function, ours, x)
