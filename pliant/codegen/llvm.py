@@ -56,6 +56,7 @@ from pliant.codegen.llvm_types import (
 )
 from pliant.codegen.transpose import emit_turned, turned
 from pliant.errors import InternalError
+from pliant.ir.loop_walk import accesses, free_symbols, statements
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -91,7 +92,6 @@ from pliant.ir.loops import (
     Variant,
     dtype_of,
     most,
-    statements,
 )
 from pliant.ir.types import DType
 from pliant.machine.target import Target
@@ -628,7 +628,7 @@ class _Body:
         """
         rooms = [
             dim.value
-            for buf, index in uses.accesses(loop.body)
+            for buf, index in accesses(loop.body)
             if buf.role is Role.REGISTER
             for dim, at in zip(buf.shape, index, strict=True)
             if loop.var in at.symbols()
@@ -654,18 +654,18 @@ class _Body:
         own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
         return all(
             buf.role is not Role.REGISTER or buf.name in own
-            for buf, _ in uses.accesses(loop.body)
+            for buf, _ in accesses(loop.body)
         )
 
     def parallel_loop(self, loop: For, begin: Any, end: Any) -> None:
         b = self.b
         start = as_value(begin)
-        sizes = {n: v for n, v in self.dims.names.items() if n in uses.symbols(loop)}
+        free = free_symbols(loop.body) - {WORKER}
+        sizes = {n: v for n, v in self.dims.names.items() if n in free}
         scalars = {n: self.read(n) for n in uses.reads(loop.body) if self.is_named(n)}
         outer = self.memory.buffers
-        used = {b.name: b for b, _ in uses.accesses(loop.body) if b.name in outer}
-        own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
-        buffers = [buf for name, buf in used.items() if name not in own]
+        used = {buf.name: buf for buf, _ in accesses(loop.body)}
+        buffers = [used[name] for name in outer if name in used]
         passed = [v for v in sizes.values() if not isinstance(v, int)]
         handed = [self.call, start, *passed, *scalars.values()]
         handed += [outer[buf.name] for buf in buffers]

@@ -32,6 +32,7 @@ from pliant.codegen.llvm_types import (
     storage_type,
     widen,
 )
+from pliant.ir.loop_walk import operands as value_operands
 from pliant.ir.loops import (
     Accumulator,
     Alloc,
@@ -53,7 +54,6 @@ from pliant.ir.loops import (
     Store,
     Switch,
 )
-from pliant.ir.loops import operands as value_operands
 from pliant.sym import ZERO, Cond, Expr, mod
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 

@@ -2,98 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from pliant.ir.loop_walk import accesses, statements, values
 from pliant.ir.loops import (
-    WORKER,
     Accumulate,
     Accumulator,
     Binary,
     Block,
-    Buffer,
     Call,
-    Check,
-    Dispatch,
     For,
-    If,
-    Index,
-    Let,
     Load,
-    Local,
-    LoopValue,
-    Prefetch,
     Read,
     Role,
     Stmt,
     Store,
-    Switch,
     Unary,
-    operands,
-    statements,
 )
 from pliant.machine.target import Target
 from pliant.sym import Expr
 from pliant.sym.expr import Max, Min
 
 # ---- what a statement uses
-
-
-def roots(stmt: Stmt) -> tuple[LoopValue, ...]:
-    match stmt:
-        case Store(_, _, value) | Let(_, value) | Local(_, _, value):
-            return (value,)
-        case Accumulate(_, value) | If(value, _, _):
-            return (value,)
-        case Check(cond, _, value):
-            return (cond,) if value is None else (cond, value)
-        case _:
-            return ()
-
-
-def values(stmt: Stmt) -> Iterator[LoopValue]:
-    """Every value in a statement, once per object."""
-    seen: set[int] = set()
-    for inner in statements(stmt):
-        pending = list(roots(inner))
-        while pending:
-            value = pending.pop()
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
-                pending += operands(value)
-
-
-def accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for inner in statements(stmt):
-        if isinstance(inner, Store | Prefetch):
-            yield inner.buffer, inner.index
-        elif isinstance(inner, Call):
-            yield from inner.arguments
-    for value in values(stmt):
-        if isinstance(value, Load):
-            yield value.buffer, value.index
-
-
-def symbols(loop: For) -> set[str]:
-    """Names that the indices, bounds and selectors of a loop's body use."""
-    dims: list[Expr] = []
-    for inner in statements(loop.body):
-        match inner:
-            case For():
-                dims += (inner.begin, inner.end, inner.grain)
-            case Switch(selector, _):
-                dims.append(selector)
-            case Dispatch(variants):
-                guards = (guard for variant in variants for guard in variant.guards)
-                dims += (side for guard in guards for side in (guard.lhs, guard.rhs))
-            case Call(_, sizes, _):
-                dims += sizes
-            case _:
-                pass
-    for buf, index in accesses(loop.body):
-        dims += (*index, *buf.strides)
-    dims += (v.dim for v in values(loop.body) if isinstance(v, Index))
-    return {name for dim in dims for name in dim.symbols()} - {WORKER}
 
 
 def reads(stmt: Stmt) -> list[str]:

@@ -19,6 +19,7 @@ from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_dims import NO_WRAP, Lanes, as_value
 from pliant.codegen.llvm_types import I32, I64, constant
 from pliant.ir.access import linear_coefficient
+from pliant.ir.loop_walk import free_symbols
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -26,10 +27,8 @@ from pliant.ir.loops import (
     For,
     Kind,
     Load,
-    LoopValue,
     Stmt,
     Store,
-    operands,
 )
 from pliant.machine.target import Target
 from pliant.sym import ONE, Expr
@@ -78,16 +77,10 @@ def turned(loop: For, flat: Flat, target: Target) -> Turned | None:
     if not fits or value.buffer.name == store.buffer.name:
         return None
     if value.where is not None and (
-        not target.has("avx2") or _depends(value.where, loop.var)
+        not target.has("avx2") or loop.var in free_symbols(value.where)
     ):
         return None
     return Turned(loop, across, store)
-
-
-def _depends(value: LoopValue, name: str) -> bool:
-    dims = getattr(value, "index", ()) or (getattr(value, "dim", None),)
-    here = any(isinstance(d, Expr) and name in d.symbols() for d in dims)
-    return here or any(_depends(part, name) for part in operands(value))
 
 
 def exchange(b: Builder, rows: Sequence[Any]) -> list[Any]:

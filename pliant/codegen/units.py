@@ -27,7 +27,8 @@ from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
 from pliant.codegen.sources import files_hash
 from pliant.ir.identity import PerObject
-from pliant.ir.loops import Call, LoopFunc, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Call, LoopFunc
 from pliant.ir.text import print_loop
 from pliant.machine.target import Target
 

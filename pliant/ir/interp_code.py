@@ -24,6 +24,7 @@ from pliant.ir.interp_numbers import (
     identity,
     literal,
 )
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -57,7 +58,6 @@ from pliant.ir.loops import (
     Switch,
     Unary,
     dtype_of,
-    statements,
 )
 from pliant.ir.types import DType
 from pliant.sym import (

@@ -32,6 +32,9 @@ through accumulators, whose op is associative, so the code generator may run lan
 by side and combine them in a fixed order. PARALLEL: iterations are independent and
 each element is written by one iteration. UNROLL: constant bounds, written out.
 
+`loop_walk.py` walks and rewrites programs by this grammar, `spec_loops.py` says which
+are legal.
+
 Loop functions are destination-passing: every result is a buffer of role "out". They
 call no allocator: scratch is a buffer of role "work", given by the caller, whose
 leading axis is the worker.
@@ -40,7 +43,6 @@ leading axis is the worker.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.types import DType, contiguous_strides
@@ -367,32 +369,6 @@ class LoopFunc:
     body: Stmt
 
 
-def statements(stmt: Stmt) -> Iterator[Stmt]:
-    """The statement and all inside it, in execution order."""
-    pending = [stmt]
-    while pending:
-        inner = pending.pop()
-        yield inner
-        pending += reversed(_inside(inner))
-
-
-def _inside(stmt: Stmt) -> Sequence[Stmt]:
-    """The statements directly inside one."""
-    match stmt:
-        case Block(body):
-            return body
-        case For():
-            return (stmt.body,)
-        case If(_, then, otherwise):
-            return (then,) if otherwise is None else (then, otherwise)
-        case Switch(_, cases):
-            return [inner for _, inner in cases]
-        case Dispatch(variants):
-            return [variant.body for variant in variants]
-        case _:
-            return ()
-
-
 def most(end: Expr) -> int | None:
     """A constant that a loop's end plainly does not exceed."""
     if end.is_const:
@@ -402,21 +378,6 @@ def most(end: Expr) -> int | None:
             return min((arg.value for arg in args if arg.is_const), default=None)
         case _:
             return None
-
-
-def operands(value: LoopValue) -> tuple[LoopValue, ...]:
-    """The values a value is computed from."""
-    match value:
-        case Unary(_, x) | Cast(x, _):
-            return (x,)
-        case Binary(_, x, y):
-            return (x, y)
-        case Fma(x, y, z) | Dot(_, x, y, z) | Select(x, y, z):
-            return (x, y, z)
-        case Load(_, _, where) if where is not None:
-            return (where,)
-        case _:
-            return ()
 
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})

@@ -21,6 +21,7 @@ from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext, bare
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     DOT_PARTS,
     LOOP_OPS,
@@ -58,7 +59,6 @@ from pliant.ir.loops import (
     Variant,
     dtype_of,
     most,
-    statements,
 )
 from pliant.ir.ops import OPS, Trait
 from pliant.ir.text import MARK, print_loop, print_value

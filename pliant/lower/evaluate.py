@@ -16,6 +16,7 @@ from itertools import accumulate
 from pliant.errors import InternalError
 from pliant.ir.access import VIEWS, Space, pull
 from pliant.ir.graph import Op, Value
+from pliant.ir.loop_walk import operands
 from pliant.ir.loops import (
     Binary,
     Check,
@@ -31,7 +32,6 @@ from pliant.ir.loops import (
     Unary,
     as_dtype,
     dtype_of,
-    operands,
 )
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, sym
