@@ -39,8 +39,8 @@ from pliant.codegen.host_plan import (
     Size,
     Slot,
 )
-from pliant.codegen.llvm_dims import as_value
 from pliant.codegen.llvm_types import I8, I64, PTR, VOID
+from pliant.codegen.sizes import as_value
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
@@ -112,9 +112,9 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
         if binding.symbol == "d":  # in guards that is a dim of the model again
             dims.bind("d", _at(builder, target, k, I64))
     for number, guard in enumerate(plan.guards):
-        holds, by = dims.holds(guard.cond)
-        failures += [(by.overflowed, -1 - number), (by.undefined, -1 - number)]
-        failures.append((builder.not_(holds), number + 1))
+        found = dims.holds(guard.cond)
+        failures += [(found.overflowed, -1 - number), (found.undefined, -1 - number)]
+        failures.append((builder.not_(found.value), number + 1))
     builder.ret(_first(builder, failures))
 
 

@@ -37,7 +37,7 @@ from pliant.codegen import llvm_ops as ops
 from pliant.codegen import llvm_uses as uses
 from pliant.codegen.builder import Builder
 from pliant.codegen.dot import emit_dot
-from pliant.codegen.llvm_dims import NO_WRAP, Dims, LaneCheck, Lanes, Memory, as_value
+from pliant.codegen.llvm_dims import Dims, LaneCheck, Lanes, Memory
 from pliant.codegen.llvm_types import (
     I32,
     I64,
@@ -54,6 +54,7 @@ from pliant.codegen.llvm_types import (
     splat,
     storage_type,
 )
+from pliant.codegen.sizes import NO_WRAP, as_value
 from pliant.codegen.transpose import emit_turned, turned
 from pliant.errors import InternalError
 from pliant.ir.loop_walk import accesses, free_symbols, statements
@@ -319,7 +320,7 @@ class _Body:
     def let(self, name: str, value: LoopValue) -> None:
         if isinstance(value, Index) and not self.dims.varies(value.dim):
             signed = not self.dims.is_nonnegative(value.dim)
-            self.dims.bind(name, self.dims.number(value.dim), signed=signed)
+            self.dims.bind(name, self.dims.evaluate(value.dim), signed=signed)
             return
         number = self.cast(self.value(value), dtype_of(value), DType.I64)
         self.dims.bind(name, number, signed=True)
@@ -455,7 +456,7 @@ class _Body:
     # ---- loops
 
     def for_(self, loop: For) -> None:
-        begin, end = self.dims.number(loop.begin), self.dims.number(loop.end)
+        begin, end = self.dims.evaluate(loop.begin), self.dims.evaluate(loop.end)
         if isinstance(begin, int) and isinstance(end, int):
             if end <= begin:
                 return

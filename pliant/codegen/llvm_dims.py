@@ -13,7 +13,7 @@ code that LLVM hoists, and the constant comes last, where x86 addresses it for f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +23,15 @@ import llvmlite.ir as ll
 from pliant.codegen import llvm_ops as ops
 from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
-    F64,
     I64,
+    Number,
     constant,
     iota,
     lanes_of,
     splat,
     storage_type,
-    widen,
 )
+from pliant.codegen.sizes import NO_WRAP, SizeCode, as_value, emit_atom
 from pliant.ir.loop_walk import operands as value_operands
 from pliant.ir.loops import (
     Accumulator,
@@ -54,13 +54,8 @@ from pliant.ir.loops import (
     Store,
     Switch,
 )
-from pliant.sym import ZERO, Cond, Expr, mod
+from pliant.sym import ZERO, Expr
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
-
-NO_WRAP = ("nsw",)
-# Adding this to a small signed integer's bits gives the double 1.5 * 2^52 + integer.
-_MAGIC = 1.5 * 2.0**52
-_MAGIC_BITS = 0x4338000000000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +83,13 @@ class _Product:
     factors: tuple[tuple[int, Any], ...]  # (depth, value), outermost first
 
 
-class Dims:
+class Dims(SizeCode[Number]):
     """The integer names in scope of one function, and their arithmetic."""
 
+    has_room = True
+
     def __init__(self, builder: Builder) -> None:
-        self.builder = builder
+        super().__init__(builder)
         self.lanes = 1
         self.names: dict[str, Any] = {}
         self._depth: dict[str, int] = {}
@@ -158,7 +155,7 @@ class Dims:
 
     # ---- values
 
-    def number(self, expr: Expr) -> Any:
+    def evaluate(self, expr: Expr) -> Number:
         """A uniform expression: an int where all its names are, else a scalar."""
         linear = self.linear(expr)
         assert linear is not None, f"'{expr}' varies by lane"
@@ -166,24 +163,25 @@ class Dims:
 
     def scalar(self, expr: Expr) -> Any:
         """A uniform expression as an i64."""
-        return as_value(self.number(expr))
+        return as_value(self.evaluate(expr))
+
+    def plain(self, number: Number) -> Number:
+        return number
+
+    def made(
+        self,
+        value: Number,
+        parts: Sequence[Number],
+        divisor: Number | None = None,
+        least: int = 1,
+    ) -> Number:
+        return value
 
     def value(self, expr: Expr) -> Any:
         """An i64, or a vector of them where lanes differ."""
         if not self.varies(expr):
             return self.scalar(expr)
         return self.once((expr, self.lanes), lambda: self._vector(expr))
-
-    def holds(self, cond: Cond) -> Any:
-        """A condition on uniform expressions as a flag."""
-        b = self.builder
-        if cond.kind != "divides":
-            sides = self.scalar(cond.lhs), self.scalar(cond.rhs)
-            return compare(b, cond.kind, *sides)
-        rest = self.scalar(mod(cond.rhs, cond.lhs))
-        if cond.lhs.is_const:
-            return b.icmp_signed("==", rest, constant(I64, 0))
-        return is_multiple(b, self.scalar(cond.lhs), self.scalar(cond.rhs), rest)
 
     def linear(self, expr: Expr) -> Linear | None:
         """The expression as a linear function of the lane; None if it is not one."""
@@ -276,7 +274,7 @@ class Dims:
         depth = max((self._depth[name] for name in names), default=0)
         if any(_is_varying(self.names[name]) for name in names):
             return depth, None
-        return depth, self.once(atom, lambda: self._compound(atom, args))
+        return depth, self.once(atom, lambda: self.compound(atom))
 
     def _times(self, product: _Product, base: Any) -> _Product:
         if isinstance(base, int):
@@ -294,59 +292,6 @@ class Dims:
                 value = self._remember("*", value, factor)
             total = value if total is None else self._remember("+", total, value)
         return total
-
-    # ---- quotients and extrema
-
-    def _compound(self, atom: Atom, args: tuple[Expr, ...]) -> Any:
-        numbers = [self.number(arg) for arg in args]
-        if all(isinstance(number, int) for number in numbers):
-            return _fold(atom, numbers)
-        values = [as_value(number) for number in numbers]
-        match atom:
-            case FloorDiv(num, _) | Mod(num, _):
-                return self._divide(
-                    atom, values[0], values[1], self.is_nonnegative(num)
-                )
-            case CeilDiv(num, _):
-                b, (x, y) = self.builder, values
-                last = b.sub(y, constant(I64, 1), flags=NO_WRAP)
-                up = b.add(x, last, flags=NO_WRAP)
-                return self._divide(atom, up, y, self.is_nonnegative(num))
-            case _:
-                return self._extremum(atom, values)
-
-    def _extremum(self, atom: Atom, values: list[Any]) -> Any:
-        sign = "<" if isinstance(atom, Min) else ">"
-        best = values[0]
-        for value in values[1:]:
-            lanes = max(lanes_of(best), lanes_of(value))
-            best, value = (splat(self.builder, v, lanes) for v in (best, value))
-            better = self.builder.icmp_signed(sign, value, best)
-            best = self.builder.select(better, value, best)
-        return best
-
-    def _divide(self, atom: Atom, x: Any, y: Any, nonnegative: bool) -> Any:
-        """The quotient, or the remainder for a Mod, rounded down; y > 0."""
-        b, wants_rest = self.builder, isinstance(atom, Mod)
-        if isinstance(y, ll.Constant) and y.constant & (y.constant - 1) == 0:
-            if wants_rest:
-                return b.and_(x, constant(I64, y.constant - 1))
-            return b.ashr(x, constant(I64, y.constant.bit_length() - 1))
-        if not isinstance(y, ll.Constant):
-            # A size may be 0 where this value is not used; LLVM may also hoist a
-            # division that it sees cannot trap.
-            one = constant(I64, 1)
-            y = b.select(b.icmp_signed(">", y, one), y, one)
-        if nonnegative:
-            found = b.urem(x, y) if wants_rest else b.udiv(x, y)
-            # LLVM would divide again in inner loops, to count addresses from there.
-            scalar = lanes_of(found) == 1 and not isinstance(y, ll.Constant)
-            return b.opaque(found) if scalar else found
-        quotient, rest = b.sdiv(x, y), b.srem(x, y)
-        below = b.icmp_signed("<", rest, constant(I64, 0))
-        if wants_rest:
-            return b.select(below, b.add(rest, y), rest)
-        return b.add(quotient, b.sext(below, I64))
 
     # ---- vectors
 
@@ -400,65 +345,7 @@ class Dims:
         values = [self.value(arg) for arg in operands(atom)]
         if not any(isinstance(v.type, ll.VectorType) for v in values):
             return as_value(self._atom(atom)[1])
-        if isinstance(atom, Min | Max):
-            return self._extremum(atom, values)
-        x, y = values
-        if isinstance(y, ll.Constant) and y.type == I64:
-            size = y.constant
-            if size & (size - 1) == 0 and not isinstance(atom, CeilDiv):
-                if isinstance(atom, Mod):
-                    return self.builder.and_(x, constant(x.type, size - 1))
-                amount = constant(x.type, size.bit_length() - 1)
-                return self.builder.ashr(x, amount)
-        return self._divide_vectors(atom, x, y)
-
-    def _divide_vectors(self, atom: Atom, x: Any, y: Any) -> Any:
-        """Exact in doubles for |x| < 2^51; SIMD has no 64-bit integer division.
-
-        round(x / y) is the floor or one more, and the remainder tells which.
-        """
-        b, lanes = self.builder, self.lanes
-        ints, doubles = widen(I64, lanes), widen(F64, lanes)
-        magic, bits = constant(doubles, _MAGIC), constant(ints, _MAGIC_BITS)
-
-        def double(v: Any) -> Any:
-            wide = splat(b, v, lanes)
-            return b.fsub(b.bitcast(b.add(wide, bits), doubles), magic)
-
-        dividend, divisor = double(x), double(y)
-        if isinstance(atom, CeilDiv):
-            dividend = b.fneg(dividend)
-        quotient = b.fadd(b.fdiv(dividend, divisor), magic)
-        quotient = b.fsub(quotient, magic)
-        rest = b.fsub(dividend, b.fmul(quotient, divisor))
-        below = b.fcmp_ordered("<", rest, constant(doubles, 0.0))
-        if isinstance(atom, Mod):
-            result = b.select(below, b.fadd(rest, divisor), rest)
-        else:
-            one = constant(doubles, 1.0)
-            result = b.select(below, b.fsub(quotient, one), quotient)
-        if isinstance(atom, CeilDiv):
-            result = b.fneg(result)
-        return b.sub(b.bitcast(b.fadd(result, magic), ints), bits)
-
-
-def compare(builder: Any, kind: str, x: Any, y: Any) -> Any:
-    """Whether x and y are in that relation, as `Cond.holds` has it."""
-    sign = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}[kind]
-    return builder.icmp_signed(sign, x, y)
-
-
-def is_multiple(builder: Any, divisor: Any, number: Any, rest: Any) -> Any:
-    """Whether divisor divides number; `rest` is the remainder unless divisor is 0."""
-    zero = constant(I64, 0)
-    whole = builder.icmp_signed("==", rest, zero)
-    some = builder.icmp_signed("!=", divisor, zero)
-    nothing = builder.icmp_signed("==", number, zero)  # what 0 divides
-    return builder.or_(builder.and_(some, whole), nothing)
-
-
-def as_value(number: Any) -> Any:
-    return constant(I64, number) if isinstance(number, int) else number
+        return emit_atom(self.builder, atom, values, self.has_room)
 
 
 def _is_varying(bound: Any) -> bool:
@@ -471,22 +358,6 @@ def _scale(product: _Product, factor: int) -> _Product:
     if factor == 0:
         return _Product(0, 0, ())
     return _Product(product.depth, product.coefficient * factor, product.factors)
-
-
-def _fold(atom: Atom, numbers: list[int]) -> int:
-    match atom:
-        case FloorDiv():
-            return numbers[0] // max(numbers[1], 1)
-        case CeilDiv():
-            return -(-numbers[0] // max(numbers[1], 1))
-        case Mod():
-            return numbers[0] % max(numbers[1], 1)
-        case Min():
-            return min(numbers)
-        case Max():
-            return max(numbers)
-        case _:
-            raise NotImplementedError(f"atom {atom}")
 
 
 def _parts(lanes: Lanes) -> tuple[Any, int]:

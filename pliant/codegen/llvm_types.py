@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import llvmlite.ir as ll
 
 from pliant.codegen.builder import Builder
 from pliant.ir.types import DType
+
+# llvmlite has no annotations: these names say what is meant.
+LLType: TypeAlias = ll.Type
+LLValue: TypeAlias = ll.Value
+Number: TypeAlias = int | LLValue  # an integer that is known now, or an i64
 
 I1, I8, I16 = ll.IntType(1), ll.IntType(8), ll.IntType(16)
 I32, I64 = ll.IntType(32), ll.IntType(64)

@@ -16,8 +16,9 @@ from typing import Any
 import llvmlite.ir as ll
 
 from pliant.codegen.builder import Builder
-from pliant.codegen.llvm_dims import NO_WRAP, Lanes, as_value
+from pliant.codegen.llvm_dims import Lanes
 from pliant.codegen.llvm_types import I32, I64, constant
+from pliant.codegen.sizes import NO_WRAP, as_value
 from pliant.ir.access import linear_coefficient
 from pliant.ir.loop_walk import free_symbols
 from pliant.ir.loops import (

@@ -211,11 +211,14 @@ class _Compiler:
     def cond(self, cond: Cond) -> str:
         left, right = self.dim(cond.lhs), self.dim(cond.rhs)
         if cond.kind == "divides":
-            return f"{right} % {left} == 0"
+            rest = self.atom(Mod(cond.rhs, cond.lhs))
+            return f"({right} == 0 if {left} == 0 else {rest} == 0)"
         return f"{left} {_COND_SIGNS[cond.kind]} {right}"
 
     def atom(self, atom: Atom) -> str:
         inner = [self.dim(arg) for arg in operands(atom)]
+        if isinstance(atom, FloorDiv | CeilDiv | Mod) and not _is_positive(atom.den):
+            inner[1] = f"max({inner[1]}, 1)"  # a denominator below 1 counts as 1
         match atom:
             case Symbol(name):
                 if name not in self.symbols:
@@ -503,6 +506,10 @@ class _Compiler:
             passed.append(f"m{place.number}.at(({distance}) * {size})")
         sizes = _tuple([self.dim(size) for size in call.sizes])
         self.emit(f"cx.call({call.function!r}, {sizes}, {_tuple(passed)})")
+
+
+def _is_positive(dim: Expr) -> bool:
+    return dim.is_const and dim.value >= 1
 
 
 def _tuple(texts: Sequence[str]) -> str:
