@@ -1,11 +1,7 @@
-"""Dimension expressions as i64 arithmetic, and the memory they address.
+"""Dimension expressions as i64 arithmetic in kernels.
 
 A name is bound to an int (an unrolled variable), a scalar, a `Lanes` (the variable of
 the vector loop being generated) or a vector (an integer bound by Let inside one).
-
-An address is a polynomial too, and how it depends on the lane decides how memory is
-accessed: not at all -> one scalar load; one element per lane -> a vector load or store;
-any other way -> a gather or scatter.
 
 Sums are added up outermost names first, so what an inner loop repeats is loop-invariant
 code that LLVM hoists, and the constant comes last, where x86 addresses it for free.
@@ -20,7 +16,6 @@ from typing import Any
 
 import llvmlite.ir as ll
 
-from pliant.codegen import llvm_ops as ops
 from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
     I64,
@@ -29,32 +24,9 @@ from pliant.codegen.llvm_types import (
     iota,
     lanes_of,
     splat,
-    storage_type,
 )
 from pliant.codegen.sizes import NO_WRAP, SizeCode, as_value, emit_atom
-from pliant.ir.loop_walk import operands as value_operands
-from pliant.ir.loops import (
-    Accumulator,
-    Alloc,
-    Block,
-    Buffer,
-    Call,
-    Dispatch,
-    For,
-    If,
-    Index,
-    Kind,
-    Let,
-    Load,
-    Local,
-    LoopValue,
-    Read,
-    Role,
-    Stmt,
-    Store,
-    Switch,
-)
-from pliant.sym import ZERO, Expr
+from pliant.sym import Expr
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 
 
@@ -365,199 +337,3 @@ def _parts(lanes: Lanes) -> tuple[Any, int]:
     if isinstance(lanes.base, int):
         return None, lanes.base + lanes.offset
     return lanes.base, lanes.offset
-
-
-class Memory:
-    """The buffers in scope of one function, and access to them."""
-
-    def __init__(self, dims: Dims) -> None:
-        self.dims, self.builder = dims, dims.builder
-        self.buffers: dict[str, Any] = {}  # name -> address of element 0
-        self.in_place = False  # whether an input may be written, under another name
-        self._flat: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], Expr] = {}
-
-    def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
-        """The element's number in the buffer."""
-        key = (buf.strides, index)
-        if key not in self._flat:
-            pairs = zip(index, buf.strides, strict=True)
-            self._flat[key] = sum((i * step for i, step in pairs), ZERO)
-        return self._flat[key]
-
-    def address(self, buf: Buffer, index: tuple[Expr, ...]) -> Any:
-        """Where an element is that is the same for all lanes."""
-        return self._pointer(buf, self._uniform(self.flat(buf, index)))
-
-    def near(self, buf: Buffer, index: tuple[Expr, ...]) -> Any:
-        """The address of lane 0's element, or None if it is not found by adding."""
-        at = self.dims.linear(self.flat(buf, index))
-        return None if at is None else self._pointer(buf, at)
-
-    def load(self, buf: Buffer, index: tuple[Expr, ...], where: Any, mask: Any) -> Any:
-        """An element, or one per lane; zero, and not read, where a flag is false."""
-        b, expr = self.builder, self.flat(buf, index)
-        if not self.dims.varies(expr):
-            if where is not None and lanes_of(where) > 1:
-                where = self._both(mask, where)
-            loaded = self._load_uniform(buf, self._uniform(expr), where)
-        else:
-            loaded = self._load_varying(buf, expr, self._both(mask, where))
-        return ops.from_storage(b, loaded, buf.dtype)
-
-    def store(
-        self, buf: Buffer, index: tuple[Expr, ...], value: Any, mask: Any
-    ) -> None:
-        """Writes the lanes of the mask; None stands for all of them."""
-        b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
-        stored = ops.to_storage(b, value, buf.dtype)
-        if self.dims.lanes == 1:
-            b.store(stored, self._pointer(buf, self._uniform(expr)), align=align)
-            return
-        stored = splat(b, stored, self.dims.lanes)
-        at = self.dims.linear(expr)
-        if at is None or at.stride != 1:
-            ops.scatter(b, stored, self._addresses(buf, expr), align, mask)
-            return
-        pointer = self._pointer(buf, at)
-        if mask is not None and _is_register(buf, at):
-            # A masked store would keep the buffer out of registers.
-            kept = b.load(pointer, align=align, typ=stored.type)
-            stored, mask = b.select(mask, stored, kept), None
-        ops.store_lanes(b, stored, pointer, align, mask)
-
-    def _is_constant(self, buf: Buffer) -> bool:
-        """Whether a function that reads the buffer leaves it as it is."""
-        return buf.role is Role.IN and not self.in_place
-
-    def _uniform(self, expr: Expr) -> Linear:
-        found = self.dims.linear(expr)
-        assert found is not None, f"'{expr}' varies by lane"
-        return found
-
-    def _pointer(self, buf: Buffer, at: Linear) -> Any:
-        """Where lane 0 is."""
-        pointer, element = self.buffers[buf.name], storage_type(buf.dtype)
-        if at.dynamic is not None:
-            base, moving = pointer, at.dynamic
-            pointer, _ = self.dims.once(
-                ("pointer", buf.name, id(moving)),
-                lambda: (
-                    self.builder.gep(base, [moving], source_etype=element),
-                    moving,
-                ),
-            )
-        if at.offset:
-            offset = constant(I64, at.offset)
-            pointer = self.builder.gep(pointer, [offset], source_etype=element)
-        return pointer
-
-    def _addresses(self, buf: Buffer, expr: Expr) -> Any:
-        """One address per lane."""
-        at, element = self.dims.linear(expr), storage_type(buf.dtype)
-        if at is None:
-            base, offsets = self.buffers[buf.name], self.dims.value(expr)
-        else:
-            base, offsets = self._pointer(buf, at), self.dims.steps(at.stride)
-        return ops.pointers(self.builder, base, element, offsets)
-
-    def _both(self, mask: Any, other: Any) -> Any:
-        """The lanes in both masks; None stands for all lanes."""
-        if other is None:
-            return mask
-        other = splat(self.builder, other, self.dims.lanes)
-        return other if mask is None else self.builder.and_(mask, other)
-
-    def _load_uniform(self, buf: Buffer, at: Linear, where: Any) -> Any:
-        b, typ, align = self.builder, storage_type(buf.dtype), buf.dtype.bytes
-        if where is None:
-            pointer = self._pointer(buf, at)
-            return b.load(
-                pointer, align=align, typ=typ, constant=self._is_constant(buf)
-            )
-        wanted = ops.any_lane(b, where)
-        before = b.block
-        with b.if_then(wanted):
-            with self.dims.scope():
-                found = b.load(self._pointer(buf, at), align=align, typ=typ)
-            after = b.block
-        loaded = b.phi(typ)
-        loaded.add_incoming(ll.Constant(typ, None), before)
-        loaded.add_incoming(found, after)
-        if lanes_of(where) == 1:
-            return loaded
-        wide = splat(b, loaded, lanes_of(where))
-        return b.select(where, wide, ll.Constant(wide.type, None))
-
-    def _load_varying(self, buf: Buffer, expr: Expr, mask: Any) -> Any:
-        b, lanes, align = self.builder, self.dims.lanes, buf.dtype.bytes
-        typ = storage_type(buf.dtype, lanes)
-        at = self.dims.linear(expr)
-        if at is not None and at.stride == 1:
-            if _is_register(buf, at):
-                loaded = b.load(self._pointer(buf, at), align=align, typ=typ)
-                zero = ll.Constant(typ, None)
-                return loaded if mask is None else b.select(mask, loaded, zero)
-            pointer, constant = self._pointer(buf, at), self._is_constant(buf)
-            if mask is None:
-                return b.load(pointer, align=align, typ=typ, constant=constant)
-            return ops.load_lanes(b, pointer, typ, align, mask)
-        if at is not None and at.stride == -1 and mask is None:
-            last = Linear(at.dynamic, at.offset - lanes + 1, 1)
-            backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
-            return ops.reverse_lanes(b, backwards)
-        return ops.gather(b, self._addresses(buf, expr), typ, align, mask)
-
-
-def _is_register(buf: Buffer, at: Linear) -> bool:
-    return buf.role is Role.REGISTER and at.dynamic is None
-
-
-@dataclass(slots=True)
-class LaneCheck:
-    """Whether the iterations of a VECTOR loop can run side by side."""
-
-    flat: Callable[[Buffer, tuple[Expr, ...]], Expr]
-    varying: set[str]  # names whose value differs by lane
-
-    def differs(self, expr: Expr) -> bool:
-        return not self.varying.isdisjoint(expr.symbols())
-
-    def value_differs(self, value: LoopValue) -> bool:
-        match value:
-            case Index(dim):
-                return self.differs(dim)
-            case Load(_, index, _) if any(map(self.differs, index)):
-                return True
-            case Read(name, _):
-                return name in self.varying
-            case _:
-                return any(map(self.value_differs, value_operands(value)))
-
-    def allows(self, stmt: Stmt) -> bool:
-        match stmt:
-            case Block(body):
-                return all(map(self.allows, body))
-            case For():
-                alike = not (self.differs(stmt.begin) or self.differs(stmt.end))
-                nested = stmt.kind in (Kind.VECTOR, Kind.PARALLEL)
-                return alike and not nested and self.allows(stmt.body)
-            case Store(buf, index, _):
-                return self.differs(self.flat(buf, index))
-            case Let(name, value) | Local(name, _, value):
-                if self.value_differs(value):
-                    self.varying.add(name)
-                return True
-            case Accumulator(name, _, _):
-                self.varying.add(name)
-                return True
-            case If(_, then, otherwise):
-                return self.allows(then) and (
-                    otherwise is None or self.allows(otherwise)
-                )
-            case Switch(selector, cases):
-                inside = all(self.allows(body) for _, body in cases)
-                return inside and not self.differs(selector)
-            case Alloc() | Call() | Dispatch():
-                return False
-            case _:
-                return True

@@ -37,7 +37,8 @@ _DIGITS = 20  # of the key, in a symbol
 # What decides how a loop function becomes LLVM IR, and that machine code.
 _GENERATOR = (
     *("pliant.codegen", "pliant.backend", "pliant.sym"),
-    *("pliant.ir.loops", "pliant.ir.types", "pliant.machine.target"),
+    *("pliant.ir.loops", "pliant.ir.loop_walk", "pliant.ir.loop_lanes"),
+    *("pliant.ir.types", "pliant.machine.target"),
 )
 # Read when they are imported: files that change later are not what runs here.
 _FILES = files_hash(_GENERATOR)

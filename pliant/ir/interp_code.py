@@ -51,6 +51,7 @@ from pliant.ir.loops import (
     LoopValue,
     Prefetch,
     Read,
+    Rest,
     Role,
     Select,
     Stmt,
@@ -455,6 +456,7 @@ class _Compiler:
         var = self.name("i")
         span = f"range({self.dim(loop.begin)}, {self.dim(loop.end)}, {loop.step})"
         kept = dict(self.symbols)
+        self.planned(loop, span)
         self.symbols[loop.var] = var
         if loop.kind is Kind.PARALLEL:
             self.emit(f"cx.begin({self.func.name!r})")
@@ -468,6 +470,20 @@ class _Compiler:
         if loop.kind is Kind.PARALLEL:
             self.emit("cx.iteration = None; worker = 0")
         self.symbols = kept
+
+    def planned(self, loop: For, span: str) -> None:
+        """A check that there are no more iterations than a loop is written out for."""
+        vectors = loop.vectors
+        if vectors is None or loop.kind is not Kind.VECTOR:
+            return
+        wrong = ""
+        if vectors.most is not None:
+            wrong = f"len({span}) > {vectors.most}"
+        elif vectors.rest is Rest.WHOLE:
+            wrong = f"len({span}) % {vectors.together}"
+        if wrong:
+            self.emit(f"if {wrong}:")
+            self.emit(f"    cx.unplanned({self.func.name!r}, {loop.var!r}, {span})")
 
     def registers(self, buffer: Buffer) -> None:
         shape = [dim.value for dim in buffer.shape]

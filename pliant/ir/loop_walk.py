@@ -20,6 +20,8 @@ from dataclasses import fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pliant.ir.loops import (
+    Accumulate,
+    Accumulator,
     Block,
     Buffer,
     Call,
@@ -28,6 +30,7 @@ from pliant.ir.loops import (
     Load,
     LoopValue,
     Prefetch,
+    Read,
     Stmt,
     Store,
     Variant,
@@ -223,6 +226,24 @@ def _find_free(
         _find_free(child, bound, found, seen)
         if isinstance(node, Block) and isinstance(child, Let):
             bound = bound | {child.name}
+
+
+# ---- names of scalars
+
+
+def accumulated(stmt: Stmt) -> set[str]:
+    """The accumulators that a statement adds to."""
+    return {s.name for s in statements(stmt) if isinstance(s, Accumulate)}
+
+
+def declared(stmt: Stmt) -> set[str]:
+    """The accumulators that begin in a statement."""
+    return {s.name for s in statements(stmt) if isinstance(s, Accumulator)}
+
+
+def reads(stmt: Stmt) -> list[str]:
+    """The scalars that a statement reads, in order of their names."""
+    return sorted({v.name for v in values(stmt) if isinstance(v, Read)})
 
 
 # ---- rewriting

@@ -7,8 +7,9 @@
     call_loop(%x, %w.packed, %y, %work) {callee = "matmul_0", sizes = [batch, seq]}
 
 The result is destination-passing: `alloc`, `view`, `call_loop` and the constants, in
-order of execution. Identical loop functions are kept once. Weights that a kernel wants
-in another layout are repacked here, and held in that layout only.
+order of execution. Identical loop functions are kept once, and say how their loops run
+on the target (`vectorize.py`). Weights that a kernel wants in another layout are
+repacked here, and held in that layout only.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from pliant.lower.step import (
     Temporary,
 )
 from pliant.lower.to_loops import Lowering, lower_group
+from pliant.lower.vectorize import vectorize
 from pliant.machine import pages
 from pliant.sym import Expr, Facts, as_expr, sym
 
@@ -228,9 +230,10 @@ def lower(
         graph.sizes,
         graph.constraints,
     )
+    loops = {name: vectorize(func, cx.target) for name, func in state.loops.items()}
     return Module(
         {**module.graphs, "main": lowered},
-        state.loops,
+        loops,
         module.libraries,
         state.constants,
     )

@@ -47,11 +47,13 @@ from pliant.ir.loops import (
     LoopValue,
     Prefetch,
     Read,
+    Rest,
     Role,
     Stmt,
     Store,
     Switch,
     Variant,
+    Vectors,
     buffer,
 )
 from pliant.ir.types import DType
@@ -122,6 +124,8 @@ class Maker:
             return self.node(hint, level)
         if hint in (DType, Kind):
             return next(iter(hint))
+        if hint is Vectors:
+            return Vectors(4, Rest.MASKED)
         self.number += 1
         plain: dict[Any, Callable[[], Any]] = {
             int: lambda: self.number,
