@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import llvmlite.ir as ll
 
-from pliant.codegen import llvm_ops as ops
 from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_dims import Dims
 from pliant.codegen.llvm_memory import Memory
+from pliant.codegen.llvm_reductions import Reduction
 from pliant.codegen.llvm_types import I64, PTR, LLType, LLValue, constant
 from pliant.codegen.sizes import NO_WRAP
 from pliant.ir.loops import Stmt
@@ -44,7 +44,7 @@ class Frame(ABC):
         self.dims = Dims(self.b)
         self.memory = Memory(self.dims)
         self.locals: dict[str, LLValue] = {}
-        self.accumulators: dict[str, ops.Reduction] = {}
+        self.accumulators: dict[str, Reduction] = {}
         self.mask: LLValue | None = None  # lanes that run, None: all of them
         self.copy = 0  # which copy of an unrolled vector loop's body this is
         self._values: dict[int, LLValue] = {}

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import I1, I64, LLValue, Number, constant
@@ -41,10 +40,10 @@ class CheckedDims(SizeCode[Checked]):
 
     def __init__(self, builder: Builder) -> None:
         super().__init__(builder)
-        self._names: dict[str, Any] = {}
+        self._names: dict[str, Number] = {}
         self._known: dict[Expr | Atom, Checked] = {}
 
-    def bind(self, name: str, value: Any) -> None:
+    def bind(self, name: str, value: Number) -> None:
         if name in self._names:  # what was computed for its old meaning is void
             self._known.clear()
         self._names[name] = value
@@ -112,7 +111,7 @@ class CheckedDims(SizeCode[Checked]):
         value, flag = self.builder.checked(name, as_value(x.value), as_value(y.value))
         return self._flags(value, x, y, Checked(None, flag))
 
-    def _flags(self, value: Any, *parts: Checked) -> Checked:
+    def _flags(self, value: Number | None, *parts: Checked) -> Checked:
         """A value that is as good as all its parts."""
         return Checked(
             value,
@@ -120,7 +119,7 @@ class CheckedDims(SizeCode[Checked]):
             self._any([part.undefined for part in parts]),
         )
 
-    def _any(self, flags: list[Any]) -> Any:
+    def _any(self, flags: list[LLValue | None]) -> LLValue | None:
         some = list(dict.fromkeys(flag for flag in flags if flag is not None))
         return reduce(self.builder.or_, some) if some else None
 

@@ -21,10 +21,11 @@ from collections.abc import Iterable, Mapping
 
 import llvmlite.ir as ll
 
-from pliant.codegen import llvm_ops as ops
 from pliant.codegen.frame import Unit
+from pliant.codegen.llvm_lanes import prefetch
 from pliant.codegen.llvm_loops import Loops
 from pliant.codegen.llvm_memory import has_in_place, mark_aliasing
+from pliant.codegen.llvm_reductions import TOGETHER, Reduction, totals
 from pliant.codegen.llvm_types import I64, PTR, VOID, storage_type
 from pliant.errors import InternalError
 from pliant.ir.loop_walk import accumulated
@@ -132,7 +133,7 @@ class _Body(Loops):
             case Local(name, _, value):
                 self.locals[name] = self.value(value)
             case Accumulator(name, dtype, op):
-                self.accumulators[name] = ops.Reduction(
+                self.accumulators[name] = Reduction(
                     self.b, op, dtype, self.dims.lanes, self.alloca, self.target
                 )
             case Accumulate(name, value):
@@ -153,7 +154,7 @@ class _Body(Loops):
             case Prefetch(buf, index):
                 address = self.memory.near(buf, index)
                 if address is not None:
-                    ops.prefetch(self.b, address)
+                    prefetch(self.b, address)
             case Call():
                 self.call_function(stmt)
             case _:
@@ -171,10 +172,10 @@ class _Body(Loops):
             for number, stmt in enumerate(body):
                 self.stmt(stmt)
                 ended = [n for n in named if last.get(n) == number]
-                for first in range(0, len(ended), ops.TOGETHER):
-                    names = ended[first : first + ops.TOGETHER]
+                for first in range(0, len(ended), TOGETHER):
+                    names = ended[first : first + TOGETHER]
                     sums = [self.accumulators[name] for name in names]
-                    for each, total in zip(sums, ops.totals(self.b, sums), strict=True):
+                    for each, total in zip(sums, totals(self.b, sums), strict=True):
                         each.final = total
 
     def let(self, name: str, value: LoopValue) -> None:

@@ -11,7 +11,7 @@ from functools import reduce
 
 import llvmlite.ir as ll
 
-from pliant.codegen import llvm_ops as ops
+from pliant.codegen.llvm_lanes import any_lane, first_lane
 from pliant.codegen.llvm_types import (
     I64,
     PTR,
@@ -55,7 +55,7 @@ class Control(Values):
                 self.mask = mask
                 self.stmt(stmt)
             return
-        with self.when(ops.any_lane(self.b, mask)):
+        with self.when(any_lane(self.b, mask)):
             self.mask = mask
             self.stmt(stmt)
 
@@ -123,14 +123,14 @@ class Control(Values):
         failed = b.not_(cond)
         if self.mask is not None:
             failed = b.and_(splat(b, failed, self.dims.lanes), self.mask)
-        with b.if_then(ops.any_lane(b, failed), likely=False):
+        with b.if_then(any_lane(b, failed), likely=False):
             status = b.gep(self.call, [constant(I64, STATUS_FIELD)], source_etype=I64)
             none, ours = constant(I64, 0), constant(I64, number)
             before = b.cmpxchg(status, none, ours, "monotonic", "monotonic")
             if value is not None:
                 place = [constant(I64, VALUE_FIELD)]
                 with b.if_then(b.extract_value(before, 1)):
-                    told = ops.first_lane(b, value, failed)
+                    told = first_lane(b, value, failed)
                     b.store(told, b.gep(self.call, place, source_etype=I64))
 
     def call_function(self, stmt: Call) -> None:

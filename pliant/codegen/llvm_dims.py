@@ -9,16 +9,17 @@ code that LLVM hoists, and the constant comes last, where x86 addresses it for f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import llvmlite.ir as ll
 
 from pliant.codegen.builder import Builder
 from pliant.codegen.llvm_types import (
     I64,
+    LLValue,
     Number,
     constant,
     iota,
@@ -29,30 +30,35 @@ from pliant.codegen.sizes import NO_WRAP, SizeCode, as_value, emit_atom
 from pliant.sym import Expr
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """The variable of a vector loop: base + offset + step * lane."""
 
-    base: Any  # int or scalar value
+    base: Number
     step: int
     offset: int = 0
+
+
+Bound: TypeAlias = Number | Lanes  # what a name stands for
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """dynamic + offset + stride * lane; `dynamic` is None for 0."""
 
-    dynamic: Any
+    dynamic: LLValue | None
     offset: int
-    stride: Any  # int or scalar value
+    stride: Number
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
     depth: int
     coefficient: int
-    factors: tuple[tuple[int, Any], ...]  # (depth, value), outermost first
+    factors: tuple[tuple[int, LLValue], ...]  # (depth, value), outermost first
 
 
 class Dims(SizeCode[Number]):
@@ -63,14 +69,14 @@ class Dims(SizeCode[Number]):
     def __init__(self, builder: Builder) -> None:
         super().__init__(builder)
         self.lanes = 1
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, Bound] = {}
         self._depth: dict[str, int] = {}
         self._signed: set[str] = set()
-        self._cache: list[dict[Any, Any]] = [{}]
+        self._cache: list[dict[Hashable, Any]] = [{}]
 
     # ---- scope
 
-    def bind(self, name: str, value: Any, *, signed: bool = False) -> None:
+    def bind(self, name: str, value: Bound, *, signed: bool = False) -> None:
         """Binds a name; `signed` if it may be negative."""
         if name in self.names:
             # A name that is reused must not find what was computed for its old meaning.
@@ -133,7 +139,7 @@ class Dims(SizeCode[Number]):
         assert linear is not None, f"'{expr}' varies by lane"
         return self._close(linear)
 
-    def scalar(self, expr: Expr) -> Any:
+    def scalar(self, expr: Expr) -> LLValue:
         """A uniform expression as an i64."""
         return as_value(self.evaluate(expr))
 
@@ -149,7 +155,7 @@ class Dims(SizeCode[Number]):
     ) -> Number:
         return value
 
-    def value(self, expr: Expr) -> Any:
+    def value(self, expr: Expr) -> LLValue:
         """An i64, or a vector of them where lanes differ."""
         if not self.varies(expr):
             return self.scalar(expr)
@@ -187,26 +193,27 @@ class Dims(SizeCode[Number]):
         stride = self._close(Linear(self._sum(strides), stride_offset, 0))
         return Linear(dynamic, offset, stride)
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` emits, emitted at most once for a key in this scope."""
-        if (found := self._find(key)) is None:
+        found: T | None = self._find(key)
+        if found is None:
             found = self._cache[-1][key] = make()
         return found
 
     # ---- polynomials
 
-    def _find(self, key: Any) -> Any:
+    def _find(self, key: Hashable) -> LLValue:
         for level in reversed(self._cache):
             if (found := level.get(key)) is not None:
                 return found
         return None
 
-    def _close(self, linear: Linear) -> Any:
+    def _close(self, linear: Linear) -> Number:
         if linear.dynamic is None or linear.offset == 0:
             return linear.offset if linear.dynamic is None else linear.dynamic
         return self._remember("+", linear.dynamic, constant(I64, linear.offset))
 
-    def _remember(self, sign: str, x: Any, y: Any) -> Any:
+    def _remember(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
         """x + y or x * y, computed once per scope."""
         right = y.constant if isinstance(y, ll.Constant) else id(y)
         key = (sign, id(x), right)
@@ -218,7 +225,7 @@ class Dims(SizeCode[Number]):
         self, coefficient: int, mono: tuple[tuple[Atom, int], ...]
     ) -> tuple[_Product, Lanes | None] | None:
         lanes: Lanes | None = None
-        factors: list[tuple[int, Any]] = []
+        factors: list[tuple[int, LLValue]] = []
         for atom, power in mono:
             depth, bound = self._atom(atom)
             if isinstance(bound, int):
@@ -237,7 +244,7 @@ class Dims(SizeCode[Number]):
         depth = factors[-1][0] if factors else 0
         return _Product(depth, coefficient, tuple(factors)), lanes
 
-    def _atom(self, atom: Atom) -> tuple[int, Any]:
+    def _atom(self, atom: Atom) -> tuple[int, LLValue]:
         """Depth and value; the value is None for a compound atom that varies."""
         if isinstance(atom, Symbol):
             return self._depth[atom.name], self.names[atom.name]
@@ -248,13 +255,13 @@ class Dims(SizeCode[Number]):
             return depth, None
         return depth, self.once(atom, lambda: self.compound(atom))
 
-    def _times(self, product: _Product, base: Any) -> _Product:
+    def _times(self, product: _Product, base: Number) -> _Product:
         if isinstance(base, int):
             return _scale(product, base)
         factors = (*product.factors, (len(self._cache), base))
         return _Product(len(self._cache), product.coefficient, factors)
 
-    def _sum(self, products: list[_Product]) -> Any:
+    def _sum(self, products: list[_Product]) -> LLValue:
         total = None
         for product in sorted(products, key=lambda p: p.depth):
             value = product.factors[0][1]
@@ -267,15 +274,15 @@ class Dims(SizeCode[Number]):
 
     # ---- vectors
 
-    def _vector(self, expr: Expr) -> Any:
+    def _vector(self, expr: Expr) -> LLValue:
         b = self.builder
         linear = self.linear(expr)
         if linear is not None:
             base = self._close(Linear(linear.dynamic, linear.offset, 0))
             return self._spread(as_value(base), linear.stride)
-        total: Any = None
+        total: LLValue = None
         for coefficient, mono in expr.terms:
-            value: Any = constant(I64, coefficient)
+            value: LLValue = constant(I64, coefficient)
             for atom, power in mono:
                 factor = self._vector_atom(atom)
                 for _ in range(power):
@@ -288,26 +295,26 @@ class Dims(SizeCode[Number]):
                 total = b.add(*sides, flags=NO_WRAP)
         return splat(b, total, self.lanes)
 
-    def _mul(self, x: Any, y: Any) -> Any:
+    def _mul(self, x: LLValue, y: LLValue) -> LLValue:
         if isinstance(x, ll.Constant) and x.type == I64 and x.constant == 1:
             return y
         lanes = max(lanes_of(x), lanes_of(y))
         b = self.builder
         return b.mul(splat(b, x, lanes), splat(b, y, lanes), flags=NO_WRAP)
 
-    def _spread(self, base: Any, stride: Any) -> Any:
+    def _spread(self, base: LLValue, stride: Number) -> LLValue:
         """base + stride * lane"""
         b = self.builder
         return b.add(splat(b, base, self.lanes), self.steps(stride), flags=NO_WRAP)
 
-    def steps(self, stride: Any) -> Any:
+    def steps(self, stride: Number) -> LLValue:
         """stride * lane"""
         lane, b = iota(I64, self.lanes), self.builder
         if isinstance(stride, int):
             return iota(I64, self.lanes, stride)
         return b.mul(splat(b, stride, self.lanes), lane, flags=NO_WRAP)
 
-    def _vector_atom(self, atom: Atom) -> Any:
+    def _vector_atom(self, atom: Atom) -> LLValue:
         if isinstance(atom, Symbol):
             bound = self.names[atom.name]
             if isinstance(bound, Lanes):
@@ -320,7 +327,7 @@ class Dims(SizeCode[Number]):
         return emit_atom(self.builder, atom, values, self.has_room)
 
 
-def _is_varying(bound: Any) -> bool:
+def _is_varying(bound: Bound) -> bool:
     if isinstance(bound, int):
         return False
     return isinstance(bound, Lanes) or isinstance(bound.type, ll.VectorType)
@@ -332,7 +339,7 @@ def _scale(product: _Product, factor: int) -> _Product:
     return _Product(product.depth, product.coefficient * factor, product.factors)
 
 
-def _parts(lanes: Lanes) -> tuple[Any, int]:
+def _parts(lanes: Lanes) -> tuple[LLValue | None, int]:
     """The dynamic and the constant part of a vector variable's first lane."""
     if isinstance(lanes.base, int):
         return None, lanes.base + lanes.offset

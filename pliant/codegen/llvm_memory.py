@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import llvmlite.ir as ll
 
-from pliant.codegen import llvm_ops as ops
+from pliant.codegen import llvm_lanes as lane_ops
 from pliant.codegen.llvm_dims import Dims, Linear
 from pliant.codegen.llvm_types import (
     I64,
@@ -81,28 +81,28 @@ class Memory:
             loaded = self._load_uniform(buf, self._uniform(expr), where)
         else:
             loaded = self._load_varying(buf, expr, self._both(mask, where))
-        return ops.from_storage(b, loaded, buf.dtype)
+        return lane_ops.from_storage(b, loaded, buf.dtype)
 
     def store(
         self, buf: Buffer, index: tuple[Expr, ...], value: LLValue, mask: LLValue | None
     ) -> None:
         """Writes the lanes of the mask; None stands for all of them."""
         b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
-        stored = ops.to_storage(b, value, buf.dtype)
+        stored = lane_ops.to_storage(b, value, buf.dtype)
         if self.dims.lanes == 1:
             b.store(stored, self._pointer(buf, self._uniform(expr)), align=align)
             return
         stored = splat(b, stored, self.dims.lanes)
         at = self.dims.linear(expr)
         if at is None or at.stride != 1:
-            ops.scatter(b, stored, self._addresses(buf, expr), align, mask)
+            lane_ops.scatter(b, stored, self._addresses(buf, expr), align, mask)
             return
         pointer = self._pointer(buf, at)
         if mask is not None and _is_register(buf, at):
             # A masked store would keep the buffer out of registers.
             kept = b.load(pointer, align=align, typ=stored.type)
             stored, mask = b.select(mask, stored, kept), None
-        ops.store_lanes(b, stored, pointer, align, mask)
+        lane_ops.store_lanes(b, stored, pointer, align, mask)
 
     def _is_constant(self, buf: Buffer) -> bool:
         """Whether a function that reads the buffer leaves it as it is."""
@@ -137,7 +137,7 @@ class Memory:
             base, offsets = self.buffers[buf.name], self.dims.value(expr)
         else:
             base, offsets = self._pointer(buf, at), self.dims.steps(at.stride)
-        return ops.pointers(self.builder, base, element, offsets)
+        return lane_ops.pointers(self.builder, base, element, offsets)
 
     def _both(self, mask: LLValue | None, other: LLValue | None) -> LLValue:
         """The lanes in both masks; None stands for all lanes."""
@@ -153,7 +153,7 @@ class Memory:
             return b.load(
                 pointer, align=align, typ=typ, constant=self._is_constant(buf)
             )
-        wanted = ops.any_lane(b, where)
+        wanted = lane_ops.any_lane(b, where)
         before = b.block
         with b.if_then(wanted):
             with self.dims.scope():
@@ -179,12 +179,12 @@ class Memory:
             pointer, constant = self._pointer(buf, at), self._is_constant(buf)
             if mask is None:
                 return b.load(pointer, align=align, typ=typ, constant=constant)
-            return ops.load_lanes(b, pointer, typ, align, mask)
+            return lane_ops.load_lanes(b, pointer, typ, align, mask)
         if at is not None and at.stride == -1 and mask is None:
             last = Linear(at.dynamic, at.offset - lanes + 1, 1)
             backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
-            return ops.reverse_lanes(b, backwards)
-        return ops.gather(b, self._addresses(buf, expr), typ, align, mask)
+            return lane_ops.reverse_lanes(b, backwards)
+        return lane_ops.gather(b, self._addresses(buf, expr), typ, align, mask)
 
 
 def _is_register(buf: Buffer, at: Linear) -> bool:

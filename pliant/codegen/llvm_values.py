@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pliant.codegen import llvm_ops as ops
 from pliant.codegen.dot import emit_dot
 from pliant.codegen.frame import Frame
+from pliant.codegen.llvm_casts import emit_cast
+from pliant.codegen.llvm_ops import emit_binary, emit_fma, emit_unary
 from pliant.codegen.llvm_types import LLValue, dtype_constant, lanes_of, splat
 from pliant.errors import InternalError
 from pliant.ir.loops import (
@@ -47,13 +48,13 @@ class Values(Frame):
             case Read(name, _):
                 return self.read(name)
             case Unary(op, x):
-                return ops.emit_unary(b, op, self.value(x), dtype_of(x), target)
+                return emit_unary(b, op, self.value(x), dtype_of(x), target)
             case Binary(op, x, y):
                 left, right = self.level(x, y)
-                return ops.emit_binary(b, op, left, right, dtype_of(x), target)
+                return emit_binary(b, op, left, right, dtype_of(x), target)
             case Fma(x, y, z):
                 first, second, third = self.level(x, y, z)
-                return ops.emit_fma(b, first, second, third, dtype_of(x), target)
+                return emit_fma(b, first, second, third, dtype_of(x), target)
             case Dot(parts, x, y, z):
                 first, second, third = self.level(x, y, z)
                 return emit_dot(b, parts, first, second, third, target)
@@ -75,7 +76,7 @@ class Values(Frame):
         return [splat(self.b, value, lanes) for value in emitted]
 
     def cast(self, value: LLValue, source: DType, to: DType) -> LLValue:
-        return ops.emit_cast(self.b, value, source, to, self.target)
+        return emit_cast(self.b, value, source, to, self.target)
 
     def read(self, name: str) -> LLValue:
         """A local, or an accumulator's result."""
