@@ -230,7 +230,9 @@ def lower(
         graph.sizes,
         graph.constraints,
     )
-    loops = {name: vectorize(func, cx.target) for name, func in state.loops.items()}
+    loops = state.loops
+    if cx.options.vectors:
+        loops = {name: vectorize(func, cx.target) for name, func in loops.items()}
     return Module(
         {**module.graphs, "main": lowered},
         loops,
