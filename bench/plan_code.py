@@ -36,6 +36,7 @@ from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Address, Around, Cuts, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import choice_of, function_of, plan_of
+from pliant.lower.vectorize import vectorized
 from pliant.machine.target import host
 from pliant.runtime import binding
 from pliant.sym import Expr, as_expr, sym
@@ -71,7 +72,7 @@ class Native:
 
 def native(func: LoopFunc, helpers: Sequence[LoopFunc]) -> Native:
     module = ll.Module(func.name)
-    emit_loop_functions(module, [*helpers, func], host())
+    emit_loop_functions(module, vectorized([*helpers, func], host()), host())
     kinds = ["ptr", *("i64" for _ in func.sizes), *("ptr" for _ in func.buffers)]
     loads = "\n".join(
         f"  %at{i} = getelementptr i64, ptr %argument, i64 {i}\n"

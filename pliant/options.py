@@ -27,6 +27,7 @@ class Options:
     packing: bool = True  # weights of products are held in the order they are read in
     patching: bool = True  # rows cut into even tiles; off: whole ones, then the rest
     strips: bool = True  # small products by strips of rows, without a plan
+    vectors: bool = True  # iterations side by side in lanes; off: one after another
     order: bool = True  # calls run in an order in which little memory is live
     inplace: bool = True  # results may be written over inputs that die
     remat: bool = True  # inside a limit, values are computed again or spilled

@@ -23,6 +23,7 @@
     update        training: new parameters are written over the old ones
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
+    vectorize     how each loop runs by lanes on the target
 
 That list is the table `STAGES` below. A front end (frontend/) has made the module, and
 what the stages leave is turned into code by three steps more:
@@ -61,6 +62,7 @@ from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.lower.lower import lower
+from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
 from pliant.measure.rates import rates
 from pliant.memory.inplace import inplace
@@ -282,6 +284,13 @@ STAGES: tuple[Pass, ...] = (
         LOWERED,
         "results written over inputs that die",
         needs=("inplace",),
+    ),
+    Pass(
+        "vectorize",
+        plan_loops,
+        LOWERED,
+        "how each loop runs by lanes on the target",
+        needs=("vectors",),
     ),
 )
 

@@ -641,3 +641,33 @@ loop @f_over_0_2(n; in %g: f32[n], inout %o: f32[n]) do
 end
 """,
     )
+
+
+def test_vectorize() -> None:
+    text = (
+        """
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  return %a
+}
+"""
+        + SUBTRACT
+    )
+    expect(
+        opt(text, "vectorize"),
+        """\
+graph @main(%x: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
+  return %a
+}
+
+loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector lanes 8 masked {
+    local $v: f32 = %p[i]
+    %o[i] = sub($v, %g[i])
+  }
+end
+""",
+    )

@@ -16,10 +16,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 import llvmlite.ir as ll
 from llvmlite.ir.values import Value
+
+from pliant.codegen.llvm_types import LLType, LLValue
 
 _VOID = ll.VoidType()
 _FLAG = ll.IntType(1)
@@ -36,10 +37,10 @@ class Line(Value):  # type: ignore[misc]
 
     def __init__(
         self,
-        parent: Any,
-        typ: Any,
+        parent: ll.Block,
+        typ: LLType,
         opname: str,
-        operands: tuple[Any, ...],
+        operands: tuple[LLValue, ...],
         reference: str,
         text: str,
     ) -> None:
@@ -53,8 +54,10 @@ class Line(Value):  # type: ignore[misc]
         return self.reference
 
 
-def _binary(opname: str) -> Callable[..., Any]:
-    def emit(self: Builder, x: Any, y: Any, flags: Sequence[str] = ()) -> Any:
+def _binary(opname: str) -> Callable[..., LLValue]:
+    def emit(
+        self: Builder, x: LLValue, y: LLValue, flags: Sequence[str] = ()
+    ) -> LLValue:
         typ = x.type
         head = f"{opname} {' '.join(flags)}" if flags else opname
         text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
@@ -63,8 +66,8 @@ def _binary(opname: str) -> Callable[..., Any]:
     return emit
 
 
-def _cast(opname: str) -> Callable[..., Any]:
-    def emit(self: Builder, x: Any, typ: Any) -> Any:
+def _cast(opname: str) -> Callable[..., LLValue]:
+    def emit(self: Builder, x: LLValue, typ: LLType) -> LLValue:
         if x.type == typ:
             return x
         text = f"{opname} {x.type} {x.get_reference()} to {typ}"
@@ -76,14 +79,14 @@ def _cast(opname: str) -> Callable[..., Any]:
 class Builder(ll.IRBuilder):  # type: ignore[misc]
     """Emits instructions at a place in a function."""
 
-    def __init__(self, block: Any = None) -> None:
+    def __init__(self, block: ll.Block = None) -> None:
         super().__init__(block)
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, Line] = {}  # computed in the block, by text
-        self._known_in: Any = None  # that block
+        self._known_in: ll.Block = None  # that block
 
     def _pure(
-        self, typ: Any, opname: str, operands: tuple[Any, ...], text: str
+        self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
     ) -> Line:
         """An instruction whose result depends on its operands alone."""
         if self._known_in is not self._block:
@@ -94,7 +97,7 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         return found
 
     def _line(
-        self, typ: Any, opname: str, operands: tuple[Any, ...], text: str
+        self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
     ) -> Line:
         block = self._block
         reference = ""
@@ -121,7 +124,7 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
     sitofp, uitofp, fptosi = _cast("sitofp"), _cast("uitofp"), _cast("fptosi")
     bitcast = _cast("bitcast")
 
-    def checked(self, name: str, x: Any, y: Any) -> tuple[Any, Any]:
+    def checked(self, name: str, x: LLValue, y: LLValue) -> tuple[LLValue, LLValue]:
         """An i64 "sadd" or "smul", and whether it overflowed."""
         callee = f"llvm.{name}.with.overflow.i64"
         module = self._block.function.module
@@ -139,39 +142,39 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         )
         return value, flag
 
-    def not_(self, x: Any) -> Any:
+    def not_(self, x: LLValue) -> LLValue:
         typ = x.type
         vector = isinstance(typ, ll.VectorType)
         ones = f"splat ({typ.element} -1)" if vector else "-1"
         text = f"xor {typ} {x.get_reference()}, {ones}"
         return self._pure(typ, "xor", (x,), text)
 
-    def fneg(self, x: Any) -> Any:
+    def fneg(self, x: LLValue) -> LLValue:
         return self._pure(x.type, "fneg", (x,), f"fneg {x.type} {x.get_reference()}")
 
-    def icmp_signed(self, sign: str, x: Any, y: Any) -> Any:
+    def icmp_signed(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
         return self._compare(f"icmp {_SIGNED[sign]}", x, y)
 
-    def icmp_unsigned(self, sign: str, x: Any, y: Any) -> Any:
+    def icmp_unsigned(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
         return self._compare(f"icmp {_UNSIGNED[sign]}", x, y)
 
-    def fcmp_ordered(self, sign: str, x: Any, y: Any) -> Any:
+    def fcmp_ordered(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
         """False where a side is NaN; "ord": whether none is."""
         name = sign if sign == "ord" else f"o{_COMPARED[sign]}"
         return self._compare(f"fcmp {name}", x, y)
 
-    def fcmp_unordered(self, sign: str, x: Any, y: Any) -> Any:
+    def fcmp_unordered(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
         """True where a side is NaN; "uno": whether one is."""
         name = sign if sign == "uno" else f"u{_COMPARED[sign]}"
         return self._compare(f"fcmp {name}", x, y)
 
-    def _compare(self, head: str, x: Any, y: Any) -> Any:
+    def _compare(self, head: str, x: LLValue, y: LLValue) -> LLValue:
         typ = x.type
         flags = _flags(typ.count) if isinstance(typ, ll.VectorType) else _FLAG
         text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
         return self._pure(flags, head[:4], (x, y), text)
 
-    def select(self, cond: Any, x: Any, y: Any) -> Any:
+    def select(self, cond: LLValue, x: LLValue, y: LLValue) -> LLValue:
         return self._pure(
             x.type,
             "select",
@@ -183,30 +186,30 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
 
     def load(
         self,
-        ptr: Any,
+        ptr: LLValue,
         align: int | None = None,
-        typ: Any = None,
+        typ: LLType = None,
         *,
         constant: bool = False,
-    ) -> Any:
+    ) -> LLValue:
         """`constant`: what is there does not change while the function runs."""
         behind = "" if align is None else f", align {align}"
         text = f"load {typ}, {_typed(ptr)}{behind}"
         emit = self._pure if constant else self._line
         return emit(typ, "load", (ptr,), text)
 
-    def store(self, value: Any, ptr: Any, align: int | None = None) -> Any:
+    def store(self, value: LLValue, ptr: LLValue, align: int | None = None) -> LLValue:
         behind = "" if align is None else f", align {align}"
         text = f"store {_typed(value)}, {_typed(ptr)}{behind}"
         return self._line(_VOID, "store", (value, ptr), text)
 
     def gep(
         self,
-        ptr: Any,
-        indices: Sequence[Any],
+        ptr: LLValue,
+        indices: Sequence[LLValue],
         inbounds: bool = False,
-        source_etype: Any = None,
-    ) -> Any:
+        source_etype: LLType = None,
+    ) -> LLValue:
         head = "getelementptr inbounds" if inbounds else "getelementptr"
         places = ", ".join(map(_typed, indices))
         text = f"{head} {source_etype}, {_typed(ptr)}, {places}"
@@ -214,17 +217,19 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
 
     # ---- vectors
 
-    def extract_element(self, vector: Any, index: Any) -> Any:
+    def extract_element(self, vector: LLValue, index: LLValue) -> LLValue:
         text = f"extractelement {_typed(vector)}, {_typed(index)}"
         kind = vector.type.element
         return self._pure(kind, "extractelement", (vector, index), text)
 
-    def insert_element(self, vector: Any, value: Any, index: Any) -> Any:
+    def insert_element(
+        self, vector: LLValue, value: LLValue, index: LLValue
+    ) -> LLValue:
         text = f"insertelement {_typed(vector)}, {_typed(value)}, {_typed(index)}"
         operands = (vector, value, index)
         return self._pure(vector.type, "insertelement", operands, text)
 
-    def shuffle_vector(self, x: Any, y: Any, mask: Any) -> Any:
+    def shuffle_vector(self, x: LLValue, y: LLValue, mask: LLValue) -> LLValue:
         typ = ll.VectorType(x.type.element, mask.type.count)
         text = f"shufflevector {_typed(x)}, {_typed(y)}, {_typed(mask)}"
         return self._pure(typ, "shufflevector", (x, y, mask), text)
@@ -232,8 +237,11 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
     # ---- calls
 
     def call(
-        self, function: Any, args: Sequence[Any], align: tuple[int, int] | None = None
-    ) -> Any:
+        self,
+        function: LLValue,
+        args: Sequence[LLValue],
+        align: tuple[int, int] | None = None,
+    ) -> LLValue:
         """`align`: the number of an argument, an address, and its alignment."""
         given = [_typed(arg) for arg in args]
         if align is not None:
@@ -245,27 +253,27 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
         text = f"call {result} {function.get_reference()}({', '.join(given)})"
         return self._line(typ, "call", (function, *args), text)
 
-    def opaque(self, x: Any) -> Any:
+    def opaque(self, x: LLValue) -> LLValue:
         """The integer, in a register, where LLVM does not see how it was made."""
         text = f'call {x.type} asm "", "=r,0"({_typed(x)}) memory(none) nounwind'
         return self._line(x.type, "call", (x,), text)
 
-    def call_void(self, address: Any, args: Sequence[Any]) -> None:
+    def call_void(self, address: LLValue, args: Sequence[LLValue]) -> None:
         """A function that gives nothing, wherever it is."""
         text = f"call void {address.get_reference()}({', '.join(map(_typed, args))})"
         self._line(_VOID, "call", (address, *args), text)
 
 
 @lru_cache(maxsize=64)
-def _flags(lanes: int) -> Any:
+def _flags(lanes: int) -> LLType:
     return ll.VectorType(_FLAG, lanes)
 
 
-def _typed(value: Any) -> str:
+def _typed(value: LLValue) -> str:
     return f"{value.type} {value.get_reference()}"
 
 
-def _numbers(block: Any) -> Iterator[int]:
+def _numbers(block: ll.Block) -> Iterator[int]:
     """Numbers for results; all builders in a function share them."""
     scope = vars(block.scope)
     found: Iterator[int] = scope.setdefault("line_numbers", itertools.count())

@@ -13,7 +13,6 @@ of pmaddwd that does not fit wraps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import llvmlite.ir as ll
 
@@ -22,6 +21,7 @@ from pliant.codegen.llvm_types import (
     I8,
     I16,
     I32,
+    LLValue,
     call_intrinsic,
     constant,
     lanes_of,
@@ -38,7 +38,9 @@ _MULTIPLY_HALVES = {
 }
 
 
-def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> Any:
+def emit_dot(
+    b: Builder, parts: str, x: LLValue, y: LLValue, z: LLValue, target: Target
+) -> LLValue:
     """z plus the products of the parts of x and y; all have one width."""
     lanes = lanes_of(z)
     if parts == "turned_bytes":
@@ -61,16 +63,16 @@ def emit_dot(b: Builder, parts: str, x: Any, y: Any, z: Any, target: Target) -> 
     return _spelled_out(b, parts, x, y, z)
 
 
-def _call(b: Builder, name: str, z: Any, x: Any, y: Any) -> Any:
+def _call(b: Builder, name: str, z: LLValue, x: LLValue, y: LLValue) -> LLValue:
     typ = widen(I8, 4 * lanes_of(z))
     return call_intrinsic(b, name, z.type, [z, b.bitcast(x, typ), b.bitcast(y, typ)])
 
 
-def _spelled_out(b: Builder, parts: str, x: Any, y: Any, z: Any) -> Any:
+def _spelled_out(b: Builder, parts: str, x: LLValue, y: LLValue, z: LLValue) -> LLValue:
     count, x_signed, y_signed = DOT_PARTS[parts]
     bits = 32 // count
 
-    def part(word: Any, number: int, signed: bool) -> Any:
+    def part(word: LLValue, number: int, signed: bool) -> LLValue:
         up = constant(word.type, 32 - bits * (number + 1))
         down = constant(word.type, 32 - bits)
         shifted = b.shl(word, up)
@@ -82,7 +84,7 @@ def _spelled_out(b: Builder, parts: str, x: Any, y: Any, z: Any) -> Any:
     return z
 
 
-def _halves(b: Builder, *values: Any) -> Iterator[tuple[Any, ...]]:
+def _halves(b: Builder, *values: LLValue) -> Iterator[tuple[LLValue, ...]]:
     """The lower lanes of every value, then the upper ones."""
     half = lanes_of(values[0]) // 2
     for first in (0, half):
@@ -93,6 +95,6 @@ def _halves(b: Builder, *values: Any) -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _order(lanes: range) -> Any:
+def _order(lanes: range) -> LLValue:
     numbers = [constant(I32, lane) for lane in lanes]
     return ll.Constant(ll.VectorType(I32, len(lanes)), numbers)

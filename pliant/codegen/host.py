@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
 
 import llvmlite.ir as ll
 
@@ -39,8 +38,8 @@ from pliant.codegen.host_plan import (
     Size,
     Slot,
 )
-from pliant.codegen.llvm_dims import as_value
-from pliant.codegen.llvm_types import I8, I64, PTR, VOID
+from pliant.codegen.llvm_types import I8, I64, PTR, VOID, LLType, LLValue
+from pliant.codegen.sizes import as_value
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
@@ -55,17 +54,19 @@ def emit_host(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> 
     _emit_bind(module, plan)
 
 
-def _function(module: ll.Module, name: str, result: Any, count: int) -> Any:
+def _function(
+    module: ll.Module, name: str, result: LLType, count: int
+) -> tuple[ll.Function, Builder]:
     function = ll.Function(module, ll.FunctionType(result, [PTR] * count), name)
     builder = Builder(function.append_basic_block("entry"))
     return function, builder
 
 
-def _at(builder: Any, base: Any, k: int, kind: Any) -> Any:
+def _at(builder: Builder, base: LLValue, k: int, kind: LLType) -> LLValue:
     return builder.load(_address(builder, base, k, kind), typ=kind)
 
 
-def _address(builder: Any, base: Any, k: int, kind: Any) -> Any:
+def _address(builder: Builder, base: LLValue, k: int, kind: LLType) -> LLValue:
     return builder.gep(base, [ll.Constant(I64, k)], source_etype=kind)
 
 
@@ -94,7 +95,7 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
     function, builder = _function(module, BIND, I64, 2)
     source, target = function.args
     dims = CheckedDims(builder)
-    observed: dict[tuple[int, int], Any] = {}
+    observed: dict[tuple[int, int], LLValue] = {}
     for number, (name, rank) in enumerate(plan.shapes):
         for axis in range(rank):
             size = _at(builder, source, len(observed), I64)
@@ -112,16 +113,16 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
         if binding.symbol == "d":  # in guards that is a dim of the model again
             dims.bind("d", _at(builder, target, k, I64))
     for number, guard in enumerate(plan.guards):
-        holds, by = dims.holds(guard.cond)
-        failures += [(by.overflowed, -1 - number), (by.undefined, -1 - number)]
-        failures.append((builder.not_(holds), number + 1))
+        found = dims.holds(guard.cond)
+        failures += [(found.overflowed, -1 - number), (found.undefined, -1 - number)]
+        failures.append((builder.not_(found.value), number + 1))
     builder.ret(_first(builder, failures))
 
 
-_Failure = tuple[Any, int]  # a flag, or None for what cannot fail; the code
+_Failure = tuple[LLValue | None, int]  # a flag, or None for what cannot fail; the code
 
 
-def _first(builder: Any, failures: list[_Failure]) -> Any:
+def _first(builder: Builder, failures: list[_Failure]) -> LLValue:
     """The code of the first that fails, else 0; all have been looked at."""
     code = ll.Constant(I64, 0)
     for flag, number in reversed(failures):
@@ -130,7 +131,7 @@ def _first(builder: Any, failures: list[_Failure]) -> Any:
     return code
 
 
-def _fails(builder: Any, dims: CheckedDims, check: SizeCheck) -> Any:
+def _fails(builder: Builder, dims: CheckedDims, check: SizeCheck) -> LLValue | None:
     found = dims.evaluate(check.value)
     value = as_value(found.value)
     flags = [] if found.overflowed is None else [found.overflowed]
@@ -149,8 +150,8 @@ class _Run:
         (self.call,) = self.function.args
         numbers = (ARENA, TABLE, OFFSETS, PROGRAM, *ADDRESSES.values())
         self.fields = {n: _at(self.builder, self.call, n, PTR) for n in numbers}
-        self.sizes: dict[Slot, Any] = {}
-        self.places: dict[Place, Any] = {}
+        self.sizes: dict[Slot, LLValue] = {}
+        self.places: dict[Place, LLValue] = {}
 
     def emit(self, symbols: Mapping[str, str]) -> None:
         entry = self.builder.block
@@ -200,19 +201,19 @@ class _Run:
         self.builder.call(callee, arguments)
         self.stamp(2 * number + 1)
 
-    def size(self, size: Size) -> Any:
+    def size(self, size: Size) -> LLValue:
         if isinstance(size, int):
             return ll.Constant(I64, size)
         if size not in self.sizes:
             self.sizes[size] = _at(self.builder, self.fields[TABLE], size.number, I64)
         return self.sizes[size]
 
-    def place(self, place: Place) -> Any:
+    def place(self, place: Place) -> LLValue:
         if place not in self.places:
             self.places[place] = self.address(place)
         return self.places[place]
 
-    def address(self, place: Place) -> Any:
+    def address(self, place: Place) -> LLValue:
         if place.shifts:
             *others, shift = place.shifts
             base = self.place(Place(place.origin, place.number, tuple(others)))

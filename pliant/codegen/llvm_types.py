@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
 from pliant.ir.types import DType
+
+if TYPE_CHECKING:
+    from pliant.codegen.builder import Builder
+
+# llvmlite has no annotations: these names say what is meant.
+LLType: TypeAlias = ll.Type
+LLValue: TypeAlias = ll.Value
+Number: TypeAlias = int | LLValue  # an integer that is known now, or an i64
 
 I1, I8, I16 = ll.IntType(1), ll.IntType(8), ll.IntType(16)
 I32, I64 = ll.IntType(32), ll.IntType(64)
@@ -30,7 +37,7 @@ TASK_TYPE = ll.FunctionType(VOID, [PTR, I64, I64, I64])
 # void plt_parallel(plt_call*, task, void* args, i64 units, i64 grain)
 PARALLEL_TYPE = ll.FunctionType(VOID, [PTR, PTR, PTR, I64, I64])
 
-_COMPUTE: dict[DType, Any] = {
+_COMPUTE: dict[DType, LLType] = {
     DType.F64: F64,
     DType.F32: F32,
     DType.F16: I16,
@@ -44,25 +51,25 @@ _COMPUTE: dict[DType, Any] = {
 }
 
 
-def compute_type(dtype: DType, lanes: int = 1) -> Any:
+def compute_type(dtype: DType, lanes: int = 1) -> LLType:
     return widen(_COMPUTE[dtype], lanes)
 
 
-def storage_type(dtype: DType, lanes: int = 1) -> Any:
+def storage_type(dtype: DType, lanes: int = 1) -> LLType:
     return widen(I8 if dtype is DType.BOOL else _COMPUTE[dtype], lanes)
 
 
 @lru_cache(maxsize=256)
-def widen(scalar: Any, lanes: int) -> Any:
+def widen(scalar: LLType, lanes: int) -> LLType:
     """The vector of `lanes` such scalars; one lane is the scalar itself."""
     return scalar if lanes == 1 else ll.VectorType(scalar, lanes)
 
 
-def scalar_of(typ: Any) -> Any:
+def scalar_of(typ: LLType) -> LLType:
     return typ.element if isinstance(typ, ll.VectorType) else typ
 
 
-def lanes_of(value: Any) -> int:
+def lanes_of(value: LLValue) -> int:
     typ = value.type
     return int(typ.count) if isinstance(typ, ll.VectorType) else 1
 
@@ -70,7 +77,7 @@ def lanes_of(value: Any) -> int:
 class SplatConstant(ll.Constant):  # type: ignore[misc]
     """A vector constant, printed as LLVM prints it: short however many the lanes."""
 
-    def __init__(self, typ: Any, scalar: Any) -> None:
+    def __init__(self, typ: LLType, scalar: LLValue) -> None:
         self.type, self.constant = typ, scalar
 
     def _get_reference(self) -> str:
@@ -80,14 +87,14 @@ class SplatConstant(ll.Constant):  # type: ignore[misc]
 class Poison(ll.Constant):  # type: ignore[misc]
     """What nobody reads, short however many the lanes."""
 
-    def __init__(self, typ: Any) -> None:
+    def __init__(self, typ: LLType) -> None:
         self.type, self.constant = typ, ll.Undefined
 
     def _get_reference(self) -> str:
         return "poison"
 
 
-def constant(typ: Any, number: float | int | bool) -> Any:
+def constant(typ: LLType, number: float | int | bool) -> LLValue:
     """A constant, the same in every lane."""
     if isinstance(typ, ll.VectorType):
         return SplatConstant(typ, constant(typ.element, number))
@@ -97,7 +104,7 @@ def constant(typ: Any, number: float | int | bool) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _integer(typ: Any, number: int) -> Any:
+def _integer(typ: LLType, number: int) -> LLValue:
     bits = typ.width
     wrapped = number & ((1 << bits) - 1)
     signed = wrapped - (1 << bits) if bits > 1 and wrapped >> (bits - 1) else wrapped
@@ -125,7 +132,7 @@ def half_bits(number: float, dtype: DType) -> int:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
 
 
-def dtype_constant(number: float | int | bool, dtype: DType, lanes: int = 1) -> Any:
+def dtype_constant(number: float | int | bool, dtype: DType, lanes: int = 1) -> LLValue:
     """A literal of `dtype`; an integer literal wraps, a float one rounds."""
     typ = compute_type(dtype, lanes)
     if dtype in (DType.F16, DType.BF16):
@@ -136,7 +143,7 @@ def dtype_constant(number: float | int | bool, dtype: DType, lanes: int = 1) -> 
 
 
 @lru_cache(maxsize=256)
-def iota(typ: Any, lanes: int, step: int = 1) -> Any:
+def iota(typ: LLType, lanes: int, step: int = 1) -> LLValue:
     """<0, step, 2*step, ...>"""
     if lanes == 1:
         return constant(typ, 0)
@@ -145,7 +152,7 @@ def iota(typ: Any, lanes: int, step: int = 1) -> Any:
     )
 
 
-def splat(builder: Builder, value: Any, lanes: int) -> Any:
+def splat(builder: Builder, value: LLValue, lanes: int) -> LLValue:
     """A scalar in every lane; a vector is returned as it is."""
     if lanes == 1 or isinstance(value.type, ll.VectorType):
         return value
@@ -158,22 +165,22 @@ def splat(builder: Builder, value: Any, lanes: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _poison(typ: Any) -> Any:
+def _poison(typ: LLType) -> LLValue:
     return Poison(typ)
 
 
 @lru_cache(maxsize=64)
-def _zeros(lanes: int) -> Any:
+def _zeros(lanes: int) -> LLValue:
     return ll.Constant(widen(I32, lanes), None)
 
 
 def call_intrinsic(
     builder: Builder,
     name: str,
-    result: Any,
-    args: list[Any],
+    result: LLType,
+    args: list[LLValue],
     align: tuple[int, int] | None = None,
-) -> Any:
+) -> LLValue:
     """Calls an LLVM intrinsic by its full, mangled name; `align` as `call` has it."""
     module = builder.module
     function = module.globals.get(name)
@@ -184,7 +191,7 @@ def call_intrinsic(
     return builder.call(function, args, align)
 
 
-def mangle(typ: Any) -> str:
+def mangle(typ: LLType) -> str:
     """The suffix an intrinsic's name carries for a type."""
     if isinstance(typ, ll.VectorType):
         return f"v{typ.count}{mangle(typ.element)}"

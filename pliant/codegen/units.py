@@ -27,7 +27,8 @@ from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
 from pliant.codegen.sources import files_hash
 from pliant.ir.identity import PerObject
-from pliant.ir.loops import Call, LoopFunc, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Call, LoopFunc
 from pliant.ir.text import print_loop
 from pliant.machine.target import Target
 
@@ -36,7 +37,8 @@ _DIGITS = 20  # of the key, in a symbol
 # What decides how a loop function becomes LLVM IR, and that machine code.
 _GENERATOR = (
     *("pliant.codegen", "pliant.backend", "pliant.sym"),
-    *("pliant.ir.loops", "pliant.ir.types", "pliant.machine.target"),
+    *("pliant.ir.loops", "pliant.ir.loop_walk", "pliant.ir.loop_lanes"),
+    *("pliant.ir.types", "pliant.machine.target"),
 )
 # Read when they are imported: files that change later are not what runs here.
 _FILES = files_hash(_GENERATOR)

@@ -21,6 +21,7 @@ from pliant.ir.interp_numbers import (
     start_of,
 )
 from pliant.ir.interp_words import DOTS, fma
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -47,6 +48,7 @@ from pliant.ir.loops import (
     LoopValue,
     Prefetch,
     Read,
+    Rest,
     Role,
     Select,
     Stmt,
@@ -54,7 +56,6 @@ from pliant.ir.loops import (
     Switch,
     Unary,
     dtype_of,
-    statements,
 )
 from pliant.ir.ops_elementwise import SCALARS
 from pliant.ir.reductions import COMBINES
@@ -178,11 +179,14 @@ class _Compiler:
     def cond(self, cond: Cond) -> str:
         left, right = self.dim(cond.lhs), self.dim(cond.rhs)
         if cond.kind == "divides":
-            return f"{right} % {left} == 0"
+            rest = self.atom(Mod(cond.rhs, cond.lhs))
+            return f"({right} == 0 if {left} == 0 else {rest} == 0)"
         return f"{left} {_COND_SIGNS[cond.kind]} {right}"
 
     def atom(self, atom: Atom) -> str:
         inner = [self.dim(arg) for arg in operands(atom)]
+        if isinstance(atom, FloorDiv | CeilDiv | Mod) and not _is_positive(atom.den):
+            inner[1] = f"max({inner[1]}, 1)"  # a denominator below 1 counts as 1
         match atom:
             case Symbol(name):
                 if name not in self.symbols:
@@ -426,6 +430,7 @@ class _Compiler:
         var = self.name("i")
         span = f"range({self.dim(loop.begin)}, {self.dim(loop.end)}, {loop.step})"
         kept = dict(self.symbols)
+        self.planned(loop, span)
         self.symbols[loop.var] = var
         if loop.kind is Kind.PARALLEL:
             self.emit(f"cx.begin({self.func.name!r})")
@@ -439,6 +444,20 @@ class _Compiler:
         if loop.kind is Kind.PARALLEL:
             self.emit("cx.iteration = None; worker = 0")
         self.symbols = kept
+
+    def planned(self, loop: For, span: str) -> None:
+        """A check that there are no more iterations than a loop is written out for."""
+        vectors = loop.vectors
+        if vectors is None or loop.kind is not Kind.VECTOR:
+            return
+        wrong = ""
+        if vectors.most is not None:
+            wrong = f"len({span}) > {vectors.most}"
+        elif vectors.rest is Rest.WHOLE:
+            wrong = f"len({span}) % {vectors.together}"
+        if wrong:
+            self.emit(f"if {wrong}:")
+            self.emit(f"    cx.unplanned({self.func.name!r}, {loop.var!r}, {span})")
 
     def registers(self, buffer: Buffer) -> None:
         shape = [dim.value for dim in buffer.shape]
@@ -477,6 +496,10 @@ class _Compiler:
             passed.append(f"m{place.number}.at(({distance}) * {size})")
         sizes = _tuple([self.dim(size) for size in call.sizes])
         self.emit(f"cx.call({call.function!r}, {sizes}, {_tuple(passed)})")
+
+
+def _is_positive(dim: Expr) -> bool:
+    return dim.is_const and dim.value >= 1
 
 
 def _tuple(texts: Sequence[str]) -> str:

@@ -67,6 +67,9 @@ class _Run:
         at = ", ".join(map(str, index))
         raise LoopFault(f"{what}[{at}] is read before it is written in loop @{func}")
 
+    def unplanned(self, func: str, var: str, span: range) -> None:
+        raise LoopFault(f"{len(span)} iterations of {var} are not what @{func} plans")
+
     def fail(self, func: str, number: int, value: Any) -> None:
         self.failed = self.failed or (func, number, value)
 

@@ -4,7 +4,7 @@
     buffer = name, dtype, shape: dim*, strides: dim*, role
 
     stmt   = Block(stmt*)
-           | For(var, begin: dim, end: dim, step: int, kind, grain: dim, body)
+           | For(var, begin: dim, end: dim, step: int, kind, grain: dim, vectors?, body)
            | Alloc(buffer)                          -- registers, static shape
            | Store(buffer, index: dim*, value)
            | Let(name, value)                       -- an integer usable in indices
@@ -28,9 +28,15 @@ enclosing parallel loop (0 outside one). Indices are in elements along each axis
 address is sum(index[i] * strides[i]).
 
 A VECTOR loop means the same as a SERIAL one: its iterations are independent except
-through accumulators, whose op is associative, so the code generator may run lanes side
-by side and combine them in a fixed order. PARALLEL: iterations are independent and
-each element is written by one iteration. UNROLL: constant bounds, written out.
+through accumulators, whose op is associative, so they may run side by side and be
+combined in a fixed order. `lower/vectorize.py` decides how, and says it in `vectors`;
+without that the loop is run as a SERIAL one. EXCHANGE is a SERIAL loop around a VECTOR
+one that copies rows to columns: it is done in squares of lanes, exchanged in registers.
+PARALLEL: iterations are independent and each element is written by one iteration.
+UNROLL: constant bounds, written out.
+
+`loop_walk.py` walks and rewrites programs by this grammar, `spec_loops.py` says which
+are legal.
 
 Loop functions are destination-passing: every result is a buffer of role "out". They
 call no allocator: scratch is a buffer of role "work", given by the caller, whose
@@ -40,12 +46,12 @@ leading axis is the worker.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.ops_elementwise import PREDICATES
 from pliant.ir.types import DType, contiguous_strides
-from pliant.sym import ONE, Cond, Expr, Min, as_expr
+from pliant.sym import ONE, ZERO, Cond, Expr, Min, as_expr
 
 WORKER = "worker"
 
@@ -62,7 +68,38 @@ class Kind(enum.Enum):
     SERIAL = "serial"
     PARALLEL = "parallel"
     VECTOR = "vector"
+    EXCHANGE = "exchange"
     UNROLL = "unroll"
+
+
+class Rest(enum.Enum):
+    """What becomes of the iterations of a VECTOR loop that fill no vector."""
+
+    WHOLE = "whole"  # there are none
+    MASKED = "masked"  # one vector, of which only some lanes run
+    SCALAR = "scalar"  # one by one
+    HALVED = "halved"  # vectors of half the lanes, a quarter, ..; bounds are constant
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """How the iterations of a VECTOR loop run: `lanes` of them side by side.
+
+    In one turn `copies` bodies follow one another, each with partial accumulators of
+    its own, and each is on `abreast` vectors. With `most`, or a rest that is HALVED,
+    there is no loop: `most` iterations or the constant number of them are written out.
+    """
+
+    lanes: int
+    rest: Rest
+    copies: int = 1
+    abreast: int = 1
+    most: int | None = None
+
+    @property
+    def together(self) -> int:
+        """Iterations of one turn."""
+        return self.lanes * self.copies * self.abreast
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +263,11 @@ class For:
     kind: Kind = Kind.SERIAL
     step: int = 1
     grain: Expr = ONE
+    vectors: Vectors | None = None
+
+    @property
+    def runs_by_lanes(self) -> bool:
+        return self.kind is Kind.VECTOR and self.vectors is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,30 +411,10 @@ class LoopFunc:
     body: Stmt
 
 
-def statements(stmt: Stmt) -> Iterator[Stmt]:
-    """The statement and all inside it, in execution order."""
-    pending = [stmt]
-    while pending:
-        inner = pending.pop()
-        yield inner
-        pending += reversed(_inside(inner))
-
-
-def _inside(stmt: Stmt) -> Sequence[Stmt]:
-    """The statements directly inside one."""
-    match stmt:
-        case Block(body):
-            return body
-        case For():
-            return (stmt.body,)
-        case If(_, then, otherwise):
-            return (then,) if otherwise is None else (then, otherwise)
-        case Switch(_, cases):
-            return [inner for _, inner in cases]
-        case Dispatch(variants):
-            return [variant.body for variant in variants]
-        case _:
-            return ()
+def address(buffer: Buffer, index: Sequence[Expr]) -> Expr:
+    """The number of an element in its buffer."""
+    pairs = zip(index, buffer.strides, strict=True)
+    return sum((i * step for i, step in pairs), ZERO)
 
 
 def most(end: Expr) -> int | None:
@@ -404,21 +426,6 @@ def most(end: Expr) -> int | None:
             return min((arg.value for arg in args if arg.is_const), default=None)
         case _:
             return None
-
-
-def operands(value: LoopValue) -> tuple[LoopValue, ...]:
-    """The values a value is computed from."""
-    match value:
-        case Unary(_, x) | Cast(x, _):
-            return (x,)
-        case Binary(_, x, y):
-            return (x, y)
-        case Fma(x, y, z) | Dot(_, x, y, z) | Select(x, y, z):
-            return (x, y, z)
-        case Load(_, _, where) if where is not None:
-            return (where,)
-        case _:
-            return ()
 
 
 def dtype_of(value: LoopValue) -> DType:

@@ -49,6 +49,7 @@ from pliant.ir.loops import (
     LoopValue,
     Prefetch,
     Read,
+    Rest,
     Role,
     Select,
     Stmt,
@@ -56,6 +57,7 @@ from pliant.ir.loops import (
     Switch,
     Unary,
     Variant,
+    Vectors,
     buffer,
 )
 from pliant.ir.text import fingerprint
@@ -115,6 +117,7 @@ _DIVIDES = re.compile(r"divides\b")
 _SIGNS = {"==": "eq", "!=": "ne", "<=": "le", "<": "lt", "divides": "divides"}
 _ROLES = {role.value: role for role in Role}
 _KINDS = {kind.value: kind for kind in Kind}
+_RESTS = {rest.value: rest for rest in Rest}
 
 
 class _Scanner:
@@ -576,7 +579,19 @@ class _LoopParser:
         step = at.integer() if at.accept("step") else 1
         kind = next((k for text, k in _KINDS.items() if at.accept(text)), Kind.SERIAL)
         grain = at.dim() if at.accept("grain") else as_expr(1)
-        return For(var, begin, end, self.inner(), kind, step, grain)
+        vectors = self.vectors() if at.accept("lanes") else None
+        return For(var, begin, end, self.inner(), kind, step, grain, vectors)
+
+    def vectors(self) -> Vectors:
+        at = self.at
+        lanes = at.integer()
+        rest = next((r for text, r in _RESTS.items() if at.accept(text)), None)
+        if rest is None:
+            raise at.error(f"expected one of {', '.join(_RESTS)}")
+        copies = at.integer() if at.accept("copies") else 1
+        abreast = at.integer() if at.accept("abreast") else 1
+        most = at.integer() if at.accept("most") else None
+        return Vectors(lanes, rest, copies, abreast, most)
 
     def let(self) -> Let:
         name = self.at.symbol()

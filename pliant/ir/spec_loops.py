@@ -21,6 +21,8 @@ from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext, bare
+from pliant.ir.loop_known import Known
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     DOT_PARTS,
     WORKER,
@@ -57,10 +59,10 @@ from pliant.ir.loops import (
     Variant,
     dtype_of,
     most,
-    statements,
 )
 from pliant.ir.ops_elementwise import SCALARS
 from pliant.ir.reductions import COMBINES
+from pliant.ir.spec_vectors import vectors_problem
 from pliant.ir.text import MARK, print_loop, print_value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, Facts
@@ -148,6 +150,8 @@ class _LoopChecker:
         self.outside: frozenset[str] = frozenset()  # scalars, registers beyond parallel
         self.partial: frozenset[str] = frozenset()  # accumulators of vector loops
         self.parallel = False
+        self.known = Known()
+        self.in_vector = False
         self.checked: dict[int, DType] = {}  # values of the statement, by identity
         self.at: Stmt | None = None
 
@@ -311,9 +315,13 @@ class _LoopChecker:
 
     def inner(self, stmt: Stmt) -> None:
         """A statement inside another: its names end with it."""
-        kept = set(self.symbols), dict(self.buffers), dict(self.scalars)
-        self.stmt(stmt)
-        self.symbols, self.buffers, self.scalars = kept
+        self.scoped((stmt,))
+
+    def scoped(self, body: Sequence[Stmt]) -> None:
+        kept = set(self.symbols), dict(self.buffers), dict(self.scalars), self.known
+        for part in body:
+            self.stmt(part)
+        self.symbols, self.buffers, self.scalars, self.known = kept
 
     def stmt(self, stmt: Stmt) -> None:
         before, self.at = self.at, stmt
@@ -324,10 +332,7 @@ class _LoopChecker:
     def check(self, stmt: Stmt) -> None:
         match stmt:
             case Block(body):
-                kept = set(self.symbols), dict(self.buffers), dict(self.scalars)
-                for part in body:
-                    self.stmt(part)
-                self.symbols, self.buffers, self.scalars = kept
+                self.scoped(body)
             case For():
                 self.loop(stmt)
             case Alloc(buffer):
@@ -348,6 +353,7 @@ class _LoopChecker:
                 if dtype is not DType.I64:
                     self.fail(f"{name} is {dtype}, not i64")
                 self.name_symbol(name)
+                self.known = self.known.behind(stmt)
             case Local(name, dtype, value):
                 found = self.value(value)
                 if found is not dtype:
@@ -402,12 +408,17 @@ class _LoopChecker:
         static = loop.begin.is_const and loop.end.is_const
         if loop.kind is Kind.UNROLL and not static:
             self.fail(f"the unrolled loop over {loop.var} has no constant bounds")
+        problem = vectors_problem(loop, self.known, self.in_vector)
+        if problem is not None:
+            self.fail(problem)
         kept = (
             set(self.symbols),
             self.constant,
             self.outside,
             self.partial,
             self.parallel,
+            self.known,
+            self.in_vector,
         )
         self.name_symbol(loop.var)
         bounded = loop.begin.is_const and most(loop.end) is not None
@@ -415,6 +426,8 @@ class _LoopChecker:
             bounded and loop.kind is Kind.VECTOR
         ):
             self.constant = self.constant | {loop.var}
+        self.known = self.known.inside(loop)
+        self.in_vector = self.in_vector or loop.runs_by_lanes
         if loop.kind is Kind.PARALLEL:
             if self.parallel:
                 self.fail(f"parallel loop over {loop.var} is inside another")
@@ -427,7 +440,15 @@ class _LoopChecker:
             grown = {s.name for s in statements(loop.body) if isinstance(s, Accumulate)}
             self.partial = self.partial | (grown & set(self.scalars))
         self.inner(loop.body)
-        self.symbols, self.constant, self.outside, self.partial, self.parallel = kept
+        (
+            self.symbols,
+            self.constant,
+            self.outside,
+            self.partial,
+            self.parallel,
+            self.known,
+            self.in_vector,
+        ) = kept
 
     def accumulate(self, name: str, dtype: DType) -> None:
         declared = self.scalars.get(name)

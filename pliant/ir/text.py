@@ -18,7 +18,8 @@
 
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
     stmt      = "{" stmt* "}"                                    Block
-              | "for" symbol "=" dim "to" dim ["step" int] [kind] ["grain" dim] inner
+              | "for" symbol "=" dim "to" dim ["step" int] [kind] ["grain" dim]
+                ["lanes" int rest ["copies" int] ["abreast" int] ["most" int]] inner
               | "alloc" role %buffer ":" type
               | %buffer "[" dim,* "]" "=" value                  Store
               | "let" symbol "=" value
@@ -80,6 +81,7 @@ from pliant.ir.loops import (
     Switch,
     Unary,
     Variant,
+    Vectors,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Guard, sym
@@ -256,6 +258,15 @@ def buffer_text(buffer: Buffer) -> str:
     return f"{buffer.role.value} %{name_text(buffer.name)}: {shown}"
 
 
+def vectors_text(vectors: Vectors) -> str:
+    text = f"lanes {vectors.lanes} {vectors.rest.value}"
+    if vectors.copies != 1:
+        text += f" copies {vectors.copies}"
+    if vectors.abreast != 1:
+        text += f" abreast {vectors.abreast}"
+    return text if vectors.most is None else f"{text} most {vectors.most}"
+
+
 class _LoopPrinter:
     """Knows the scalars named so far: a Read of the declared type needs no type."""
 
@@ -347,7 +358,7 @@ class _LoopPrinter:
             text += f" {loop.kind.value}"
         if loop.grain != 1:
             text += f" grain {loop.grain}"
-        return text
+        return text if loop.vectors is None else f"{text} {vectors_text(loop.vectors)}"
 
     def value(self, value: LoopValue) -> str:
         match value:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.infer import bare
+from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
 from pliant.ir.ops import ATTENTIONS
 from pliant.ir.types import TensorType, contiguous_strides
@@ -21,7 +22,6 @@ from pliant.kernels.attention import (
 from pliant.lower.contract import Operands
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
-from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Scratch, Step
 from pliant.machine.target import Target
 from pliant.passes.attention import attended, score_of
@@ -77,14 +77,9 @@ class RegionScore:
             evaluator.push({*names, KEY})
             made = evaluator.value(result, (*index, sym(KEY)))
             made = evaluator.local(as_dtype(made, score.dtype.compute))
-            place = {KEY: key}
-            body = [map_stmt(stmt, _substitution(place)) for stmt in evaluator.pop()]
+            body = [substitute(stmt, {KEY: key}) for stmt in evaluator.pop()]
             out.append(Scored(tuple(body), made))
         return evaluator.scopes[0].body, out
-
-
-def _substitution(place: Mapping[str, Expr]) -> Callable[[Expr], Expr]:
-    return lambda dim: dim.substitute(place)
 
 
 def _read(number: int, value: Value, view: View) -> Buffer:

@@ -12,6 +12,7 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.groups import domain_index
+from pliant.ir.loop_walk import statements, substitute, values
 from pliant.ir.loops import (
     WORKER,
     Binary,
@@ -32,7 +33,6 @@ from pliant.ir.loops import (
     Store,
     as_dtype,
     buffer,
-    statements,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.ir.views import View
@@ -56,7 +56,6 @@ from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
 from pliant.lower.quantized import Corrections, narrowed
-from pliant.lower.rebuild import map_stmt, values_in
 from pliant.lower.step import (
     Argument,
     NumberCheck,
@@ -209,7 +208,7 @@ def _coming(body: Sequence[Stmt], rows: Expr, width: int) -> Stmt | None:
     inside = [inner for stmt in body for inner in statements(stmt)]
     if any(isinstance(stmt, Let) for stmt in inside):
         return None
-    loads = (value for stmt in body for value in values_in(stmt))
+    loads = (value for stmt in body for value in values(stmt))
     touched = dict.fromkeys(
         (part.buffer, part.index)
         for part in (*inside, *loads)
@@ -231,8 +230,7 @@ def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt
     if not axes:
         return list(body)
     if len(axes) == 1:
-        place = {axes[0].name: at}
-        return [map_stmt(s, lambda e: e.substitute(place)) for s in body]
+        return [substitute(s, {axes[0].name: at}) for s in body]
     lets: list[Stmt] = []
     for axis in reversed(axes[1:]):
         safe = axis.extent if axis.extent.is_const else maximum(axis.extent, 1)

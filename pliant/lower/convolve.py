@@ -20,6 +20,7 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.groups import domain_index
+from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -50,7 +51,6 @@ from pliant.lower.contract import Operands, function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
-from pliant.lower.rebuild import map_stmt
 from pliant.lower.step import Argument, NumberCheck, Packed, Step, Temporary
 from pliant.machine.target import Target
 from pliant.sym import (
@@ -119,8 +119,8 @@ class BoxEpilogue:
                     spatial, spread, positions, strict=True
                 )
             }
-            inner = [_placed(s, at) for s in inner]
-            middle = [_placed(s, at) for s in middle]
+            inner = [substitute(s, at) for s in inner]
+            middle = [substitute(s, at) for s in middle]
         vector = For("_j", as_expr(0), box.columns, block(inner), Kind.VECTOR)
         rows = For("_r", as_expr(0), box.rows, block([*middle, vector]))
         channel = Let("_d1", Index(box.channel + m))
@@ -157,10 +157,6 @@ class BoxEpilogue:
         return inner, middle, outer, evaluator.scopes[0].body
 
 
-def _placed(stmt: Stmt, at: dict[str, Expr]) -> Stmt:
-    return map_stmt(stmt, lambda e: e.substitute(at))
-
-
 def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
     """The body with its axes' variables given by a position in the plane."""
     left, (whole,) = merge(axes, [Block(tuple(body))])
@@ -170,7 +166,7 @@ def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[S
         lets.append(Let(axis.name, Index(mod(at, safe))))
         at = floordiv(at, safe)
     if not lets:
-        return [_placed(whole, {left[0].name: at})]
+        return [substitute(whole, {left[0].name: at})]
     return [*lets, Let(left[0].name, Index(at)), whole]
 
 

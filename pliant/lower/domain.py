@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.access import Space, linear_coefficient
+from pliant.ir.loop_walk import dims_in, substitute
 from pliant.ir.loops import Stmt
-from pliant.lower.rebuild import dims_in, map_stmt
 from pliant.sym import Expr, Facts, as_expr, sym
 
 
@@ -42,15 +42,11 @@ def merge(axes: Sequence[Axis], body: Sequence[Stmt]) -> tuple[list[Axis], list[
         outer, inner = merged[k], merged[k + 1]
         if outer.reduced == inner.reduced and _mergeable(outer, inner, stmts):
             # outer*extent + inner is the merged variable, named as the inner one.
-            stmts = [map_stmt(s, lambda e, o=outer: _drop(e, o.name)) for s in stmts]  # type: ignore[misc]
+            stmts = [substitute(s, {outer.name: 0}) for s in stmts]
             joined = Axis(inner.name, outer.extent * inner.extent, inner.reduced)
             merged[k : k + 2] = [joined]
         k -= 1
     return merged, stmts
-
-
-def _drop(e: Expr, name: str) -> Expr:
-    return e.substitute({name: 0}) if name in e.symbols() else e
 
 
 def _mergeable(outer: Axis, inner: Axis, body: Sequence[Stmt]) -> bool:

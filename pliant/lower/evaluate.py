@@ -16,6 +16,7 @@ from itertools import accumulate
 from pliant.errors import InternalError
 from pliant.ir.access import Space, pull
 from pliant.ir.graph import DataCheck, Op, Value
+from pliant.ir.loop_walk import operands
 from pliant.ir.loops import (
     Binary,
     Check,
@@ -31,7 +32,6 @@ from pliant.ir.loops import (
     Unary,
     as_dtype,
     dtype_of,
-    operands,
 )
 from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType

@@ -34,7 +34,8 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.loops import LoopFunc
+from pliant.ir.loop_walk import Node, rewrite
+from pliant.ir.loops import Call, LoopFunc
 from pliant.ir.ops import CALLS, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
@@ -46,7 +47,6 @@ from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.convolve_last import lower_conv_last
-from pliant.lower.rebuild import calling
 from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
@@ -174,13 +174,24 @@ class _Lowering:
         func = step.func
         if step.planned is not None:
             inner = self.share(step.planned)
-            func = replace(func, body=calling(func.body, step.planned.name, inner))
+            func = _calling(func, step.planned.name, inner)
         name = self.share(func)
         if step.product is not None:
             self.plans[name] = step.product
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))
+
+
+def _calling(func: LoopFunc, old: str, new: str) -> LoopFunc:
+    """The function with calls of one function made calls of another."""
+
+    def renamed(node: Node) -> Node:
+        if isinstance(node, Call) and node.function == old:
+            return replace(node, function=new)
+        return node
+
+    return replace(func, body=rewrite(func.body, renamed))
 
 
 def lower(module: Module, cx: Context) -> Module:

@@ -23,13 +23,13 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pliant.ir.loop_walk import Node, rewrite, statements
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
     Block,
     Buffer,
     For,
-    If,
     Kind,
     Load,
     Read,
@@ -37,7 +37,6 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     buffer,
-    statements,
 )
 from pliant.lower.domain import Axis
 from pliant.lower.nest import block, inner_loops
@@ -162,15 +161,11 @@ def _combine(name: str, slot: Slot) -> Stmt:
 
 
 def _rename(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
-    match stmt:
-        case Accumulate(name, value):
-            return Accumulate(names.get(name, name), value)
-        case Block(body):
-            return Block(tuple(_rename(s, names) for s in body))
-        case For():
-            return replace(stmt, body=_rename(stmt.body, names))
-        case If(cond, then, otherwise):
-            other = None if otherwise is None else _rename(otherwise, names)
-            return If(cond, _rename(then, names), other)
-        case _:
-            return stmt
+    """The statement accumulating under other names."""
+
+    def renamed(node: Node) -> Node:
+        if isinstance(node, Accumulate) and node.name in names:
+            return replace(node, name=names[node.name])
+        return node
+
+    return rewrite(stmt, renamed)

@@ -18,7 +18,7 @@ sizes (`lower/variants.py`), and chooses between the bodies when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -33,6 +33,7 @@ from pliant.ir.groups import (
     result_index,
     structure,
 )
+from pliant.ir.loop_walk import accesses, free_symbols, values
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -42,8 +43,6 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Dispatch,
-    For,
-    Let,
     Load,
     LoopFunc,
     LoopValue,
@@ -55,7 +54,6 @@ from pliant.ir.loops import (
     Variant,
     as_dtype,
     buffer,
-    statements,
 )
 from pliant.ir.ops import OPS
 from pliant.ir.types import TensorType
@@ -71,7 +69,6 @@ from pliant.lower.nest import (
     tiled,
 )
 from pliant.lower.quotients import is_share
-from pliant.lower.rebuild import dims_in, values_in
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.step import Argument, NumberCheck, PackedWeight, Scratch, Step
 from pliant.lower.variants import (
@@ -94,22 +91,10 @@ KEEP_IN_REGISTERS_COST = 3
 
 def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
     """The symbols a program uses and does not bind: its integer parameters."""
-    bound = {WORKER}
-    for stmt in statements(body):
-        match stmt:
-            case For():
-                bound.add(stmt.var)
-            case Let(name, _):
-                bound.add(name)
-            case _:
-                pass
-    used = {s for e in dims_in([body]) for s in e.symbols()}
-    for stmt in statements(body):
-        if isinstance(stmt, For):
-            used.update(stmt.grain.symbols())
+    used = free_symbols(body)
     for b in buffers:
         used.update(s for e in (*b.shape, *b.strides) for s in e.symbols())
-    return tuple(sorted(used - bound))
+    return tuple(sorted(used - {WORKER}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +188,7 @@ class _Memory:
         return b
 
     def step(self, name: str, body: Stmt) -> Step:
-        used = {b.name for b in _buffers_in(body)}
+        used = {b.name for b, _ in accesses(body)}
         owner: dict[str, Argument] = {}
         live: list[Buffer] = []
         for v, weight, b in zip(
@@ -572,7 +557,7 @@ def _read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
     Such an operand is read a few elements per cache line unless tiles are walked.
     """
     last = axes[-1].name
-    for value in values_in(Block(tuple(inner))):
+    for value in values(Block(tuple(inner))):
         if not isinstance(value, Load) or len(value.index) != 1:
             continue
         step = linear_coefficient(value.index[0], last)
@@ -618,12 +603,3 @@ def sorted_breaks(found: Iterable[Expr], axis: Axis, facts: Facts) -> list[Expr]
                 low = middle + 1
         ordered.insert(low, e)
     return ordered
-
-
-def _buffers_in(body: Stmt) -> Iterator[Buffer]:
-    for stmt in statements(body):
-        if isinstance(stmt, Store):
-            yield stmt.buffer
-    for value in values_in(body):
-        if isinstance(value, Load):
-            yield value.buffer

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one, linear_coefficient
 from pliant.ir.graph import Attr, Graph, Op, Value
-from pliant.ir.loops import For, Kind, Load, Stmt, Store, statements
+from pliant.ir.loop_walk import accesses, statements
+from pliant.ir.loops import For, Kind, Stmt
 from pliant.ir.types import TensorType
 from pliant.lower.domain import Axis
 from pliant.lower.nest import THREAD_WORK
-from pliant.lower.rebuild import values_in
 from pliant.lower.rows import THREADS, RowPlan
 from pliant.sym import (
     Cond,
@@ -178,20 +178,11 @@ def _strides(body: Stmt) -> Iterator[str]:
     for loop in statements(body):
         if not isinstance(loop, For) or loop.kind is not Kind.VECTOR:
             continue
-        for index in _addresses(loop.body):
-            step = linear_coefficient(index, loop.var)
+        for _, index in accesses(loop.body):
+            step = linear_coefficient(index[0], loop.var) if len(index) == 1 else None
             name = None if step is None else _symbol(step)
             if name is not None:
                 yield name
-
-
-def _addresses(body: Stmt) -> Iterator[Expr]:
-    for stmt in statements(body):
-        if isinstance(stmt, Store) and len(stmt.index) == 1:
-            yield stmt.index[0]
-    for value in values_in(body):
-        if isinstance(value, Load) and len(value.index) == 1:
-            yield value.index[0]
 
 
 def _symbol(dim: Expr) -> str | None:

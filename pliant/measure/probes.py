@@ -50,6 +50,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.lower.vectorize import vectorized
 from pliant.machine.target import Target, runs_here
 from pliant.sym import Expr, as_expr, sym
 
@@ -188,7 +189,8 @@ def read_function(lanes: int) -> LoopFunc:
 def code(target: Target) -> CompiledCode:
     module = ll.Module("measure")
     lanes = target.lanes
-    emit_loop_functions(module, [peak_function(lanes), read_function(lanes)], target)
+    probes = [peak_function(lanes), read_function(lanes)]
+    emit_loop_functions(module, vectorized(probes, target), target)
     return compile_ir(module, target)
 
 

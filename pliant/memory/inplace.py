@@ -20,32 +20,8 @@ from dataclasses import dataclass, replace
 
 from pliant.context import Context
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import (
-    Accumulate,
-    Binary,
-    Block,
-    Buffer,
-    Cast,
-    Check,
-    Dispatch,
-    Dot,
-    Fma,
-    For,
-    If,
-    Let,
-    Load,
-    Local,
-    LoopFunc,
-    LoopValue,
-    Prefetch,
-    Role,
-    Select,
-    Stmt,
-    Store,
-    Switch,
-    Unary,
-    Variant,
-)
+from pliant.ir.loop_walk import map_buffers
+from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.ops import CALLS
 from pliant.memory.inplace_proof import may_share
 from pliant.sym import Facts, as_expr, eq
@@ -252,75 +228,6 @@ def merged(func: LoopFunc, read: int, written: int) -> LoopFunc:
     images = {one.name: both, other.name: both}
     buffers = [images.get(buffer.name, buffer) for buffer in func.buffers]
     del buffers[read]
-    body = _Swap(images).stmt(func.body)
+    body = map_buffers(func.body, lambda buffer: images.get(buffer.name, buffer))
     name = f"{func.name}_over_{read}_{written}"
     return LoopFunc(name, func.sizes, tuple(buffers), body)
-
-
-class _Swap:
-    """Replaces buffers in statements; a value shared stays shared."""
-
-    def __init__(self, images: Mapping[str, Buffer]) -> None:
-        self.images = images
-        self.made: dict[int, tuple[LoopValue, LoopValue]] = {}  # by identity
-
-    def buffer(self, buffer: Buffer) -> Buffer:
-        return self.images.get(buffer.name, buffer)
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        match stmt:
-            case Block(body):
-                return Block(tuple(self.stmt(s) for s in body))
-            case For():
-                return replace(stmt, body=self.stmt(stmt.body))
-            case Store(buffer, index, value):
-                return Store(self.buffer(buffer), index, self.value(value))
-            case Let(name, value):
-                return Let(name, self.value(value))
-            case Local(name, dtype, value):
-                return Local(name, dtype, self.value(value))
-            case Accumulate(name, value):
-                return Accumulate(name, self.value(value))
-            case If(cond, then, otherwise):
-                other = None if otherwise is None else self.stmt(otherwise)
-                return If(self.value(cond), self.stmt(then), other)
-            case Switch(selector, cases):
-                return Switch(selector, tuple((n, self.stmt(s)) for n, s in cases))
-            case Dispatch(variants):
-                return Dispatch(
-                    tuple(
-                        Variant(v.name, v.guards, self.stmt(v.body)) for v in variants
-                    )
-                )
-            case Check(cond, number, value):
-                told = None if value is None else self.value(value)
-                return Check(self.value(cond), number, told)
-            case Prefetch(buffer, index):
-                return Prefetch(self.buffer(buffer), index)
-            case _:
-                return stmt
-
-    def value(self, value: LoopValue) -> LoopValue:
-        if id(value) not in self.made:
-            self.made[id(value)] = value, self.rebuilt(value)
-        return self.made[id(value)][1]
-
-    def rebuilt(self, value: LoopValue) -> LoopValue:
-        match value:
-            case Load(buffer, index, where):
-                guard = None if where is None else self.value(where)
-                return Load(self.buffer(buffer), index, guard)
-            case Unary(op, x):
-                return Unary(op, self.value(x))
-            case Binary(op, x, y):
-                return Binary(op, self.value(x), self.value(y))
-            case Fma(x, y, z):
-                return Fma(self.value(x), self.value(y), self.value(z))
-            case Dot(parts, x, y, z):
-                return Dot(parts, self.value(x), self.value(y), self.value(z))
-            case Select(cond, x, y):
-                return Select(self.value(cond), self.value(x), self.value(y))
-            case Cast(x, dtype):
-                return Cast(self.value(x), dtype)
-            case _:
-                return value

@@ -21,25 +21,20 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 from pliant.ir.access import linear_coefficient
+from pliant.ir.loop_walk import children, values
 from pliant.ir.loops import (
-    Accumulate,
     Block,
     Buffer,
     Call,
-    Check,
     Dispatch,
     For,
-    If,
     Index,
     Let,
     Load,
-    Local,
     LoopFunc,
     LoopValue,
     Stmt,
     Store,
-    Switch,
-    operands,
 )
 from pliant.sym import (
     Expr,
@@ -137,20 +132,6 @@ class _Walk:
                 self.value(value)
                 if buffer.name == self.written.name:
                     self.access(index, buffer, writes=True)
-            case Local(_, _, value) | Accumulate(_, value):
-                self.value(value)
-            case Check(cond, _, told):
-                self.value(cond)
-                if told is not None:
-                    self.value(told)
-            case If(cond, then, otherwise):
-                self.value(cond)
-                self.stmt(then)
-                if otherwise is not None:
-                    self.stmt(otherwise)
-            case Switch(_, cases):
-                for _, case in cases:
-                    self.stmt(case)
             case Dispatch(variants):
                 self.fresh += 1
                 number, outer = self.fresh, self.choices
@@ -162,14 +143,17 @@ class _Walk:
                 names = {self.read.name, self.written.name}
                 if any(buffer.name in names for buffer, _ in arguments):
                     raise _Opaque
-            case _:
-                pass  # registers, accumulators and prefetches touch neither
+            case _:  # touches neither itself
+                for inner in children(stmt):
+                    if isinstance(inner, Stmt):
+                        self.stmt(inner)
+                    else:
+                        self.value(inner)
 
     def value(self, value: LoopValue) -> None:
-        if isinstance(value, Load) and value.buffer.name == self.read.name:
-            self.access(value.index, value.buffer, writes=False)
-        for part in operands(value):
-            self.value(part)
+        for part in values(value):
+            if isinstance(part, Load) and part.buffer.name == self.read.name:
+                self.access(part.index, part.buffer, writes=False)
 
     def access(self, index: Sequence[Expr], buffer: Buffer, *, writes: bool) -> None:
         address = as_expr(0)

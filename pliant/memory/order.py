@@ -24,7 +24,8 @@ import numpy as np
 from pliant.context import Context
 from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import Call, Check, Role, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Call, Check, Role
 from pliant.ir.ops import CALLS
 from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS

@@ -12,26 +12,26 @@ from their beginning and has the same form. Kernels store each element once.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from dataclasses import replace
 
+from pliant.ir.loop_walk import (
+    VALUES,
+    Node,
+    children,
+    map_buffers,
+    rewrite,
+    values,
+)
 from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
-    Dispatch,
-    For,
-    If,
     Load,
     LoopFunc,
-    LoopValue,
     Role,
     Stmt,
     Store,
-    Switch,
-    Variant,
-    operands,
 )
 from pliant.sym import Expr, as_expr
 
@@ -40,18 +40,15 @@ class _Breach(Exception):
     """An access that is not pointwise."""
 
 
-def _loads(value: LoopValue, name: str) -> Iterator[tuple[Expr, ...]]:
-    if isinstance(value, Load) and value.buffer.name == name:
-        yield value.index
-    for part in operands(value):
-        yield from _loads(part, name)
-
-
-def _values(stmt: Stmt) -> Iterator[LoopValue]:
-    for field in ("value", "cond"):
-        found = getattr(stmt, field, None)
-        if found is not None:
-            yield found
+def _loads(stmt: Stmt, name: str) -> set[tuple[Expr, ...]]:
+    """Where a statement's own values load a buffer."""
+    return {
+        value.index
+        for child in children(stmt)
+        if type(child) in VALUES
+        for value in values(child)
+        if isinstance(value, Load) and value.buffer.name == name
+    }
 
 
 class _Walk:
@@ -71,11 +68,10 @@ class _Walk:
         for inner in body:
             if isinstance(inner, Call):
                 self.call(inner, source, result)
-            for value in _values(inner):
-                found = set(_loads(value, source))
-                if found and stored is not None:
-                    raise _Breach
-                loaded |= found
+            found = _loads(inner, source)
+            if found and stored is not None:
+                raise _Breach
+            loaded |= found
             if isinstance(inner, Store) and inner.buffer.name == result:
                 if stored is not None or not loaded <= {inner.index}:
                     raise _Breach
@@ -103,19 +99,10 @@ class _Walk:
 
 
 def _nested(stmt: Stmt) -> tuple[Stmt, ...]:
-    match stmt:
-        case Block():
-            return (stmt,)
-        case For():
-            return (stmt.body,)
-        case If(_, then, otherwise):
-            return (then,) if otherwise is None else (then, otherwise)
-        case Switch(_, cases):
-            return tuple(inner for _, inner in cases)
-        case Dispatch(variants):
-            return tuple(variant.body for variant in variants)
-        case _:
-            return ()
+    """The bodies in a statement."""
+    if isinstance(stmt, Block):
+        return (stmt,)
+    return tuple(child for child in children(stmt) if isinstance(child, Stmt))
 
 
 def is_pointwise(
@@ -144,51 +131,35 @@ def in_place(
     """
     renamed = f"{func.name}_in_place"
     found = functions.get(renamed)
-    mapping = {
-        b: dataclasses.replace(b, role=Role.INOUT)
-        for b in func.buffers
-        if b.name in names
-    }
+    mapping = {b: replace(b, role=Role.INOUT) for b in func.buffers if b.name in names}
     buffers = tuple(mapping.get(b, b) for b in func.buffers)
     if found is not None and found.buffers == buffers:
         return found
     while renamed in functions:
         renamed += "_"
-    body = _rebuilt(func.body, mapping, names, functions)
+    body = _with_results(func.body, mapping, functions)
     made = LoopFunc(renamed, func.sizes, buffers, body)
     functions[renamed] = made
     return made
 
 
-def _rebuilt(
-    node: Any,
-    mapping: Mapping[Buffer, Buffer],
-    names: frozenset[str],
-    functions: dict[str, LoopFunc],
-) -> Any:
-    if isinstance(node, Buffer):
-        return mapping.get(node, node)
-    if isinstance(node, tuple):
-        return tuple(_rebuilt(part, mapping, names, functions) for part in node)
-    if isinstance(node, Call):
+def _with_results(
+    body: Stmt, mapping: Mapping[Buffer, Buffer], functions: dict[str, LoopFunc]
+) -> Stmt:
+    """The body with other buffers, calling functions that expect those."""
+    names = {buffer.name for buffer in mapping}
+
+    def calling(node: Node) -> Node:
+        if not isinstance(node, Call):
+            return node
         callee = functions[node.function]
         passed = frozenset(
             b.name
             for b, (given, _) in zip(callee.buffers, node.arguments, strict=True)
             if given.name in names and b.role is Role.OUT
         )
-        if passed:
-            callee = in_place(callee, passed, functions)
-        arguments = tuple((mapping.get(b, b), index) for b, index in node.arguments)
-        return Call(callee.name, node.sizes, arguments)
-    if isinstance(node, _KINDS):
-        parts = {
-            f.name: _rebuilt(getattr(node, f.name), mapping, names, functions)
-            for f in dataclasses.fields(node)
-        }
-        return dataclasses.replace(node, **parts)
-    return node
+        if not passed:
+            return node
+        return replace(node, function=in_place(callee, passed, functions).name)
 
-
-# Statements and values, and the variants of a Dispatch.
-_KINDS = (*get_args(Stmt), *get_args(LoopValue), Variant)
+    return map_buffers(rewrite(body, calling), lambda b: mapping.get(b, b))

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pliant.context import Context
 from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import Call, LoopFunc, Role, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Call, LoopFunc, Role
 from pliant.ir.ops import CALLS
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.memory.order import may_fail

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pliant.ir.loops import Dispatch, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Dispatch
 from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
 from pliant.memory.order import permuted

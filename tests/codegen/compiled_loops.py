@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.lower.vectorize import vectorized
 from pliant.machine import target
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, sym
@@ -58,7 +59,7 @@ class PltCall(ctypes.Structure):
 
 def compiled(funcs: list[LoopFunc], to: Target) -> CompiledCode:
     module = ll.Module("test")
-    emit_loop_functions(module, funcs, to)
+    emit_loop_functions(module, vectorized(funcs, to), to)
     return compile_ir(module, to, runtime.symbols())
 
 

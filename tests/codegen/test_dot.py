@@ -39,6 +39,7 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec_loops import verify_loop
 from pliant.ir.text import print_module
 from pliant.ir.types import DType
+from pliant.lower.vectorize import vectorized
 from pliant.machine.target import Target, avx2, avx512, baseline, host, neon
 from pliant.sym import as_expr, sym
 
@@ -155,7 +156,7 @@ INSTRUCTIONS: list[tuple[str, Target, str]] = [
 @pytest.mark.parametrize(("parts", "target", "instruction"), INSTRUCTIONS)
 def test_instructions(parts: str, target: Target, instruction: str) -> None:
     module = ll.Module("dot")
-    emit_loop_functions(module, [elementwise(parts)], target)
+    emit_loop_functions(module, vectorized([elementwise(parts)], target), target)
     assert instruction in assembly(module, target)
 
 

@@ -17,8 +17,8 @@ from pliant.codegen.host import emit_host
 from pliant.codegen.host_checks import MOST, SizeCheck
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import HostPlan, Table
-from pliant.codegen.llvm_dims import as_value
 from pliant.codegen.llvm_types import I8, I64, PTR
+from pliant.codegen.sizes import as_value
 from pliant.machine import target
 from pliant.sym import (
     Binding,

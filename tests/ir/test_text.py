@@ -11,6 +11,7 @@ import pytest
 
 from pliant.ir import loops
 from pliant.ir.graph import Constant, Graph, Module, Op
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import LoopFunc
 from pliant.ir.parse import ParseError, parse_graph, parse_loop, parse_module
 from pliant.ir.text import print_graph, print_loop, print_module
@@ -161,7 +162,7 @@ def test_loop_round_trip() -> None:
     func = parse_loop(LOOP)
     assert print_loop(func) == LOOP
     assert same(parse_loop(LOOP.replace("\n", "  # comment\n")), func)
-    kinds = {type(s).__name__ for s in loops.statements(func.body)}
+    kinds = {type(s).__name__ for s in statements(func.body)}
     assert kinds == {t.__name__ for t in loops.Stmt.__args__}
 
 

@@ -28,6 +28,7 @@ from pliant.ir.loops import Buffer, Role, buffer
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.kernels.attention import Attention, AttentionKernel, attention
 from pliant.lower.attend import RegionScore
+from pliant.lower.vectorize import vectorized
 from pliant.passes.scores import mask_region
 from pliant.runtime import binding
 from pliant.sym import Expr, Facts, as_expr, floordiv, sym
@@ -132,9 +133,9 @@ def kernel(case: Case, target: str) -> AttentionKernel:
 @functools.cache
 def compiled(case: Case, target: str) -> CompiledCode:
     module = ll.Module("attention")
-    made = kernel(case, target)
-    emit_loop_functions(module, [*made.helpers, made.func], machine(target))
-    return compile_ir(module, machine(target), binding.symbols())
+    made, to = kernel(case, target), machine(target)
+    emit_loop_functions(module, vectorized([*made.helpers, made.func], to), to)
+    return compile_ir(module, to, binding.symbols())
 
 
 def whole(view: torch.Tensor) -> torch.Tensor:

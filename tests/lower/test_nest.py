@@ -9,7 +9,8 @@ import pytest
 from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
-from pliant.ir.loops import For, Kind, LoopFunc, statements
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import For, Kind, LoopFunc
 from pliant.ir.spec import Stage, verify
 from pliant.ir.types import DType, tensor
 from pliant.lower.domain import Axis, merge

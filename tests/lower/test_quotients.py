@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import pliant
+from pliant.ir.loop_walk import values
 from pliant.ir.loops import Binary, Unary
-from pliant.lower.rebuild import values_in
 
 
 class Apply(nn.Module):
@@ -32,7 +32,7 @@ def ops(model: pliant.CompiledModel) -> set[str]:
     return {
         value.op
         for func in model.program.lowered.loops.values()
-        for value in values_in(func.body)
+        for value in values(func.body)
         if isinstance(value, Unary | Binary)
     }
 

@@ -21,6 +21,7 @@ from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Module, Value
 from pliant.ir.interp import run_graph
+from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     Block,
     Const,
@@ -31,7 +32,6 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     Variant,
-    statements,
 )
 from pliant.ir.spec import Stage, verify
 from pliant.ir.types import DType, tensor

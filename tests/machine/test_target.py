@@ -34,6 +34,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.lower.vectorize import vectorized
 from pliant.machine import processor, target
 from pliant.machine.target import Target
 from pliant.sym import as_expr, sym
@@ -306,7 +307,8 @@ def test_micro_kernel_of_any_machine(to: Target, multiply: str, vector: str) -> 
     tallest = (to.registers - 3) // 2
     for rows in (1, 2, tallest - 1, tallest):
         module = ll.Module("test")
-        emit_loop_functions(module, [micro_kernel(rows, 2 * to.lanes)], to)
+        kernels = vectorized([micro_kernel(rows, 2 * to.lanes)], to)
+        emit_loop_functions(module, kernels, to)
         loop = inner_loop(assembly(module, to), multiply)
         multiplies = [line for line in loop if line.startswith(multiply)]
         assert len(multiplies) == 2 * rows

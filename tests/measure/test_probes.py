@@ -17,6 +17,7 @@ from pliant.codegen.llvm import emit_loop_functions
 from pliant.errors import OptionError
 from pliant.ir.interp_loops import run_loop
 from pliant.ir.spec_loops import verify_loop
+from pliant.lower.vectorize import vectorized
 from pliant.machine import target
 from pliant.machine.processor import Cache
 from pliant.measure import probes
@@ -77,7 +78,7 @@ def test_chains_stay_in_registers(name: str) -> None:
     """Between the first and the last multiply-add there is nothing else."""
     to = target.named(name)
     module = ll.Module("test")
-    emit_loop_functions(module, [probes.peak_function(to.lanes)], to)
+    emit_loop_functions(module, vectorized([probes.peak_function(to.lanes)], to), to)
     lines = [line.split() for line in assembly(module, to).splitlines()]
     words = [line[0] for line in lines if line]
     chains = [k for k, w in enumerate(words) if w.startswith(("vfmadd", "fmla"))]

@@ -1,0 +1,191 @@
+"""Elements of buffers: how an address depends on the lane is how memory is accessed.
+
+An address is a polynomial in the variable of the vector loop (`llvm_dims.py`):
+
+    not in it               one scalar load, the same for all lanes
+    one element per lane    a vector load or store
+    backwards               a vector load, reversed
+    any other way           a gather or scatter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import llvmlite.ir as ll
+
+from pliant.codegen import llvm_lanes as lane_ops
+from pliant.codegen.llvm_dims import Dims, Linear
+from pliant.codegen.llvm_types import (
+    I64,
+    LLValue,
+    constant,
+    lanes_of,
+    splat,
+    storage_type,
+)
+from pliant.ir.loops import Buffer, Role, address
+from pliant.sym import Expr
+
+
+def mark_aliasing(args: Iterable[LLValue], buffers: Sequence[Buffer]) -> None:
+    """Inputs may be one another but are not written; an INOUT may be an input too."""
+    in_place = has_in_place(buffers)
+    for arg, buf in zip(args, buffers, strict=True):
+        alone = buf.role in (Role.OUT, Role.WORK)
+        if alone or (buf.role is Role.IN and not in_place):
+            arg.add_attribute("noalias")
+
+
+def has_in_place(buffers: Iterable[Buffer]) -> bool:
+    return any(buf.role is Role.INOUT for buf in buffers)
+
+
+class Memory:
+    """The buffers in scope of one function, and access to them."""
+
+    def __init__(self, dims: Dims) -> None:
+        self.dims, self.builder = dims, dims.builder
+        self.buffers: dict[str, LLValue] = {}  # name -> address of element 0
+        self.in_place = False  # whether an input may be written, under another name
+        self._flat: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], Expr] = {}
+
+    def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
+        """The element's number in the buffer."""
+        key = (buf.strides, index)
+        if key not in self._flat:
+            self._flat[key] = address(buf, index)
+        return self._flat[key]
+
+    def address(self, buf: Buffer, index: tuple[Expr, ...]) -> LLValue:
+        """Where an element is that is the same for all lanes."""
+        return self._pointer(buf, self._uniform(self.flat(buf, index)))
+
+    def near(self, buf: Buffer, index: tuple[Expr, ...]) -> LLValue | None:
+        """The address of lane 0's element, or None if it is not found by adding."""
+        at = self.dims.linear(self.flat(buf, index))
+        return None if at is None else self._pointer(buf, at)
+
+    def load(
+        self,
+        buf: Buffer,
+        index: tuple[Expr, ...],
+        where: LLValue | None,
+        mask: LLValue | None,
+    ) -> LLValue:
+        """An element, or one per lane; zero, and not read, where a flag is false."""
+        b, expr = self.builder, self.flat(buf, index)
+        if not self.dims.varies(expr):
+            if where is not None and lanes_of(where) > 1:
+                where = self._both(mask, where)
+            loaded = self._load_uniform(buf, self._uniform(expr), where)
+        else:
+            loaded = self._load_varying(buf, expr, self._both(mask, where))
+        return lane_ops.from_storage(b, loaded, buf.dtype)
+
+    def store(
+        self, buf: Buffer, index: tuple[Expr, ...], value: LLValue, mask: LLValue | None
+    ) -> None:
+        """Writes the lanes of the mask; None stands for all of them."""
+        b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
+        stored = lane_ops.to_storage(b, value, buf.dtype)
+        if self.dims.lanes == 1:
+            b.store(stored, self._pointer(buf, self._uniform(expr)), align=align)
+            return
+        stored = splat(b, stored, self.dims.lanes)
+        at = self.dims.linear(expr)
+        if at is None or at.stride != 1:
+            lane_ops.scatter(b, stored, self._addresses(buf, expr), align, mask)
+            return
+        pointer = self._pointer(buf, at)
+        if mask is not None and _is_register(buf, at):
+            # A masked store would keep the buffer out of registers.
+            kept = b.load(pointer, align=align, typ=stored.type)
+            stored, mask = b.select(mask, stored, kept), None
+        lane_ops.store_lanes(b, stored, pointer, align, mask)
+
+    def _is_constant(self, buf: Buffer) -> bool:
+        """Whether a function that reads the buffer leaves it as it is."""
+        return buf.role is Role.IN and not self.in_place
+
+    def _uniform(self, expr: Expr) -> Linear:
+        found = self.dims.linear(expr)
+        assert found is not None, f"'{expr}' varies by lane"
+        return found
+
+    def _pointer(self, buf: Buffer, at: Linear) -> LLValue:
+        """Where lane 0 is."""
+        pointer, element = self.buffers[buf.name], storage_type(buf.dtype)
+        if at.dynamic is not None:
+            base, moving = pointer, at.dynamic
+            pointer, _ = self.dims.once(
+                ("pointer", buf.name, id(moving)),
+                lambda: (
+                    self.builder.gep(base, [moving], source_etype=element),
+                    moving,
+                ),
+            )
+        if at.offset:
+            offset = constant(I64, at.offset)
+            pointer = self.builder.gep(pointer, [offset], source_etype=element)
+        return pointer
+
+    def _addresses(self, buf: Buffer, expr: Expr) -> LLValue:
+        """One address per lane."""
+        at, element = self.dims.linear(expr), storage_type(buf.dtype)
+        if at is None:
+            base, offsets = self.buffers[buf.name], self.dims.value(expr)
+        else:
+            base, offsets = self._pointer(buf, at), self.dims.steps(at.stride)
+        return lane_ops.pointers(self.builder, base, element, offsets)
+
+    def _both(self, mask: LLValue | None, other: LLValue | None) -> LLValue:
+        """The lanes in both masks; None stands for all lanes."""
+        if other is None:
+            return mask
+        other = splat(self.builder, other, self.dims.lanes)
+        return other if mask is None else self.builder.and_(mask, other)
+
+    def _load_uniform(self, buf: Buffer, at: Linear, where: LLValue | None) -> LLValue:
+        b, typ, align = self.builder, storage_type(buf.dtype), buf.dtype.bytes
+        if where is None:
+            pointer = self._pointer(buf, at)
+            return b.load(
+                pointer, align=align, typ=typ, constant=self._is_constant(buf)
+            )
+        wanted = lane_ops.any_lane(b, where)
+        before = b.block
+        with b.if_then(wanted):
+            with self.dims.scope():
+                found = b.load(self._pointer(buf, at), align=align, typ=typ)
+            after = b.block
+        loaded = b.phi(typ)
+        loaded.add_incoming(ll.Constant(typ, None), before)
+        loaded.add_incoming(found, after)
+        if lanes_of(where) == 1:
+            return loaded
+        wide = splat(b, loaded, lanes_of(where))
+        return b.select(where, wide, ll.Constant(wide.type, None))
+
+    def _load_varying(self, buf: Buffer, expr: Expr, mask: LLValue | None) -> LLValue:
+        b, lanes, align = self.builder, self.dims.lanes, buf.dtype.bytes
+        typ = storage_type(buf.dtype, lanes)
+        at = self.dims.linear(expr)
+        if at is not None and at.stride == 1:
+            if _is_register(buf, at):
+                loaded = b.load(self._pointer(buf, at), align=align, typ=typ)
+                zero = ll.Constant(typ, None)
+                return loaded if mask is None else b.select(mask, loaded, zero)
+            pointer, constant = self._pointer(buf, at), self._is_constant(buf)
+            if mask is None:
+                return b.load(pointer, align=align, typ=typ, constant=constant)
+            return lane_ops.load_lanes(b, pointer, typ, align, mask)
+        if at is not None and at.stride == -1 and mask is None:
+            last = Linear(at.dynamic, at.offset - lanes + 1, 1)
+            backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
+            return lane_ops.reverse_lanes(b, backwards)
+        return lane_ops.gather(b, self._addresses(buf, expr), typ, align, mask)
+
+
+def _is_register(buf: Buffer, at: Linear) -> bool:
+    return buf.role is Role.REGISTER and at.dynamic is None
