@@ -216,9 +216,18 @@ void plt_model_destroy(plt_model *m) {
     plt_release(&s, m, m->block_bytes);
 }
 
+/* What the arenas between calls have mapped; with nobody else about. */
+static int64_t idle_mapped(plt_model *m) {
+    plt_slot *spare = atomic_load(&m->spare);
+    int64_t bytes = spare ? spare->arena.mapped : 0;
+    for (plt_slot *s = m->idle; s; s = s->next) bytes += s->arena.mapped;
+    return bytes;
+}
+
 /* In a child forked since the last call: if another thread held the lock at the fork,
  * what it guards may be half changed, and is dropped. Plans and arenas of calls that
- * were running then stay allocated: their threads are gone. */
+ * were running then, or that were just being cut, stay allocated and are no longer
+ * counted: their threads are gone. */
 void plt_enter(plt_model *m) {
     uint32_t now = plt_pool_epoch(m->pool), seen = atomic_load(&m->epoch);
     if (seen == now) return;
@@ -234,6 +243,7 @@ void plt_enter(plt_model *m) {
             m->idle = NULL;
             m->n_idle = 0;
         }
+        atomic_store(&m->arena_bytes, idle_mapped(m));
         plt_budget_enter(m->services.budget);
         atomic_store(&m->epoch, now);
     }

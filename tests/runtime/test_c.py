@@ -35,7 +35,7 @@ VARIANTS = {
     "address": (
         ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
         # AddressSanitizer's allocator may be locked by another thread at the fork
-        ["-fork_in_call"],
+        ["-fork_in_call", "-idle_fork"],
     ),
     "thread": (["-O1", "-g", "-fsanitize=thread"], RACES),
     "serial": (["-O2", "-DPLT_NO_THREADS", "-DPLT_NO_MMAP", "-DPLT_NO_FILES"], []),
