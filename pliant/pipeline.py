@@ -266,6 +266,7 @@ def compile_module(
     if folder is not None:
         (folder / "llvm.ll").write_text(code.llvm_ir())
         (folder / "code.s").write_text(code.assembly())
+    facts.forget()  # a model keeps what is known, not what was worked out from it
     return Program(
         fused.replace(constants={}),
         lowered.replace(constants={}),

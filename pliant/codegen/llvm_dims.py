@@ -56,6 +56,7 @@ from pliant.ir.loops import (
 from pliant.ir.loops import operands as value_operands
 from pliant.sym import ZERO, Cond, Expr, mod
 from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
+from pliant.sym.signs import plainly_nonnegative
 
 NO_WRAP = ("nsw",)
 # Adding this to a small signed integer's bits gives the double 1.5 * 2^52 + integer.
@@ -132,29 +133,12 @@ class Dims:
 
     def is_nonnegative(self, expr: Expr) -> bool:
         """Whether that is plain to see; False means unknown."""
-        return all(
-            c >= 0 and all(self._atom_is_nonnegative(a) for a, _ in mono)
-            for c, mono in expr.terms
-        )
+        return plainly_nonnegative(expr, self._is_unsigned)
 
-    def _atom_is_nonnegative(self, atom: Atom) -> bool:
-        match atom:
-            case Symbol(name):
-                bound = self.names[name]
-                bound = bound.base if isinstance(bound, Lanes) else bound
-                return (
-                    bound >= 0 if isinstance(bound, int) else name not in self._signed
-                )
-            case FloorDiv(num, _) | CeilDiv(num, _):
-                return self.is_nonnegative(num)
-            case Mod():
-                return True
-            case Min(args):
-                return all(map(self.is_nonnegative, args))
-            case Max(args):
-                return any(map(self.is_nonnegative, args))
-            case _:
-                return False
+    def _is_unsigned(self, name: str) -> bool:
+        bound = self.names[name]
+        bound = bound.base if isinstance(bound, Lanes) else bound
+        return bound >= 0 if isinstance(bound, int) else name not in self._signed
 
     # ---- values
 

@@ -11,7 +11,7 @@ expression is looked at once, and that note is left out. Answers are the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -19,12 +19,13 @@ from unittest import mock
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental import proxy_tensor
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._sympy import interp, value_ranges
 
 
 @contextlib.contextmanager
 def shared_bounds() -> Iterator[None]:
-    note = partial(proxy_tensor._extract_tensor_metadata, include_contiguity=False)
+    note = partial(_extract_tensor_metadata, include_contiguity=False)
     with (
         mock.patch.object(proxy_tensor, "_extract_tensor_metadata", note),
         mock.patch.object(value_ranges, "sympy_interp", _Shared()),
@@ -56,7 +57,7 @@ class _Shared:
     def __call__(
         self,
         analysis: Any,
-        env: Mapping[Any, Any],
+        env: dict[Any, Any],
         expr: Any,
         *,
         index_dtype: torch.dtype = torch.int64,
@@ -76,7 +77,7 @@ class _Shared:
                 )
             if part not in known:
                 args = [value(arg) for arg in part.args]
-                known[part] = interp._run_sympy_handler(
+                known[part] = interp._run_sympy_handler(  # type: ignore[no-untyped-call]
                     analysis, args, part, index_dtype=index_dtype
                 )
             return known[part]
