@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pliant.ir.build import Builder, facts_of
 from pliant.ir.graph import Graph, Value
@@ -40,7 +40,14 @@ class Context:
     options: Options
     target: Target
     training: Training | None = None  # None: the module is only run
+    held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, graph: Graph) -> Facts:
-        """What the graph's constraints state of its symbols."""
-        return facts_of(graph)
+        """What the graph's constraints state of its symbols.
+
+        It is held as long as the context is: the next pass gets the same object, and
+        with it what this one has worked out.
+        """
+        facts = facts_of(graph)
+        self.held[facts] = None
+        return facts

@@ -421,6 +421,8 @@ def compile_module(
     if folder is not None:
         (folder / "llvm.ll").write_text(made.code.llvm_ir())
         (folder / "code.s").write_text(made.code.assembly())
+    # A model keeps what is known, not what was worked out from it.
+    interface.facts.forget()
     program = Program(
         fused.replace(constants={}),
         lowered.replace(constants={}),

@@ -28,7 +28,8 @@ from pliant.ir.graph import Attr, Graph, Op, Value, walk
 from pliant.ir.types import TensorType
 from pliant.ir.work import op_flops
 from pliant.sym import Expr, maximum, product
-from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol
+from pliant.sym.expr import Max
+from pliant.sym.signs import plainly_nonnegative
 
 MOST = 1 << 56
 
@@ -61,7 +62,7 @@ def size_checks(graphs: Iterable[Graph]) -> tuple[SizeCheck, ...]:
             what = f"{value.name}: {value.type}{place}"
             dims = [dim for dim in value.shape if not dim.is_const]
             for dim in dims:
-                if not _is_nonnegative(dim):
+                if not plainly_nonnegative(dim):
                     others[dim] = SizeCheck(dim, f"a dim of {what}", low=0)
             if dims:
                 whole = product(maximum(dim, 1) for dim in value.shape)
@@ -122,25 +123,3 @@ def _implies(check: SizeCheck, other: SizeCheck) -> bool:
         return False
     inside = all(powers.get(atom, 0) >= power for atom, power in part)
     return inside and few * check.high <= many * other.high
-
-
-def _is_nonnegative(expr: Expr) -> bool:
-    """Whether that is plain to see; a symbol in a dim is guarded to be."""
-    return all(
-        coefficient >= 0 and all(_atom_is_nonnegative(atom) for atom, _ in mono)
-        for coefficient, mono in expr.terms
-    )
-
-
-def _atom_is_nonnegative(atom: Atom) -> bool:
-    match atom:
-        case Symbol() | Mod():
-            return True
-        case FloorDiv(num, _) | CeilDiv(num, _):
-            return _is_nonnegative(num)
-        case Min(args):
-            return all(map(_is_nonnegative, args))
-        case Max(args):
-            return any(map(_is_nonnegative, args))
-        case _:
-            return False

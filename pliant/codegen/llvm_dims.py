@@ -28,7 +28,8 @@ from pliant.codegen.llvm_types import (
 )
 from pliant.codegen.sizes import NO_WRAP, SizeCode, as_value, emit_atom
 from pliant.sym import Expr
-from pliant.sym.expr import Atom, CeilDiv, FloorDiv, Max, Min, Mod, Symbol, operands
+from pliant.sym.expr import Atom, Symbol, operands
+from pliant.sym.signs import plainly_nonnegative
 
 T = TypeVar("T")
 
@@ -107,29 +108,12 @@ class Dims(SizeCode[Number]):
 
     def is_nonnegative(self, expr: Expr) -> bool:
         """Whether that is plain to see; False means unknown."""
-        return all(
-            c >= 0 and all(self._atom_is_nonnegative(a) for a, _ in mono)
-            for c, mono in expr.terms
-        )
+        return plainly_nonnegative(expr, self._is_unsigned)
 
-    def _atom_is_nonnegative(self, atom: Atom) -> bool:
-        match atom:
-            case Symbol(name):
-                bound = self.names[name]
-                bound = bound.base if isinstance(bound, Lanes) else bound
-                return (
-                    bound >= 0 if isinstance(bound, int) else name not in self._signed
-                )
-            case FloorDiv(num, _) | CeilDiv(num, _):
-                return self.is_nonnegative(num)
-            case Mod():
-                return True
-            case Min(args):
-                return all(map(self.is_nonnegative, args))
-            case Max(args):
-                return any(map(self.is_nonnegative, args))
-            case _:
-                return False
+    def _is_unsigned(self, name: str) -> bool:
+        bound = self.names[name]
+        bound = bound.base if isinstance(bound, Lanes) else bound
+        return bound >= 0 if isinstance(bound, int) else name not in self._signed
 
     # ---- values
 

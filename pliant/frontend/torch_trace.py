@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from pliant.frontend.torch_bounds import shared_bounds
 from pliant.frontend.torch_dims import (
     SymbolInfo,
     declared_symbols,
@@ -116,7 +117,8 @@ def _export(
     training: bool,
 ) -> tuple[ExportedProgram, Asked]:
     args, kwargs = pytree.tree_unflatten(list(values), spec)
-    with torch.set_grad_enabled(training), recorded_questions() as asked:
+    grad = torch.set_grad_enabled(training)
+    with grad, recorded_questions() as asked, shared_bounds():
         program = torch.export.export(
             model, args, kwargs, dynamic_shapes=shapes, strict=False
         )

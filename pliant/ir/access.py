@@ -14,12 +14,8 @@ from itertools import pairwise
 from pliant.ir.graph import Op
 from pliant.ir.types import contiguous_strides
 from pliant.sym import (
-    Atom,
     Expr,
     Facts,
-    Max,
-    Mod,
-    Symbol,
     as_expr,
     floordiv,
     ge,
@@ -30,6 +26,7 @@ from pliant.sym import (
     rebuild,
     sym,
 )
+from pliant.sym.signs import plainly_nonnegative
 
 Index = tuple[Expr, ...]
 
@@ -72,9 +69,9 @@ class Space:
     def _sign(self, difference: Expr) -> bool | None:
         if not any(name in self.extents for name in difference.symbols()):
             return self.facts.prove(ge(difference, 0))
-        if _nonnegative(self._corner(difference)):
+        if plainly_nonnegative(self._corner(difference)):
             return True
-        if _nonnegative(self._corner(-difference - 1)):
+        if plainly_nonnegative(self._corner(-difference - 1)):
             return False
         return None
 
@@ -86,9 +83,9 @@ class Space:
             low, step = e.substitute({name: 0}), linear_coefficient(e, name)
             if step is None:
                 return as_expr(-1)
-            if _nonnegative(step):
+            if plainly_nonnegative(step):
                 e = low
-            elif _nonnegative(-step):
+            elif plainly_nonnegative(-step):
                 e = self.canonical(low + step * (extent - 1))
             else:
                 return as_expr(-1)
@@ -104,26 +101,6 @@ def linear_coefficient(e: Expr, name: str) -> Expr | None:
     if name in coefficient.symbols() or name in zero.symbols():
         return None
     return coefficient if zero + coefficient * sym(name) == e else None
-
-
-def _nonnegative(e: Expr) -> bool:
-    """Plain to see: no negative coefficient, and every atom a size or made of such."""
-    return all(
-        c >= 0 and all(_plainly_nonnegative(atom) for atom, _ in monomial)
-        for c, monomial in e.terms
-    )
-
-
-def _plainly_nonnegative(atom: Atom) -> bool:
-    match atom:
-        case Symbol():
-            return True
-        case Mod():
-            return True
-        case Max(args):
-            return any(map(_nonnegative, args))
-        case _:
-            return all(map(_nonnegative, operands(atom)))
 
 
 def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:

@@ -7,9 +7,11 @@
          | Min(args) | Max(args)
 
 Expressions and atoms are interned: structurally equal means the same object, so `==`
-is `is`, never a proof. `prove.py` decides everything that depends on ranges; the
-canonical form holds for all integers and is free of context. The one precondition:
-a denominator is positive (`n // n` is 1, although `n` may be 0 elsewhere).
+is `is`, never a proof. The tables are weak: what nobody holds is forgotten, and what
+is remembered of arithmetic is bounded (MEMO). `prove.py` decides everything that
+depends on ranges; the canonical form holds for all integers and is free of context.
+The one precondition: a denominator is positive (`n // n` is 1, although `n` may be 0
+elsewhere).
 
 A quotient has one spelling: a numerator whose constant is one short of a multiple is
 rounded up (`(n + 15)//16` is `ceildiv(n, 16)`), every other one is rounded down
@@ -28,6 +30,7 @@ from functools import lru_cache
 from math import gcd
 from operator import index
 from typing import Any, ClassVar, NoReturn, TypeAlias
+from weakref import WeakValueDictionary
 
 Monomial: TypeAlias = "tuple[tuple[Atom, int], ...]"
 Term: TypeAlias = "tuple[int, Monomial]"
@@ -41,9 +44,11 @@ MEMO = 1 << 15
 class Atom:
     """An indivisible factor of a monomial. Interned; `order` sorts atoms."""
 
-    __slots__ = ("order",)
+    __slots__ = ("__weakref__", "order")
     order: tuple[int, str]
-    _interned: ClassVar[dict[tuple[Any, ...], Atom]] = {}
+    _interned: ClassVar[WeakValueDictionary[tuple[Any, ...], Atom]] = (
+        WeakValueDictionary()
+    )
 
     def __new__(cls, *args: Any) -> Atom:
         key = (cls, *args)
@@ -133,13 +138,15 @@ class Expr:
     the constant last with an empty monomial; zero has no terms.
     """
 
-    __slots__ = ("_hash", "_symbols", "_text", "is_const", "terms")
+    __slots__ = ("__weakref__", "_hash", "_symbols", "_text", "is_const", "terms")
     terms: tuple[Term, ...]
     is_const: bool
     _hash: int
     _symbols: tuple[str, ...] | None
     _text: str | None
-    _interned: ClassVar[dict[tuple[Term, ...], Expr]] = {}
+    _interned: ClassVar[WeakValueDictionary[tuple[Term, ...], Expr]] = (
+        WeakValueDictionary()
+    )
 
     @staticmethod
     def _of(terms: tuple[Term, ...]) -> Expr:
@@ -474,18 +481,13 @@ _BUILDERS: dict[type[Atom], Callable[..., Expr]] = {
 
 # --- canonical form -------------------------------------------------------------
 
-_ORDER: dict[Monomial, tuple[int, tuple[tuple[tuple[int, str], int], ...], bool]] = {}
 
-
+@lru_cache(maxsize=MEMO)
 def _order(mono: Monomial) -> tuple[int, tuple[tuple[tuple[int, str], int], ...], bool]:
     """Graded lexicographic sort key, and whether a Mod occurs."""
-    key = _ORDER.get(mono)
-    if key is None:
-        degree = sum(power for _, power in mono)
-        factors = tuple((atom.order, -power) for atom, power in mono)
-        has_mod = any(isinstance(atom, Mod) for atom, _ in mono)
-        key = _ORDER[mono] = (-degree, factors, has_mod)
-    return key
+    degree = sum(power for _, power in mono)
+    factors = tuple((atom.order, -power) for atom, power in mono)
+    return -degree, factors, any(isinstance(atom, Mod) for atom, _ in mono)
 
 
 def lift(atom: Atom) -> Expr:

@@ -7,29 +7,27 @@ are spread as real sizes are: all small, all large, one large among small ones.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 
-from pliant.sym.bounding import Interval
-from pliant.sym.cond import Cond
-from pliant.sym.expr import Expr, Symbol, sym
+from pliant.sym.expr import Symbol, sym
 from pliant.sym.prove import Facts
+from pliant.sym.samples import Point, Space
 
-Point = dict[str, int]
+__all__ = ["Point", "extremes", "random_points", "representatives", "witnesses"]
 
 _EVEN = (1, 17, 64, 384, 4096)  # sizes that all symbols have at once
 _UNEVEN = ((1024, 1), (1, 1024), (256, 4), (4, 256))  # of one symbol, of the others
 _VALUES = (0, 1, 2, 3, 5, 16, 31, 64, 130, 513, 4099)  # for witnesses
 _FAR = (1, 3000, 10**6, 10**9)  # for witnesses far out
 _MOST_WITNESSES, _MOST_VARIED = 1500, 6
-_MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
 _MOST_SKEWED = 4  # symbols that are varied one by one
 
 
 def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
     """A few assignments that stand for the range; distinct, in a fixed order."""
-    space = _Space(facts, names)
+    space = _space(facts, names)
     wanted = [partial(_skewed, "", size, size) for size in _EVEN]
     for name in space.free[:_MOST_SKEWED]:
         wanted += [partial(_skewed, name, its, others) for its, others in _UNEVEN]
@@ -54,7 +52,7 @@ def extremes(facts: Facts, names: Iterable[str]) -> list[Point]:
 def _combined(
     facts: Facts, names: Iterable[str], values: tuple[int, ...]
 ) -> list[Point]:
-    space = _Space(facts, names)
+    space = _space(facts, names)
     while len(values) > 2 and len(values) ** len(space.free) > _MOST_WITNESSES:
         values = values[::2] if len(values) % 2 else values[1::2]
     chosen = product(values, repeat=min(len(space.free), _MOST_VARIED))
@@ -76,7 +74,7 @@ def random_points(
     facts: Facts, names: Iterable[str], seed: int, count: int, most: int = 1024
 ) -> list[Point]:
     """Up to `count` assignments with log-uniform sizes up to `most`."""
-    space = _Space(facts, names)
+    space = _space(facts, names)
     rng = random.Random(seed)
 
     def size(name: str) -> int:
@@ -93,71 +91,13 @@ def random_points(
     return found[:count]
 
 
-class _Space:
-    """The symbols as expressions over those that are free to choose."""
-
-    def __init__(self, facts: Facts, names: Iterable[str]) -> None:
-        self.facts = facts
-        self.names = sorted(
-            {*names, *(s for cond in facts.stated for s in cond.symbols())}
-        )
-        self.forms = {
-            name: facts.in_multiples(facts.canonical(sym(name))) for name in self.names
-        }
-        self.free = sorted({s for form in self.forms.values() for s in form.symbols()})
-        self.values: dict[str, list[int]] = {}  # of some free symbols, all allowed
-
-    def interval(self, name: str) -> Interval:
-        return self.facts.box(Symbol(name))
-
-    def narrow(self) -> None:
-        """Finds the small values that the conditions of one symbol alone allow."""
-        for name in self.free:
-            alone = {
-                k: form for k, form in self.forms.items() if form.symbols() == (name,)
-            }
-            conds = [c for c in self.facts.stated if alone.keys() >= set(c.symbols())]
-            if not conds:
-                continue
-            tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
-            allowed = []
-            for size in sorted(tried):
-                point = _evaluated(alone, {name: size})
-                if point is not None and _holds(conds, point):
-                    allowed.append(size)
-            if allowed:
-                self.values[name] = allowed
-
-    def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
-        for choose in wanted:
-            base = {name: self._inside(name, choose(name)) for name in self.free}
-            point = _evaluated(self.forms, base)
-            if point is not None and self._allowed(point):
-                yield point
-
-    def _inside(self, name: str, size: int) -> int:
-        low, high = self.interval(name)
-        size = size if low is None else max(size, low)
-        size = size if high is None else min(size, high)
-        values = self.values.get(name)
-        return size if values is None else min(values, key=lambda v: abs(v - size))
-
-    def _allowed(self, point: Point) -> bool:
-        return _holds(self.facts.stated, point)
-
-
-def _holds(conds: Iterable[Cond], point: Point) -> bool:
-    try:
-        return all(cond.holds(point) for cond in conds)
-    except ZeroDivisionError:
-        return False  # outside the precondition of a quotient
-
-
-def _evaluated(forms: Mapping[str, Expr], base: Mapping[str, int]) -> Point | None:
-    try:
-        return {name: form.evaluate(base) for name, form in forms.items()}
-    except ZeroDivisionError:
-        return None
+def _space(facts: Facts, names: Iterable[str]) -> Space:
+    stated = (s for cond in facts.stated for s in cond.symbols())
+    forms = {
+        name: facts.in_multiples(facts.canonical(sym(name)))
+        for name in sorted({*names, *stated})
+    }
+    return Space(forms, facts.stated, lambda name: facts.box(Symbol(name)))
 
 
 def _distinct(points: Iterable[Point]) -> list[Point]:

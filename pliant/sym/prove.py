@@ -10,15 +10,19 @@ becomes the sign of a polynomial, the difference of its sides:
 
 `bounding.py` bounds a polynomial over intervals; `search.py` adds case splits and
 the nonnegative expressions. Contradictory facts raise ValueError if noticed.
+
+Facts that were stated alike are one object as long as someone holds it, so that what
+one pass has worked out from them the next one knows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Literal, TypeAlias
+from weakref import WeakValueDictionary
 
 from pliant.sym.bounding import (
     Interval,
@@ -55,8 +59,32 @@ from pliant.sym.search import Search, tightened, without_quotients
 __all__ = ["Cond", "Facts", "divides", "eq", "ge", "gt", "le", "lt", "ne"]
 
 Order: TypeAlias = Literal["lt", "le", "eq", "ge", "gt"]
+# A condition, or a symbol's range: its name and ends.
+_Statement: TypeAlias = Cond | tuple[str, int | None, int | None]
 _DEFAULT: Interval = (0, None)
 _PROPAGATION_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Symbols with known divisors, as images over fresh symbols with ranges."""
+
+    images: dict[str, Expr]
+    ranges: dict[str, Interval]
+
+
+@dataclass(slots=True)
+class _Memo:
+    """What was worked out from facts."""
+
+    bounds: dict[Expr, Interval] = field(default_factory=dict)
+    canonical: dict[Expr, Expr] = field(default_factory=dict)
+    signs: dict[Expr, bool | None] = field(default_factory=dict)
+    proved: dict[Cond, bool | None] = field(default_factory=dict)
+    sampler: Sampler | None = None
+    known: tuple[Expr, ...] | None = None
+    forms: tuple[frozenset[Expr], frozenset[Expr]] | None = None
+    parts: _Parts | None = None
 
 
 class Facts:
@@ -67,26 +95,25 @@ class Facts:
     """
 
     __slots__ = (
-        "_bounds",
-        "_canonical",
+        "__weakref__",
+        "_before",
         "_divisors",
         "_equal",
-        "_forms",
-        "_known",
+        "_memo",
         "_multiples",
         "_nonneg",
-        "_parts",
-        "_proved",
         "_ranges",
         "_rules",
-        "_sampler",
         "_solved",
+        "_statements",
         "_unequal",
         "stated",
     )
 
     def __init__(self) -> None:
         self.stated: tuple[Cond, ...] = ()  # as given, for guards
+        self._statements: tuple[_Statement, ...] = ()  # all, in order
+        self._before: Facts | None = None  # the last one, kept to be found again
         self._ranges: dict[str, Interval] = {}
         self._solved: dict[str, Expr] = {}
         self._rules: tuple[tuple[Monomial, Expr], ...] = ()
@@ -95,16 +122,11 @@ class Facts:
         self._unequal: tuple[Expr, ...] = ()
         self._multiples: tuple[tuple[int, Expr], ...] = ()
         self._divisors: tuple[tuple[Expr, Expr], ...] = ()
-        self._forget()
+        self._memo = _Memo()
 
-    def _forget(self) -> None:
-        self._bounds: dict[Expr, Interval] = {}
-        self._canonical: dict[Expr, Expr] = {}
-        self._proved: dict[Cond, bool | None] = {}
-        self._sampler: Sampler | None = None
-        self._known: tuple[Expr, ...] | None = None
-        self._forms: tuple[frozenset[Expr], frozenset[Expr]] | None = None
-        self._parts: _Parts | None = None
+    def forget(self) -> None:
+        """Drops what was worked out from the facts: asked again, it is so again."""
+        self._memo = _Memo()
 
     def __repr__(self) -> str:
         return f"Facts({', '.join(map(str, self.stated))})"
@@ -113,15 +135,7 @@ class Facts:
 
     def with_range(self, name: str, lo: int | None, hi: int | None) -> Facts:
         """lo <= name <= hi; None leaves that side open."""
-        symbol = sym(name)
-        new = self._extended(
-            *([le(lo, symbol)] if lo is not None else []),
-            *([le(symbol, hi)] if hi is not None else []),
-        )
-        if name not in new._ranges and name not in new._solved:
-            new._ranges[name] = (None, None)
-        new._narrow(symbol, lo, hi)
-        return new
+        return self._shared((name, lo, hi))
 
     def with_eq(self, a: DimLike, b: DimLike) -> Facts:
         return self.assume(eq(a, b))
@@ -130,30 +144,51 @@ class Facts:
         return self.assume(divides(k, e))
 
     def assume(self, cond: Cond) -> Facts:
-        new = self._extended(cond)
-        match cond.kind:
-            case "eq":
-                new._add_equal(cond.lhs - cond.rhs)
-            case "ne":
-                new._add_unequal(cond.lhs - cond.rhs)
-            case "le":
-                new._add_nonneg(cond.rhs - cond.lhs)
-            case "lt":
-                new._add_nonneg(cond.rhs - cond.lhs - 1)
-            case "divides":
-                new._add_divides(cond.lhs, cond.rhs)
-        new._propagate()
-        return new
+        return self._shared(cond)
 
-    def _extended(self, *conds: Cond) -> Facts:
+    def _shared(self, statement: _Statement) -> Facts:
+        """With one statement more: as long as someone holds that, the same object."""
+        key = (*self._statements, statement)
+        found = _SHARED.get(key)
+        if found is None:
+            new = self._extended(statement)
+            new._statements, new._before = key, self
+            found = _SHARED.setdefault(key, new)
+        return found
+
+    def _extended(self, statement: _Statement) -> Facts:
         new = Facts()
-        new.stated = self.stated + conds
         new._ranges = dict(self._ranges)
         new._solved = self._solved
         new._rules, new._equal = self._rules, self._equal
         new._nonneg, new._unequal = self._nonneg, self._unequal
         new._multiples, new._divisors = self._multiples, self._divisors
+        if isinstance(statement, Cond):
+            new.stated = (*self.stated, statement)
+            new._add(statement)
+        else:
+            name, lo, hi = statement
+            low = [le(lo, sym(name))] if lo is not None else []
+            high = [le(sym(name), hi)] if hi is not None else []
+            new.stated = (*self.stated, *low, *high)
+            if name not in new._ranges and name not in new._solved:
+                new._ranges[name] = (None, None)
+            new._narrow(sym(name), lo, hi)
         return new
+
+    def _add(self, cond: Cond) -> None:
+        match cond.kind:
+            case "eq":
+                self._add_equal(cond.lhs - cond.rhs)
+            case "ne":
+                self._add_unequal(cond.lhs - cond.rhs)
+            case "le":
+                self._add_nonneg(cond.rhs - cond.lhs)
+            case "lt":
+                self._add_nonneg(cond.rhs - cond.lhs - 1)
+            case "divides":
+                self._add_divides(cond.lhs, cond.rhs)
+        self._propagate()
 
     def _narrow(self, expr: Expr, lo: int | None, hi: int | None) -> None:
         if lo is not None:
@@ -172,7 +207,7 @@ class Facts:
             self._clip(expr.symbols()[0], *((end, None) if slope > 0 else (None, end)))
         elif expr not in self._nonneg:
             self._nonneg += (expr,)
-            self._forget()
+            self.forget()
 
     def _clip(self, name: str, lo: int | None, hi: int | None) -> bool:
         """Narrow a symbol's interval; whether that changed anything."""
@@ -183,7 +218,7 @@ class Facts:
                 self._ranges[name] = new
             return False
         self._ranges[name] = new
-        self._forget()
+        self.forget()
         if new[0] is not None and new[1] is not None:
             _require(new[0] <= new[1], self)
             if new[0] == new[1]:
@@ -210,7 +245,7 @@ class Facts:
             self._restate()
         else:
             self._equal += (expr,)
-        self._forget()
+        self.forget()
 
     def _solve(self, name: str, image: Expr) -> None:
         lo, hi = self._ranges.pop(name, _DEFAULT)
@@ -229,7 +264,7 @@ class Facts:
         unequal, self._unequal = self._unequal, ()
         multiples, self._multiples = self._multiples, ()
         divisors, self._divisors = self._divisors, ()
-        self._forget()
+        self.forget()
         if any(set(image.symbols()) & self._solved.keys() for _, image in rules) or any(
             isinstance(atom, Symbol) and atom.name in self._solved
             for mono, _ in rules
@@ -262,14 +297,14 @@ class Facts:
         expr = _primitive(expr)
         if expr not in self._unequal:
             self._unequal += (expr, -expr)
-        self._forget()
+        self.forget()
 
     def _add_divides(self, divisor: Expr, expr: Expr) -> None:
         expr = self.canonical(expr)
         divisor = self.canonical(divisor)
         if not divisor.is_const and expr.terms:
             self._divisors += ((divisor, expr),)
-            self._forget()
+            self.forget()
         if not divisor.is_const or abs(divisor.value) < 2:
             return
         k = abs(divisor.value)
@@ -277,7 +312,7 @@ class Facts:
         k, expr = k // shared, Expr._of(tuple((c // shared, m) for c, m in expr.terms))
         if k > 1 and (k, expr) not in self._multiples:
             self._multiples += ((k, expr),)
-        self._forget()
+        self.forget()
 
     def _propagate(self) -> None:
         """Carry intervals through inequalities: n <= m, m <= 8 gives n <= 8."""
@@ -303,8 +338,8 @@ class Facts:
 
     def _range(self, name: str) -> Interval:
         known = self._ranges.get(name)
-        if known is None and self._parts is not None:
-            known = self._parts.ranges.get(name)
+        if known is None and self._memo.parts is not None:
+            known = self._memo.parts.ranges.get(name)
         return _DEFAULT if known is None else known
 
     def in_multiples(self, expr: Expr) -> Expr:
@@ -314,7 +349,7 @@ class Facts:
         return expr.substitute(self._in_parts().images)
 
     def _in_parts(self) -> _Parts:
-        if self._parts is None:
+        if self._memo.parts is None:
             ranges: dict[str, Interval] = {}
             images: dict[str, Expr] = {}
             for k, expr in self._multiples:
@@ -338,47 +373,48 @@ class Facts:
                 )
                 image = {name: step * sym(part) + first}
                 images = {n: e.substitute(image) for n, e in images.items()} | image
-            self._parts = _Parts(images, ranges)
-        return self._parts
+            self._memo.parts = _Parts(images, ranges)
+        return self._memo.parts
 
     def known_nonneg(self) -> tuple[Expr, ...]:
         """The stored inequalities and equalities, in the form proofs use."""
-        if self._known is None:
+        if self._memo.known is None:
             both = (expr for pair in self._equal for expr in (pair, -pair))
             forms = (self.in_multiples(expr) for expr in (*self._nonneg, *both))
-            self._known = tuple(tightened(without_quotients(e)[0]) for e in forms)
-        return self._known
+            self._memo.known = tuple(tightened(without_quotients(e)[0]) for e in forms)
+        return self._memo.known
 
     def _stated_forms(self) -> tuple[frozenset[Expr], frozenset[Expr]]:
         """What is stated to be >= 0 and == 0, as questions about it now read."""
-        if self._forms is None:
+        if self._memo.forms is None:
             nonneg = (tightened(self.canonical(e)) for e in self._nonneg)
             zero = [self.canonical(e) for e in self._equal]
             parts = [_primitive(e) for e in zero if not e.is_const]
-            self._forms = frozenset(nonneg), frozenset([*parts, *(-p for p in parts)])
-        return self._forms
+            both = (*parts, *(-part for part in parts))
+            self._memo.forms = frozenset(nonneg), frozenset(both)
+        return self._memo.forms
 
     def samples(self) -> Sampler:
-        if self._sampler is None:
+        if self._memo.sampler is None:
             conds = [le(0, expr) for expr in self._nonneg]
             conds += [eq(0, expr) for expr in self._equal]
             conds += [ne(0, expr) for expr in self._unequal]
             conds += [eq(Expr._of(((1, m),)), image) for m, image in self._rules]
             conds += [divides(k, expr) for k, expr in self._multiples]
             images = self._in_parts().images
-            self._sampler = Sampler(
+            self._memo.sampler = Sampler(
                 tuple(cond.substitute(images) for cond in conds), self._range
             )
-        return self._sampler
+        return self._memo.sampler
 
     def bounds(self, e: DimLike) -> Interval:
         """A sound interval of `e`; None is an open side."""
         expr = as_expr(e)
-        known = self._bounds.get(expr)
+        known = self._memo.bounds.get(expr)
         if known is None:
             form = self.canonical(expr)
             known = (self._lower(form), negated(self._lower(-form)))
-            self._bounds[expr] = known
+            self._memo.bounds[expr] = known
         return known
 
     def _lower(self, expr: Expr) -> int | None:
@@ -422,11 +458,11 @@ class Facts:
         expr = as_expr(e)
         if expr.is_const:
             return expr
-        known = self._canonical.get(expr)
+        known = self._memo.canonical.get(expr)
         if known is None:
             known = self._rewritten(expr.map_atoms(self._reduced_atom))
-            self._canonical[expr] = known
-            self._canonical.setdefault(known, known)
+            self._memo.canonical[expr] = known
+            self._memo.canonical.setdefault(known, known)
         return known
 
     def _reduced_atom(self, atom: Atom) -> Expr:
@@ -508,11 +544,11 @@ class Facts:
     def prove(self, cond: Cond) -> bool | None:
         """True or False if certain for every assignment of the facts, else None."""
         try:
-            return self._proved[cond]
+            return self._memo.proved[cond]
         except KeyError:
             pass
         answer = self._decide(cond)
-        self._proved[cond] = answer
+        self._memo.proved[cond] = answer
         return answer
 
     def _decide(self, cond: Cond) -> bool | None:
@@ -531,14 +567,21 @@ class Facts:
                 return None if zero is None else not zero
 
     def _sign(self, expr: Expr) -> bool | None:
-        """Whether expr >= 0."""
+        """Whether expr >= 0: asked once of all that have the same strongest form."""
+        expr = tightened(expr)
+        signs = self._memo.signs
+        if expr not in signs:
+            signs[expr] = self._decided_sign(expr)
+        return signs[expr]
+
+    def _decided_sign(self, expr: Expr) -> bool | None:
         if expr.is_const:
             return expr.value >= 0
         if self._quick(expr):
             return True
         if self._quick(-expr - 1):
             return False
-        if tightened(expr) in self._stated_forms()[0]:
+        if expr in self._stated_forms()[0]:
             return True
         form = self.in_multiples(expr)
         flat, _ = without_quotients(form)
@@ -643,12 +686,7 @@ class Facts:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Symbols with known divisors, as images over fresh symbols with ranges."""
-
-    images: dict[str, Expr]
-    ranges: dict[str, Interval]
+_SHARED: WeakValueDictionary[tuple[_Statement, ...], Facts] = WeakValueDictionary()
 
 
 def _require(consistent: bool, facts: Facts) -> None:

@@ -1,16 +1,21 @@
-"""Assignments that satisfy the facts, to drop hopeless proofs early.
+"""Assignments of symbols that satisfy conditions: the one way they are found.
 
-A sample never proves anything. A value below zero shows that expr >= 0 has no
-proof, so most undecidable questions end here, after a few evaluations.
+`Space.points` tries the sizes it is asked for; `points.py` asks for real ones. Here
+small ones are taken to drop hopeless proofs early. A sample never proves anything. A
+value below zero shows that expr >= 0 has no proof, so most undecidable questions end
+here, after a few evaluations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from pliant.sym.bounding import Interval
 from pliant.sym.cond import Cond
-from pliant.sym.expr import Expr
+from pliant.sym.expr import Expr, sym
+
+Point = dict[str, int]
 
 # Offset of the j-th symbol from its least value (or below its greatest).
 _PATTERNS: tuple[Callable[[int], int], ...] = (
@@ -22,17 +27,79 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
     lambda j: 0 if j % 2 else 97,
     lambda j: 97 if j % 2 else 0,
 )
+_MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
+
+
+class Space:
+    """Symbols as expressions (`forms`) over those that are free to choose."""
+
+    def __init__(
+        self,
+        forms: Mapping[str, Expr],
+        conditions: Sequence[Cond],
+        interval: Callable[[str], Interval],
+    ) -> None:
+        self.forms, self.conditions, self.interval = forms, conditions, interval
+        self.free = sorted({s for form in forms.values() for s in form.symbols()})
+        self._values: dict[str, list[int]] = {}  # of some free symbols, all allowed
+
+    def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
+        """Near the sizes that are wanted; those that the conditions allow."""
+        for choose in wanted:
+            base = {name: self._inside(name, choose(name)) for name in self.free}
+            point = _evaluated(self.forms, base)
+            if point is not None and _hold(self.conditions, point):
+                yield point
+
+    def narrow(self) -> None:
+        """Finds the small values that the conditions of one symbol alone allow."""
+        for name in self.free:
+            alone = {
+                k: form for k, form in self.forms.items() if form.symbols() == (name,)
+            }
+            conds = [c for c in self.conditions if alone.keys() >= set(c.symbols())]
+            if not conds:
+                continue
+            tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
+            allowed = []
+            for size in sorted(tried):
+                point = _evaluated(alone, {name: size})
+                if point is not None and _hold(conds, point):
+                    allowed.append(size)
+            if allowed:
+                self._values[name] = allowed
+
+    def _inside(self, name: str, size: int) -> int:
+        low, high = self.interval(name)
+        size = size if low is None else max(size, low)
+        size = size if high is None else min(size, high)
+        values = self._values.get(name)
+        return size if values is None else min(values, key=lambda v: abs(v - size))
+
+
+def _hold(conds: Iterable[Cond], point: Point) -> bool:
+    try:
+        return all(cond.holds(point) for cond in conds)
+    except ZeroDivisionError:
+        return False  # outside the precondition of a quotient
+
+
+def _evaluated(forms: Mapping[str, Expr], base: Mapping[str, int]) -> Point | None:
+    try:
+        return {name: form.evaluate(base) for name, form in forms.items()}
+    except ZeroDivisionError:
+        return None
 
 
 class Sampler:
-    """Small assignments within `interval` that satisfy `conditions`."""
+    """Values of expressions at small assignments that satisfy `conditions`."""
 
     def __init__(
         self, conditions: tuple[Cond, ...], interval: Callable[[str], Interval]
     ) -> None:
         self._conditions = [(cond, set(cond.symbols())) for cond in conditions]
         self._interval = interval
-        self._known: dict[tuple[str, ...], list[dict[str, int]]] = {}
+        self._known: dict[tuple[str, ...], list[Point]] = {}
 
     def values(self, expr: Expr) -> list[int]:
         return list(self._evaluated(expr))
@@ -50,14 +117,14 @@ class Sampler:
     def _evaluated(self, expr: Expr) -> Iterator[int]:
         symbols = expr.symbols()
         if symbols not in self._known:
-            self._known[symbols] = list(self._assignments(set(symbols)))
-        for env in self._known[symbols]:
+            self._known[symbols] = self._points(set(symbols))
+        for point in self._known[symbols]:
             try:
-                yield expr.evaluate(env)
+                yield expr.evaluate(point)
             except ZeroDivisionError:
                 continue  # outside the precondition of a quotient
 
-    def _assignments(self, symbols: set[str]) -> Iterator[dict[str, int]]:
+    def _points(self, symbols: set[str]) -> list[Point]:
         # A condition that shares a symbol restricts the others as well.
         conditions: list[Cond] = []
         waiting = self._conditions
@@ -68,23 +135,16 @@ class Sampler:
             grown = bool(joined)
             conditions += joined
             symbols = symbols.union(*(cond.symbols() for cond in joined))
-        for pattern in _PATTERNS:
-            env = {
-                name: self._value(name, pattern(j))
-                for j, name in enumerate(sorted(symbols))
-            }
-            if all(_holds(cond, env) for cond in conditions):
-                yield env
+        space = Space({name: sym(name) for name in symbols}, conditions, self._interval)
+        places = {name: j for j, name in enumerate(space.free)}
+        wanted = (partial(self._from_end, pattern, places) for pattern in _PATTERNS)
+        return list(space.points(wanted))
 
-    def _value(self, name: str, offset: int) -> int:
+    def _from_end(
+        self, pattern: Callable[[int], int], places: Mapping[str, int], name: str
+    ) -> int:
+        offset = pattern(places[name])
         low, high = self._interval(name)
         if low is None:
             return -offset if high is None else high - offset
-        return low + offset if high is None else min(low + offset, high)
-
-
-def _holds(cond: Cond, env: Mapping[str, int]) -> bool:
-    try:
-        return cond.holds(env)
-    except ZeroDivisionError:
-        return False
+        return low + offset

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import permutations
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pliant.sym.bounding import Interval, lower_bound
 from pliant.sym.expr import (
@@ -36,9 +36,6 @@ from pliant.sym.expr import (
     rebuild,
 )
 from pliant.sym.nodes import MEMO, sum_of
-
-if TYPE_CHECKING:
-    from pliant.sym.prove import Facts
 
 _STEPS = 48
 _DEPTH = 2
@@ -125,10 +122,20 @@ def tightened(expr: Expr) -> Expr:
     return Expr._of(tuple(term for term in terms if term[0]))
 
 
+class Known(Protocol):
+    """What a search is given to start from."""
+
+    def box(self, atom: Atom) -> Interval:
+        """The interval of one atom, taken by itself."""
+
+    def known_nonneg(self) -> tuple[Expr, ...]:
+        """Expressions that are at least 0."""
+
+
 class Search:
     """One question to `facts`; the budget is shared by all its branches."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Known) -> None:
         self.facts = facts
         self.steps = _STEPS
         self.lows: dict[str, int] = {}  # raised by the case in hand

@@ -1,11 +1,13 @@
 """The work of every stage grows with the ops, not with their square.
 
 Counted in calls of functions, which are the same on every machine: twice the steps of
-an unrolled loop are about twice the calls in each stage.
+an unrolled loop are about twice the calls in each stage, and so are twice the layers of
+a network.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -73,7 +75,58 @@ def shifted(x: torch.Tensor, steps: int) -> torch.Tensor:
 LOOPS = {f.__name__: f for f in (written, backwards, recurrent, stacked, shifted)}
 
 
+class Encoder(nn.Module):
+    """Layers of attention and a feed-forward part, over a batch of sequences."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        parts = ((8, 24), (8, 8), (8, 16), (16, 8))
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(*sizes) for sizes in parts) for _ in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for project, back, up, down in self.layers:
+            q, k, v = project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            x = nn.functional.layer_norm(
+                x + back(mixed.transpose(1, 2).flatten(2)), [8]
+            )
+            x = x + down(nn.functional.gelu(up(x)))
+        return x
+
+
+class Stages(nn.Module):
+    """Residual convolutions after two that halve the image, which has any size."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 3, stride=2)
+        )
+        self.layers = nn.ModuleList(
+            nn.Conv2d(8, 8, 3, padding=1, groups=1 + 7 * (k % 2)) for k in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for conv in self.layers:
+            x = x + conv(x).relu()
+        return x
+
+
+NETWORKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...], Any]] = {
+    "encoder": (Encoder, (2, 13, 8), ({0: "batch", 1: "seq"},)),
+    "stages": (Stages, (2, 3, 61, 44), ({0: "batch", 2: "height", 3: "width"},)),
+}
+
+
 def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
+    x = torch.randn(2, steps, 4)
+    return calls_of(Steps(function, steps), x, ({0: "batch"},))
+
+
+def calls_of(model: nn.Module, x: torch.Tensor, dims: Any) -> Counter[str]:
     counts: Counter[str] = Counter()
     stage = "import"
 
@@ -81,10 +134,11 @@ def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
         if event == "call":
             counts[stage] += 1
 
-    program, info = export_module(
-        Steps(function, steps), (torch.randn(2, steps, 4),), ({0: "batch"},)
-    )
+    program, info = export_module(model.eval(), (x,), dims)
     cx = Context(Options(), host())
+    # Nothing that other tests left behind is cleared away while calls are counted.
+    gc.collect()
+    gc.disable()
     before = sys.getprofile()
     sys.setprofile(count)
     try:
@@ -95,6 +149,7 @@ def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
                 module = each.run(module, cx)
     finally:
         sys.setprofile(before)
+        gc.enable()
     return counts
 
 
@@ -102,12 +157,24 @@ def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
 def test_twice_the_steps_are_twice_the_work(name: str) -> None:
     calls_by_stage(LOOPS[name], 4)  # what is done once
     some, more = (calls_by_stage(LOOPS[name], n) for n in (STEPS, 2 * STEPS))
-    slow = {
+    assert not slow_stages(some, more)
+
+
+def slow_stages(some: Counter[str], more: Counter[str]) -> dict[str, tuple[int, int]]:
+    """The stages in which twice the ops are more than about twice the calls."""
+    return {
         stage: (some[stage], count)
         for stage, count in more.items()
         if count > FILLING.get(stage, MOST) * some[stage] + 1000
     }
-    assert not slow
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_twice_the_layers_are_twice_the_work(name: str) -> None:
+    build, shape, dims = NETWORKS[name]
+    calls_of(build(1), torch.randn(shape), dims)  # what is done once
+    some, more = (calls_of(build(n), torch.randn(shape), dims) for n in (12, 24))
+    assert not slow_stages(some, more)
 
 
 @pytest.mark.parametrize("name", LOOPS)

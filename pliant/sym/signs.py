@@ -1,0 +1,38 @@
+"""What is plain to see of an expression's sign, without facts and without a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pliant.sym.nodes import Atom, CeilDiv, Expr, FloorDiv, Max, Min, Mod, Symbol
+
+
+def _is_size(name: str) -> bool:
+    return True
+
+
+def plainly_nonnegative(expr: Expr, symbol: Callable[[str], bool] = _is_size) -> bool:
+    """No negative coefficient, and every atom made of what is not negative.
+
+    `symbol` says which symbols are not; all are, unless told otherwise.
+    """
+    return all(
+        coefficient >= 0 and all(_atom(atom, symbol) for atom, _ in mono)
+        for coefficient, mono in expr.terms
+    )
+
+
+def _atom(atom: Atom, symbol: Callable[[str], bool]) -> bool:
+    match atom:
+        case Symbol(name):
+            return symbol(name)
+        case Mod():
+            return True
+        case FloorDiv(num, _) | CeilDiv(num, _):
+            return plainly_nonnegative(num, symbol)
+        case Min(args):
+            return all(plainly_nonnegative(arg, symbol) for arg in args)
+        case Max(args):
+            return any(plainly_nonnegative(arg, symbol) for arg in args)
+        case _:
+            raise TypeError(f"unknown atom {atom!r}")
