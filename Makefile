@@ -32,6 +32,7 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/lint-imports --no-logo
 
 types: setup
 	$(BIN)/mypy

@@ -15,11 +15,12 @@ change stays the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pliant.ir.loops import (
+    WORKER,
     Accumulate,
     Accumulator,
     Block,
@@ -207,6 +208,14 @@ def free_symbols(node: Node) -> set[str]:
     found: set[str] = set()
     _find_free(node, frozenset(), found, set())
     return found
+
+
+def size_symbols(body: Stmt, held: Sequence[Buffer]) -> tuple[str, ...]:
+    """The symbols a program uses and does not bind: its integer parameters."""
+    used = free_symbols(body)
+    for b in held:
+        used.update(s for e in (*b.shape, *b.strides) for s in e.symbols())
+    return tuple(sorted(used - {WORKER}))
 
 
 def _find_free(

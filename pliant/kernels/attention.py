@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -91,7 +92,6 @@ from pliant.kernels.attention_tiles import (
 from pliant.kernels.choose import THREADS, grain_of
 from pliant.kernels.micro import zero
 from pliant.kernels.packing import unflatten_unit
-from pliant.lower.to_loops import size_symbols
 from pliant.machine.target import Target
 from pliant.sym import (
     ONE,

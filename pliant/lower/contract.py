@@ -12,7 +12,7 @@ import numpy as np
 from pliant.ir.access import flatten, reshape_index
 from pliant.ir.graph import Constant, Graph, Op, Value
 from pliant.ir.groups import domain_index
-from pliant.ir.loop_walk import statements, substitute, values
+from pliant.ir.loop_walk import size_symbols, statements, substitute, values
 from pliant.ir.loops import (
     WORKER,
     Binary,
@@ -67,7 +67,6 @@ from pliant.lower.step import (
     Temporary,
     TileAxes,
 )
-from pliant.lower.to_loops import size_symbols
 from pliant.machine import pages
 from pliant.machine.target import Target
 from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.ir.graph import Constant, Op
+from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import (
     Binary,
     Buffer,
@@ -43,7 +44,6 @@ from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Product, TileAt
 from pliant.kernels.tiles import Tile
 from pliant.lower.step import Argument, Packed, Retyped, Step, Temporary
-from pliant.lower.to_loops import size_symbols
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pliant.ir.access import Space, flatten
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.groups import domain_index
+from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -41,7 +42,6 @@ from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Bound, Evaluator
 from pliant.lower.nest import COLUMN_BLOCK, block, inner_loops, parallel, split
 from pliant.lower.step import NumberCheck, Step
-from pliant.lower.to_loops import size_symbols
 from pliant.sym import (
     Expr,
     Facts,

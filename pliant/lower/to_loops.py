@@ -33,7 +33,7 @@ from pliant.ir.groups import (
     result_index,
     structure,
 )
-from pliant.ir.loop_walk import accesses, free_symbols, values
+from pliant.ir.loop_walk import accesses, size_symbols, values
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -87,14 +87,6 @@ from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
 # memory or in registers, rather than computed again.
 KEEP_COST = 6
 KEEP_IN_REGISTERS_COST = 3
-
-
-def size_symbols(body: Stmt, buffers: Sequence[Buffer]) -> tuple[str, ...]:
-    """The symbols a program uses and does not bind: its integer parameters."""
-    used = free_symbols(body)
-    for b in buffers:
-        used.update(s for e in (*b.shape, *b.strides) for s in e.symbols())
-    return tuple(sorted(used - {WORKER}))
 
 
 @dataclass(frozen=True, slots=True)
