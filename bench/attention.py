@@ -32,7 +32,7 @@ LENGTHS = (7, 32, 100, 128, 257, 500, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AttentionCase:
     mask: str
     head: int
     batch: int
@@ -45,8 +45,8 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    case: Case
+class AttentionTimes:
+    case: AttentionCase
     pliant_us: float
     torch_us: float
     error: float
@@ -54,7 +54,7 @@ class Result:
     ratio: Spread
 
 
-class Attention(nn.Module):
+class AttentionLayer(nn.Module):
     def __init__(self, causal: bool) -> None:
         super().__init__()
         self.causal = causal
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         return scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
 
 
-def inputs(case: Case) -> tuple[Tensor, ...]:
+def inputs(case: AttentionCase) -> tuple[Tensor, ...]:
     lead = (case.batch, HEADS)
     lengths = (case.queries, case.keys, case.keys)
     tensors = [torch.randn(*lead, length, case.head) for length in lengths]
@@ -82,12 +82,12 @@ def compiled(mask: str, head: int, threads: int) -> pliant.CompiledModel:
     dims: list[dict[int, str]] = [{0: "batch", 2: "queries"}, read, read]
     if mask in ("additive", "bool"):
         dims.append({0: "batch", 2: "queries", 3: keys})
-    example = Case(mask, head, 2, 13, 13 if mask == "causal" else 17)
-    model = Attention(mask == "causal")
+    example = AttentionCase(mask, head, 2, 13, 13 if mask == "causal" else 17)
+    model = AttentionLayer(mask == "causal")
     return pliant.compile(model, inputs(example), tuple(dims), threads=threads)
 
 
-def cases(masks: list[str], heads: list[int], quick: bool) -> list[Case]:
+def cases(masks: list[str], heads: list[int], quick: bool) -> list[AttentionCase]:
     found = []
     for mask in masks:
         for head in heads:
@@ -95,16 +95,16 @@ def cases(masks: list[str], heads: list[int], quick: bool) -> list[Case]:
                 for length in LENGTHS:
                     large = length > 1024 and (batch > 1 or head != 64 or quick)
                     if not large:
-                        found.append(Case(mask, head, batch, length, length))
+                        found.append(AttentionCase(mask, head, batch, length, length))
             if mask != "causal":
                 for queries, keys in ((1, 500), (1, 4096), (4, 4096)):
-                    found.append(Case(mask, head, 1, queries, keys))
+                    found.append(AttentionCase(mask, head, 1, queries, keys))
     return found
 
 
-def measured(case: Case, threads: int, rounds: int) -> Result:
+def measured(case: AttentionCase, threads: int, rounds: int) -> AttentionTimes:
     model = compiled(case.mask, case.head, threads)
-    given, eager = inputs(case), Attention(case.mask == "causal")
+    given, eager = inputs(case), AttentionLayer(case.mask == "causal")
     wide = tuple(x.double() if x.is_floating_point() else x for x in given)
     with torch.inference_mode():
         truth = eager(*wide)
@@ -113,10 +113,10 @@ def measured(case: Case, threads: int, rounds: int) -> Result:
         samples = interleaved(calls, rounds)
     middle = {name: median(seconds) * 1e6 for name, seconds in samples.items()}
     ratio = ratios(samples["torch"], samples["pliant"])
-    return Result(case, middle["pliant"], middle["torch"], mine, theirs, ratio)
+    return AttentionTimes(case, middle["pliant"], middle["torch"], mine, theirs, ratio)
 
 
-def report(results: list[Result], title: str) -> Report:
+def report(results: list[AttentionTimes], title: str) -> Report:
     rows = [
         (
             f"{r.case.name}, {r.case.mask}",

@@ -37,7 +37,7 @@ SIZES = ((1, 128), (4, 128), (1, 500), (4, 512), (1, 1024), (1, 2048))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GradientCase:
     causal: bool
     head: int
     batch: int
@@ -45,8 +45,8 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    case: Case
+class GradientTimes:
+    case: GradientCase
     pliant_ms: float
     torch_ms: float
     error: float
@@ -76,13 +76,13 @@ def forward(op: str, causal: bool, head: int, threads: int) -> pliant.CompiledMo
     return pliant.compile(Module({"main": b.finish("main", made)}), threads=threads)
 
 
-def exact(case: Case, grad: Tensor, *operands: Tensor) -> list[Tensor]:
+def exact(case: GradientCase, grad: Tensor, *operands: Tensor) -> list[Tensor]:
     q, k, v = (x.double().requires_grad_() for x in operands)
     out = scaled_dot_product_attention(q, k, v, is_causal=case.causal)
     return list(torch.autograd.grad(out, (q, k, v), grad.double()))
 
 
-def measured(case: Case, threads: int, rounds: int) -> Result:
+def measured(case: GradientCase, threads: int, rounds: int) -> GradientTimes:
     shape = (case.batch, HEADS, case.length, case.head)
     grad, q, k, v = (torch.randn(shape) for _ in range(4))
     out, lse = FORWARD(q, k, v, 0.0, case.causal)[:2]
@@ -102,7 +102,7 @@ def measured(case: Case, threads: int, rounds: int) -> Result:
     found = medians(calls, rounds)
     ahead = {"plain": lambda: plain(q, k, v), "summed": lambda: summed(q, k, v)}
     found |= medians(ahead, rounds)
-    return Result(
+    return GradientTimes(
         case,
         found["pliant"] * 1e3,
         found["torch"] * 1e3,
@@ -113,7 +113,7 @@ def measured(case: Case, threads: int, rounds: int) -> Result:
     )
 
 
-def report(results: list[Result], title: str) -> Report:
+def report(results: list[GradientTimes], title: str) -> Report:
     rows = [
         (
             f"{r.case.batch} x {HEADS} x {r.case.length} x {r.case.head}"
@@ -147,7 +147,7 @@ def main() -> None:
     tell(2, "twelve cases")
     lengths = options.lengths or [length for _, length in SIZES]
     chosen = [
-        Case(causal, head, batch, length)
+        GradientCase(causal, head, batch, length)
         for head in options.heads or [64]
         for causal in (False, True)
         for batch, length in SIZES

@@ -31,7 +31,7 @@ MINUTES = 2  # for one thread
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ElementwiseCase:
     """A function, and its inputs for a wanted number of elements."""
 
     function: Callable[..., Any]
@@ -97,52 +97,64 @@ def with_vectors(width: int, count: int) -> Callable[[int], tuple[Tensor, ...]]:
 TWO = {0: "rows", 1: "columns"}
 HEADS = {0: "batch", 1: "seq"}
 IMAGE = {0: "batch", 2: "height", 3: "width"}
-CASES: dict[str, Case] = {
-    "add": Case(lambda x, y: x + y, rows(256, 2), (TWO, TWO)),
-    "silu(x) * y": Case(lambda x, y: F.silu(x) * y, rows(256, 2), (TWO, TWO)),
-    "gelu": Case(F.gelu, rows(256), (TWO,)),
-    "gelu, tanh": Case(lambda x: F.gelu(x, approximate="tanh"), rows(256), (TWO,)),
-    "rope": Case(rope, rope_inputs, ({2: "seq"}, {0: "seq"}, {0: "seq"})),
+CASES: dict[str, ElementwiseCase] = {
+    "add": ElementwiseCase(lambda x, y: x + y, rows(256, 2), (TWO, TWO)),
+    "silu(x) * y": ElementwiseCase(
+        lambda x, y: F.silu(x) * y, rows(256, 2), (TWO, TWO)
+    ),
+    "gelu": ElementwiseCase(F.gelu, rows(256), (TWO,)),
+    "gelu, tanh": ElementwiseCase(
+        lambda x: F.gelu(x, approximate="tanh"), rows(256), (TWO,)
+    ),
+    "rope": ElementwiseCase(rope, rope_inputs, ({2: "seq"}, {0: "seq"}, {0: "seq"})),
     **{
-        f"softmax, rows of {width}": Case(lambda x: x.softmax(-1), rows(width), (TWO,))
+        f"softmax, rows of {width}": ElementwiseCase(
+            lambda x: x.softmax(-1), rows(width), (TWO,)
+        )
         for width in (7, 64, 128, 768)
     },
     **{
-        f"layer norm, rows of {width}": Case(
+        f"layer norm, rows of {width}": ElementwiseCase(
             lambda x, w, b, width=width: F.layer_norm(x, (width,), w, b),
             with_vectors(width, 2),
             ({0: "rows"}, {}, {}),
         )
         for width in (7, 64, 128, 768)
     },
-    "rms norm, rows of 768": Case(
+    "rms norm, rows of 768": ElementwiseCase(
         rms_norm, with_vectors(768, 1), (TWO, {0: "columns"})
     ),
-    "group norm, 8 groups": Case(lambda x: F.group_norm(x, 8), image, (IMAGE,)),
-    "transpose": Case(lambda x: x.t().contiguous(), square, (TWO,)),
-    "(B,S,H,D) to (B,H,S,D)": Case(
+    "group norm, 8 groups": ElementwiseCase(
+        lambda x: F.group_norm(x, 8), image, (IMAGE,)
+    ),
+    "transpose": ElementwiseCase(lambda x: x.t().contiguous(), square, (TWO,)),
+    "(B,S,H,D) to (B,H,S,D)": ElementwiseCase(
         lambda x: x.transpose(1, 2).contiguous(), heads, (HEADS,)
     ),
-    "NCHW to NHWC": Case(lambda x: x.permute(0, 2, 3, 1).contiguous(), image, (IMAGE,)),
-    "NHWC to NCHW": Case(
+    "NCHW to NHWC": ElementwiseCase(
+        lambda x: x.permute(0, 2, 3, 1).contiguous(), image, (IMAGE,)
+    ),
+    "NHWC to NCHW": ElementwiseCase(
         lambda x: x.permute(0, 3, 1, 2).contiguous(),
         lambda size: (image(size)[0].permute(0, 2, 3, 1).contiguous(),),
         ({0: "batch", 1: "height", 2: "width"},),
     ),
-    "concat": Case(lambda x, y: torch.cat((x, y), 1), rows(256, 2), (TWO, TWO)),
-    "slice": Case(lambda x: x[:, 3:-5] * 2, rows(256), (TWO,)),
-    "embedding": Case(
+    "concat": ElementwiseCase(
+        lambda x, y: torch.cat((x, y), 1), rows(256, 2), (TWO, TWO)
+    ),
+    "slice": ElementwiseCase(lambda x: x[:, 3:-5] * 2, rows(256), (TWO,)),
+    "embedding": ElementwiseCase(
         lambda table, i: F.embedding(i, table), table_inputs, ({}, {0: "count"})
     ),
-    "sum, all": Case(lambda x: x.sum(), rows(256), (TWO,)),
-    "mean, last": Case(lambda x: x.mean(-1), rows(256), (TWO,)),
-    "mean, rows": Case(lambda x: x.mean(0), rows(256), (TWO,)),
-    "max, all": Case(lambda x: x.amax(), rows(256), (TWO,)),
-    "max, last": Case(lambda x: x.amax(-1), rows(256), (TWO,)),
-    "argmax, last": Case(lambda x: x.argmax(-1), rows(256), (TWO,)),
-    "argmax, all": Case(lambda x: x.argmax(), rows(256), (TWO,)),
-    "cumsum, last": Case(lambda x: x.cumsum(-1), rows(256), (TWO,)),
-    "cumsum, rows": Case(lambda x: x.cumsum(0), rows(256), (TWO,)),
+    "sum, all": ElementwiseCase(lambda x: x.sum(), rows(256), (TWO,)),
+    "mean, last": ElementwiseCase(lambda x: x.mean(-1), rows(256), (TWO,)),
+    "mean, rows": ElementwiseCase(lambda x: x.mean(0), rows(256), (TWO,)),
+    "max, all": ElementwiseCase(lambda x: x.amax(), rows(256), (TWO,)),
+    "max, last": ElementwiseCase(lambda x: x.amax(-1), rows(256), (TWO,)),
+    "argmax, last": ElementwiseCase(lambda x: x.argmax(-1), rows(256), (TWO,)),
+    "argmax, all": ElementwiseCase(lambda x: x.argmax(), rows(256), (TWO,)),
+    "cumsum, last": ElementwiseCase(lambda x: x.cumsum(-1), rows(256), (TWO,)),
+    "cumsum, rows": ElementwiseCase(lambda x: x.cumsum(0), rows(256), (TWO,)),
 }
 
 

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import pliant
-from bench.gemm_tables import Limits, Row, Vector, tables
+from bench.gemm_tables import GemmRow, Limits, Vector, tables
 from bench.native import (
     blas_libraries,
     blas_product,
@@ -66,7 +66,7 @@ UNIT = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltProduct:
     """A product, compiled, and how the compiler chose to cut it."""
 
     model: pliant.CompiledModel
@@ -79,7 +79,7 @@ class Built:
         return executed(m, n, k, cut.dot == 1, self.plan.tile) / shape.work
 
 
-def compiled(weight: torch.Tensor | None) -> Built:
+def compiled(weight: torch.Tensor | None) -> BuiltProduct:
     """x W^T with the (N, K) weight packed, or x y with every size dynamic."""
     b = Builder()
     m, n, k = sym("m"), sym("n"), sym("k")
@@ -95,11 +95,11 @@ def compiled(weight: torch.Tensor | None) -> Built:
     model = pliant.compile(module, threads=2)
     (plan,) = model.program.lowered.plans.values()
     assert isinstance(plan, ProductPlan)
-    return Built(model, plan)
+    return BuiltProduct(model, plan)
 
 
 @dataclass(slots=True)
-class Operands:
+class ProductOperands:
     """A (M, K), B stored as (K, N) and as (N, K), and room for a result."""
 
     a: torch.Tensor
@@ -108,9 +108,9 @@ class Operands:
     c: torch.Tensor
 
     @staticmethod
-    def of(shape: Shape) -> Operands:
+    def of(shape: Shape) -> ProductOperands:
         turned = torch.randn(shape.n, shape.k)
-        return Operands(
+        return ProductOperands(
             torch.randn(shape.m, shape.k),
             turned.t().contiguous(),
             turned,
@@ -119,7 +119,7 @@ class Operands:
 
 
 def python_calls(
-    mode: str, model: pliant.CompiledModel, x: Operands
+    mode: str, model: pliant.CompiledModel, x: ProductOperands
 ) -> dict[str, Timed]:
     a, b, turned = x.a, x.b, x.turned
     left, right = a.numpy(), b.numpy()
@@ -134,7 +134,7 @@ def python_calls(
 
 
 def kernels(
-    mode: str, model: pliant.CompiledModel, x: Operands, threads: int
+    mode: str, model: pliant.CompiledModel, x: ProductOperands, threads: int
 ) -> dict[str, Timed]:
     a, b, turned, c = (t.numpy() for t in (x.a, x.b, x.turned, x.c))
     inputs = [a] if mode == "packed" else [a, b]
@@ -146,7 +146,7 @@ def kernels(
     return found
 
 
-def check(mode: str, model: pliant.CompiledModel, x: Operands) -> None:
+def check(mode: str, model: pliant.CompiledModel, x: ProductOperands) -> None:
     """Against torch: twice the rounding error that a sum of K products can have."""
     got = model(x.a) if mode == "packed" else model(x.a, x.b)
     terms = x.a.shape[1] * UNIT
@@ -201,7 +201,9 @@ def unsure(samples: Mapping[str, Sequence[float]]) -> bool:
     return 1.25 * (high - low) / 1.35 / middle > UNSURE * sqrt(len(ratios))
 
 
-def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) -> Row:
+def measure(
+    mode: str, built: BuiltProduct, x: ProductOperands, threads: int, seconds: float
+) -> GemmRow:
     (m, k), n = x.a.shape, x.b.shape[1]
     model, shape = built.model, Shape(m, n, k)
     set_peer_threads(threads)
@@ -218,7 +220,7 @@ def measure(mode: str, built: Built, x: Operands, threads: int, seconds: float) 
     times = {name: median(found) for name, found in samples.items()}
     ours = times.pop(OURS)
     share = built.executed(shape, threads)
-    return Row(mode, threads, shape, ours, peer, ratio, as_called, times, share)
+    return GemmRow(mode, threads, shape, ours, peer, ratio, as_called, times, share)
 
 
 def sweep(
@@ -226,10 +228,10 @@ def sweep(
     modes: Sequence[str],
     threads: Sequence[int],
     seconds: float,
-) -> Iterator[Row]:
+) -> Iterator[GemmRow]:
     dynamic = compiled(None)
     for shape in shapes:
-        x = Operands.of(shape)
+        x = ProductOperands.of(shape)
         for mode in modes:
             built = compiled(x.turned) if mode == "packed" else dynamic
             for count in threads:

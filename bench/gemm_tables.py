@@ -16,7 +16,7 @@ WORST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GemmRow:
     """One shape, measured. `called` is the ratio of Python calls, for small shapes."""
 
     mode: str
@@ -64,9 +64,9 @@ Group = tuple[str, int]
 
 
 def tables(
-    rows: Sequence[Row], limits: Sequence[Limits], vectors: Sequence[Vector]
+    rows: Sequence[GemmRow], limits: Sequence[Limits], vectors: Sequence[Vector]
 ) -> list[Report]:
-    groups: dict[Group, list[Row]] = {}
+    groups: dict[Group, list[GemmRow]] = {}
     for row in rows:
         groups.setdefault((row.mode, row.threads), []).append(row)
     peaks = {x.threads: x for x in limits}
@@ -85,13 +85,13 @@ def mean(ratios: Sequence[float]) -> str:
     return f"{geomean(ratios):.2f}" if ratios else "-"
 
 
-def executed(rows: Sequence[Row]) -> float:
+def executed(rows: Sequence[GemmRow]) -> float:
     """Over all shapes together: a large one counts as much as it takes."""
     done = sum(r.executed * r.shape.work for r in rows)
     return done / sum(r.shape.work for r in rows)
 
 
-def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
+def summary(groups: Mapping[Group, Sequence[GemmRow]]) -> Report:
     lines = []
     for name, rows in groups.items():
         ratios = [r.ratio for r in rows]
@@ -120,7 +120,7 @@ def summary(groups: Mapping[Group, Sequence[Row]]) -> Report:
 
 
 def against_peak(
-    groups: Mapping[Group, Sequence[Row]], peaks: Mapping[int, Limits]
+    groups: Mapping[Group, Sequence[GemmRow]], peaks: Mapping[int, Limits]
 ) -> Report:
     lines = []
     for name, rows in groups.items():
@@ -155,7 +155,7 @@ def against_bandwidth(vectors: Sequence[Vector]) -> Report:
     )
 
 
-def worst(name: Group, rows: Sequence[Row]) -> Report:
+def worst(name: Group, rows: Sequence[GemmRow]) -> Report:
     lines = [
         (
             str(r.shape),

@@ -57,7 +57,7 @@ def compiled(
     return pliant.compile(module, threads=threads)
 
 
-class Bench:
+class Int8Bench:
     def __init__(self, threads: int, rounds: int) -> None:
         self.threads, self.rounds = threads, rounds
         self.dynamic = compiled(DType.I8, threads)
@@ -95,7 +95,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tell(1, f"{len(SHAPES)} sizes")
-    bench = Bench(arguments.threads, arguments.rounds)
+    bench = Int8Bench(arguments.threads, arguments.rounds)
     rows = {sizes: bench.measure(sizes) for sizes in SHAPES}
     columns = tuple(next(iter(rows.values())))
     texts = tuple(

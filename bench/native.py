@@ -84,7 +84,7 @@ def repeated(function: int, argument: int, keep: Sequence[object]) -> Timed:
 # ---- ours
 
 
-class Call(ctypes.Structure):
+class NativeCall(ctypes.Structure):
     """plt_call of rt.h."""
 
     _fields_: ClassVar = [
@@ -115,7 +115,7 @@ def host_flow(
         for group in (inputs, [output], weights)
     ]
     pool = binding._ffi().services.pool if threads > 1 else 0
-    call = Call(
+    call = NativeCall(
         pool,
         -(-room.ctypes.data // LINE) * LINE,
         *(x.ctypes.data for x in (table, offsets, *pointers)),

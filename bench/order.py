@@ -28,8 +28,8 @@ from pliant.compare.tables import Report
 from pliant.ir.graph import Module
 from pliant.memory.inplace import in_place
 from pliant.memory.order import calls_of, oracle_peak, orders, peak_at, permuted
-from pliant.memory.order_compare import Bound, lines, nonpositive
-from pliant.memory.order_search import Block, live_rows
+from pliant.memory.order_compare import PeakBound, lines, nonpositive
+from pliant.memory.order_search import CallBlock, live_rows
 from pliant.sym import Facts
 from pliant.sym.compare import relation
 from pliant.sym.points import Point, extremes, random_points, witnesses
@@ -79,9 +79,9 @@ def compared(module: Module, facts: Facts) -> dict[str, dict[str, int]]:
         relation(known, a, b, points) for a, b in _some(combinations(sizes, 2))
     )
     count = len(calls.bytes)
-    whole = Block(calls.before, calls.touches, (False,) * count, (False,) * count)
+    whole = CallBlock(calls.before, calls.touches, (False,) * count, (False,) * count)
     rows = live_rows(whole, range(len(calls.ops)))
-    bound = Bound.of(rows, calls.bytes, table)
+    bound = PeakBound.of(rows, calls.bytes, table)
     second = Counter(
         summed(bound, i, j, known)
         for i, j in _some(combinations(range(len(bound.counts)), 2))
@@ -92,7 +92,7 @@ def compared(module: Module, facts: Facts) -> dict[str, dict[str, int]]:
     }
 
 
-def summed(bound: Bound, i: int, j: int, facts: Facts) -> str | None:
+def summed(bound: PeakBound, i: int, j: int, facts: Facts) -> str | None:
     """How two live sums relate."""
     signs = set(np.sign(bound.samples[i] - bound.samples[j]).tolist())
     if signs >= {1, -1}:

@@ -13,8 +13,8 @@ from typing import Any
 import llvmlite.ir as ll
 import numpy as np
 
-from bench.native import Call, repeated
-from bench.plan_set import Candidate
+from bench.native import NativeCall, repeated
+from bench.plan_set import CandidatePlan
 from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.compare.timing import Timed
@@ -57,7 +57,7 @@ class Native:
         self, sizes: dict[str, int], memory: dict[str, Array], threads: int
     ) -> Timed:
         pool = binding._ffi().services.pool if threads > 1 else 0
-        context = Call(pool, *(0,) * 6, threads, 0)
+        context = NativeCall(pool, *(0,) * 6, threads, 0)
         arguments = np.array(
             [
                 ctypes.addressof(context),
@@ -88,7 +88,7 @@ def native(func: LoopFunc, helpers: Sequence[LoopFunc]) -> Native:
 
 
 @dataclass(slots=True)
-class Operands:
+class PlanOperands:
     """A, B and the product; what the kernels read and write, by name of buffer."""
 
     sizes: dict[str, int]
@@ -127,7 +127,7 @@ class Artifact:
         rows = self.constant and plan_of(held, self.tile).dot == ONE
         return replace(cut, dot=1) if rows else cut
 
-    def operands(self, m: int, n: int, k: int, threads: int) -> Operands:
+    def operands(self, m: int, n: int, k: int, threads: int) -> PlanOperands:
         source = np.random.default_rng((m, n, k))
         a = source.standard_normal((m, k), np.float32)
         b = source.standard_normal((k, n), np.float32)
@@ -141,14 +141,16 @@ class Artifact:
                 if buf.name not in memory:
                     memory[buf.name] = room(buf, sizes)
         memory["rows"] = np.empty((n, k), np.float32)
-        return Operands(sizes, a, b, c, a @ b, memory)
+        return PlanOperands(sizes, a, b, c, a @ b, memory)
 
-    def call(self, x: Operands, plan: Candidate) -> Timed:
+    def call(self, x: PlanOperands, plan: CandidatePlan) -> Timed:
         threads = x.sizes["threads"]
         if plan.dot:
             assert self.dots is not None
             return self.dots.call(x.sizes, x.memory, threads)
-        arguments = {f"_{name}": getattr(plan, name) for name in Candidate.__slots__}
+        arguments = {
+            f"_{name}": getattr(plan, name) for name in CandidatePlan.__slots__
+        }
         kernel = self.strips if plan.strips else self.panels
         if plan.strips and plan.blocks * plan.groups == 1 and self.is_small(x.sizes):
             kernel = self.whole
@@ -165,7 +167,7 @@ def room(buf: Buffer, sizes: dict[str, int]) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltPlan:
     """A product in every way that it can go."""
 
     product: ProductPlan
@@ -180,7 +182,7 @@ PARTS = ("blocks", "rows", "groups", "panels", "passes", "depth")
 GIVEN = StripCut(ONE, (), *(sym(f"_{name}") for name in PARTS))
 
 
-def built(strides: tuple[Expr, Expr] | None) -> Built:
+def built(strides: tuple[Expr, Expr] | None) -> BuiltPlan:
     """A product with B so, None a constant."""
     spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides, alone=True)
     tile = gemm_tile(DType.F32, host())
@@ -212,7 +214,7 @@ def built(strides: tuple[Expr, Expr] | None) -> Built:
         strips = compiled("strips", made.strips.units(GIVEN))
         whole = compiled("whole", made.strips.whole())
     chosen = ProductPlan(spec, plan, tile, cut)
-    return Built(chosen, compiled("panels", made.planned), strips, whole, dots)
+    return BuiltPlan(chosen, compiled("panels", made.planned), strips, whole, dots)
 
 
 def artifacts() -> dict[str, Artifact]:

@@ -24,7 +24,7 @@ WIDTHS = (1, 4, 8, 16)  # of a group, in panels
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Candidate:
+class CandidatePlan:
     """One plan for a shape; the fields are those of `choose.Plan`."""
 
     dot: int
@@ -53,15 +53,15 @@ class Candidate:
         return ", ".join(told)
 
 
-DOT = Candidate(1, *(0,) * 10)
+DOT = CandidatePlan(1, *(0,) * 10)
 
 
-def picked(cut: Cut) -> Candidate:
+def picked(cut: Cut) -> CandidatePlan:
     """The plan that the compiler's choice is."""
     if cut.dot:
         return DOT
     fields = asdict(cut)
-    return Candidate(**{name: fields[name] for name in Candidate.__slots__})
+    return CandidatePlan(**{name: fields[name] for name in CandidatePlan.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Set:
     constant: bool  # B is packed ahead
     tile: Tile
 
-    def plans(self) -> Iterator[Candidate]:
+    def plans(self) -> Iterator[CandidatePlan]:
         """Every one that is legal, some of them twice."""
         if min(self.m, self.n) <= DOT_LIMIT:
             yield DOT
@@ -89,12 +89,12 @@ class Set:
                 if self.legal(plan):
                     yield plan
 
-    def strips(self, blocks: int, width: int) -> Candidate:
+    def strips(self, blocks: int, width: int) -> CandidatePlan:
         """By strips of rows: so many blocks, groups of so many panels."""
         panels = max(1, -(-self.n // self.tile.NR))
         groups = -(-panels // width)
         shares = (blocks, -(-self.m // blocks), groups, -(-panels // groups))
-        return Candidate(0, 1, 0, 0, 1, self.k, *shares, 0)
+        return CandidatePlan(0, 1, 0, 0, 1, self.k, *shares, 0)
 
     def heights(self) -> set[int]:
         """Rows of a block."""
@@ -112,11 +112,11 @@ class Set:
 
     def plan(
         self, packed: int, passes: int, rows: int, width: int, swath: int
-    ) -> Candidate:
+    ) -> CandidatePlan:
         """With parts as even as can be."""
         panels = -(-self.n // self.tile.NR)
         blocks, groups = -(-self.m // rows), -(-panels // width)
-        return Candidate(
+        return CandidatePlan(
             0,
             0,
             packed,
@@ -130,7 +130,7 @@ class Set:
             swath,
         )
 
-    def legal(self, plan: Candidate) -> bool:
+    def legal(self, plan: CandidatePlan) -> bool:
         """Whether it fits the scratch, and differs from another that is in the set."""
         tile, several = self.tile, plan.passes > 1
         # The last panel is packed always if it is not whole.

@@ -23,8 +23,8 @@ from time import perf_counter, time_ns
 
 import numpy as np
 
-from bench.plan_code import Artifact, Operands, artifacts
-from bench.plan_set import Candidate, Set, picked
+from bench.plan_code import Artifact, PlanOperands, artifacts
+from bench.plan_set import CandidatePlan, Set, picked
 from bench.script import save, show, tell
 from bench.shapes import Shape, random_shapes
 from pliant.compare.tables import Report, console
@@ -41,15 +41,15 @@ UNIT = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One shape: the pick, the best, and the share of its speed that the pick has."""
 
     mode: str
     threads: int
     shape: Shape
     tried: int
-    pick: Candidate
-    best: Candidate
+    pick: CandidatePlan
+    best: CandidatePlan
     pick_seconds: float
     best_seconds: float
     share: float
@@ -58,7 +58,7 @@ class Row:
 # ---- one shape
 
 
-def check(shape: Shape, plan: Candidate, x: Operands) -> None:
+def check(shape: Shape, plan: CandidatePlan, x: PlanOperands) -> None:
     """Twice the rounding error that a sum of K products can have."""
     terms = shape.k * UNIT
     sizes = np.linalg.norm(x.a, axis=1)[:, None] * np.linalg.norm(x.b, axis=0)
@@ -66,7 +66,9 @@ def check(shape: Shape, plan: Candidate, x: Operands) -> None:
         raise SystemExit(f"wrong result: {shape}, {plan}")
 
 
-def knockout(turns: Mapping[Candidate, Turn], keep: Candidate) -> list[Candidate]:
+def knockout(
+    turns: Mapping[CandidatePlan, Turn], keep: CandidatePlan
+) -> list[CandidatePlan]:
     """The fastest few, and `keep`: half are left out after each round."""
     best = {plan: seconds for plan, (seconds,) in by_turns(turns, 1).items()}
     while len(best) > FINALISTS:
@@ -79,7 +81,7 @@ def knockout(turns: Mapping[Candidate, Turn], keep: Candidate) -> list[Candidate
 
 def measure(
     mode: str, artifact: Artifact, shape: Shape, threads: int, seconds: float
-) -> Row:
+) -> PlanRow:
     x = artifact.operands(shape.m, shape.n, shape.k, threads)
     pick = picked(artifact.choice(shape.m, shape.n, shape.k, threads))
     pool = Set(
@@ -89,7 +91,7 @@ def measure(
     )
     others = sorted({*pool.plans()} - {pick})
     np.random.default_rng(shape.work).shuffle(others)
-    turns: dict[Candidate, Turn] = {}
+    turns: dict[CandidatePlan, Turn] = {}
     started = perf_counter()
     for plan in (pick, *others):
         late = perf_counter() - started > seconds
@@ -105,12 +107,12 @@ def measure(
     best = min(samples, key=lambda plan: median(samples[plan][::2]))
     pick_seconds, best_seconds = (median(samples[plan][1::2]) for plan in (pick, best))
     times = (pick_seconds, best_seconds, min(best_seconds / pick_seconds, 1.0))
-    return Row(mode, threads, shape, len(turns), pick, best, *times)
+    return PlanRow(mode, threads, shape, len(turns), pick, best, *times)
 
 
 def sweep(
     shapes: Sequence[Shape], modes: Sequence[str], threads: int, seconds: float
-) -> Iterator[Row]:
+) -> Iterator[PlanRow]:
     made = artifacts()
     for shape in shapes:
         for mode in modes:
@@ -120,7 +122,7 @@ def sweep(
 # ---- what is told
 
 
-def summary(rows: Sequence[Row]) -> Report:
+def summary(rows: Sequence[PlanRow]) -> Report:
     lines = []
     for mode in dict.fromkeys(row.mode for row in rows):
         shares = [row.share for row in rows if row.mode == mode]
@@ -140,7 +142,7 @@ def summary(rows: Sequence[Row]) -> Report:
     return Report(title, columns, tuple(lines))
 
 
-def misses(rows: Sequence[Row]) -> Report:
+def misses(rows: Sequence[PlanRow]) -> Report:
     """Where the rules could be better, the worst first."""
     lines = [
         (
@@ -169,7 +171,7 @@ def main() -> int:
     tell(arguments.shapes / 100, f"{arguments.shapes} shapes")
     started = perf_counter()
     shapes = random_shapes(arguments.shapes, seed, MOST_WORK)
-    rows: list[Row] = []
+    rows: list[PlanRow] = []
     for row in sweep(shapes, arguments.modes, arguments.threads, arguments.seconds):
         rows.append(row)
         if sys.stderr.isatty():

@@ -31,12 +31,12 @@ from pliant.errors import OptionError
 from pliant.frontend.signature import FixedResult, SizeResult
 from pliant.frontend.torch_graph import (
     Argument,
+    ArgumentWindow,
     Computed,
     ImportedGraph,
     InputView,
     Output,
     ResultView,
-    Window,
     from_graph,
 )
 from pliant.frontend.torch_ops import decompositions
@@ -164,7 +164,7 @@ def _stored(tensor: torch.Tensor, argument: Argument) -> torch.Tensor:
 
 def _needs_sizes(item: Output) -> bool:
     match item:
-        case SizeResult() | ResultView() | InputView(window=Window()):
+        case SizeResult() | ResultView() | InputView(window=ArgumentWindow()):
             return True
         case _:
             return False
@@ -181,7 +181,7 @@ def _output(
             return _computed(item, results)
         case InputView(number, None):
             return inputs[number]
-        case InputView(number, Window() as window):
+        case InputView(number, ArgumentWindow() as window):
             return _view(inputs[number], window, env)
         case ResultView(base, window):
             return _view(_computed(base, results), window, env)
@@ -196,7 +196,9 @@ def _computed(item: Computed, results: Sequence[Any]) -> torch.Tensor:
     return made if item.axes is None else made.permute(item.axes)
 
 
-def _view(tensor: torch.Tensor, window: Window, env: Mapping[str, int]) -> torch.Tensor:
+def _view(
+    tensor: torch.Tensor, window: ArgumentWindow, env: Mapping[str, int]
+) -> torch.Tensor:
     return tensor.detach().as_strided(
         [n.evaluate(env) for n in window.shape],
         [n.evaluate(env) for n in window.strides],

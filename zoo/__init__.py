@@ -18,14 +18,14 @@ import torch
 
 from pliant.cases import Case
 from pliant.errors import OptionError
-from zoo.table import MODELS, Model
+from zoo.table import MODELS, ZooModel
 
 __all__ = ["MODELS", "Model", "build", "named"]
 
 SEED = 0
 
 
-def named(name: str) -> Model:
+def named(name: str) -> ZooModel:
     """What the table says of a model."""
     if name not in MODELS:
         raise OptionError(f"no model '{name}' in the zoo: {', '.join(MODELS)}")

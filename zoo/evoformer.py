@@ -14,7 +14,7 @@ from transformers.models.esm.modeling_esmfold import (
 from zoo.parts import Built, Wrapped
 
 
-class Block(Wrapped):
+class EvoformerBlock(Wrapped):
     """States of residues and of their pairs to the same; nothing is cut into chunks."""
 
     def forward(self, states: Tensor, pairs: Tensor, mask: Tensor) -> Any:
@@ -32,4 +32,4 @@ def evoformer() -> Built:
             torch.ones(batch, residues),
         )
 
-    return Block(EsmFoldTriangularSelfAttentionBlock(config)), inputs
+    return EvoformerBlock(EsmFoldTriangularSelfAttentionBlock(config)), inputs

@@ -8,7 +8,7 @@ from pliant.cases import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MeasuredSizes:
     """For all models that have the same dims."""
 
     dims: tuple[str, ...]
@@ -17,7 +17,7 @@ class Sizes:
     long: tuple[Shape, ...]  # where most of what a call holds is activations
 
 
-TEXT = Sizes(
+TEXT = MeasuredSizes(
     ("batch", "seq"),
     (2, 13),
     (
@@ -27,7 +27,7 @@ TEXT = Sizes(
     ((8, 128), (1, 1500)),
 )
 SHORT_TEXT = replace(TEXT, long=((8, 128), (1, 500)))  # for 512 positions
-PATCHES = Sizes(  # of 16 x 16 pixels, along each side of a square image
+PATCHES = MeasuredSizes(  # of 16 x 16 pixels, along each side of a square image
     ("batch", "patches"),
     (2, 9),
     (
@@ -36,7 +36,7 @@ PATCHES = Sizes(  # of 16 x 16 pixels, along each side of a square image
     ),
     ((8, 14), (1, 40)),
 )
-IMAGE = Sizes(
+IMAGE = MeasuredSizes(
     ("batch", "height", "width"),
     (2, 96, 80),
     (
@@ -45,7 +45,7 @@ IMAGE = Sizes(
     ),
     ((4, 224, 224), (1, 640, 800)),
 )
-RESIDUES = Sizes(
+RESIDUES = MeasuredSizes(
     ("batch", "residues"),
     (2, 13),
     (
@@ -54,12 +54,14 @@ RESIDUES = Sizes(
     ),
     ((1, 128), (1, 200)),
 )
-LATENT = Sizes(  # the side of a square latent in steps of 8, and tokens of the text
-    ("batch", "side", "text"),
-    (2, 4, 7),
-    (
-        *((1, 2, 7), (1, 3, 20), (1, 4, 77), (1, 6, 77)),
-        *((1, 8, 77), (2, 4, 20), (4, 4, 77), (2, 6, 13)),
-    ),
-    ((2, 6, 77), (1, 12, 77)),
+LATENT = (
+    MeasuredSizes(  # the side of a square latent in steps of 8, and tokens of the text
+        ("batch", "side", "text"),
+        (2, 4, 7),
+        (
+            *((1, 2, 7), (1, 3, 20), (1, 4, 77), (1, 6, 77)),
+            *((1, 8, 77), (2, 4, 20), (4, 4, 77), (2, 6, 13)),
+        ),
+        ((2, 6, 77), (1, 12, 77)),
+    )
 )

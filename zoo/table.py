@@ -9,17 +9,17 @@ from typing import Any
 from torch.export import Dim
 
 from zoo import sizes
-from zoo.sizes import Sizes
+from zoo.sizes import MeasuredSizes
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ZooModel:
     """One model: a function of its name in the file of its family builds it."""
 
     family: str
     depth: str
     parameters: int
-    sizes: Sizes
+    sizes: MeasuredSizes
     dynamic_shapes: tuple[Any, ...]  # of its inputs, as torch.export takes them
     weights: str = "random"
 
@@ -36,24 +36,26 @@ TOKENS = {0: MUST, 1: MUST}
 IMAGE = {0: MUST, 2: MAY, 3: MAY}
 PAIRS = {0: MUST, 1: MUST, 2: MUST}
 
-MODELS: dict[str, Model] = {
-    "bert": Model("bert", "4 layers", 52_188_672, sizes.SHORT_TEXT, (TOKENS, TOKENS)),
+MODELS: dict[str, ZooModel] = {
+    "bert": ZooModel(
+        "bert", "4 layers", 52_188_672, sizes.SHORT_TEXT, (TOKENS, TOKENS)
+    ),
     # Its kernels are so small that what is done around them counts.
-    "tinybert": Model(
+    "tinybert": ZooModel(
         "bert", "4 layers", 4_765_952, sizes.SHORT_TEXT, (TOKENS, TOKENS)
     ),
-    "minilm": Model(
+    "minilm": ZooModel(
         "bert", "6 layers", 22_713_216, sizes.SHORT_TEXT, (TOKENS, TOKENS), "real"
     ),
-    "gpt2": Model("gpt2", "4 layers", 79_533_312, sizes.TEXT, (TOKENS,)),
-    "llama": Model("llama", "4 layers", 74_324_736, sizes.TEXT, (TOKENS,)),
-    "t5_encoder": Model("t5", "2 layers", 22_743_808, sizes.TEXT, (TOKENS, TOKENS)),
-    "vit": Model("vit", "4 layers", 29_095_680, sizes.PATCHES, (IMAGE,)),
-    "resnet": Model("resnet", "8 blocks", 13_946_176, sizes.IMAGE, (IMAGE,)),
-    "evoformer": Model(
+    "gpt2": ZooModel("gpt2", "4 layers", 79_533_312, sizes.TEXT, (TOKENS,)),
+    "llama": ZooModel("llama", "4 layers", 74_324_736, sizes.TEXT, (TOKENS,)),
+    "t5_encoder": ZooModel("t5", "2 layers", 22_743_808, sizes.TEXT, (TOKENS, TOKENS)),
+    "vit": ZooModel("vit", "4 layers", 29_095_680, sizes.PATCHES, (IMAGE,)),
+    "resnet": ZooModel("resnet", "8 blocks", 13_946_176, sizes.IMAGE, (IMAGE,)),
+    "evoformer": ZooModel(
         "evoformer", "1 block", 14_293_888, sizes.RESIDUES, (TOKENS, PAIRS, TOKENS)
     ),
-    "unet": Model(
+    "unet": ZooModel(
         *("unet", "5 blocks", 12_490_244, sizes.LATENT), (IMAGE, None, TOKENS)
     ),
 }

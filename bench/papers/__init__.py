@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PaperResult:
     """What an experiment found: 0 rounds where nothing was timed."""
 
     content: Mapping[str, Any]

@@ -20,7 +20,7 @@ from bench.finetune import (
     bucket,
     lengths,
 )
-from bench.papers import Found, Run
+from bench.papers import PaperResult, Run
 from pliant.compare.tables import Report, mebibytes
 from pliant.compare.timing import back_and_forth, ratios
 
@@ -36,7 +36,7 @@ SEED = 0
 Steps = dict[str, list[dict[str, Any]]]
 
 
-def run(given: Run) -> Found:
+def run(given: Run) -> PaperResult:
     drawn = lengths(given.rounds, SEED)
     servers = {way: Server(way, given.threads) for way in WAYS}
     try:
@@ -69,7 +69,7 @@ def run(given: Run) -> Found:
         fits_table(fits, whole),
         exact_table(exact),
     ]
-    return Found(content, tables, given.rounds, [note(drawn)])
+    return PaperResult(content, tables, given.rounds, [note(drawn)])
 
 
 def warm(servers: Mapping[str, Server], drawn: list[int]) -> None:

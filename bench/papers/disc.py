@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pliant
 import zoo
 from bench import costs, static
-from bench.papers import Found, Run
+from bench.papers import PaperResult, Run
 from bench.script import check
 from pliant.cases import Case, Shape, few
 from pliant.compare.accuracy import eager
@@ -51,7 +51,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def run(given: Run) -> Found:
+def run(given: Run) -> PaperResult:
     names = MODELS if given.share >= 1 else MODELS[:1]
     rows: list[dict[str, Any]] = []
     flows: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def run(given: Run) -> Found:
     tables.append(costs.call_table(call))
     if fixed:
         tables.append(static.report(fixed, given.threads))
-    return Found(content, tables, given.rounds)
+    return PaperResult(content, tables, given.rounds)
 
 
 def variants(case: Case, shapes: list[Shape], given: Run) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import torch
 import pliant
 import zoo
 from bench import gemm
-from bench.gemm_tables import Row
-from bench.papers import Found, Run
+from bench.gemm_tables import GemmRow
+from bench.papers import PaperResult, Run
 from bench.script import against_eager, check
 from bench.shapes import Shape
 from pliant.compare.accuracy import eager
@@ -47,7 +47,7 @@ class Weighted(torch.nn.Module):
         return torch.bmm(p, v)
 
 
-def run(given: Run) -> Found:
+def run(given: Run) -> PaperResult:
     os.environ["PLIANT_CACHE"] = "off"  # kernels are chosen and built here
     tuning: dict[str, dict[str, Any]] = {}
     with torch.inference_mode():
@@ -71,7 +71,7 @@ def run(given: Run) -> Found:
         ),
         tuning_table(tuning),
     ]
-    return Found(content, tables, given.rounds, [tvm_note()])
+    return PaperResult(content, tables, given.rounds, [tvm_note()])
 
 
 def kernel_seconds(model: pliant.CompiledModel) -> float:
@@ -80,7 +80,7 @@ def kernel_seconds(model: pliant.CompiledModel) -> float:
     return float(sum(seconds.get(stage, 0.0) for stage in KERNEL_STAGES))
 
 
-def dense(given: Run, tuning: dict[str, dict[str, Any]]) -> list[Row]:
+def dense(given: Run, tuning: dict[str, dict[str, Any]]) -> list[GemmRow]:
     weight = torch.randn(N, K)
     built = {"packed": gemm.compiled(weight), "dynamic": gemm.compiled(None)}
     seconds = sum(kernel_seconds(each.model) for each in built.values())
@@ -88,7 +88,7 @@ def dense(given: Run, tuning: dict[str, dict[str, Any]]) -> list[Row]:
     rows = []
     for t in given.some(TS, USUAL):
         print(f"  dense, T = {t}", file=sys.stderr)
-        x = gemm.Operands(
+        x = gemm.ProductOperands(
             torch.randn(ROWS * t, K),
             weight.t().contiguous(),
             weight,
@@ -164,7 +164,7 @@ def compared(
 # ---- what is told
 
 
-def dense_table(rows: Sequence[Row], threads: int) -> Report:
+def dense_table(rows: Sequence[GemmRow], threads: int) -> Report:
     lines = []
     for mode in dict.fromkeys(row.mode for row in rows):
         for low, high in (*GROUPS, (1, 128)):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pliant
 import zoo
-from bench.papers import Found, Run
+from bench.papers import PaperResult, Run
 from bench.resident import high_water
 from pliant.cases import Case, Shape
 from pliant.compare.tables import Report, mebibytes
@@ -83,7 +83,7 @@ def requests(
     ]
 
 
-def run(given: Run) -> Found:
+def run(given: Run) -> PaperResult:
     rows: list[dict[str, Any]] = []
     for name in MODELS if given.share >= 1 else MODELS[2:]:
         print(f"  {name}", file=sys.stderr)
@@ -95,7 +95,7 @@ def run(given: Run) -> Found:
             kept = [s for s in shapes if most is None or s[-1] <= most]
             rows.append({"model": name, "sequence": title, "shapes": kept})
             rows[-1] |= measured(case, planned, plain, kept)
-    return Found({"rows": rows}, [table(rows, given.threads)], 0)
+    return PaperResult({"rows": rows}, [table(rows, given.threads)], 0)
 
 
 def measured(

@@ -33,7 +33,7 @@ _initialised: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CompilerPool:
     """What one thread at a time compiles with."""
 
     machine: Any
@@ -87,11 +87,11 @@ def target_machine(target: Target, opt_level: int = 2) -> Any:
     )
 
 
-_benches: dict[tuple[Target, int], list[Bench]] = {}
+_benches: dict[tuple[Target, int], list[CompilerPool]] = {}
 
 
 @contextmanager
-def _bench(target: Target, opt_level: int) -> Iterator[Bench]:
+def _bench(target: Target, opt_level: int) -> Iterator[CompilerPool]:
     """One that nobody uses meanwhile; they are kept, for llvmlite frees pass managers
     only in part."""
     with _lock:
@@ -106,7 +106,7 @@ def _bench(target: Target, opt_level: int) -> Iterator[Bench]:
             free.append(bench)
 
 
-def _make(target: Target, opt_level: int) -> Bench:
+def _make(target: Target, opt_level: int) -> CompilerPool:
     machine = target_machine(target, opt_level)
     tuning = llvm.create_pipeline_tuning_options(opt_level)
     tuning.loop_vectorization = tuning.slp_vectorization = False
@@ -115,10 +115,10 @@ def _make(target: Target, opt_level: int) -> Bench:
     inline = llvm.create_new_module_pass_manager()
     inline.add_always_inliner_pass()
     inline.add_global_dead_code_eliminate_pass()
-    return Bench(machine, tuning, inline, passes.getFunctionPassManager())
+    return CompilerPool(machine, tuning, inline, passes.getFunctionPassManager())
 
 
-def _simplify(module: Any, bench: Bench) -> None:
+def _simplify(module: Any, bench: CompilerPool) -> None:
     # A pass builder of its own for each run: a run leaves callbacks behind in its
     # builder, and all that are there are called around every pass of the next run.
     bench.inline.run(module, llvm.create_pass_builder(bench.machine, bench.tuning))
@@ -129,7 +129,7 @@ def _simplify(module: Any, bench: Bench) -> None:
             run(bench.simplify, function, passes)
 
 
-def _emit(module: Any, bench: Bench) -> bytes:
+def _emit(module: Any, bench: CompilerPool) -> bytes:
     """As TargetMachine.emit_object of llvmlite."""
     lib = llvm.ffi.lib
     emit = _unlocked("LLVMPY_TargetMachineEmitToMemory")

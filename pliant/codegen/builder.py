@@ -30,7 +30,7 @@ _SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "s
 _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
 
 
-class Line(Value):  # type: ignore[misc]
+class SourceLine(Value):  # type: ignore[misc]
     """An instruction: its text, and the name of its result."""
 
     __slots__ = ("operands", "opname", "parent", "reference", "text", "type")
@@ -56,7 +56,7 @@ class Line(Value):  # type: ignore[misc]
 
 def _binary(opname: str) -> Callable[..., LLValue]:
     def emit(
-        self: Builder, x: LLValue, y: LLValue, flags: Sequence[str] = ()
+        self: LLBuilder, x: LLValue, y: LLValue, flags: Sequence[str] = ()
     ) -> LLValue:
         typ = x.type
         head = f"{opname} {' '.join(flags)}" if flags else opname
@@ -67,7 +67,7 @@ def _binary(opname: str) -> Callable[..., LLValue]:
 
 
 def _cast(opname: str) -> Callable[..., LLValue]:
-    def emit(self: Builder, x: LLValue, typ: LLType) -> LLValue:
+    def emit(self: LLBuilder, x: LLValue, typ: LLType) -> LLValue:
         if x.type == typ:
             return x
         text = f"{opname} {x.type} {x.get_reference()} to {typ}"
@@ -76,18 +76,18 @@ def _cast(opname: str) -> Callable[..., LLValue]:
     return emit
 
 
-class Builder(ll.IRBuilder):  # type: ignore[misc]
+class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
     """Emits instructions at a place in a function."""
 
     def __init__(self, block: ll.Block = None) -> None:
         super().__init__(block)
         self._numbers: Iterator[int] | None = None
-        self._known: dict[str, Line] = {}  # computed in the block, by text
+        self._known: dict[str, SourceLine] = {}  # computed in the block, by text
         self._known_in: ll.Block = None  # that block
 
     def _pure(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
-    ) -> Line:
+    ) -> SourceLine:
         """An instruction whose result depends on its operands alone."""
         if self._known_in is not self._block:
             self._known, self._known_in = {}, self._block
@@ -98,7 +98,7 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
 
     def _line(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
-    ) -> Line:
+    ) -> SourceLine:
         block = self._block
         reference = ""
         if typ is not _VOID:
@@ -106,7 +106,7 @@ class Builder(ll.IRBuilder):  # type: ignore[misc]
                 self._numbers = _numbers(block)
             reference = f"%t{next(self._numbers)}"
             text = f"{reference} = {text}"
-        line = Line(block, typ, opname, operands, reference, text)
+        line = SourceLine(block, typ, opname, operands, reference, text)
         block.instructions.insert(self._anchor, line)
         self._anchor += 1
         return line

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     I8,
     I16,
@@ -39,7 +39,7 @@ _MULTIPLY_HALVES = {
 
 
 def emit_dot(
-    b: Builder, parts: str, x: LLValue, y: LLValue, z: LLValue, target: Target
+    b: LLBuilder, parts: str, x: LLValue, y: LLValue, z: LLValue, target: Target
 ) -> LLValue:
     """z plus the products of the parts of x and y; all have one width."""
     lanes = lanes_of(z)
@@ -63,12 +63,14 @@ def emit_dot(
     return _spelled_out(b, parts, x, y, z)
 
 
-def _call(b: Builder, name: str, z: LLValue, x: LLValue, y: LLValue) -> LLValue:
+def _call(b: LLBuilder, name: str, z: LLValue, x: LLValue, y: LLValue) -> LLValue:
     typ = widen(I8, 4 * lanes_of(z))
     return call_intrinsic(b, name, z.type, [z, b.bitcast(x, typ), b.bitcast(y, typ)])
 
 
-def _spelled_out(b: Builder, parts: str, x: LLValue, y: LLValue, z: LLValue) -> LLValue:
+def _spelled_out(
+    b: LLBuilder, parts: str, x: LLValue, y: LLValue, z: LLValue
+) -> LLValue:
     count, x_signed, y_signed = DOT_PARTS[parts]
     bits = 32 // count
 
@@ -84,7 +86,7 @@ def _spelled_out(b: Builder, parts: str, x: LLValue, y: LLValue, z: LLValue) -> 
     return z
 
 
-def _halves(b: Builder, *values: LLValue) -> Iterator[tuple[LLValue, ...]]:
+def _halves(b: LLBuilder, *values: LLValue) -> Iterator[tuple[LLValue, ...]]:
     """The lower lanes of every value, then the upper ones."""
     half = lanes_of(values[0]) // 2
     for first in (0, half):

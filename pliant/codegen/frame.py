@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_dims import Dims
-from pliant.codegen.llvm_memory import Memory
+from pliant.codegen.llvm_memory import MemoryEmitter
 from pliant.codegen.llvm_reductions import Reduction
 from pliant.codegen.llvm_types import I64, PTR, LLType, LLValue, constant
 from pliant.codegen.sizes import NO_WRAP
@@ -24,7 +24,7 @@ from pliant.machine.target import Target
 
 
 @dataclass(slots=True)
-class Unit:
+class FrameUnit:
     """What the functions of one LLVM module share."""
 
     module: ll.Module
@@ -35,14 +35,14 @@ class Unit:
 class Frame(ABC):
     """Where code is being written, and what is in scope there."""
 
-    def __init__(self, unit: Unit, function: ll.Function, call: LLValue) -> None:
+    def __init__(self, unit: FrameUnit, function: ll.Function, call: LLValue) -> None:
         self.unit, self.target, self.function = unit, unit.target, function
         self.call = call
         self.entry = function.append_basic_block("entry")
-        self.b = Builder(function.append_basic_block("body"))
+        self.b = LLBuilder(function.append_basic_block("body"))
         self.first = self.b.block
         self.dims = Dims(self.b)
-        self.memory = Memory(self.dims)
+        self.memory = MemoryEmitter(self.dims)
         self.locals: dict[str, LLValue] = {}
         self.accumulators: dict[str, Reduction] = {}
         self.mask: LLValue | None = None  # lanes that run, None: all of them
@@ -55,7 +55,7 @@ class Frame(ABC):
 
     def finish(self) -> None:
         self.b.ret_void()
-        Builder(self.entry).branch(self.first)
+        LLBuilder(self.entry).branch(self.first)
 
     @contextmanager
     def region(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Frame(ABC):
     def alloca(
         self, typ: LLType, count: int | None = None, align: int | None = None
     ) -> LLValue:
-        builder = Builder(self.entry)
+        builder = LLBuilder(self.entry)
         slot = builder.alloca(typ if count is None else ll.ArrayType(typ, count))
         slot.align = align
         slot.type = PTR

@@ -26,17 +26,17 @@ from functools import reduce
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.host_checks import SizeCheck
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import (
     THREADS,
+    BufferOrigin,
+    BufferPlace,
     HostCall,
     HostPlan,
-    Origin,
-    Place,
     Size,
-    Slot,
+    TableSlot,
 )
 from pliant.codegen.llvm_types import I8, I64, PTR, VOID, LLType, LLValue
 from pliant.codegen.sizes import as_value
@@ -44,29 +44,29 @@ from pliant.codegen.sizes import as_value
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).
 ARENA, TABLE, OFFSETS, STATUS, PROGRAM = 1, 2, 3, 8, 9
-ADDRESSES = {Origin.INPUT: 4, Origin.OUTPUT: 5, Origin.WEIGHT: 6}
+ADDRESSES = {BufferOrigin.INPUT: 4, BufferOrigin.OUTPUT: 5, BufferOrigin.WEIGHT: 6}
 
 
 def emit_host(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
     """Adds the three functions; `symbols` are the names of the kernels in LLVM."""
-    _Run(module, plan).emit(symbols)
+    _RunFunction(module, plan).emit(symbols)
     _emit_sizes(module, plan)
     _emit_bind(module, plan)
 
 
 def _function(
     module: ll.Module, name: str, result: LLType, count: int
-) -> tuple[ll.Function, Builder]:
+) -> tuple[ll.Function, LLBuilder]:
     function = ll.Function(module, ll.FunctionType(result, [PTR] * count), name)
-    builder = Builder(function.append_basic_block("entry"))
+    builder = LLBuilder(function.append_basic_block("entry"))
     return function, builder
 
 
-def _at(builder: Builder, base: LLValue, k: int, kind: LLType) -> LLValue:
+def _at(builder: LLBuilder, base: LLValue, k: int, kind: LLType) -> LLValue:
     return builder.load(_address(builder, base, k, kind), typ=kind)
 
 
-def _address(builder: Builder, base: LLValue, k: int, kind: LLType) -> LLValue:
+def _address(builder: LLBuilder, base: LLValue, k: int, kind: LLType) -> LLValue:
     return builder.gep(base, [ll.Constant(I64, k)], source_etype=kind)
 
 
@@ -122,7 +122,7 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
 _Failure = tuple[LLValue | None, int]  # a flag, or None for what cannot fail; the code
 
 
-def _first(builder: Builder, failures: list[_Failure]) -> LLValue:
+def _first(builder: LLBuilder, failures: list[_Failure]) -> LLValue:
     """The code of the first that fails, else 0; all have been looked at."""
     code = ll.Constant(I64, 0)
     for flag, number in reversed(failures):
@@ -131,7 +131,7 @@ def _first(builder: Builder, failures: list[_Failure]) -> LLValue:
     return code
 
 
-def _fails(builder: Builder, dims: CheckedDims, check: SizeCheck) -> LLValue | None:
+def _fails(builder: LLBuilder, dims: CheckedDims, check: SizeCheck) -> LLValue | None:
     found = dims.evaluate(check.value)
     value = as_value(found.value)
     flags = [] if found.overflowed is None else [found.overflowed]
@@ -141,7 +141,7 @@ def _fails(builder: Builder, dims: CheckedDims, check: SizeCheck) -> LLValue | N
     return reduce(builder.or_, flags) if flags else None
 
 
-class _Run:
+class _RunFunction:
     """Emits `pliant_run`: a loop around a switch with a case for each step."""
 
     def __init__(self, module: ll.Module, plan: HostPlan) -> None:
@@ -150,8 +150,8 @@ class _Run:
         (self.call,) = self.function.args
         numbers = (ARENA, TABLE, OFFSETS, PROGRAM, *ADDRESSES.values())
         self.fields = {n: _at(self.builder, self.call, n, PTR) for n in numbers}
-        self.sizes: dict[Slot, LLValue] = {}
-        self.places: dict[Place, LLValue] = {}
+        self.sizes: dict[TableSlot, LLValue] = {}
+        self.places: dict[BufferPlace, LLValue] = {}
 
     def emit(self, symbols: Mapping[str, str]) -> None:
         entry = self.builder.block
@@ -208,17 +208,17 @@ class _Run:
             self.sizes[size] = _at(self.builder, self.fields[TABLE], size.number, I64)
         return self.sizes[size]
 
-    def place(self, place: Place) -> LLValue:
+    def place(self, place: BufferPlace) -> LLValue:
         if place not in self.places:
             self.places[place] = self.address(place)
         return self.places[place]
 
-    def address(self, place: Place) -> LLValue:
+    def address(self, place: BufferPlace) -> LLValue:
         if place.shifts:
             *others, shift = place.shifts
-            base = self.place(Place(place.origin, place.number, tuple(others)))
+            base = self.place(BufferPlace(place.origin, place.number, tuple(others)))
             return self.builder.gep(base, [self.size(shift)], source_etype=I8)
-        if place.origin is Origin.ARENA:
+        if place.origin is BufferOrigin.ARENA:
             offset = _at(self.builder, self.fields[OFFSETS], place.number, I64)
             return self.builder.gep(self.fields[ARENA], [offset], source_etype=I8)
         table = self.fields[ADDRESSES[place.origin]]
@@ -232,6 +232,6 @@ class _Run:
         name = "plt_clock"
         clock = self.module.globals.get(name) or ll.Function(self.module, kind, name)
         now = self.builder.call(clock, [self.call])
-        weights = self.fields[ADDRESSES[Origin.WEIGHT]]
+        weights = self.fields[ADDRESSES[BufferOrigin.WEIGHT]]
         block = _at(self.builder, weights, len(self.plan.constants), PTR)
         self.builder.store(now, _address(self.builder, block, word, I64))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import I1, I64, LLValue, Number, constant
 from pliant.codegen.sizes import SizeCode, as_value
 from pliant.sym import Expr
@@ -38,7 +38,7 @@ class CheckedDims(SizeCode[Checked]):
 
     has_room = False
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: LLBuilder) -> None:
         super().__init__(builder)
         self._names: dict[str, Number] = {}
         self._known: dict[Expr | Atom, Checked] = {}

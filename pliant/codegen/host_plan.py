@@ -40,7 +40,7 @@ class Table:
         return first
 
 
-class Origin(enum.Enum):
+class BufferOrigin(enum.Enum):
     """Whose table of the call holds a buffer's address, or its offset."""
 
     INPUT = "input"
@@ -50,7 +50,7 @@ class Origin(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TableSlot:
     """A size: an entry of the table."""
 
     number: int
@@ -59,14 +59,14 @@ class Slot:
         return f"[{self.number}]"
 
 
-Size = int | Slot
+Size = int | TableSlot
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """Where a buffer starts; a view is `shifts` bytes further."""
 
-    origin: Origin
+    origin: BufferOrigin
     number: int
     shifts: tuple[Size, ...] = ()
 
@@ -82,7 +82,7 @@ class HostCall:
 
     callee: str
     sizes: tuple[Size, ...]
-    buffers: tuple[Place, ...]
+    buffers: tuple[BufferPlace, ...]
     is_library: bool = False
 
     def __str__(self) -> str:
@@ -186,11 +186,13 @@ def _calls(
     graph, libraries = module.main, module.libraries
     numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     results = {v: k for k, v in enumerate(memory.outputs)}
-    places = {v: Place(Origin.INPUT, input_numbers[v]) for v in graph.params}
+    places = {
+        v: BufferPlace(BufferOrigin.INPUT, input_numbers[v]) for v in graph.params
+    }
     weights = 0
 
     def size(e: Expr) -> Size:
-        return e.value if e.is_const else Slot(table.slot(e))
+        return e.value if e.is_const else TableSlot(table.slot(e))
 
     def call(op: Op, callee: str, is_library: bool) -> HostCall:
         sizes = tuple(map(size, op.dims_attr("sizes")))
@@ -200,19 +202,19 @@ def _calls(
     for op in graph.ops:
         match op.name:
             case "constant":
-                places[op.result] = Place(Origin.WEIGHT, weights)
+                places[op.result] = BufferPlace(BufferOrigin.WEIGHT, weights)
                 weights += 1
             case "alloc" if op.result in results:
-                places[op.result] = Place(Origin.OUTPUT, results[op.result])
+                places[op.result] = BufferPlace(BufferOrigin.OUTPUT, results[op.result])
             case "alloc" if op.result in numbers:
-                places[op.result] = Place(Origin.ARENA, numbers[op.result])
+                places[op.result] = BufferPlace(BufferOrigin.ARENA, numbers[op.result])
             case "alloc":
                 pass  # nothing reads or writes it
             case "view":
                 base = places[op.operands[0]]
                 shift = size(op.dim_attr("offset"))
                 shifts = base.shifts if shift == 0 else (*base.shifts, shift)
-                places[op.result] = Place(base.origin, base.number, shifts)
+                places[op.result] = BufferPlace(base.origin, base.number, shifts)
             case "call_loop":
                 yield call(op, op.str_attr("callee"), False)
             case "call_library":

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 
 import llvmlite.ir as ll
 
-from pliant.codegen.frame import Unit
+from pliant.codegen.frame import FrameUnit
 from pliant.codegen.llvm_lanes import prefetch
 from pliant.codegen.llvm_loops import Loops
 from pliant.codegen.llvm_memory import has_in_place, mark_aliasing
@@ -61,7 +61,7 @@ def emit_loop_functions(
 ) -> dict[str, ll.Function]:
     """Adds every loop function to the module; returns them by name."""
     todo = tuple(funcs)
-    unit = Unit(module_ir, target)
+    unit = FrameUnit(module_ir, target)
     for func in todo:
         unit.functions[func.name] = _declare(module_ir, func, func.name)
     for func in todo:
@@ -80,7 +80,7 @@ def emit_loop_function(
     `symbols` are the names of the functions outside of this module.
     """
     module = ll.Module(symbols[func.name])
-    unit = Unit(module, target)
+    unit = FrameUnit(module, target)
     for known in (func, *callees):
         unit.functions[known.name] = _declare(module, known, symbols[known.name])
     _define(unit, func)
@@ -102,7 +102,7 @@ def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
     return function
 
 
-def _define(unit: Unit, func: LoopFunc) -> None:
+def _define(unit: FrameUnit, func: LoopFunc) -> None:
     function = unit.functions[func.name]
     body = _Body(unit, function, function.args[0])
     sizes = function.args[1 : 1 + len(func.sizes)]

@@ -5,7 +5,7 @@ No cast traps or is undefined, whatever the data: float to integer guards its ra
 
 from __future__ import annotations
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     F16,
     F32,
@@ -26,7 +26,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 def emit_cast(
-    b: Builder, x: LLValue, source: DType, to: DType, target: Target
+    b: LLBuilder, x: LLValue, source: DType, to: DType, target: Target
 ) -> LLValue:
     """Conversion as in C; float to bool is `!= 0`; to half rounds to even."""
     if source is to:
@@ -52,7 +52,7 @@ def emit_cast(
 
 
 def _cast_float(
-    b: Builder, x: LLValue, source: DType, to: DType, typ: LLType
+    b: LLBuilder, x: LLValue, source: DType, to: DType, typ: LLType
 ) -> LLValue:
     if to.is_float:
         return b.fpext(x, typ) if to.bytes > source.bytes else b.fptrunc(x, typ)
@@ -73,7 +73,7 @@ def _cast_float(
     return number if wide == typ else b.trunc(number, typ)
 
 
-def _half_to_f32(b: Builder, x: LLValue, source: DType, target: Target) -> LLValue:
+def _half_to_f32(b: LLBuilder, x: LLValue, source: DType, target: Target) -> LLValue:
     lanes = lanes_of(x)
     bits_type, f32 = widen(I32, lanes), widen(F32, lanes)
     if source is DType.BF16:
@@ -97,7 +97,7 @@ def _half_to_f32(b: Builder, x: LLValue, source: DType, target: Target) -> LLVal
     return b.bitcast(b.or_(number, sign), f32)
 
 
-def _f32_to_half(b: Builder, x: LLValue, to: DType, target: Target) -> LLValue:
+def _f32_to_half(b: LLBuilder, x: LLValue, to: DType, target: Target) -> LLValue:
     lanes = lanes_of(x)
     bits_type, half = widen(I32, lanes), widen(I16, lanes)
     if to is DType.F16 and target.converts_half:
@@ -114,7 +114,7 @@ def _f32_to_half(b: Builder, x: LLValue, to: DType, target: Target) -> LLValue:
     return b.trunc(_f32_to_f16_bits(b, bits), half)
 
 
-def _f32_to_f16_bits(b: Builder, bits: LLValue) -> LLValue:
+def _f32_to_f16_bits(b: LLBuilder, bits: LLValue) -> LLValue:
     """Round to nearest even in integers, for targets without F16C."""
     typ = bits.type
     f32 = widen(F32, lanes_of(bits))
@@ -142,7 +142,7 @@ def _f32_to_f16_bits(b: Builder, bits: LLValue) -> LLValue:
     return b.or_(b.select(nan, quiet, result), sign)
 
 
-def _is_not_zero(b: Builder, x: LLValue, source: DType) -> LLValue:
+def _is_not_zero(b: LLBuilder, x: LLValue, source: DType) -> LLValue:
     zero = constant(x.type, 0)
     if source.is_float:
         return b.fcmp_unordered("!=", x, zero)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     I64,
     LLValue,
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneIndex:
     """The variable of a vector loop: base + offset + step * lane."""
 
     base: Number
@@ -43,7 +43,7 @@ class Lanes:
     offset: int = 0
 
 
-Bound: TypeAlias = Number | Lanes  # what a name stands for
+Bound: TypeAlias = Number | LaneIndex  # what a name stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _SizeProduct:
     depth: int
     coefficient: int
     factors: tuple[tuple[int, LLValue], ...]  # (depth, value), outermost first
@@ -67,7 +67,7 @@ class Dims(SizeCode[Number]):
 
     has_room = True
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: LLBuilder) -> None:
         super().__init__(builder)
         self.lanes = 1
         self.names: dict[str, Bound] = {}
@@ -112,7 +112,7 @@ class Dims(SizeCode[Number]):
 
     def _is_unsigned(self, name: str) -> bool:
         bound = self.names[name]
-        bound = bound.base if isinstance(bound, Lanes) else bound
+        bound = bound.base if isinstance(bound, LaneIndex) else bound
         return bound >= 0 if isinstance(bound, int) else name not in self._signed
 
     # ---- values
@@ -150,8 +150,8 @@ class Dims(SizeCode[Number]):
         if expr.is_const:
             return Linear(None, expr.value, 0)
         offset, stride_offset = 0, 0
-        plain: list[_Product] = []
-        strides: list[_Product] = []
+        plain: list[_SizeProduct] = []
+        strides: list[_SizeProduct] = []
         for coefficient, mono in expr.terms:
             term = self._term(coefficient, mono)
             if term is None:
@@ -207,14 +207,14 @@ class Dims(SizeCode[Number]):
 
     def _term(
         self, coefficient: int, mono: tuple[tuple[Atom, int], ...]
-    ) -> tuple[_Product, Lanes | None] | None:
-        lanes: Lanes | None = None
+    ) -> tuple[_SizeProduct, LaneIndex | None] | None:
+        lanes: LaneIndex | None = None
         factors: list[tuple[int, LLValue]] = []
         for atom, power in mono:
             depth, bound = self._atom(atom)
             if isinstance(bound, int):
                 coefficient *= bound**power
-            elif isinstance(bound, Lanes):
+            elif isinstance(bound, LaneIndex):
                 if lanes is not None or power > 1:
                     return None
                 lanes = bound
@@ -226,7 +226,7 @@ class Dims(SizeCode[Number]):
         if coefficient == 0:
             factors = []
         depth = factors[-1][0] if factors else 0
-        return _Product(depth, coefficient, tuple(factors)), lanes
+        return _SizeProduct(depth, coefficient, tuple(factors)), lanes
 
     def _atom(self, atom: Atom) -> tuple[int, LLValue]:
         """Depth and value; the value is None for a compound atom that varies."""
@@ -239,13 +239,13 @@ class Dims(SizeCode[Number]):
             return depth, None
         return depth, self.once(atom, lambda: self.compound(atom))
 
-    def _times(self, product: _Product, base: Number) -> _Product:
+    def _times(self, product: _SizeProduct, base: Number) -> _SizeProduct:
         if isinstance(base, int):
             return _scale(product, base)
         factors = (*product.factors, (len(self._cache), base))
-        return _Product(len(self._cache), product.coefficient, factors)
+        return _SizeProduct(len(self._cache), product.coefficient, factors)
 
-    def _sum(self, products: list[_Product]) -> LLValue:
+    def _sum(self, products: list[_SizeProduct]) -> LLValue:
         total = None
         for product in sorted(products, key=lambda p: p.depth):
             value = product.factors[0][1]
@@ -301,7 +301,7 @@ class Dims(SizeCode[Number]):
     def _vector_atom(self, atom: Atom) -> LLValue:
         if isinstance(atom, Symbol):
             bound = self.names[atom.name]
-            if isinstance(bound, Lanes):
+            if isinstance(bound, LaneIndex):
                 base = self._close(Linear(*_parts(bound), 0))
                 return self._spread(as_value(base), bound.step)
             return as_value(bound)
@@ -314,16 +314,16 @@ class Dims(SizeCode[Number]):
 def _is_varying(bound: Bound) -> bool:
     if isinstance(bound, int):
         return False
-    return isinstance(bound, Lanes) or isinstance(bound.type, ll.VectorType)
+    return isinstance(bound, LaneIndex) or isinstance(bound.type, ll.VectorType)
 
 
-def _scale(product: _Product, factor: int) -> _Product:
+def _scale(product: _SizeProduct, factor: int) -> _SizeProduct:
     if factor == 0:
-        return _Product(0, 0, ())
-    return _Product(product.depth, product.coefficient * factor, product.factors)
+        return _SizeProduct(0, 0, ())
+    return _SizeProduct(product.depth, product.coefficient * factor, product.factors)
 
 
-def _parts(lanes: Lanes) -> tuple[LLValue | None, int]:
+def _parts(lanes: LaneIndex) -> tuple[LLValue | None, int]:
     """The dynamic and the constant part of a vector variable's first lane."""
     if isinstance(lanes.base, int):
         return None, lanes.base + lanes.offset

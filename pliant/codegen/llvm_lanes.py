@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     I1,
     I8,
@@ -24,13 +24,13 @@ from pliant.codegen.llvm_types import (
 from pliant.ir.types import DType
 
 
-def shuffled(b: Builder, x: LLValue, y: LLValue, lanes: Sequence[int]) -> LLValue:
+def shuffled(b: LLBuilder, x: LLValue, y: LLValue, lanes: Sequence[int]) -> LLValue:
     """Lanes of two vectors, numbered through both."""
     mask = ll.Constant(ll.VectorType(I32, len(lanes)), list(lanes))
     return b.shuffle_vector(x, y, mask)
 
 
-def any_lane(b: Builder, mask: LLValue) -> LLValue:
+def any_lane(b: LLBuilder, mask: LLValue) -> LLValue:
     """Whether a flag is set in any lane."""
     if not isinstance(mask.type, ll.VectorType):
         return mask
@@ -38,7 +38,7 @@ def any_lane(b: Builder, mask: LLValue) -> LLValue:
     return b.icmp_unsigned("!=", bits, constant(bits.type, 0))
 
 
-def first_lane(b: Builder, value: LLValue, mask: LLValue) -> LLValue:
+def first_lane(b: LLBuilder, value: LLValue, mask: LLValue) -> LLValue:
     """The value in the first lane whose flag is set; one is."""
     if not isinstance(value.type, ll.VectorType):
         return value
@@ -55,7 +55,7 @@ def first_lane(b: Builder, value: LLValue, mask: LLValue) -> LLValue:
 
 
 def load_lanes(
-    b: Builder, ptr: LLValue, typ: LLType, align: int, mask: LLValue
+    b: LLBuilder, ptr: LLValue, typ: LLType, align: int, mask: LLValue
 ) -> LLValue:
     """Neighbouring elements; lanes outside the mask are not read and are zero."""
     if mask is None:
@@ -66,7 +66,7 @@ def load_lanes(
 
 
 def store_lanes(
-    b: Builder, value: LLValue, ptr: LLValue, align: int, mask: LLValue
+    b: LLBuilder, value: LLValue, ptr: LLValue, align: int, mask: LLValue
 ) -> None:
     """Writes neighbouring elements, those inside the mask."""
     if mask is None:
@@ -76,13 +76,13 @@ def store_lanes(
     call_intrinsic(b, name, VOID, [value, ptr, mask], (1, align))
 
 
-def prefetch(b: Builder, address: LLValue) -> None:
+def prefetch(b: LLBuilder, address: LLValue) -> None:
     """Asks for a cache line to be brought to the second-level cache, for reading."""
     read, second_level, data = (constant(I32, n) for n in (0, 2, 1))
     call_intrinsic(b, "llvm.prefetch.p0", VOID, [address, read, second_level, data])
 
 
-def pointers(b: Builder, base: LLValue, element: LLType, offsets: LLValue) -> LLValue:
+def pointers(b: LLBuilder, base: LLValue, element: LLType, offsets: LLValue) -> LLValue:
     """A vector of addresses: base + offsets, in elements."""
     instruction = b.gep(base, [offsets], source_etype=element)
     # llvmlite types a getelementptr by its base alone; vector indices make a vector.
@@ -91,7 +91,7 @@ def pointers(b: Builder, base: LLValue, element: LLType, offsets: LLValue) -> LL
 
 
 def gather(
-    b: Builder, addresses: LLValue, typ: LLType, align: int, mask: LLValue
+    b: LLBuilder, addresses: LLValue, typ: LLType, align: int, mask: LLValue
 ) -> LLValue:
     """An element from each address; lanes outside the mask are zero."""
     lanes = typ.count
@@ -102,7 +102,7 @@ def gather(
 
 
 def scatter(
-    b: Builder, value: LLValue, addresses: LLValue, align: int, mask: LLValue
+    b: LLBuilder, value: LLValue, addresses: LLValue, align: int, mask: LLValue
 ) -> None:
     lanes = value.type.count
     name = f"llvm.masked.scatter.{mangle(value.type)}.v{lanes}p0"
@@ -110,17 +110,17 @@ def scatter(
     call_intrinsic(b, name, VOID, [value, addresses, mask], (1, align))
 
 
-def reverse_lanes(b: Builder, x: LLValue) -> LLValue:
+def reverse_lanes(b: LLBuilder, x: LLValue) -> LLValue:
     lanes = x.type.count
     order = [constant(I32, lanes - 1 - lane) for lane in range(lanes)]
     mask = ll.Constant(ll.VectorType(I32, lanes), order)
     return b.shuffle_vector(x, ll.Constant(x.type, ll.Undefined), mask)
 
 
-def from_storage(b: Builder, x: LLValue, dtype: DType) -> LLValue:
+def from_storage(b: LLBuilder, x: LLValue, dtype: DType) -> LLValue:
     """A loaded value as it is computed with: a bool byte becomes a flag."""
     return b.icmp_unsigned("!=", x, constant(x.type, 0)) if dtype is DType.BOOL else x
 
 
-def to_storage(b: Builder, x: LLValue, dtype: DType) -> LLValue:
+def to_storage(b: LLBuilder, x: LLValue, dtype: DType) -> LLValue:
     return b.zext(x, widen(I8, lanes_of(x))) if dtype is DType.BOOL else x

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.codegen.llvm_dims import Lanes
+from pliant.codegen.llvm_dims import LaneIndex
 from pliant.codegen.llvm_parallel import Parallel
 from pliant.codegen.llvm_types import I32, I64, LLValue, Number, constant, iota, splat
 from pliant.codegen.sizes import NO_WRAP, as_value
@@ -77,7 +77,7 @@ class Loops(Parallel):
             base = self.first_lane(loop, begin, at)
             for copy in range(vectors.copies):
                 self.copy = copy
-                var = Lanes(base, loop.step, copy * lanes * loop.step)
+                var = LaneIndex(base, loop.step, copy * lanes * loop.step)
                 self.lanes_body(loop, var, lanes * vectors.abreast)
             self.copy = 0
         if vectors.rest is Rest.MASKED:
@@ -86,7 +86,11 @@ class Loops(Parallel):
             self.scalar_rest(loop, vectors, begin, whole, trips)
 
     def lanes_body(
-        self, loop: For, var: Lanes | Number, lanes: int, mask: LLValue | None = None
+        self,
+        loop: For,
+        var: LaneIndex | Number,
+        lanes: int,
+        mask: LLValue | None = None,
     ) -> None:
         """The loop's body for one vector of iterations."""
         with self.region():
@@ -116,7 +120,7 @@ class Loops(Parallel):
         def rest(at: LLValue) -> None:
             mask = self.left_mask(self.b.sub(trips, at, flags=NO_WRAP), lanes)
             base = self.first_lane(loop, begin, at)
-            self.lanes_body(loop, Lanes(base, loop.step), lanes, mask)
+            self.lanes_body(loop, LaneIndex(base, loop.step), lanes, mask)
 
         if vectors.together == lanes:
             with self.when(self.b.icmp_signed("<", whole, trips)):
@@ -138,7 +142,7 @@ class Loops(Parallel):
             full = self.b.and_(trips, constant(I64, -lanes))
             with self.loop(whole, full, lanes, f"{loop.var}.vector") as at:
                 base = self.first_lane(loop, begin, at)
-                self.lanes_body(loop, Lanes(base, loop.step), lanes)
+                self.lanes_body(loop, LaneIndex(base, loop.step), lanes)
             whole = full
         with self.loop(whole, trips, 1, f"{loop.var}.rest") as at:
             self.lanes_body(loop, self.first_lane(loop, begin, at), 1)
@@ -154,7 +158,7 @@ class Loops(Parallel):
             while lanes > trips:
                 lanes //= 2
             self.copy = number % PARTIALS
-            var = Lanes(at, loop.step) if lanes > 1 else at
+            var = LaneIndex(at, loop.step) if lanes > 1 else at
             self.lanes_body(loop, var, lanes)
             at, trips, number = at + lanes * loop.step, trips - lanes, number + 1
         self.copy = 0
@@ -167,7 +171,7 @@ class Loops(Parallel):
         lanes, trips = vectors.lanes, self.trips(loop, begin, end)
         for first in range(0, vectors.most, lanes):
             left = self.b.sub(trips, constant(I64, first), flags=NO_WRAP)
-            var = Lanes(begin + first * loop.step, loop.step)
+            var = LaneIndex(begin + first * loop.step, loop.step)
             self.copy = first // lanes % PARTIALS
             with self.when(self.b.icmp_signed(">", left, constant(I64, 0))):
                 self.lanes_body(loop, var, lanes, self.left_mask(left, lanes))
@@ -204,7 +208,7 @@ class Loops(Parallel):
         for r in range(lanes):
             with self.region():
                 self.dims.lanes = lanes
-                self.dims.bind(loop.var, Lanes(base, 1))
+                self.dims.bind(loop.var, LaneIndex(base, 1))
                 across = self.b.add(column, constant(I64, r), flags=NO_WRAP)
                 self.dims.bind(copy.across.var, across)
                 rows.append(self.value(copy.store.value))
@@ -214,5 +218,5 @@ class Loops(Parallel):
                 self.dims.lanes = lanes
                 at = self.b.add(base, constant(I64, r), flags=NO_WRAP)
                 self.dims.bind(loop.var, at)
-                self.dims.bind(copy.across.var, Lanes(column, 1))
+                self.dims.bind(copy.across.var, LaneIndex(column, 1))
                 self.memory.store(buffer, index, value, None)

@@ -41,7 +41,7 @@ def has_in_place(buffers: Iterable[Buffer]) -> bool:
     return any(buf.role is Role.INOUT for buf in buffers)
 
 
-class Memory:
+class MemoryEmitter:
     """The buffers in scope of one function, and access to them."""
 
     def __init__(self, dims: Dims) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pliant.codegen import vector_math
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_casts import HALVES, emit_cast
 from pliant.codegen.llvm_lanes import any_lane
 from pliant.codegen.llvm_types import (
@@ -33,7 +33,7 @@ _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def emit_unary(
-    b: Builder, op: str, x: LLValue, dtype: DType, target: Target
+    b: LLBuilder, op: str, x: LLValue, dtype: DType, target: Target
 ) -> LLValue:
     if dtype in HALVES:
         number = emit_cast(b, x, dtype, DType.F32, target)
@@ -46,7 +46,7 @@ def emit_unary(
     return _unary_int(b, op, x, dtype)
 
 
-def _unary_float(b: Builder, op: str, x: LLValue, target: Target) -> LLValue:
+def _unary_float(b: LLBuilder, op: str, x: LLValue, target: Target) -> LLValue:
     match op:
         case "neg":
             return b.fneg(x)
@@ -70,7 +70,7 @@ def _unary_float(b: Builder, op: str, x: LLValue, target: Target) -> LLValue:
             return vector_math.emit_unary(b, op, x, fma=target.fma)
 
 
-def _unary_int(b: Builder, op: str, x: LLValue, dtype: DType) -> LLValue:
+def _unary_int(b: LLBuilder, op: str, x: LLValue, dtype: DType) -> LLValue:
     zero = constant(x.type, 0)
     flags = widen(I1, lanes_of(x))
     unsigned = dtype in (DType.U8, DType.BOOL)
@@ -107,7 +107,7 @@ def _unary_int(b: Builder, op: str, x: LLValue, dtype: DType) -> LLValue:
 
 
 def emit_binary(
-    b: Builder, op: str, x: LLValue, y: LLValue, dtype: DType, target: Target
+    b: LLBuilder, op: str, x: LLValue, y: LLValue, dtype: DType, target: Target
 ) -> LLValue:
     if dtype in HALVES:
         left = emit_cast(b, x, dtype, DType.F32, target)
@@ -129,14 +129,14 @@ def emit_binary(
     return _binary_int(b, op, x, y, dtype)
 
 
-_BITS: dict[str, Callable[[Builder, LLValue, LLValue], LLValue]] = {
+_BITS: dict[str, Callable[[LLBuilder, LLValue, LLValue], LLValue]] = {
     "and": lambda b, x, y: b.and_(x, y),
     "or": lambda b, x, y: b.or_(x, y),
     "xor": lambda b, x, y: b.xor(x, y),
 }
 
 
-def _compare(b: Builder, sign: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
+def _compare(b: LLBuilder, sign: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
     if dtype.is_float:
         if sign == "!=":
             return b.fcmp_unordered("!=", x, y)
@@ -147,7 +147,7 @@ def _compare(b: Builder, sign: str, x: LLValue, y: LLValue, dtype: DType) -> LLV
 
 
 def _binary_float(
-    b: Builder, op: str, x: LLValue, y: LLValue, target: Target
+    b: LLBuilder, op: str, x: LLValue, y: LLValue, target: Target
 ) -> LLValue:
     match op:
         case "add":
@@ -167,7 +167,7 @@ def _binary_float(
             return vector_math.emit_binary(b, op, x, y, fma=target.fma)
 
 
-def _binary_int(b: Builder, op: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
+def _binary_int(b: LLBuilder, op: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
     unsigned = dtype in (DType.U8, DType.BOOL)
     if dtype is DType.BOOL:
         op = {"add": "maximum", "mul": "minimum"}.get(op, op)
@@ -204,7 +204,7 @@ def _binary_int(b: Builder, op: str, x: LLValue, y: LLValue, dtype: DType) -> LL
 
 
 def _floor_divide(
-    b: Builder, x: LLValue, y: LLValue, unsigned: bool
+    b: LLBuilder, x: LLValue, y: LLValue, unsigned: bool
 ) -> tuple[LLValue, LLValue]:
     """Quotient and remainder rounded as Python does; 0 and 0 for a zero divisor."""
     zero, one = constant(x.type, 0), constant(x.type, 1)
@@ -228,7 +228,7 @@ def _floor_divide(
     return b.select(none, zero, quotient), b.select(none, zero, remainder)
 
 
-def _power(b: Builder, x: LLValue, y: LLValue, unsigned: bool) -> LLValue:
+def _power(b: LLBuilder, x: LLValue, y: LLValue, unsigned: bool) -> LLValue:
     """Wrapping power by squaring; a negative exponent rounds 1/x towards zero."""
     zero, one = constant(x.type, 0), constant(x.type, 1)
     before = b.block
@@ -260,7 +260,7 @@ def _power(b: Builder, x: LLValue, y: LLValue, unsigned: bool) -> LLValue:
 
 
 def emit_fma(
-    b: Builder, x: LLValue, y: LLValue, z: LLValue, dtype: DType, target: Target
+    b: LLBuilder, x: LLValue, y: LLValue, z: LLValue, dtype: DType, target: Target
 ) -> LLValue:
     """x*y + z, rounded once where the target can."""
     if dtype in HALVES:

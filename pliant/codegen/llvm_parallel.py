@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_control import Control
 from pliant.codegen.llvm_memory import mark_aliasing
 from pliant.codegen.llvm_types import (
@@ -124,7 +124,7 @@ class Parallel(Control):
         task = ll.Function(self.unit.module, TASK_TYPE, name)
         task.linkage = "internal"
         task.attributes.add("nounwind")
-        b = Builder(task.append_basic_block("entry"))
+        b = LLBuilder(task.append_basic_block("entry"))
         packed, first, last, worker = task.args
         handed = [
             b.load(_member(b, packed, struct, number), typ=kind)
@@ -135,6 +135,6 @@ class Parallel(Control):
         return task
 
 
-def _member(b: Builder, struct: LLValue, typ: LLType, number: int) -> LLValue:
+def _member(b: LLBuilder, struct: LLValue, typ: LLType, number: int) -> LLValue:
     indices = [constant(I32, 0), constant(I32, number)]
     return b.gep(struct, indices, inbounds=True, source_etype=typ)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_lanes import shuffled
 from pliant.codegen.llvm_ops import emit_binary, emit_fma
 from pliant.codegen.llvm_types import (
@@ -28,14 +28,14 @@ from pliant.machine.target import Target
 
 
 def combine(
-    b: Builder, op: str, new: LLValue, acc: LLValue, dtype: DType, target: Target
+    b: LLBuilder, op: str, new: LLValue, acc: LLValue, dtype: DType, target: Target
 ) -> LLValue:
     """One step of a reduction. `new` goes first: its NaN test is off the chain."""
     return emit_binary(b, COMBINES[op], new, acc, dtype, target)
 
 
 def reduce_lanes(
-    b: Builder, op: str, x: LLValue, dtype: DType, target: Target
+    b: LLBuilder, op: str, x: LLValue, dtype: DType, target: Target
 ) -> LLValue:
     """The lanes of a vector combined by halves, always in the same order."""
     lanes = lanes_of(x)
@@ -70,7 +70,7 @@ class Reduction:
 
     def __init__(
         self,
-        b: Builder,
+        b: LLBuilder,
         op: str,
         dtype: DType,
         lanes: int,
@@ -97,11 +97,11 @@ class Reduction:
             return dtype_constant(-0.0, self.dtype, lanes)
         return self.neutral(lanes)
 
-    def join(self, b: Builder, new: LLValue, before: LLValue) -> LLValue:
+    def join(self, b: LLBuilder, new: LLValue, before: LLValue) -> LLValue:
         return combine(b, self.op, new, before, self.dtype, self.target)
 
     def add(
-        self, b: Builder, value: LLValue, lanes: int, mask: LLValue, copy: int
+        self, b: LLBuilder, value: LLValue, lanes: int, mask: LLValue, copy: int
     ) -> None:
         """Adds a value in each of some lanes, or of those that are in the mask."""
         new, slot = splat(b, value, lanes), self.slot
@@ -130,11 +130,11 @@ class Reduction:
         x, y = value.operands
         return x, y
 
-    def _partial(self, b: Builder, copy: int) -> LLValue:
+    def _partial(self, b: LLBuilder, copy: int) -> LLValue:
         lanes = self.target.lanes
         while len(self.partials) <= copy:
             slot = self.alloca(compute_type(self.dtype, lanes))
-            behind = Builder()
+            behind = LLBuilder()
             behind.position_after(self.started)
             behind.store(self._start(lanes), slot)
             self.partials.append(slot)
@@ -142,11 +142,11 @@ class Reduction:
             b.position_at_end(b.block)
         return self.partials[copy]
 
-    def start(self, b: Builder) -> LLValue:
+    def start(self, b: LLBuilder) -> LLValue:
         """What the partial vectors are added to."""
         return b.load(self.slot, typ=compute_type(self.dtype, self.lanes))
 
-    def vector(self, b: Builder) -> LLValue:
+    def vector(self, b: LLBuilder) -> LLValue:
         """All partial vectors, combined pairwise in their order, if there are any."""
         wide = compute_type(self.dtype, self.target.lanes)
         parts = [b.load(slot, typ=wide) for slot in self.partials]
@@ -156,7 +156,7 @@ class Reduction:
             parts = joined + parts[len(joined) * 2 :]
         return parts[0] if parts else None
 
-    def total(self, b: Builder) -> LLValue:
+    def total(self, b: LLBuilder) -> LLValue:
         """The slot and all partial vectors."""
         total, vector = self.start(b), self.vector(b)
         if vector is None:
@@ -174,7 +174,7 @@ class Reduction:
 TOGETHER = 4  # sums over lanes
 
 
-def totals(b: Builder, sums: Sequence[Reduction]) -> list[LLValue]:
+def totals(b: LLBuilder, sums: Sequence[Reduction]) -> list[LLValue]:
     """The totals of some reductions, those of TOGETHER sums in one go.
 
     Halves of two vectors are added side by side, so a shuffle serves both: for four

@@ -16,7 +16,7 @@ import llvmlite.ir as ll
 from pliant.ir.types import DType
 
 if TYPE_CHECKING:
-    from pliant.codegen.builder import Builder
+    from pliant.codegen.builder import LLBuilder
 
 # llvmlite has no annotations: these names say what is meant.
 LLType: TypeAlias = ll.Type
@@ -152,7 +152,7 @@ def iota(typ: LLType, lanes: int, step: int = 1) -> LLValue:
     )
 
 
-def splat(builder: Builder, value: LLValue, lanes: int) -> LLValue:
+def splat(builder: LLBuilder, value: LLValue, lanes: int) -> LLValue:
     """A scalar in every lane; a vector is returned as it is."""
     if lanes == 1 or isinstance(value.type, ll.VectorType):
         return value
@@ -175,7 +175,7 @@ def _zeros(lanes: int) -> LLValue:
 
 
 def call_intrinsic(
-    builder: Builder,
+    builder: LLBuilder,
     name: str,
     result: LLType,
     args: list[LLValue],

@@ -20,7 +20,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     F64,
     I64,
@@ -49,7 +49,7 @@ class SizeCode(ABC, Generic[V]):
     # Whether numbers are known to be so small that a sum with a divisor fits too.
     has_room: ClassVar[bool]
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: LLBuilder) -> None:
         self.builder = builder
 
     @abstractmethod
@@ -128,7 +128,7 @@ def fold(atom: Atom, numbers: Sequence[int]) -> int:
 
 
 def emit_atom(
-    b: Builder,
+    b: LLBuilder,
     atom: Atom,
     values: Sequence[LLValue],
     has_room: bool,
@@ -160,7 +160,7 @@ def emit_atom(
     return b.add(quotient, b.sext(below, I64))
 
 
-def _extremum(b: Builder, atom: Atom, values: Sequence[LLValue]) -> LLValue:
+def _extremum(b: LLBuilder, atom: Atom, values: Sequence[LLValue]) -> LLValue:
     sign = "<" if isinstance(atom, Min) else ">"
     best = values[0]
     for value in values[1:]:
@@ -177,7 +177,7 @@ def _power_of_two(y: LLValue) -> int | None:
     return int(y.constant).bit_length() - 1
 
 
-def _shift(b: Builder, atom: Atom, x: LLValue, shift: int) -> LLValue:
+def _shift(b: LLBuilder, atom: Atom, x: LLValue, shift: int) -> LLValue:
     if isinstance(atom, Mod):
         return b.and_(x, constant(x.type, (1 << shift) - 1))
     if isinstance(atom, CeilDiv):
@@ -185,7 +185,7 @@ def _shift(b: Builder, atom: Atom, x: LLValue, shift: int) -> LLValue:
     return b.ashr(x, constant(x.type, shift))
 
 
-def _divide_nonnegative(b: Builder, atom: Atom, x: LLValue, y: LLValue) -> LLValue:
+def _divide_nonnegative(b: LLBuilder, atom: Atom, x: LLValue, y: LLValue) -> LLValue:
     """Of a scalar that is not negative, and with room for a sum with the divisor."""
     if isinstance(atom, CeilDiv):
         x = b.add(x, b.sub(y, constant(I64, 1), flags=NO_WRAP), flags=NO_WRAP)
@@ -194,7 +194,7 @@ def _divide_nonnegative(b: Builder, atom: Atom, x: LLValue, y: LLValue) -> LLVal
     return found if isinstance(y, ll.Constant) else b.opaque(found)
 
 
-def _divide_vectors(b: Builder, atom: Atom, x: LLValue, y: LLValue) -> LLValue:
+def _divide_vectors(b: LLBuilder, atom: Atom, x: LLValue, y: LLValue) -> LLValue:
     """Exact in doubles for |x| < 2^51; SIMD has no 64-bit integer division.
 
     round(x / y) is the floor or one more, and the remainder tells which.

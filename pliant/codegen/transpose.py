@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import llvmlite.ir as ll
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import I32, LLValue, constant
 
 
-def exchange(b: Builder, rows: Sequence[LLValue]) -> list[LLValue]:
+def exchange(b: LLBuilder, rows: Sequence[LLValue]) -> list[LLValue]:
     """The columns of a square of registers.
 
     In each round, rows that differ in one bit of their number exchange the lanes that

@@ -20,7 +20,7 @@ from pliant.codegen import vector_math_exp as exponential
 from pliant.codegen import vector_math_integral as integral
 from pliant.codegen import vector_math_log as logarithm
 from pliant.codegen import vector_math_trig as trigonometry
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     FLOAT,
@@ -69,7 +69,7 @@ SUPPORTED: frozenset[str] = frozenset(UNARY) | frozenset(BINARY)
 
 
 def emit_unary(
-    builder: Builder, op: str, x: ir.Value, *, fma: bool = False
+    builder: LLBuilder, op: str, x: ir.Value, *, fma: bool = False
 ) -> ir.Value:
     """op(x), lane by lane; x is float, double or a vector of them."""
     if op not in UNARY:
@@ -78,7 +78,7 @@ def emit_unary(
 
 
 def emit_binary(
-    builder: Builder, op: str, x: ir.Value, y: ir.Value, *, fma: bool = False
+    builder: LLBuilder, op: str, x: ir.Value, y: ir.Value, *, fma: bool = False
 ) -> ir.Value:
     """op(x, y), lane by lane; both of one type, as in `emit_unary`."""
     if op not in BINARY:
@@ -91,7 +91,7 @@ def emit_binary(
 
 
 def _call(
-    builder: Builder,
+    builder: LLBuilder,
     op: str,
     body: Callable[..., Lanes],
     args: Sequence[ir.Value],
@@ -119,7 +119,7 @@ def _define(
     function.linkage = "internal"
     for attribute in ("alwaysinline", "nounwind", "readnone"):
         function.attributes.add(attribute)
-    builder = Builder(function.append_basic_block("entry"))
+    builder = LLBuilder(function.append_basic_block("entry"))
     result = body(*(Lanes(builder, argument, fma) for argument in function.args))
     builder.ret(result.value)
     return function

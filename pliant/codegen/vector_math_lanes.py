@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 
 FLOAT = ir.FloatType()
 DOUBLE = ir.DoubleType()
@@ -81,7 +81,7 @@ def type_name(type_: ir.Type) -> str:
 
 
 def call_intrinsic(
-    builder: Builder, name: str, result: ir.Type, args: Sequence[ir.Value]
+    builder: LLBuilder, name: str, result: ir.Type, args: Sequence[ir.Value]
 ) -> ir.Value:
     """Call `llvm.<name>` overloaded on the first argument's type."""
     symbol = f"llvm.{name}.{type_name(args[0].type)}"
@@ -95,7 +95,7 @@ def call_intrinsic(
 class Lanes:
     __slots__ = ("builder", "fma", "value")
 
-    def __init__(self, builder: Builder, value: ir.Value, fma: bool) -> None:
+    def __init__(self, builder: LLBuilder, value: ir.Value, fma: bool) -> None:
         self.builder = builder
         self.value = value
         self.fma = fma

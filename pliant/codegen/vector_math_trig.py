@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     F32,
@@ -237,7 +237,7 @@ def _cold_function(
     return function
 
 
-def _return_parts(builder: Builder, parts: list[ir.Value]) -> None:
+def _return_parts(builder: LLBuilder, parts: list[ir.Value]) -> None:
     type_ = builder.function.ftype.return_type
     value: ir.Value = ir.Constant(type_, ir.Undefined)
     for i, part in enumerate(parts):
@@ -258,7 +258,7 @@ def _lanes_function(
     x, *fast = function.args
     large = _large_function(module, fma)
     entry = function.append_basic_block("entry")
-    builder = Builder(entry)
+    builder = LLBuilder(entry)
     if not isinstance(type_, ir.VectorType):
         builder.ret(builder.call(large, [x]))
         return function
@@ -299,7 +299,7 @@ def _large_function(module: ir.Module, fma: bool) -> ir.Function:
     if found is not None:
         return found
     function = _cold_function(module, name, [DOUBLE, DOUBLE, F64.integer], [DOUBLE])
-    builder = Builder(function.append_basic_block("entry"))
+    builder = LLBuilder(function.append_basic_block("entry"))
     parts = _reduce_large(Lanes(builder, function.args[0], fma))
     _return_parts(builder, [part.value for part in parts])
     return function

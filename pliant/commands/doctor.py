@@ -82,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Diagnosis:
     what: str
     detail: str
     problem: str | None = None
 
 
-def _checks(chosen: Target) -> Iterator[Check]:
+def _checks(chosen: Target) -> Iterator[Diagnosis]:
     for what, check in (
         ("runtime", _runtime),
         ("just-in-time compiler", _jit),
@@ -99,13 +99,13 @@ def _checks(chosen: Target) -> Iterator[Check]:
         yield _checked(what, check)
 
 
-def _checked(what: str, check: Callable[[], str]) -> Check:
+def _checked(what: str, check: Callable[[], str]) -> Diagnosis:
     """A check gives what it found; what it raises is the problem."""
     try:
-        return Check(what, check())
+        return Diagnosis(what, check())
     except Exception as error:
         reason = str(error) or type(error).__name__
-        return Check(what, "", reason)
+        return Diagnosis(what, "", reason)
 
 
 def _runtime() -> str:
@@ -207,7 +207,7 @@ def _threads(chosen: Target) -> dict[str, Any]:
 
 
 def _report(
-    chosen: Target, checks: list[Check], limits: Measured | None
+    chosen: Target, checks: list[Diagnosis], limits: Measured | None
 ) -> dict[str, Any]:
     disk = cache.disk()
     folder: dict[str, Any] | None = None
@@ -228,7 +228,7 @@ def _report(
 # ---- for people
 
 
-def _show(chosen: Target, checks: list[Check], limits: Measured | None) -> None:
+def _show(chosen: Target, checks: list[Diagnosis], limits: Measured | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     _table(console, "versions", list(_versions().items()))
     _table(console, "target", target.rows(chosen))

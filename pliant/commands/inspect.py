@@ -72,7 +72,7 @@ def _picture(text: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class InspectedModel:
     """The model with some optimisation left out, inside a limit or not."""
 
     name: str
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     name, case = args.model, load(args.model)
     with task(f"compiling {name}"):
         model = case.compile(threads=args.threads)
-    whole = Variant("all optimisations", case, model, limit)
+    whole = InspectedModel("all optimisations", case, model, limit)
     plan, held = whole.plan(args.memory), whole.timeline(args.memory)
     if args.plot is not None:
         over = args.over or list(args.memory)[-1]
@@ -162,7 +162,7 @@ def _at(dims: Any) -> str:
 def _lines(
     name: str,
     dims: dict[str, int],
-    shown: Variant,
+    shown: InspectedModel,
     plan: MemoryPlan,
     held: Timeline,
 ) -> list[str]:
@@ -224,7 +224,7 @@ def _lines(
 def _content(
     name: str,
     dims: dict[str, int],
-    shown: Variant,
+    shown: InspectedModel,
     plan: MemoryPlan,
     held: Timeline,
 ) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _content(
 # --- drawn ----------------------------------------------------------------------
 
 
-def variants(whole: Variant, threads: int | None) -> list[Variant]:
+def variants(whole: InspectedModel, threads: int | None) -> list[InspectedModel]:
     """The model as it is, and without each optimisation of memory."""
     import pliant
 
@@ -263,16 +263,20 @@ def variants(whole: Variant, threads: int | None) -> list[Variant]:
     for switch in switches:
         if switch == "remat":  # does something only to keep a limit
             if whole.limit is not None:
-                out.append(Variant("without remat (no limit)", whole.case, whole.model))
+                out.append(
+                    InspectedModel("without remat (no limit)", whole.case, whole.model)
+                )
             continue
         options = pliant.Options(**{switch: False})
         with task(f"compiling without {switch}"):
             model = whole.case.compile(threads=threads, options=options)
-        out.append(Variant(f"without {switch}", whole.case, model, whole.limit))
+        out.append(InspectedModel(f"without {switch}", whole.case, model, whole.limit))
     return out
 
 
-def draw(path: Path, shown: Sequence[Variant], dims: dict[str, int], over: str) -> None:
+def draw(
+    path: Path, shown: Sequence[InspectedModel], dims: dict[str, int], over: str
+) -> None:
     """Writes the picture: the run at these dims, and the peak over one of them."""
     from pliant.report import drawing
 
@@ -301,7 +305,7 @@ def draw(path: Path, shown: Sequence[Variant], dims: dict[str, int], over: str) 
     )
 
 
-def _takes(variant: Variant, dims: dict[str, int]) -> bool:
+def _takes(variant: InspectedModel, dims: dict[str, int]) -> bool:
     """Whether the model has a meaning at these dims: position tables end."""
     try:
         variant.model.memory_plan(**variant.symbols(dims))
@@ -310,7 +314,7 @@ def _takes(variant: Variant, dims: dict[str, int]) -> bool:
     return True
 
 
-def _over_run(shown: Sequence[Variant], dims: dict[str, int]) -> Any:
+def _over_run(shown: Sequence[InspectedModel], dims: dict[str, int]) -> Any:
     from pliant.report.drawing import Chart, Series
 
     series = []
@@ -329,7 +333,10 @@ def _over_run(shown: Sequence[Variant], dims: dict[str, int]) -> Any:
 
 
 def _peaks(
-    shown: Sequence[Variant], dims: dict[str, int], over: str, sizes: Sequence[int]
+    shown: Sequence[InspectedModel],
+    dims: dict[str, int],
+    over: str,
+    sizes: Sequence[int],
 ) -> Any:
     from pliant.report.drawing import Chart, Series
 

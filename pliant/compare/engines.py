@@ -243,7 +243,7 @@ def _tvm(setup: Setup) -> Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EngineKind:
     """An engine by its name on the command line and in tables."""
 
     title: str
@@ -253,12 +253,12 @@ class Kind:
 
 
 OURS = "pliant"
-ENGINES: dict[str, Kind] = {
-    OURS: Kind("pliant", _pliant),
-    "eager": Kind("torch eager", _eager),
-    "compile": Kind("torch.compile", _compiled, compiles_per_shape=True),
-    "onnxruntime": Kind("ONNX Runtime", _onnx_runtime, from_onnx=True),
-    "openvino": Kind("OpenVINO", _openvino, from_onnx=True),
-    "tvm": Kind("TVM", _tvm, compiles_per_shape=True),
+ENGINES: dict[str, EngineKind] = {
+    OURS: EngineKind("pliant", _pliant),
+    "eager": EngineKind("torch eager", _eager),
+    "compile": EngineKind("torch.compile", _compiled, compiles_per_shape=True),
+    "onnxruntime": EngineKind("ONNX Runtime", _onnx_runtime, from_onnx=True),
+    "openvino": EngineKind("OpenVINO", _openvino, from_onnx=True),
+    "tvm": EngineKind("TVM", _tvm, compiles_per_shape=True),
 }
 PEERS = tuple(name for name in ENGINES if name != OURS)

@@ -26,7 +26,7 @@ from torch.fx import Node
 
 from pliant.frontend.contract import Basis
 from pliant.frontend.torch_dims import to_expr
-from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_ops_shape import (
     from_front,
     moved_axes,
@@ -239,7 +239,7 @@ def _contiguous(tensor: torch.Tensor) -> bool:
 class Nodes(Protocol):
     """The walk over a graph, as far as writes concern it."""
 
-    cx: Context
+    cx: TorchContext
     env: dict[Node, Any]
     lazy: dict[Node, Callable[[], Value]]  # weights that are not read yet
     buffers: dict[Node, str]  # weights that a call may change

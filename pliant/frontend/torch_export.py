@@ -36,7 +36,7 @@ from pliant.frontend.signature import (
 from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import SymbolInfo, to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
-from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
@@ -86,7 +86,7 @@ def from_exported(
     other side as well, or a weaker guard is there instead. `parameters` are the names
     that a call may use, if the program is to have others than its own.
     """
-    return _Import(ep, _as_info(names), training, covered).run(parameters)
+    return _ExportImport(ep, _as_info(names), training, covered).run(parameters)
 
 
 def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
@@ -95,7 +95,7 @@ def _as_info(names: Mapping[str, str] | SymbolInfo | None) -> SymbolInfo:
     return SymbolInfo({k: sym(v) for k, v in (names or {}).items()})
 
 
-class _Import:
+class _ExportImport:
     def __init__(
         self,
         ep: ExportedProgram,
@@ -104,7 +104,7 @@ class _Import:
         covered: Mapping[Cond, Guard | None],
     ) -> None:
         self.ep, self.info = ep, info
-        self.cx = Context(Builder(), training)
+        self.cx = TorchContext(Builder(), training)
         self.cx.covered = covered
         self.cx.symbols.update(info.names)
         self.slots: list[Slot] = []

@@ -26,7 +26,7 @@ from pliant.frontend.signature import FixedResult, SizeResult
 from pliant.frontend.torch_alias import shares_memory
 from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
-from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_walk import Walk, location
 from pliant.frontend.translate import constant_of
@@ -47,7 +47,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ArgumentSource:
     """Where the value of a symbol is read: an integer input, or a dim of a tensor."""
 
     number: int
@@ -63,7 +63,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ArgumentWindow:
     """Sizes, strides and offset of a view, relative to what it is a view of."""
 
     shape: tuple[Expr, ...]
@@ -76,7 +76,7 @@ class InputView:
     """An input, or a view of it."""
 
     number: int
-    window: Window | None
+    window: ArgumentWindow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ResultView:
     """A view of another result."""
 
     base: Computed
-    window: Window
+    window: ArgumentWindow
 
 
 Output: TypeAlias = Computed | InputView | ResultView | SizeResult | FixedResult
@@ -100,14 +100,14 @@ class ImportedGraph:
     program: Imported
     arguments: tuple[Argument, ...]
     seeded: bool
-    sizes: tuple[Source, ...]
-    sources: Mapping[str, Source]
+    sizes: tuple[ArgumentSource, ...]
+    sources: Mapping[str, ArgumentSource]
     outputs: tuple[Output, ...]
 
 
 def from_graph(gm: GraphModule) -> ImportedGraph:
     """The graph in our IR; UnsupportedOpError lists everything that is not."""
-    return _Import(gm).run()
+    return _GraphImport(gm).run()
 
 
 # --- layouts --------------------------------------------------------------------
@@ -151,16 +151,16 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 # --- the import -----------------------------------------------------------------
 
 
-class _Import:
+class _GraphImport:
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
-        self.cx = Context(Builder())
+        self.cx = TorchContext(Builder())
         self.symbols = self.cx.symbols
         self.walk = Walk(self.cx)
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         (self.output,) = (n for n in gm.graph.nodes if n.op == "output")
         self.arguments: list[Argument] = []
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, ArgumentSource] = {}
         self.results: list[Value] = []
         self.computed: dict[Node, Computed] = {}
         self.traced: dict[str, torch.SymInt] = {}
@@ -196,14 +196,16 @@ class _Import:
         for number, node in enumerate(self.placeholders):
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt):
-                self._source(val, Source(number), node)
+                self._source(val, ArgumentSource(number), node)
         for number, node in enumerate(self.placeholders):
             val = node.meta.get("val")
             if isinstance(val, torch.Tensor):
                 for axis, size in enumerate(val.shape):
-                    self._source(size, Source(number, axis))
+                    self._source(size, ArgumentSource(number, axis))
 
-    def _source(self, size: Any, source: Source, integer: Node | None = None) -> None:
+    def _source(
+        self, size: Any, source: ArgumentSource, integer: Node | None = None
+    ) -> None:
         expr = _spelt(size)
         if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
             return
@@ -322,10 +324,10 @@ class _Import:
             self._problem(node, "returns a number that is neither int nor fixed")
         return FixedResult(value)
 
-    def _window(self, node: Node, root: Node) -> Window:
+    def _window(self, node: Node, root: Node) -> ArgumentWindow:
         val, base = node.meta["val"], root.meta["val"]
         offset = self._dim(val.storage_offset()) - self._dim(base.storage_offset())
-        return Window(
+        return ArgumentWindow(
             tuple(self._dim(n) for n in val.shape),
             tuple(self._dim(n) for n in val.stride()),
             offset,

@@ -20,7 +20,7 @@ import torch
 from torch.fx import Node
 
 from pliant.frontend.contract import Basis
-from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.sym import Guard, ge, sym
 
 # Exact whatever the signs; a quotient or remainder is not among them.
@@ -34,12 +34,12 @@ _NUMBERS = ("Tensor", "number", "Optional[Tensor]", "Optional[number]")
 _SIGNED_OTHERWISE = ("pow", "shift")  # negative numbers are errors there
 
 
-def open_integer(cx: Context, symbol: str) -> None:
+def open_integer(cx: TorchContext, symbol: str) -> None:
     """From here on nothing is known of an integer input; before facts about it."""
     cx.b.facts = cx.b.facts.with_range(symbol, None, None)
 
 
-def bound_integer(cx: Context, node: Node, symbol: str) -> None:
+def bound_integer(cx: TorchContext, node: Node, symbol: str) -> None:
     """Guards an integer input to be a size, unless it is only ever a number."""
     if is_number(node):
         return

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from pliant.frontend.torch_ops_context import Context, Real
+from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr
 
 
-def kept(cx: Context, shape: Sequence[Expr], p: float) -> Value:
+def kept(cx: TorchContext, shape: Sequence[Expr], p: float) -> Value:
     """What a dropout lets through: each element with probability 1 - p."""
     if not cx.random:
         cx.unsupported("dropout in training is random: call eval()")
@@ -22,7 +22,7 @@ def kept(cx: Context, shape: Sequence[Expr], p: float) -> Value:
     return b.binary("ge", chance, b.scalar(p, DType.F32))
 
 
-def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
+def dropout(cx: TorchContext, x: Value, p: float = 0.5, train: bool = False) -> Value:
     if not train or not p:
         return x
     if p == 1:
@@ -32,7 +32,7 @@ def dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value
 
 
 def attention(
-    cx: Context,
+    cx: TorchContext,
     q: Value,
     k: Value,
     v: Value,

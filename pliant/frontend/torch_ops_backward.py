@@ -16,7 +16,13 @@ from pliant.frontend.torch_ops_backward_conv import (
     max_pool_backward,
     max_pool_kept,
 )
-from pliant.frontend.torch_ops_context import Context, Operand, Size, as_index, used
+from pliant.frontend.torch_ops_context import (
+    Operand,
+    Size,
+    TorchContext,
+    as_index,
+    used,
+)
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import layer_norm, rms_norm
 from pliant.frontend.torch_ops_pick import index_put as write_at
@@ -33,7 +39,7 @@ MOST_WRITES = 16  # elements of a row that a scatter may write: each is one sele
 
 
 def layer_norm_kept(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     normalized_shape: Sequence[Size],
     weight: Value | None,
@@ -56,7 +62,7 @@ def layer_norm_kept(
 
 
 def rms_norm_kept(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     normalized_shape: Sequence[Size],
     weight: Value | None,
@@ -81,7 +87,7 @@ def rms_norm_kept(
 
 
 def attention_kept(
-    cx: Context,
+    cx: TorchContext,
     q: Value,
     k: Value,
     v: Value,
@@ -101,7 +107,7 @@ def attention_kept(
 
 
 def attention_backward(
-    cx: Context,
+    cx: TorchContext,
     grad: Value,
     q: Value,
     k: Value,
@@ -137,7 +143,7 @@ def _attended(
     }
 
 
-def _no_dropout(cx: Context, dropout_p: float) -> None:
+def _no_dropout(cx: TorchContext, dropout_p: float) -> None:
     if dropout_p:
         cx.unsupported("attention with dropout inside")
 
@@ -146,7 +152,7 @@ def _no_dropout(cx: Context, dropout_p: float) -> None:
 
 
 def embedding_backward(
-    cx: Context,
+    cx: TorchContext,
     grad: Value,
     indices: Value,
     num_weights: Size,
@@ -166,14 +172,14 @@ def embedding_backward(
     return _sum_rows(cx, places, rows, as_expr(num_weights))
 
 
-def _sum_rows(cx: Context, places: Value, rows: Value, count: Expr) -> Value:
+def _sum_rows(cx: TorchContext, places: Value, rows: Value, count: Expr) -> Value:
     wide = cx.cast(rows, rows.dtype.compute)
     out = cx.b.emit("scatter_add", places, wide, rows=count)
     return cx.cast(out, rows.dtype)
 
 
 def index_put(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -189,7 +195,7 @@ def index_put(
 
 
 def _add_at(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -226,7 +232,9 @@ def _add_at(
     return cx.add(x, cx.transpose(front, back))
 
 
-def scatter_add(cx: Context, x: Value, dim: int, index: Value, src: Value) -> Value:
+def scatter_add(
+    cx: TorchContext, x: Value, dim: int, index: Value, src: Value
+) -> Value:
     """x[.., index[.., j, ..], ..] += src[.., j, ..]"""
     if not x.type.rank:
         x, index, src = (cx.reshape(v, (v.type.numel,)) for v in (x, index, src))
@@ -250,7 +258,7 @@ def scatter_add(cx: Context, x: Value, dim: int, index: Value, src: Value) -> Va
 
 
 def index_add(
-    cx: Context, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
+    cx: TorchContext, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> Value:
     if not x.type.rank:
         x, index, source = (cx.reshape(v, (v.type.numel,)) for v in (x, index, source))
@@ -261,7 +269,7 @@ def index_add(
     return _add_at(cx, x, [*[None] * axis, index], added, wraps=False)
 
 
-def scatter(cx: Context, x: Value, dim: int, index: Value, src: Operand) -> Value:
+def scatter(cx: TorchContext, x: Value, dim: int, index: Value, src: Operand) -> Value:
     """x[.., index[.., j, ..], ..] = src[.., j, ..]; of equal indices the last wins."""
     if not x.type.rank:
         x, index = (cx.reshape(v, (v.type.numel,)) for v in (x, index))
@@ -287,7 +295,7 @@ def scatter(cx: Context, x: Value, dim: int, index: Value, src: Operand) -> Valu
 
 
 def _extended(
-    cx: Context, part: Value, shape: Sequence[Expr], axis: int, fill: float
+    cx: TorchContext, part: Value, shape: Sequence[Expr], axis: int, fill: float
 ) -> Value:
     """`part` filled up to `shape`, but along one axis."""
     high = [as_expr(0)] * len(shape)
@@ -308,7 +316,7 @@ def _extended(
 # --- random numbers -------------------------------------------------------------
 
 
-def uniform(cx: Context, shape: Sequence[Size], *_: Any, **__: Any) -> Value:
+def uniform(cx: TorchContext, shape: Sequence[Size], *_: Any, **__: Any) -> Value:
     """In [0, 1)."""
     if not cx.random:
         cx.unsupported("random numbers are not supported")
@@ -317,11 +325,11 @@ def uniform(cx: Context, shape: Sequence[Size], *_: Any, **__: Any) -> Value:
     return cx.cast(out, cx.out_dtype)
 
 
-def uniform_like(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+def uniform_like(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
     return uniform(cx, x.shape)
 
 
-def bernoulli(cx: Context, x: Value, p: Operand | None = None, **_: Any) -> Value:
+def bernoulli(cx: TorchContext, x: Value, p: Operand | None = None, **_: Any) -> Value:
     """1 with probability p, or that of each element."""
     if not cx.random:
         cx.unsupported("random numbers are not supported")
@@ -329,7 +337,9 @@ def bernoulli(cx: Context, x: Value, p: Operand | None = None, **_: Any) -> Valu
     return cx.cast(cx.arith("lt", chance, x if p is None else p), x.dtype)
 
 
-def native_dropout(cx: Context, x: Value, p: float, train: bool | None) -> list[Any]:
+def native_dropout(
+    cx: TorchContext, x: Value, p: float, train: bool | None
+) -> list[Any]:
     """(out, which elements were kept)"""
     if train is False or not p:
         return [x, cx.full(True, x.shape, DType.BOOL)]
@@ -341,7 +351,7 @@ def native_dropout(cx: Context, x: Value, p: float, train: bool | None) -> list[
     return [cx.select(kept, scaled, 0.0), kept]
 
 
-def convert_element_type(cx: Context, x: Value, dtype: torch.dtype) -> Value:
+def convert_element_type(cx: TorchContext, x: Value, dtype: torch.dtype) -> Value:
     return cx.cast(x, cx.dtype(dtype))
 
 

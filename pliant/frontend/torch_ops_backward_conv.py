@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pliant.frontend.torch_ops_context import Context, used
+from pliant.frontend.torch_ops_context import TorchContext, used
 from pliant.frontend.torch_ops_nn import max_pool
 from pliant.ir.graph import Value
 from pliant.ir.windows import (
@@ -20,7 +20,7 @@ from pliant.sym import Expr
 
 
 def convolution_backward(
-    cx: Context,
+    cx: TorchContext,
     grad: Value,
     x: Value,
     weight: Value,
@@ -58,7 +58,7 @@ def convolution_backward(
 
 
 def max_pool_kept(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     kernel_size: Any,
     stride: Any = (),
@@ -84,7 +84,7 @@ def max_pool_kept(
 
 
 def max_pool_backward(
-    cx: Context,
+    cx: TorchContext,
     grad: Value,
     x: Value,
     kernel_size: Any,

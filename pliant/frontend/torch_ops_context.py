@@ -26,10 +26,10 @@ from pliant.ir.types import DType
 
 __all__ = [
     "HALF",
-    "Context",
     "Operand",
     "Real",
     "Size",
+    "TorchContext",
     "Unsupported",
     "as_index",
     "short_name",
@@ -47,7 +47,7 @@ class Buffers(Protocol):
     def sibling(self, node: torch.fx.Node, name: str) -> Value: ...
 
 
-class Context(Translation):
+class TorchContext(Translation):
     """The state of one import of torch's, and the node that is translated now."""
 
     def __init__(self, builder: Builder, training: bool = False) -> None:
@@ -86,7 +86,7 @@ def short_name(target: Any) -> str:
     return str(getattr(target, "__name__", target)).split(".")[0]
 
 
-def used(cx: Context, which: int) -> bool:
+def used(cx: TorchContext, which: int) -> bool:
     """Whether anything reads this result of the op."""
     assert cx.node is not None
     return any(user.args[1] == which and user.users for user in cx.node.users)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import Context
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 EACH, MEAN, SUM = 0, 1, 2  # torch's numbers of reductions
 
 
-def _reduced(cx: Context, each: Value, reduction: int) -> Value:
+def _reduced(cx: TorchContext, each: Value, reduction: int) -> Value:
     if reduction == EACH:
         return cx.cast(each, cx.out_dtype)
     axes = range(each.type.rank)
@@ -23,21 +23,21 @@ def _reduced(cx: Context, each: Value, reduction: int) -> Value:
     return cx.cast(reduced, cx.out_dtype)
 
 
-def _wide(cx: Context, *values: Value) -> list[Value]:
+def _wide(cx: TorchContext, *values: Value) -> list[Value]:
     return [cx.cast(value, cx.out_dtype.compute) for value in values]
 
 
-def mse_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+def mse_loss(cx: TorchContext, x: Value, y: Value, reduction: int = MEAN) -> Value:
     off = cx.sub(*_wide(cx, x, y))
     return _reduced(cx, cx.mul(off, off), reduction)
 
 
-def l1_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+def l1_loss(cx: TorchContext, x: Value, y: Value, reduction: int = MEAN) -> Value:
     return _reduced(cx, cx.unary("abs", cx.sub(*_wide(cx, x, y))), reduction)
 
 
 def smooth_l1_loss(
-    cx: Context, x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0
+    cx: TorchContext, x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0
 ) -> Value:
     """A parabola below beta, the distance beyond."""
     if beta == 0:
@@ -49,7 +49,7 @@ def smooth_l1_loss(
 
 
 def huber_loss(
-    cx: Context, x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0
+    cx: TorchContext, x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0
 ) -> Value:
     """A parabola up to delta, delta times the distance beyond."""
     off = cx.unary("abs", cx.sub(*_wide(cx, x, y)))
@@ -59,7 +59,11 @@ def huber_loss(
 
 
 def kl_div(
-    cx: Context, x: Value, y: Value, reduction: int = MEAN, log_target: bool = False
+    cx: TorchContext,
+    x: Value,
+    y: Value,
+    reduction: int = MEAN,
+    log_target: bool = False,
 ) -> Value:
     x, y = _wide(cx, x, y)
     if log_target:
@@ -70,7 +74,9 @@ def kl_div(
     return _reduced(cx, each, reduction)
 
 
-def soft_margin_loss(cx: Context, x: Value, y: Value, reduction: int = MEAN) -> Value:
+def soft_margin_loss(
+    cx: TorchContext, x: Value, y: Value, reduction: int = MEAN
+) -> Value:
     x, y = _wide(cx, x, y)
     each = cx.unary("log1p", cx.unary("exp", cx.unary("neg", cx.mul(x, y))))
     return _reduced(cx, each, reduction)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import HALF, Context, Operand
+from pliant.frontend.torch_ops_context import HALF, Operand, TorchContext
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, ne
@@ -39,7 +39,7 @@ def compare(op: str) -> Translate:
 
 
 def logical(op: str) -> Translate:
-    def translate(cx: Context, x: Value, y: Value) -> Value:
+    def translate(cx: TorchContext, x: Value, y: Value) -> Value:
         x, y = cx.aligned(cx.to_bool(x), cx.to_bool(y))
         return cx.b.binary(op, x, y)
 
@@ -49,7 +49,7 @@ def logical(op: str) -> Translate:
 def bitwise(op: str) -> Translate:
     """On booleans a bitwise op is the logical one."""
 
-    def translate(cx: Context, x: Operand, y: Operand) -> Value:
+    def translate(cx: TorchContext, x: Operand, y: Operand) -> Value:
         dtype = cx.promote(x, y)
         name = op.replace("bitwise", "logical") if dtype is DType.BOOL else op
         return cx.arith(name, x, y, dtype)
@@ -60,7 +60,7 @@ def bitwise(op: str) -> Translate:
 def via_f32(translate: Translate) -> Translate:
     """For activations made of several ops: half floats round once, at the end."""
 
-    def wide(cx: Context, x: Value, *args: Any, **kwargs: Any) -> Value:
+    def wide(cx: TorchContext, x: Value, *args: Any, **kwargs: Any) -> Value:
         if x.dtype not in HALF:
             out: Value = translate(cx, x, *args, **kwargs)
             return out
@@ -72,7 +72,7 @@ def via_f32(translate: Translate) -> Translate:
 # --- arithmetic -----------------------------------------------------------------
 
 
-def scaled(cx: Context, y: Operand, alpha: Any) -> Operand:
+def scaled(cx: TorchContext, y: Operand, alpha: Any) -> Operand:
     if alpha == 1:
         return y
     if isinstance(y, Value):
@@ -80,7 +80,7 @@ def scaled(cx: Context, y: Operand, alpha: Any) -> Operand:
     return y * alpha if isinstance(y, int | float | Expr) else cx.mul(y, alpha)
 
 
-def add(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+def add(cx: TorchContext, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     dtype = cx.promote(x, y)
     if dtype is DType.BOOL:
         return cx.arith("logical_or", x, y, dtype)
@@ -92,7 +92,7 @@ def add(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     return out
 
 
-def _nonnegative(cx: Context, x: Operand) -> bool:
+def _nonnegative(cx: TorchContext, x: Operand) -> bool:
     if isinstance(x, Value):
         return x in cx.nonnegative
     return isinstance(x, int | float) and x >= 0
@@ -102,15 +102,15 @@ def _positive(alpha: Any) -> bool:
     return isinstance(alpha, int | float) and alpha > 0
 
 
-def sub(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+def sub(cx: TorchContext, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     return cx.arith("sub", x, scaled(cx, y, alpha), cx.promote(x, y))
 
 
-def rsub(cx: Context, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+def rsub(cx: TorchContext, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     return sub(cx, y, x, alpha)
 
 
-def mul(cx: Context, x: Operand, y: Operand) -> Value:
+def mul(cx: TorchContext, x: Operand, y: Operand) -> Value:
     dtype = cx.promote(x, y)
     if dtype is DType.BOOL:
         return cx.arith("logical_and", x, y, dtype)
@@ -123,7 +123,7 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 def divided(op: str) -> Translate:
     """floordiv or mod. Integers are checked not to be divided by 0."""
 
-    def translate(cx: Context, x: Operand, y: Operand) -> Value:
+    def translate(cx: TorchContext, x: Operand, y: Operand) -> Value:
         dtype = cx.promote(x, y)
         if dtype.is_float:
             return cx.arith(op, x, y, dtype)
@@ -133,7 +133,7 @@ def divided(op: str) -> Translate:
 
 
 def checked_division(
-    cx: Context, x: Operand, y: Operand, dtype: DType
+    cx: TorchContext, x: Operand, y: Operand, dtype: DType
 ) -> tuple[Value, Value]:
     """Both operands of a division of integers, the divisor checked not to be 0.
 
@@ -147,7 +147,9 @@ def checked_division(
     return left, cx.b.divisor(right, cx.op_name)
 
 
-def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+def div(
+    cx: TorchContext, x: Operand, y: Operand, rounding_mode: str | None = None
+) -> Value:
     dtype = cx.promote(x, y)
     if rounding_mode == "floor":
         return divided("floordiv")(cx, x, y)  # type: ignore[no-any-return]
@@ -160,7 +162,7 @@ def div(cx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -
     return cx.arith("div", x, y, dtype if dtype.is_float else cx.out_dtype)
 
 
-def _truncated_quotient(cx: Context, x: Value, y: Value) -> Value:
+def _truncated_quotient(cx: TorchContext, x: Value, y: Value) -> Value:
     """Round towards zero: the floor, and one more where it is below a fraction.
 
     Not by way of |x|: the least integer has none.
@@ -171,7 +173,7 @@ def _truncated_quotient(cx: Context, x: Value, y: Value) -> Value:
     return cx.select(_rounded_down(cx, x, y), cx.arith("add", floor, 1), floor)
 
 
-def _rounded_down(cx: Context, x: Value, y: Value) -> Value:
+def _rounded_down(cx: TorchContext, x: Value, y: Value) -> Value:
     """Where the floor of x / y is not what it is when rounded towards zero."""
     rest = cx.arith("mod", x, y)  # of y's sign
     inexact = cx.arith("ne", rest, 0)
@@ -179,7 +181,7 @@ def _rounded_down(cx: Context, x: Value, y: Value) -> Value:
     return cx.arith("logical_and", inexact, opposite)
 
 
-def fmod(cx: Context, x: Operand, y: Operand) -> Value:
+def fmod(cx: TorchContext, x: Operand, y: Operand) -> Value:
     """The remainder with the sign of x."""
     dtype = cx.promote(x, y)
     if dtype.is_float:
@@ -193,7 +195,7 @@ def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     return cx.select(_rounded_down(cx, left, right), cx.sub(rest, right), rest)
 
 
-def power(cx: Context, x: Operand, y: Operand) -> Value:
+def power(cx: TorchContext, x: Operand, y: Operand) -> Value:
     dtype = cx.promote(x, y)
     if not isinstance(x, Value) or isinstance(y, Value) or not dtype.is_float:
         if isinstance(x, Value) and y == 2:
@@ -220,11 +222,11 @@ def power(cx: Context, x: Operand, y: Operand) -> Value:
             return cx.arith("pow", x, exponent, dtype)
 
 
-def negative(cx: Context, x: Value) -> Value:
+def negative(cx: TorchContext, x: Value) -> Value:
     return cx.unary("neg", x)
 
 
-def absolute(cx: Context, x: Value) -> Value:
+def absolute(cx: TorchContext, x: Value) -> Value:
     if x.dtype in (DType.BOOL, DType.U8):
         return x
     out = cx.unary("abs", x)
@@ -233,11 +235,11 @@ def absolute(cx: Context, x: Value) -> Value:
     return out
 
 
-def sign(cx: Context, x: Value) -> Value:
+def sign(cx: TorchContext, x: Value) -> Value:
     return x if x.dtype is DType.BOOL else cx.unary("sign", x)
 
 
-def round_decimals(cx: Context, x: Value, decimals: int = 0) -> Value:
+def round_decimals(cx: TorchContext, x: Value, decimals: int = 0) -> Value:
     if not x.dtype.is_float:
         return x
     if decimals == 0:
@@ -248,24 +250,24 @@ def round_decimals(cx: Context, x: Value, decimals: int = 0) -> Value:
 
 
 def log_base(base: float) -> Translate:
-    def translate(cx: Context, x: Value) -> Value:
+    def translate(cx: TorchContext, x: Value) -> Value:
         wide = cx.cast(x, cx.out_dtype.compute)
         return cx.arith("mul", cx.unary("log", wide), 1.0 / math.log(base))
 
     return translate
 
 
-def logit(cx: Context, x: Value, eps: float | None = None) -> Value:
+def logit(cx: TorchContext, x: Value, eps: float | None = None) -> Value:
     """Of x between eps and 1 - eps, if eps is given."""
     x = cx.cast(x, cx.out_dtype)
     return cx.unary("logit", x if eps is None else clamp(cx, x, eps, 1 - eps))
 
 
-def exp2(cx: Context, x: Value) -> Value:
+def exp2(cx: TorchContext, x: Value) -> Value:
     return cx.arith("pow", 2.0, cx.cast(x, cx.out_dtype))
 
 
-def sinh(cx: Context, x: Value) -> Value:
+def sinh(cx: TorchContext, x: Value) -> Value:
     x = cx.cast(x, cx.out_dtype)
     size = cx.unary("abs", x)
     grown = cx.unary("expm1", size)  # e^|x| - 1
@@ -277,17 +279,17 @@ def sinh(cx: Context, x: Value) -> Value:
     return cx.select(cx.arith("lt", x, 0.0), cx.unary("neg", out), out)
 
 
-def cosh(cx: Context, x: Value) -> Value:
+def cosh(cx: TorchContext, x: Value) -> Value:
     root = cx.unary("exp", cx.mul(cx.unary("abs", cx.cast(x, cx.out_dtype)), 0.5))
     # e^|x| overflows before cosh does: the square of a root does not.
     return cx.add(cx.mul(cx.mul(root, 0.5), root), cx.div(0.5, cx.mul(root, root)))
 
 
-def frac(cx: Context, x: Value) -> Value:
+def frac(cx: TorchContext, x: Value) -> Value:
     return cx.sub(x, cx.unary("trunc", x))
 
 
-def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
+def lerp(cx: TorchContext, x: Value, end: Value, weight: Operand) -> Value:
     """From the nearer end, as torch does: exact at 1, and infinite where that is."""
     span = cx.sub(end, x)
     from_start = cx.add(x, cx.mul(weight, span))
@@ -300,15 +302,15 @@ def lerp(cx: Context, x: Value, end: Value, weight: Operand) -> Value:
     return cx.select(near_end, from_end, from_start)
 
 
-def addcmul(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+def addcmul(cx: TorchContext, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
     return cx.add(x, scaled(cx, cx.mul(a, b), value))
 
 
-def addcdiv(cx: Context, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+def addcdiv(cx: TorchContext, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
     return cx.add(x, scaled(cx, cx.div(a, b), value))
 
 
-def hypot(cx: Context, x: Value, y: Value) -> Value:
+def hypot(cx: TorchContext, x: Value, y: Value) -> Value:
     """The larger side times a root that neither overflows nor vanishes."""
     x, y = cx.unary("abs", x), cx.unary("abs", y)
     long, short = cx.arith("maximum", x, y), cx.arith("minimum", x, y)
@@ -324,7 +326,7 @@ def hypot(cx: Context, x: Value, y: Value) -> Value:
 # --- comparisons, choice --------------------------------------------------------
 
 
-def isfinite(cx: Context, x: Value) -> Value:
+def isfinite(cx: TorchContext, x: Value) -> Value:
     if not x.dtype.is_float:
         return cx.full(True, x.shape, DType.BOOL)
     bad = cx.b.binary("logical_or", cx.unary("isnan", x), cx.unary("isinf", x))
@@ -332,7 +334,7 @@ def isfinite(cx: Context, x: Value) -> Value:
 
 
 def float_test(op: str) -> Translate:
-    def translate(cx: Context, x: Value) -> Value:
+    def translate(cx: TorchContext, x: Value) -> Value:
         if not x.dtype.is_float:
             return cx.full(False, x.shape, DType.BOOL)
         return cx.unary(op, x)
@@ -340,16 +342,16 @@ def float_test(op: str) -> Translate:
     return translate
 
 
-def logical_not(cx: Context, x: Value) -> Value:
+def logical_not(cx: TorchContext, x: Value) -> Value:
     return cx.unary("logical_not", cx.to_bool(x))
 
 
-def bitwise_not(cx: Context, x: Value) -> Value:
+def bitwise_not(cx: TorchContext, x: Value) -> Value:
     return cx.unary("logical_not" if x.dtype is DType.BOOL else "bitwise_not", x)
 
 
 def clamp(
-    cx: Context, x: Value, min: Operand | None = None, max: Operand | None = None
+    cx: TorchContext, x: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
     dtype = cx.promote(x, min, max)
     out = cx.cast(x, dtype)
@@ -366,22 +368,22 @@ def clamp(
     return out
 
 
-def clamp_max(cx: Context, x: Value, max: Operand) -> Value:
+def clamp_max(cx: TorchContext, x: Value, max: Operand) -> Value:
     return clamp(cx, x, None, max)
 
 
-def where(cx: Context, cond: Value, x: Operand, y: Operand) -> Value:
+def where(cx: TorchContext, cond: Value, x: Operand, y: Operand) -> Value:
     return cx.select(cond, x, y)
 
 
-def masked_fill(cx: Context, x: Value, mask: Value, value: Operand) -> Value:
+def masked_fill(cx: TorchContext, x: Value, mask: Value, value: Operand) -> Value:
     parts = cx.to_bool(mask), cx.tensor(value, x.dtype), x
     mask, fill, x = cx.aligned(*parts)
     return cx.b.select(mask, fill, x)
 
 
 def nan_to_num(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     nan: float | None = None,
     posinf: float | None = None,
@@ -404,19 +406,19 @@ def composite(op: str) -> Translate:
     return lambda cx, x: cx.b.emit(op, x)
 
 
-def relu(cx: Context, x: Value) -> Value:
+def relu(cx: TorchContext, x: Value) -> Value:
     return cx.b.emit("relu", x) if x.dtype.is_float else cx.arith("maximum", x, 0)
 
 
-def gelu(cx: Context, x: Value, approximate: str = "none") -> Value:
+def gelu(cx: TorchContext, x: Value, approximate: str = "none") -> Value:
     return cx.b.emit("gelu", x, approximate=approximate)
 
 
-def leaky_relu(cx: Context, x: Value, negative_slope: float = 0.01) -> Value:
+def leaky_relu(cx: TorchContext, x: Value, negative_slope: float = 0.01) -> Value:
     return cx.select(cx.arith("gt", x, 0.0), x, cx.mul(x, negative_slope))
 
 
-def prelu(cx: Context, x: Value, weight: Value) -> Value:
+def prelu(cx: TorchContext, x: Value, weight: Value) -> Value:
     if weight.type.rank == 1 and x.type.rank > 1 and weight.shape[0] != 1:
         weight = cx.reshape(weight, (weight.shape[0], *[1] * (x.type.rank - 2)))
     elif x.type.rank == 0:
@@ -425,14 +427,18 @@ def prelu(cx: Context, x: Value, weight: Value) -> Value:
 
 
 def elu(
-    cx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
+    cx: TorchContext,
+    x: Value,
+    alpha: float = 1,
+    scale: float = 1,
+    input_scale: float = 1,
 ) -> Value:
     low = cx.arith("minimum", x, 0.0) if cx.training else x  # finite where unused
     below = cx.mul(cx.unary("expm1", _times(cx, low, input_scale)), alpha * scale)
     return cx.select(cx.arith("gt", x, 0.0), _times(cx, x, scale), below)
 
 
-def _times(cx: Context, x: Value, factor: float) -> Value:
+def _times(cx: TorchContext, x: Value, factor: float) -> Value:
     return x if factor == 1 else cx.mul(x, factor)
 
 
@@ -442,15 +448,15 @@ SELU_ALPHA, SELU_SCALE = (
 )
 
 
-def selu(cx: Context, x: Value) -> Value:
+def selu(cx: TorchContext, x: Value) -> Value:
     return elu(cx, x, SELU_ALPHA, SELU_SCALE)
 
 
-def celu(cx: Context, x: Value, alpha: float = 1.0) -> Value:
+def celu(cx: TorchContext, x: Value, alpha: float = 1.0) -> Value:
     return elu(cx, x, alpha, 1.0, 1.0 / alpha)
 
 
-def _held(cx: Context, x: Value, low: float, high: float) -> Value:
+def _held(cx: TorchContext, x: Value, low: float, high: float) -> Value:
     """A clamp; in training, one without a slope at its bounds."""
     if not cx.training:
         return clamp(cx, x, low, high)
@@ -458,23 +464,27 @@ def _held(cx: Context, x: Value, low: float, high: float) -> Value:
     return cx.select(cx.arith("ge", x, high), cx.tensor(high, x.dtype), x)
 
 
-def hardsigmoid(cx: Context, x: Value) -> Value:
+def hardsigmoid(cx: TorchContext, x: Value) -> Value:
     return cx.div(_held(cx, cx.add(x, 3.0), 0.0, 6.0), 6.0)
 
 
-def hardswish(cx: Context, x: Value) -> Value:
+def hardswish(cx: TorchContext, x: Value) -> Value:
     return cx.div(cx.mul(x, _held(cx, cx.add(x, 3.0), 0.0, 6.0)), 6.0)
 
 
-def hardtanh(cx: Context, x: Value, min_val: float = -1, max_val: float = 1) -> Value:
+def hardtanh(
+    cx: TorchContext, x: Value, min_val: float = -1, max_val: float = 1
+) -> Value:
     return _held(cx, x, min_val, max_val)
 
 
-def relu6(cx: Context, x: Value) -> Value:
+def relu6(cx: TorchContext, x: Value) -> Value:
     return _held(cx, x, 0, 6)
 
 
-def softplus(cx: Context, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+def softplus(
+    cx: TorchContext, x: Value, beta: float = 1, threshold: float = 20
+) -> Value:
     scaled_x = _times(cx, x, beta)
     # Beyond the threshold the exponential is not used: kept finite for its gradient.
     near = cx.arith("minimum", scaled_x, float(threshold))
@@ -482,11 +492,11 @@ def softplus(cx: Context, x: Value, beta: float = 1, threshold: float = 20) -> V
     return cx.select(cx.arith("gt", scaled_x, float(threshold)), x, soft)
 
 
-def mish(cx: Context, x: Value) -> Value:
+def mish(cx: TorchContext, x: Value) -> Value:
     return cx.mul(x, cx.unary("tanh", softplus(cx, x)))
 
 
-def log_sigmoid(cx: Context, x: Value) -> Value:
+def log_sigmoid(cx: TorchContext, x: Value) -> Value:
     """min(0, x) - log1p(exp(-|x|)): never overflows."""
     if cx.training:  # in parts that have a derivative at 0
         low = cx.arith("minimum", x, 0.0)
@@ -498,23 +508,23 @@ def log_sigmoid(cx: Context, x: Value) -> Value:
     return cx.sub(cx.arith("minimum", x, 0.0), cx.unary("log1p", decay))
 
 
-def softshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
+def softshrink(cx: TorchContext, x: Value, lambd: float = 0.5) -> Value:
     out = cx.select(cx.arith("lt", x, -lambd), cx.add(x, lambd), cx.mul(x, 0.0))
     return cx.select(cx.arith("gt", x, lambd), cx.sub(x, lambd), out)
 
 
-def hardshrink(cx: Context, x: Value, lambd: float = 0.5) -> Value:
+def hardshrink(cx: TorchContext, x: Value, lambd: float = 0.5) -> Value:
     inside = cx.b.binary(
         "logical_and", cx.arith("ge", x, -lambd), cx.arith("le", x, lambd)
     )
     return cx.select(inside, cx.tensor(0.0, x.dtype), x)
 
 
-def threshold(cx: Context, x: Value, threshold: float, value: float) -> Value:
+def threshold(cx: TorchContext, x: Value, threshold: float, value: float) -> Value:
     return cx.select(cx.arith("le", x, threshold), cx.tensor(value, x.dtype), x)
 
 
-def glu(cx: Context, x: Value, dim: int = -1) -> Value:
+def glu(cx: TorchContext, x: Value, dim: int = -1) -> Value:
     axis = cx.axis(dim, x.type.rank)
     half = x.shape[axis] // 2
     cx.b.require_equal(half * 2, x.shape[axis], "glu halves an even dim")

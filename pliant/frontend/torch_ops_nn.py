@@ -11,7 +11,7 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
-from pliant.frontend.torch_ops_context import Context, Real, Size
+from pliant.frontend.torch_ops_context import Real, Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.frontend.torch_tensors import torch_dtype
@@ -25,27 +25,27 @@ aten = torch.ops.aten
 # --- products -------------------------------------------------------------------
 
 
-def matmul(cx: Context, x: Value, y: Value) -> Value:
+def matmul(cx: TorchContext, x: Value, y: Value) -> Value:
     if x.type.rank > 2 or y.type.rank > 2:
         x, y = cx.unit_dims(x), cx.unit_dims(y)
     return cx.b.matmul(x, y)
 
 
-def int_matmul(cx: Context, x: Value, y: Value) -> Value:
+def int_matmul(cx: TorchContext, x: Value, y: Value) -> Value:
     """Products of int8, summed up in int32."""
     return cx.b.emit("matmul", x, y)
 
 
-def dot(cx: Context, x: Value, y: Value) -> Value:
+def dot(cx: TorchContext, x: Value, y: Value) -> Value:
     return cx.b.matmul(x, y)
 
 
-def outer(cx: Context, x: Value, y: Value) -> Value:
+def outer(cx: TorchContext, x: Value, y: Value) -> Value:
     return cx.mul(cx.reshape(x, (x.shape[0], 1)), cx.reshape(y, (1, y.shape[0])))
 
 
 def plus_product(
-    cx: Context, x: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+    cx: TorchContext, x: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
 ) -> Value:
     """addmm, baddbmm, addmv: beta*x + alpha*(a @ b); x is ignored if beta is 0."""
     out = scaled(cx, cx.b.matmul(a, b), alpha)
@@ -55,7 +55,9 @@ def plus_product(
     return cx.add(out, scaled(cx, x, beta))
 
 
-def linear(cx: Context, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def linear(
+    cx: TorchContext, x: Value, weight: Value, bias: Value | None = None
+) -> Value:
     if weight.type.rank == 1:  # one output feature, and no dim for it
         out = cx.b.matmul(x, weight)
         return out if bias is None else cx.add(out, bias)
@@ -64,7 +66,9 @@ def linear(cx: Context, x: Value, weight: Value, bias: Value | None = None) -> V
     return cx.b.emit("linear", x, weight, *([] if bias is None else [bias]))
 
 
-def einsum(cx: Context, equation: str, tensors: Sequence[Value], **_: Any) -> Value:
+def einsum(
+    cx: TorchContext, equation: str, tensors: Sequence[Value], **_: Any
+) -> Value:
     tensors = [cx.unit_dims(t) for t in tensors]
     return cx.b.emit("einsum", *tensors, equation=equation.replace(" ", ""))
 
@@ -73,7 +77,7 @@ def einsum(cx: Context, equation: str, tensors: Sequence[Value], **_: Any) -> Va
 
 
 def convolve(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value,
     bias: Value | None = None,
@@ -108,14 +112,14 @@ def convolve(
     return cx.reshape(out, out.shape[1:]) if single else out
 
 
-def _want_places(cx: Context, x: Value) -> None:
+def _want_places(cx: TorchContext, x: Value) -> None:
     """torch convolves nothing only if it is a batch of nothing."""
     for size in x.shape[2:]:
         cx.require(le(minimum(x.shape[0], 1), size), "a convolution needs elements")
 
 
 def _named_padding(
-    cx: Context, weight: Value, dilation: Sequence[int], name: str
+    cx: TorchContext, weight: Value, dilation: Sequence[int], name: str
 ) -> tuple[list[int], list[int]]:
     if name == "valid":
         return [0] * len(dilation), [0] * len(dilation)
@@ -124,7 +128,7 @@ def _named_padding(
     return [t // 2 for t in total], [t - t // 2 for t in total]
 
 
-def _with_bias(cx: Context, out: Value, bias: Value | None) -> Value:
+def _with_bias(cx: TorchContext, out: Value, bias: Value | None) -> Value:
     if bias is None:
         return out
     ones = (1,) * (out.type.rank - 2)
@@ -132,7 +136,7 @@ def _with_bias(cx: Context, out: Value, bias: Value | None) -> Value:
 
 
 def convolve_transposed(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value,
     bias: Value | None = None,
@@ -165,7 +169,7 @@ def convolve_transposed(
 
 
 def convolution(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value,
     bias: Value | None,
@@ -188,7 +192,7 @@ def convolution(
 
 
 def _pool(
-    cx: Context,
+    cx: TorchContext,
     op: str,
     x: Value,
     window: Sequence[int],
@@ -224,7 +228,7 @@ def _pool(
 
 def max_pool(rank: int) -> Translate:
     def translate(
-        cx: Context,
+        cx: TorchContext,
         x: Value,
         kernel_size: Any,
         stride: Any = (),
@@ -252,7 +256,7 @@ def _given(stride: Any) -> bool:
 
 def avg_pool(rank: int) -> Translate:
     def translate(
-        cx: Context,
+        cx: TorchContext,
         x: Value,
         kernel_size: Any,
         stride: Any = (),
@@ -283,7 +287,7 @@ def adaptive_pool(op: str, rank: int, mean: bool = True) -> Translate:
     torch takes a mean instead where one window has all, also of nothing (`mean`).
     """
 
-    def translate(cx: Context, x: Value, output_size: Any) -> Value:
+    def translate(cx: TorchContext, x: Value, output_size: Any) -> Value:
         sizes = [output_size] if isinstance(output_size, int | Expr) else output_size
         sizes = list(sizes) * rank if len(sizes) == 1 else sizes
         lead = x.type.rank - rank
@@ -300,7 +304,7 @@ def adaptive_pool(op: str, rank: int, mean: bool = True) -> Translate:
     return translate
 
 
-def _adapt_axis(cx: Context, op: str, x: Value, axis: int, out: Expr) -> Value:
+def _adapt_axis(cx: TorchContext, op: str, x: Value, axis: int, out: Expr) -> Value:
     size = x.shape[axis]
     if out == size:
         return x
@@ -346,7 +350,7 @@ def _affine(weight: Value | None, bias: Value | None) -> tuple[str, list[Value]]
 
 
 def layer_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     normalized_shape: Sequence[Size],
     weight: Value | None = None,
@@ -361,7 +365,7 @@ def layer_norm(
 
 
 def rms_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     normalized_shape: Sequence[Size],
     weight: Value | None = None,
@@ -376,7 +380,7 @@ def rms_norm(
 
 
 def group_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     num_groups: int,
     weight: Value | None = None,
@@ -390,7 +394,7 @@ def group_norm(
 
 
 def batch_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -412,7 +416,7 @@ def batch_norm(
 
 
 def batch_norm_with_statistics(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -426,7 +430,7 @@ def batch_norm_with_statistics(
 
 
 def instance_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -448,7 +452,7 @@ def instance_norm(
 # --- resizing -------------------------------------------------------------------
 
 
-def scaled_size(cx: Context, dim: Expr, scale: float | Real) -> Expr:
+def scaled_size(cx: TorchContext, dim: Expr, scale: float | Real) -> Expr:
     """floor(dim * scale), of floats as torch computes it."""
     if isinstance(scale, Real):
         if scale.ratio is None:
@@ -469,7 +473,7 @@ def scaled_size(cx: Context, dim: Expr, scale: float | Real) -> Expr:
 
 
 def _resized(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     mode: str,
     rank: int,
@@ -501,7 +505,9 @@ def resize(mode: str, rank: int) -> Translate:
     """(x, sizes, [align_corners], factor per dim)"""
     corners = mode in ("linear", "cubic")
 
-    def translate(cx: Context, x: Value, sizes: Sequence[Size], *rest: Any) -> Value:
+    def translate(
+        cx: TorchContext, x: Value, sizes: Sequence[Size], *rest: Any
+    ) -> Value:
         align = bool(rest[0]) if corners and rest else False
         factors = rest[1:] if corners else rest
         padded = [*factors, *[None] * (rank - len(factors))]
@@ -514,7 +520,7 @@ def resize_vec(mode: str, rank: int) -> Translate:
     """(x, sizes or None, [align_corners], factors or None)"""
     corners = mode in ("linear", "cubic")
 
-    def translate(cx: Context, x: Value, sizes: Any, *rest: Any) -> Value:
+    def translate(cx: TorchContext, x: Value, sizes: Any, *rest: Any) -> Value:
         align = bool(rest[0]) if corners else False
         factors = rest[1] if corners else rest[0]
         return _resized(cx, x, mode, rank, sizes, factors, align)

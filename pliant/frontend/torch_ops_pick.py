@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import Context, Operand, Real, Size, as_index
+from pliant.frontend.torch_ops_context import (
+    Operand,
+    Real,
+    Size,
+    TorchContext,
+    as_index,
+)
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_shape import drop_axis, take, unsqueeze
 from pliant.ir.graph import Value
@@ -34,41 +40,41 @@ def filled_new(value: Any) -> Translate:
     return lambda cx, x, size, dtype=None, **_: cx.full(value, size, cx.out_dtype)
 
 
-def full(cx: Context, size: Sequence[Size], value: Operand, **_: Any) -> Value:
+def full(cx: TorchContext, size: Sequence[Size], value: Operand, **_: Any) -> Value:
     return cx.full(value, size, cx.out_dtype)
 
 
-def full_like(cx: Context, x: Value, value: Operand, **_: Any) -> Value:
+def full_like(cx: TorchContext, x: Value, value: Operand, **_: Any) -> Value:
     return cx.full(value, x.shape, cx.out_dtype)
 
 
 def new_full(
-    cx: Context, x: Value, size: Sequence[Size], value: Operand, **_: Any
+    cx: TorchContext, x: Value, size: Sequence[Size], value: Operand, **_: Any
 ) -> Value:
     return cx.full(value, size, cx.out_dtype)
 
 
-def fill(cx: Context, x: Value, value: Operand) -> Value:
+def fill(cx: TorchContext, x: Value, value: Operand) -> Value:
     return cx.full(value, x.shape, x.dtype)
 
 
-def zero(cx: Context, x: Value) -> Value:
+def zero(cx: TorchContext, x: Value) -> Value:
     return cx.full(0, x.shape, x.dtype)
 
 
-def copy(cx: Context, x: Value, src: Value, non_blocking: bool = False) -> Value:
+def copy(cx: TorchContext, x: Value, src: Value, non_blocking: bool = False) -> Value:
     return cx.broadcast_to(cx.cast(src, x.dtype), x.shape)
 
 
-def scalar_tensor(cx: Context, value: Operand, **_: Any) -> Value:
+def scalar_tensor(cx: TorchContext, value: Operand, **_: Any) -> Value:
     return cx.tensor(value, cx.out_dtype)
 
 
-def arange_end(cx: Context, end: Any, **_: Any) -> Value:
+def arange_end(cx: TorchContext, end: Any, **_: Any) -> Value:
     return arange(cx, 0, end)
 
 
-def arange(cx: Context, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
+def arange(cx: TorchContext, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
     dtype = cx.out_dtype
     if any(isinstance(n, Real) for n in (start, end, step)):
         cx.unsupported("arange between floats that depend on sizes")
@@ -103,13 +109,13 @@ def _whole(n: Any) -> Any:
     return int(n) if exact else n
 
 
-def _number(cx: Context, n: Any) -> float:
+def _number(cx: TorchContext, n: Any) -> float:
     if isinstance(n, Expr):
         return float(cx.constant_int(n, "arange's bound"))
     return float(n)
 
 
-def linspace(cx: Context, start: Any, end: Any, steps: Size, **_: Any) -> Value:
+def linspace(cx: TorchContext, start: Any, end: Any, steps: Size, **_: Any) -> Value:
     count = as_expr(steps)
     first, last = (cx.tensor(n, DType.F64) for n in (start, end))
     place = cx.iota((count,), 0, DType.F64)
@@ -124,13 +130,13 @@ def linspace(cx: Context, start: Any, end: Any, steps: Size, **_: Any) -> Value:
     return cx.cast(cx.select(nearer, rising, falling), cx.out_dtype)
 
 
-def eye(cx: Context, n: Size, m: Size | None = None, **_: Any) -> Value:
+def eye(cx: TorchContext, n: Size, m: Size | None = None, **_: Any) -> Value:
     row = cx.iota((n, 1), 0, DType.I64)
     column = cx.iota((1, n if m is None else m), 1, DType.I64)
     return cx.cast(cx.arith("eq", row, column), cx.out_dtype)
 
 
-def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
+def one_hot(cx: TorchContext, x: Value, num_classes: int = -1) -> Value:
     if num_classes < 0:
         cx.unsupported("one_hot without num_classes: its size depends on the data")
     classes = cx.iota((num_classes,), 0, DType.I64)
@@ -141,14 +147,14 @@ def one_hot(cx: Context, x: Value, num_classes: int = -1) -> Value:
 # --- picking by index -----------------------------------------------------------
 
 
-def index_select(cx: Context, x: Value, dim: int, index: Value) -> Value:
+def index_select(cx: TorchContext, x: Value, dim: int, index: Value) -> Value:
     index = cx.reshape(index, (index.type.numel,))
     if x.type.rank == 0:
         return cx.reshape(take(cx, cx.reshape(x, (1,)), 0, index), ())
     return take(cx, x, cx.axis(dim, x.type.rank), index)
 
 
-def gather(cx: Context, x: Value, dim: int, index: Value, **_: Any) -> Value:
+def gather(cx: TorchContext, x: Value, dim: int, index: Value, **_: Any) -> Value:
     if x.type.rank == 0:
         flat = cx.reshape(index, (index.type.numel,))
         return cx.reshape(gather(cx, cx.reshape(x, (1,)), 0, flat), index.shape)
@@ -159,7 +165,7 @@ def gather(cx: Context, x: Value, dim: int, index: Value, **_: Any) -> Value:
     return cx.keep_sign(x, out)
 
 
-def take_flat(cx: Context, x: Value, index: Value) -> Value:
+def take_flat(cx: TorchContext, x: Value, index: Value) -> Value:
     """Elements of x as a vector; negative indices count from the end."""
     flat = cx.reshape(x, (x.type.numel,))
     places = cx.wrap_index(index, x.type.numel, 0)
@@ -167,7 +173,7 @@ def take_flat(cx: Context, x: Value, index: Value) -> Value:
 
 
 def take_along_dim(
-    cx: Context, x: Value, indices: Value, dim: int | None = None
+    cx: TorchContext, x: Value, indices: Value, dim: int | None = None
 ) -> Value:
     if dim is None:
         x, dim = cx.reshape(x, (x.type.numel,)), 0
@@ -185,7 +191,7 @@ def take_along_dim(
     return gather(cx, cx.broadcast_to(x, wide), axis, cx.broadcast_to(places, tall))
 
 
-def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
+def index_tensor(cx: TorchContext, x: Value, indices: Sequence[Value | None]) -> Value:
     """x[i, :, j]: index tensors broadcast together; None keeps a dim."""
     places = _expand_masks(cx, x, indices)
     used = [axis for axis, place in enumerate(places) if place is not None]
@@ -210,7 +216,7 @@ def index_tensor(cx: Context, x: Value, indices: Sequence[Value | None]) -> Valu
 
 
 def _expand_masks(
-    cx: Context, x: Value, indices: Sequence[Value | None]
+    cx: TorchContext, x: Value, indices: Sequence[Value | None]
 ) -> list[Value | None]:
     """A mask of rank r stands for r index vectors, one per dim it covers."""
     places: list[Value | None] = []
@@ -229,21 +235,21 @@ def _expand_masks(
     return places
 
 
-def masked_select(cx: Context, x: Value, mask: Value) -> Value:
+def masked_select(cx: TorchContext, x: Value, mask: Value) -> Value:
     x, mask = cx.aligned(x, mask)
     shape = cx.b.broadcast_shapes(x.shape, mask.shape)
     wide = cx.broadcast_to(x, shape)
     return index_tensor(cx, wide, [cx.broadcast_to(mask, shape)])
 
 
-def nonzero(cx: Context, x: Value) -> Value:
+def nonzero(cx: TorchContext, x: Value) -> Value:
     out = cx.b.emit("nonzero", cx.to_bool(x))
     cx.nonnegative.add(out)
     return out
 
 
 def index_put(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -262,7 +268,7 @@ def index_put(
 
 
 def diagonal(
-    cx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    cx: TorchContext, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     a, b = cx.axis(dim1, x.type.rank), cx.axis(dim2, x.type.rank)
     rows, columns = x.shape[a], x.shape[b]
@@ -275,7 +281,7 @@ def diagonal(
     return cx.move_axis(picked, 0, len(rest))
 
 
-def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value:
+def unfold(cx: TorchContext, x: Value, dimension: int, size: int, step: int) -> Value:
     """Sliding windows of one axis; the window becomes the last dim."""
     if x.type.rank == 0:  # one element, and one window
         return cx.slice(cx.reshape(x, (1,)), 0, 0, size)
@@ -291,7 +297,7 @@ def unfold(cx: Context, x: Value, dimension: int, size: int, step: int) -> Value
     return cx.move_axis(picked, 0, axis)
 
 
-def pixel_shuffle(cx: Context, x: Value, upscale_factor: int) -> Value:
+def pixel_shuffle(cx: TorchContext, x: Value, upscale_factor: int) -> Value:
     *lead, channels, height, width = x.shape
     r, n = upscale_factor, len(lead)
     split_up = cx.reshape(x, (*lead, channels // (r * r), r, r, height, width))
@@ -300,7 +306,7 @@ def pixel_shuffle(cx: Context, x: Value, upscale_factor: int) -> Value:
     return cx.reshape(mixed, (*lead, channels // (r * r), height * r, width * r))
 
 
-def pixel_unshuffle(cx: Context, x: Value, downscale_factor: int) -> Value:
+def pixel_unshuffle(cx: TorchContext, x: Value, downscale_factor: int) -> Value:
     *lead, channels, height, width = x.shape
     r, n = downscale_factor, len(lead)
     high, wide = height // r, width // r

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import HALF, Context, Size
+from pliant.frontend.torch_ops_context import HALF, Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -22,7 +22,7 @@ def total(op: str) -> Translate:
     """sum and prod: integers in i64, half floats accumulated in f32."""
 
     def translate(
-        cx: Context,
+        cx: TorchContext,
         x: Value,
         dim: Dims = None,
         keepdim: bool = False,
@@ -43,7 +43,7 @@ def all_of(op: str) -> Translate:
 
 
 def mean(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     dim: Dims = None,
     keepdim: bool = False,
@@ -54,12 +54,12 @@ def mean(
     return cx.cast(cx.mean(x, cx.axes(dim, x.type.rank), keepdim), out)
 
 
-def mean_all(cx: Context, x: Value, dtype: torch.dtype | None = None) -> Value:
+def mean_all(cx: TorchContext, x: Value, dtype: torch.dtype | None = None) -> Value:
     return mean(cx, x, None, False, dtype)
 
 
 def variance(
-    cx: Context, x: Value, axes: Sequence[int], correction: float, keepdim: bool
+    cx: TorchContext, x: Value, axes: Sequence[int], correction: float, keepdim: bool
 ) -> tuple[Value, Value]:
     """(variance, mean) in the computing type; two passes, as torch's is stable."""
     x = cx.cast(x, x.dtype.compute)
@@ -82,7 +82,7 @@ def variance(
 
 
 def var(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     dim: Any = None,
     unbiased: Any = True,
@@ -95,7 +95,7 @@ def var(
 
 
 def var_correction(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     dim: Dims = None,
     correction: float | None = None,
@@ -110,7 +110,7 @@ def root_of(translate: Translate) -> Translate:
 
 
 def var_mean(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     dim: Dims = None,
     correction: float | None = None,
@@ -122,12 +122,12 @@ def var_mean(
 
 
 def var_mean_dim(
-    cx: Context, x: Value, dim: Dims, unbiased: bool = True, keepdim: bool = False
+    cx: TorchContext, x: Value, dim: Dims, unbiased: bool = True, keepdim: bool = False
 ) -> list[Value]:
     return var_mean(cx, x, dim, 1.0 if unbiased else 0.0, keepdim)
 
 
-def _want_elements(cx: Context, x: Value, axes: Sequence[int], what: str) -> None:
+def _want_elements(cx: TorchContext, x: Value, axes: Sequence[int], what: str) -> None:
     """For a reduction that has no answer for no elements."""
     for axis in axes:
         cx.require(le(1, x.shape[axis]), f"{what} of no elements at dim {axis}")
@@ -137,7 +137,7 @@ def extreme(op: str) -> Translate:
     """amax, amin, and max/min over everything."""
 
     def translate(
-        cx: Context, x: Value, dim: Dims = None, keepdim: bool = False
+        cx: TorchContext, x: Value, dim: Dims = None, keepdim: bool = False
     ) -> Value:
         axes = cx.axes(dim, x.type.rank)
         _want_elements(cx, x, axes, op)
@@ -149,14 +149,14 @@ def extreme(op: str) -> Translate:
 
 
 def aminmax(
-    cx: Context, x: Value, dim: int | None = None, keepdim: bool = False
+    cx: TorchContext, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> list[Value]:
     return [extreme("min")(cx, x, dim, keepdim), extreme("max")(cx, x, dim, keepdim)]
 
 
 def arg_extreme(op: str) -> Translate:
     def translate(
-        cx: Context, x: Value, dim: int | None = None, keepdim: bool = False
+        cx: TorchContext, x: Value, dim: int | None = None, keepdim: bool = False
     ) -> Value:
         if x.dtype is DType.BOOL:
             x = cx.cast(x, DType.U8)
@@ -179,7 +179,7 @@ def extreme_with_index(op: str) -> Translate:
     values, indices = extreme(op), arg_extreme(op)
 
     def translate(
-        cx: Context, x: Value, dim: int, keepdim: bool = False
+        cx: TorchContext, x: Value, dim: int, keepdim: bool = False
     ) -> list[Value]:
         where = indices(cx, x, dim, keepdim)
         if x.type.rank == 0:
@@ -191,7 +191,7 @@ def extreme_with_index(op: str) -> Translate:
 
 def truth(op: str) -> Translate:
     def translate(
-        cx: Context, x: Value, dim: Dims = None, keepdim: bool = False
+        cx: TorchContext, x: Value, dim: Dims = None, keepdim: bool = False
     ) -> Value:
         axes = cx.axes(dim, x.type.rank)
         return cx.reduce(op, cx.to_bool(x), axes, keepdim)
@@ -200,7 +200,7 @@ def truth(op: str) -> Translate:
 
 
 def vector_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     ord: float = 2,
     dim: Dims = None,
@@ -233,7 +233,7 @@ def vector_norm(
 
 
 def norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     p: float | None = 2,
     dim: Dims = None,
@@ -243,13 +243,13 @@ def norm(
     return vector_norm(cx, x, 2 if p is None else p, dim, keepdim, dtype)
 
 
-def weight_norm(cx: Context, v: Value, g: Value, dim: int = 0) -> Value:
+def weight_norm(cx: TorchContext, v: Value, g: Value, dim: int = 0) -> Value:
     """Rows of v along an axis, each as long as g says; -1: all of v is one row."""
     others = [axis for axis in range(v.type.rank) if axis != dim]
     return cx.mul(v, cx.div(g, vector_norm(cx, v, 2, others, True)))
 
 
-def logsumexp(cx: Context, x: Value, dim: Dims, keepdim: bool = False) -> Value:
+def logsumexp(cx: TorchContext, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     out = cx.out_dtype
     x = cx.cast(x, out.compute)
     axes = cx.axes(dim, x.type.rank)
@@ -263,7 +263,7 @@ def logsumexp(cx: Context, x: Value, dim: Dims, keepdim: bool = False) -> Value:
 
 
 def softmax(op: str) -> Translate:
-    def translate(cx: Context, x: Value, dim: int, dtype: Any = None) -> Value:
+    def translate(cx: TorchContext, x: Value, dim: int, dtype: Any = None) -> Value:
         # `dtype` is the flag half_to_float in the overloads with underscores.
         x = cx.cast(x, cx.out_dtype)
         if x.type.rank == 0:
@@ -276,7 +276,7 @@ def softmax(op: str) -> Translate:
 
 def cumulate(op: str) -> Translate:
     def translate(
-        cx: Context, x: Value, dim: int, dtype: torch.dtype | None = None
+        cx: TorchContext, x: Value, dim: int, dtype: torch.dtype | None = None
     ) -> Value:
         wide = cx.cast(x, cx.out_dtype.compute)
         if x.type.rank == 0:
@@ -288,7 +288,7 @@ def cumulate(op: str) -> Translate:
 
 
 def diff(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     n: int = 1,
     dim: int = -1,
@@ -311,13 +311,13 @@ def diff(
     return out
 
 
-def count_nonzero(cx: Context, x: Value, dim: Dims = None) -> Value:
+def count_nonzero(cx: TorchContext, x: Value, dim: Dims = None) -> Value:
     there = cx.cast(cx.to_bool(x), DType.I64)
     return cx.reduce("sum", there, cx.axes(dim, x.type.rank))
 
 
 def cosine_similarity(
-    cx: Context, x: Value, y: Value, dim: int = 1, eps: float = 1e-8
+    cx: TorchContext, x: Value, y: Value, dim: int = 1, eps: float = 1e-8
 ) -> Value:
     dtype = cx.out_dtype
     wide = DType.F32 if dtype in HALF else dtype

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pliant.frontend.contract import Basis
-from pliant.frontend.torch_ops_context import Context, Size, as_index
+from pliant.frontend.torch_ops_context import Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -36,7 +36,7 @@ END = (1 << 63) - 1  # torch's spelling of "to the end"
 # --- windows: one axis, from start, every step ----------------------------------
 
 
-def from_front(cx: Context, place: Size, size: Expr) -> Expr:
+def from_front(cx: TorchContext, place: Size, size: Expr) -> Expr:
     """Python's rule: a negative place counts from the end of an axis of `size`."""
     expr = cx.simplify(place)
     if cx.proves(ge(expr, 0)):
@@ -47,14 +47,14 @@ def from_front(cx: Context, place: Size, size: Expr) -> Expr:
     return cx.simplify(expr + size * negative)
 
 
-def clamped(cx: Context, bound: Size, low: Expr, high: Expr, size: Expr) -> Expr:
+def clamped(cx: TorchContext, bound: Size, low: Expr, high: Expr, size: Expr) -> Expr:
     """A bound of a slice, counted from the front and moved into low..high."""
     place = from_front(cx, bound, size)
     return cx.simplify(minimum(cx.simplify(maximum(place, low)), high))
 
 
 def slice_window(
-    cx: Context,
+    cx: TorchContext,
     size: Expr,
     start: Size | None = None,
     end: Size | None = None,
@@ -69,12 +69,12 @@ def slice_window(
     return begin, cx.simplify(ceildiv(stop - begin, step)), step
 
 
-def select_window(cx: Context, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
+def select_window(cx: TorchContext, size: Expr, index: Size) -> tuple[Expr, Expr, int]:
     return from_front(cx, index, size), as_expr(1), 1
 
 
 def piece_windows(
-    cx: Context, size: Expr, pieces: Size, count: int
+    cx: TorchContext, size: Expr, pieces: Size, count: int
 ) -> list[tuple[Expr, Expr, int]]:
     """Equal pieces, a shorter last one; the trace fixed how many there are."""
     piece = cx.simplify(pieces)
@@ -90,7 +90,7 @@ def piece_windows(
 
 
 def split_windows(
-    cx: Context, x: Value, target: Any, args: Sequence[Any]
+    cx: TorchContext, x: Value, target: Any, args: Sequence[Any]
 ) -> tuple[int, list[tuple[Expr, Expr, int]]]:
     """The axis and the windows of split, chunk and unbind."""
     if target is aten.unbind.int:
@@ -112,7 +112,7 @@ def split_windows(
 
 
 def split(target: Any) -> Translate:
-    def translate(cx: Context, x: Value, *args: Any) -> list[Value]:
+    def translate(cx: TorchContext, x: Value, *args: Any) -> list[Value]:
         axis, windows = split_windows(cx, x, target, args)
         parts = [cx.slice(x, axis, *window) for window in windows]
         if target is aten.unbind.int:
@@ -122,7 +122,9 @@ def split(target: Any) -> Translate:
     return translate
 
 
-def tensor_split(cx: Context, x: Value, sections: Size, dim: int = 0) -> list[Value]:
+def tensor_split(
+    cx: TorchContext, x: Value, sections: Size, dim: int = 0
+) -> list[Value]:
     axis = cx.axis(dim, x.type.rank)
     count = cx.constant_int(sections, "number of sections")
     if len({str(part.shape[axis]) for part in cx.val}) == 1:
@@ -137,12 +139,12 @@ def tensor_split(cx: Context, x: Value, sections: Size, dim: int = 0) -> list[Va
     return parts
 
 
-def drop_axis(cx: Context, x: Value, axis: int) -> Value:
+def drop_axis(cx: TorchContext, x: Value, axis: int) -> Value:
     return cx.reshape(x, x.shape[:axis] + x.shape[axis + 1 :])
 
 
 def slice_tensor(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     dim: int = 0,
     start: Size | None = None,
@@ -153,21 +155,21 @@ def slice_tensor(
     return cx.slice(x, axis, *slice_window(cx, x.shape[axis], start, end, step))
 
 
-def select(cx: Context, x: Value, dim: int, index: Size) -> Value:
+def select(cx: TorchContext, x: Value, dim: int, index: Size) -> Value:
     axis = cx.axis(dim, x.type.rank)
     return drop_axis(
         cx, cx.slice(x, axis, *select_window(cx, x.shape[axis], index)), axis
     )
 
 
-def narrow(cx: Context, x: Value, dim: int, start: Size, length: Size) -> Value:
+def narrow(cx: TorchContext, x: Value, dim: int, start: Size, length: Size) -> Value:
     axis = cx.axis(dim, x.type.rank)
     begin = from_front(cx, start, x.shape[axis])
     return cx.slice(x, axis, begin, length)
 
 
 def put_window(
-    cx: Context, x: Value, new: Value, axis: int, window: tuple[Expr, Expr, int]
+    cx: TorchContext, x: Value, new: Value, axis: int, window: tuple[Expr, Expr, int]
 ) -> Value:
     """x with one window of one axis replaced."""
     start, size, step = window
@@ -183,7 +185,7 @@ def put_window(
 
 
 def slice_scatter(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     src: Value,
     dim: int = 0,
@@ -196,7 +198,9 @@ def slice_scatter(
     return put_window(cx, x, src, axis, window)
 
 
-def select_scatter(cx: Context, x: Value, src: Value, dim: int, index: Size) -> Value:
+def select_scatter(
+    cx: TorchContext, x: Value, src: Value, dim: int, index: Size
+) -> Value:
     axis = cx.axis(dim, x.type.rank)
     row = cx.reshape(src, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return put_window(cx, x, row, axis, select_window(cx, x.shape[axis], index))
@@ -205,7 +209,7 @@ def select_scatter(cx: Context, x: Value, src: Value, dim: int, index: Size) -> 
 # --- reshapes and permutations --------------------------------------------------
 
 
-def view(cx: Context, x: Value, size: Sequence[Size]) -> Value:
+def view(cx: TorchContext, x: Value, size: Sequence[Size]) -> Value:
     if isinstance(size, torch.dtype):
         cx.unsupported("a view of the same bytes as another element type")
     dims = [cx.simplify(d) for d in size]
@@ -219,11 +223,11 @@ def view(cx: Context, x: Value, size: Sequence[Size]) -> Value:
     return cx.reshape(x, dims)
 
 
-def view_as(cx: Context, x: Value, other: Value) -> Value:
+def view_as(cx: TorchContext, x: Value, other: Value) -> Value:
     return cx.reshape(x, other.shape)
 
 
-def flatten(cx: Context, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+def flatten(cx: TorchContext, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     rank = x.type.rank
     if rank == 0:
         return cx.reshape(x, (1,))
@@ -231,7 +235,7 @@ def flatten(cx: Context, x: Value, start_dim: int = 0, end_dim: int = -1) -> Val
     return cx.reshape(x, (*x.shape[:low], product(x.shape[low:high]), *x.shape[high:]))
 
 
-def unflatten(cx: Context, x: Value, dim: int, sizes: Sequence[Size]) -> Value:
+def unflatten(cx: TorchContext, x: Value, dim: int, sizes: Sequence[Size]) -> Value:
     axis = cx.axis(dim, x.type.rank)
     dims = [cx.simplify(d) for d in sizes]
     if -1 in dims:
@@ -241,12 +245,14 @@ def unflatten(cx: Context, x: Value, dim: int, sizes: Sequence[Size]) -> Value:
     return cx.reshape(x, (*x.shape[:axis], *dims, *x.shape[axis + 1 :]))
 
 
-def unsqueeze(cx: Context, x: Value, dim: int) -> Value:
+def unsqueeze(cx: TorchContext, x: Value, dim: int) -> Value:
     axis = cx.axis(dim, x.type.rank + 1)
     return cx.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
-def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+def squeeze(
+    cx: TorchContext, x: Value, dim: int | Sequence[int] | None = None
+) -> Value:
     """Drops dims of 1; a dynamic dim stays, and must not be 1, so ranks are fixed."""
     dropped = []
     for axis in cx.axes(dim, x.type.rank):
@@ -263,7 +269,7 @@ def squeeze(cx: Context, x: Value, dim: int | Sequence[int] | None = None) -> Va
     return out
 
 
-def permute(cx: Context, x: Value, dims: Sequence[int]) -> Value:
+def permute(cx: TorchContext, x: Value, dims: Sequence[int]) -> Value:
     return cx.transpose(x, [cx.axis(d, x.type.rank) for d in dims])
 
 
@@ -274,15 +280,15 @@ def swap_axes(rank: int, a: int, b: int) -> list[int]:
     return perm
 
 
-def transpose(cx: Context, x: Value, dim0: int, dim1: int) -> Value:
+def transpose(cx: TorchContext, x: Value, dim0: int, dim1: int) -> Value:
     return cx.transpose(x, swap_axes(x.type.rank, dim0, dim1))
 
 
-def matrix_transpose(cx: Context, x: Value) -> Value:
+def matrix_transpose(cx: TorchContext, x: Value) -> Value:
     return cx.transpose(x, swap_axes(x.type.rank, -1, -2)) if x.type.rank > 1 else x
 
 
-def reverse_dims(cx: Context, x: Value) -> Value:
+def reverse_dims(cx: TorchContext, x: Value) -> Value:
     return cx.transpose(x, range(x.type.rank)[::-1])
 
 
@@ -294,12 +300,12 @@ def moved_axes(rank: int, source: Any, destination: Any) -> list[int]:
     return [pairs[i] if i in pairs else next(rest) for i in range(rank)]
 
 
-def movedim(cx: Context, x: Value, source: Any, destination: Any) -> Value:
+def movedim(cx: TorchContext, x: Value, source: Any, destination: Any) -> Value:
     return cx.transpose(x, moved_axes(x.type.rank, source, destination))
 
 
 def expand(
-    cx: Context, x: Value, size: Sequence[Size], implicit: bool = False
+    cx: TorchContext, x: Value, size: Sequence[Size], implicit: bool = False
 ) -> Value:
     extra = len(size) - x.type.rank
     dims = [
@@ -309,18 +315,18 @@ def expand(
     return cx.broadcast_to(x, dims)
 
 
-def expand_as(cx: Context, x: Value, other: Value) -> Value:
+def expand_as(cx: TorchContext, x: Value, other: Value) -> Value:
     return cx.broadcast_to(x, other.shape)
 
 
-def broadcast_tensors(cx: Context, tensors: Sequence[Value]) -> list[Value]:
+def broadcast_tensors(cx: TorchContext, tensors: Sequence[Value]) -> list[Value]:
     tensors = cx.aligned(*tensors)
     shape = cx.b.broadcast_shapes(*(t.shape for t in tensors))
     return [cx.broadcast_to(t, shape) for t in tensors]
 
 
 def meshgrid(
-    cx: Context, tensors: Sequence[Value], indexing: str = "ij"
+    cx: TorchContext, tensors: Sequence[Value], indexing: str = "ij"
 ) -> list[Value]:
     axes = list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
@@ -338,7 +344,7 @@ def meshgrid(
 # --- joining, repeating, reordering ---------------------------------------------
 
 
-def cat(cx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
+def cat(cx: TorchContext, tensors: Sequence[Value], dim: int = 0) -> Value:
     # torch lets an empty vector stand in for nothing, whatever the rank.
     ranks = max(t.type.rank for t in tensors)
     kept = [t for t in tensors if t.type.rank == ranks]
@@ -346,14 +352,14 @@ def cat(cx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
     return cx.concat([cx.cast(t, dtype) for t in kept], cx.axis(dim, ranks))
 
 
-def stack(cx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
+def stack(cx: TorchContext, tensors: Sequence[Value], dim: int = 0) -> Value:
     return cat(cx, [unsqueeze(cx, t, dim) for t in tensors], dim)
 
 
 def stack_rows(first: int) -> Translate:
     """hstack (rows of vectors join at dim 0) and vstack."""
 
-    def translate(cx: Context, tensors: Sequence[Value]) -> Value:
+    def translate(cx: TorchContext, tensors: Sequence[Value]) -> Value:
         if first == 0:
             rows = [
                 t if t.type.rank > 1 else cx.reshape(t, (1, t.type.numel))
@@ -366,7 +372,7 @@ def stack_rows(first: int) -> Translate:
     return translate
 
 
-def repeat(cx: Context, x: Value, repeats: Sequence[Size]) -> Value:
+def repeat(cx: TorchContext, x: Value, repeats: Sequence[Size]) -> Value:
     counts = [cx.simplify(r) for r in repeats]
     extra = len(counts) - x.type.rank
     shape = (as_expr(1),) * extra + x.shape
@@ -385,13 +391,13 @@ def repeat(cx: Context, x: Value, repeats: Sequence[Size]) -> Value:
     return cx.reshape(spread, [c * d for c, d in zip(counts, shape, strict=True)])
 
 
-def tile(cx: Context, x: Value, dims: Sequence[Size]) -> Value:
+def tile(cx: TorchContext, x: Value, dims: Sequence[Size]) -> Value:
     missing = x.type.rank - len(dims)
     return repeat(cx, x, [*[1] * max(missing, 0), *dims])
 
 
 def repeat_interleave(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     repeats: Size,
     dim: int | None = None,
@@ -407,7 +413,7 @@ def repeat_interleave(
     return cx.reshape(cx.keep_sign(x, wide), (*before, size * count, *after))
 
 
-def roll(cx: Context, x: Value, shifts: Any, dims: Any = ()) -> Value:
+def roll(cx: TorchContext, x: Value, shifts: Any, dims: Any = ()) -> Value:
     moves = [shifts] if isinstance(shifts, int | Expr) else list(shifts)
     axes = [dims] if isinstance(dims, int) else list(dims)
     if not axes:
@@ -418,7 +424,7 @@ def roll(cx: Context, x: Value, shifts: Any, dims: Any = ()) -> Value:
     return x
 
 
-def _rolled(cx: Context, x: Value, shift: Size, axis: int) -> Value:
+def _rolled(cx: TorchContext, x: Value, shift: Size, axis: int) -> Value:
     size = x.shape[axis]
     # The last `tail` come first; a size of 0 must not divide.
     tail = cx.simplify(mod(shift, maximum(size, 1)))
@@ -431,14 +437,16 @@ def _rolled(cx: Context, x: Value, shift: Size, axis: int) -> Value:
     return cx.concat([cx.slice(x, axis, head, tail), cx.slice(x, axis, 0, head)], axis)
 
 
-def flip(cx: Context, x: Value, dims: Sequence[int]) -> Value:
+def flip(cx: TorchContext, x: Value, dims: Sequence[int]) -> Value:
     if not dims:
         return x
     axes = cx.axes(dims, x.type.rank)
     return cx.keep_sign(x, cx.b.emit("flip", x, axes=axes))
 
 
-def rot90(cx: Context, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+def rot90(
+    cx: TorchContext, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)
+) -> Value:
     a, b = (cx.axis(d, x.type.rank) for d in dims)
     turned = swap_axes(x.type.rank, a, b)
     match k % 4:
@@ -455,7 +463,7 @@ def rot90(cx: Context, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Va
 def triangle(op: str) -> Translate:
     """tril keeps column - row <= diagonal, triu >= diagonal."""
 
-    def translate(cx: Context, x: Value, diagonal: Size = 0) -> Value:
+    def translate(cx: TorchContext, x: Value, diagonal: Size = 0) -> Value:
         rows, columns = x.shape[-2:]
         row = cx.iota((rows, 1), 0, DType.I64)
         column = cx.iota((1, columns), 1, DType.I64)
@@ -468,7 +476,7 @@ def triangle(op: str) -> Translate:
 
 
 def pad(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     pad: Sequence[Size],
     mode: str = "constant",
@@ -507,12 +515,14 @@ def pad(
     return cx.b.emit("pad", x, low=tuple(lows), high=tuple(highs), value=fill)
 
 
-def constant_pad(cx: Context, x: Value, sizes: Sequence[Size], value: Any = 0) -> Value:
+def constant_pad(
+    cx: TorchContext, x: Value, sizes: Sequence[Size], value: Any = 0
+) -> Value:
     return pad(cx, x, sizes, "constant", value)
 
 
 def _padded_by_own(
-    cx: Context, x: Value, axis: int, low: Expr, high: Expr, mode: str
+    cx: TorchContext, x: Value, axis: int, low: Expr, high: Expr, mode: str
 ) -> Value:
     """reflect, replicate, circular: the new dim reads the old one by position."""
     if low == 0 and high == 0:
@@ -534,7 +544,7 @@ def _padded_by_own(
     return take(cx, x, axis, place)
 
 
-def take(cx: Context, x: Value, axis: int, places: Value) -> Value:
+def take(cx: TorchContext, x: Value, axis: int, places: Value) -> Value:
     """Reads one axis at a vector of places (all inside the axis)."""
     front = cx.move_axis(x, axis, 0)
     picked = cx.keep_sign(x, cx.b.emit("index", front, as_index(cx, places)))
@@ -544,18 +554,18 @@ def take(cx: Context, x: Value, axis: int, places: Value) -> Value:
 # --- identity and conversion ----------------------------------------------------
 
 
-def identity(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+def identity(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
     return x
 
 
-def convert(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+def convert(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
     """to.*, _to_copy, type_as: the trace knows the result's dtype."""
     if not x.dtype.is_float and cx.out_dtype is DType.BOOL:
         return cx.to_bool(x)
     return cx.cast(x, cx.out_dtype)
 
 
-def nothing(cx: Context, *_: Any, **__: Any) -> None:
+def nothing(cx: TorchContext, *_: Any, **__: Any) -> None:
     """Assertions of the trace: our own shape rules state what must hold."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pliant.frontend.torch_ops_attention import dropout, kept
-from pliant.frontend.torch_ops_context import Context, as_index
+from pliant.frontend.torch_ops_context import TorchContext, as_index
 from pliant.frontend.torch_ops_loss import MEAN, SUM
 from pliant.frontend.torch_ops_math import Translate, log_sigmoid
 from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
@@ -25,7 +25,7 @@ from pliant.sym import Expr, as_expr, maximum, minimum, ne
 aten = torch.ops.aten
 
 
-def detached(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
+def detached(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
     """In training, a value that no gradient goes through."""
     if not cx.training or not x.dtype.is_float:
         return x
@@ -35,7 +35,7 @@ def detached(cx: Context, x: Value, *_: Any, **__: Any) -> Value:
 # --- losses of classes ------------------------------------------------------------
 
 
-def _reduced(cx: Context, each: Value, weights: Value, reduction: int) -> Value:
+def _reduced(cx: TorchContext, each: Value, weights: Value, reduction: int) -> Value:
     """As they are, their sum, or the mean by weight."""
     if reduction not in (MEAN, SUM):
         return each
@@ -51,7 +51,7 @@ def _class_axis(x: Value) -> int:
 
 
 def _picked(
-    cx: Context, x: Value, target: Value, weight: Value | None, ignored: int
+    cx: TorchContext, x: Value, target: Value, weight: Value | None, ignored: int
 ) -> tuple[Value, Value, Value]:
     """x of the meant class, its weight (0 where ignored), and where it counts."""
     b, axis = cx.b, _class_axis(x)
@@ -70,7 +70,7 @@ def _picked(
 
 
 def nll_loss(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     target: Value,
     weight: Value | None = None,
@@ -86,7 +86,7 @@ def nll_loss(
 
 
 def cross_entropy(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     target: Value,
     weight: Value | None = None,
@@ -125,7 +125,7 @@ def cross_entropy(
 
 
 def _soft_cross_entropy(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     target: Value,
     weight: Value | None,
@@ -151,7 +151,7 @@ def _soft_cross_entropy(
 
 
 def binary_cross_entropy_with_logits(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     target: Value,
     weight: Value | None = None,
@@ -174,12 +174,14 @@ def binary_cross_entropy_with_logits(
 # --- dropout ----------------------------------------------------------------------
 
 
-def native_dropout(cx: Context, x: Value, p: float, train: bool = False) -> list[Any]:
+def native_dropout(
+    cx: TorchContext, x: Value, p: float, train: bool = False
+) -> list[Any]:
     return [dropout(cx, x, p, bool(train)), None]
 
 
 def feature_dropout(
-    cx: Context, x: Value, p: float = 0.5, train: bool = False
+    cx: TorchContext, x: Value, p: float = 0.5, train: bool = False
 ) -> Value:
     """Whole channels: what lies behind the first two dims."""
     if not train or not p:
@@ -196,7 +198,9 @@ def feature_dropout(
 _SELU_LEAST = 1.7580993408473766
 
 
-def alpha_dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) -> Value:
+def alpha_dropout(
+    cx: TorchContext, x: Value, p: float = 0.5, train: bool = False
+) -> Value:
     """To SELU's least value, then scaled: mean 0 and variance 1 stay."""
     if not train or not p:
         return x
@@ -213,7 +217,7 @@ def alpha_dropout(cx: Context, x: Value, p: float = 0.5, train: bool = False) ->
 
 
 def _averaged(
-    cx: Context, which: int, found: Value, count: Expr, momentum: float
+    cx: TorchContext, which: int, found: Value, count: Expr, momentum: float
 ) -> None:
     """Moves a running statistic, operand `which` of the node, towards the one found.
 
@@ -235,7 +239,7 @@ def _averaged(
 
 
 def _normalised(
-    cx: Context, x: Value, axes: Sequence[int], eps: float
+    cx: TorchContext, x: Value, axes: Sequence[int], eps: float
 ) -> tuple[Value, Value, Value]:
     """(x with mean 0 and variance 1 over the axes, their mean, their variance).
 
@@ -252,7 +256,7 @@ def _normalised(
 
 
 def batch_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -274,7 +278,7 @@ def batch_norm(
 
 
 def instance_norm(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -297,7 +301,7 @@ def instance_norm(
 
 
 def _by_input(
-    cx: Context,
+    cx: TorchContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -325,7 +329,7 @@ def _by_input(
 
 
 def embedding(
-    cx: Context, weight: Value, indices: Value, padding_idx: int = -1, *more: Any
+    cx: TorchContext, weight: Value, indices: Value, padding_idx: int = -1, *more: Any
 ) -> Value:
     if len(more) > 0 and more[0] is True and cx.training:
         cx.unsupported("an embedding with scale_grad_by_freq")

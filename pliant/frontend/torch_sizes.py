@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pliant.frontend.torch_dims import decimal
-from pliant.frontend.torch_ops_context import Context, Real
+from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, ge, maximum, minimum, mod
 
@@ -43,14 +43,14 @@ def _ratio(x: Any) -> tuple[Expr, Expr] | None:
     return None
 
 
-def _real(cx: Context, op: str, x: Any, y: Any) -> Real:
+def _real(cx: TorchContext, op: str, x: Any, y: Any) -> Real:
     """Float arithmetic in f64, as Python's."""
     left, right = (cx.tensor(n, DType.F64) for n in (x, y))
     return Real(value=cx.b.binary(op, left, right))
 
 
 def _arithmetic(op: str, whole: Callable[[Any, Any], Any]) -> Fold:
-    def fold(cx: Context, x: Any, y: Any) -> Any:
+    def fold(cx: TorchContext, x: Any, y: Any) -> Any:
         if _is_whole(x) and _is_whole(y):
             return whole(as_expr(x), y)
         if isinstance(x, float | int) and isinstance(y, float | int):
@@ -63,7 +63,7 @@ def _arithmetic(op: str, whole: Callable[[Any, Any], Any]) -> Fold:
     return fold
 
 
-def true_divide(cx: Context, x: Any, y: Any) -> Any:
+def true_divide(cx: TorchContext, x: Any, y: Any) -> Any:
     if isinstance(x, float | int) and isinstance(y, float | int):
         return x / y
     a, b = _ratio(x), _ratio(y)
@@ -72,20 +72,20 @@ def true_divide(cx: Context, x: Any, y: Any) -> Any:
     return _real(cx, "div", x, y)
 
 
-def _positive(cx: Context, divisor: Any) -> Any:
+def _positive(cx: TorchContext, divisor: Any) -> Any:
     """Python divides by no 0, and quotients of ours by nothing below 1."""
     if isinstance(divisor, Expr) and not divisor.is_const:
         cx.require(ge(divisor, 1), "a divisor must be positive")
     return divisor
 
 
-def floor_divide(cx: Context, x: Any, y: Any) -> Any:
+def floor_divide(cx: TorchContext, x: Any, y: Any) -> Any:
     if _is_whole(x) and _is_whole(y):
         return floordiv(x, _positive(cx, y))
     return cx.unsupported("floor division of floats that depend on sizes")
 
 
-def power(cx: Context, x: Any, y: Any) -> Any:
+def power(cx: TorchContext, x: Any, y: Any) -> Any:
     if _is_whole(x) and isinstance(y, int) and y >= 0:
         return as_expr(x) ** y
     if y == 0.5:
@@ -93,7 +93,7 @@ def power(cx: Context, x: Any, y: Any) -> Any:
     return _real(cx, "pow", x, y)
 
 
-def square_root(cx: Context, x: Any) -> Any:
+def square_root(cx: TorchContext, x: Any) -> Any:
     if isinstance(x, float | int):
         return math.sqrt(x)
     return Real(value=cx.b.unary("sqrt", cx.tensor(x, DType.F64)))
@@ -102,7 +102,7 @@ def square_root(cx: Context, x: Any) -> Any:
 def _rounded(
     divide: Callable[[Expr, Expr], Expr], plain: Callable[[float], int]
 ) -> Fold:
-    def fold(cx: Context, x: Any) -> Any:
+    def fold(cx: TorchContext, x: Any) -> Any:
         if isinstance(x, float):
             return plain(x)
         ratio = _ratio(x)
@@ -113,11 +113,11 @@ def _rounded(
     return fold
 
 
-def _compare(cx: Context, *_: Any) -> Undecided:
+def _compare(cx: TorchContext, *_: Any) -> Undecided:
     return Undecided()
 
 
-def to_float(cx: Context, x: Any) -> Any:
+def to_float(cx: TorchContext, x: Any) -> Any:
     return (
         float(x)
         if isinstance(x, int | float)
@@ -125,17 +125,17 @@ def to_float(cx: Context, x: Any) -> Any:
     )
 
 
-def negate(cx: Context, x: Any) -> Any:
+def negate(cx: TorchContext, x: Any) -> Any:
     return -x if isinstance(x, int | float | Expr) else _real(cx, "mul", x, -1.0)
 
 
-def absolute(cx: Context, x: Any) -> Any:
+def absolute(cx: TorchContext, x: Any) -> Any:
     if isinstance(x, Real):
         return Real(value=cx.b.unary("abs", cx.real(x)))
     return abs(x) if isinstance(x, int | float) else maximum(x, -x)
 
 
-def truncate(cx: Context, x: Any) -> Any:
+def truncate(cx: TorchContext, x: Any) -> Any:
     """Towards zero: up, where the number is negative."""
     ratio = None if isinstance(x, float) else _ratio(x)
     if ratio is None or cx.proves(ge(ratio[0], 0)):

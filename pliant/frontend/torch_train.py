@@ -18,7 +18,7 @@ from pliant.ir.graph import Module, Names, Op, Value, names_of, substitute
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrainingSource:
     """An imported model and loss; the last params of `main` are variables.
 
     The signature is that of (inputs, targets) alone.
@@ -49,7 +49,7 @@ def import_training(
     reserved: Sequence[str],
     simplify: Callable[[Module], Module],
     seconds: dict[str, float],
-) -> Source:
+) -> TrainingSource:
     """No variable is called by a `reserved` name; times are noted in `seconds`."""
     whole = _WithLoss(model, loss)
     whole.training = model.training
@@ -76,7 +76,7 @@ def import_training(
         signature=imported.signature.with_example(pair, {}),
     )
     seconds["import"] = perf_counter() - started
-    return Source(imported, whole, parameters, buffers, tuple(frozen))
+    return TrainingSource(imported, whole, parameters, buffers, tuple(frozen))
 
 
 @contextmanager

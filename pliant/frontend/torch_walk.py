@@ -24,7 +24,7 @@ from pliant.frontend.torch_alias import (
 )
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_ops import TABLE
-from pliant.frontend.torch_ops_context import Context, Unsupported, short_name
+from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.frontend.translate import POISON, Location
 from pliant.ir.graph import Graph, Value
@@ -52,7 +52,7 @@ IGNORED = frozenset({"_set_grad_enabled", "_assert", "_exit_autocast"})
 class Walk:
     """Translates the nodes of one graph, and of the graphs inside it."""
 
-    def __init__(self, cx: Context) -> None:
+    def __init__(self, cx: TorchContext) -> None:
         self.cx, self.symbols, self.problems = cx, cx.symbols, cx.problems
         self.env: dict[Node, Any] = {}
         self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used

@@ -46,11 +46,11 @@ class Unsupported(Exception):
     """This op, as it is used here, has no translation; `attempt` collects them."""
 
 
-class Poison:
+class Untranslated:
     """The result of an op that could not be translated."""
 
 
-POISON = Poison()
+POISON = Untranslated()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Translation:
         op: str,
         place: Location,
         translate: Callable[[], T],
-        otherwise: Callable[[str], T | Poison],
-    ) -> T | Poison:
+        otherwise: Callable[[str], T | Untranslated],
+    ) -> T | Untranslated:
         """What `translate` makes of an op; `otherwise`, with the reason, if it cannot.
 
         An unexpected failure is a bug of ours, unless it is behind something that is

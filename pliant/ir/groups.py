@@ -97,7 +97,7 @@ def structure(
     domain = tuple(facts.canonical(d) for d in domain)
     inner = domain_space(domain, facts)
     shape = Structure(domain, tuple(sorted(reduced)))
-    walk = _Walk(ops, shape, inner)
+    walk = _GroupWalk(ops, shape, inner)
     for value in results:
         index = result_index(value, shape, inner)
         if index is None or not walk.reach(value, index):
@@ -119,7 +119,7 @@ def _same_shape(a: Sequence[Expr], b: Sequence[Expr], facts: Facts) -> bool:
     )
 
 
-class _Walk:
+class _GroupWalk:
     """Follows every access from the results; fails where a row is not met as a row."""
 
     def __init__(self, ops: Collection[Op], shape: Structure, space: Space) -> None:

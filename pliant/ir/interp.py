@@ -29,7 +29,7 @@ from pliant.ir.interp_attention import (
     masked,
 )
 from pliant.ir.interp_loops import run_loop
-from pliant.ir.interp_memory import Array, Memory, memory_of, storage
+from pliant.ir.interp_memory import Array, ByteRange, memory_of, storage
 from pliant.ir.interp_numbers import bf16_bits, bf16_value
 from pliant.ir.interp_ops import resized
 from pliant.ir.ops import OPS
@@ -46,7 +46,7 @@ _POISON = 0xFF  # what fresh memory holds: NaN as a float, -1 as an integer
 class Placed:
     """A tensor in memory, as lowered ops see it."""
 
-    memory: Memory
+    memory: ByteRange
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
@@ -303,7 +303,7 @@ class Interpreter:
             found = values[value] = self.place(value.type, memory_of(data), env)
         return found
 
-    def place(self, type: TensorType, memory: Memory, env: dict[str, int]) -> Placed:
+    def place(self, type: TensorType, memory: ByteRange, env: dict[str, int]) -> Placed:
         shape, strides = sizes_of(type.shape, env), sizes_of(type.layout(), env)
         return Placed(memory, type.dtype, shape, strides)
 
@@ -318,8 +318,8 @@ def sizes_of(dims: Sequence[Expr], env: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dim.evaluate(env) for dim in dims)
 
 
-def _poisoned(count: int) -> Memory:
-    return Memory(np.full(count, _POISON, np.uint8))
+def _poisoned(count: int) -> ByteRange:
+    return ByteRange(np.full(count, _POISON, np.uint8))
 
 
 @contextmanager
@@ -486,7 +486,7 @@ def _call_loop(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> 
     bound = dict(zip(func.sizes, sizes, strict=True))
     for value in op.results:
         values[value] = run.fresh(value.type, env)
-    memories: list[Memory] = []
+    memories: list[ByteRange] = []
     for given, buffer in zip(destinations(func, op), func.buffers, strict=True):
         if given is not None:
             memories.append(run.placed(given, values, env).memory)

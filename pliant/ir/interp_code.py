@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pliant.ir.interp_memory import LoopFault, Memory, storage
+from pliant.ir.interp_memory import ByteRange, LoopFault, storage
 from pliant.ir.interp_numbers import (
     bf16_bits,
     bf16_value,
@@ -77,7 +77,7 @@ _COND_SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<"}
 
 
 # On a run, its sizes and its memories.
-Code = Callable[[object, Sequence[int], Sequence[Memory]], None]
+Code = Callable[[object, Sequence[int], Sequence[ByteRange]], None]
 
 
 def compile_loop(func: LoopFunc, check_races: bool) -> Code:
@@ -210,7 +210,7 @@ class _Compiler:
         strides = tuple(self.value_name(self.dim(s)) for s in buffer.strides)
         self.emit(f"m{number} = memories[{number}]")
         if buffer.role is Role.WORK:
-            self.globals["Memory"] = Memory
+            self.globals["Memory"] = ByteRange
             self.emit(f"m{number} = Memory(m{number}.data, m{number}.offset, False)")
         self.emit(
             f"{array}, {start} = cx.typed({self.func.name!r}, {self.held(buffer)}, "

@@ -16,7 +16,7 @@ import numpy as np
 from pliant.errors import PliantError
 from pliant.ir.graph import Module
 from pliant.ir.interp_code import Code, compile_loop
-from pliant.ir.interp_memory import Array, LoopFault, Memory, memory_of, storage
+from pliant.ir.interp_memory import Array, ByteRange, LoopFault, memory_of, storage
 from pliant.ir.loops import Buffer, LoopFunc
 
 
@@ -39,7 +39,7 @@ class _Run:
         self.failed: tuple[str, int, Any] | None = None
 
     def typed(
-        self, func: str, buffer: Buffer, memory: Memory, shape: Any, strides: Any
+        self, func: str, buffer: Buffer, memory: ByteRange, shape: Any, strides: Any
     ) -> tuple[Array, int]:
         """The elements of a memory, and where the buffer starts among them."""
         kind = storage(buffer.dtype)
@@ -109,7 +109,7 @@ def run_loop(
     func: LoopFunc,
     module: Module | None,
     sizes: Mapping[str, int] | Sequence[int],
-    buffers: Sequence[Array | Memory],
+    buffers: Sequence[Array | ByteRange],
     *,
     workers: int = 1,
     check_races: bool = False,
@@ -120,7 +120,7 @@ def run_loop(
     """
     if isinstance(sizes, Mapping):
         sizes = [sizes[name] for name in func.sizes]
-    memories = [b if isinstance(b, Memory) else memory_of(b) for b in buffers]
+    memories = [b if isinstance(b, ByteRange) else memory_of(b) for b in buffers]
     run = _Run(module, workers, check_races)
     with np.errstate(all="ignore"):
         run.run(func, [int(size) for size in sizes], memories)

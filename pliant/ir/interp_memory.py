@@ -21,22 +21,22 @@ class LoopFault(InternalError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class ByteRange:
     """An address: bytes, and an offset into them."""
 
     data: Array
     offset: int = 0
     shared: bool = True  # False for a worker's scratch, which iterations take over
 
-    def at(self, distance: int) -> Memory:
-        return Memory(self.data, self.offset + distance, self.shared)
+    def at(self, distance: int) -> ByteRange:
+        return ByteRange(self.data, self.offset + distance, self.shared)
 
 
-def memory_of(array: Array) -> Memory:
+def memory_of(array: Array) -> ByteRange:
     """The memory of a contiguous array; writes to it are seen in the array."""
     if not array.flags.c_contiguous:
         raise ValueError("a buffer must be contiguous; give a Memory for a strided one")
-    return Memory(array.reshape(-1).view(np.uint8))
+    return ByteRange(array.reshape(-1).view(np.uint8))
 
 
 def storage(dtype: DType) -> np.dtype[Any]:

@@ -20,7 +20,7 @@ MOST_TURNS = 4096  # that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSizes:
     """The known names at a statement."""
 
     turns: Mapping[str, range] = field(default_factory=dict)  # of unrolled loops
@@ -45,7 +45,7 @@ class Known:
             env = dict(zip(names, turn, strict=True))
             yield len(range(begin.evaluate(env), end.evaluate(env), loop.step))
 
-    def inside(self, loop: For) -> Known:
+    def inside(self, loop: For) -> KnownSizes:
         """In the body of a loop."""
         turns, lets = self._without(loop.var)
         trips = self.most_trips(loop)
@@ -53,14 +53,14 @@ class Known:
             lets[loop.var] = loop.begin.substitute(self.lets)
         elif loop.kind is Kind.UNROLL and loop.begin.is_const and loop.end.is_const:
             turns[loop.var] = range(loop.begin.value, loop.end.value, loop.step)
-        return Known(turns, lets)
+        return KnownSizes(turns, lets)
 
-    def behind(self, let: Let) -> Known:
+    def behind(self, let: Let) -> KnownSizes:
         """In the rest of the block of a let."""
         turns, lets = self._without(let.name)
         if isinstance(let.value, Index) and self.has(let.value.dim):
             lets[let.name] = let.value.dim.substitute(self.lets)
-        return Known(turns, lets)
+        return KnownSizes(turns, lets)
 
     def _without(self, name: str) -> tuple[dict[str, range], dict[str, Expr]]:
         turns = {n: numbers for n, numbers in self.turns.items() if n != name}

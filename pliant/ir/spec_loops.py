@@ -21,7 +21,7 @@ from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext, bare
-from pliant.ir.loop_known import Known
+from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
     DOT_PARTS,
@@ -150,7 +150,7 @@ class _LoopChecker:
         self.outside: frozenset[str] = frozenset()  # scalars, registers beyond parallel
         self.partial: frozenset[str] = frozenset()  # accumulators of vector loops
         self.parallel = False
-        self.known = Known()
+        self.known = KnownSizes()
         self.in_vector = False
         self.checked: dict[int, DType] = {}  # values of the statement, by identity
         self.at: Stmt | None = None

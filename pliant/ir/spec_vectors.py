@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.ir.loop_known import Known
+from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_lanes import (
     copy_in,
     is_multiple,
@@ -12,7 +12,7 @@ from pliant.ir.loop_lanes import (
 from pliant.ir.loops import For, Kind, Rest, Vectors
 
 
-def vectors_problem(loop: For, known: Known, in_vector: bool) -> str | None:
+def vectors_problem(loop: For, known: KnownSizes, in_vector: bool) -> str | None:
     """What is wrong with the vectors of a loop; `in_vector`: one that runs by lanes."""
     vectors = loop.vectors
     if vectors is None:
@@ -56,7 +56,7 @@ def _turn_problem(loop: For, vectors: Vectors) -> str | None:
     return None
 
 
-def _rest_problem(loop: For, vectors: Vectors, known: Known) -> str | None:
+def _rest_problem(loop: For, vectors: Vectors, known: KnownSizes) -> str | None:
     if vectors.rest is Rest.HALVED:
         if vectors.most is not None:
             return "a constant number of iterations is written out, no other"

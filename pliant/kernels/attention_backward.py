@@ -107,10 +107,10 @@ BELOW, SHIFT = as_expr(0), as_expr(1)  # rows of the statistics buffer
 def attention_backward(
     name: str, spec: AttentionBackward, target: Target
 ) -> AttentionKernel:
-    return _Backward(spec, target).build(name)
+    return _BackwardKernels(spec, target).build(name)
 
 
-class _Backward:
+class _BackwardKernels:
     """One use on its way to loops; names as in the module docstring."""
 
     batch_at: tuple[Expr, ...]

@@ -53,7 +53,7 @@ from pliant.kernels.conv_micro import (
     wide_kernel,
     wide_name,
 )
-from pliant.kernels.conv_patch import Place, Slide, fill
+from pliant.kernels.conv_patch import PatchPlace, Slide, fill
 from pliant.kernels.packing import unflatten_unit
 from pliant.machine.target import Target
 from pliant.sym import (
@@ -282,7 +282,7 @@ class _Conv:
         )
         row, column = down * sym("_height"), across * sym("_width")
         group = sym("_group")
-        place = Place(
+        place = PatchPlace(
             image,
             group * blocks.channels,
             tuple(outer),
@@ -345,7 +345,7 @@ class _Conv:
 
     # ---- one panel of weights over the patch
 
-    def panel(self, place: Place, group: Expr) -> Stmt:
+    def panel(self, place: PatchPlace, group: Expr) -> Stmt:
         width = self.tile.width
         channel = sym("_panel") * width
         outputs = minimum(width, self.spec.outputs - channel)
@@ -357,7 +357,7 @@ class _Conv:
             body = If(self.is_deep(), deep, body)
         return Block((Let("_outputs", Index(outputs)), body))
 
-    def wide(self, place: Place, base: Expr) -> list[Stmt]:
+    def wide(self, place: PatchPlace, base: Expr) -> list[Stmt]:
         tile, pitch = self.tile, as_expr(self.blocks.positions)
         start, height = sym("_start"), sym("_tile")
         vectors, q = ceildiv(sym("_count"), tile.columns), sym("_q") * tile.columns
@@ -396,7 +396,7 @@ class _Conv:
         body = [Switch(height, cases), *self.epilogue(ready)]
         return _even_tiles(sym("_outputs"), tile.rows, body)
 
-    def deep_tiles(self, place: Place, base: Expr) -> list[Stmt]:
+    def deep_tiles(self, place: PatchPlace, base: Expr) -> list[Stmt]:
         tile, worker, nothing = self.tile, sym(WORKER), as_expr(0)
         start, height = sym("_start"), sym("_tile")
         w = (self.w, (sym("_group"), sym("_panel"), nothing, nothing))

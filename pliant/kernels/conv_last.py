@@ -162,7 +162,9 @@ class Windows:
         column = sym("_x") * last.stride + tap * last.dilation - last.low
         shift = tap * last.dilation - last.low
         high = floordiv(last.extent - joined - shift, last.stride) + 1
-        run_at = _Run(x, at.copy, tuple(index), column * self.channels, begin - at.step)
+        run_at = _ColumnRun(
+            x, at.copy, tuple(index), column * self.channels, begin - at.step
+        )
         pixels = run_at.pixels(
             last.extent * self.channels,
             ceildiv(-shift, last.stride),
@@ -196,7 +198,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ColumnRun:
     """Elements `_r0` to `_r1` of a run, for the pixels `_from` to `_to` of a row."""
 
     x: Buffer

@@ -117,7 +117,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PatchPlace:
     """Which outputs a patch is for: the first of them, and how many."""
 
     image: Expr
@@ -129,7 +129,9 @@ class Place:
     columns: Expr
 
 
-def fill(patch: Patch, x: Buffer, channels: Expr, place: Place, beyond: int) -> Stmt:
+def fill(
+    patch: Patch, x: Buffer, channels: Expr, place: PatchPlace, beyond: int
+) -> Stmt:
     """Copies the input under a place's windows, zero where there is none.
 
     So are `beyond` elements after every plane: the last tile of a block computes with

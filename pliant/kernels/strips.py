@@ -315,7 +315,7 @@ class Panels:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StripPlace:
     """Where a part of a product starts: a row, a panel, a step of K and how many."""
 
     batch: tuple[Expr, ...]
@@ -383,7 +383,7 @@ class Strips:
             body = If(single, self.turned(), body)
         if not p.n.is_const or p.n.value <= self.tile.NR:
             # What is smallest is not even cut into tiles.
-            at = Place(batch, ZERO, ZERO, ZERO, p.k)
+            at = StripPlace(batch, ZERO, ZERO, ZERO, p.k)
             narrow, wide = (f(at, p.m, ONE, p.n) for f in (self.narrow, self.wide))
             limits = ((p.m, self.tile.MR), (p.n, self.tile.NR))
             low, thin = (Binary("le", Index(x), Index(as_expr(y))) for x, y in limits)
@@ -450,7 +450,7 @@ class Strips:
         )
         # First the tiles that have a row more, if there are any, then the others.
         count, tall = taller + t * (tiles - 2 * taller), short + 1 - t
-        at = Place(batch, row + sym("_start"), first, begin, steps)
+        at = StripPlace(batch, row + sym("_start"), first, begin, steps)
         narrow = self.narrow(at, tall, count, columns)
         wide = self.wide(at, tall, count, columns)
         done = Block(
@@ -469,10 +469,10 @@ class Strips:
         )
         if self.single is None:
             return tiled
-        whole = Place(batch, row, first, begin, steps)
+        whole = StripPlace(batch, row, first, begin, steps)
         return If(self.single, self.rows(whole, rows, columns), tiled)
 
-    def rows(self, at: Place, height: Expr, columns: Expr) -> Stmt:
+    def rows(self, at: StripPlace, height: Expr, columns: Expr) -> Stmt:
         """Rows of results of a single step of K: panels of B are side by side."""
         p = self.spec
         b = self.right(at.batch, ZERO, at.panel, columns)
@@ -488,7 +488,7 @@ class Strips:
             return If(is_narrow, narrow, wide)
         return narrow if n.value <= self.tile.lanes else wide
 
-    def wide(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
+    def wide(self, at: StripPlace, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
         """Tiles of one height over all panels."""
         p, tile, far = self.spec, self.tile, self.far
         b = self.right(at.batch, at.step, at.panel, columns)
@@ -506,7 +506,7 @@ class Strips:
                 cases.append((kinds + h, Call(name, sizes, operands)))
         return Switch(height + far * kinds, tuple(cases))
 
-    def narrow(self, at: Place, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
+    def narrow(self, at: StripPlace, height: Expr, tiles: Expr, columns: Expr) -> Stmt:
         """Tiles of one height over a single vector of columns."""
         p = self.spec
         b = self.right(at.batch, at.step, at.panel, as_expr(1))
@@ -517,7 +517,7 @@ class Strips:
         names = ((h, narrow_name(p.elements, h)) for h in range(1, self.tile.MR + 1))
         return Switch(height, tuple((h, Call(n, sizes, operands)) for h, n in names))
 
-    def outer(self, at: Place) -> tuple[Address, Address]:
+    def outer(self, at: StripPlace) -> tuple[Address, Address]:
         """The rows of A, and the results."""
         left = (self.a, (*at.batch, at.row, at.step))
         return left, self.plain(at.batch, at.row, at.panel * self.tile.NR)

@@ -22,7 +22,7 @@ from pliant.kernels.attention import (
 from pliant.lower.contract import Operands
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
-from pliant.lower.step import Argument, NumberCheck, Scratch, Step
+from pliant.lower.step import Argument, KernelStep, NumberCheck, Scratch
 from pliant.machine.target import Target
 from pliant.passes.attention import attended, score_of
 from pliant.sym import Expr, Facts, sym
@@ -148,11 +148,11 @@ def result_strides(root: Op, result: Value) -> tuple[Expr, ...]:
 
 def step_of(
     kernel: AttentionKernel, operands: Sequence[Value], results: Sequence[Value]
-) -> Step:
+) -> KernelStep:
     work: list[Argument] = [
         Scratch(TensorType(b.dtype, b.shape[1:])) for b in kernel.work
     ]
-    return Step(kernel.func, (*operands, *results, *work), tuple(kernel.helpers))
+    return KernelStep(kernel.func, (*operands, *results, *work), tuple(kernel.helpers))
 
 
 def lower_attention(
@@ -162,7 +162,7 @@ def lower_attention(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name in ATTENTIONS)
     out = result_strides(root, root.results[0])
     lowered = attention_of(root, operands, out, facts, number_check)

@@ -7,7 +7,7 @@ from pliant.kernels.attention_backward import attention_backward
 from pliant.kernels.attention_spec import AttentionBackward
 from pliant.lower.attend import attention_of, result_strides, step_of
 from pliant.lower.contract import Operands
-from pliant.lower.step import NumberCheck, Step
+from pliant.lower.step import KernelStep, NumberCheck
 from pliant.machine.target import Target
 from pliant.sym import Facts
 
@@ -19,7 +19,7 @@ def lower_attention_backward(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name == "attention_backward")
     grad, out, lse = root.operands[:3]
     views = operands.views

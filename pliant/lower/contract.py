@@ -58,11 +58,11 @@ from pliant.lower.nest import block
 from pliant.lower.quantized import Corrections, narrowed
 from pliant.lower.step import (
     Argument,
+    KernelStep,
     NumberCheck,
     Packed,
     PackedWeight,
     Scratch,
-    Step,
     Strided,
     Temporary,
     TileAxes,
@@ -247,7 +247,7 @@ def lower_matmul(
     target: Target,
     number_check: NumberCheck,
     cuts: Cuts,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name == "matmul")
     epilogue = TileEpilogue(region, root, facts, number_check)
     left, right = (operands.views.get(v) for v in root.operands)
@@ -268,7 +268,7 @@ def product_steps(
     epilogue: TileEpilogue,
     target: Target,
     cuts: Cuts,
-) -> list[Step]:
+) -> list[KernelStep]:
     """The product, by strips of rows if it may be, and what follows it."""
     axes, corrections = given.axes, given.corrections
     alone = epilogue.is_plain and corrections is None
@@ -321,7 +321,9 @@ def product_steps(
     body, planned = _planned(name, product_plan, made, [buf for buf, _ in buffers])
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    product_step = Step(func, arguments, made.helpers, None, planned, product_plan)
+    product_step = KernelStep(
+        func, arguments, made.helpers, None, planned, product_plan
+    )
     return [*given.steps, product_step]
 
 
@@ -344,7 +346,7 @@ class Given:
     left: Argument | None  # None: computed by the kernel
     right: Argument  # B where it lies
     panels: Callable[[Tile], Packed] | Temporary | None = None  # of a packed B
-    steps: tuple[Step, ...] = ()  # that make the operands
+    steps: tuple[KernelStep, ...] = ()  # that make the operands
     corrections: Corrections | None = None
     gathered: Gathered | None = None
 

@@ -51,7 +51,7 @@ from pliant.lower.contract import Operands, function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
-from pliant.lower.step import Argument, NumberCheck, Packed, Step, Temporary
+from pliant.lower.step import Argument, KernelStep, NumberCheck, Packed, Temporary
 from pliant.machine.target import Target
 from pliant.sym import (
     Expr,
@@ -67,7 +67,7 @@ from pliant.sym import (
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SpreadWindows:
     """Where along one axis of the result position j of a convolution goes."""
 
     step: int = 1
@@ -96,7 +96,9 @@ class BoxEpilogue:
             for k, v in enumerate(dict.fromkeys(region.results))
         }
 
-    def write(self, box: ResultAt, spread: Sequence[Spread] | None) -> list[Stmt]:
+    def write(
+        self, box: ResultAt, spread: Sequence[SpreadWindows] | None
+    ) -> list[Stmt]:
         """Loops over the box that store every result of the region.
 
         Without a spread, columns are positions in the whole plane.
@@ -171,7 +173,7 @@ def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[S
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConvPart:
     """One plain convolution: where its results go, and its weights in the model's.
 
     `weights` takes the model's tensor to (groups * outputs, channels, window..),
@@ -180,13 +182,13 @@ class Part:
 
     name: str
     spec: Convolution
-    spread: tuple[Spread, ...]
+    spread: tuple[SpreadWindows, ...]
     key: tuple[object, ...]  # tells apart the parts of one tensor
     weights: Callable[[np.ndarray], np.ndarray]
     source: Source
 
 
-class _Lowering:
+class _ConvLowering:
     def __init__(
         self,
         region: Graph,
@@ -202,8 +204,8 @@ class _Lowering:
         self.constant = operands.constants.get(self.w)
         self.target = target
 
-    def steps(self, part: Part) -> list[Step]:
-        spec, plain = part.spec, all(s == Spread() for s in part.spread)
+    def steps(self, part: ConvPart) -> list[KernelStep]:
+        spec, plain = part.spec, all(s == SpreadWindows() for s in part.spread)
         flat = plain and spec.pointwise
         spread = None if flat else part.spread
         kernel = conv(
@@ -218,10 +220,10 @@ class _Lowering:
             *((buf, scratch_of(buf)) for buf in kernel.work),
         ]
         func = function_of(part.name, kernel.body, [buf for buf, _ in buffers])
-        step = Step(func, tuple(arg for _, arg in buffers), kernel.helpers)
+        step = KernelStep(func, tuple(arg for _, arg in buffers), kernel.helpers)
         return [*steps, step]
 
-    def packed(self, part: Part) -> tuple[Argument, list[Step]]:
+    def packed(self, part: ConvPart) -> tuple[Argument, list[KernelStep]]:
         """Packed weights: a constant, or what a step before the kernel makes."""
         spec, constant, view = part.spec, self.constant, self.weight
         tile = conv_tile(spec.dtype, spec.outputs, self.target)
@@ -234,11 +236,11 @@ class _Lowering:
         w = buffer("w", spec.dtype, view.shape, Role.IN)
         func = pack(f"{part.name}_pack", spec, tile, w, part.source)
         sized = function_of(func.name, func.body, func.buffers)
-        return temporary, [Step(sized, (view, temporary))]
+        return temporary, [KernelStep(sized, (view, temporary))]
 
 
 def _packed(
-    shape: tuple[int, ...], part: Part, tile: ConvTile, data: np.ndarray
+    shape: tuple[int, ...], part: ConvPart, tile: ConvTile, data: np.ndarray
 ) -> np.ndarray:
     """(groups * outputs, channels, window..) as the panels of `packed_shape`."""
     groups = part.spec.groups
@@ -260,9 +262,9 @@ def lower_conv(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name == "conv")
-    lowering = _Lowering(region, root, operands, facts, target, number_check)
+    lowering = _ConvLowering(region, root, operands, facts, target, number_check)
     x, w = root.operands
     groups, outputs = root.int_attr("groups"), root.result.shape[1]
     parts = zip(
@@ -283,14 +285,14 @@ def lower_conv(
         tuple(Slide(*part) for part in parts),
         lowering.image.strides,
     )
-    plain = (Spread(),) * len(spec.slides)
+    plain = (SpreadWindows(),) * len(spec.slides)
 
     def source(
         group: Expr, row: Expr, channel: Expr, taps: tuple[Expr, ...]
     ) -> tuple[Expr, ...]:
         return (group * spec.outputs + row, channel, *taps)
 
-    return lowering.steps(Part(name, spec, plain, (), lambda data: data, source))
+    return lowering.steps(ConvPart(name, spec, plain, (), lambda data: data, source))
 
 
 # ---- transposed
@@ -304,7 +306,7 @@ class _Residue:
     """
 
     slide: Slide
-    spread: Spread
+    spread: SpreadWindows
     phase: int
     period: int
     count: int
@@ -336,7 +338,7 @@ def _residues(
         reach = max(count - 1, 0) * step
         pad = as_expr(reach + shift - begin)
         slide = Slide(extent, outputs, as_expr(count), 1, step, pad)
-        spread = Spread(stride, begin * stride + residue - low)
+        spread = SpreadWindows(stride, begin * stride + residue - low)
         found.append(_Residue(slide, spread, phase, period, count))
     return found
 
@@ -348,9 +350,9 @@ def lower_conv_transpose(
     facts: Facts,
     target: Target,
     number_check: NumberCheck,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name == "conv_transpose")
-    lowering = _Lowering(region, root, operands, facts, target, number_check)
+    lowering = _ConvLowering(region, root, operands, facts, target, number_check)
     x, w = root.operands
     groups, outputs = root.int_attr("groups"), w.shape[1]
     channels = floordiv(x.shape[1], groups)
@@ -366,7 +368,7 @@ def lower_conv_transpose(
             strict=True,
         )
     ]
-    steps: list[Step] = []
+    steps: list[KernelStep] = []
     for number, chosen in enumerate(combinations(*axes)):
         spec = Convolution(
             root.result.dtype,
@@ -382,7 +384,7 @@ def lower_conv_transpose(
     return steps
 
 
-def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> Part:
+def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> ConvPart:
     def weights(data: np.ndarray) -> np.ndarray:
         channels = data.shape[0] // spec.groups
         grouped = data.reshape(spec.groups, channels, *data.shape[1:])
@@ -398,4 +400,4 @@ def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> Part:
         return (group * spec.channels + channel, row, *moved)
 
     key = tuple((r.phase, r.count) for r in chosen)
-    return Part(name, spec, tuple(r.spread for r in chosen), key, weights, source)
+    return ConvPart(name, spec, tuple(r.spread for r in chosen), key, weights, source)

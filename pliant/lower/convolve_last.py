@@ -23,7 +23,7 @@ from pliant.lower.contract import (
     known_now,
     product_steps,
 )
-from pliant.lower.step import NumberCheck, Packed, Step, Temporary, TileAxes
+from pliant.lower.step import KernelStep, NumberCheck, Packed, Temporary, TileAxes
 from pliant.machine.target import Target
 from pliant.sym import Facts, as_expr, maximum, product
 
@@ -38,7 +38,7 @@ def lower_conv_last(
     target: Target,
     number_check: NumberCheck,
     in_place: bool,
-) -> list[Step]:
+) -> list[KernelStep]:
     (root,) = (op for op in region.ops if op.name == "conv_last")
     epilogue = TileEpilogue(region, root, facts, number_check)
     x, w = root.operands
@@ -82,7 +82,7 @@ def lower_conv_last(
     shape = (outputs, windows.channels, product(w.shape[2:]))
     func = pack_weights(f"{name}_pack", buffer("w", w.dtype, shape, Role.IN), tile)
     made = Temporary(TensorType(w.dtype, func.buffers[1].shape))
-    pack = Step(function_of(func.name, func.body, func.buffers), (weight, made))
+    pack = KernelStep(function_of(func.name, func.body, func.buffers), (weight, made))
     given = Given(spec, axes, None, weight, made, (pack,), gathered=gathered)
     return product_steps(name, given, epilogue, target, Cuts(strips=False))
 

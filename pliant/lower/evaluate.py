@@ -57,7 +57,7 @@ def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundValue:
     """The axis that an index is checked against, and for which op."""
 
     op: str
@@ -305,7 +305,7 @@ class Evaluator:
         return Select(condition, body, filler)
 
     def gathered(
-        self, i: Value, at: tuple[Expr, ...], bound: Bound, where: LoopValue | None
+        self, i: Value, at: tuple[Expr, ...], bound: BoundValue, where: LoopValue | None
     ) -> tuple[Expr, LoopValue]:
         """The index that `i` holds at a place, and whether it may be read.
 
@@ -357,7 +357,7 @@ class Evaluator:
         wraps = op.bool_attr("wraps")
         least = -size if wraps else as_expr(0)
         ok = self.local(_within(position, least, size))
-        bound = Bound(op.str_attr("of"), op.int_attr("axis"), size, op.loc)
+        bound = BoundValue(op.str_attr("of"), op.int_attr("axis"), size, op.loc)
         self._check(ok, bound.check, Index(position), where)
         found: LoopValue = Index(position)
         if wraps:
@@ -373,7 +373,7 @@ class Evaluator:
         position: list[Expr] = []
         guard = where
         for k, i in enumerate(indices):
-            bound = Bound("index", k, x.shape[k], op.loc)
+            bound = BoundValue("index", k, x.shape[k], op.loc)
             at, guard = self.gathered(i, index[:rank], bound, guard)
             position.append(at)
         return self.value(x, (*position, *index[rank:]), guard)
@@ -383,7 +383,7 @@ class Evaluator:
     ) -> LoopValue:
         x, i = op.operands
         axis = op.int_attr("axis")
-        bound = Bound("gather", axis, x.shape[axis], op.loc)
+        bound = BoundValue("gather", axis, x.shape[axis], op.loc)
         at, guard = self.gathered(i, index, bound, where)
         return self.value(x, (*index[:axis], at, *index[axis + 1 :]), guard)
 

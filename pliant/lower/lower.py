@@ -51,12 +51,12 @@ from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
+    KernelStep,
     LibraryStep,
     Packed,
     PackedWeight,
     Retyped,
     Scratch,
-    Step,
     Temporary,
 )
 from pliant.lower.to_loops import Lowering, lower_group
@@ -152,7 +152,7 @@ class _Lowering:
 
     def call(
         self,
-        step: Step | LibraryStep,
+        step: KernelStep | LibraryStep,
         arguments: Sequence[Value],
         purpose: Graph | None,
         loc: str,
@@ -294,7 +294,7 @@ def _lower_fusion(
 
 def _steps(
     state: _Lowering, kind: str, region: Graph, name: str, operands: Operands
-) -> Sequence[Step | LibraryStep]:
+) -> Sequence[KernelStep | LibraryStep]:
     cx = state.cx
     check = state.number_check
     if kind in ("map", "row"):
@@ -332,7 +332,7 @@ def _steps(
     raise InternalError("lower", f"no kernel for fusions of kind {kind}")
 
 
-def _call_step(state: _Lowering, region: Graph) -> Step | LibraryStep:
+def _call_step(state: _Lowering, region: Graph) -> KernelStep | LibraryStep:
     """A call that stood in the graph: its results become destinations."""
     (op,) = region.ops
     if op.name == "call_library":
@@ -347,7 +347,7 @@ def _call_step(state: _Lowering, region: Graph) -> Step | LibraryStep:
         else:
             given.append(value)
     others = tuple(f for f in state.module.loops.values() if f is not func)
-    return Step(func, tuple(given), others, op.dims_attr("sizes"))
+    return KernelStep(func, tuple(given), others, op.dims_attr("sizes"))
 
 
 def _sizes_of(func: LoopFunc, op: Op) -> dict[str, Expr]:

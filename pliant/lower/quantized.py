@@ -43,7 +43,7 @@ from pliant.kernels.int8 import (
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Product, TileAt
 from pliant.kernels.tiles import Tile
-from pliant.lower.step import Argument, Packed, Retyped, Step, Temporary
+from pliant.lower.step import Argument, KernelStep, Packed, Retyped, Temporary
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr
 
@@ -87,7 +87,7 @@ class Narrow:
     """Both operands as words: (.., M, K words) and (.., K words, N)."""
 
     form: Form
-    steps: tuple[Step, ...]  # that make them
+    steps: tuple[KernelStep, ...]  # that make them
     left: Retyped
     right: Retyped
     panels: Callable[[Tile], Packed] | None  # of a constant right operand
@@ -153,7 +153,7 @@ def _exchanged(dims: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 def _words(
     name: str, view: View, form: Form, part: DType, lifted: bool, dtype: DType
-) -> tuple[Step, Retyped]:
+) -> tuple[KernelStep, Retyped]:
     """An operand (.., K, N) as words (.., K words, N), laid out as it is itself."""
     # What a batch repeats is made once.
     lead = tuple(
@@ -168,7 +168,7 @@ def _words(
     make = across if columns_adjacent else along
     made, body = make(source, part, form, lifted)
     memory = Temporary(TensorType(made.dtype, made.shape))
-    step = Step(_function(name, body, (source, made)), (once, memory))
+    step = KernelStep(_function(name, body, (source, made)), (once, memory))
     k, n = form.words(view.shape[-2]), view.shape[-1]
     order = (k, n) if columns_adjacent else (n, k)
     strides = contiguous_strides((*lead, *order))
@@ -179,7 +179,7 @@ def _words(
     return step, Retyped(memory, kind)
 
 
-def _sums(name: str, words: Retyped) -> tuple[Step, Retyped]:
+def _sums(name: str, words: Retyped) -> tuple[KernelStep, Retyped]:
     """The corrections that words (.., K words, M) ask for, M numbers."""
     lead = tuple(
         ONE if stride == ZERO else dim
@@ -189,7 +189,7 @@ def _sums(name: str, words: Retyped) -> tuple[Step, Retyped]:
     source = buffer("words", DType.I32, shape, Role.IN, words.strides)
     made, body = corrections(source)
     memory = Temporary(TensorType(DType.I32, made.shape))
-    step = Step(_function(name, body, (source, made)), (words, memory))
+    step = KernelStep(_function(name, body, (source, made)), (words, memory))
     strides = _repeated(words.strides[:-2], made.strides)
     kind = TensorType(DType.I32, (*words.shape[:-2], words.shape[-1]), strides)
     return step, Retyped(memory, kind)
@@ -212,7 +212,7 @@ def _function(name: str, body: Stmt, buffers: tuple[Buffer, ...]) -> LoopFunc:
 
 def _with_constant(
     form: Form,
-    step: Step,
+    step: KernelStep,
     left: Retyped,
     constant: Constant,
     matrix: Matrix,

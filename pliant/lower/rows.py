@@ -84,7 +84,7 @@ def short(row: Sequence[Stmt], axis: Axis, room: int) -> list[Stmt]:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class RowSlot:
     """Where the pieces of an accumulator are kept: one element per thread."""
 
     buffer: Buffer
@@ -95,19 +95,19 @@ class Slot:
         return (sym(_PIECE), as_expr(self.number))
 
 
-def slots(accumulators: Sequence[Accumulator]) -> dict[str, Slot]:
+def slots(accumulators: Sequence[Accumulator]) -> dict[str, RowSlot]:
     """A slot for each accumulator; those of one type share a buffer."""
-    found: dict[str, Slot] = {}
+    found: dict[str, RowSlot] = {}
     for dtype in dict.fromkeys(a.dtype for a in accumulators):
         names = [a.name for a in accumulators if a.dtype is dtype]
         shape = (sym(THREADS), len(names))
         shared = buffer(f"pieces_{dtype}", dtype, shape, Role.WORK)
-        found |= {name: Slot(shared, k) for k, name in enumerate(names)}
+        found |= {name: RowSlot(shared, k) for k, name in enumerate(names)}
     return found
 
 
 def split(
-    row: Sequence[Stmt], reduced: Sequence[Axis], slots: Mapping[str, Slot]
+    row: Sequence[Stmt], reduced: Sequence[Axis], slots: Mapping[str, RowSlot]
 ) -> list[Stmt]:
     """Every stage a parallel loop over pieces, then their results combined."""
     declared = {s.name: s for s in row if isinstance(s, Accumulator)}
@@ -134,7 +134,7 @@ def _in_pieces(
     body: Sequence[Stmt],
     reduced: Sequence[Axis],
     accumulators: Sequence[Accumulator],
-    slots: Mapping[str, Slot],
+    slots: Mapping[str, RowSlot],
 ) -> Stmt:
     piece, threads = sym(_PIECE), maximum(sym(THREADS), 1)
     first, *rest = reduced
@@ -155,7 +155,7 @@ def _in_pieces(
     return For(_PIECE, as_expr(0), sym(THREADS), block(inside), Kind.PARALLEL)
 
 
-def _combine(name: str, slot: Slot) -> Stmt:
+def _combine(name: str, slot: RowSlot) -> Stmt:
     one = Accumulate(name, Load(slot.buffer, slot.index))
     return For(_PIECE, as_expr(0), sym(THREADS), one)
 

@@ -39,9 +39,9 @@ from pliant.ir.loops import (
 from pliant.ir.ops import OPAQUE
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
-from pliant.lower.evaluate import Bound, Evaluator
+from pliant.lower.evaluate import BoundValue, Evaluator
 from pliant.lower.nest import COLUMN_BLOCK, block, inner_loops, parallel, split
-from pliant.lower.step import NumberCheck, Step
+from pliant.lower.step import KernelStep, NumberCheck
 from pliant.sym import (
     Expr,
     Facts,
@@ -82,10 +82,10 @@ class _Scan:
             return None
         return Load(self.inputs[value], (flatten(index, value.shape),), where)
 
-    def step(self, name: str, body: Stmt) -> Step:
+    def step(self, name: str, body: Stmt) -> KernelStep:
         buffers: list[Buffer] = [*self.inputs.values(), self.out]
         func = LoopFunc(name, size_symbols(body, buffers), tuple(buffers), body)
-        return Step(func, (*self.inputs, self.root.result))
+        return KernelStep(func, (*self.inputs, self.root.result))
 
     def axes(self, shape: Sequence[Expr]) -> list[Axis]:
         return [Axis(f"_d{k}", d) for k, d in enumerate(shape) if d != as_expr(1)]
@@ -130,7 +130,7 @@ class _Scan:
         return name
 
 
-def _pool(scan: _Scan, name: str) -> Step:
+def _pool(scan: _Scan, name: str) -> KernelStep:
     op = scan.root
     (x,) = op.operands
     window, stride = op.ints_attr("window"), op.ints_attr("stride")
@@ -186,7 +186,7 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
 
 def _along(
     scan: _Scan, name: str, axis: int, body: Callable[[tuple[Expr, ...]], list[Stmt]]
-) -> Step:
+) -> KernelStep:
     """One loop per position of all axes but `axis`; the body walks along it.
 
     Where the last axis is another one, neighbours along it walk side by side.
@@ -213,7 +213,7 @@ def _along(
     return scan.step(name, block([*root, loop]))
 
 
-def _cumulate(scan: _Scan, name: str) -> Step:
+def _cumulate(scan: _Scan, name: str) -> KernelStep:
     (x,) = scan.root.operands
     axis = scan.root.int_attr("axis")
     dtype = x.dtype.compute
@@ -231,7 +231,7 @@ def _cumulate(scan: _Scan, name: str) -> Step:
     return _along(scan, name, axis, walk)
 
 
-def _scatter_add(scan: _Scan, name: str) -> Step:
+def _scatter_add(scan: _Scan, name: str) -> KernelStep:
     index, rows = scan.root.operands
     result = scan.root.result
     width, dtype = result.shape[1], result.dtype
@@ -247,7 +247,7 @@ def _scatter_add(scan: _Scan, name: str) -> Step:
     row = Axis("_w0", index.shape[0])
     scan.evaluator.space = with_axes(scan.facts, [row, column])
     scan.evaluator.push(["_p", row.name])
-    bound = Bound("scatter_add", 0, result.shape[0], scan.root.loc)
+    bound = BoundValue("scatter_add", 0, result.shape[0], scan.root.loc)
     place, fits = scan.evaluator.gathered(index, (row.var,), bound, None)
     scan.evaluator.push([column.name])
     added = scan.evaluator.value(rows, (row.var, column.var))
@@ -286,13 +286,15 @@ def _lowest(dtype: DType) -> Const:
     return Const(LOWEST.get(dtype, float("-inf")), dtype)
 
 
-_KERNELS: dict[str, Callable[[_Scan, str], Step]] = {
+_KERNELS: dict[str, Callable[[_Scan, str], KernelStep]] = {
     "pool": _pool,
     "cumulate": _cumulate,
     "scatter_add": _scatter_add,
 }
 
 
-def lower_scan(region: Graph, name: str, facts: Facts, check: NumberCheck) -> Step:
+def lower_scan(
+    region: Graph, name: str, facts: Facts, check: NumberCheck
+) -> KernelStep:
     scan = _Scan(region, facts, check)
     return _KERNELS[scan.root.name](scan, name)

@@ -90,7 +90,7 @@ Argument = Value | View | Scratch | Temporary | Packed | Retyped
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KernelStep:
     """One call; `helpers` are loop functions that it calls in turn.
 
     `planned` is one more of those, made for this step; steps alike share it. Of a

@@ -70,11 +70,11 @@ from pliant.lower.nest import (
 )
 from pliant.lower.quotients import is_share
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
-from pliant.lower.step import Argument, NumberCheck, PackedWeight, Scratch, Step
+from pliant.lower.step import Argument, KernelStep, NumberCheck, PackedWeight, Scratch
 from pliant.lower.variants import (
     ANY,
-    Assumption,
     Nest,
+    VariantGuard,
     row_assumptions,
     short_room,
     size_assumptions,
@@ -104,7 +104,7 @@ def lower_group(
     name: str,
     cx: Lowering,
     packed: Mapping[Value, PackedWeight] | None = None,
-) -> Step:
+) -> KernelStep:
     """The loop function of a map or row region.
 
     `packed` are parameters that exist only as panels of a matrix product.
@@ -117,13 +117,13 @@ def lower_group(
 
 
 def _body(
-    region: Graph, memory: _Memory, cx: Lowering, given: Assumption
+    region: Graph, memory: _Memory, cx: Lowering, given: VariantGuard
 ) -> Stmt | None:
     """The group's loops, with variants of them; None if it is not one nest."""
     shape = structure(region.ops, region.results, cx.facts)
     if shape is None:
         return None
-    general = _Group(region, shape, memory, cx, given)
+    general = _GroupLowering(region, shape, memory, cx, given)
     body = general.lower()
     nest = general.nest
     if nest is None or not cx.variants:
@@ -139,7 +139,7 @@ def _body(
         *row_assumptions(nest, cx.facts, cx.lanes),
         *vector_assumptions(nest, cx.facts, cx.lanes),
     ):
-        inner = _Group(region, shape, memory, cx, assumption).lower()
+        inner = _GroupLowering(region, shape, memory, cx, assumption).lower()
         if all(cx.facts.prove(guard) for guard in assumption.guards):
             body = inner  # nothing to ask
             break
@@ -179,7 +179,7 @@ class _Memory:
         self.scratch[b.name] = b
         return b
 
-    def step(self, name: str, body: Stmt) -> Step:
+    def step(self, name: str, body: Stmt) -> KernelStep:
         used = {b.name for b, _ in accesses(body)}
         owner: dict[str, Argument] = {}
         live: list[Buffer] = []
@@ -197,10 +197,10 @@ class _Memory:
                 live.append(b)
                 owner[b.name] = Scratch(TensorType(b.dtype, b.shape[1:]))
         func = LoopFunc(name, size_symbols(body, live), tuple(live), body)
-        return Step(func, tuple(owner[b.name] for b in live))
+        return KernelStep(func, tuple(owner[b.name] for b in live))
 
 
-class _Group:
+class _GroupLowering:
     """One region on its way to loops, under one assumption."""
 
     def __init__(
@@ -209,7 +209,7 @@ class _Group:
         shape: Structure,
         memory: _Memory,
         cx: Lowering,
-        given: Assumption,
+        given: VariantGuard,
     ) -> None:
         self.region, self.shape, self.facts = region, shape, cx.facts
         self.memory, self.cx, self.given = memory, cx, given

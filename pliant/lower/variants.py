@@ -47,7 +47,7 @@ SHORT_VECTORS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Assumption:
+class VariantGuard:
     """What one variant takes for granted; `guards` say when that is so."""
 
     name: str
@@ -58,7 +58,7 @@ class Assumption:
     multiple: int = 1  # of the vector loop's trips
 
 
-ANY = Assumption("any", ())
+ANY = VariantGuard("any", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ def short_room(lanes: int) -> int:
     return SHORT_VECTORS * lanes
 
 
-def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]:
+def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuard]:
     """How the rows of a reduction may run, other than plainly."""
-    found: list[Assumption] = []
+    found: list[VariantGuard] = []
     rows = product(axis.extent for axis in nest.kept)
     extent = product(axis.extent for axis in nest.reduced)
     # Fewer rows than threads, and each worth two of them.
@@ -85,14 +85,14 @@ def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]:
         le(2 * rows, sym(THREADS)),
         le(2 * THREAD_WORK, extent * nest.work),
     )
-    found.append(Assumption("split rows", few, plan=RowPlan.SPLIT))
+    found.append(VariantGuard("split rows", few, plan=RowPlan.SPLIT))
     if len(nest.reduced) == 1:
         fits = (le(extent, short_room(lanes)),)
-        found.append(Assumption("short rows", fits, plan=RowPlan.SHORT))
+        found.append(VariantGuard("short rows", fits, plan=RowPlan.SHORT))
     return [a for a in found if possible(a, facts)]
 
 
-def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]:
+def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuard]:
     """Trips of a map's vector loop that leave no tail: a branch less per row.
 
     A reduction has more to do per row, where that does not show.
@@ -100,11 +100,11 @@ def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[Assumption]
     if nest.reduced or nest.vector is None or nest.vector.extent.is_const:
         return []
     whole = (divides(lanes, nest.vector.extent),)
-    found = Assumption("whole vectors", whole, multiple=lanes)
+    found = VariantGuard("whole vectors", whole, multiple=lanes)
     return [found] if possible(found, facts) else []
 
 
-def possible(assumption: Assumption, facts: Facts) -> bool:
+def possible(assumption: VariantGuard, facts: Facts) -> bool:
     """Not proved false."""
     return all(facts.prove(guard) is not False for guard in assumption.guards)
 
@@ -112,7 +112,7 @@ def possible(assumption: Assumption, facts: Facts) -> bool:
 # ---- sizes
 
 
-def size_assumptions(region: Graph, body: Stmt, facts: Facts) -> Iterator[Assumption]:
+def size_assumptions(region: Graph, body: Stmt, facts: Facts) -> Iterator[VariantGuard]:
     """Sizes under which the region's index arithmetic folds."""
     stretched = dict.fromkeys(_stretched(region.ops))
     if stretched:
@@ -136,7 +136,7 @@ class _Stretched:
         return tuple(eq(name, first) for name in rest), same, {self.wide: first}
 
 
-def _stretch_assumptions(stretched: Sequence[_Stretched]) -> Iterator[Assumption]:
+def _stretch_assumptions(stretched: Sequence[_Stretched]) -> Iterator[VariantGuard]:
     guards: list[Cond] = []
     symbols: dict[str, Expr] = {}
     dims: dict[Expr, Expr] = {}
@@ -145,7 +145,7 @@ def _stretch_assumptions(stretched: Sequence[_Stretched]) -> Iterator[Assumption
         guards += conds
         symbols |= same
         dims |= wide
-    yield Assumption("no broadcast", tuple(guards), symbols, dims)
+    yield VariantGuard("no broadcast", tuple(guards), symbols, dims)
     if len(stretched) > 1:
         return
     (one,) = stretched
@@ -154,11 +154,11 @@ def _stretch_assumptions(stretched: Sequence[_Stretched]) -> Iterator[Assumption
         if len(others) == 1:
             unit = {name: as_expr(1)}
             said = (eq(sym(name), 1),)
-            yield Assumption(f"{name} is 1", said, unit, {one.wide: others[0]})
+            yield VariantGuard(f"{name} is 1", said, unit, {one.wide: others[0]})
 
 
-def _unit(name: str) -> Assumption:
-    return Assumption("dense", (eq(sym(name), 1),), {name: as_expr(1)})
+def _unit(name: str) -> VariantGuard:
+    return VariantGuard("dense", (eq(sym(name), 1),), {name: as_expr(1)})
 
 
 def _stretched(ops: Sequence[Op]) -> Iterator[_Stretched]:
@@ -214,7 +214,7 @@ def _replaced(e: Expr, dims: Mapping[Expr, Expr]) -> Expr:
     return total
 
 
-def specialised(region: Graph, given: Assumption, facts: Facts) -> Graph:
+def specialised(region: Graph, given: VariantGuard, facts: Facts) -> Graph:
     """The region with sizes replaced everywhere."""
     known: dict[Value, Value] = {}
 

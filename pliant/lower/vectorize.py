@@ -21,7 +21,7 @@ from pliant.context import Context
 from pliant.ir.access import linear_coefficient
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
-from pliant.ir.loop_known import Known
+from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_lanes import copy_in, is_multiple, outer_accumulators, runs_by_lanes
 from pliant.ir.loop_walk import (
     Node,
@@ -165,7 +165,7 @@ def _exchanges(loop: For, target: Target) -> bool:
 class _Scope:
     """What is around a statement."""
 
-    known: Known = field(default_factory=Known)
+    known: KnownSizes = field(default_factory=KnownSizes)
     in_parallel: bool = False
     in_vector: bool = False  # one that runs by lanes
 
@@ -178,7 +178,7 @@ class _Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _LoopPlanner:
     target: Target
 
     def stmt(self, stmt: Stmt, scope: _Scope) -> Stmt:
@@ -210,7 +210,7 @@ class _Pass:
             case _:
                 return loop
 
-    def vectors(self, loop: For, known: Known) -> Vectors:
+    def vectors(self, loop: For, known: KnownSizes) -> Vectors:
         lanes = self.target.lanes
         trips = known.most_trips(loop)
         if trips is not None and trips <= MOST_WRITTEN_OUT * lanes:
@@ -249,7 +249,7 @@ def vectorize(func: LoopFunc, target: Target) -> LoopFunc:
     """
     known, key = _made(func), (target.lanes, target.features)
     if key not in known:
-        body = _Pass(target).stmt(func.body, _Scope())
+        body = _LoopPlanner(target).stmt(func.body, _Scope())
         known[key] = None if body is func.body else replace(func, body=body)
     return known[key] or func
 

@@ -30,21 +30,21 @@ PIECE = 4 << 20  # bytes that a thread copies at a time
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
+class _CopyThreads:
     """Threads that copy, and what they were given."""
 
     threads: ThreadPoolExecutor
     given: list[Future[None]] = field(default_factory=list)
 
 
-_copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
+_copies: ContextVar[_CopyThreads | None] = ContextVar("copies", default=None)
 
 
 @contextmanager
 def copying() -> Iterator[None]:
     """What `copy` is asked for inside is done by threads; all of it is behind it."""
     with ThreadPoolExecutor(cores(), "pliant-copy") as threads:
-        copies = _Copies(threads)
+        copies = _CopyThreads(threads)
         before = _copies.set(copies)
         try:
             yield

@@ -37,7 +37,7 @@ class InPlace:
     loops: Mapping[str, LoopFunc]
 
 
-class _Pass:
+class _InPlacePass:
     def __init__(
         self,
         graph: Graph,
@@ -198,7 +198,7 @@ def in_place(
 
     `sequences`: other orders that the calls may run in, by their numbers.
     """
-    return _Pass(graph, module, facts, sequences).run()
+    return _InPlacePass(graph, module, facts, sequences).run()
 
 
 def inplace(module: Module, cx: Context) -> Module:

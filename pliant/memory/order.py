@@ -30,9 +30,9 @@ from pliant.ir.ops import CALLS
 from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
-from pliant.memory.order_compare import Bound, dominates
+from pliant.memory.order_compare import PeakBound, dominates
 from pliant.memory.order_search import (
-    Block,
+    CallBlock,
     Ints,
     bits,
     live_rows,
@@ -173,13 +173,13 @@ def _written(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """A block of a graph: its calls and buffers, by their numbers in the graph."""
 
     calls: tuple[int, ...]
     buffers: tuple[int, ...]
     held: tuple[int, ...]  # buffers that live through it untouched
-    block: Block
+    block: CallBlock
 
     def within(self, order: Sequence[int]) -> tuple[int, ...]:
         """The block's own part of an order of the graph."""
@@ -187,10 +187,10 @@ class Part:
         return tuple(local[call] for call in order if call in local)
 
 
-def parts_of(calls: Calls) -> list[Part]:
+def parts_of(calls: Calls) -> list[GraphPart]:
     """The graph, cut at every call that is before or after each of the others."""
     count = len(calls.ops)
-    whole = Block(calls.before, calls.touches, (), ())
+    whole = CallBlock(calls.before, calls.touches, (), ())
     earlier = whole.ancestors()
     later = [0] * count
     for mask in earlier:
@@ -223,7 +223,7 @@ def parts_of(calls: Calls) -> list[Part]:
 
 def _part(
     calls: Calls, group: list[int], number: int, spans: Mapping[int, tuple[int, int]]
-) -> Part:
+) -> GraphPart:
     local = {call: k for k, call in enumerate(group)}
     buffers = tuple(dict.fromkeys(b for call in group for b in calls.touches[call]))
     places = {b: k for k, b in enumerate(buffers)}
@@ -239,13 +239,15 @@ def _part(
         for b, (first, last) in spans.items()
         if first < number < last and b not in places
     )
-    return Part(tuple(group), buffers, held, Block(before, touches, entering, leaving))
+    return GraphPart(
+        tuple(group), buffers, held, CallBlock(before, touches, entering, leaving)
+    )
 
 
 # ---- search over all sizes
 
 
-class Sizes:
+class BufferSizes:
     """The bytes of a graph's buffers: as formulas, and at some assignments."""
 
     def __init__(self, calls: Calls, facts: Facts, points: Sequence[Point]) -> None:
@@ -264,7 +266,7 @@ def rounded(size: Expr, points: Sequence[Point]) -> list[int]:
 
 
 def searched(
-    part: Part, sizes: Sizes, starts: Sequence[Sequence[int]] = ()
+    part: GraphPart, sizes: BufferSizes, starts: Sequence[Sequence[int]] = ()
 ) -> list[tuple[int, ...]]:
     """Orders of a block: the original, and what was better at some assignment.
 
@@ -301,12 +303,12 @@ def searched(
     return found
 
 
-def _peak_at(block: Block, order: tuple[int, ...], table: Ints, k: int) -> int:
+def _peak_at(block: CallBlock, order: tuple[int, ...], table: Ints, k: int) -> int:
     return int(peaks(live_rows(block, order), table[:, k : k + 1])[0])
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BlockOrders:
     """The orders of one block that are worth having.
 
     The first is best overall. `safe` are those proved to be no worse than the original;
@@ -318,12 +320,12 @@ class Choice:
     safe: tuple[bool, ...]
 
 
-def choices(part: Part, sizes: Sizes) -> Choice:
+def choices(part: GraphPart, sizes: BufferSizes) -> BlockOrders:
     """The orders of a block of which none is proved superfluous."""
     found = searched(part, sizes)
     table = sizes.table[list(part.buffers)]
     formulas = [sizes.bytes[b] for b in part.buffers]
-    bounds = [Bound.of(live_rows(part.block, o), formulas, table) for o in found]
+    bounds = [PeakBound.of(live_rows(part.block, o), formulas, table) for o in found]
     ranked = sorted(range(len(found)), key=lambda k: (_cost(bounds[k].peaks), k))
     kept: list[int] = []
     for k in ranked:
@@ -334,7 +336,7 @@ def choices(part: Part, sizes: Sizes) -> Choice:
     table = np.array([bounds[k].peaks for k in kept], np.int64)
     first = list(dict.fromkeys([0, kept.index(sure)]))
     few = [kept[k] for k in _worthwhile(table, first, _MOST_KEPT)]
-    return Choice(
+    return BlockOrders(
         tuple(found[k] for k in few),
         np.array([bounds[k].peaks for k in few], np.int64),
         tuple(safe[k] for k in few),
@@ -380,7 +382,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
     points = [point for point in points if _is_real(calls.bytes, point)]
     if not points:  # nothing to compare orders at
         return (Ordered(tuple(range(len(calls.ops))), True),)
-    sizes = Sizes(calls, known, points)
+    sizes = BufferSizes(calls, known, points)
     parts = parts_of(calls)
     chosen = _choices(parts, sizes)
     held = np.array(
@@ -407,9 +409,9 @@ def _is_real(sizes: Sequence[Expr], point: Point) -> bool:
         return False  # outside what a quotient is defined for
 
 
-def _choices(parts: Sequence[Part], sizes: Sizes) -> list[Choice]:
+def _choices(parts: Sequence[GraphPart], sizes: BufferSizes) -> list[BlockOrders]:
     """The choices of every block; blocks that are alike are looked at once."""
-    known: dict[object, Choice] = {}
+    known: dict[object, BlockOrders] = {}
     found = []
     for part in parts:
         key = part.block, tuple(sizes.bytes[b] for b in part.buffers)
@@ -419,7 +421,7 @@ def _choices(parts: Sequence[Part], sizes: Sizes) -> list[Choice]:
     return found
 
 
-def _picks(chosen: Sequence[Choice], held: Ints) -> list[tuple[int, ...]]:
+def _picks(chosen: Sequence[BlockOrders], held: Ints) -> list[tuple[int, ...]]:
     """Which order each block has, in each of the whole graph's orders."""
     first = tuple(0 for _ in chosen)
     sure = tuple(choice.safe.index(True) for choice in chosen)
@@ -436,7 +438,7 @@ def _picks(chosen: Sequence[Choice], held: Ints) -> list[tuple[int, ...]]:
     return [possible[k] for k in _worthwhile(table, kept, MOST_ORDERS)]
 
 
-def _peaks(pick: Sequence[int], chosen: Sequence[Choice], held: Ints) -> Ints:
+def _peaks(pick: Sequence[int], chosen: Sequence[BlockOrders], held: Ints) -> Ints:
     rows = [choice.peaks[n] for choice, n in zip(chosen, pick, strict=True)]
     if not rows:
         return np.zeros(held.shape[-1], np.int64)
@@ -504,7 +506,7 @@ def peak_at(
     """
     calls = calls_of(graph, module)
     count = len(calls.buffers)
-    whole = Block(calls.before, calls.touches, (False,) * count, (False,) * count)
+    whole = CallBlock(calls.before, calls.touches, (False,) * count, (False,) * count)
     column = np.array([rounded(e, [dict(dims)]) for e in calls.bytes], np.int64)
     own = range(len(calls.ops))
     rows = live_rows(whole, own if order is None else order)
@@ -522,7 +524,7 @@ def oracle_peak(
     `starts` are orders of the calls to begin with, besides the graph's own.
     """
     calls = calls_of(graph, module)
-    sizes = Sizes(calls, Facts(), [dict(dims)])
+    sizes = BufferSizes(calls, Facts(), [dict(dims)])
     top = 0
     for part in parts_of(calls):
         table = sizes.table[list(part.buffers)]

@@ -20,7 +20,7 @@ _TRIES = 6  # sums of the other order that one sum is held against
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class PeakBound:
     """The live bytes of an order: how many buffers of each size, at each moment.
 
     Moments at which a part of what another one has is live are left out.
@@ -32,7 +32,7 @@ class Bound:
     peaks: Ints  # at each assignment
 
     @staticmethod
-    def of(rows: Ints, formulas: Sequence[Expr], table: Ints) -> Bound:
+    def of(rows: Ints, formulas: Sequence[Expr], table: Ints) -> PeakBound:
         """From rows of live buffers, their formulas and their bytes at samples."""
         sizes = tuple(dict.fromkeys(formulas))
         columns = np.array([sizes.index(e) for e in formulas], np.int64)
@@ -44,7 +44,7 @@ class Bound:
         counts = _maximal(counts)
         samples = counts @ bytes_of
         top = samples.max(axis=0) if len(samples) else np.zeros(table.shape[1])
-        return Bound(sizes, counts, samples, top.astype(np.int64))
+        return PeakBound(sizes, counts, samples, top.astype(np.int64))
 
 
 def _maximal(counts: Ints) -> Ints:
@@ -56,7 +56,7 @@ def _maximal(counts: Ints) -> Ints:
     return np.array(kept, np.int64).reshape(len(kept), counts.shape[1])
 
 
-def dominates(one: Bound, other: Bound, facts: Facts) -> bool:
+def dominates(one: PeakBound, other: PeakBound, facts: Facts) -> bool:
     """Whether the first is proved to need no more than the second at any size."""
     assert one.sizes == other.sizes, "orders of different blocks"
     if (one.peaks > other.peaks).any():
@@ -64,7 +64,7 @@ def dominates(one: Bound, other: Bound, facts: Facts) -> bool:
     return all(_is_below(one, k, other, facts) for k in range(len(one.counts)))
 
 
-def _is_below(one: Bound, k: int, other: Bound, facts: Facts) -> bool:
+def _is_below(one: PeakBound, k: int, other: PeakBound, facts: Facts) -> bool:
     """Whether moment k of the first is at most some moment of the second."""
     differences = one.counts[k] - other.counts
     if (differences <= 0).all(axis=1).any():

@@ -29,7 +29,7 @@ _BEAM = 8  # partial orders that the beam keeps
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CallBlock:
     """Calls, numbered as in the original order, and the buffers they touch.
 
     `entering` buffers are live before the first call, `leaving` ones after the last.
@@ -52,13 +52,13 @@ class Block:
                 found[b] |= 1 << call
         return found
 
-    def reversed(self) -> Block:
+    def reversed(self) -> CallBlock:
         """The same with time running backwards; live bytes are the same."""
         after = [0] * self.calls
         for call, waits in enumerate(self.before):
             for earlier in bits(waits):
                 after[earlier] |= 1 << call
-        return Block(tuple(after), self.touches, self.leaving, self.entering)
+        return CallBlock(tuple(after), self.touches, self.leaving, self.entering)
 
     def ancestors(self) -> list[int]:
         """Of each call, all that come before it in every order, as bits."""
@@ -81,7 +81,7 @@ def bits(mask: int) -> Iterator[int]:
 # ---- evaluation, for many assignments of sizes at once
 
 
-def live_rows(block: Block, order: Sequence[int]) -> Ints:
+def live_rows(block: CallBlock, order: Sequence[int]) -> Ints:
     """Row k, column b: whether buffer b is live during the k-th call of an order."""
     place = np.empty(block.calls, np.int64)
     place[list(order)] = np.arange(block.calls)
@@ -96,7 +96,7 @@ def live_rows(block: Block, order: Sequence[int]) -> Ints:
     return ((first <= steps) & (steps <= last)).astype(np.int64)
 
 
-def unavoidable_rows(block: Block) -> Ints:
+def unavoidable_rows(block: CallBlock) -> Ints:
     """Row k, column b: whether buffer b is live during call k in every order."""
     count, buffers = block.calls, len(block.entering)
     earlier = np.eye(count, dtype=np.float32)  # f32: products of it are fast
@@ -123,7 +123,7 @@ def peaks(rows: Ints, sizes: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundOrder:
     """An order and its peak; `best` says that no order has a smaller one.
 
     `steps` is the work it took: how many calls were put behind others.
@@ -136,17 +136,17 @@ class Found:
 
 
 def search(
-    block: Block, sizes: Sizes, start: Order, least: int, work: int = _STATES
-) -> Found:
+    block: CallBlock, sizes: Sizes, start: Order, least: int, work: int = _STATES
+) -> FoundOrder:
     """The best order found, `start` if none is better; none has less than `least`."""
     column = np.asarray(sizes, np.int64)[:, None]
     peak = int(peaks(live_rows(block, start), column)[0])
-    found = Found(start, peak, peak <= least)
+    found = FoundOrder(start, peak, peak <= least)
     backward = block.reversed()
     for forwards in (True, False):
         if found.best:
             return found
-        walk = _Walk(block if forwards else backward, sizes)
+        walk = _OrderWalk(block if forwards else backward, sizes)
         order, proved = walk.run(least, found.peak, work)
         steps = found.steps + walk.steps
         found = replace(found, steps=steps)
@@ -157,7 +157,7 @@ def search(
         order = order if forwards else order[::-1]
         peak = int(peaks(live_rows(block, order), column)[0])
         if peak < found.peak:
-            found = Found(order, peak, proved or peak <= least, steps)
+            found = FoundOrder(order, peak, proved or peak <= least, steps)
     return found
 
 
@@ -172,10 +172,10 @@ class _State:
     path: tuple[int, object] | None  # the last call, and the path before it
 
 
-class _Walk:
+class _OrderWalk:
     """Goes through sets of finished calls of one block."""
 
-    def __init__(self, block: Block, sizes: Sizes) -> None:
+    def __init__(self, block: CallBlock, sizes: Sizes) -> None:
         self.block, self.sizes, self.steps = block, sizes, 0
         touchers = block.touchers()
         self.touched = [

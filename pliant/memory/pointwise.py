@@ -36,7 +36,7 @@ from pliant.ir.loops import (
 from pliant.sym import Expr, as_expr
 
 
-class _Breach(Exception):
+class _NotPointwise(Exception):
     """An access that is not pointwise."""
 
 
@@ -51,7 +51,7 @@ def _loads(stmt: Stmt, name: str) -> set[tuple[Expr, ...]]:
     }
 
 
-class _Walk:
+class _PointwiseWalk:
     """One function, and those it calls."""
 
     def __init__(self, functions: Mapping[str, LoopFunc]) -> None:
@@ -70,18 +70,18 @@ class _Walk:
                 self.call(inner, source, result)
             found = _loads(inner, source)
             if found and stored is not None:
-                raise _Breach
+                raise _NotPointwise
             loaded |= found
             if isinstance(inner, Store) and inner.buffer.name == result:
                 if stored is not None or not loaded <= {inner.index}:
-                    raise _Breach
+                    raise _NotPointwise
                 stored = inner.index
             for nested in _nested(inner):
                 self.block(nested, source, result)
         if loaded and stored is None:
-            raise _Breach
+            raise _NotPointwise
         if stored is not None and not loaded:
-            raise _Breach
+            raise _NotPointwise
 
     def call(self, call: Call, source: str, result: str) -> None:
         func = self.functions[call.function]
@@ -90,12 +90,12 @@ class _Walk:
             if passed.name not in given:
                 continue
             if given[passed.name] or any(i != as_expr(0) for i in index):
-                raise _Breach
+                raise _NotPointwise
             given[passed.name] = buffer.name
         if given[source] and given[result]:
             self.function(func, given[source], given[result])
         elif given[source] or given[result]:
-            raise _Breach
+            raise _NotPointwise
 
 
 def _nested(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -113,8 +113,8 @@ def is_pointwise(
     if by_name[source].dtype is not by_name[result].dtype:
         return False
     try:
-        _Walk(functions).function(func, source, result)
-    except _Breach:
+        _PointwiseWalk(functions).function(func, source, result)
+    except _NotPointwise:
         return False
     return True
 

@@ -26,7 +26,7 @@ from pliant.program import Program
 from pliant.report.explain import explain, formula
 from pliant.report.profile import KernelTime, kernel_times
 from pliant.report.timeline import Timeline
-from pliant.runtime.binding import Model
+from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Caller
 from pliant.runtime.description import RuntimeStatus, Status
 
@@ -63,7 +63,7 @@ class CompiledModel(Caller):
             self._stamps = np.zeros(program.code.host.stamps, np.int64)
             stamps.append(self._stamps)
         blocks = [*self._weights.arrays, *stamps]
-        self._runtime = Model(
+        self._runtime = RuntimeModel(
             runtime_spec(program, signature, threads, memory_limit),
             program.code.machine.address("pliant_run"),
             program.code.machine.address("pliant_sizes"),

@@ -15,7 +15,7 @@ from pliant.model.arguments import is_integer, shown
 from pliant.model.refusals import Refusals, sizes_of
 from pliant.program import Program
 from pliant.report.timeline import Timeline, timeline
-from pliant.runtime.binding import Model, read_budget
+from pliant.runtime.binding import RuntimeModel, read_budget
 from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
 
 
@@ -66,7 +66,7 @@ class Planner:
 
     program: Program
     signature: Signature
-    runtime: Model
+    runtime: RuntimeModel
     threads: int
     refusals: Refusals
 

@@ -31,7 +31,7 @@ from pliant.frontend.signature import (
 from pliant.interface import breaks
 from pliant.model.arguments import shown
 from pliant.program import Program
-from pliant.runtime.binding import Model
+from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
 from pliant.sym import Expr, sym
 
@@ -44,7 +44,7 @@ class Refusals:
 
     program: Program
     signature: Signature
-    runtime: Model
+    runtime: RuntimeModel
     threads: int
 
     @property

@@ -38,7 +38,7 @@ from pliant.frontend.torch_tensors import (
 from pliant.ir.graph import Constant, Origin
 from pliant.ir.types import TensorType
 from pliant.machine import pages
-from pliant.runtime.binding import Model
+from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Watch, watching_torch
 
 Entry = tuple[dict[str, Any], str, Any]  # a dict, a key, and what is there
@@ -48,7 +48,7 @@ Entry = tuple[dict[str, Any], str, Any]  # a dict, a key, and what is there
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightPlace:
     """An entry of one of a module's dicts, or of an exported program's."""
 
     path: tuple[str, ...]  # of submodules
@@ -77,12 +77,12 @@ class Place:
         return last[2] if last is not None and len(way) > len(self.path) else None
 
 
-def _places(owner: Any) -> Iterator[tuple[Place, Any]]:
+def _places(owner: Any) -> Iterator[tuple[WeightPlace, Any]]:
     """Every tensor that an nn.Module or an ExportedProgram has by a name."""
     for path, table, found in tensor_tables(owner):
         for key, value in found.items():
             if is_tensor(value):
-                yield Place(path, table, key), value
+                yield WeightPlace(path, table, key), value
 
 
 def _memory(tensor: Any) -> tuple[object, ...] | None:
@@ -102,12 +102,12 @@ def _memory(tensor: Any) -> tuple[object, ...] | None:
 class _Leaf:
     origin: Origin
     type: TensorType
-    places: tuple[Place, ...]  # several if the module ties them
+    places: tuple[WeightPlace, ...]  # several if the module ties them
 
 
 def _leaves(owner: Any, given: Sequence[Constant]) -> list[_Leaf]:
     """Of the constants given, those that are tensors of the owner's."""
-    places: dict[object, list[Place]] = {}
+    places: dict[object, list[WeightPlace]] = {}
     for place, tensor in _places(owner):
         where = _memory(tensor)
         if where is not None:
@@ -201,7 +201,7 @@ def _stamp(tensor: Any) -> object:
 # ---- tensors as data
 
 
-def _found(place: Place, owner: Any) -> Any:
+def _found(place: WeightPlace, owner: Any) -> Any:
     tensor = place.tensor(owner)
     if tensor is None:
         raise WeightError(
@@ -227,7 +227,7 @@ def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
     return to_numpy(first)
 
 
-def _check(place: Place, wanted: TensorType, tensor: Any) -> None:
+def _check(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
     dtype = dtype_of(tensor.dtype)
     shape = tuple(tensor.shape)
     expected = tuple(d.value for d in wanted.shape)
@@ -274,7 +274,7 @@ class Weights:
             _note_fused_steps(self)
         self.arrays = [_own(c) for c in constants]
 
-    def serve(self, runtime: Model, more: Sequence[np.ndarray]) -> None:
+    def serve(self, runtime: RuntimeModel, more: Sequence[np.ndarray]) -> None:
         """Hands the arrays, and `more` behind them, to the runtime, now and always."""
         self._runtime, self._more = runtime, tuple(more)
         runtime.set_weights((*self.arrays, *self._more))
@@ -309,7 +309,7 @@ class Weights:
         """Keeps the arrays as they are, and lets go of all that they were made of."""
         self._following, self._owner = None, lambda: None
         self._fixed = {}
-        runtime: Model | None = getattr(self, "_runtime", None)
+        runtime: RuntimeModel | None = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.follow(None, None)
 

@@ -56,7 +56,7 @@ class _Chain:
         return any(link.op.name == "mul" for link in self.before + self.after)
 
 
-class _Finder:
+class _ChainFinder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.producers, self.users = graph.producers(), graph.users()
@@ -165,7 +165,7 @@ def _is_padded(root: Op) -> bool:
 
 
 class _Rewriter:
-    def __init__(self, builder: Builder, finder: _Finder) -> None:
+    def __init__(self, builder: Builder, finder: _ChainFinder) -> None:
         self.builder, self.finder = builder, finder
 
     def rewrite(self, chain: _Chain) -> Value:
@@ -224,7 +224,7 @@ class _Rewriter:
 
 
 def absorb(graph: Graph, cx: Context) -> Graph:
-    finder = _Finder(graph)
+    finder = _ChainFinder(graph)
     roots = (op for op in graph.ops if op.name in ROOTS)
     found = [chain for root in roots if (chain := finder.chain(root)) is not None]
     chains = {chain.last: chain for chain in found}

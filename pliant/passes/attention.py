@@ -42,7 +42,7 @@ class Spelled:
     values: Value
 
 
-class _Finder:
+class _AttentionFinder:
     def __init__(self, graph: Graph, facts: Facts) -> None:
         self.producers, self.users = graph.producers(), graph.users()
         self.results, self.facts = set(graph.results), facts
@@ -179,7 +179,7 @@ class _Finder:
 class _Operands:
     """Queries, keys and values as the kernel takes them."""
 
-    def __init__(self, finder: _Finder, builder: Builder) -> None:
+    def __init__(self, finder: _AttentionFinder, builder: Builder) -> None:
         self.finder, self.builder = finder, builder
 
     def unscaled(self, value: Value) -> tuple[Value, float]:
@@ -276,7 +276,9 @@ def _spelled_operands(
     return [q, k, v], scale
 
 
-def _spelled_score(spelled: Spelled, kind: TensorType, finder: _Finder) -> Score | None:
+def _spelled_score(
+    spelled: Spelled, kind: TensorType, finder: _AttentionFinder
+) -> Score | None:
     """Everything between the product and the softmax, as a region."""
     path = spelled.path | {spelled.scores}
     for absorb in (True, False):
@@ -302,7 +304,7 @@ def gather_attention(
     graph: Graph, cx: Context, accept: Callable[[Sequence[Op]], bool]
 ) -> Graph:
     """The pass for attention whose ops in the new form are accepted."""
-    finder = _Finder(graph, cx.facts(graph))
+    finder = _AttentionFinder(graph, cx.facts(graph))
     builder = Builder(finder.facts, Names(names_of(graph)))
     operands = _Operands(finder, builder)
     mapping: dict[Value, Value] = {}
@@ -326,7 +328,7 @@ def gather_attention(
 
 
 def _rewritten(
-    op: Op, finder: _Finder, operands: _Operands
+    op: Op, finder: _AttentionFinder, operands: _Operands
 ) -> tuple[Value, ...] | None:
     if op.name == "matmul":
         spelled = finder.match(op)

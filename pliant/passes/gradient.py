@@ -37,7 +37,7 @@ from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.gradient_rules import RULES, WITHOUT
-from pliant.passes.gradient_tape import Part, Tape, total
+from pliant.passes.gradient_tape import GradientPart, Tape, total
 
 # ---- before decomposition: forms whose derivative is safe and as in torch
 
@@ -187,7 +187,7 @@ def _shifts(graph: Graph) -> set[Value]:
 @dataclass(slots=True)
 class _Backward:
     tape: Tape
-    parts: dict[Value, list[Part]] = field(default_factory=dict)
+    parts: dict[Value, list[GradientPart]] = field(default_factory=dict)
 
     def visit(self, op: Op) -> None:
         tape = self.tape
@@ -221,7 +221,7 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     tape = Tape(builder, graph.producers(), active)
     back = _Backward(tape)
     if loss in active:
-        back.parts[loss] = [Part(builder.scalar(1.0, loss.dtype))]
+        back.parts[loss] = [GradientPart(builder.scalar(1.0, loss.dtype))]
     for op in reversed(graph.ops):
         if not has_trait(op, Trait.CREATE):
             back.visit(op)

@@ -13,7 +13,7 @@ from pliant.ir.windows import (
     max_pool_places,
     mean_pool_input,
 )
-from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 
 
 def _of(grads: Grads) -> Value:
@@ -38,18 +38,21 @@ def _conv(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x, w), g, groups = op.operands, _of(grads), op.int_attr("groups")
     window = Window.of(op, _kernel(op))
     if tape.wants(x):
-        yield x, Part(conv_input(tape.b, g, w, x.shape, window, groups))
+        yield x, GradientPart(conv_input(tape.b, g, w, x.shape, window, groups))
     if tape.wants(w):
-        yield w, Part(conv_weight(tape.b, g, x, w, window, groups))
+        yield w, GradientPart(conv_weight(tape.b, g, x, w, window, groups))
 
 
 def _conv_transpose(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x, w), g, groups = op.operands, _of(grads), op.int_attr("groups")
     window = Window.of(op, _kernel(op))
     if tape.wants(x):
-        yield x, Part(conv_transpose_input(tape.b, g, w, x.shape, window, groups))
+        yield (
+            x,
+            GradientPart(conv_transpose_input(tape.b, g, w, x.shape, window, groups)),
+        )
     if tape.wants(w):
-        yield w, Part(conv_weight(tape.b, x, g, w, window, groups))
+        yield w, GradientPart(conv_weight(tape.b, x, g, w, window, groups))
 
 
 def _pool(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -57,11 +60,11 @@ def _pool(tape: Tape, op: Op, grads: Grads) -> Parts:
     window = Window.of(op, op.ints_attr("window"))
     if op.str_attr("op") == "mean":
         whole = op.bool_attr("include_pad")
-        yield x, Part(mean_pool_input(tape.b, g, x.shape, window, whole))
+        yield x, GradientPart(mean_pool_input(tape.b, g, x.shape, window, whole))
     else:
         places = op.result.shape[-window.rank :]
         where = max_pool_places(tape.b, x, places, window)
-        yield x, Part(max_pool_input(tape.b, g, where, x.shape, window.rank))
+        yield x, GradientPart(max_pool_input(tape.b, g, where, x.shape, window.rank))
 
 
 CONV: dict[str, Rule] = {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from pliant.ir.graph import Op, Value
-from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 
 Derivative = Callable[[Tape, Value, Value, Value], Value]  # (tape, x, y, g)
 
@@ -62,7 +62,7 @@ def _unary(derivative: Derivative) -> Rule:
     def rule(tape: Tape, op: Op, grads: Grads) -> Parts:
         (x,), (g,) = op.operands, grads
         assert g is not None
-        yield x, Part(derivative(tape, x, op.result, g))
+        yield x, GradientPart(derivative(tape, x, op.result, g))
 
     return rule
 
@@ -75,7 +75,7 @@ def _binary(
         assert g is not None
         for operand, side in zip(op.operands, (left, right), strict=True):
             if tape.wants(operand):
-                yield operand, Part(side(tape, op, g))
+                yield operand, GradientPart(side(tape, op, g))
 
     return rule
 
@@ -133,11 +133,11 @@ def _extreme(beats: str) -> Rule:
                 continue
             if tape.number(other) is not None:
                 near = tape.b.emit(f"{beats[0]}e", x, other)
-                yield x, Part(tape.where(near, g))
+                yield x, GradientPart(tape.where(near, g))
                 continue
             share = tape.b.select(tape.b.emit("eq", x, other), tape.times(g, 0.5), g)
             loses = tape.b.emit("lt" if beats == "gt" else "gt", x, other)
-            yield x, Part(tape.where(tape.b.unary("logical_not", loses), share))
+            yield x, GradientPart(tape.where(tape.b.unary("logical_not", loses), share))
 
     return rule
 
@@ -147,15 +147,15 @@ def _select(tape: Tape, op: Op, grads: Grads) -> Parts:
     (g,) = grads
     assert g is not None
     if tape.wants(x):
-        yield x, Part(tape.where(cond, g))
+        yield x, GradientPart(tape.where(cond, g))
     if tape.wants(y):
-        yield y, Part(tape.b.select(cond, tape.zeros(g), g))
+        yield y, GradientPart(tape.b.select(cond, tape.zeros(g), g))
 
 
 def _cast(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x,), (g,) = op.operands, grads
     assert g is not None
-    yield x, Part(tape.b.cast(g, x.dtype))
+    yield x, GradientPart(tape.b.cast(g, x.dtype))
 
 
 MATH: dict[str, Rule] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pliant.ir.access import is_one
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType
-from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 from pliant.sym import Expr, as_expr, floordiv, maximum, product
 
 
@@ -28,7 +28,7 @@ def _broadcast(tape: Tape, op: Op, grads: Grads) -> Parts:
     # The axes that are left are in the result's order; those of x may not be.
     left = [own[axis] for axis in sorted(own)]
     order = sorted(range(len(left)), key=left.__getitem__)
-    yield x, Part(tape.b.reshape(tape.b.transpose(out, order), x.shape))
+    yield x, GradientPart(tape.b.reshape(tape.b.transpose(out, order), x.shape))
 
 
 def _stretch(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -44,23 +44,23 @@ def _stretch(tape: Tape, op: Op, grads: Grads) -> Parts:
             summed.append(len(shape))
             shape.append(floordiv(wide, maximum(dim, 1)))
     out = b.reduce("sum", b.reshape(g, shape), summed)
-    yield x, Part(b.reshape(out, x.shape))
+    yield x, GradientPart(b.reshape(out, x.shape))
 
 
 def _reshape(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x,) = op.operands
-    yield x, Part(tape.b.reshape(_of(grads), x.shape))
+    yield x, GradientPart(tape.b.reshape(_of(grads), x.shape))
 
 
 def _transpose(tape: Tape, op: Op, grads: Grads) -> Parts:
     perm = op.ints_attr("perm")
     back = sorted(range(len(perm)), key=perm.__getitem__)
-    yield op.operands[0], Part(tape.b.transpose(_of(grads), back))
+    yield op.operands[0], GradientPart(tape.b.transpose(_of(grads), back))
 
 
 def _flip(tape: Tape, op: Op, grads: Grads) -> Parts:
     g = tape.b.emit("flip", _of(grads), axes=op.ints_attr("axes"))
-    yield op.operands[0], Part(g)
+    yield op.operands[0], GradientPart(g)
 
 
 def _spread(tape: Tape, g: Value, axis: int, step: int) -> Value:
@@ -84,16 +84,19 @@ def _slice(tape: Tape, op: Op, grads: Grads) -> Parts:
             g = _spread(tape, g, axis, step)
     cut = [k for k in range(x.type.rank) if not tape.b.same(g.shape[k], x.shape[k])]
     if not cut:
-        yield x, Part(tape.b.reshape(g, x.shape))
+        yield x, GradientPart(tape.b.reshape(g, x.shape))
     elif len(cut) == 1:
-        yield x, Part(g, cut[0], starts[cut[0]])
+        yield x, GradientPart(g, cut[0], starts[cut[0]])
     else:
         high = [
             dim - start - size
             for dim, start, size in zip(x.shape, starts, g.shape, strict=True)
         ]
         low = tuple(starts)
-        yield x, Part(tape.b.emit("pad", g, low=low, high=tuple(high), value=0.0))
+        yield (
+            x,
+            GradientPart(tape.b.emit("pad", g, low=low, high=tuple(high), value=0.0)),
+        )
 
 
 def _concat(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -101,7 +104,7 @@ def _concat(tape: Tape, op: Op, grads: Grads) -> Parts:
     for operand in op.operands:
         size = operand.shape[axis]
         if tape.wants(operand):
-            yield operand, Part(tape.b.slice_axis(g, axis, start, size))
+            yield operand, GradientPart(tape.b.slice_axis(g, axis, start, size))
         start = start + size
 
 
@@ -114,7 +117,7 @@ def _pad(tape: Tape, op: Op, grads: Grads) -> Parts:
         shape=x.shape,
         steps=(1,) * x.type.rank,
     )
-    yield x, Part(inside)
+    yield x, GradientPart(inside)
 
 
 def scatter(tape: Tape, index: Value, rows: Value, count: Expr) -> Value:
@@ -137,7 +140,7 @@ def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
     count = place.type.numel
     rows = b.reshape(g, (count, product(rest)))
     made = scatter(tape, b.reshape(place, (count,)), rows, product(lead))
-    yield x, Part(b.reshape(made, x.shape))
+    yield x, GradientPart(b.reshape(made, x.shape))
 
 
 def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -150,7 +153,7 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
         # One element of each row: compared, not scattered.
         place = b.iota(x.shape, axis, i.dtype)
         hit = b.emit("eq", place, b.broadcast_to(i, x.shape))
-        yield x, Part(tape.where(hit, b.broadcast_to(g, x.shape)))
+        yield x, GradientPart(tape.where(hit, b.broadcast_to(g, x.shape)))
         return
     inside = b.in_range(i, x.shape[axis], wraps=False, of="gather", axis=axis)
     places = [inside if k == axis else b.iota(i.shape, k) for k in range(x.type.rank)]
@@ -159,13 +162,13 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
     made = scatter(
         tape, b.reshape(flat, (count,)), b.reshape(g, (count, 1)), x.type.numel
     )
-    yield x, Part(b.reshape(made, x.shape))
+    yield x, GradientPart(b.reshape(made, x.shape))
 
 
 def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
     """Each row has the gradient of the sum that it went into."""
     i, rows = op.operands
-    yield rows, Part(tape.b.emit("index", _of(grads), i))
+    yield rows, GradientPart(tape.b.emit("index", _of(grads), i))
 
 
 MOVE: dict[str, Rule] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Graph, Op, Value
-from pliant.passes.gradient_tape import Grads, Part, Parts, Rule, Tape
+from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 from pliant.sym import as_expr, product
 
 
@@ -23,11 +23,11 @@ def _reduce(tape: Tape, op: Op, grads: Grads) -> Parts:
     wide = _spread(tape, op, g)
     match op.str_attr("op"):
         case "sum":
-            yield x, Part(wide)
+            yield x, GradientPart(wide)
         case "prod":
-            yield x, Part(tape.mul(wide, _others(tape, op)))
+            yield x, GradientPart(tape.mul(wide, _others(tape, op)))
         case _:
-            yield x, Part(_shared(tape, op, g))
+            yield x, GradientPart(_shared(tape, op, g))
 
 
 def _shared(tape: Tape, op: Op, g: Value) -> Value:
@@ -57,9 +57,9 @@ def _cumulate(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x,), (g,), axis = op.operands, grads, op.int_attr("axis")
     assert g is not None
     if op.str_attr("op") == "sum":
-        yield x, Part(_from_end(tape, g, axis))
+        yield x, GradientPart(_from_end(tape, g, axis))
     else:
-        yield x, Part(_cumulated_product(tape, op, g))
+        yield x, GradientPart(_cumulated_product(tape, op, g))
 
 
 def _cumulated_product(tape: Tape, op: Op, g: Value) -> Value:
@@ -148,9 +148,9 @@ def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
     (a, w), (g,) = op.operands, grads
     assert g is not None
     if tape.wants(a):
-        yield a, Part(tape.b.cast(_left(tape, op, g), a.dtype))
+        yield a, GradientPart(tape.b.cast(_left(tape, op, g), a.dtype))
     if tape.wants(w):
-        yield w, Part(tape.b.cast(_right(tape, op, g), w.dtype))
+        yield w, GradientPart(tape.b.cast(_right(tape, op, g), w.dtype))
 
 
 def _copied(region: Graph) -> Graph:
@@ -183,7 +183,7 @@ def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
         **attrs,
     )
     for operand, grad in zip(op.operands, found, strict=False):
-        yield operand, Part(grad)
+        yield operand, GradientPart(grad)
 
 
 REDUCE: dict[str, Rule] = {

@@ -11,7 +11,7 @@ from pliant.sym import Expr, as_expr
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GradientPart:
     """A summand of a value's gradient.
 
     With an axis it is only the piece from `start` on along it, and zero elsewhere: the
@@ -73,11 +73,11 @@ class Tape:
 
 
 Grads = Sequence[Value | None]  # one for each result
-Parts = Iterator[tuple[Value, Part]]
+Parts = Iterator[tuple[Value, GradientPart]]
 Rule = Callable[[Tape, Op, Grads], Parts]
 
 
-def total(tape: Tape, value: Value, parts: Sequence[Part]) -> Value | None:
+def total(tape: Tape, value: Value, parts: Sequence[GradientPart]) -> Value | None:
     """The sum of a value's parts; None if there are none."""
     if not parts:
         return None
@@ -92,7 +92,9 @@ def total(tape: Tape, value: Value, parts: Sequence[Part]) -> Value | None:
     return out
 
 
-def _row(tape: Tape, pieces: list[Part]) -> tuple[list[Part], list[Part]]:
+def _row(
+    tape: Tape, pieces: list[GradientPart]
+) -> tuple[list[GradientPart], list[GradientPart]]:
     """Pieces that lie side by side along one axis, in order, and the others."""
     first, *rest = pieces
     row = [first]
@@ -114,7 +116,7 @@ def _row(tape: Tape, pieces: list[Part]) -> tuple[list[Part], list[Part]]:
     return row, rest
 
 
-def _joined(tape: Tape, value: Value, row: list[Part]) -> Value:
+def _joined(tape: Tape, value: Value, row: list[GradientPart]) -> Value:
     """One value of the whole shape: the pieces, and zeros around them."""
     b, axis = tape.b, row[0].axis
     assert axis is not None

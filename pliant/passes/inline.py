@@ -26,7 +26,7 @@ def inline(module: Module) -> Module:
     if not used & {"call", "match_cast"}:
         return module
     main = module.main
-    writer = _Writer(module, Names(names_of(main)), list(main.constraints))
+    writer = _InlineWriter(module, Names(names_of(main)), list(main.constraints))
     known = {v: v for v in main.params}
     dims = (d for v in main.params for d in v.shape)
     known_names = (*main.sizes, *(s for d in dims for s in d.symbols()))
@@ -38,7 +38,7 @@ def inline(module: Module) -> Module:
     return module.replace(graphs={"main": graph})
 
 
-class _Writer:
+class _InlineWriter:
     def __init__(self, module: Module, names: Names, guards: list[Guard]) -> None:
         self.module, self.names, self.guards = module, names, guards
         self.ops: list[Op] = []

@@ -51,7 +51,7 @@ MADE_BY = VIEWS | {"constant", "full", "cast", "add", "mul"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Product:
+class _MergedProduct:
     """A matmul by a constant, and the links of its epilogue."""
 
     matmul: Op
@@ -71,10 +71,10 @@ class _Product:
         return self.weight.shape[-1].value
 
 
-_Run = tuple[_Product, ...]
+_Run = tuple[_MergedProduct, ...]
 
 
-class _Finder:
+class _RunFinder:
     """Which products may be merged."""
 
     def __init__(self, graph: Graph, cx: Context) -> None:
@@ -89,7 +89,7 @@ class _Finder:
         if not matmuls:
             return []
         kernels = Kernels(fuse(self.graph, self.cx))
-        found: dict[Value, list[_Product]] = {}
+        found: dict[Value, list[_MergedProduct]] = {}
         for op in matmuls:
             product = self._product(op, kernels)
             if product is not None:
@@ -127,7 +127,7 @@ class _Finder:
             row > 0 and row % LINE == 0 and _behind(value, self.producers) is not None
         )
 
-    def _product(self, matmul: Op, kernels: Kernels) -> _Product | None:
+    def _product(self, matmul: Op, kernels: Kernels) -> _MergedProduct | None:
         """The product with its epilogue, if that is only what runs can share."""
         kernel = kernels.of_root.get(matmul.result.name)
         if kernel is None or len(kernels.fusions[kernel].results) != 1:
@@ -139,7 +139,7 @@ class _Finder:
                 return None
             links.append(readers[0])
             value = readers[0].result
-        product = _Product(matmul, tuple(links), kernel)
+        product = _MergedProduct(matmul, tuple(links), kernel)
         whole_lines = product.columns * value.dtype.bytes % LINE == 0
         return product if whole_lines else None
 
@@ -163,7 +163,7 @@ class _Finder:
 
     # ---- several
 
-    def _kept(self, run: Sequence[_Product]) -> _Run:
+    def _kept(self, run: Sequence[_MergedProduct]) -> _Run:
         """Those of a run whose epilogues agree and whose readers can read slices."""
         run = [product for product in run if not self._stays(product)]
         if not run:
@@ -171,7 +171,7 @@ class _Finder:
         longest = _longest_links(run)
         return tuple(product for product in run if _agree(product.links, longest))
 
-    def _stays(self, product: _Product) -> bool:
+    def _stays(self, product: _MergedProduct) -> bool:
         """Whether some reader wants this product's result on its own."""
         end = product.end
         if end in self.results:
@@ -236,7 +236,9 @@ class _Finder:
         return tuple(taken)
 
 
-def _near(products: list[_Product], kernels: Kernels) -> list[list[_Product]]:
+def _near(
+    products: list[_MergedProduct], kernels: Kernels
+) -> list[list[_MergedProduct]]:
     """Products with no other contraction between them.
 
     Keys and values that every layer computes from one encoder's result are read layer
@@ -245,7 +247,7 @@ def _near(products: list[_Product], kernels: Kernels) -> list[list[_Product]]:
     left = products[0].matmul.operands[0].name
     others = [k for k, name in kernels.contractions if name != left]
 
-    def before(product: _Product) -> int:
+    def before(product: _MergedProduct) -> int:
         return sum(k < product.kernel for k in others)
 
     ordered = sorted(products, key=lambda product: product.kernel)
@@ -261,7 +263,7 @@ def _agree(links: Sequence[Op], longest: Sequence[Op]) -> bool:
     return same and all(op.name in LINKS for op in longest[len(links) :])
 
 
-def _longest_links(run: Sequence[_Product]) -> tuple[Op, ...]:
+def _longest_links(run: Sequence[_MergedProduct]) -> tuple[Op, ...]:
     return max(run, key=lambda product: len(product.links)).links
 
 
@@ -287,7 +289,7 @@ def _behind(value: Value, producers: dict[Value, Op]) -> list[Op] | None:
     return list(found)
 
 
-class _Writer:
+class _MergeWriter:
     """The graph with runs merged, each where its first product stood."""
 
     def __init__(self, graph: Graph, runs: Sequence[_Run]) -> None:
@@ -354,7 +356,7 @@ class _Writer:
         turned = op.name == "transpose" and op.ints_attr("perm") == (1, 0)
         return op.operands[0] if turned else None
 
-    def _row(self, product: _Product, depth: int, like: Op) -> Value:
+    def _row(self, product: _MergedProduct, depth: int, like: Op) -> Value:
         """What the link at some depth joins to every row of one product."""
         builder, shape = self.builder, (product.columns,)
         if depth >= len(product.links):
@@ -393,5 +395,5 @@ def _live(graph: Graph) -> Graph:
 
 def merge(graph: Graph, cx: Context) -> Graph:
     """Merges products of one left operand by constants, where nothing is lost."""
-    runs = _Finder(graph, cx).runs()
-    return _Writer(graph, runs).write() if runs else graph
+    runs = _RunFinder(graph, cx).runs()
+    return _MergeWriter(graph, runs).write() if runs else graph

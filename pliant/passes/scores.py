@@ -43,15 +43,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _ScoreLine:
     """query * (number of the query) + key * (number of the key) + offset."""
 
     query: int
     key: int
     offset: int
 
-    def minus(self, other: _Line) -> _Line:
-        return _Line(
+    def minus(self, other: _ScoreLine) -> _ScoreLine:
+        return _ScoreLine(
             self.query - other.query, self.key - other.key, self.offset - other.offset
         )
 
@@ -132,7 +132,7 @@ class ScoreRegion:
 
     # ---- the causal part of a mask
 
-    def _line(self, value: Value, axes: Sequence[int]) -> _Line | None:
+    def _line(self, value: Value, axes: Sequence[int]) -> _ScoreLine | None:
         """An integer that counts along (query, key), which are these axes of it."""
         op = self.producers.get(value)
         if op is None:
@@ -140,10 +140,10 @@ class ScoreRegion:
         match op.name:
             case "iota" if op.int_attr("axis") in axes:
                 which = axes.index(op.int_attr("axis"))
-                return _Line(1 - which, which, 0)
+                return _ScoreLine(1 - which, which, 0)
             case "full":
                 number = op.attr("value")
-                return _Line(0, 0, number) if isinstance(number, int) else None
+                return _ScoreLine(0, 0, number) if isinstance(number, int) else None
             case "broadcast":
                 kept = op.ints_attr("axes")
                 if all(axis in kept for axis in axes):
@@ -157,7 +157,7 @@ class ScoreRegion:
                 return None if a is None or b is None else a.minus(b)
             case "add":
                 a, b = (self._line(v, axes) for v in op.operands)
-                negative = None if b is None else _Line(0, 0, 0).minus(b)
+                negative = None if b is None else _ScoreLine(0, 0, 0).minus(b)
                 return None if a is None or negative is None else a.minus(negative)
             case _:
                 return None
@@ -182,10 +182,12 @@ class ScoreRegion:
         # Turn into `distance <= 0`, or for the negation `distance > 0`.
         strict, above = op.name in ("lt", "gt"), op.name in ("ge", "gt")
         if above != negated:
-            distance = _Line(0, 0, 0).minus(distance)
+            distance = _ScoreLine(0, 0, 0).minus(distance)
         shift = 1 if strict != negated else 0
-        wanted = _Line(-1, 1, 0)
-        return _Line(distance.query, distance.key, distance.offset + shift) == wanted
+        wanted = _ScoreLine(-1, 1, 0)
+        return (
+            _ScoreLine(distance.query, distance.key, distance.offset + shift) == wanted
+        )
 
     def visible(self, flag: Value) -> list[Value]:
         """The parts that all must hold for a flag to, but for the causal one."""

@@ -37,7 +37,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     points: tuple[tuple[float, float], ...]
     colour: str
     width: float
@@ -52,7 +52,7 @@ class Text:
     bold: bool = False
 
 
-Mark: TypeAlias = "Line | Text"
+Mark: TypeAlias = "PlotLine | Text"
 
 
 def ticks(top: float, count: int = 5) -> list[float]:
@@ -84,21 +84,21 @@ def marks(chart: Chart) -> Iterator[Mark]:
 
     yield Text(LEFT, 14, chart.title, bold=True)
     for value in up:
-        yield Line((at(0, value), at(across[-1], value)), GRID, 1)
+        yield PlotLine((at(0, value), at(across[-1], value)), GRID, 1)
         yield Text(LEFT - 6, at(0, value)[1], f"{value:g}", "end")
     for value in across:
         yield Text(at(value, 0)[0], bottom + 12, f"{value:g}", "middle")
-    yield Line((at(0, 0), at(across[-1], 0)), INK, 1)
+    yield PlotLine((at(0, 0), at(across[-1], 0)), INK, 1)
     yield Text(LEFT - 6, TOP - 12, chart.y_label, "end")
     yield Text((LEFT + right) / 2, bottom + 30, chart.x_label, "middle")
     pairs = [(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(chart.series)]
     # The first series is on top; wider ones below it show where they are the same.
     for k, (series, colour) in reversed(list(enumerate(pairs))):
         for run in _runs(series):
-            yield Line(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
+            yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
     for k, (series, colour) in enumerate(pairs):
         y = chart.height + ROW * k + 2
-        yield Line(((LEFT, y), (LEFT + 22, y)), colour, 3)
+        yield PlotLine(((LEFT, y), (LEFT + 22, y)), colour, 3)
         yield Text(LEFT + 30, y, series.name)
 
 
@@ -131,7 +131,7 @@ def svg(chart: Chart) -> str:
 
 
 def _element(mark: Mark) -> str:
-    if isinstance(mark, Line):
+    if isinstance(mark, PlotLine):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
         return (
             f'<polyline points="{points}" fill="none" stroke="{mark.colour}" '
@@ -174,7 +174,7 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def _paint(draw: Any, font: Any, mark: Mark, top: int) -> None:
-    if isinstance(mark, Line):
+    if isinstance(mark, PlotLine):
         points = [(x * SCALE, (y + top) * SCALE) for x, y in mark.points]
         if len(points) == 1:
             points *= 2

@@ -1,6 +1,6 @@
 """The C runtime and its binding: arguments in, memory planned, generated code run."""
 
-from pliant.runtime.binding import Model, load, symbols
+from pliant.runtime.binding import RuntimeModel, load, symbols
 from pliant.runtime.description import (
     Budgeting,
     BufferSpec,
@@ -19,11 +19,11 @@ __all__ = [
     "Budgeting",
     "BufferSpec",
     "InputSpec",
-    "Model",
     "ModelSpec",
     "OrderSpec",
     "OutputSpec",
     "PlanInfo",
+    "RuntimeModel",
     "RuntimeStatus",
     "Stats",
     "Status",

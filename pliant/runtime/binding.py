@@ -205,7 +205,7 @@ def read_budget() -> BudgetInfo:
     return info
 
 
-class Model(Caller):
+class RuntimeModel(Caller):
     """A compiled model: three functions by address, and what is known of its memory.
 
     Called with tensors and ints it gives None, a tensor, or a tuple of tensors: NumPy's

@@ -89,10 +89,10 @@ def parse(text: str) -> Expr:
     power   = primary ("**" number)?
     primary = number | symbol | function "(" sum ("," sum)* ")" | "(" sum ")"
     """
-    return _Parser(text).whole()
+    return _DimParser(text).whole()
 
 
-class _Parser:
+class _DimParser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0  # where the current token starts

@@ -68,7 +68,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _DimPlace:
     """One dim of one input."""
 
     source: int
@@ -84,13 +84,13 @@ class _Place:
 def solve(shapes: Sequence[tuple[str, tuple[Expr, ...]]], facts: Facts) -> Solution:
     """Where each symbol is read, and the guards; ValueError names an unsolved one."""
     places = [
-        _Place(source, axis, name, dim)
+        _DimPlace(source, axis, name, dim)
         for source, (name, dims) in enumerate(shapes)
         for axis, dim in enumerate(dims)
     ]
     bindings: dict[str, Binding] = {}
     guards: list[Guard] = []
-    read: set[_Place] = set()
+    read: set[_DimPlace] = set()
     for place in places:
         name = _lone(place.dim)
         if name is not None and name not in bindings:
@@ -113,11 +113,11 @@ def solve(shapes: Sequence[tuple[str, tuple[Expr, ...]]], facts: Facts) -> Solut
 
 
 def _solve_next(
-    places: Sequence[_Place],
+    places: Sequence[_DimPlace],
     facts: Facts,
     bindings: dict[str, Binding],
     guards: list[Guard],
-    read: set[_Place],
+    read: set[_DimPlace],
 ) -> bool:
     """Read one more symbol out of an affine dim, if there is one."""
     for place in places:
@@ -166,7 +166,7 @@ def _affine(dim: Expr, name: str) -> tuple[Expr, Expr] | None:
 
 
 def _exactness(
-    place: _Place, binding: Binding, slope: Expr, offset: Expr, facts: Facts
+    place: _DimPlace, binding: Binding, slope: Expr, offset: Expr, facts: Facts
 ) -> Iterator[Guard]:
     """What makes the value read for the symbol the right one."""
     name, value = binding.symbol, binding.value
@@ -192,7 +192,7 @@ def _exactness(
         yield Guard(le(low, symbol), message, origin)
 
 
-def _agreement(place: _Place) -> Guard:
+def _agreement(place: _DimPlace) -> Guard:
     """The observed size is what the dim says."""
     message = (
         f"size of {place.input} at axis {place.axis} must be ",

@@ -13,7 +13,7 @@ from itertools import product
 
 from pliant.sym.expr import Symbol, sym
 from pliant.sym.prove import Facts
-from pliant.sym.samples import Point, Space
+from pliant.sym.samples import Point, SampleSpace
 
 __all__ = ["Point", "extremes", "random_points", "representatives", "witnesses"]
 
@@ -91,13 +91,13 @@ def random_points(
     return found[:count]
 
 
-def _space(facts: Facts, names: Iterable[str]) -> Space:
+def _space(facts: Facts, names: Iterable[str]) -> SampleSpace:
     stated = (s for cond in facts.stated for s in cond.symbols())
     forms = {
         name: facts.in_multiples(facts.canonical(sym(name)))
         for name in sorted({*names, *stated})
     }
-    return Space(forms, facts.stated, lambda name: facts.box(Symbol(name)))
+    return SampleSpace(forms, facts.stated, lambda name: facts.box(Symbol(name)))
 
 
 def _distinct(points: Iterable[Point]) -> list[Point]:

@@ -74,7 +74,7 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class _Memo:
+class _ProofMemo:
     """What was worked out from facts."""
 
     bounds: dict[Expr, Interval] = field(default_factory=dict)
@@ -122,11 +122,11 @@ class Facts:
         self._unequal: tuple[Expr, ...] = ()
         self._multiples: tuple[tuple[int, Expr], ...] = ()
         self._divisors: tuple[tuple[Expr, Expr], ...] = ()
-        self._memo = _Memo()
+        self._memo = _ProofMemo()
 
     def forget(self) -> None:
         """Drops what was worked out from the facts: asked again, it is so again."""
-        self._memo = _Memo()
+        self._memo = _ProofMemo()
 
     def __repr__(self) -> str:
         return f"Facts({', '.join(map(str, self.stated))})"

@@ -30,7 +30,7 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
 _MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
 
 
-class Space:
+class SampleSpace:
     """Symbols as expressions (`forms`) over those that are free to choose."""
 
     def __init__(
@@ -135,7 +135,9 @@ class Sampler:
             grown = bool(joined)
             conditions += joined
             symbols = symbols.union(*(cond.symbols() for cond in joined))
-        space = Space({name: sym(name) for name in symbols}, conditions, self._interval)
+        space = SampleSpace(
+            {name: sym(name) for name in symbols}, conditions, self._interval
+        )
         places = {name: j for j, name in enumerate(space.free)}
         wanted = (partial(self._from_end, pattern, places) for pattern in _PATTERNS)
         return list(space.points(wanted))

@@ -29,7 +29,7 @@ from pliant.training.optimizers import (
     structure_of,
     updated,
 )
-from pliant.training.variables import AGAIN, Place, Variable
+from pliant.training.variables import AGAIN, Variable, VariablePlace
 
 NUMBERS, CLIP = "numbers", "clip_grad_norm"
 
@@ -93,7 +93,7 @@ def check_hooks(optimizer: Any, members: Iterable[tuple[str, Any]]) -> None:
 
 
 @dataclass(slots=True)
-class Bound:
+class BoundTensors:
     """The tensors of one call by main's params, and what becomes of them after it."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
@@ -117,13 +117,13 @@ class State:
     root: Any  # the module that holds model and loss
     variables: tuple[Variable, ...]  # parameters
     buffers: tuple[Variable, ...]  # that the model changes
-    frozen: tuple[Place, ...]  # of parameters and buffers that are constants
+    frozen: tuple[VariablePlace, ...]  # of parameters and buffers that are constants
     optimizer: Any
     groups: tuple[Group, ...]
     clip: float | None
     seed_name: str | None  # the param that random numbers follow from
     seed: Any = None
-    bound: Bound | None = None  # of the call that is running
+    bound: BoundTensors | None = None  # of the call that is running
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,9 +176,9 @@ class State:
 
     # ---- before a call
 
-    def look_up(self) -> Bound:
+    def look_up(self) -> BoundTensors:
         """The module's tensors as they are now."""
-        bound = Bound()
+        bound = BoundTensors()
         owners: dict[int, str] = {}
         for variable in (*self.variables, *self.buffers):
             tensor = variable.find(self.root)
@@ -192,7 +192,7 @@ class State:
             bound.found[name] = tensor
         return bound
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundTensors:
         """All that a step needs; nothing is changed yet."""
         import torch
 
@@ -289,7 +289,9 @@ class State:
             )
         return counts.pop()
 
-    def _bind_state(self, group: Group, members: Mapping[str, Any], b: Bound) -> None:
+    def _bind_state(
+        self, group: Group, members: Mapping[str, Any], b: BoundTensors
+    ) -> None:
         """The optimizer's state, or what becomes it once the step has succeeded."""
         import torch
 
@@ -317,7 +319,7 @@ class State:
             if group.rule.counts:
                 b.counted.append(p)
 
-    def draw(self, bound: Bound) -> None:
+    def draw(self, bound: BoundTensors) -> None:
         """A seed for the call to come, from torch's generator."""
         if self.seed_name is not None:
             self.seed.random_(-(2**63), None)
@@ -325,7 +327,7 @@ class State:
 
     # ---- after it
 
-    def commit(self, bound: Bound) -> None:
+    def commit(self, bound: BoundTensors) -> None:
         """Stores what a step that succeeded has made, and counts it."""
         import torch
 

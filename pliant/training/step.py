@@ -20,11 +20,11 @@ from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
 from pliant.pipeline import simplified
 from pliant.progress import task
-from pliant.training.state import CLIP, NUMBERS, Bound, State, groups_of
+from pliant.training.state import CLIP, NUMBERS, BoundTensors, State, groups_of
 from pliant.training.variables import Variable, places_of
 
 if TYPE_CHECKING:
-    from pliant.frontend.torch_train import Source
+    from pliant.frontend.torch_train import TrainingSource
 
 
 @task("compiling a training step", after=SILENT_SECONDS)
@@ -81,7 +81,7 @@ def compile_training(
 
 def _import(
     model: Any, loss: Callable[..., Any], examples: Any, shapes: Any, seconds: Any
-) -> Source:
+) -> TrainingSource:
     from pliant.frontend.torch_train import import_training
 
     taken = (NUMBERS, CLIP)
@@ -110,7 +110,7 @@ def _check(model: Any, loss: Any, examples: Any, clip: Any) -> None:
 # ---- its state
 
 
-def _state(source: Source, given: Any, clip: float | None) -> State:
+def _state(source: TrainingSource, given: Any, clip: float | None) -> State:
     import torch
 
     places = places_of(source.root)
@@ -149,7 +149,7 @@ def _optimizer(given: Any, parameters: Mapping[str, Any]) -> Any:
     )
 
 
-def _signature(source: Source, state: State, main: Graph) -> Signature:
+def _signature(source: TrainingSource, state: State, main: Graph) -> Signature:
     """The caller's arguments, then all that the step holds itself."""
     user = source.imported.signature
     own = len([a for a in user.arguments if isinstance(a, TensorSlot)])
@@ -181,7 +181,7 @@ class TrainingStep(CompiledModel):
     threads are taken one after the other.
     """
 
-    _source: Source
+    _source: TrainingSource
     _state: State
     _chosen: Settings
     _gradients: CompiledModel | None = None
@@ -237,7 +237,7 @@ class TrainingStep(CompiledModel):
 
 
 @contextmanager
-def _drawn(state: State, bound: Bound) -> Iterator[Bound]:
+def _drawn(state: State, bound: BoundTensors) -> Iterator[BoundTensors]:
     """A call with these tensors, and a seed; if it fails, the seed is not used up."""
     import torch
 
@@ -255,7 +255,7 @@ def _drawn(state: State, bound: Bound) -> Iterator[Bound]:
         state.bound = None
 
 
-def _with_gradients(source: Source, state: State, count: int) -> Signature:
+def _with_gradients(source: TrainingSource, state: State, count: int) -> Signature:
     made = _signature(source, state, source.imported.module.main)
     results = tuple(TensorResult(k) for k in range(1 + count))
     return replace(made, results=results, unflatten_results=tuple, single=False)

@@ -16,7 +16,7 @@ AGAIN = "call compile_training again"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VariablePlace:
     """An entry of a module's parameters or buffers."""
 
     path: tuple[str, ...]  # of submodules
@@ -37,15 +37,17 @@ class Place:
         return getattr(root, self.table).get(self.key)
 
 
-def places_of(root: Any) -> dict[int, list[Place]]:
+def places_of(root: Any) -> dict[int, list[VariablePlace]]:
     """Where each tensor of a module is kept, by its id; tied ones have several."""
-    found: dict[int, list[Place]] = {}
+    found: dict[int, list[VariablePlace]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         parts = tuple(path.split(".")) if path else ()
         for table in ("_parameters", "_buffers"):
             for key, tensor in getattr(module, table).items():
                 if tensor is not None:
-                    found.setdefault(id(tensor), []).append(Place(parts, table, key))
+                    found.setdefault(id(tensor), []).append(
+                        VariablePlace(parts, table, key)
+                    )
     return found
 
 
@@ -56,7 +58,7 @@ class Variable:
     name: str  # of the param
     dtype: Any  # torch's
     shape: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[VariablePlace, ...]
 
     def find(self, root: Any) -> Any:
         """The tensor as it is now, if compiled code can read and write it."""

@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ll
 import pytest
 
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 
 I1, I32, I64, F32, F64 = (
     *(ll.IntType(width) for width in (1, 32, 64)),
@@ -111,7 +111,7 @@ def emitted(make: Callable[..., None], kind: type) -> str:
 
 @pytest.mark.parametrize("make", [integers, floats, casts, memory, vectors, calls])
 def test_like_llvmlite(make: Callable[..., None]) -> None:
-    assert emitted(make, Builder) == emitted(make, ll.IRBuilder)
+    assert emitted(make, LLBuilder) == emitted(make, ll.IRBuilder)
 
 
 def test_alignment_of_an_argument() -> None:
@@ -121,7 +121,7 @@ def test_alignment_of_an_argument() -> None:
         b.call(callee, [args[0], args[-1]], align=(1, 8))
 
     assert re.search(
-        r"call void @callee\(i64 %\d+, ptr align 8 %\d+\)", emitted(make, Builder)
+        r"call void @callee\(i64 %\d+, ptr align 8 %\d+\)", emitted(make, LLBuilder)
     )
 
 
@@ -129,26 +129,26 @@ def test_opaque_value_hides_how_it_was_made() -> None:
     def make(b: Any, x: Any, y: Any, *_: Any) -> None:
         b.add(b.opaque(b.udiv(x, y)), x)
 
-    text = emitted(make, Builder)
+    text = emitted(make, LLBuilder)
     assert re.search(r'(%\d+) = call i64 asm "", "=r,0"\(i64 %\d+\)', text)
 
 
 def test_builders_of_one_function_share_its_names() -> None:
     def make(b: Any, x: Any, y: Any, *_: Any) -> None:
         b.add(x, y)
-        other = Builder(b.block)
+        other = LLBuilder(b.block)
         other.mul(x, y)
         b.position_at_end(b.block)
         b.sub(x, y)
 
-    assert len(re.findall(r"^  (%\d+) =", emitted(make, Builder), re.M)) == 3
+    assert len(re.findall(r"^  (%\d+) =", emitted(make, LLBuilder), re.M)) == 3
 
 
 def test_a_block_computes_once() -> None:
     module = ll.Module()
     function = ll.Function(module, ll.FunctionType(ll.VoidType(), [I64, PTR]), "f")
     first, second = (function.append_basic_block() for _ in range(2))
-    b = Builder(first)
+    b = LLBuilder(first)
     x, pointer = function.args
     total = b.add(x, x)
     assert b.add(x, x) is total

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pliant import runtime
 from pliant.backend.jit import compile_ir
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.host import emit_host
 from pliant.codegen.host_checks import MOST, SizeCheck
 from pliant.codegen.host_dims import CheckedDims
@@ -110,7 +110,7 @@ def evaluated(
     """(value, overflowed, undefined) of each expression under each assignment."""
     module = ll.Module("host")
     function = ll.Function(module, ll.FunctionType(I64, [PTR, PTR]), "evaluate")
-    b = Builder(function.append_basic_block("entry"))
+    b = LLBuilder(function.append_basic_block("entry"))
     dims = CheckedDims(b)
     for at, name in enumerate(NAMES):
         place = b.gep(function.args[0], [ll.Constant(I64, at)], source_etype=I64)

@@ -125,7 +125,7 @@ def test_ticks() -> None:
 def test_lines_break_where_nothing_is_known() -> None:
     points = ((0, 1.0), (1, 2.0), (2, None), (3, 1.0))
     chart = drawing.Chart("t", "x", "y", (drawing.Series("<s>", points),))
-    lines = [m for m in drawing.marks(chart) if isinstance(m, drawing.Line)]
+    lines = [m for m in drawing.marks(chart) if isinstance(m, drawing.PlotLine)]
     drawn = [m for m in lines if m.colour == drawing.COLOURS[0]]
     assert [len(m.points) for m in drawn] == [2, 1, 2]  # the last is the legend's
     assert "&lt;s&gt;" in drawing.svg(chart)

@@ -13,7 +13,7 @@ from pliant.errors import InternalError
 from pliant.ir.graph import Module
 from pliant.ir.interp_code import source_of
 from pliant.ir.interp_loops import CheckFailure, run_loop
-from pliant.ir.interp_memory import LoopFault, Memory
+from pliant.ir.interp_memory import ByteRange, LoopFault
 from pliant.ir.parse import parse_loop, parse_module
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -282,11 +282,11 @@ def test_strided_memory() -> None:
     }"""
     data = np.arange(8, dtype=np.float32)
     out = np.zeros(10, np.uint8)
-    buffers = [Memory(data.view(np.uint8), 4), Memory(out, 2)]
+    buffers = [ByteRange(data.view(np.uint8), 4), ByteRange(out, 2)]
     run(text, {"n": 2}, *buffers)
     assert out.view(np.uint16)[1:3].tolist() == [0x4040, 0x4110]  # 3 and 9
     with pytest.raises(LoopFault, match="misaligned"):
-        run(text, {"n": 2}, Memory(data.view(np.uint8), 2), buffers[1])
+        run(text, {"n": 2}, ByteRange(data.view(np.uint8), 2), buffers[1])
     with pytest.raises(LoopFault, match="spans elements 1 to 11 of a memory of 8"):
         run(text, {"n": 4}, *buffers)
     with pytest.raises(ValueError, match="contiguous"):
@@ -301,7 +301,7 @@ def test_prefetched_memory_may_lie_anywhere() -> None:
       }
     }"""
     x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
-    beyond = Memory(x.view(np.uint8), 64)
+    beyond = ByteRange(x.view(np.uint8), 64)
     run(text.replace("VALUE", "2.0:f32"), {"n": 4}, beyond, y)
     assert y.tolist() == [2, 2, 2, 2]
     with pytest.raises(LoopFault, match="spans elements 16 to 19 of a memory of 4"):

@@ -23,7 +23,7 @@ from pliant.backend.jit import CompiledCode, compile_ir
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir.graph import Module, Value
 from pliant.ir.interp_loops import run_loop
-from pliant.ir.interp_memory import Memory, storage
+from pliant.ir.interp_memory import ByteRange, storage
 from pliant.ir.loops import Buffer, Role, buffer
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.kernels.attention import Attention, AttentionKernel, attention
@@ -215,15 +215,15 @@ def run_interpreted(case: Case, given: Inputs, threads: int) -> torch.Tensor:
     made = kernel(case, "machine")
     sizes = {**given.sizes, "threads": threads}
 
-    def memory(tensor: torch.Tensor) -> Memory:
+    def memory(tensor: torch.Tensor) -> ByteRange:
         flat = whole(tensor)
         if tensor.dtype is torch.bfloat16:
             flat = flat.view(torch.int16)
-        return Memory(flat.numpy().view(np.uint8))
+        return ByteRange(flat.numpy().view(np.uint8))
 
     memories = [memory(t) for t in (*given.tensors, given.out)]
     memories += [
-        Memory(a.view(np.uint8), shared=False) for a in work_arrays(made, sizes)
+        ByteRange(a.view(np.uint8), shared=False) for a in work_arrays(made, sizes)
     ]
     module = Module({}, {f.name: f for f in (*made.helpers, made.func)})
     run_loop(made.func, module, sizes, memories, workers=threads, check_races=True)

@@ -28,7 +28,7 @@ from pliant.memory.order import (
     permuted,
 )
 from pliant.memory.order_search import (
-    Block,
+    CallBlock,
     live_rows,
     peaks,
     search,
@@ -278,7 +278,7 @@ def test_many_orders_and_one_that_is_sure(seed: int) -> None:
 # ---- against brute force
 
 
-def random_block(rng: random.Random, calls: int) -> tuple[Block, list[int]]:
+def random_block(rng: random.Random, calls: int) -> tuple[CallBlock, list[int]]:
     """Calls that read up to three values made before, and make one or two."""
     before: list[int] = []
     touches: list[tuple[int, ...]] = []
@@ -292,10 +292,10 @@ def random_block(rng: random.Random, calls: int) -> tuple[Block, list[int]]:
     count = len(makers)
     leaving = tuple(rng.random() < 0.15 for _ in range(count))
     sizes = [rng.choice((0, 1, 2, 3, 5, 8, 40)) * ALIGN for _ in range(count)]
-    return Block(tuple(before), tuple(touches), (False,) * count, leaving), sizes
+    return CallBlock(tuple(before), tuple(touches), (False,) * count, leaving), sizes
 
 
-def brute_force(block: Block, sizes: list[int]) -> int:
+def brute_force(block: CallBlock, sizes: list[int]) -> int:
     """The least peak of all orders: over every set of finished calls."""
     touchers = block.touchers()
 
@@ -367,7 +367,7 @@ def test_blocks_are_independent() -> None:
     verify(module, Stage.LOWERED)
     parts = parts_of(calls_of(module.main, module))
     assert [part.calls for part in parts] == [(0, 1, 2, 3), (4,), (5, 6, 7, 8), (9,)]
-    assert parts[0].block == Block(
+    assert parts[0].block == CallBlock(
         (0, 0, 1, 2),
         parts[0].block.touches,
         (False,) * 4,

@@ -16,7 +16,7 @@ import torch
 
 import pliant
 from pliant.passes.fuse import kernel_count
-from pliant.runtime import BufferSpec, Model, ModelSpec, StepSpec, binding
+from pliant.runtime import BufferSpec, ModelSpec, RuntimeModel, StepSpec, binding
 from pliant.runtime.description import WRITES
 
 
@@ -157,7 +157,7 @@ class Holder:
             function(lambda *_: 0),
         )
         spec = ModelSpec((), 0, 1, (BufferSpec(0),), (), (StepSpec(((0, WRITES),)),))
-        self.model = Model(spec, *(binding._address(f) for f in self.functions))
+        self.model = RuntimeModel(spec, *(binding._address(f) for f in self.functions))
         self.thread = threading.Thread(target=self.model, daemon=True)
 
     def run(self, _: int) -> None:

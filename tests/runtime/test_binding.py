@@ -25,9 +25,9 @@ import torch
 from pliant.runtime import (
     BufferSpec,
     InputSpec,
-    Model,
     ModelSpec,
     OutputSpec,
+    RuntimeModel,
     RuntimeStatus,
     Status,
     StepSpec,
@@ -82,12 +82,12 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     }
 
 
-def scale(code: dict[str, int], run: str = "scale_run", **changes: Any) -> Model:
+def scale(code: dict[str, int], run: str = "scale_run", **changes: Any) -> RuntimeModel:
     spec = replace(SCALE, **changes)
-    return Model(spec, code[run], code["scale_sizes"], code["scale_bind"])
+    return RuntimeModel(spec, code[run], code["scale_sizes"], code["scale_bind"])
 
 
-def failure(model: Model, *args: Any) -> tuple[Status, tuple[int, int, int]]:
+def failure(model: RuntimeModel, *args: Any) -> tuple[Status, tuple[int, int, int]]:
     with pytest.raises(RuntimeStatus) as caught:
         model(*args)
     return caught.value.status, caught.value.detail
@@ -129,7 +129,7 @@ def test_numpy_output_outlives_the_model(code: dict[str, int]) -> None:
 def test_several_outputs_and_weights(code: dict[str, int]) -> None:
     weight = torch.tensor(5.0)
     addresses = (code["pair_run"], code["pair_sizes"], code["pair_bind"])
-    model = Model(PAIR, *addresses, [weight.data_ptr()])
+    model = RuntimeModel(PAIR, *addresses, [weight.data_ptr()])
     x = torch.arange(6.0)
     both = model(x)
     assert [type(y) for y in both] == [torch.Tensor, torch.Tensor]

@@ -17,7 +17,7 @@ from compiled_loops import TARGETS, compiled, parallel, run, vector
 from machines import MACHINE
 
 from pliant.backend.jit import compile_ir
-from pliant.codegen.builder import Builder
+from pliant.codegen.builder import LLBuilder
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.llvm_types import I64, PTR, constant
 from pliant.codegen.sizes import as_value
@@ -159,7 +159,7 @@ def test_lanes_compute_what_the_interpreter_does(to: Target) -> None:
 def test_the_host_computes_the_same_and_marks_what_has_no_meaning() -> None:
     module = ll.Module("host")
     function = ll.Function(module, ll.FunctionType(ll.VoidType(), [PTR, PTR]), "f")
-    builder = Builder(function.append_basic_block("entry"))
+    builder = LLBuilder(function.append_basic_block("entry"))
     source, target = function.args
 
     def place(base: ll.Value, at: int) -> ll.Value:
