@@ -437,7 +437,7 @@ def test_exit_with_a_live_model(code: dict[str, int], tmp_path: Path) -> None:
         "F = ctypes.CFUNCTYPE(None, ctypes.c_void_p)\n"
         "f = F(lambda p: None)\n"
         "a = ctypes.cast(f, ctypes.c_void_p).value\n"
-        "m = Model(ModelSpec((), 0, 0, (), ()), a, a, a)\n"
+        "m = RuntimeModel(ModelSpec((), 0, 0, (), ()), a, a, a)\n"
         "class Cycle: pass\n"
         "c = Cycle(); c.me = c; c.model = m\n"
     )
