@@ -46,26 +46,32 @@ def emit_unary(
     return _unary_int(b, op, x, dtype)
 
 
+# Ops that LLVM has an intrinsic for; the second ones only where the machine does too.
+_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
+_ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+
+
+def _intrinsic(b: LLBuilder, name: str, x: LLValue) -> LLValue:
+    return call_intrinsic(b, f"llvm.{name}.{mangle(x.type)}", x.type, [x])
+
+
 def _unary_float(b: LLBuilder, op: str, x: LLValue, target: Target) -> LLValue:
+    if op in _INTRINSICS:
+        return _intrinsic(b, _INTRINSICS[op], x)
+    if op in _ROUNDINGS and target.rounds:
+        return _intrinsic(b, _ROUNDINGS[op], x)
     match op:
         case "neg":
             return b.fneg(x)
-        case "abs":
-            return call_intrinsic(b, f"llvm.fabs.{mangle(x.type)}", x.type, [x])
         case "isnan":
             return b.fcmp_unordered("uno", x, x)
         case "isinf":
-            size = call_intrinsic(b, f"llvm.fabs.{mangle(x.type)}", x.type, [x])
+            size = _intrinsic(b, "fabs", x)
             return b.fcmp_ordered("==", size, constant(x.type, float("inf")))
         case "logical_not":
             return b.fcmp_ordered("==", x, constant(x.type, 0.0))
-        case "sqrt":
-            return call_intrinsic(b, f"llvm.sqrt.{mangle(x.type)}", x.type, [x])
         case "reciprocal":
             return b.fdiv(constant(x.type, 1.0), x)
-        case "floor" | "ceil" | "trunc" | "round" if target.rounds:
-            name = {"round": "roundeven"}.get(op, op)
-            return call_intrinsic(b, f"llvm.{name}.{mangle(x.type)}", x.type, [x])
         case _:
             return vector_math.emit_unary(b, op, x, fma=target.fma)
 
@@ -129,10 +135,22 @@ def emit_binary(
     return _binary_int(b, op, x, y, dtype)
 
 
-_BITS: dict[str, Callable[[LLBuilder, LLValue, LLValue], LLValue]] = {
-    "and": lambda b, x, y: b.and_(x, y),
-    "or": lambda b, x, y: b.or_(x, y),
-    "xor": lambda b, x, y: b.xor(x, y),
+_Emit = Callable[[LLBuilder, LLValue, LLValue], LLValue]
+_BITS: dict[str, _Emit] = {
+    "and": LLBuilder.and_,
+    "or": LLBuilder.or_,
+    "xor": LLBuilder.xor,
+}
+_FLOAT: dict[str, _Emit] = {
+    "add": LLBuilder.fadd,
+    "sub": LLBuilder.fsub,
+    "mul": LLBuilder.fmul,
+    "div": LLBuilder.fdiv,
+}
+_INTEGER: dict[str, _Emit] = {
+    "add": LLBuilder.add,
+    "sub": LLBuilder.sub,
+    "mul": LLBuilder.mul,
 }
 
 
@@ -149,35 +167,23 @@ def _compare(b: LLBuilder, sign: str, x: LLValue, y: LLValue, dtype: DType) -> L
 def _binary_float(
     b: LLBuilder, op: str, x: LLValue, y: LLValue, target: Target
 ) -> LLValue:
-    match op:
-        case "add":
-            return b.fadd(x, y)
-        case "sub":
-            return b.fsub(x, y)
-        case "mul":
-            return b.fmul(x, y)
-        case "div":
-            return b.fdiv(x, y)
-        case "maximum" | "minimum":
-            # One max/min instruction (which gives y if either is NaN), then x if NaN.
-            sign = ">" if op == "maximum" else "<"
-            chosen = b.select(b.fcmp_ordered(sign, x, y), x, y)
-            return b.select(b.fcmp_unordered("uno", x, x), x, chosen)
-        case _:
-            return vector_math.emit_binary(b, op, x, y, fma=target.fma)
+    if op in _FLOAT:
+        return _FLOAT[op](b, x, y)
+    if op in ("maximum", "minimum"):
+        # One max/min instruction (which gives y if either is NaN), then x if NaN.
+        sign = ">" if op == "maximum" else "<"
+        chosen = b.select(b.fcmp_ordered(sign, x, y), x, y)
+        return b.select(b.fcmp_unordered("uno", x, x), x, chosen)
+    return vector_math.emit_binary(b, op, x, y, fma=target.fma)
 
 
 def _binary_int(b: LLBuilder, op: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
     unsigned = dtype in (DType.U8, DType.BOOL)
     if dtype is DType.BOOL:
         op = {"add": "maximum", "mul": "minimum"}.get(op, op)
+    if op in _INTEGER:
+        return _INTEGER[op](b, x, y)
     match op:
-        case "add":
-            return b.add(x, y)
-        case "sub":
-            return b.sub(x, y)
-        case "mul":
-            return b.mul(x, y)
         case "maximum" | "minimum":
             sign = ">" if op == "maximum" else "<"
             compare = b.icmp_unsigned if unsigned else b.icmp_signed

@@ -173,9 +173,10 @@ def walk(node: Node) -> Iterator[Node]:
             pending += reversed(_parts(inner, NODES))
 
 
-def values(node: Node) -> Iterator[Any]:
+def values(node: Node) -> Iterator[LoopValue]:
     """Every value in a node, each object once."""
-    return (inner for inner in walk(node) if type(inner) in VALUES)
+    inside: Iterator[Any] = walk(node)
+    return (inner for inner in inside if type(inner) in VALUES)
 
 
 def accesses(node: Node) -> Iterator[Access]:
