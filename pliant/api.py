@@ -17,7 +17,7 @@ from pliant.frontend.signature import TensorSlot
 from pliant.frontend.torch_tensors import need_torch
 from pliant.ir.graph import Module
 from pliant.machine import target
-from pliant.machine.processor import asked_threads
+from pliant.machine.processor import asked_threads, cores
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
@@ -122,7 +122,7 @@ def settings(
         raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
     _check_runs(chosen)
     _check_threads(threads)
-    workers = _workers(threads, chosen)
+    workers = _workers(threads)
     return Settings(options, chosen, workers, limit, instruments)
 
 
@@ -171,9 +171,12 @@ def build(
     )
 
 
-def _workers(threads: int | None, chosen: Target) -> int:
-    """Threads of a call: what the caller says, the knob, the process, the machine."""
-    told = threads or knobs.THREADS.get() or asked_threads() or chosen.cores
+def _workers(threads: int | None) -> int:
+    """Threads of a call: what the caller says, the knob, the process, the machine.
+
+    The cores are this machine's, whichever one the code is generated for.
+    """
+    told = threads or knobs.THREADS.get() or asked_threads() or cores()
     return min(told, MOST_THREADS)
 
 

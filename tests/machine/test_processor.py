@@ -11,7 +11,7 @@ import torch
 
 import pliant
 from pliant.ir.parse import parse_module
-from pliant.machine import cgroup, processor, target
+from pliant.machine import cgroup, processor
 
 
 class Fake:
@@ -141,7 +141,7 @@ def test_the_order_of_who_is_asked(alone: pytest.MonkeyPatch) -> None:
         return int(model.stats()["threads"])
 
     assert processor.asked_threads() is None  # 4 is torch's own choice
-    assert threads() == target.host().cores
+    assert threads() == processor.cores()
     alone.setattr(torch, "get_num_threads", lambda: 8)
     assert processor.asked_threads() is None
     alone.setenv("OMP_NUM_THREADS", "5,2")
