@@ -1,8 +1,9 @@
 /* The memory of one call: pages mapped for exactly what its plan needs.
  *
- * Growing extends the mapping in place when the addresses behind it are free; otherwise
- * it is unmapped before the new one is made, so that both are never held at once (the
- * contents of an arena mean nothing between calls). Shrinking unmaps the tail. */
+ * Growing extends the mapping in place if the addresses after it are free. Otherwise
+ * the old mapping is unmapped before the new one is made, so that both are never held
+ * at once (the contents of an arena are not kept between calls). Shrinking unmaps the
+ * tail. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -44,8 +45,8 @@ static void *map_pages(size_t bytes) {
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* Large arenas start on a huge page, so that the kernel may use those; the mapping ends
- * where the need ends, so huge pages never add to it. */
+/* Large arenas are aligned to huge pages, so that the kernel can use them. The mapping
+ * ends at the last page needed, so huge pages never make it larger. */
 static char *map_arena(size_t bytes) {
 #ifdef MADV_HUGEPAGE
     if (bytes >= PLT_HUGE && bytes < SIZE_MAX - PLT_HUGE) {
@@ -64,7 +65,7 @@ static char *map_arena(size_t bytes) {
     return map_pages(bytes);
 }
 
-/* The last byte of the need is the last before a page without access. */
+/* The arena ends exactly at a page without access. */
 static bool fit_guarded(plt_arena *a, const plt_services *s, int64_t need,
                         int64_t pages, int64_t page) {
     if (need == a->need && a->map) return true;
@@ -83,8 +84,8 @@ static bool fit_guarded(plt_arena *a, const plt_services *s, int64_t need,
 
 #if !defined(PLT_NO_MMAP) && defined(__linux__)
 #define PLT_POPULATE_WRITE 23 /* MADV_POPULATE_WRITE, Linux 5.14 */
-/* Blocks of this size are mapped anew by malloc (its largest mmap threshold), so that
- * none of their pages is there yet. */
+/* malloc maps blocks of this size or more afresh (it is its largest mmap threshold), so
+ * none of their pages is present yet. */
 #define PLT_FRESH (32 * 1024 * 1024)
 
 typedef struct block {
@@ -99,7 +100,7 @@ static void populate(void *args, int64_t begin, int64_t end, int64_t worker) {
             PLT_POPULATE_WRITE);
 }
 
-/* Whole huge pages inside the block, so that they add nothing to it. */
+/* Requests huge pages only where they lie entirely inside the block. */
 static void ask_huge(char *data, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     int64_t skip = -(int64_t)(uintptr_t)data & (PLT_HUGE - 1);

@@ -1,25 +1,24 @@
-/* What all calls of a process may hold together.
+/* The memory budget of all calls of a process.
  *
- * A call takes what its plan needs before it maps or allocates anything, and gives it
- * back when it ends. One that does not fit now first has the idle arenas of all models
- * given back, and then waits for calls that run; it holds nothing meanwhile, not even
- * the arena of its own slot, so calls that wait never wait for each other. They are
- * served in the order they came: one that came later does not overtake, even if it would
- * fit.
+ * A call reserves the bytes that its plan needs before it maps or allocates anything,
+ * and releases them when it ends. A call that does not fit first frees the idle arenas
+ * of all models, and then waits for running calls. While it waits it holds nothing, not
+ * even the arena of its own slot, so waiting calls cannot deadlock. They are served in
+ * the order they came: a later one does not overtake, even if it would fit.
  *
- * `running` is what calls have taken, `idle` what arenas between calls hold. Both are
- * counted whether there is a limit or not, without the lock: so a limit may be set at
- * any time. With a limit, taking happens under the lock, which is taken before that of a
- * model and never after it.
+ * `running` counts the reserved bytes, `idle` the bytes of arenas between calls. Both
+ * are counted with or without a limit, and without the lock, so that a limit may be set
+ * at any time. With a limit, a call reserves under the lock. Lock order: the budget's
+ * lock is taken before a model's lock, never after it.
  *
- * The budget knows all models, so its thread, the reaper, gives back arenas that nobody
- * uses. Calls read no clock for it: the reaper looks at a model's count of calls, and
- * cuts its arenas when that has not moved for a while. Where nothing is left to cut, it
- * rests, and the next call that leaves a large arena wakes it: one of the two sees the
- * other, as the call leaves its arena before it looks whether the reaper rests, and the
- * reaper says so before it looks for arenas.
+ * The budget knows all models, so its thread, the reaper, also frees arenas that are
+ * not used. Calls do not read a clock for this: the reaper compares a model's count of
+ * calls, and cuts its arenas if the count has not changed for a while. When nothing is
+ * left to cut, the reaper rests, and the next call that leaves a large arena wakes it.
+ * No wake-up is lost: the call leaves its arena before it checks whether the reaper
+ * rests, and the reaper sets `resting` before it checks for arenas.
  *
- * In a child of a fork nobody runs, nobody waits, and there is no reaper. */
+ * In a forked child no call runs or waits, and there is no reaper. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -53,7 +52,7 @@ struct plt_budget {
 #define PLT_SLICE_NS 50000000 /* then signals are looked for */
 #define PLT_REAPER_STACK (256 * 1024)
 
-/* Nobody waits, and there is no reaper. */
+/* Starts with no waiting calls and no reaper. */
 static void threads_init(plt_budget *b) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -71,7 +70,7 @@ static struct timespec time_of(int64_t ns) {
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
-/* Held: the lock. Until somebody tells, but no longer than a slice or `until`. */
+/* Held: the lock. Waits for a signal, but no longer than a slice or `until`. */
 static void wait_slice(plt_budget *b, int64_t until) {
     int64_t end = plt_clock(NULL) + PLT_SLICE_NS;
     if (until >= 0 && until < end) end = until;
@@ -101,7 +100,8 @@ plt_budget *plt_budget_create(const plt_services *services) {
     return b;
 }
 
-/* What a model's idle arenas hold; in a child nobody else changes them. */
+/* The bytes of a model's idle arenas. In a forked child no other thread changes
+ * them. */
 static int64_t idle_of(plt_model *m) {
     if (!plt_lock_try(&m->lock)) return 0; /* held at the fork: they are forgotten */
     plt_slot *spare = atomic_load(&m->spare);
@@ -169,7 +169,7 @@ static int64_t in_use(plt_budget *b) {
 
 /* ---- taking ---- */
 
-/* The arena that the call brings with it becomes part of what it takes. */
+/* Reserves the bytes; the slot's own arena is now counted among them. */
 static void admit(plt_budget *b, plt_slot *slot, int64_t need) {
     atomic_fetch_add(&b->running, need);
     atomic_fetch_sub(&b->idle, slot->counted);
@@ -182,7 +182,7 @@ static bool admit_if_fits(plt_budget *b, plt_slot *slot, int64_t need, int64_t l
     return true;
 }
 
-/* Held: the lock. Gives idle arenas back until the call fits; false if it never does. */
+/* Held: the lock. Frees idle arenas until the call fits; false if it does not fit. */
 static bool admit_with_room(plt_budget *b, plt_slot *slot, int64_t need,
                             int64_t limit) {
     if (admit_if_fits(b, slot, need, limit)) return true;
@@ -289,14 +289,14 @@ void plt_budget_give(plt_budget *b, int64_t bytes) {
     plt_lock_give(&b->lock);
 }
 
-/* ---- arenas that nobody uses ---- */
+/* ---- unused arenas ---- */
 
 static int64_t ended(plt_model *m) {
     return atomic_load(&m->calls) + atomic_load(&m->failures);
 }
 
-/* Held: the lock. Whether some model holds more than it must, and was not cut since its
- * last call ended. One whose call still runs is told of when that ends. */
+/* Held: the lock. Whether some model has a large arena that was not cut since its last
+ * call ended. A model whose call still runs wakes the reaper when that call ends. */
 static bool some_to_cut(plt_budget *b) {
     for (plt_model *m = b->models; m; m = m->next_in_budget) {
         if (atomic_load(&m->arena_bytes) > PLT_SMALL && ended(m) != m->ended_cut)
@@ -322,7 +322,7 @@ bool plt_budget_reap(plt_budget *b) {
 
 #ifndef PLT_NO_THREADS
 
-/* Held: the lock. Until a call leaves something. */
+/* Held: the lock. Sleeps until a call leaves a large arena. */
 static void rest(plt_budget *b) {
     atomic_store(&b->resting, true);
     if (some_to_cut(b)) atomic_store(&b->resting, false);
@@ -354,7 +354,7 @@ static void *reap(void *p) {
     return NULL;
 }
 
-/* Held: the lock. If the system gives no thread, it is not asked again. */
+/* Held: the lock. If no thread can be created, this is not tried again. */
 static void start_reaper(plt_budget *b) {
     sigset_t all, old;
     pthread_attr_t attr;
@@ -397,7 +397,7 @@ static void threads_end(plt_budget *b) { (void)b; }
 
 #endif
 
-/* ---- from outside ---- */
+/* ---- public functions ---- */
 
 void plt_budget_destroy(plt_budget *b) {
     if (!b) return;

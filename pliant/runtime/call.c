@@ -66,8 +66,8 @@ static void shrink_idle(plt_model *m, int64_t need) {
     atomic_store(&m->idle_bytes, some);
 }
 
-/* Finds the plan under the limit that holds for this call, its own or the budget's:
- * what copies of inputs take is not left for the plan. */
+/* Finds the plan under the limit of this call, the model's or the budget's. Copies of
+ * inputs are subtracted from the limit first. */
 static int find_plan(plt_model *m, plt_frame *f, int64_t *detail) {
     plt_slot *s = f->slot;
     int64_t own = atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
@@ -88,7 +88,7 @@ static int find_plan(plt_model *m, plt_frame *f, int64_t *detail) {
     return status;
 }
 
-/* Takes what the call needs from the budget, and makes the slot's arena fit. */
+/* Reserves the bytes of the call in the budget, and resizes the slot's arena. */
 static int take_memory(plt_model *m, plt_frame *f, int64_t *detail) {
     plt_slot *s = f->slot;
     const plt_entry *plan = s->plan;
@@ -209,9 +209,9 @@ static void record_peak(plt_model *m, const plt_frame *f) {
     }
 }
 
-/* An arena much larger than what the calls before needed goes back at once: there may be
- * no call after this one for a long time. If one of them needed half of it, it stays, as
- * its pages would be wanted again. */
+/* Cuts an arena that is much larger than the calls before needed. This is done at once,
+ * because the next call may be a long time away. If one of those calls needed half of
+ * the arena, it is kept, because its pages are likely to be needed again. */
 static void settle(plt_model *m, plt_slot *slot) {
     const memory_order relaxed = memory_order_relaxed;
     int64_t need = slot->arena.need, most = PLT_SMALL;
@@ -227,7 +227,7 @@ static void settle(plt_model *m, plt_slot *slot) {
     atomic_fetch_add(&m->arena_bytes, slot->arena.mapped - before);
 }
 
-/* Keeps the slot for calls to come, and what it holds in proportion. */
+/* Returns the slot to the idle ones, with its arena cut to a reasonable size. */
 static void leave_slot(plt_model *m, plt_frame *f) {
     f->slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
     int64_t need = f->slot->arena.need;

@@ -1,19 +1,21 @@
-/* Which values give their memory back, so that the arena fits: cheapest first.
+/* Chooses the values to evict so that the arena fits: the cheapest first.
  *
- * At the highest moment of a run, what is live but not needed until later is a
- * candidate. Those that cost least per byte are evicted until that moment fits; then the
- * next highest moment is looked at. What turns out not to be needed is taken back, the
- * dearest first. With a spill file there is always an end: evicting everything leaves
- * each step with its own operands, the least memory there is.
+ * The candidates are the values that are live at the peak of a run but not needed until
+ * later. Those with the least cost per byte are evicted until the peak fits; then the
+ * search continues at the next peak. In the end, evictions that turn out not to be
+ * needed are undone, the most expensive first. With a spill file the search always
+ * reaches the minimum: if everything is evicted, only the operands of one step are in
+ * memory.
  *
- * Effort is counted in touches of objects, never in time: same sizes, same choice. */
+ * Effort is counted in touches of objects, never in time, so that the same sizes give
+ * the same choice. */
 #include "internal.h"
 
 #include <float.h>
 
 #define PLT_PRUNE_EFFORT 60000
 #define PLT_IMPROVE_EFFORT 60000
-/* Steps in one estimate of what it takes to compute a value again. */
+/* The most steps in one estimate of the cost of recomputing a value. */
 #define PLT_MOST_REPEATED 400
 
 typedef struct plt_candidate {
@@ -22,7 +24,7 @@ typedef struct plt_candidate {
     int32_t object;
     int32_t gap;
     uint8_t mode;
-    bool needed; /* to make others again at the peak, so it may not stay after that */
+    bool needed; /* recomputing others at the peak needs it: it must be freed after */
 } candidate;
 
 static void carve_search(plt_search *s, plt_carver *c) {
@@ -54,12 +56,12 @@ void plt_search_free(plt_search *s) {
 
 /* ---- what an eviction costs ---- */
 
-/* What may not be done with a gap. */
+/* Flags of `banned`: what the search must not do with a gap. */
 enum { NOT_RECOMPUTED = 1, NOT_EVICTED = 2, TRIED = 4 };
 
 enum { ABSENT, PRESENT, IN_FILE };
 
-/* Where z's contents are in front of position u, as far as the modes say. */
+/* Where the contents of z are in front of position u, according to the modes. */
 static int whereabouts(const plt_walk *w, int32_t z, int32_t u) {
     const plt_order *o = w->order;
     if (z >= w->model->n_buffers) return PRESENT;
@@ -69,7 +71,7 @@ static int whereabouts(const plt_walk *w, int32_t z, int32_t u) {
     return w->modes[k - 1] == PLT_SPILL ? IN_FILE : ABSENT;
 }
 
-/* Nanoseconds to compute x again in front of u; infinite if that cannot be. */
+/* Nanoseconds to recompute x in front of u; infinite if that is impossible. */
 static double recompute_cost(plt_search *s, int32_t x, int32_t u) {
     plt_walk *w = s->w;
     const plt_order *o = w->order;
@@ -117,8 +119,8 @@ static double recompute_cost(plt_search *s, int32_t x, int32_t u) {
     return total;
 }
 
-/* The cheaper way to evict; false if there is none. What is freed beyond excess bytes
- * does not count. */
+/* Finds the cheaper way to evict a candidate; false if there is none. The score counts
+ * at most `excess` freed bytes. */
 static bool price(plt_search *s, candidate *c, int64_t excess) {
     plt_walk *w = s->w;
     const plt_model *m = w->model;
@@ -161,7 +163,7 @@ static void make_heap(candidate *v, int64_t n) {
 
 /* ---- choosing ---- */
 
-/* What is live at the peak, where the walk has stopped, and not needed there. */
+/* Lists what is live but not needed at the peak, where the simulation has stopped. */
 static int64_t list_candidates(plt_search *s, int64_t excess) {
     plt_walk *w = s->w;
     const plt_order *o = w->order;
@@ -191,7 +193,7 @@ static bool evict(plt_search *s, int64_t excess) {
     bool any = false;
     while (n > 0 && excess > 0) {
         candidate *top = s->heap;
-        /* what was evicted since may have made it dearer, or impossible */
+        /* evictions since then may have made it more expensive, or impossible */
         double before = top->score;
         if (!price(s, top, excess)) {
             *top = s->heap[--n];
@@ -211,7 +213,7 @@ static bool evict(plt_search *s, int64_t excess) {
     return any;
 }
 
-/* A gap whose recomputing is of no use is spilled, or kept, from now on. */
+/* From now on, spills or keeps a value in a gap instead of recomputing it. */
 static void give_up(plt_search *s, int32_t gap) {
     s->banned[gap] |= NOT_RECOMPUTED;
     bool spill = s->w->model->can & PLT_CAN_SPILL;
@@ -222,8 +224,8 @@ static bool is_recomputed(uint8_t mode) {
     return mode == PLT_RECOMPUTE || mode == PLT_DROP;
 }
 
-/* The peak lies in what is made again in front of a step: its largest value is not
- * recomputed any more. */
+/* The peak is among the repeated steps in front of a step: forbids recomputing the
+ * largest value there. */
 static bool relieve(plt_search *s) {
     plt_walk *w = s->w;
     int32_t worst = -1;
@@ -244,7 +246,7 @@ static bool out_of_reach(plt_search *s, int32_t gap) {
         give_up(s, gap);
         return true;
     }
-    bool any = false; /* too long: nothing is recomputed any more */
+    bool any = false; /* the run is too long: stop recomputing altogether */
     for (int32_t k = 0; k < s->w->model->n_touches; k++) {
         if (!is_recomputed(s->w->modes[k])) continue;
         give_up(s, k);
@@ -271,7 +273,7 @@ int plt_evict(plt_search *s, int64_t goal) {
         if (plt_walk_run(w, w->peak_time) == PLT_WALK_MEMORY) return PLT_ERR_MEMORY;
         bool lowered = evict(s, w->live - goal);
         if (!lowered) {
-            /* estimates used its marks */
+            /* the estimates have overwritten the marks of the walk */
             if (plt_walk_run(w, w->peak_time) == PLT_WALK_MEMORY) return PLT_ERR_MEMORY;
             lowered = relieve(s);
         }
@@ -279,7 +281,8 @@ int plt_evict(plt_search *s, int64_t goal) {
     }
 }
 
-/* What is evicted, the dearest on top of the heap, without gaps that have a mark. */
+/* Lists the evictions as a heap, the most expensive on top, but none whose gap has one
+ * of the flags `without`. */
 static int64_t list_evicted(plt_search *s, uint8_t without) {
     plt_walk *w = s->w;
     const plt_order *o = w->order;
@@ -318,7 +321,7 @@ int plt_keep_more(plt_search *s, int64_t goal) {
     return keep_more(s, goal, s->w->effort + PLT_PRUNE_EFFORT);
 }
 
-/* Whether the modes of now fit, and cost less than the least so far. */
+/* Whether the present modes fit, and cost less than the cheapest so far. */
 static bool is_cheaper(plt_search *s, int64_t goal, double *cost) {
     plt_walk *w = s->w;
     bool done = plt_walk_run(w, -1) == PLT_WALK_DONE;
@@ -327,8 +330,8 @@ static bool is_cheaper(plt_search *s, int64_t goal, double *cost) {
     return true;
 }
 
-/* The other ways to evict a gap; where there is no room for one, also with nothing that
- * stays after it was computed again for others. */
+/* Tries the other ways to evict in a gap. Where one does not fit, also tries it with
+ * values freed again that were recomputed only for others. */
 static bool change_mode(plt_search *s, int32_t gap, int64_t goal, double *cost) {
     plt_walk *w = s->w;
     int64_t n = w->model->n_touches;
@@ -352,7 +355,7 @@ static bool change_mode(plt_search *s, int32_t gap, int64_t goal, double *cost) 
     return any;
 }
 
-/* A gap is kept, and what else has to go for that is evicted. */
+/* Keeps the value in a gap, and evicts others to make room for it. */
 static bool exchange(plt_search *s, int32_t gap, int64_t goal, double *cost) {
     plt_walk *w = s->w;
     plt_copy(s->before_modes, w->modes, w->model->n_touches, 1);
@@ -368,9 +371,9 @@ static bool exchange(plt_search *s, int32_t gap, int64_t goal, double *cost) {
 int plt_improve(plt_search *s, int64_t goal) {
     plt_walk *w = s->w;
     double cost = w->extra;
-    s->best_peak = 0; /* its modes are not asked for */
+    s->best_peak = 0; /* so that best_modes are not recorded */
     s->until = w->effort + PLT_IMPROVE_EFFORT;
-    /* what did not work together with others may do so now */
+    /* a gap that failed beside other evictions may work now */
     memset(s->banned, 0, (size_t)w->model->n_touches);
     while (w->effort < s->until && list_evicted(s, TRIED) > 0) {
         int32_t gap = s->heap[0].gap;

@@ -1,9 +1,9 @@
-/* The arguments of a call: checked against the model's inputs, their sizes read, and
- * those copied that do not lie row by row.
+/* The arguments of a call: checks them against the model's inputs, reads their sizes,
+ * and copies those that are not row-major.
  *
- * A copy is part of what its call holds: it is planned from strides before anything is
- * allocated, counted against the limit, and goes back when the call ends. Inputs that a
- * step writes are never copied, as the result would be lost with the copy. */
+ * A copy counts as memory of its call: it is planned from the strides before anything
+ * is allocated, counted against the limit, and freed when the call ends. Inputs that a
+ * step writes are never copied, because the result would be lost with the copy. */
 #include "internal.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ static int check_layout(const plt_arg *a, int64_t *detail) {
     return PLT_ERR_LAYOUT;
 }
 
-/* The bytes of a row-major copy; false if there can be none. */
+/* The bytes of a row-major copy; false if no copy can be made. */
 static bool copy_bytes(const plt_arg *a, int64_t *bytes) {
     *bytes = item_bytes(a);
     if (!a->data || a->rank > PLT_COPY_RANK) return false;

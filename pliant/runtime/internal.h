@@ -26,7 +26,7 @@ typedef int plt_lock;
 #endif
 
 #define PLT_ALIGN 64
-#define PLT_SMALL (1024 * 1024) /* bytes of an arena that may be kept in any case */
+#define PLT_SMALL (1024 * 1024) /* an idle arena may keep so many bytes */
 
 _Static_assert(sizeof(plt_call) == 11 * 8, "generated code relies on this layout");
 
@@ -44,7 +44,8 @@ static inline bool plt_round(int64_t size, int64_t *out) {
     return true;
 }
 
-/* Carves typed arrays out of one block: a first pass with a NULL block adds up. */
+/* Carves typed arrays out of one block. A first pass, with a NULL block, only computes
+ * the size of the block. */
 typedef struct plt_carver {
     char *block;
     size_t used;
@@ -64,13 +65,13 @@ static inline int plt_mismatch(int status, int64_t *detail, int64_t expected,
     return status;
 }
 
-/* a + b for amounts that are told and not allocated: INT64_MAX if that is less. */
+/* a + b, saturating at INT64_MAX: for amounts that are reported, not allocated. */
 static inline int64_t plt_add_up(int64_t a, int64_t b) {
     int64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
-/* What plt_bind_fn returned, as a status with its detail[0] and [1]. */
+/* Converts the result of plt_bind_fn to a status with its detail[0] and [1]. */
 static inline int plt_bound(int64_t failed, int64_t *detail) {
     if (failed == 0) return PLT_OK;
     detail[0] = failed > 0 ? failed - 1 : -(failed + 1);
@@ -88,11 +89,11 @@ typedef struct plt_interval {
     int64_t first, last;
 } plt_interval;
 
-/* Comparisons spent on trying orders, at some ten nanoseconds each. */
+/* Budget of comparisons for trying orders, at some ten nanoseconds each. */
 #define PLT_PACK_EFFORT 200000
 
-/* Fills offsets, *arena (the extent) and *bound (the live lower bound). An arena of
- * enough bytes or less is not improved. */
+/* Fills offsets, *arena (the extent) and *bound (the lower bound from lifetimes). Stops
+ * improving once the arena has `enough` bytes or less. */
 int plt_pack(const plt_services *s, const plt_interval *intervals, int64_t n,
              int64_t enough, int64_t effort, int64_t *offsets, int64_t *arena,
              int64_t *bound);
@@ -102,7 +103,7 @@ typedef struct plt_access {
     int32_t object;
     int32_t flags; /* PLT_READS | PLT_WRITES */
     int32_t until; /* the next position that writes the object; n_steps: none */
-    int32_t use;   /* its number among the order's uses */
+    int32_t use;   /* its index in the order's uses */
 } plt_access;
 
 typedef struct plt_use {
@@ -110,8 +111,9 @@ typedef struct plt_use {
     int32_t flags;
 } plt_use;
 
-/* One order of the steps, by position: who touches what, and who comes next. The gap
- * after use k of an object, up to its use k + 1, has the number k. */
+/* One order of the steps: the objects that each position touches, and the positions
+ * that use each object. The gap between use k of an object and its use k + 1 has number
+ * k. */
 typedef struct plt_order {
     int32_t *steps;       /* [n_steps] */
     int32_t *roots;       /* [n_buffers] */
@@ -119,7 +121,7 @@ typedef struct plt_order {
     plt_access *touches;  /* [n_touches] of distinct objects at each position */
     int32_t *first_use;   /* [n_objects + 1] */
     plt_use *uses;        /* [n_touches] of each object, by position */
-    bool *alone;          /* [n_objects] one position writes it, at most */
+    bool *alone;          /* [n_objects] at most one position writes it */
 } plt_order;
 
 bool plt_order_well_formed(const plt_model_desc *d);
@@ -132,9 +134,9 @@ void plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
 /* What happens to an object's memory in a gap. */
 enum {
     PLT_KEEP,
-    PLT_RECOMPUTE, /* given back; once computed again it stays */
+    PLT_RECOMPUTE, /* freed; once recomputed, for whatever reason, it is kept */
     PLT_SPILL,     /* written to the file, read when needed */
-    PLT_DROP       /* as RECOMPUTE, but what others' recomputing needs does not stay */
+    PLT_DROP       /* as RECOMPUTE, but freed again if recomputed only for others */
 };
 
 enum { PLT_CALL, PLT_WRITE_FILE, PLT_READ_FILE };
@@ -158,7 +160,8 @@ typedef struct plt_list {
     size_t each;
 } plt_list;
 
-/* One run through an order in thought, with what is evicted computed or read again. */
+/* The simulation of one run in an order, with evicted values recomputed or read
+ * again. */
 typedef struct plt_walk {
     const struct plt_model *model;
     const plt_order *order;
@@ -168,10 +171,10 @@ typedef struct plt_walk {
     /* by object */
     int32_t *open;    /* its storage now, or -1 */
     int32_t *current; /* its last use so far, or -1 */
-    int32_t *mark;    /* stamp: is made again at this position */
-    int32_t *near;    /* stamp: is needed to make others again at this position */
+    int32_t *mark;    /* == stamp: it is restored at this position */
+    int32_t *near;    /* == stamp: recomputing others here needs it */
     int32_t *last;    /* the last of this position's instructions to touch it */
-    int32_t *parent;  /* for whose sake it is made again; itself: the step's */
+    int32_t *parent;  /* the object that it is restored for; itself: for the step */
     int32_t *file;    /* its file storage, or -1 */
     int32_t *stack;
     uint64_t *issued; /* [n_steps] bits by position */
@@ -180,10 +183,10 @@ typedef struct plt_walk {
     int32_t time; /* of the instruction under construction */
     int32_t stop; /* time at which to stop; -1: none */
     plt_list storages, instructions, files;
-    /* found */
+    /* results */
     int64_t peak;
     int32_t peak_time, peak_position;
-    bool peak_at_step; /* not in what is made again in front of it */
+    bool peak_at_step; /* the peak is at the step itself, not at a repeated one */
     int32_t culprit; /* gap that cannot be recomputed */
     double extra;    /* nanoseconds */
     int64_t recomputed, spilled;
@@ -207,12 +210,12 @@ int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
 typedef struct plt_search {
     plt_walk *w;
     int64_t until;         /* effort at which to stop */
-    uint8_t *banned;       /* [n_touches] what may not be done with a gap */
+    uint8_t *banned;       /* [n_touches] the modes that a gap may not have */
     uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
     uint8_t *chosen_modes; /* [n_touches] */
-    uint8_t *before_modes; /* [n_touches] to go back to */
+    uint8_t *before_modes; /* [n_touches] saved, to undo a change */
     int64_t best_peak;
-    int64_t least_kept; /* of all orders, when nothing is evicted */
+    int64_t least_kept; /* the smallest peak of all orders without evictions */
     struct plt_candidate *heap; /* [max(n_objects, n_touches)] */
     int32_t *listed;            /* positions in an estimate */
     size_t block_bytes;
@@ -221,15 +224,15 @@ typedef struct plt_search {
 
 bool plt_search_init(plt_search *s, plt_walk *w);
 void plt_search_free(plt_search *s);
-/* Evicts until no moment of the walk needs more than goal bytes. */
+/* Evicts until the simulated peak is at most goal bytes. */
 int plt_evict(plt_search *s, int64_t goal);
-/* Takes evictions back that goal does not need, the dearest first. */
+/* Undoes evictions that goal does not need, the most expensive first. */
 int plt_keep_more(plt_search *s, int64_t goal);
-/* Other ways to evict, and other values, where that is cheaper and still fits. */
+/* Changes how values are evicted, and which, where that is cheaper and still fits. */
 int plt_improve(plt_search *s, int64_t goal);
 
 /* ---- remat.c ---- */
-/* What was chosen; modes and order of the walk are set, and it has been run. */
+/* The choice; the walk has its order and modes, and has been run with them. */
 typedef struct plt_choice {
     int32_t order;
     int64_t arena, bound; /* bytes */
@@ -237,9 +240,10 @@ typedef struct plt_choice {
     size_t offsets_bytes;
 } plt_choice;
 
-/* The cheapest found whose arena fits; limit below 0: none. PLT_ERR_LIMIT if none is. */
+/* The cheapest choice found whose arena fits the limit, or PLT_ERR_LIMIT. A limit below
+ * 0 means no limit. */
 int plt_choose(plt_walk *w, int64_t limit, plt_choice *out);
-/* The least arena of any. */
+/* The choice with the smallest arena. */
 int plt_choose_least(plt_walk *w, plt_choice *out);
 void plt_choice_free(const plt_walk *w, plt_choice *c);
 
@@ -251,15 +255,16 @@ typedef struct plt_arena {
     int64_t need;   /* of the plan it was last fitted to */
 } plt_arena;
 
-/* What was mapped or allocated for it, less the rest of the last page. */
+/* The bytes mapped or allocated for it, without the unused rest of the last page. */
 int64_t plt_arena_held(const plt_arena *arena, const plt_services *s);
-/* Makes the arena hold need bytes and no page more. On failure it is empty. */
+/* Makes the arena hold need bytes, in as few pages as possible. On failure it is
+ * empty. */
 bool plt_arena_fit(plt_arena *arena, const plt_services *s, int64_t need);
-/* Gives back what lies beyond need; never grows. */
+/* Frees all beyond need; never grows. */
 void plt_arena_shrink(plt_arena *arena, const plt_services *s, int64_t need);
 
 /* ---- plans.c ---- */
-/* What plt_special does. */
+/* The kinds of operations that plt_special runs. */
 enum { PLT_PLACE, PLT_TO_FILE, PLT_FROM_FILE, PLT_POISON };
 
 typedef struct plt_extra {
@@ -270,11 +275,11 @@ typedef struct plt_extra {
     int64_t at; /* bytes into the file */
 } plt_extra;
 
-/* One shape's plan: a single block. refs and links belong to the model's lock. */
+/* One shape's plan: a single block. The model's lock guards refs and links. */
 typedef struct plt_entry {
     struct plt_entry *chain;         /* next in its hash bucket */
     struct plt_entry *newer, *older; /* recency list */
-    int64_t refs;                    /* the table's own, plus one per slot's */
+    int64_t refs;                    /* one by the table, and one by each slot */
     bool listed;                     /* in the table and in the recency list */
     uint64_t hash;
     size_t block_bytes;
@@ -307,17 +312,17 @@ uint64_t plt_plans_hash(const int64_t *key, int64_t length);
 /* Both return an entry the caller holds a reference to, until plt_plans_drop. */
 plt_entry *plt_plans_find(plt_plans *p, const int64_t *key, uint64_t hash);
 plt_entry *plt_plans_insert(plt_plans *p, const plt_services *s, plt_entry *entry);
-/* As dropping; its last use was only now. */
+/* Drops a reference and marks the entry as the most recently used. */
 void plt_plans_leave(plt_plans *p, const plt_services *s, plt_entry *entry);
 void plt_plans_drop(const plt_services *s, plt_entry *entry);
 
 /* ---- threads.c ---- */
-/* Notices a fork and repairs the pool; the number grows by one with each fork. */
+/* Detects a fork and repairs the pool. Returns a number that each fork increments. */
 uint32_t plt_pool_epoch(plt_pool *pool);
 
 /* ---- meter ---- */
-/* What a call has asked of the system and of its framework, counted where it asks: what
- * the plan said is no part of it. */
+/* The bytes that a call has allocated from the system and from its framework, counted
+ * at each allocation and independently of the plan. */
 typedef struct plt_meter {
     int64_t held, peak;
 } plt_meter;
@@ -328,7 +333,7 @@ static inline void plt_count(plt_meter *m, int64_t bytes) {
 }
 
 /* ---- rt.c and call.c ---- */
-#define PLT_RECENT 8 /* calls that decide how much of an arena is kept */
+#define PLT_RECENT 8 /* the last calls, which decide how much of an arena is kept */
 
 /* What one call needs besides its plan; kept by the model between calls. */
 typedef struct plt_slot {
@@ -382,8 +387,8 @@ struct plt_model {
     _Atomic int64_t recent[PLT_RECENT]; /* what arenas of the last calls held */
     _Atomic uint32_t recent_next;
     struct plt_model *next_in_budget;
-    /* by the budget's lock: calls that had ended when its arenas were looked at last,
-     * and when they were cut */
+    /* Guarded by the budget's lock: how many calls had ended when the reaper last
+     * checked the arenas, and when it last cut them. */
     int64_t ended_then, ended_cut;
 };
 
@@ -403,8 +408,8 @@ typedef struct plt_frame {
 int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
 
 /* ---- spill.c ---- */
-/* Makes the file and takes the room that the plan needs. All three give false with
- * frame->file_error set if the system does not let them. */
+/* Creates the file and allocates the blocks that the plan needs. All three return false
+ * and set frame->file_error if a system call fails. */
 bool plt_spill_reserve(plt_frame *f);
 bool plt_spill_write(plt_frame *f, const plt_extra *e);
 bool plt_spill_read(plt_frame *f, const plt_extra *e);
@@ -412,50 +417,50 @@ void plt_spill_close(plt_frame *f);
 
 /* ---- inputs.c ---- */
 #define PLT_COPY_RANK 64
-/* Fills slot->dims and slot->inputs, and f->copied: what copies will take. */
+/* Fills slot->dims, slot->inputs, and f->copied: the bytes of the copies to make. */
 int plt_check_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
-/* Copies what is not row-major, by the threads of f->call. */
+/* Copies the inputs that are not row-major, on the threads of f->call. */
 int plt_copy_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
 void plt_drop_copies(plt_model *m, plt_frame *f);
 
 /* ---- budget.c; a budget may be NULL: no limit ---- */
-void plt_budget_enter(plt_budget *b); /* notices that this is a forked child */
+void plt_budget_enter(plt_budget *b); /* detects that this is a forked child */
 void plt_budget_join(plt_budget *b, plt_model *m);
 void plt_budget_leave(plt_budget *b, plt_model *m);
 int64_t plt_budget_limit(const plt_budget *b); /* -1: none */
-/* A call of the slot takes what it needs, the slot's arena included: PLT_OK,
+/* Reserves the bytes of a call, the slot's arena included. Returns PLT_OK,
  * PLT_ERR_BUDGET or PLT_ERR_INTERRUPTED. */
 int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
                     int64_t *detail);
 void plt_budget_give(plt_budget *b, int64_t bytes);
-/* So many bytes of the slot's arena are idle. */
+/* Counts so many bytes of the slot's arena as idle. */
 void plt_budget_idle(plt_model *m, plt_slot *slot, int64_t bytes);
-/* A call of the model has ended: what it left may be there for long. */
+/* A call of the model has ended: makes sure that a reaper watches the idle arena. */
 void plt_budget_left(plt_model *m);
-/* Cuts the arenas of models of which no call has ended since the last time; false if
- * none is left that may have to be cut. */
+/* Cuts the arenas of models that have ended no call since the last check. Returns false
+ * if no arena is left that may have to be cut. */
 bool plt_budget_reap(plt_budget *b);
 
-/* Gives back what the arena of a slot, that no call runs in, has beyond `keep`. */
+/* Cuts the arena of an idle slot to `keep` bytes. */
 void plt_slot_cut(plt_model *m, plt_slot *slot, int64_t keep);
-/* The same of all idle arenas of a model. */
+/* The same for all idle arenas of a model. */
 void plt_cut_idle(plt_model *m, int64_t keep);
 
-/* First thing in every entry: notices that this is a forked child. */
+/* Called first by every entry point: detects that this is a forked child. */
 void plt_enter(plt_model *m);
 /* Makes slot->plan the plan for slot->symbols (symbols, threads, limit). */
 int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail);
 void plt_slot_free(plt_model *m, plt_slot *slot);
 
-/* A call in parts, as plt_invoke and plt_ffi_call allocate outputs in their own way. */
+/* A call in parts, because plt_invoke and plt_ffi_call allocate outputs differently. */
 int plt_frame_open(plt_model *m, plt_frame *f); /* takes a slot */
 /* args: [n_inputs] */
 int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
-/* Writes to slot->outputs, as the caller allocated them. */
+/* Writes to slot->outputs, which the caller has allocated. */
 int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail);
 void plt_frame_close(plt_model *m, plt_frame *f, int status);
-/* Makes the pages of a large block present at once, huge ones where there are any: that
- * costs a quarter of what as many page faults cost. */
+/* Populates the pages of a large block at once, with huge pages where possible: this
+ * costs a quarter of the time that as many page faults take. */
 void plt_touch(plt_call *call, void *data, int64_t bytes);
 bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes);
 

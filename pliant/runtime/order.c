@@ -41,7 +41,7 @@ void plt_order_carve(plt_carver *c, plt_order *o, const plt_model_desc *d) {
     o->alone = plt_carve(c, n_objects, sizeof *o->alone);
 }
 
-/* Distinct objects at each position; an object's root stands for it. */
+/* Lists the distinct objects at each position; a buffer counts as its root. */
 static int32_t fill_touches(plt_order *o, const plt_model_desc *d) {
     int32_t count = 0;
     for (int64_t p = 0; p < d->n_steps; p++) {

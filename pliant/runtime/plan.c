@@ -1,7 +1,7 @@
 /* The plan of one shape: sizes, offsets and the program, in a single block. */
 #include "internal.h"
 
-#define PLT_STEP_NS 500.0 /* of any step, however small */
+#define PLT_STEP_NS 500.0 /* fixed cost of any step */
 
 bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes) {
     int64_t n = 1;
@@ -20,7 +20,7 @@ bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *b
     return true;
 }
 
-/* What the choice is made on, for one shape. */
+/* The sizes and costs of one shape, from which its plan is chosen. */
 typedef struct shape {
     int64_t *table;  /* [n_table] */
     int64_t *sizes;  /* [n_objects] rounded, of the roots' classes */
@@ -39,7 +39,7 @@ static void carve_shape(const plt_model *m, plt_carver *c, shape *s) {
 static double amount(const int64_t *table, int64_t index, double each) {
     if (index < 0) return 0;
     int64_t count = table[index];
-    return each * (double)(count < 0 ? INT64_MAX : count); /* overflowed: no end */
+    return each * (double)(count < 0 ? INT64_MAX : count); /* < 0: it overflowed */
 }
 
 static int overflow(int64_t *detail, int64_t of, int64_t number) {
@@ -48,7 +48,7 @@ static int overflow(int64_t *detail, int64_t of, int64_t number) {
     return PLT_ERR_OVERFLOW;
 }
 
-/* Sizes, costs and the bytes of the results. */
+/* Fills in sizes, costs and the bytes of the results. */
 static int measure(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
     int64_t wrong = m->sizes(key, s->table), sum = 0;
     if (wrong != 0) return overflow(detail, PLT_OVER_TABLE, wrong - 1);
@@ -102,7 +102,8 @@ static void shape_free(plt_model *m, shape *s) {
 
 /* ---- the program ---- */
 
-/* Objects' members and storages' ends as chains, and places in the file. */
+/* The buffers of each object and the storages that end at each instruction, as chains;
+ * and the offsets in the file. */
 typedef struct layout {
     const plt_walk *w;
     const plt_choice *choice;
@@ -217,7 +218,7 @@ static int64_t list_evictions(const plt_walk *w, plt_eviction *out) {
     return count;
 }
 
-/* Offsets in the file of what is spilled, and how long it is. */
+/* Computes the offsets of spilled values in the file, and the file's length. */
 static int place_files(const plt_walk *w, int64_t *places, int64_t *extent) {
     const plt_services *s = &w->model->services;
     int64_t n = w->files.count, bound;
@@ -307,7 +308,7 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
     plt_choice choice;
     int status = plt_choose(&w, room, &choice);
     bool chosen = status == PLT_OK || status == PLT_ERR_LIMIT;
-    /* an arena with gaps may be larger than the sum of what is in it */
+    /* an arena with gaps may be larger than the sum of its buffers */
     int64_t peak = chosen ? plt_add_up(choice.arena, s->output_bytes) : 0;
     if (status == PLT_OK && peak == INT64_MAX) status = PLT_ERR_OVERFLOW;
     if (status == PLT_OK && limit >= 0 && peak > limit) status = PLT_ERR_LIMIT;

@@ -1,24 +1,26 @@
-/* Offsets for buffers with known sizes and lifetimes, in as small an arena as can be
- * found in well under a millisecond.
+/* Packs buffers with known sizes and lifetimes into as small an arena as can be found
+ * in well under a millisecond.
  *
- * Optimal packing is NP-hard; the largest sum of live sizes is a lower bound, and
- * greedy placement often meets it under one order or another. So: try a few orders,
- * stop at the first that meets the bound, else keep improving the best one by placing
- * earlier what did not fit. The effort is counted in comparisons, never in time, and
- * ties are broken by number: same sizes, same offsets.
+ * Optimal packing is NP-hard. The largest sum of live sizes is a lower bound, and
+ * greedy placement often reaches it in one order or another. So the packer tries a few
+ * orders, stops at the first that reaches the bound, and otherwise improves the best
+ * order by moving the item that did not fit forward. The effort is counted in
+ * comparisons, never in time, and ties are broken by number, so that the same sizes
+ * give the same offsets.
  *
- * Placing an item looks at those that are live together with it: at all that have been
- * placed, in the order of their addresses, if items are few. Of many, those that live
- * together are listed once, so that the cost follows the number of such pairs. */
+ * To place an item, the packer looks at those that are live at the same time. If there
+ * are few items, it scans all that have been placed, by address. If there are many, it
+ * lists the pairs with overlapping lifetimes once, so that the cost is proportional to
+ * the number of pairs. */
 #include "internal.h"
 
 #include <string.h>
 
-/* A share of the bound that is not worth more effort. */
+/* An arena within 1/512 of the bound is not improved. */
 #define PLT_CLOSE 512
-/* Items that are not too many for looking at all of them. */
+/* Up to this many items, all of them are scanned. */
 #define PLT_FEW 1024
-/* Looking at a neighbour in memory, against following a list. */
+/* Scanning an adjacent item is this many times cheaper than following a list. */
 #define PLT_NEAR 4
 /* Lists of pairs take eight bytes each; with more, only the sweep is tried. */
 #define PLT_MOST_PAIRS (1 << 20)
@@ -38,7 +40,7 @@ typedef struct packer {
     int64_t n_all;
     int64_t n;      /* items that take space */
     int64_t bound;  /* no arena is smaller */
-    int64_t enough; /* none smaller than this is looked for */
+    int64_t enough; /* an arena of this size or less is not improved */
     int64_t best;   /* the smallest so far */
     int64_t effort; /* left */
     int64_t stuck;  /* position in order at which an attempt gave up */
@@ -104,7 +106,7 @@ static int64_t live_bound(const plt_interval *v, int64_t n, item *events) {
     return most;
 }
 
-/* The attempt under way has been completed within extent. */
+/* Records the current attempt, which is complete within extent, as the best. */
 static void keep(packer *p, int64_t extent) {
     p->best = extent;
     int64_t *t = p->best_offsets;
@@ -118,8 +120,8 @@ static void insert_by_begin(placed *v, int64_t count, placed q) {
     v[count] = q;
 }
 
-/* Places items in order of first step. What ended is forgotten, so that the cost is
- * items times live items. best_fit takes the tightest gap, else the lowest. */
+/* Places items in order of first step. Items that have ended are dropped, so that the
+ * cost is items times live items. best_fit takes the tightest gap, else the lowest. */
 static void sweep(packer *p, bool best_fit) {
     int64_t count = 0, extent = 0;
     for (int64_t k = 0; k < p->n; k++) {
@@ -146,8 +148,8 @@ static void sweep(packer *p, bool best_fit) {
     keep(p, extent);
 }
 
-/* Lists in p->placed, by address, what is live together with item i; of few items, all
- * of them are there already. Returns their number. */
+/* Lists in p->placed, by address, the items that are live together with item i. If
+ * there are few items, all that were placed are there already. Returns their number. */
 static int64_t list_neighbours(packer *p, int64_t i, int64_t k) {
     if (!p->together) {
         p->effort -= k / PLT_NEAR + 1;
@@ -225,8 +227,9 @@ static void arrange(packer *p, int how) {
     sort(p->order, p->n);
 }
 
-/* Lists, for p->order by first step, who is live together with whom: start holds counts
- * first, then positions. Returns false if there are too many pairs, or no memory. */
+/* Lists the pairs of items that are live together; p->order is by first step. start
+ * holds counts first, then positions. Returns false if there are too many pairs, or no
+ * memory. */
 static bool list_pairs(packer *p, const plt_services *s, size_t *bytes) {
     int64_t pairs = 0;
     for (int fill = 0; fill < 2; fill++) {
@@ -266,8 +269,8 @@ static bool list_pairs(packer *p, const plt_services *s, size_t *bytes) {
     return true;
 }
 
-/* The item that did not fit below the best arena moves half-way to the front (the first
- * time it is stuck; to the front itself from then on), and all are placed again. */
+/* Moves the item that did not fit below the best arena towards the front (half-way the
+ * first time, to the very front from then on), and places all items again. */
 static void improve(packer *p) {
     memcpy(p->order, p->best_order, (size_t)p->n * sizeof(item));
     for (int64_t k = 0; k < p->n; k++) p->order[k].major = 0;

@@ -1,12 +1,12 @@
-/* A call from Python with nothing in between: tensors are read through their
- * framework's C table, results are made by the framework, and no Python code runs
- * unless the call is out of the ordinary.
+/* The fast path of a call from Python: tensors are read through their framework's C
+ * table, the framework allocates the results, and no Python code runs in the common
+ * case.
  *
- * Caller is a base class. A subclass says what happens otherwise, by three methods:
+ * Caller is a base class. A subclass handles the other cases by three methods:
  *   _call_other(args, kwargs)          arguments that are not read here, or keywords
  *   _call_failed(args, status, detail) a status other than PLT_OK
- *   _renew()                           weights have changed: gives others (_hold)
- * With watch.c, this is what of the runtime knows Python. */
+ *   _renew()                           weights have changed: sets new ones (_hold)
+ * Only this file and watch.c use Python's C API. */
 #include "python.h"
 
 #include "tensor.h"
@@ -25,7 +25,7 @@ typedef struct caller {
 
 /* ---- arguments ---- */
 
-/* Whether the memory that a tensor's sizes and strides reach is its storage's. */
+/* Whether a tensor's sizes and strides stay inside its storage. */
 static bool fits_storage(const framework *fw, void *tensor, const DLTensor *t) {
     int64_t bytes, last, item = (t->dtype.bits + 7) / 8;
     if (fw->storage_bytes(tensor, &bytes) != 0) return false;
@@ -43,9 +43,9 @@ static bool fits_storage(const framework *fw, void *tensor, const DLTensor *t) {
     return !__builtin_mul_overflow(last, item, &last) && last <= bytes - item;
 }
 
-/* Whether a tensor's bytes are its values, and all that it means to a call: it is not
- * lazily negated or conjugated, no wrapper of a transform, in no gradient's way, carries
- * no tangent, and its memory is there. */
+/* Whether a tensor is described completely by its bytes: it is not lazily negated or
+ * conjugated, is no wrapper of a transform, needs no gradient, carries no tangent, and
+ * its sizes stay inside its storage. */
 static bool is_plain(const framework *fw, PyObject *value, const DLTensor *t) {
     void *tensor = plt_tensor_of(fw, value);
     const char *impl = plt_impl_of(fw, value);
@@ -55,8 +55,8 @@ static bool is_plain(const framework *fw, PyObject *value, const DLTensor *t) {
     return fits_storage(fw, tensor, t);
 }
 
-/* How an argument was read. A tensor of torch's that is not plain is not for other ways
- * of reading either: those would take its bytes as they are. */
+/* How an argument was read. A torch tensor that is not plain must not be read in
+ * another way either, because that would use its bytes as they are. */
 typedef enum reading { READ, NOT_READ, NOT_PLAIN } reading;
 
 static reading read_arg(const framework *fw, PyObject *value, plt_arg *a) {
@@ -185,7 +185,7 @@ static int make_outputs(const framework *fw, plt_model *m, plt_frame *f,
     return PLT_OK;
 }
 
-/* Output i as an object of the framework's; the handle is used up. */
+/* Output i as an object of the framework; consumes the handle. */
 static PyObject *give_output(const framework *fw, plt_model *m, plt_frame *f,
                              int64_t i) {
     void *made = f->slot->handles[i], *object = NULL;
@@ -215,7 +215,7 @@ static PyObject *give_outputs(const framework *fw, plt_model *m, plt_frame *f) {
 
 /* ---- the call ---- */
 
-/* For services.poll: runs handlers of signals; not 0 if one raised an exception. */
+/* For services.poll: runs signal handlers; not 0 if one raised an exception. */
 PLT_API int plt_python_poll(void) {
     PyGILState_STATE state = PyGILState_Ensure();
     int raised = PyErr_CheckSignals();
@@ -245,7 +245,7 @@ static PyObject *call_other(PyObject *self, PyObject *given, PyObject *named) {
     return result;
 }
 
-/* Makes the weights follow what they are made of; false with an exception. */
+/* Recomputes the weights if their sources have changed; false with an exception set. */
 static bool renew_weights(const caller *c) {
     if (!c->watch) return true;
     int changed = plt_watch_changed(c->watch);
@@ -255,8 +255,8 @@ static bool renew_weights(const caller *c) {
     return done != NULL;
 }
 
-/* The call itself. It runs on the weights that are there now, and keeps them, whatever
- * other threads put in their place meanwhile. */
+/* The call itself. It holds a reference to the present weights, so other threads may
+ * replace them meanwhile. */
 static PyObject *call_read(const caller *c, const plt_arg *args, int64_t *detail,
                            int *status) {
     plt_model *m = c->model;

@@ -1,4 +1,4 @@
-/* What the files that know Python share; the stable ABI only. */
+/* Shared by the files that use Python's C API; they use the stable ABI only. */
 #ifndef PLT_PYTHON_H
 #define PLT_PYTHON_H
 
@@ -10,11 +10,11 @@
 
 #include <dlpack/dlpack.h>
 
-/* A framework's tensors: torch's. Everything that is not optional was found, and tried
- * on tensors of every kind, by caller.py. Making a tensor through the exchange table
- * costs twice as much as through torch's own functions (its C interface for compiled
- * models, and the function that makes a tensor a Python object): those are used where
- * they are found. */
+/* Access to the tensors of a framework, torch. caller.py has found all fields that are
+ * not optional, and tested them on tensors of every kind. Creating a tensor through the
+ * exchange table costs twice as much as through torch's own functions (its C interface
+ * for compiled models, and the function that wraps a tensor in a Python object), so
+ * those are used where they are found. */
 typedef struct framework {
     PyTypeObject *type; /* exactly: what a subclass means is not known here */
     const DLPackExchangeAPI *exchange;
@@ -36,9 +36,9 @@ typedef struct framework {
     int32_t (*storage_offset)(void *tensor, int64_t *out); /* in elements */
     int32_t (*data)(void *tensor, void **out);
 
-    /* What tells one state of a tensor from another, by its place in a c10::TensorImpl:
-     * the storage's address, that of the counter of changes in place, and the words from
-     * the rank to the dispatch keys; in a counter and a c10::StorageImpl: */
+    /* Offsets of the fields that identify a tensor's state. In a c10::TensorImpl: the
+     * address of the storage, the address of the version counter, and the words from
+     * the rank to the dispatch keys. In a version counter and in a c10::StorageImpl: */
     int64_t storage_place, counter_place, layout_place, layout_words;
     int64_t count_place, data_place;
     int64_t tag_place; /* of a dict's version in a dict; 0: it has none */
@@ -62,8 +62,8 @@ static inline uint64_t plt_keys_of(const framework *fw, PyObject *object) {
 
 extern PyType_Spec plt_watch_spec;
 
-/* Whether a Watch has seen a change: 1, 0, or -1 with an exception. Any other object is
- * asked by its method `changed`. */
+/* Whether a Watch has seen a change: 1, 0, or -1 with an exception set. For any other
+ * object, calls its method `changed`. */
 int plt_watch_changed(PyObject *watch);
 
 #endif

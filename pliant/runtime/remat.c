@@ -1,23 +1,26 @@
-/* A plan whose arena fits: which order of the steps, what it evicts, and the offsets.
+/* Finds a plan whose arena fits: the order of the steps, the evictions, and the
+ * offsets.
  *
- * An order that fits as it is comes first. Else values are evicted (evict.c) until the
- * packed arena fits, in each order that may be cheapest. If that fails there is the
- * least arena of all, every value evicted between its uses: it fits, or nothing does.
+ * An order that fits without evictions is preferred. Otherwise values are evicted
+ * (evict.c) until the packed arena fits, in each order that may be cheapest. If that
+ * fails, every value is evicted between its uses, which gives the smallest arena: it
+ * fits, or nothing does.
  *
- * Effort is counted in touches of objects, never in time: same sizes, same choice. */
+ * Effort is counted in touches of objects, never in time, so that the same sizes give
+ * the same choice. */
 #include "internal.h"
 
 #include <float.h>
 
 #define PLT_SEARCH_EFFORT 400000
-/* Packing to fit a limit: giving up is cheap, as more can be evicted. */
+/* Effort of packing to fit a limit: failing is cheap, because more can be evicted. */
 #define PLT_FIT_EFFORT 50000
 
 static void copy_modes(const plt_search *s, uint8_t *to, const uint8_t *from) {
     plt_copy(to, from, s->w->model->n_touches, 1);
 }
 
-/* Offsets for what the last walk found. */
+/* Packs the storages that the last walk found. */
 static int pack(plt_walk *w, int64_t enough, int64_t effort, plt_choice *out) {
     const plt_services *s = &w->model->services;
     int64_t n = w->storages.count;
@@ -58,8 +61,8 @@ static void start(plt_search *s, int64_t order) {
     memset(s->banned, 0, (size_t)w->model->n_touches);
 }
 
-/* The order with the smallest arena when nothing is evicted, of those that may fit.
- * None does if best has no offsets then. */
+/* Chooses the order with the smallest arena without evictions, among those that may
+ * fit. If none fits, best has no offsets afterwards. */
 static int choose_order(plt_search *s, int64_t limit, plt_choice *best) {
     plt_walk *w = s->w;
     s->least_kept = INT64_MAX;
@@ -78,14 +81,14 @@ static int choose_order(plt_search *s, int64_t limit, plt_choice *best) {
     return PLT_OK;
 }
 
-/* Modes with the least peak: everything is spilled, or as much as possible computed
- * again. */
+/* Sets the modes with the smallest peak: everything is spilled, or, without a spill
+ * file, as much as possible is recomputed. */
 static int evict_all(plt_search *s) {
     plt_walk *w = s->w;
     if (w->model->can & PLT_CAN_SPILL) {
         const plt_use *uses = w->order->uses;
         for (int64_t k = 0; k + 1 < w->model->n_touches; k++) {
-            /* of the last use of an object, the mode means nothing */
+            /* the mode after the last use of an object is ignored */
             bool apart = uses[k + 1].position != uses[k].position + 1;
             w->modes[k] = apart ? PLT_SPILL : PLT_KEEP;
         }
@@ -98,7 +101,7 @@ static int evict_all(plt_search *s) {
     return plt_walk_run(w, -1) == PLT_WALK_DONE ? PLT_OK : PLT_ERR_MEMORY;
 }
 
-/* The least arena of all orders; chosen_modes are its modes. */
+/* The smallest arena of all orders; its modes are stored in chosen_modes. */
 static int choose_least(plt_search *s, plt_choice *best) {
     plt_walk *w = s->w;
     if (!w->model->can) return choose_order(s, -1, best);
@@ -117,7 +120,7 @@ static int choose_least(plt_search *s, plt_choice *best) {
             copy_modes(s, s->chosen_modes, w->modes);
         }
     }
-    /* where what is kept lies closer than what is evicted */
+    /* without evictions the storages may pack into a smaller arena */
     plt_choice kept = {0};
     int status = choose_order(s, best->arena - 1, &kept);
     if (status == PLT_OK && kept.offsets && kept.arena < best->arena) {
@@ -129,8 +132,8 @@ static int choose_least(plt_search *s, plt_choice *best) {
     return status;
 }
 
-/* The cheapest evictions of one order whose arena fits; PLT_ERR_LIMIT if none is
- * found. What is not needed is taken back where the rest still fits then. */
+/* Finds the cheapest evictions of one order whose arena fits, or returns PLT_ERR_LIMIT.
+ * Evictions that are not needed are undone if the arena still fits afterwards. */
 static int fit(plt_search *s, int64_t order, int64_t limit, plt_choice *out) {
     plt_walk *w = s->w;
     start(s, order);
@@ -163,7 +166,7 @@ static int fit(plt_search *s, int64_t order, int64_t limit, plt_choice *out) {
     return status;
 }
 
-/* An order that needs much more than another is not looked at. */
+/* Whether an order is worth trying: not if it needs much more memory than another. */
 static bool is_promising(plt_search *s, int64_t order, int64_t limit) {
     plt_walk *w = s->w;
     start(s, order);
@@ -173,7 +176,7 @@ static bool is_promising(plt_search *s, int64_t order, int64_t limit) {
     return evict_all(s) == PLT_OK && w->peak <= limit;
 }
 
-/* The cheapest fit of all orders; chosen_modes are its modes. */
+/* The cheapest fit of all orders; its modes are stored in chosen_modes. */
 static int choose_fit(plt_search *s, int64_t limit, plt_choice *best) {
     plt_walk *w = s->w;
     double cost = DBL_MAX;
@@ -194,7 +197,7 @@ static int choose_fit(plt_search *s, int64_t limit, plt_choice *best) {
     return cost < DBL_MAX ? PLT_OK : PLT_ERR_LIMIT;
 }
 
-/* Walks once more as was chosen. */
+/* Runs the walk once more with the choice. */
 static int settle(plt_search *s, const plt_choice *best) {
     plt_walk *w = s->w;
     w->order = &w->model->orders[best->order];
@@ -213,7 +216,7 @@ int plt_choose_least(plt_walk *w, plt_choice *out) {
     return status;
 }
 
-/* The least arena of all leaves room: some of what it evicts may stay. */
+/* If the smallest arena is below the limit, undoes some of its evictions. */
 static int use_room(plt_search *s, int64_t limit, plt_choice *best) {
     plt_walk *w = s->w;
     int status = settle(s, best);
@@ -242,7 +245,7 @@ int plt_choose(plt_walk *w, int64_t limit, plt_choice *out) {
         *out = (plt_choice){0};
         status = w->model->can ? choose_fit(&s, limit, out) : PLT_ERR_LIMIT;
         if (status == PLT_ERR_LIMIT) {
-            /* kept even where it does not fit: it tells the least there is */
+            /* kept even if it does not fit: the error states its size */
             plt_choice_free(w, out);
             *out = (plt_choice){0};
             status = choose_least(&s, out);

@@ -8,7 +8,8 @@
 
 #define PLT_DEFAULT_PLANS 64
 #define PLT_SPILL_FOLDER "/tmp"
-/* Where nobody says: an ordinary core, its memory, and a file in the page cache. */
+/* Defaults for rates that the model does not state: an ordinary core, its memory, and a
+ * file in the page cache. */
 #define PLT_ASSUMED_FLOPS 5e10
 #define PLT_ASSUMED_BYTES 1e10
 #define PLT_ASSUMED_SPILL 1e9
@@ -41,8 +42,8 @@ void plt_services_copy(plt_services *to, const plt_services *from) {
     if (!to->release) to->release = default_release;
 }
 
-/* Blocks start on a multiple of 64, for the atomics that have a cache line to
- * themselves; what allocate returned is stored just below. */
+/* Blocks are aligned to 64 bytes, for atomics that need a cache line of their own. The
+ * pointer that `allocate` returned is stored just below the block. */
 void *plt_allocate_raw(const plt_services *s, size_t bytes) {
     size_t total;
     if (__builtin_add_overflow(bytes, PLT_ALIGN + sizeof(void *), &total)) return NULL;
@@ -216,7 +217,7 @@ void plt_model_destroy(plt_model *m) {
     plt_release(&s, m, m->block_bytes);
 }
 
-/* What the arenas between calls have mapped; with nobody else about. */
+/* The bytes mapped by arenas between calls; no other thread may use the model. */
 static int64_t idle_mapped(plt_model *m) {
     plt_slot *spare = atomic_load(&m->spare);
     int64_t bytes = spare ? spare->arena.mapped : 0;
@@ -224,10 +225,10 @@ static int64_t idle_mapped(plt_model *m) {
     return bytes;
 }
 
-/* In a child forked since the last call: if another thread held the lock at the fork,
- * what it guards may be half changed, and is dropped. Plans and arenas of calls that
- * were running then, or that were just being cut, stay allocated and are no longer
- * counted: their threads are gone. */
+/* Repairs the model in a child forked since the last call. If another thread held the
+ * lock at the fork, the data that it guards may be inconsistent and is dropped. Plans
+ * and arenas that running calls used at the fork, or that were being cut, leak: they
+ * stay allocated and are no longer counted, because their threads are gone. */
 void plt_enter(plt_model *m) {
     uint32_t now = plt_pool_epoch(m->pool), seen = atomic_load(&m->epoch);
     if (seen == now) return;

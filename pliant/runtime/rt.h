@@ -1,5 +1,5 @@
-/* The Pliant runtime: what a compiled model needs from its surroundings, and nothing
- * else: argument checks, a memory plan per call shape, one arena, a thread pool.
+/* The Pliant runtime, all that a compiled model needs at run time: argument checks, a
+ * memory plan per call shape, one arena, a thread pool.
  *
  * Rules of this library
  *   - no dependency beyond libc and pthreads; no mutable globals;
@@ -9,9 +9,9 @@
  *   - PLT_NO_THREADS builds a serial runtime (wasm); PLT_NO_MMAP one without mmap,
  *     PLT_NO_FILES one that never spills.
  *
- * It deliberately does not know about: operators, devices other than the CPU. Generated
- * code sees row-major tensors alone: inputs that are not are copied.
- */
+ * It deliberately knows nothing about operators, or devices other than the CPU.
+ * Generated code sees only row-major tensors: other inputs are copied.
+ * */
 #ifndef PLT_RT_H
 #define PLT_RT_H
 
@@ -66,14 +66,15 @@ PLT_API int64_t plt_special(plt_call *call, int64_t code);
 typedef void (*plt_run_fn)(plt_call *call);
 
 /* Evaluates the table. symbols has n_symbols entries, then the thread count. Returns 0,
- * or a positive number of the code's own if these sizes cannot be computed with: one
- * overflows int64, is negative, or more than the kernels' own arithmetic holds. Amounts
- * of work (flops_index, bytes_index) that overflow are negative instead. */
+ * or a positive number, defined by the generated code, if a size overflows int64, is
+ * negative, or is too large for the arithmetic of the kernels. Amounts of work
+ * (flops_index, bytes_index) that overflow are negative instead. */
 typedef int64_t (*plt_sizes_fn)(const int64_t *symbols, int64_t *table);
 
 /* Solves the symbols from dims: the observed sizes of all inputs, flattened in order; a
  * scalar input contributes its value as one entry. Returns 0, 1 + the number of the
- * guard that failed, or a negative number of the code's own if 64 bits do not tell. */
+ * guard that failed, or a negative number, defined by the generated code, if a guard
+ * overflows 64 bits. */
 typedef int64_t (*plt_bind_fn)(const int64_t *dims, int64_t *symbols);
 
 /* One chunk [begin, end) of a parallel region; worker is the chunk's number. */
@@ -86,7 +87,7 @@ typedef void (*plt_task)(void *args, int64_t begin, int64_t end, int64_t worker)
 PLT_API void plt_parallel(plt_call *call, plt_task fn, void *args, int64_t units,
                           int64_t grain);
 
-/* Nanoseconds of a monotonic clock: what profiled code stamps its kernels with. */
+/* Nanoseconds of a monotonic clock, which profiled code reads around each kernel. */
 PLT_API int64_t plt_clock(plt_call *call);
 
 /* ---- Status ------------------------------------------------------------------- */
@@ -111,7 +112,7 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_INTERRUPTED = 16 /* services.poll said so while the call waited */
 };
 
-/* Sizes of a call that 64 bits do not hold. */
+/* The sizes of a call that may overflow 64 bits. */
 enum plt_overflow {
     PLT_OVER_ALL = 0,    /* buffers and outputs together */
     PLT_OVER_BUFFER = 1, /* the bytes of a buffer, rounded up */
@@ -132,7 +133,7 @@ enum {
     PLT_FLAG_NO_MAP = 4       /* the arena comes from allocate, not from mmap */
 };
 
-/* What the runtime asks of its host; copied at creation. NULL means the default. */
+/* What the host program provides; copied at creation. NULL means the default. */
 typedef struct plt_services {
     void *context; /* passed to allocate and release */
     void *(*allocate)(void *context, size_t bytes);        /* default malloc */
@@ -151,10 +152,11 @@ typedef struct plt_services {
     void *ffi_take_error;     /* TVMFFIErrorMoveFromRaised */
     void *ffi_make_array;     /* function object "ffi.Array", borrowed */
     void *ffi_make_shape;     /* function object "ffi.Shape", borrowed */
-    /* Another library's threads to run regions on, instead of workers of the pool's
-     * own: GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP
-     * that the process's framework uses. Its threads spin after every region of theirs, so a second set
-     * of workers would find the cores taken. Not used after a fork. */
+    /* Threads of another library to run regions on, instead of the pool's own workers:
+     * GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP library
+     * that the framework uses. Its threads spin after each of their regions, so a
+     * second set of workers would compete with them for the cores. Not used after a
+     * fork. */
     void *team_parallel;
     void *team_number;
     void *team_size;
@@ -172,9 +174,10 @@ PLT_API void plt_pool_destroy(plt_pool *pool); /* joins the workers */
 /* What the calls of all its models may hold together: arenas (those of calls that run,
  * and idle ones), results while their call runs, and copies of inputs.
  *
- * With services.idle_ns, a thread gives the arenas of its models back that no call has
- * used for so long, and less than twice as long. It starts with the first call that
- * leaves a large one behind, again after a fork, and sleeps while there is none. */
+ * With services.idle_ns, a thread frees arenas of the budget's models that no call has
+ * used for that long, and does so before twice that time has passed. It starts with the
+ * first call that leaves a large arena, also after a fork, and sleeps while there is
+ * none. */
 PLT_API plt_budget *plt_budget_create(const plt_services *services);
 PLT_API void plt_budget_destroy(plt_budget *budget); /* no model may have it */
 
@@ -203,14 +206,14 @@ typedef struct plt_input_desc {
     int32_t written; /* by some step: never a copy */
 } plt_input_desc;
 
-/* Scratch in the arena: from the first step that touches it to the last. */
+/* Memory in the arena, live from the first step that touches it to the last. */
 typedef struct plt_buffer_desc {
     int64_t size_index; /* table entry holding its size in bytes */
 } plt_buffer_desc;
 
 enum { PLT_READS = 1, PLT_WRITES = 2 };
 
-/* A step's operand. Objects are the buffers, then n_pinned that are always there:
+/* A step's operand. Objects are the buffers, then n_pinned that are always in memory:
  * results, and inputs that some step writes. */
 typedef struct plt_touch_desc {
     int32_t object;
@@ -225,8 +228,8 @@ typedef struct plt_step_desc {
     int64_t repeatable; /* may be run again: same operands, same results */
 } plt_step_desc;
 
-/* One order of the steps. In it, a buffer may live in the memory of another one (its
- * root, of the same size or larger) whose value it replaces. */
+/* One order of the steps. In it, a buffer may share the memory of another one (its
+ * root, of the same size or larger), whose value it overwrites. */
 typedef struct plt_order_desc {
     const int32_t *steps; /* [n_steps] */
     const int32_t *roots; /* [n_buffers], or NULL: each buffer is its own */
@@ -280,7 +283,7 @@ PLT_API plt_model *plt_model_create(const plt_model_desc *desc,
 /* No call may be in flight. */
 PLT_API void plt_model_destroy(plt_model *model);
 
-/* A buffer that gives its memory back between two of its uses. */
+/* A buffer that is evicted between two of its uses. */
 typedef struct plt_eviction {
     int64_t buffer;
     int64_t action; /* PLT_CAN_RECOMPUTE or PLT_CAN_SPILL */
@@ -299,7 +302,7 @@ typedef struct plt_plan_info {
     int64_t extra_nanoseconds; /* that evictions cost, by the cost model */
     int64_t n_evictions;
     int64_t detail[3];
-    /* each filled if the caller points it at enough room */
+    /* each is filled if the caller provides an array for it */
     int64_t *offsets; /* [n_buffers] */
     int64_t *sizes;   /* [n_buffers] exact bytes */
     int64_t *table;   /* [n_table] */
@@ -312,7 +315,7 @@ typedef struct plt_plan_info {
 PLT_API int plt_plan(plt_model *model, const int64_t *symbols, int64_t limit,
                      plt_plan_info *out);
 
-/* The least peak that any plan for these symbols reaches. */
+/* The smallest peak that any plan for these symbols reaches. */
 PLT_API int plt_least(plt_model *model, const int64_t *symbols, int64_t *least);
 
 /* Solves the symbols for these dims, as a call would: PLT_OK, or PLT_ERR_GUARD or
@@ -336,7 +339,7 @@ typedef struct plt_stats_info {
     int64_t last_spilled_bytes;
 } plt_stats_info;
 
-/* Whether files of a folder are kept in memory: no place to spill to. */
+/* Whether a folder is in memory (tmpfs), so that spilling there would save nothing. */
 PLT_API int plt_folder_in_memory(const char *folder);
 
 PLT_API void plt_stats(plt_model *model, plt_stats_info *out);

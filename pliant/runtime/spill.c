@@ -1,7 +1,7 @@
-/* The file of spilled buffers: made before the first kernel of a call that spills,
- * without a name, and gone with the call. All the room that its plan's writes need is
- * taken when it is made, so that a full disk, a quota or a limit on file sizes refuses
- * the call before it has changed anything. Only a disk that breaks fails later. */
+/* The file of spilled buffers. It is created without a name before the first kernel of
+ * a call that spills, and disappears with the call. Its blocks are allocated when it is
+ * created, so that a full disk, a quota or a limit on file sizes fails the call before
+ * it has changed anything. Only an I/O error can fail it later. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -60,7 +60,7 @@ int plt_folder_in_memory(const char *folder) {
 #endif
 }
 
-/* Zeros take the room where the file system cannot promise it. */
+/* Writes zeros, to allocate blocks on file systems without fallocate. */
 static bool fill(int file, int64_t bytes) {
     static const char zeros[1 << 16];
     for (int64_t done = 0; done < bytes;) {
@@ -92,7 +92,7 @@ static bool take_room(int file, int64_t bytes) {
 bool plt_spill_reserve(plt_frame *f) {
     int64_t bytes = f->plan->file_bytes;
     if (bytes == 0) return true;
-    /* Asked rather than tried: trying raises a signal that ends most processes. */
+    /* Checked first, because exceeding it raises a signal that ends most processes. */
     struct rlimit most;
     if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
         most.rlim_cur < (uint64_t)bytes) {

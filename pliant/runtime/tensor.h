@@ -18,7 +18,7 @@ static inline void plt_read_tensor(const DLTensor *t, plt_arg *a) {
     a->strides = t->strides;
 }
 
-/* What the framework made, by its own account. */
+/* The bytes of a tensor, from the shape and type that its framework reports. */
 static inline int64_t plt_tensor_bytes(const DLTensor *t) {
     int64_t bytes = (t->dtype.bits * t->dtype.lanes + 7) / 8;
     for (int32_t d = 0; d < t->ndim; d++) bytes *= t->shape[d];

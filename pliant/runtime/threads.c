@@ -1,32 +1,33 @@
 /* The thread pool: static chunks, one region at a time.
  *
- * A worker waits for its ticket to change: it spins for a while, as the next region of
- * a running model is microseconds away, then parks on a condition variable. Waiting for
- * the workers is the same the other way round.
+ * A worker waits for its ticket to change. It spins for a while, because the next
+ * region of a running model is microseconds away, then parks on a condition variable.
+ * The caller waits for its workers in the same way.
  *
- * Ticket and parked flag are written and read in opposite order by the two sides, both
- * sequentially consistent, so one of them always sees the other: no wake-up is lost.
+ * One side writes the ticket and then reads the parked flag; the other writes the flag
+ * and then reads the ticket. Both accesses are sequentially consistent, so at least one
+ * side sees the other's write, and no wake-up is lost.
  *
- * A caller that is done with its own chunk runs those that no worker has begun, so a
+ * A caller that has finished its own chunk runs those that no worker has begun, so a
  * worker that gets no core costs at most the chunk it would have run.
  *
- * The system may wake a thread on the very core that its caller computes on, and leave
- * it there for some milliseconds even if another core is idle. So a sleeping worker is
- * kept off that core before it is woken, a caller whose last region had somebody late
- * yields first, and whoever finds himself on his caller's core moves away, before he
- * takes a chunk: until then his caller may have it.
+ * The system may wake a thread on the core that its caller is using, and leave it there
+ * for some milliseconds even if another core is idle. Three measures prevent this. A
+ * sleeping worker's affinity excludes that core before it is woken. A caller whose last
+ * region had a late thread yields first. A thread that finds itself on its caller's
+ * core moves away before it claims a chunk; until then, the caller may claim the chunk.
  *
- * A pool may be given another library's team of threads (services.team_parallel); then
- * its members take the chunks, each its own first, and no workers are started. OpenMP
- * keeps a team per calling thread, so only the first caller uses its team: a server's
- * threads would bring a team each, spinning for cores that there are not.
+ * A pool may be given another library's team of threads (services.team_parallel). Then
+ * its members run the chunks, each its own first, and no workers are started. OpenMP
+ * keeps a team per calling thread, so only the first caller uses its team: otherwise
+ * each thread of a server would have a team, and these would compete for the cores.
  *
- * Callers that meet here keep all cores busy by themselves if the cores are not many
- * more than a call wants; for a while after such a meeting every region runs in its
- * caller, over the same chunks.
+ * If a call uses more than half of the cores, two concurrent callers keep all cores
+ * busy by themselves. For a while after they have met in the pool, every region runs in
+ * its caller, over the same chunks.
  *
- * Fork: a child has no workers. Where the system can wipe a page on fork, a word in
- * such a page tells; elsewhere the process id does. */
+ * Fork: a child has no workers. It is detected by a word in a page that the system
+ * wipes on fork; where there is no such page, by the process id. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -83,7 +84,7 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
 #define pause_cpu() ((void)0)
 #endif
 
-/* A number that one thread waits on until it differs from what it saw. */
+/* A number that one thread waits on until it differs from the last value seen. */
 typedef struct signal_word {
     _Alignas(64) _Atomic uint32_t value;
     _Atomic uint32_t parked;
@@ -164,7 +165,7 @@ static void word_wait(signal_word *w, uint32_t seen, int64_t spin_ns) {
                 if (word_changed(w, seen)) return;
                 pause_cpu();
             }
-            /* on a loaded machine the other side may be waiting for this very core */
+            /* on a loaded machine the other side may be waiting for this core */
             if (spent > PLT_POLITE_NS) sched_yield();
             spent = now_ns() - start;
         } while (spent < spin_ns);
@@ -223,7 +224,7 @@ static void run_chunk(plt_task fn, void *args, int64_t units, int64_t n, int64_t
     fn(args, begin, begin + base + (i < longer), i);
 }
 
-/* Takes the chunk of a worker's ticket; what it belongs to stays until it is run. */
+/* Claims the chunk of a worker's ticket. The region does not end before it has run. */
 static bool claim(worker *w, uint32_t ticket) {
     uint32_t before = ticket - 1;
     return atomic_compare_exchange_strong(&w->claimed, &before, ticket);
@@ -252,7 +253,7 @@ static int64_t cpu_count(plt_pool *pool) {
     return cpus;
 }
 
-/* Takes the pool for a region of n chunks; false if its caller must run it alone. */
+/* Acquires the pool for a region of n chunks; false if the caller must run it alone. */
 static bool take(plt_pool *pool, int64_t n) {
     bool matters = 2 * n > cpu_count(pool); /* two such callers take every core */
     if (matters && atomic_load_explicit(&pool->crowded_until, memory_order_relaxed) >
@@ -265,7 +266,7 @@ static bool take(plt_pool *pool, int64_t n) {
     return false;
 }
 
-/* Held: busy. Starts workers until there are n, or no more can be had. */
+/* Held: busy. Starts workers until there are n, or no more can be created. */
 static void start_workers(plt_pool *pool, int64_t n) {
     if (n > PLT_MAX_WORKERS) n = PLT_MAX_WORKERS;
     if (pool->n_workers >= n || pool->refused) return;
@@ -381,9 +382,9 @@ typedef struct team_region {
     atomic_flag taken[PLT_MAX_WORKERS + 1];
 } team_region;
 
-/* Each member runs the chunk of its number, then what nobody has taken: the team may
- * be smaller than asked for, or slow to arrive. At the end the library waits for them
- * all, without letting go of the core that one of them may need. */
+/* Each member runs the chunk of its number, then those that nobody has claimed: the
+ * team may be smaller than requested, or slow to start. At the end the library waits
+ * for all members, and spins on a core that one of them may need. */
 static void team_member(void *p) {
     team_region *r = p;
     int64_t own = r->number();
@@ -472,8 +473,9 @@ static bool run_on_workers(plt_pool *pool, plt_task fn, void *args, int64_t unit
         taken++;
     }
     pool->late = taken > 0;
-    /* Whoever finishes the last chunk says so. If that is a worker it has to be heard
-     * even when nothing is pending any more: its word would end the next region. */
+    /* The thread that finishes the last chunk signals `finished`. If that is a worker,
+     * the caller must consume the signal even if nothing is pending any more: otherwise
+     * it would end the next region. */
     if (taken == 0 || atomic_fetch_sub(&pool->pending, taken) > taken)
         word_wait(&pool->finished, seen, pool->spin_ns);
     return true;

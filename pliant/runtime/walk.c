@@ -1,18 +1,20 @@
-/* A run in thought: which instructions an order becomes when some values give their
- * memory back between two uses, and which bytes live when.
+/* Simulates a run in which some values are evicted between two uses. Finds the
+ * instructions of the run, and the lifetime of each piece of memory.
  *
- * In front of the step at position p, every value that it needs and that is not there is
- * made again: read from the file, or computed by the steps that wrote it, in their
- * order, which may need more values made again. Each step is repeated once at most. So
- * evicting all that a layer keeps for the backward pass computes the layer once more.
+ * In front of the step at position p, every value that the step needs and that was
+ * evicted is restored: read from the file, or recomputed by the steps that wrote it, in
+ * their order. These steps may need other values restored. Each step is repeated at
+ * most once in front of p. So evicting all that a layer keeps for the backward pass
+ * computes the layer once more.
  *
- * A step may be repeated if what it reads still holds what it held then: nobody wrote
- * it since, or it is itself made again, and so goes through the same contents. */
+ * A step may be repeated if its operands have the contents that they had at its first
+ * run: nothing has written them since, or they are themselves recomputed and go through
+ * the same contents again. */
 #include "internal.h"
 
-/* Instructions per step; a walk that takes more is given up. */
+/* Instructions per step; a simulation with more is abandoned. */
 #define PLT_LONGEST 24
-/* Of a read or a write, besides its bytes. */
+/* Fixed cost of a read or a write of the file, in addition to its bytes. */
 #define PLT_FILE_CALL_NS 5000.0
 
 static void carve_walk(plt_walk *w, plt_carver *c) {
@@ -84,7 +86,7 @@ static void close_storage(plt_walk *w, int32_t x) {
     w->live -= w->sizes[x];
 }
 
-/* An instruction at the present time; what it needs is open. */
+/* Appends an instruction at the present time; the storages that it needs are open. */
 static int emit(plt_walk *w, int32_t position, plt_instruction made) {
     if (w->live > w->peak) {
         w->peak = w->live;
@@ -114,7 +116,7 @@ static int read_file(plt_walk *w, int32_t x, int32_t position) {
     return status;
 }
 
-/* Gives x's memory back and keeps its contents in the file. */
+/* Writes x to the file and frees its memory. */
 static int write_file(plt_walk *w, int32_t x, int32_t position) {
     plt_storage *file = append(w, &w->files);
     if (!file) return PLT_WALK_MEMORY;
@@ -150,13 +152,14 @@ static void want(plt_walk *w, int32_t x, int32_t parent, int32_t *depth) {
     w->stack[(*depth)++] = x;
 }
 
-/* The eviction that asked for x. */
+/* The gap of the eviction because of which x is restored. */
 static int32_t blame(const plt_walk *w, int32_t x) {
     while (w->parent[x] != x && !in_gap(w, x)) x = w->parent[x];
     return w->current[x];
 }
 
-/* May the step at q, which writes x, be repeated in front of p? Lists what it needs. */
+/* Whether the step at q, which writes x, may be repeated in front of p. Pushes the
+ * values that it needs onto the stack. */
 static bool repeat(plt_walk *w, int32_t x, int32_t q, int32_t p, int32_t *depth) {
     const plt_order *o = w->order;
     if (!w->model->steps[o->steps[q]].repeatable) return false;
@@ -169,7 +172,7 @@ static bool repeat(plt_walk *w, int32_t x, int32_t q, int32_t p, int32_t *depth)
         w->near[y] = w->stamp;
         if (y == x) continue;
         bool there = y >= w->model->n_buffers || w->open[y] >= 0;
-        /* in memory and in the file are the contents of now */
+        /* memory and the file hold the latest contents */
         bool settled = there || from_file(w, y);
         if (t->flags & PLT_WRITES && settled && !o->alone[y]) return false;
         if (!(t->flags & PLT_READS)) continue;
@@ -180,8 +183,8 @@ static bool repeat(plt_walk *w, int32_t x, int32_t q, int32_t p, int32_t *depth)
     return true;
 }
 
-/* Finds all that has to be made again in front of p: marks objects, and the steps that
- * make them in `issued`, from *low to *high. */
+/* Finds all that has to be restored in front of p. Marks the objects, and sets in
+ * `issued` the steps that recompute them, at positions from *low to *high. */
 static int demand(plt_walk *w, int32_t p, int32_t *low, int32_t *high) {
     const plt_order *o = w->order;
     int32_t depth = 0;
@@ -221,7 +224,7 @@ static int32_t next_issued(const plt_walk *w, int32_t q, int32_t high) {
     return high + 1;
 }
 
-/* One repeated step: opens what is not there, closes what nobody needs after it. */
+/* One repeated step: opens missing storages, and closes those not needed after it. */
 static int repeat_step(plt_walk *w, int32_t q, int32_t p) {
     const plt_order *o = w->order;
     int32_t begin = o->first_touch[q], end = o->first_touch[q + 1];
@@ -244,8 +247,9 @@ static int repeat_step(plt_walk *w, int32_t q, int32_t p) {
         int32_t x = o->touches[k].object;
         if (x >= w->model->n_buffers) continue;
         bool wanted = w->mark[x] == w->stamp;
-        /* What was there before is kept; what was made for others goes with the last
-         * of them, unless it is to stay for a use of its own. */
+        /* Storages that were open before stay open. One that was restored only for
+         * other steps is closed after the last of them, unless it is to be kept for a
+         * later use of its own. */
         bool opened_here = w->last[x] < 0 || wanted;
         if (!opened_here) continue;
         if (wanted && (w->last[x] != q || mode_now(w, x) == PLT_RECOMPUTE)) continue;
@@ -257,15 +261,16 @@ static int repeat_step(plt_walk *w, int32_t q, int32_t p) {
     return PLT_WALK_DONE;
 }
 
-/* All that is made again in front of p. */
+/* Restores all that the step at p needs. */
 static int make_again(plt_walk *w, int32_t p) {
     const plt_order *o = w->order;
     int32_t low, high;
     w->stamp++;
     w->stamp_position = p;
     int status = demand(w, p, &low, &high);
-    /* last: for what is made again, the last position that needs it; n_steps: step p
-     * itself. For others -1: not there, or n_steps: there, and left alone. */
+    /* last[x] of a restored object is the last position that needs it; n_steps stands
+     * for step p itself. Of other objects it is -1 if they are not in memory, and
+     * n_steps if they are and must stay. */
     for (int32_t q = next_issued(w, low, high); q <= high && status == PLT_WALK_DONE;
          q = next_issued(w, q + 1, high)) {
         for (int32_t k = o->first_touch[q]; k < o->first_touch[q + 1]; k++) {

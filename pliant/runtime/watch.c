@@ -1,13 +1,13 @@
-/* A Watch tells whether tensors were replaced or changed since it was made.
+/* A Watch detects whether tensors were replaced or changed since it was made.
  *
- * What is watched are entries of dicts, which must be the same objects, and tensors,
- * which must be what they were: the same torch object behind the Python one, memory,
- * layout and count of changes in place. A call asks before it runs, when most of that
- * has left the caches: what it costs are the cache lines that are read. So the words
- * that tell are read where they lie, at the places that places.py has found.
+ * It watches entries of dicts, which must still be the same objects, and tensors, which
+ * must have the same torch object behind the Python one, and the same memory, layout
+ * and version counter. Every call checks this before it runs, when most of these words
+ * are no longer in the caches: the cost is the number of cache lines read. So the words
+ * are read directly in memory, at the offsets that places.py has found.
  *
- * Words are read through the Python object, which is held, and each only after the
- * pointer to it was found to be what it was: nothing is read that was freed. */
+ * Words are read through the Python object, to which the Watch holds a reference, and
+ * each only after the pointer to it was found unchanged, so no freed memory is read. */
 #include "python.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct entry {
     Py_ssize_t place;      /* where PyDict_Next found it last */
 } entry;
 
-/* A dict whose tag has not moved has not changed. */
+/* A dict whose tag (its version) is the same has not changed. */
 typedef struct table {
     PyObject *dict; /* owned */
     uint64_t tag;   /* when all entries were there; 0: not yet */
@@ -25,14 +25,15 @@ typedef struct table {
     entry *entries;
 } table;
 
-/* Sizes, strides, offset, dtype and keys. Many tensors have the same: kept once. */
+/* Sizes, strides, offset, dtype and dispatch keys; shared by tensors with equal
+ * ones. */
 typedef struct layout {
     struct layout *next;
     uint64_t words[PLT_LAYOUT_WORDS];
     uint64_t n_beyond, beyond[]; /* sizes and strides that are not among the words */
 } layout;
 
-/* One line of the cache, and where to look on: see is_same. */
+/* What a tensor must be; fits into one cache line. See is_same. */
 typedef struct tensor {
     _Alignas(64) PyObject *object; /* owned */
     const char *impl;              /* c10::TensorImpl */
@@ -68,8 +69,8 @@ static const uint64_t *words_of(const framework *fw, const char *impl) {
     return (const uint64_t *)(const void *)(impl + fw->layout_place);
 }
 
-/* The first word is the rank; of a large one, the second says where sizes and strides
- * are. */
+/* The first word is the rank. If it is large, the second word points to the sizes and
+ * strides. */
 static uint64_t count_beyond(const uint64_t *words) {
     return words[0] > PLT_INLINE_RANK ? 2 * words[0] : 0;
 }
@@ -129,7 +130,8 @@ static uint64_t tag_of(const framework *fw, PyObject *dict) {
     return *(const uint64_t *)(const void *)((const char *)dict + fw->tag_place);
 }
 
-/* Most often an entry is where it was, which PyDict_Next tells sooner than a lookup. */
+/* Usually an entry is still at its old position, where PyDict_Next finds it faster than
+ * a lookup. */
 static bool is_there(PyObject *dict, entry *e) {
     Py_ssize_t next = e->place;
     PyObject *key, *value;
@@ -153,7 +155,7 @@ static bool all_there(const framework *fw, table *t) {
     return true;
 }
 
-/* ---- asking ---- */
+/* ---- the check ---- */
 
 static bool is_changed(const watch *w) {
     if (w->marked) return true;
