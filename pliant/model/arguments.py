@@ -1,4 +1,4 @@
-"""What callers give besides tensors: numbers, and amounts of memory."""
+"""Arguments other than tensors: numbers, and amounts of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIMIT = re.compile(
 def parse_bytes(limit: int | str | None) -> int | None:
     """512, "512MiB", "1.5 GiB", "200MB" in bytes; None stays None.
 
-    More than 64 bits can say is cut to the most they can, which no call reaches.
+    An amount beyond 64 bits is cut to the largest, which no call reaches.
     """
     if limit is None:
         return None
@@ -38,7 +38,7 @@ def parse_bytes(limit: int | str | None) -> int | None:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """An int of Python or NumPy; a bool is none."""
+    """Whether it is an int of Python or NumPy, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -1,10 +1,10 @@
-"""A model whose code goes several ways by size: a program for each.
+"""A model whose code branches on sizes: one program for each path.
 
     return x * 3 if x.shape[0] == 1 else x * 2
 
-The first program is tried first. Sizes that its guards refuse go to the others, each
-behind guards of its own, which exclude one another; so at most one answers. What is
-asked of the model (its memory, a plan) is asked of the program for those sizes.
+The first program is tried first. Sizes that its guards refuse go to the others, whose
+guards exclude one another, so at most one accepts them. A memory plan is that of the
+program which accepts the sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BranchingModel(CompiledModel):
     _last: tuple[CompiledModel, int] | None = None
 
     def _first(self, main: Callable[[], T], other: Callable[[CompiledModel], T]) -> T:
-        """The answer of the program that takes these sizes."""
+        """The result of the program that accepts these sizes."""
         try:
             return main()
         except ShapeError as refused:
@@ -43,7 +43,7 @@ class BranchingModel(CompiledModel):
             raise refused
 
     def check_example(self, sizes: Sequence[Sequence[int]]) -> None:
-        """ShapeError if no program takes these sizes of the inputs."""
+        """Raises ShapeError if no program accepts these sizes of the inputs."""
         flat = [n for shape in sizes for n in shape]
         self._first(lambda: self._bind(flat), lambda m: m._bind(flat))
 
@@ -141,7 +141,7 @@ class BranchingModel(CompiledModel):
 
     @property
     def weight_bytes(self) -> int:
-        """Of all programs: each holds its own."""
+        """The sum over all programs: each holds its own weights."""
         return super().weight_bytes + sum(m.weight_bytes for m in self.others)
 
     def explain(self, /, **dims: int) -> str:

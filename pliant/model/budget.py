@@ -1,8 +1,8 @@
 """A budget for the memory of all calls of a process.
 
-`memory_limit` is for one call; a server's threads make several at once. The runtime
-(`runtime/budget.c`) counts what all calls of all models hold together, and lets a call
-that does not fit wait for others to end.
+`memory_limit` applies to one call; the threads of a server make several at once. The
+runtime (`runtime/budget.c`) counts the memory of all calls of all models, and makes a
+call that does not fit wait for others to end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A compiled model: call it, ask it for its memory, ask it what it is.
+"""A compiled model: running it, planning its memory, describing it.
 
-Planning is in planning.py, what a refused call is told in refusals.py, what a model is
-as text in report/.
+Planning is in planning.py, the errors of refused calls in refusals.py, and reports as
+text in report/.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CompiledModel(Caller):
         given: Mapping[str, Constant] | None = None,
         owner: object = None,
     ) -> None:
-        """`owner` is whose tensors the constants `given` are, if they are followed."""
+        """`owner` holds the tensors of the constants `given`, if they are followed."""
         self.program = program
         self._signature = signature
         self._seconds = dict(seconds)
@@ -102,7 +102,7 @@ class CompiledModel(Caller):
     def _call_failed(
         self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
     ) -> Any:
-        """A direct call whose arguments are at fault, or that failed as it ran."""
+        """Handles a direct call with wrong arguments, or that failed while it ran."""
         found = Status(status)
         if found not in _MENDABLE:
             raise self._refusals.of_call(RuntimeStatus(found, detail), args)
@@ -125,7 +125,7 @@ class CompiledModel(Caller):
             raise self._refusals.of_call(status, values) from None
 
     def _plain(self, slot: TensorSlot | SizeSlot, value: Any) -> Any:
-        """What the runtime takes: its bytes are its values, wherever they lie."""
+        """The argument as a tensor or array that its bytes describe completely."""
         if isinstance(value, np.ndarray | np.generic):
             array = np.asarray(value)
             whole = all(stride % array.itemsize == 0 for stride in array.strides)
@@ -168,7 +168,7 @@ class CompiledModel(Caller):
         self._weights.refresh(always=True)
 
     def freeze(self) -> None:
-        """Keeps the weights as they are now, and lets go of the module's."""
+        """Keeps the weights as they are now, and stops following the module."""
         self._weights.refresh()
         self._weights.stop()
 
@@ -179,7 +179,7 @@ class CompiledModel(Caller):
     # ---- time
 
     def profile(self, /, *args: Any, **kwargs: Any) -> list[KernelTime]:
-        """Runs once and tells the time of each kernel call, in order.
+        """Runs once and returns the time of each kernel call, in order.
 
         For a model compiled with `Instruments(profile=True)`. Calls from other threads
         meanwhile write their times to the same place.
@@ -213,7 +213,7 @@ class CompiledModel(Caller):
     def memory_timeline(
         self, *, memory_limit: int | str | None = None, **dims: Any
     ) -> Timeline:
-        """What a call at these dims holds at every step, told without running it."""
+        """The memory that a call at these dims would hold at every step."""
         values = self._planner.named("memory_timeline", dims)
         return self._planner.timeline(values, self._limit_of(memory_limit))
 
@@ -239,7 +239,7 @@ class CompiledModel(Caller):
         self._runtime.set_limit(limit)
 
     def trim(self) -> None:
-        """Gives the arena back to the system."""
+        """Returns the arena to the system."""
         self._runtime.trim()
 
     # ---- what it is
@@ -251,7 +251,7 @@ class CompiledModel(Caller):
 
     @property
     def compile_count(self) -> int:
-        """How often code was generated: once."""
+        """How many times code was generated: once."""
         return 1
 
     def stats(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The memory of a call, told without running it."""
+"""The memory plan of a call, without running it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory of one call, told without running it."""
+    """The memory of one call, planned without running it."""
 
     peak_bytes: int  # all that the call allocates at its highest moment; copies too
     arena_bytes: int
@@ -35,7 +35,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Rematerialised:
-    """A value that gives its memory back between two steps."""
+    """A value that is evicted between two steps."""
 
     value: str
     loc: str  # where the model computes it
@@ -53,7 +53,7 @@ class Limit:
 
 
 def limit_now(own: int | None) -> Limit:
-    """What holds for a call now: the model's own limit, or the process's budget."""
+    """The limit of a call now: the smaller of the model's and the process's budget."""
     budget = read_budget().limit
     if budget >= 0 and (own is None or budget < own):
         return Limit(budget, is_budget=True)
@@ -117,7 +117,7 @@ class Planner:
         )
 
     def named(self, method: str, dims: Mapping[str, Any]) -> dict[str, int]:
-        """Dims given by name, all of them and such as the model takes."""
+        """Dims by name; raises if one is missing or the model does not accept it."""
         wanted, interface = self.refusals.dims, self.program.interface
         unknown = [name for name in dims if name not in wanted]
         missing = [name for name in wanted if name not in dims]
@@ -145,7 +145,7 @@ class Planner:
     def placed(
         self, dims: Mapping[str, int], limit: Limit, copied: int = 0
     ) -> PlanInfo:
-        """The runtime's plan inside a limit, of which copies of inputs take a part."""
+        """The runtime's plan within a limit, less the bytes of copied inputs."""
         rest = None if limit.bytes is None else max(limit.bytes - copied, 0)
         values = [dims[name] for name in self.refusals.dims]
         try:
@@ -165,7 +165,7 @@ class Planner:
         raise self.refusals.of_limit(detail, dims)
 
     def _copied(self, flat: Sequence[Any]) -> int:
-        """Bytes of the inputs that the runtime copies, as they are not row-major."""
+        """Bytes of the inputs that the runtime copies: those that are not row-major."""
         return sum(
             math.prod(int(n) for n in value.shape) * (spec.bits // 8)
             for value, spec in zip(flat, self.runtime.spec.inputs, strict=False)
@@ -173,7 +173,7 @@ class Planner:
         )
 
     def _knobs(self, info: PlanInfo) -> dict[str, object]:
-        """The order taken, and what is computed again or spilled on the way."""
+        """The order that was chosen, and the values that are recomputed or spilled."""
         footprint = self.program.footprint
         made: list[Rematerialised] = []
         for e in info.evictions:
@@ -196,7 +196,7 @@ class Planner:
 
 
 def _row_major(value: Any) -> bool:
-    """As the runtime sees it; memory that is not there yet counts as aligned."""
+    """The same check as the runtime's; a tensor without data counts as aligned."""
     if isinstance(value, np.ndarray):
         return bool(value.flags.c_contiguous and value.flags.aligned)
     if not hasattr(value, "is_contiguous"):

@@ -1,6 +1,6 @@
-"""What a call that is refused, or that failed, is told.
+"""The errors of calls that are refused or fail.
 
-The runtime gives a status and three numbers; here they become an error that names the
+The runtime returns a status and three numbers; here they become an error that names the
 input or the dim, the numbers, and what to do.
 """
 
@@ -86,7 +86,7 @@ class Refusals:
         return dict(zip(self.dims, values, strict=True))
 
     def of_sizes(self, status: RuntimeStatus, sizes: Sequence[int]) -> ShapeError:
-        """A guard that these sizes break, or that cannot be computed with them."""
+        """The error for a guard that fails at these sizes, or overflows."""
         interface = self.program.interface
         rest = iter(sizes)
         shapes = [[next(rest) for _ in dims] for _, dims in interface.inputs]
@@ -113,7 +113,7 @@ class Refusals:
     # ---- sizes that are too large
 
     def of_overflow(self, detail: Detail, env: Mapping[str, int]) -> ShapeError:
-        """Which size is beyond what can be computed with, and by how much."""
+        """The error for a size that is too large to compute with."""
         number, host = detail[0], self.program.code.host
         env = {**env, "threads": self.threads}
         match Overflow(detail[1]):
@@ -140,7 +140,7 @@ class Refusals:
                 return self._too_large("all that the call allocates", env)
 
     def _bad_size(self, number: int, env: Mapping[str, int]) -> ShapeError:
-        """A size that is checked against bounds, and is beyond one of them."""
+        """The error for a size that violates one of its bounds."""
         check = self.program.code.host.checks[number]
         told = _told(check.value, env)
         if check.low is not None and told.startswith("-"):
@@ -174,7 +174,7 @@ class Refusals:
     # ---- memory
 
     def of_limit(self, detail: Detail, dims: Mapping[str, int]) -> MemoryLimitError:
-        """What would fit: the least limit for these dims, the largest of each dim."""
+        """States what would fit: the least limit for these dims, the largest dims."""
         is_budget, least, limit = detail
         limit_name = "budget of the process" if is_budget else "limit"
         largest: dict[str, int] = {}

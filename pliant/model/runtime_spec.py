@@ -1,4 +1,4 @@
-"""A compiled program as the runtime is told of it."""
+"""The description of a compiled program for the runtime."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DLPACK: dict[DType, tuple[int, int]] = {
 def runtime_spec(
     program: Program, signature: Signature, threads: int, limit: int | None
 ) -> ModelSpec:
-    """Inputs, results, buffers and steps, with the slots of what is computed."""
+    """Inputs, results, buffers and steps, with their indices in the table of sizes."""
     inputs: list[InputSpec] = []
     params = iter(program.lowered.main.params)
     written = set(program.footprint.steps.pinned)
@@ -92,7 +92,7 @@ def _orders(program: Program) -> tuple[OrderSpec, ...]:
 
 
 def _budgeting(rates: Rates | None) -> Budgeting:
-    """Without rates nothing is computed again or spilled."""
+    """Without rates nothing is recomputed or spilled."""
     if rates is None:
         return Budgeting()
     place = spill_place()

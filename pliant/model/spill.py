@@ -1,7 +1,7 @@
-"""Where buffers are spilled to that a memory limit leaves no room for.
+"""The folder to which buffers are spilled under a memory limit.
 
-A file system in memory (tmpfs, ramfs) is no such place: what is written there takes the
-memory that the limit was to save. Plans then keep to what can be computed again.
+It must not be a file system in memory (tmpfs, ramfs): spilling there would take the
+memory that the limit is to save. Without another folder, plans only recompute.
 """
 
 from __future__ import annotations

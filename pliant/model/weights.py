@@ -1,19 +1,19 @@
-"""A compiled model's weights: its own memory, made again when the module's change.
+"""A compiled model's weights: a copy of its own, updated when the module's change.
 
 Compiled code reads constants that were packed, folded or copied from a module's
-parameters and buffers. Each constant's `Origin` says how to make it from those, so when
-a call finds that the module's tensors are not what they were, the constants are made
-once more and put in place of the old ones; docs/weights.md states the rule.
+parameters and buffers. Each constant's `Origin` says how to compute it from those. When
+a call finds that the module's tensors have changed, the constants are computed again
+and replace the old ones; docs/weights.md states the rule.
 
     Places     where an owner keeps tensors: entries of a module's dicts
     _Leaf      a tensor that constants are made of, and the places that hold it
     _Following what is watched, and the leaves, as of one moment
     Weights    the arrays that calls read now
 
-The module is held weakly, and its tensors only as long as it lives. Beside the tensors
-that constants are made of, all others of the same submodules are watched: some of
-torch's functions write without counting it (the statistics of a batch norm), but count
-something beside (its batches).
+The module is held by a weak reference, and its tensors only as long as it lives.
+Besides the tensors that constants are made of, all others of the same submodules are
+watched: some functions of torch write a tensor without increasing its version (the
+statistics of a batch norm), but increase that of another (its number of batches).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WeightPlace:
         return ".".join((*self.path, self.key))
 
     def entries(self, owner: Any) -> Iterator[Entry]:
-        """What leads from the owner to the tensor, the tensor's own entry last."""
+        """The entries on the path from the owner to the tensor; its own is last."""
         for name in self.path:
             modules = owner._modules
             owner = modules.get(name)
@@ -86,7 +86,7 @@ def _places(owner: Any) -> Iterator[tuple[WeightPlace, Any]]:
 
 
 def _memory(tensor: Any) -> tuple[object, ...] | None:
-    """What tells one tensor's memory from another's; None if it has none."""
+    """A key that identifies a tensor's memory; None if it has none."""
     try:
         where = tensor.data_ptr()
     except RuntimeError:  # a tensor without memory of its own
@@ -172,7 +172,7 @@ def _tensors_of(owner: Any, path: Sequence[str], table: str) -> Iterator[Entry]:
 
 
 class _PlainWatch:
-    """What `Watch` does, for a torch whose tensors C does not read."""
+    """`Watch` in Python, for a torch whose tensors C code cannot read."""
 
     def __init__(
         self,
@@ -251,8 +251,8 @@ def _check(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
 class Weights:
     """The arrays that compiled code reads, and how they follow their owner.
 
-    Calls run on what `Model.set_weights` was given last, all of it of one moment; a
-    call that has begun goes on with what it began with.
+    A call uses the arrays of the last `RuntimeModel.set_weights` before it began, until
+    it ends; all of them are from one moment.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Weights:
         self.arrays = [_own(c) for c in constants]
 
     def serve(self, runtime: RuntimeModel, more: Sequence[np.ndarray]) -> None:
-        """Hands the arrays, and `more` behind them, to the runtime, now and always."""
+        """Keeps the runtime's weights set to the arrays, followed by `more`."""
         self._runtime, self._more = runtime, tuple(more)
         runtime.set_weights((*self.arrays, *self._more))
         if self._following is not None:
@@ -306,7 +306,7 @@ class Weights:
         return self._following is not None
 
     def stop(self) -> None:
-        """Keeps the arrays as they are, and lets go of all that they were made of."""
+        """Keeps the arrays as they are, and frees all that they were computed from."""
         self._following, self._owner = None, lambda: None
         self._fixed = {}
         runtime: RuntimeModel | None = getattr(self, "_runtime", None)
@@ -365,7 +365,7 @@ def _own(constant: Constant) -> np.ndarray:
 
 
 def _ordered(ends: Sequence[Origin]) -> list[Origin]:
-    """All that leads to these, sources first."""
+    """All origins that these depend on, sources first."""
     found: dict[Origin, None] = {}
     stack = [(origin, False) for origin in reversed(ends)]
     while stack:
@@ -408,7 +408,7 @@ _hooked = False
 
 
 def _note_fused_steps(weights: Weights) -> None:
-    """torch's fused optimizers write parameters without counting it: they tell."""
+    """Hooks torch's fused optimizers, which write parameters without counting it."""
     global _hooked
     _watching.add(weights)
     if not _hooked:

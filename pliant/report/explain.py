@@ -1,4 +1,4 @@
-"""What a compiled model is, as text for a person."""
+"""The description of a compiled model as text, for people."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _from(guard: Guard) -> str:
 
 
 def _variants(program: Program) -> Iterator[str]:
-    """Kernels that choose between bodies, with what they ask."""
+    """Kernels that choose between bodies, with the guards of each body."""
     for name, func in program.lowered.loops.items():
         for stmt in statements(func.body):
             if not isinstance(stmt, Dispatch):

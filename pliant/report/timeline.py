@@ -1,9 +1,9 @@
-"""What a call holds at every step: the planner's view, told as a table.
+"""The memory that a call holds at every step, as the planner sees it, in a table.
 
 A buffer holds memory from the first step that touches it to the last, in the order that
-the plan took; one that lives in another's memory adds nothing of its own; one that is
-given up between two uses (computed again, or spilled) holds nothing there. Results are
-the caller's and are there from the start.
+the plan chose. A buffer that shares another's memory adds nothing. A buffer that is
+evicted between two uses (recomputed or spilled) holds nothing there. Results belong to
+the caller and are allocated from the start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is live at once; a plan's gaps are not in it."""
+        """The most bytes that are live at once, without gaps in the arena."""
         return max((m.live_bytes for m in self.moments), default=0)
 
 

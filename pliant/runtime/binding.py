@@ -1,8 +1,8 @@
 """The C runtime from Python: its functions, and a `Model` around them.
 
-`rt.h` documents the ABI; names here follow it. A `Model` does not keep the code behind
-its function addresses alive, nor the weights it is made with: that is its owner's
-business. Weights set later (`set_weights`) are kept by the calls that use them.
+`rt.h` documents the ABI; names here follow it. A `RuntimeModel` does not keep the code
+behind its function addresses alive, nor the weights it is created with: its owner must.
+Weights set later (`set_weights`) are kept alive by the calls that use them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def symbols() -> dict[str, int]:
 
 
 def in_memory(folder: str) -> bool:
-    """Whether what is written to a folder takes memory."""
+    """Whether the files of a folder are kept in memory (tmpfs)."""
     return bool(load().plt_folder_in_memory(os.fsencode(folder)))
 
 
@@ -115,11 +115,11 @@ _TEAM = {
 
 
 def _began_by_exec(stat: Path = Path("/proc/self/stat")) -> bool:
-    """Whether this process runs the program that it was started with.
+    """Whether this process was started by exec, and is not a forked child.
 
-    A child of a fork does not: it has the memory of its parent's threads, and none of
-    the threads. The flags of the first thread tell (proc(5); the 9th field, the 7th
-    after the name, in which there may be blanks). Where they are not told, they are 0.
+    A forked child has the memory of its parent's threads, but none of the threads.
+    This is read from the flags of the first thread (proc(5); the 9th field, the 7th
+    after the name, which may contain blanks). Where there is no such file, they are 0.
     """
     try:
         flags = int(stat.read_text().rpartition(")")[2].split()[6])
@@ -134,8 +134,8 @@ _FORKED = 0x40  # PF_FORKNOEXEC
 def _torch_team() -> ctypes.CDLL | None:
     """The OpenMP library that torch runs on, if its threads can be used here.
 
-    They cannot in a child of a fork: if its parent had a team, the library waits there
-    for threads that do not exist. Such a process gets workers of our own.
+    They cannot be used in a forked child: if its parent had a team, the library would
+    wait for threads that do not exist. Such a process gets workers of its own.
     """
     torch = sys.modules.get("torch")
     if torch is None or not _began_by_exec():
@@ -206,10 +206,10 @@ def read_budget() -> BudgetInfo:
 
 
 class RuntimeModel(Caller):
-    """A compiled model: three functions by address, and what is known of its memory.
+    """A compiled model: three functions by address, and a description of its memory.
 
-    Called with tensors and ints it gives None, a tensor, or a tuple of tensors: NumPy's
-    if an argument is NumPy's, else in the framework of the arguments.
+    Called with tensors and ints, it returns None, a tensor, or a tuple of tensors:
+    NumPy arrays if an argument is one, else tensors of the arguments' framework.
     """
 
     def __init__(
@@ -243,16 +243,16 @@ class RuntimeModel(Caller):
     # ---- weights
 
     def set_weights(self, blocks: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Weights of the calls to come; calls that have begun keep theirs."""
+        """Sets the weights of later calls; calls that have begun keep theirs."""
         addresses = [block.ctypes.data for block in blocks]
         table = bytes(array(c_void_p, addresses))
         self._weights = (table, *blocks)
         self._hold(self._weights)
 
     def follow(self, watch: Any, renew: Callable[[], None] | None) -> None:
-        """Asks `watch` at every call; `renew` sets other weights on a change.
+        """Checks `watch` at every call; on a change, `renew` sets new weights.
 
-        Nothing is asked if `watch` is None.
+        Nothing is checked if `watch` is None.
         """
         self._watch, self._renewing = watch, renew
         self._follow(watch)
@@ -265,7 +265,7 @@ class RuntimeModel(Caller):
     # ---- calls
 
     def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `Caller` does not read itself: NumPy, other frameworks, wrong kinds."""
+        """Arguments that `Caller` cannot read: NumPy, other frameworks, wrong kinds."""
         if kwargs:
             raise TypeError(f"a Model takes no keywords: {', '.join(kwargs)}")
         for argument in args:
@@ -369,7 +369,7 @@ class RuntimeModel(Caller):
         )
 
     def least(self, symbols: Sequence[int]) -> int:
-        """The least peak that any plan for these symbols reaches."""
+        """The smallest peak that any plan for these symbols reaches."""
         least = c_int64()
         status = self._library.plt_least(
             self._live(), array(c_int64, symbols), byref(least)
@@ -379,9 +379,9 @@ class RuntimeModel(Caller):
         return least.value
 
     def bind(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """Symbols for these input sizes (flattened in order), or raises GUARD.
+        """Symbols for these input sizes (flattened in order).
 
-        OVERFLOW, where 64 bits do not tell whether a guard holds.
+        Raises GUARD if a guard fails, and OVERFLOW if computing one overflows 64 bits.
         """
         solved = (c_int64 * (self.spec.n_symbols + 1))()
         guard = c_int64()
@@ -399,7 +399,7 @@ class RuntimeModel(Caller):
         return Stats(*(getattr(info, name) for name in Stats.__dataclass_fields__))
 
     def trim(self) -> None:
-        """Gives idle arenas and cached plans back."""
+        """Frees idle arenas and cached plans."""
         self._library.plt_trim(self._live())
 
     def set_limit(self, limit: int | None) -> None:
@@ -413,7 +413,7 @@ class RuntimeModel(Caller):
         self._library.plt_set_threads(self._live(), threads)
 
     def close(self) -> None:
-        """Refuses further calls and gives the memory back.
+        """Refuses further calls and frees the memory.
 
         The handle itself lives as long as this object: a call in another thread may
         still be running on it.
@@ -434,9 +434,9 @@ def _address_of(table: bytes) -> int:
 
 
 def _exportable(argument: Any) -> Any:
-    """NumPy refuses to export read-only memory: such arrays are told as writable.
+    """A read-only array as a writable one, because NumPy refuses to export the former.
 
-    The runtime writes no input of NumPy's, so nothing needs to be copied for that.
+    The runtime never writes a NumPy input, so no copy is needed.
     """
     if isinstance(argument, np.ndarray) and not argument.flags.writeable:
         return np.asarray(_Writable(argument))
@@ -444,7 +444,7 @@ def _exportable(argument: Any) -> Any:
 
 
 class _Writable:
-    """An array's memory; what NumPy makes of it keeps this, and so the array."""
+    """An array's memory. A NumPy array made from this keeps the first one alive."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array

@@ -1,9 +1,9 @@
-"""The class of what runs a model when it is called, and torch's side of such a call.
+"""The base class of a callable model, and how a call reads torch's tensors.
 
-A call is served by C (`python.c`) from the tensors' memory to the results: no Python
-code runs if every argument is a plain torch tensor or an int. What that needs of torch
-is found here by the names of symbols, and tried: a torch in which something is missing
-or answers otherwise is served through tvm-ffi, with the same questions asked in Python.
+C code (`python.c`) serves a call from the tensors' memory to the results: no Python
+code runs if every argument is a plain torch tensor or an int. This file looks up the C
+functions of torch that this needs, by symbol name, and tests them. If one is missing or
+gives an unexpected result, calls go through tvm-ffi, and the checks run in Python.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def _framework(torch: Any) -> Framework | None:
 
 
 class _Trial:
-    """Finds where torch keeps things, and compares its C functions with its Python.
+    """Finds the offsets of torch's fields, and compares its C functions with Python.
 
-    A tensor's Python object has the address of torch's own inside, and that has the
-    tensor's dispatch keys: both are looked for, in several tensors, as the one place
-    that holds what Python says.
+    A tensor's Python object holds the address of torch's C++ object, which holds the
+    dispatch keys. An offset is accepted if it is the only one at which several tensors
+    have the value that Python reports.
     """
 
     def __init__(self, torch: Any, table: Framework) -> None:
@@ -165,7 +165,7 @@ class _Trial:
         return told == (storage.nbytes(), t.storage_offset(), t.data_ptr())
 
     def _knows_gradients(self) -> bool:
-        """Calls what is asked of gradients, on tensors of which the answer is known."""
+        """Tests the C functions about gradients on tensors with known answers."""
         table, torch = self.table, self.torch
         needs = ctypes.CFUNCTYPE(c_bool, c_void_p)(table.needs_gradient)
         mode = ctypes.CFUNCTYPE(c_bool)(table.grad_mode)
@@ -220,13 +220,13 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
     return cast(int, ctypes.cast(getattr(library, symbol), c_void_p).value)
 
 
-# ---- the same questions, in Python
+# ---- the same checks, in Python
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a torch tensor's bytes are its values, and all it means; else True.
+    """Whether a torch tensor is described completely by its bytes; True for others.
 
-    What is_plain of python.c asks, for a tensor that comes another way.
+    The same check as is_plain of python.c, for tensors that are not read there.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
@@ -251,7 +251,7 @@ def has_tangent(value: Any) -> bool:
 
 
 def storage_lacks(value: Any) -> int:
-    """How many bytes a torch tensor's memory is shorter than its sizes reach."""
+    """By how many bytes a torch tensor's sizes and strides exceed its storage."""
     if value.numel() == 0:
         return 0
     reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))

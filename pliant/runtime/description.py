@@ -1,6 +1,6 @@
-"""What the runtime is told of a model and tells in return, for Python and for C.
+"""The description of a model for the runtime, and of its plans, in Python and C.
 
-Each dataclass has its twin in `rt.h`, here as a ctypes structure of the same fields.
+Each dataclass has a counterpart in `rt.h`, declared here as a ctypes structure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAN_RECOMPUTE, CAN_SPILL = 1, 2
 
 
 class Status(IntEnum):
-    """What a call can come to; `rt.h` says what the detail of each holds."""
+    """The statuses of a call; `rt.h` documents the detail of each."""
 
     OK = 0
     COUNT = 1
@@ -50,7 +50,7 @@ class Status(IntEnum):
 
 
 class Overflow(IntEnum):
-    """What 64 bits do not hold: the second detail of an OVERFLOW."""
+    """Which size overflows 64 bits: the second detail of an OVERFLOW."""
 
     ALL = 0
     BUFFER = 1
@@ -88,7 +88,7 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """What a step touches (object, READS | WRITES) and how much it does."""
+    """The objects that a step touches (object, READS | WRITES), and its work."""
 
     touches: tuple[tuple[int, int], ...]
     flops_index: int = -1
@@ -116,7 +116,7 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Budgeting:
-    """What may be done to keep a memory limit, and what it is weighed by."""
+    """What the planner may do to meet a memory limit, and the rates for its costs."""
 
     recompute: bool = False
     spill: bool = False
@@ -147,7 +147,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A buffer that gives its memory back between two steps."""
+    """A buffer that is evicted between two steps."""
 
     buffer: int
     spilled: bool  # else computed again
@@ -157,7 +157,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """One shape's memory. `lower_bound` is what no offsets could beat."""
+    """One shape's memory. No choice of offsets needs less than `lower_bound`."""
 
     arena_bytes: int
     output_bytes: int

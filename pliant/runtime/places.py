@@ -1,9 +1,9 @@
-"""Where torch's tensors and Python's dicts keep what tells that they have changed.
+"""Finds the fields of torch's tensors and Python's dicts that change when they do.
 
-`watch.c` reads those words at every call, as no function of torch's or Python's gives
-them as fast. Nothing is assumed of where they lie: each is looked for, as the one place
-that holds what Python says of several tensors and dicts. Where one is not found, a
-watch is kept in Python (tensors), or looks at every entry (dicts).
+`watch.c` reads these fields at every call, because no function of torch or Python is as
+fast. Their offsets are not hard-coded: each is found as the only offset at which
+several tensors or dicts have the value that Python reports. Where one is not found, the
+watch on tensors runs in Python, and the watch on dicts compares every entry.
 
     Python object -> c10::TensorImpl:  storage, counter, layout (rank .. dispatch keys)
                      storage -> data   counter -> count
@@ -27,12 +27,12 @@ def word(address: int) -> int:
 
 
 def words(address: int, size: int, wanted: int) -> set[int]:
-    """The places among `size` bytes at which a word is as wanted."""
+    """The offsets within `size` bytes at which a word equals `wanted`."""
     return {k for k in range(0, size, 8) if word(address + k) == wanted}
 
 
 def only(found: Sequence[set[int]]) -> int | None:
-    """The one place that all have."""
+    """The only offset that is in all sets."""
     common = set.intersection(*found)
     return common.pop() if len(common) == 1 else None
 
@@ -41,7 +41,7 @@ def only(found: Sequence[set[int]]) -> int | None:
 
 
 def find_places(torch: Any, table: Framework) -> None:
-    """Fills in what a watch needs, all of it or, if something is not found, nothing."""
+    """Fills in the offsets that a watch needs; none if one of them is not found."""
     samples = _samples(torch)
     impls = [t._cdata for t in samples]
     storages = [t.untyped_storage()._cdata for t in samples]
@@ -70,7 +70,7 @@ def find_places(torch: Any, table: Framework) -> None:
 
 
 def _samples(torch: Any) -> list[Any]:
-    """Tensors that differ in all that is looked for, of memory torch's own or not."""
+    """Tensors that differ in every field searched; not all own their memory."""
     given = [
         torch.ones(2, 3, 5),
         torch.frombuffer(bytearray(640), dtype=torch.float32),  # owned by another
@@ -86,7 +86,7 @@ def _samples(torch: Any) -> list[Any]:
 
 
 def _of_counter(tensor: Any) -> set[int]:
-    """What a tensor has in common with its detached self, but not with its data."""
+    """The version counter, which a tensor shares with `detach()`, not with `data`."""
     same, other = tensor.detach(), tensor.data
 
     def equal(to: Any) -> set[int]:
@@ -119,9 +119,9 @@ def _of_layout(tensor: Any) -> set[int]:
 
 
 def _tells(torch: Any, layout: int, size: int) -> bool:
-    """Whether the words differ between tensors that share memory, but not in meaning.
+    """Whether the words differ between tensors that share memory but differ in layout.
 
-    And whether those of more than five dims are where they should be.
+    Also checks that tensors of more than five dims have their sizes where expected.
     """
     base = torch.arange(16.0).reshape(4, 4)
     views = [
@@ -203,7 +203,7 @@ _LOOKS: tuple[Callable[[dict[str, int]], object], ...] = (
 def _moved(
     changed: dict[str, Any], change: Callable[[Any], object], of: object
 ) -> set[int]:
-    """The places in a dict at which a change of its owner leaves another word."""
+    """The offsets in a dict at which a change of its owner changes the word."""
     places = range(object.__basicsize__, dict.__basicsize__, 8)
     before = [word(id(changed) + k) for k in places]
     change(of)

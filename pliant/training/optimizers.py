@@ -215,7 +215,7 @@ def rule_of(optimizer: Any, group: Mapping[str, Any]) -> UpdateRule:
 
 
 def structure_of(optimizer: Any, group: Mapping[str, Any]) -> tuple[object, ...]:
-    """What of a group is compiled in: a change of it needs another compile."""
+    """The options of a group that are compiled in: a change needs another compile."""
     import torch
 
     if isinstance(optimizer, torch.optim.SGD):

@@ -1,9 +1,9 @@
-"""What a step of training reads and writes beside its arguments, found at every call.
+"""The tensors that a training step reads and writes besides its arguments.
 
-The truth is the module's and the optimizer's: at each call, parameters and buffers are
+They belong to the module and the optimizer. At each call, parameters and buffers are
 looked up in the module, groups and options in `optimizer.param_groups`, state in
-`optimizer.state`. What the compiled code can follow (other values, other memory, other
-options that are numbers) it follows; of anything else `StepChangedError` says what has
+`optimizer.state`. The compiled code follows changes of values, of memory, and of
+options that are numbers; for any other change, a `StepChangedError` says what has
 changed. Nothing is written to the optimizer before a step has succeeded:
 
     bind      tensors for a call; state that is not there yet is made, but not stored
@@ -75,7 +75,7 @@ def groups_of(optimizer: Any, names: Mapping[int, str]) -> tuple[Group, ...]:
 
 
 def check_hooks(optimizer: Any, members: Iterable[tuple[str, Any]]) -> None:
-    """Refuses what torch would call in a step: compiled code does not."""
+    """Refuses hooks that torch would call in a step: compiled code does not."""
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise OptionError(
             "the optimizer has step hooks, which a compiled step does not call: "
@@ -104,7 +104,7 @@ class BoundTensors:
     taken: bool = False  # the step has succeeded
 
     def tell_torch(self) -> None:
-        """Counts a change of all that compiled code wrote behind torch's back."""
+        """Increments torch's version counters of all that compiled code wrote."""
         from torch.autograd.graph import increment_version
 
         increment_version(self.written)
@@ -270,7 +270,7 @@ class State:
     def _steps_before(
         self, group: Group, members: Mapping[str, Any], options: Mapping[str, Any]
     ) -> int:
-        """How many steps the group's parameters have behind them."""
+        """How many steps the group's parameters have taken."""
         states = [self.optimizer.state.get(p) or {} for p in members.values()]
         if group.rule.counts:
             counts = {int(s["step"]) if "step" in s else 0 for s in states}
@@ -292,7 +292,7 @@ class State:
     def _bind_state(
         self, group: Group, members: Mapping[str, Any], b: BoundTensors
     ) -> None:
-        """The optimizer's state, or what becomes it once the step has succeeded."""
+        """The optimizer's state, or new state to be stored once the step succeeds."""
         import torch
 
         variables = {v.name: v for v in self.variables}

@@ -25,11 +25,11 @@ class VariablePlace:
 
     @property
     def name(self) -> str:
-        """As the user's module has it, without what stands around model and loss."""
+        """The name in the user's module, without the prefix of the common root."""
         return ".".join((*self.path, self.key)).removeprefix("model.")
 
     def tensor(self, root: Any) -> Any:
-        """What is there now; None if nothing is."""
+        """The tensor at this place now; None if there is none."""
         for name in self.path:
             root = root._modules.get(name)
             if root is None:
