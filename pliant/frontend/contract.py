@@ -1,13 +1,12 @@
-"""What a front end returns, and all that the compiler knows of it.
+"""The interface between a front end and the compiler.
 
     Imported(module, signature, assumptions)
 
 The module is graph IR, the signature says how a call's arguments and results map to its
-`main` (signature.py), and the assumptions are what the front end took for granted of
-sizes. None of them is left to luck: each is a guard that every call checks, because
-`checked` makes it a constraint of `main` wherever it does not follow from those there.
-Where a model's code goes several ways by size, a front end returns a program for each,
-and the guards of one exclude the others'.
+`main` (signature.py), and the assumptions are those that the front end made about
+sizes. Every call checks them: `checked` adds each assumption to the constraints of
+`main` unless these imply it. Where a model's code branches on sizes, a front end
+returns a program for each path, and the guards of one exclude those of the others.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class Basis(enum.Enum):
     """Why a program is right only where a guard holds."""
 
     DECLARED = "declared"  # the user bounds a dim
-    CHECKED = "checked"  # the model's code says so itself, by an assert or a raise
-    BRANCH = "branch"  # the model's code went this way, and not the other
-    TRACED = "traced"  # the source's tracer took it so
+    CHECKED = "checked"  # the model's code checks it, by an assert or a raise
+    BRANCH = "branch"  # the model's code took this branch in the trace
+    TRACED = "traced"  # the source's tracer assumed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ class Imported:
     assumptions: tuple[Assumption, ...] = ()
 
     def guards(self, *bases: Basis) -> tuple[Guard, ...]:
-        """What is assumed on these grounds, in the order in which it was found."""
+        """The assumptions with one of these origins, in the order they were found."""
         return tuple(a.guard for a in self.assumptions if a.basis in bases)
 
     def checked(self) -> Module:
         """The module, whose constraints imply every assumption on its inputs.
 
-        One on sizes that data decides is checked by the op that they come from.
+        An assumption on a data-dependent size is checked by the op that computes it.
         """
         main = self.module.main
         facts, more = facts_of(main), list[Guard]()

@@ -1,4 +1,4 @@
-"""A module of pliant's own IR as it is: parameters by position, results in a tuple."""
+"""The front end for Pliant's own IR: parameters by position, results in a tuple."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pliant.ir.graph import Graph, Module
 
 
 def import_module(module: Module) -> Imported:
-    """What it assumes of sizes are its own constraints."""
+    """The module with its signature; its constraints are its only assumptions."""
     return Imported(module, plain_signature(module.main))
 
 

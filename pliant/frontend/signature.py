@@ -54,7 +54,7 @@ class SizeSlot:
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A value that was fixed when the model was traced: a call must pass an equal."""
+    """A value that was fixed by the trace: a call must pass an equal one."""
 
     name: str
     value: object
@@ -140,10 +140,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the caller gives and gets, flat, and the structure around it.
+    """The caller's arguments and results, flat, and the structure around them.
 
-    `main` may take more than that, a seed, and give more: new values of buffers, as its
-    last results.
+    `main` may have one more parameter, a seed, and more results: the new values of
+    buffers come last.
     """
 
     arguments: tuple[Slot, ...]
@@ -160,7 +160,7 @@ class Signature:
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Signature:
-        """The same, knowing the sizes of these arguments."""
+        """The same, with the sizes of these arguments recorded as the example's."""
         values = zip(self.slots, self.flatten(args, kwargs), strict=True)
         sizes = (
             tuple(map(int, v.shape)) if isinstance(slot, TensorSlot) else (int(v),)
@@ -230,7 +230,7 @@ class Signature:
 
 
 def dtype_name(value: Any) -> str | None:
-    """A tensor's element type in our spelling, or None if it is no tensor."""
+    """A tensor's element type by Pliant's name, or None if it is not a tensor."""
     dtype = _field(value, "dtype")
     if dtype is None or isinstance(value, type):
         return None
@@ -258,7 +258,7 @@ TORCH_NAMES = {
 
 
 def not_a_tensor(slot: TensorSlot | SizeSlot, value: object, why: str) -> DTypeError:
-    """The error for a value of which the runtime can make nothing."""
+    """The error for a value that the runtime cannot read."""
     expected = "an int"
     if isinstance(slot, TensorSlot):
         expected = f"a dense tensor of {slot.type}"
@@ -280,7 +280,7 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _same(value: object, fixed: object) -> bool:
-    """Whether the trace would have gone the same way: True is not 1, nor is 1.0."""
+    """Whether a trace would be the same with the other value; 1, True, 1.0 differ."""
     if value is fixed:
         return True
     try:

@@ -4,13 +4,13 @@
                                          x' = concat(x[:, :1], a')
                                          y  = x' * 2
 
-Each tensor node that shares memory with an operand has that operand as its parent.
-A write replaces the node's value, is carried up to the root by undoing each view,
-and every other view of the root is then taken anew.
+A tensor node that shares memory with an operand has that operand as its parent. A write
+replaces the node's value, is propagated up to the root by inverting each view, and
+every other view of the root is then recomputed.
 
-Whether reshape, flatten or contiguous copies depends on sizes: x.mT.reshape(-1) does,
-but is a view of x where x has one row. Where a write would be seen through such a view,
-that is a branch by size like those of the model's own code.
+Whether reshape, flatten or contiguous copy depends on sizes: x.mT.reshape(-1) copies,
+but is a view of x if x has one row. Where a write would be visible through such a view,
+this is a branch on a size, like those of the model's own code.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def shares_memory(node: Node) -> Node | None:
 
 
 def copied_from(node: Node) -> Node | None:
-    """The operand that a node copied in the trace, and elsewhere may be a view of."""
+    """The operand that a node copied in the trace, but may view at other sizes."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
         return None
     source = node.args[0]
@@ -165,7 +165,7 @@ def copied_from(node: Node) -> Node | None:
 def sizes_that_view(node: Node, source: Node) -> Iterator[Any]:
     """Sizes of the operand that must not be 1 for this node to be a copy.
 
-    Found by trying: torch says for small sizes, of which dims must be 1 for a view.
+    Found by trying small sizes with torch: those at which dims of 1 make it a view.
     """
     given, made = source.meta["val"], node.meta["val"]
     numbers = [_expression(n) for n in (*given.shape, *given.stride(), *made.shape)]
@@ -255,9 +255,9 @@ class Nodes(Protocol):
 class Aliases:
     """The nodes seen so far that share memory, as trees.
 
-    A write reaches the nodes above, up to the root, and no others: a view is made again
+    A write updates the nodes above, up to the root, and no others: a view is recomputed
     when it is next read, if its memory has been written since. So the cost of a write
-    does not grow with the views there are.
+    does not grow with the number of views.
     """
 
     def __init__(self, walk: Nodes) -> None:
@@ -339,7 +339,7 @@ class Aliases:
             node = above
 
     def _guard_copies(self, root: Node, at: Node) -> None:
-        """What was a copy in the trace must be one, if a write would show elsewhere."""
+        """Guards that a copy of the trace is a copy, if a write would show in it."""
         reached, links = {root}, []
         pending = dict(self.copies)
         while True:

@@ -1,11 +1,11 @@
-"""What torch.export asks of sizes, answered once.
+"""Memoizes torch.export's queries about sizes.
 
-The sizes of a network that pads by a rule of its own are quotients inside quotients:
-each level names the one below several times, so an expression is a small graph but a
-large tree. torch and sympy walk the tree, again for every question, to bound it and to
-list its symbols. And torch asks for every value of a trace whether its memory is
-contiguous, for a note that nobody reads. Within `shared_bounds` each part of an
-expression is looked at once, and that note is left out. Answers are the same.
+The sizes of a network that pads by its own rule are nested quotients. Each level uses
+the one below several times, so an expression is a small graph but a large tree. torch
+and sympy walk the tree for every query, to bound it and to list its symbols. torch also
+determines for every value of a trace whether its memory is contiguous, for metadata
+that nobody reads. Within `shared_bounds` each part of an expression is visited once,
+and that metadata is left out. The results are the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What the model's own Python code decided by size while it was traced.
+"""The branches on sizes that the model's Python code took while it was traced.
 
-A trace is one way through the code. Where that way depends on a size, as in
+A trace is one path through the code. Where the path depends on a size, as in
 `x * 2 if x.shape[0] > 4 else x * 3`, the condition must hold in every call, unless it
-is proved, or the program of the other way is known too (torch_programs.py).
+is proved, or the program of the other path is known too (torch_programs.py).
 
-Of a program that we trace, the questions are known (torch_questions.py). One that came
-exported tells its guards and the ranges of its sizes, and is good for just those.
+For a model that Pliant traces, all conditions are recorded (torch_questions.py). A
+program that was exported by someone else states its guards and the ranges of its sizes,
+and is valid only for those.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def decisions(
     symbols: Mapping[str, Expr],
     asked: Asked | None,
 ) -> tuple[Assumption, ...]:
-    """Conditions on sizes in the model's own code, as they went in the trace.
+    """The conditions on sizes in the model's own code that held in the trace.
 
-    What the code checks comes first, then the branches that it took, as they were
-    asked. `asked` are those of the trace; None for one that somebody else made.
+    The code's own checks come first, then the branches that it took, in order. `asked`
+    are the recorded conditions; None for a program that someone else exported.
     """
     checks: list[Guard] = []
     branches: list[Guard] = []
@@ -85,11 +86,11 @@ _PLACE = "the exported program"
 
 
 def guards_of(ep: ExportedProgram, env: Any) -> Iterator[Question]:
-    """What a program that somebody else exported says of its sizes.
+    """The guards on sizes of a program that someone else exported.
 
-    Sizes 0 and 1 are among them only if torch was told to ask about them: by default
-    it takes every dynamic size to be 2 at least, and what the code does below that is
-    not recorded. A program from a file does not tell which it was.
+    It covers sizes 0 and 1 only if torch was told to: by default torch assumes that
+    every dynamic size is at least 2, and does not record what the code does below that.
+    A program loaded from a file does not say which of the two it is.
     """
     for guard in env.guards:
         frame = guard.sloc.framework_loc
@@ -195,7 +196,7 @@ def _stated(cond: Cond) -> str:
 def _pinned(
     expr: Any, symbols: Mapping[str, Expr], hints: Mapping[str, int], place: str
 ) -> Iterator[Guard]:
-    """A branch that no guard can express holds at the traced sizes, and only there."""
+    """For a branch that no guard can express: fixes its sizes to the traced ones."""
     for name in sorted(map(str, expr.free_symbols)):
         what = f"the model's code branches on {expr}, known only for the traced size "
         message = (f"{what}{hints[name]}: ", symbols[name])
@@ -229,7 +230,7 @@ def _is_check(path: str, line: int) -> bool:
 def _conditions(
     expr: Any, symbols: Mapping[str, Expr], hints: Mapping[str, int]
 ) -> list[Cond] | None:
-    """What makes the condition hold; None if it has no spelling."""
+    """Conditions of ours that imply it; None if it cannot be expressed."""
     if expr == sympy.true:
         return []
     if isinstance(expr, sympy.And):

@@ -1,6 +1,6 @@
-"""Dims on the way through torch.export: names, bounds, examples, symbols.
+"""Dims in torch.export: names, bounds, examples, symbols.
 
-What the user declared of them is in torch_spec.py.
+The user's declarations of dims are read in torch_spec.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 class SymbolInfo:
     """What the user said about dims, by the name of torch's symbol.
 
-    `asked` is what the model's code asked of sizes; None if nobody recorded it.
+    `asked` are the conditions of the model's code on sizes; None if not recorded.
     """
 
     names: Mapping[str, Expr] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def _bounds(expr: Expr, dim: DimSpec) -> Iterator[Guard]:
 
 
 def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:
-    """A sympy size as an expression of ours; ValueError if it has no spelling."""
+    """A sympy size as a Pliant expression; ValueError if it cannot be expressed."""
     args = [to_expr(a, symbol) for a in expr.args] if _plain(expr) else []
     match expr:
         case sympy.Symbol():

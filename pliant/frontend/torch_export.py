@@ -4,9 +4,9 @@
     imported = from_exported(ep, symbols)
 
 The graph is read before decomposition, so attention, linear and norms stay whole.
-Shapes are ours: every op is typed by its own rule, torch's symbolic sizes serve only
-to name the dims of inputs. So sizes 0 and 1 are as good as any, and a condition that
-the model states (a table of 512 positions) comes out as a guard with its source line.
+Shapes are computed by Pliant: every op is typed by its own rule, and torch's symbolic
+sizes are only used to name the dims of inputs. So sizes 0 and 1 are ordinary, and a
+condition of the model (a table of 512 positions) becomes a guard with its source line.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def export_module(
 ) -> tuple[ExportedProgram, SymbolInfo]:
     """Traces a model. In `dynamic_shapes` a string may stand for a Dim.
 
-    With `training`, what the model computes without gradients is told apart.
+    With `training`, parts that the model computes without gradients are marked.
     """
     traced = trace(model, example_inputs, dynamic_shapes, example_kwargs, training)
     return traced.program, traced.info
@@ -81,10 +81,10 @@ def from_exported(
 
     `names` gives torch's symbols the user's names; others are s0, s1, .. in order of
     first appearance. Bounds are enforced only if a SymbolInfo declares them. With
-    `training`, random ops are there, and what is detached is marked so. A branch by
+    `training`, random ops are imported, and detached values are marked. A branch on a
     size that is `covered` is not enforced: the program is known to be right on the
-    other side as well, or a weaker guard is there instead. `parameters` are the names
-    that a call may use, if the program is to have others than its own.
+    other side as well, or has a weaker guard instead. `parameters` are the names that a
+    call may use, if they differ from the program's own.
     """
     return _ExportImport(ep, _as_info(names), training, covered).run(parameters)
 

@@ -48,7 +48,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSource:
-    """Where the value of a symbol is read: an integer input, or a dim of a tensor."""
+    """Where a symbol's value is read from: an integer input, or a dim of a tensor."""
 
     number: int
     axis: int | None = None
@@ -276,7 +276,7 @@ class _GraphImport:
         return to_expr(expr, self.symbols.__getitem__)
 
     def _specialise(self, size: Expr) -> None:
-        """torch guards what is asked of its sizes, and compiles anew for another."""
+        """Fixes sizes to their traced values: torch guards them, and recompiles."""
         for name in size.symbols():
             if name in self.traced:
                 value, only = sym(name), int(self.traced[name])

@@ -1,13 +1,13 @@
 """Integer inputs: which of them may be negative.
 
-Sizes are never negative, and what is proved about a program relies on that. An integer
-that a caller passes is a size as soon as one is made from it, a position, a bound of a
-slice, or what the model's code asked about: then 0 is its least value, by a guard. One
-that only ever is a number beside the elements of tensors, as in `x + max(n, 0)`, has no
-bounds, and nothing is assumed of it.
+Sizes are never negative, and proofs about a program rely on that. An integer argument
+counts as a size if a size, a position or a bound of a slice is computed from it, or if
+the model's code branches on it; then a guard checks that it is at least 0. An integer
+that is only an operand beside elements of tensors, as in `x + max(n, 0)`, has no
+bounds, and nothing is assumed about it.
 
-torch.export takes every integer for one that is not negative: it answers questions such
-as `n > -3` by itself and leaves no trace of them, so there the guard is always needed.
+torch.export assumes that every integer is at least 0: it decides conditions such as
+`n > -3` itself and does not record them, so there the guard is always needed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def is_number(node: Node) -> bool:
 
 
 def _is_asked_about(val: Any) -> bool:
-    """Whether code, the model's or torch's, went one way by the integer's value."""
+    """Whether code, the model's or torch's, branched on the integer's value."""
     free = val.node.expr.free_symbols
     return any(free & g.expr.free_symbols for g in val.node.shape_env.guards)
 

@@ -1,10 +1,10 @@
-"""What a torch tensor means beyond the bytes in its memory.
+"""Refuses torch tensors that mean more than the bytes in their memory.
 
-A compiled model reads bytes. A tensor may mean something else: it stands for a batch of
-others inside `vmap`, for a point of differentiation inside `torch.func.grad`, carries a
-tangent, belongs to a class that redefines every operation, or is negated when it is
-read. Of these only the last can be made plain; the others would be lost without a word,
-so they are refused.
+A compiled model reads bytes. A tensor may mean something else: inside `vmap` it stands
+for a batch of others, inside `torch.func.grad` for a point of differentiation; it may
+carry a tangent, belong to a class that redefines every operation, or be lazily negated.
+Only lazy negation can be resolved. The other meanings would be lost silently, so such
+tensors are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pliant.runtime.caller import has_tangent, storage_lacks
 
 
 def check_meaning(slot: TensorSlot | SizeSlot, value: Any) -> bool:
-    """Raises for a tensor whose meaning would be lost; True if a gradient will be."""
+    """Raises if a tensor's meaning would be lost; True if only its gradient will be."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return False

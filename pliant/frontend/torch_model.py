@@ -24,10 +24,10 @@ def import_model(
     simplify: Callable[[Module], Module],
     seconds: dict[str, float],
 ) -> tuple[Imported, ...]:
-    """The program of the example first, then those of other ways by size.
+    """The program of the example, then those of other branches on sizes.
 
-    `simplify` brings modules into a form in which two that compute the same look alike.
-    What torch's part of it takes is noted in `seconds`.
+    `simplify` brings modules into a canonical form, in which two that compute the same
+    look alike. The time spent in torch is added to `seconds`.
     """
     if isinstance(model, torch.export.ExportedProgram):
         return (from_exported(model),)

@@ -258,7 +258,7 @@ def log_base(base: float) -> Translate:
 
 
 def logit(cx: TorchContext, x: Value, eps: float | None = None) -> Value:
-    """Of x between eps and 1 - eps, if eps is given."""
+    """logit of x, clamped between eps and 1 - eps if eps is given."""
     x = cx.cast(x, cx.out_dtype)
     return cx.unary("logit", x if eps is None else clamp(cx, x, eps, 1 - eps))
 

@@ -1,20 +1,21 @@
-"""The programs of a model: one for each way that its code goes by size.
+"""The programs of a model: one for each path that its code takes by size.
 
     programs(model, (x,), ({0: "n"},), simplify=...)   ->  (main, *others)
 
     def forward(self, x):                 # traced at n = 5:
         return x * 3 if x.shape[0] == 1 else x * 2
 
-A trace holds where the answers to the model's questions about sizes are as they were
-(torch_branches.py): here for n != 1. For sizes that no example could have avoided, 0, 1
-and those that the code compares for equality, the model is traced again, with one of
-them. If that program is proved to be the same there, the first one serves them too.
-If not, it is a program of its own, behind its own guards. Every other size at which the
-code goes another way is refused, with the line that decides it.
+A trace is valid for sizes at which the model's conditions on sizes have the same values
+(torch_branches.py): here for n != 1. For sizes that one example cannot cover together
+with the others (0, 1, and those that the code compares for equality) the model is
+traced again at one of them. If that program is proved equal there, the first one serves
+them too. If not, it is a second program with its own guards. Every other size at which
+the code takes another branch is refused, with the line of the branch.
 
-The ways are a tree: the questions of a trace in the order asked, and behind the other
-answer to each the traces found there, which may ask more. A condition is dropped from
-the first program only if all that lies behind it is known and the same.
+The paths are a tree: the conditions of a trace in order, and for the negation of each
+condition the traces found there, which may have conditions of their own. A condition is
+dropped from the first program only if its negation was explored completely and all
+programs found there are equal to the first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _ALL_HOLD: Mapping[Cond, Guard | None] = {}  # no branch is covered
 
 @dataclass(slots=True)
 class _Way:
-    """A trace, and the conditions on sizes under which the code goes there."""
+    """A path: a trace, and the conditions on sizes under which the code takes it."""
 
     traced: Traced
     imported: Imported
@@ -57,7 +58,7 @@ class _Way:
 
 @dataclass(slots=True)
 class _Behind:
-    """What lies behind the other answer to a question; not `known`: not all of it."""
+    """The paths where a condition is false; `known` if they are all of them."""
 
     ways: list[_Way] = field(default_factory=list)
     known: bool = True
@@ -72,7 +73,7 @@ def programs(
     *,
     simplify: Simplify,
 ) -> tuple[Imported, ...]:
-    """The program of the example first, then those of other ways by size."""
+    """The program of the example, then those of other branches on sizes."""
     first = trace(model, example_inputs, dynamic_shapes, example_kwargs, training)
     return _Search(model, first, training, simplify).run()
 
@@ -114,10 +115,10 @@ class _Search:
             traced.program, traced.info, self.training, covered, self.names
         )
 
-    # ---- the tree of ways
+    # ---- the tree of paths
 
     def explore(self, way: _Way) -> Iterator[tuple[Guard, _Behind]]:
-        """What lies behind each question of a way, one after the other."""
+        """Explores the negation of each condition of a path, one after the other."""
         path = (*way.region, *(eq(sym(name), n) for name, n in way.pins.items()))
         for guard in (*self.fixed(way), *way.imported.guards(Basis.BRANCH)):
             if guard.cond in path:
@@ -134,7 +135,7 @@ class _Search:
             path = (*path, guard.cond)
 
     def fixed(self, way: _Way) -> Iterator[Guard]:
-        """Sizes of inputs that this way took to be equal, or to be a number."""
+        """Sizes of inputs that this path assumed to be equal, or to be a number."""
         dims = _dims(way.imported)
         for place, dim in self.dims.items():
             number, axis = place
@@ -155,11 +156,11 @@ class _Search:
         return found
 
     def trace(self, region: tuple[Cond, ...]) -> _Way | None:
-        """The way of the code in a region; None where it could not be followed.
+        """The path of the code in a region of sizes; None if it cannot be traced.
 
-        A symbol with one value there is fixed, and so is one that is 0 or 1, to 1: a
-        trace knows all of it only then, and sizes of 0 are traced only if nothing else
-        is in the region.
+        A symbol with one value in the region is fixed to it, and one that is 0 or 1 is
+        fixed to 1, because only a trace with fixed sizes sees all conditions on them. A
+        size is traced at 0 only if the region has no other.
         """
         sizes = self.sizes_in(region)
         if sizes is None or self.traces >= MOST_TRACES:
@@ -230,10 +231,10 @@ class _Search:
     # ---- proofs
 
     def serves(self, way: _Way) -> bool:
-        """Whether the main program is right wherever this way goes.
+        """Whether the main program is right for all sizes of this path.
 
-        A size that is 0 or 1 there was traced at 1. At 0 nothing is known, so the main
-        program must refuse it, by a branch of its own: at least n >= 1 stays of that.
+        A size that is 0 or 1 there was traced at 1. Nothing is known at 0, so the main
+        program must refuse it: of the branch's condition, at least n >= 1 is kept.
         """
         few = _few(way.region)
         zeros = [name for name, (least, most) in few.items() if least == 0 < most]
@@ -246,7 +247,7 @@ class _Search:
         )
 
     def same(self, way: _Way) -> bool:
-        """Whether the main program computes what this way does, at its pins."""
+        """Whether the main program computes the same as this path, at its pins."""
         try:
             main = self.pinned(self.first, way.pins)
         except ShapeError:
@@ -262,7 +263,7 @@ class _Search:
         return same_graphs(self.simplify(main.module), self.simplify(other.module))
 
     def pinned(self, traced: Traced, pins: Mapping[str, Expr]) -> Imported:
-        """The program at these sizes, whatever its questions were."""
+        """The program at these sizes, without the guards of its branches."""
         names = {k: v.substitute(pins) for k, v in traced.info.names.items()}
         for (number, axis), dim in self.dims.items():
             size = traced_dims(traced.program)[number].get(axis)
@@ -358,7 +359,7 @@ def _dims(imported: Imported) -> dict[tuple[int, int], Expr]:
 
 
 def _interface(imported: Imported, traced: Traced) -> object:
-    """All that a caller sees of a program beside its tensors."""
+    """The interface of a program to its caller, apart from tensors."""
     signature, spec = imported.signature, traced.program.call_spec
     return (
         signature.results,

@@ -1,21 +1,21 @@
-"""Every question that a model's code asks of a size while torch.export traces it.
+"""Records every condition on sizes that a model's code evaluates during torch.export.
 
     with recorded_questions() as asked:
         ep = torch.export.export(...)
 
-torch keeps a question as a guard only if it could not answer it from earlier ones, and
-an earlier one may come from the inside of an op, where our own shape rules apply and
-torch's do not. So the questions themselves are recorded, with torch's answers, at the
-two functions of its symbolic shapes through which all of them go.
+torch keeps a condition as a guard only if earlier guards do not imply it, and an
+earlier one may come from inside an op, where Pliant's shape rules apply and torch's do
+not. So the conditions ("questions") themselves are recorded, with torch's answers, in
+the two functions of torch's symbolic shapes that decide all of them.
 
-A question asked while a single op of the program runs on shapes alone decides only the
-shape of that op's result, which is typed again by our rules. It is left out. All others
-decide which ops the program has: those of the model's Python code, of torch.nn, and of
-composite functions that the trace looks into.
+A condition that is evaluated while a single op runs on shapes only decides the shape of
+that op's result, which Pliant computes by its own rules. It is left out. All others
+decide which ops the program has: those in the model's Python code, in torch.nn, and in
+composite functions that are traced into.
 
-The same code also computes with sizes, which torch may know in its own way only: the
-size of x[1:] is n - 1 to it, and 0 at n = 0 to eager. So what the model's code computes
-with is recorded as well.
+The same code also computes with sizes, where torch's symbolic size may differ from
+eager's: for torch the size of x[1:] is n - 1, in eager it is 0 at n = 0. So the sizes
+that the model's code computes with are recorded as well.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _tracing = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A condition on sizes that held in the trace, and the model's line that asked."""
+    """A condition on sizes that held in the trace, and the line that tests it."""
 
     condition: Any  # a sympy Boolean
     path: str
@@ -60,7 +60,7 @@ class Question:
 
 @dataclass(slots=True)
 class Asked:
-    """What the model's code asked of sizes, and the sizes that it computed with."""
+    """The conditions of the model's code on sizes, and the sizes it computed with."""
 
     questions: dict[Question, None] = field(default_factory=dict)
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
@@ -83,7 +83,7 @@ class Asked:
 
 @contextlib.contextmanager
 def recorded_questions() -> Iterator[Asked]:
-    """Traces within take 0 and 1 as ordinary sizes; their questions are recorded."""
+    """Records the questions of traces inside; 0 and 1 are ordinary sizes in them."""
     asked = Asked()
     evaluate = symbolic_shapes.ShapeEnv.evaluate_expr
     guard_or = symbolic_shapes._guard_or
@@ -116,7 +116,7 @@ def recorded_questions() -> Iterator[Asked]:
 
 
 def _condition(expr: Any, answer: Any) -> Any:
-    """What the answer tells: the condition or its opposite, or a number's value."""
+    """What the answer implies: the condition, its negation, or a number's value."""
     if isinstance(expr, sympy.logic.boolalg.Boolean):
         return expr if bool(answer) else sympy.Not(expr)
     return sympy.Eq(expr, answer, evaluate=False)

@@ -17,7 +17,7 @@ from pliant.sym import Expr, sym
 
 
 def check_sizes(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> None:
-    """The example's sizes are such as the spec says; else an error names the place."""
+    """Checks that the example's sizes fit the spec; else an error names the place."""
     values: dict[str, tuple[int, str]] = {}
     derived: list[tuple[LeafSpec, int, Expr, int]] = []
     for value, leaf in zip(flat, leaves, strict=True):

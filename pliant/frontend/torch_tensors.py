@@ -1,8 +1,8 @@
-"""torch's tensors, modules and optimizers, for those who meet them without tracing.
+"""Access to torch's tensors, modules and optimizers outside tracing.
 
-It can be imported where torch is not installed, and nothing is a tensor then. What a
-tensor means beyond its bytes is in torch_meaning.py, how a call reads and makes them in
-runtime/caller.py, and all else that is known of torch belongs to importing a model.
+This file can be imported without torch; then nothing is a tensor. torch_meaning.py
+checks what a tensor means beyond its bytes, runtime/caller.py reads and creates tensors
+in a call, and the other torch_* files import models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _THEIRS = {ours: its for its, ours in _OURS.items()}
 
 
 def dtype_of(its: Any) -> DType | None:
-    """A torch.dtype in our words; None if there is none for it."""
+    """The DType of a torch.dtype; None if there is none."""
     return _OURS.get(str(its))
 
 

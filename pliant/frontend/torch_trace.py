@@ -1,7 +1,7 @@
-"""A model through torch.export, with the questions that its code asks of sizes.
+"""Traces a model with torch.export, and records its conditions on sizes.
 
-`trace` takes what the user gives; `trace_again` follows the same model at other sizes,
-for the ways that its code goes there (torch_programs.py).
+`trace` takes the user's arguments; `trace_again` traces the same model at other sizes,
+where its code may take other branches (torch_programs.py).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _fixed_dims(
 
 
 def _apart(flat: Sequence[Any]) -> list[Any]:
-    """The inputs, each in memory of its own: torch takes one passed twice for one."""
+    """The inputs without shared tensors: torch merges one that is passed twice."""
     seen: set[int] = set()
     out: list[Any] = []
     for value in flat:

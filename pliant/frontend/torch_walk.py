@@ -89,9 +89,9 @@ class Walk:
         return result
 
     def report(self, node: Node, reason: str) -> Any:
-        """Notes a problem; a value stands in, so that those behind it are found too.
+        """Records a problem and returns a stand-in, so that later ones are found too.
 
-        What nothing reads needs no translation.
+        A result that nothing reads needs no translation.
         """
         if node not in self.live:
             return POISON
@@ -236,10 +236,10 @@ class Walk:
         return self.cx.cast(result, self.cx.dtype(val.dtype))
 
     def agree(self, node: Node, ours: Expr, traced: Any) -> None:
-        """Demands the traced size, which the model's code may have read.
+        """Requires the traced size if the model's code may have read it.
 
-        Of x[-3:] the trace knows the size 3, and so does what it computed from it;
-        at n = 2 it would be wrong. A size that nothing was computed from does no harm.
+        For x[-3:] the trace has the size 3, and values computed from it; at n = 2 these
+        would be wrong. A size that nothing was computed from need not agree.
         """
         if isinstance(traced, int):
             theirs = as_expr(traced)

@@ -1,4 +1,4 @@
-"""Translating a source's graph into ours: what every front end needs, none's in detail.
+"""Translates a source's graph into graph IR: the part that all front ends share.
 
     cx = Translation(Builder())
     x = cx.b.param("x", TensorType(DType.F32, (cx.symbol("batch"), as_expr(3))))
@@ -128,7 +128,7 @@ class Translation:
         raise Unsupported(reason)
 
     def note(self, op: str, reason: str, place: Location) -> None:
-        """Something that is not supported, to be told at the end with all others."""
+        """Records something unsupported; `finish` reports all of it."""
         self.problems.append(UnsupportedOp(op, reason, place.full))
 
     def finish(self, results: Sequence[Value], sizes: Sequence[str] = ()) -> Module:
@@ -175,7 +175,7 @@ class Translation:
         return Guard(cond, message, self.b.loc)
 
     def assume(self, basis: Basis, guard: Guard) -> None:
-        """What the program takes for granted: enforced, unless a branch is covered."""
+        """Records an assumption of the program, enforced unless it is covered."""
         if basis is Basis.BRANCH:
             instead = self.covered.get(guard.cond, guard)
             if instead is None:
