@@ -144,7 +144,7 @@ def _fixed_dims(
 
 
 def _apart(flat: Sequence[Any]) -> list[Any]:
-    """The inputs without shared tensors: torch merges one that is passed twice."""
+    """The inputs, none sharing memory: torch merges a tensor that is passed twice."""
     seen: set[int] = set()
     out: list[Any] = []
     for value in flat:

@@ -1,9 +1,9 @@
-"""Index maps: which element of an operand an element of a result is made of.
+"""Index maps: which element of an operand an element of a result is read from.
 
-`pull` answers for the ops that only move data. Fusion asks it whether two accesses are
-the same; lowering asks it for the address to load. Everything is `sym.Expr` over the
-iteration variables, simplified with what is known of their ranges, so that a reshape
-between shapes of one size costs nothing and a transpose costs only its strides.
+`pull` computes them for the ops that only move data. Fusion uses it to decide whether
+two accesses are the same, lowering to compute the address to load. Indices are
+`sym.Expr` over the iteration variables, simplified by the known ranges, so that a
+reshape between shapes of one size costs nothing and a transpose costs only its strides.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
 class Space:
     """What is known inside a loop nest: the facts, and 0 <= variable < extent.
 
-    Questions about variables are answered by their corners, structurally: fast, and
-    enough for the mixed-radix arithmetic of reshapes. Questions about sizes alone go to
-    the prover. Inside the nest no extent is 0.
+    A condition on variables is decided at the corners of their ranges. This is fast,
+    and enough for the mixed-radix arithmetic of reshapes. A condition on sizes alone
+    goes to the prover. Inside the nest no extent is 0.
     """
 
     def __init__(self, facts: Facts, extents: Mapping[str, Expr]) -> None:
@@ -60,7 +60,7 @@ class Space:
         return self.facts.canonical(e)
 
     def at_least(self, e: Expr, low: Expr) -> bool | None:
-        """Whether e >= low everywhere (True), nowhere (False), or can't say."""
+        """Whether e >= low: True everywhere, False nowhere, None if not decided."""
         difference = self.canonical(e - low)
         if difference not in self._known:
             self._known[difference] = self._sign(difference)
@@ -143,7 +143,7 @@ def unflatten(position: Expr, shape: Sequence[Expr], space: Space) -> Index:
 def segments(
     a: Sequence[Expr], b: Sequence[Expr], facts: Facts | Space
 ) -> list[tuple[range, range]]:
-    """Cuts two shapes of one size into the smallest runs of equal product.
+    """Splits two shapes of one size into the shortest runs of equal product.
 
     (b, s, 12, 64) and (b, s, 768) give b|b, s|s, (12, 64)|(768). A cut is where the
     products of all dims before it are equal; axes of one element are paired in order.

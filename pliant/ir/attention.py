@@ -1,7 +1,7 @@
-"""Attention, its log-sum-exp and its gradients, spelled in primitive ops.
+"""Attention, its log-sum-exp and its gradients, written in primitive ops.
 
-Passes that have no kernel for it, the gradient of a training step, and front ends whose
-attention has something inside that the op has not (dropout) all come here.
+Used by passes that have no kernel for it, by the gradient of a training step, and by
+front ends for attention with a part that the op does not have (dropout).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def spell_out_attention(b: Builder, op: Op) -> Value:
 def spell_out_trained_attention(
     b: Builder, op: Op, drop: Callable[[Value], Value] = lambda weights: weights
 ) -> Value:
-    """To be differentiated; `drop` is what happens to softmax's result."""
+    """The form that is differentiated; `drop` is applied to the result of softmax."""
     return spell_out_attention_lse(b, op, drop, trained=True)[0]
 
 
@@ -84,8 +84,8 @@ def spell_out_attention_lse(
     """softmax(q @ k.T * scale + mask) @ v, and the logarithm of softmax's divisor.
 
     A row in which everything is masked gives 0, as torch's CPU kernels do (2.13, with
-    boolean and with -inf masks): its maximum is taken as 0 and its sum as 1. What is
-    `trained` gets no gradient through the maximum: it cancels.
+    boolean and with -inf masks): its maximum is taken as 0 and its sum as 1. With
+    `trained`, the maximum gets no gradient, because its gradients cancel.
     """
     q, k, v = (_up(b, x) for x in op.operands[:3])
     k, v = (_repeat_heads(b, x, q.shape[-3]) for x in (k, v))

@@ -5,7 +5,8 @@
     y = b.binary("add", x, b.scalar(1.0, DType.F32))     # broadcasts the scalar
     graph = b.finish("main", [y])                         # constraints: what to check
 
-What a shape rule could not prove is collected in `guards`, and known from then on.
+Conditions that a shape rule could not prove are collected in `guards`, and are facts
+from then on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Shape = Sequence[DimLike]
 def facts_of(graph: Graph) -> Facts:
     """What the graph's constraints state about its symbols.
 
-    A dim of a parameter is not negative; of an integer only constraints tell that.
+    A dim of a parameter is at least 0; for an integer, only constraints can say so.
     """
     facts = Facts()
     dims = {dim for param in graph.params for dim in param.shape}
@@ -98,7 +99,7 @@ class Builder:
 
     @contextmanager
     def at(self, loc: str) -> Iterator[None]:
-        """Everything emitted inside comes from `loc`."""
+        """Ops emitted inside get the location `loc`."""
         before, self.loc = self.loc, loc
         try:
             yield
@@ -190,7 +191,7 @@ class Builder:
     def require_equal(
         self, a: DimLike, b: DimLike, why: str, loc: str = "", op: str = "shape"
     ) -> Expr:
-        """Demands a == b; the constant one of them, else `a`."""
+        """Requires a == b; returns the constant one of them, else `a`."""
         self._cx.op, self._cx.loc = op, loc or self.loc
         return self._cx.require_equal(as_expr(a), as_expr(b), why)
 
@@ -297,9 +298,10 @@ class Builder:
         return self.emit("broadcast", x, shape=tuple(shape), axes=tuple(axes))
 
     def stretch_shapes(self, a: Shape, b: Shape) -> tuple[Expr, ...]:
-        """The shape two operands are stretched to, decided at the call.
+        """The shape that two operands are broadcast to, where the call decides.
 
-        Of dims a and b one is 1 or both are equal: max(a, b), or 0 if one of them is.
+        One of the dims a and b is 1, or both are equal: the result is max(a, b), or 0
+        if one of them is 0.
         """
         rank = max(len(a), len(b))
         out: list[Expr] = []
@@ -436,7 +438,7 @@ class Builder:
 
 
 def number_as(value: Number, dtype: DType) -> Number:
-    """The number as a `full` of that type holds it."""
+    """The number as an element of that type."""
     if dtype is DType.BOOL:
         return bool(value)
     return float(value) if dtype.is_float else int(value)

@@ -9,12 +9,12 @@ from pliant.ir.ops import CALLS
 
 
 def calls_in(graph: Graph) -> tuple[Op, ...]:
-    """The calls in the order in which they stand."""
+    """The calls in order."""
     return tuple(op for op in graph.ops if op.name in CALLS)
 
 
 def computed_by(call: Op, module: Module) -> Graph | None:
-    """What a call computes; None for one that only prepares a later call."""
+    """The graph that a call computes; None for one that only prepares a later call."""
     for name, value in call.attrs:
         if name == "computes":
             return module.graphs[str(value)]

@@ -148,9 +148,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Where data come from: `make` of the sources' data, or given from outside.
+    """How data is computed: by `make` from the sources' data, or given from outside.
 
-    It holds no data itself, so that weights can be computed again from other values
+    It holds no data itself, so that weights can be computed again from new values
     without keeping the old ones.
     """
 
@@ -185,7 +185,7 @@ class Library:
 
 
 class KernelPlan(Protocol):
-    """How a kernel cuts its work at the sizes of a call, for a person to read."""
+    """How a kernel tiles its work at the sizes of a call, for people to read."""
 
     def sizes(self) -> Mapping[str, Expr]:
         """The sizes that the kernel decides by, over the dims of the model."""
@@ -198,7 +198,7 @@ class KernelPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """What kernels demand of the data they read, and how a call fails without it."""
+    """A requirement of kernels on the data they read, and the error if it fails."""
 
     kind: str  # which error it is, see errors.DATA_ERRORS
     message: str  # "{value}" stands for what the check tells

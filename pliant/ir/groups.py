@@ -120,7 +120,7 @@ def _same_shape(a: Sequence[Expr], b: Sequence[Expr], facts: Facts) -> bool:
 
 
 class _GroupWalk:
-    """Follows every access from the results; fails where a row is not met as a row."""
+    """Follows every access from the results; fails if a row is accessed otherwise."""
 
     def __init__(self, ops: Collection[Op], shape: Structure, space: Space) -> None:
         self.producers = {v: op for op in ops for v in op.results}

@@ -1,7 +1,6 @@
-"""What was worked out of an object, kept as long as the object lives.
+"""Memoizes functions of an object by its identity, as long as the object lives.
 
-For objects that do not change but are dear to compare and to hash, as loop functions
-are: found again by identity.
+For immutable objects that are expensive to compare and to hash, such as loop functions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What shape rules work with: typed attributes, and the context that collects guards.
+"""Support for shape rules: typed attributes, and the context that collects guards.
 
-A rule has the signature `Infer`: it is given the operands' types and the attributes,
-tells the context what must hold, and gives the results' types.
+A rule has the signature `Infer`: it takes the operands' types and the attributes,
+registers its requirements with the context, and returns the results' types.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _number_fresh() -> Callable[[str], Expr]:
 
 @dataclass(slots=True)
 class InferContext:
-    """What a shape rule may ask and must tell.
+    """The facts that a shape rule may use, and the requirements that it states.
 
-    `facts` grows with every requirement; `guards` are those that only the run can
-    check. `fresh` names a symbol for a data-dependent size. `declared` are result
-    types stated by the op itself, for ops whose results cannot be deduced.
+    `facts` grows with every requirement; `guards` are those that can only be checked at
+    run time. `fresh` names a symbol for a data-dependent size. `declared` are result
+    types stated by the op itself, for ops whose results cannot be inferred.
     """
 
     facts: Facts
@@ -102,7 +102,7 @@ class InferContext:
         return a if len(str(a)) <= len(str(b)) else b
 
     def require(self, cond: Cond, why: str) -> None:
-        """Proved, or known from here on and guarded; ShapeError if impossible."""
+        """Requires a condition: proved, or else guarded; ShapeError if impossible."""
         answer = self.facts.prove(cond)
         if answer is False:
             raise ShapeError(self.describe(f"{why}: {cond} cannot hold"))

@@ -1,4 +1,4 @@
-"""Evaluates graphs in NumPy: the oracle every pass and the compiled code answer to.
+"""Evaluates graphs in NumPy: the oracle for every pass and for the compiled code.
 
 An op's row in ir/ops.py has its meaning; here are the ops that need more than operands
 and attributes: regions, the module, memory, the precision. A result is rounded to the
@@ -324,7 +324,7 @@ def _poisoned(count: int) -> ByteRange:
 
 @contextmanager
 def _blamed(op: Op) -> Iterator[None]:
-    """Errors that leave an op say which."""
+    """Adds the op to errors that it raises."""
     try:
         yield
     except Exception as error:

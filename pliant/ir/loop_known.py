@@ -1,10 +1,10 @@
-"""Which integers of a loop function are known once unrolled loops are written out.
+"""Which integers of a loop function are known once loops are unrolled.
 
     for u = 0 to 4 unroll { let first = index(8*u)   for j = first to 30 vector .. }
 
-The variable of an unrolled loop is a number wherever its body is written, and so is
-that of a loop which runs once. What is computed from such names alone is known too:
-the vector loop has 30, 22, 14 and 6 iterations.
+The variable of an unrolled loop is a constant in each copy of its body, and so is that
+of a loop which runs once. Values computed from such variables alone are known too: the
+vector loop has 30, 22, 14 and 6 iterations.
 """
 
 from __future__ import annotations

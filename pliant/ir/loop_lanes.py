@@ -1,9 +1,9 @@
 """Whether iterations of a loop can run side by side, one in each lane of a vector.
 
-A value is the same for all lanes, or differs by lane because it is computed from the
-loop's variable. What decides where code goes must be the same for all lanes: bounds of
-inner loops and selectors. What cannot be done by lanes at all is a call, registers
-of an iteration's own, another vector or parallel loop, and a store at one address.
+A value is uniform over the lanes, or varies by lane because it is computed from the
+loop's variable. Values that decide control flow (bounds of inner loops, selectors) must
+be uniform. A body cannot run by lanes if it has a call, registers of its own, another
+vector or parallel loop, or a store to a uniform address.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Copy:
 
 
 def copy_in(loop: For) -> Copy | None:
-    """What a loop does, if that is to copy elements, one for each pair of indices."""
+    """The copy that a loop nest performs, one element per pair of indices, or None."""
     across = _only(loop.body)
     if not isinstance(across, For):
         return None

@@ -1,9 +1,9 @@
 """Walking and rewriting loop IR: the one traversal of its grammar.
 
-What a node is made of is read off the grammar itself, the annotations in `loops.py`:
-a part is a node (a statement or a value), a dimension expression, a buffer, or plain
-data, and parts may stand in tuples, conditions and variants. So a kind of node that is
-added there is walked and rewritten here.
+The parts of a node are read from the grammar itself, the type annotations in
+`loops.py`: a part is a node (a statement or a value), a dimension expression, a buffer,
+or plain data, and parts may be inside tuples, conditions and variants. So a new kind of
+node is walked and rewritten without a change here.
 
     children(node)       the nodes directly inside it, in order of execution
     rebuild(node, new)   the same with other children

@@ -1,4 +1,4 @@
-"""How an op is described: everything that the compiler knows of it, in one row.
+"""The description of an op: everything that the compiler knows about it, in one row.
 
 The rows are in ir/ops.py and ir/ops_elementwise.py. What is not in a row of an
 elementwise op is its native code (codegen/llvm_ops.py, codegen/vector_math.py) and its
@@ -33,17 +33,17 @@ class Trait(enum.Enum):
     # what else may be relied on
     PURE = enum.auto()  # same operands and attributes: same results, no effect
     COMMUTATIVE = enum.auto()
-    EXACT = enum.auto()  # rounds alike everywhere: NumPy gives the processor's bits
+    EXACT = enum.auto()  # NumPy and native code give the same bits
     FLAT = enum.auto()  # the derivative is 0 wherever there is one
     PREDICATE = enum.auto()  # gives bool whatever its operands are
-    FORMULA = enum.auto()  # every element follows from the attributes: no memory
+    FORMULA = enum.auto()  # elements are computed from attributes, without memory
     VIEW = enum.auto()  # an element of the operand, at an index known without data
     GATHER = enum.auto()  # an element of an operand, at an index that is computed
     LOOKUP = enum.auto()  # a gather at an index that is read
     SCAN = enum.auto()  # an element is made of several, in a nest of its own
     CONVOLUTION = enum.auto()
     ATTENTION = enum.auto()  # q, k, v are the last operands that it must have
-    CALL = enum.auto()  # of code that is already loops, or a library's
+    CALL = enum.auto()  # calls a loop function or a library
 
 
 FAMILIES = frozenset(
@@ -61,10 +61,10 @@ FAMILIES = frozenset(
 
 
 class Cost(enum.IntEnum):
-    """What it takes to compute one element, in additions on the same vector unit.
+    """The cost of one element, in additions on the same vector unit.
 
-    A row states the number. Decisions that weigh sums use it as it is; those that ask
-    for a kind of op compare it with the least number of that kind, which is here.
+    A row states the number. Decisions that add up costs use it directly; those that
+    depend on a class of ops compare it with the least cost of the class, given here.
     """
 
     CHEAP = 1  # an instruction or two, or a choice among addresses

@@ -1,7 +1,7 @@
 """Reads the text form of a module; the grammar heads `text.py`.
 
-The text carries every type, so nothing is inferred here: what was printed comes back
-as it was, legal or not. `spec.verify` judges it.
+The text has every type, so nothing is inferred here: a printed module is read back
+exactly, legal or not. `spec.verify` checks it.
 """
 
 from __future__ import annotations

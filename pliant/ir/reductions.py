@@ -11,7 +11,7 @@ COMBINES = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def identity(op: str, dtype: DType) -> bool | int | float:
-    """What a reduction starts from: it changes no element that it is combined with."""
+    """The start value of a reduction: combining it with an element is a no-op."""
     match op, dtype.kind:
         case "sum", _:
             return 0

@@ -1,9 +1,10 @@
 """Whether two graphs compute the same, op by op.
 
-Values are numbered by what computes them: a parameter by its place, a constant by its
+This is value numbering: a parameter is numbered by its position, a constant by its
 elements, a result by the op, its attributes and its operands' numbers. Equal numbers
 are equal values, so names and the order of ops do not matter. It is a proof in one
-direction only: graphs that compute the same in other words are told apart.
+direction only: graphs that compute the same with different ops are not recognized as
+equal.
 """
 
 from __future__ import annotations

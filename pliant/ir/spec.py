@@ -12,8 +12,8 @@ At every stage: each value is defined once, before its uses, in the body that us
 operands, attributes and result types are what the op table says; every symbol is
 introduced (by a param's shape, a size, or a data-dependent result) before it is used.
 Loop functions are checked whenever the module has some; their rules are in
-ir/spec_loops.py. A breach is a bug of ours: InternalError with the op and its
-neighbours.
+ir/spec_loops.py. A violation is a bug in Pliant: an InternalError that shows the op and
+its neighbours.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def symbols_in(type: TensorType) -> list[str]:
 
 
 class _Breach(Exception):
-    """A broken rule, on its way to where its op is known."""
+    """A broken rule; caught where its op is known."""
 
 
 class _GraphChecker:

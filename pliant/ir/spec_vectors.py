@@ -1,4 +1,4 @@
-"""What a loop may say of how it runs: the legal `vectors`."""
+"""The legal `vectors` of a loop."""
 
 from __future__ import annotations
 

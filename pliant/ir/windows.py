@@ -1,7 +1,7 @@
-"""Gradients of convolutions and pools, spelled in ops.
+"""Gradients of convolutions and pools, written in graph ops.
 
-What a training step differentiates by itself and what torch differentiates both come
-here: `passes/gradient_rules_conv.py` and `frontend/torch_ops_backward_conv.py`.
+Used for Pliant's own gradients (`passes/gradient_rules_conv.py`) and for torch's
+backward ops (`frontend/torch_ops_backward_conv.py`).
 """
 
 from __future__ import annotations
@@ -216,11 +216,11 @@ def conv_weight(
 def _conv_weight_whole(
     b: Builder, grad: Value, x: Value, weight: Value, w: Window
 ) -> Value:
-    """Convolutions: the gradient slides over the input, and gives every tap.
+    """By convolutions: the gradient slides over the input, and gives every tap.
 
-    Input channels are their images and the batch is one more dim to slide along, so
-    that rows of the input are read as they lie. What a stride of s leaves between the
-    taps' elements is cut out first: s convolutions, each of every s-th tap.
+    Input channels play the role of the batch, and the batch is one more dim to slide
+    along, so that rows of the input are read in place. A stride of s is removed first:
+    along each dim there are s convolutions, each for every s-th tap.
     """
     dtype = weight.dtype.compute
     image = b.unsqueeze(b.swap(b.cast(x, dtype), 0, 1), -1)  # (C, N, spatial.., 1)

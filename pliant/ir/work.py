@@ -1,8 +1,8 @@
-"""How much a kernel has to do: multiply-adds and memory traffic, as formulas.
+"""The work of a kernel: floating-point operations and memory traffic, as formulas.
 
-Counted on what a kernel computes (the region of its fusion), not on how: `flops` are
-those of the contraction, two per multiply-add, and `bytes` what must be read and
-written at least once. A roofline compares time with the larger of the two limits.
+They are counted on the region of its fusion, not on its code: `flops` are those of the
+contraction, two per multiply-add, and `bytes` are all that must be read and written at
+least once. A roofline compares the time with the larger of the two limits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def region_work(region: Graph) -> Work:
 
 
 def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
-    """A table that is only looked up is read where it is looked up."""
+    """Of a table that is only looked up, only the elements looked up are counted."""
     looked_up = as_expr(0)
     for op in users:
         if op.name not in LOOKUPS or param in op.operands[1:]:
