@@ -1,4 +1,4 @@
-"""How two sizes relate over all assignments that satisfy the facts."""
+"""The relation of two sizes over all assignments that satisfy the facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Relation: TypeAlias = Literal["less", "equal", "greater", "crosses"]
 def relation(
     facts: Facts, a: DimLike, b: DimLike, points: Sequence[Point] | None = None
 ) -> Relation | None:
-    """What is certain of a against b; None if nothing is.
+    """The relation of a and b that is certain; None if none is.
 
     Three answers are proofs; `crosses` rests on two witnesses, among `points` or at
     extreme sizes, that satisfy the facts.

@@ -1,4 +1,4 @@
-"""Conditions on dimension expressions: what is asked, assumed and guarded."""
+"""Conditions on dimension expressions, to be proved, assumed or guarded."""
 
 from __future__ import annotations
 

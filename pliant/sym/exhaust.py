@@ -1,4 +1,4 @@
-"""Proofs of expr >= 0 that go through every small value of its one unknown.
+"""Proofs of expr >= 0 that enumerate every small value of its one unknown.
 
     512*ceildiv(min(s, 512), 4) <= 4096*min(ceildiv(s, 32), 16)
 
@@ -57,7 +57,7 @@ def exhausted(facts: Facts, expr: Expr) -> bool:
 
 
 def _without_factors(facts: Facts, expr: Expr) -> Expr:
-    """Without what all terms have as a factor, and is never negative."""
+    """The expression divided by the common factors that are never negative."""
     if expr.is_const:
         return expr
     for item in expr.terms[0][1]:

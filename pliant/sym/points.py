@@ -1,7 +1,8 @@
 """Assignments of the symbols that satisfy the facts: to search with and to test on.
 
-A question over all sizes is searched at a few of them and proved afterwards. These
-are spread as real sizes are: all small, all large, one large among small ones.
+A condition over all sizes is first tested at a few of them and proved afterwards. The
+samples are distributed like real sizes: all small, all large, one large among small
+ones.
 """
 
 from __future__ import annotations

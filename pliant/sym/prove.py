@@ -1,8 +1,8 @@
 """What is known about symbols, and sound proofs from it.
 
 `Facts.prove` answers True or False only if that holds for every assignment that
-satisfies the facts, and None otherwise; None is an ordinary answer. A question
-becomes the sign of a polynomial, the difference of its sides:
+satisfies the facts, and None otherwise; None is an ordinary answer. A condition is
+reduced to the sign of a polynomial, the difference of its sides:
 
     equalities   solved for a symbol (n == 16*p) or kept as a rewrite (a*b -> c*d)
     multiples    16 divides n: n is 16*q for a fresh q, inside proofs only
@@ -11,8 +11,8 @@ becomes the sign of a polynomial, the difference of its sides:
 `bounding.py` bounds a polynomial over intervals; `search.py` adds case splits and
 the nonnegative expressions. Contradictory facts raise ValueError if noticed.
 
-Facts that were stated alike are one object as long as someone holds it, so that what
-one pass has worked out from them the next one knows.
+Equal facts, stated in the same order, are one object as long as someone holds it, so
+that one pass can reuse the memoized proofs of another.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class _ProofMemo:
-    """What was worked out from facts."""
+    """Memoized results of proofs from some facts."""
 
     bounds: dict[Expr, Interval] = field(default_factory=dict)
     canonical: dict[Expr, Expr] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Facts:
         self._memo = _ProofMemo()
 
     def forget(self) -> None:
-        """Drops what was worked out from the facts: asked again, it is so again."""
+        """Drops memoized results; they are computed again when needed."""
         self._memo = _ProofMemo()
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class Facts:
         return self._shared(cond)
 
     def _shared(self, statement: _Statement) -> Facts:
-        """With one statement more: as long as someone holds that, the same object."""
+        """These facts and one more statement; one object while someone holds it."""
         key = (*self._statements, statement)
         found = _SHARED.get(key)
         if found is None:
@@ -567,7 +567,7 @@ class Facts:
                 return None if zero is None else not zero
 
     def _sign(self, expr: Expr) -> bool | None:
-        """Whether expr >= 0: asked once of all that have the same strongest form."""
+        """Whether expr >= 0; memoized by the strongest form of expr."""
         expr = tightened(expr)
         signs = self._memo.signs
         if expr not in signs:

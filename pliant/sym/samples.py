@@ -1,9 +1,9 @@
-"""Assignments of symbols that satisfy conditions: the one way they are found.
+"""Finds assignments of symbols that satisfy conditions.
 
-`Space.points` tries the sizes it is asked for; `points.py` asks for real ones. Here
-small ones are taken to drop hopeless proofs early. A sample never proves anything. A
-value below zero shows that expr >= 0 has no proof, so most undecidable questions end
-here, after a few evaluations.
+`SampleSpace.points` tries the sizes that it is given; `points.py` gives it realistic
+ones. `Sampler` uses small ones, to drop hopeless proofs early. A sample never proves
+anything, but a negative value shows that expr >= 0 has no proof. So most conditions
+that cannot be proved end here, after a few evaluations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is plain to see of an expression's sign, without facts and without a search."""
+"""The sign of an expression as far as it is syntactic, without facts or search."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def _is_size(name: str) -> bool:
 
 
 def plainly_nonnegative(expr: Expr, symbol: Callable[[str], bool] = _is_size) -> bool:
-    """No negative coefficient, and every atom made of what is not negative.
+    """Whether no coefficient is negative, and no atom can be.
 
-    `symbol` says which symbols are not; all are, unless told otherwise.
+    `symbol` tells which symbols are nonnegative; by default all are.
     """
     return all(
         coefficient >= 0 and all(_atom(atom, symbol) for atom, _ in mono)
