@@ -100,7 +100,7 @@ def _checks(chosen: Target) -> Iterator[Diagnosis]:
 
 
 def _checked(what: str, check: Callable[[], str]) -> Diagnosis:
-    """A check gives what it found; what it raises is the problem."""
+    """The result of a check; an exception that it raises is the problem found."""
     try:
         return Diagnosis(what, check())
     except Exception as error:

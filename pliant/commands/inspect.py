@@ -105,7 +105,7 @@ class InspectedModel:
         return dict(self.model.memory_plan(*inputs).dims)
 
     def names(self) -> dict[str, str]:
-        """The case's names of symbols that are one of its dims, seen by moving it."""
+        """The case's names of the symbols, found by varying one dim at a time."""
         if set(self.case.dims) <= set(self.model.dims):
             return {}
         example = dict(zip(self.case.dims, self.case.example, strict=True))
@@ -306,7 +306,7 @@ def draw(
 
 
 def _takes(variant: InspectedModel, dims: dict[str, int]) -> bool:
-    """Whether the model has a meaning at these dims: position tables end."""
+    """Whether the model accepts these dims: a table of positions may be too short."""
     try:
         variant.model.memory_plan(**variant.symbols(dims))
     except ShapeError:

@@ -63,7 +63,7 @@ def _difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def allowed(exact: Sequence[torch.Tensor], eager_error: float, ours: bool) -> float:
-    """The error that an engine may have: ours is held to eager's, peers to a sanity."""
+    """The error that an engine may have: Pliant by eager's, peers by a loose bound."""
     if ours:
         return 2 * eager_error + FLOOR
     return PEER_TOLERANCE * scale(exact)

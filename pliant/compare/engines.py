@@ -128,11 +128,11 @@ def _export_onnx(setup: Setup, program: torch.export.ExportedProgram | None) -> 
 def _views_of_copies(
     program: torch.export.ExportedProgram,
 ) -> torch.export.ExportedProgram:
-    """Whatever is viewed is contiguous first.
+    """Makes tensors contiguous before they are viewed.
 
     torch's decompositions give attention's result other strides than the export did,
     and then fail to view it ("Cannot view a tensor with shape ..": T5). The ONNX file
-    does not have the copies: there, a clone is nothing.
+    does not have these copies: a clone is dropped there.
     """
     graph = program.graph
     for node in list(graph.nodes):

@@ -1,7 +1,7 @@
-"""How long a measurement will take, told before it starts.
+"""Estimates how long a measurement will take, before it starts.
 
-Timing is cells (model x threads x shape) x engines x rounds. A cell that was measured
-before tells what a call takes; for others the mean over the zoo is assumed.
+The time is cells (model x threads x shape) x engines x rounds. For a cell that was
+measured before, the stored time of a call is used; for others, the mean over the zoo.
 """
 
 from __future__ import annotations

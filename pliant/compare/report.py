@@ -1,4 +1,4 @@
-"""From what the workers found to tables and to one summary."""
+"""Turns the workers' results into tables and one summary."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def speedups(results: Sequence[Result], peer: str) -> list[float]:
 
 
 def best_speedups(rows: Sequence[Result]) -> list[Spread]:
-    """At every shape, our speed over that of the peer which comes closest."""
+    """At every shape, our speed over that of the fastest peer."""
     return [Spread(**row["best"]) for row in rows if "best" in row]
 
 

@@ -1,4 +1,4 @@
-"""Each kernel's speed against what the machine was measured to reach."""
+"""The rate of each kernel against the measured peak of the machine."""
 
 from __future__ import annotations
 

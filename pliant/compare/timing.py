@@ -1,4 +1,4 @@
-"""Times of several engines by turns.
+"""Times several engines in turns.
 
 The engines take turns within every round, so that a change in the machine's speed hits
 all of them alike, and ratios are taken within a round before their median. Each turn
@@ -160,14 +160,14 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
 
 
 def geomean(values: Sequence[float]) -> float:
-    """Of nothing it is not a number."""
+    """The geometric mean; NaN for no values."""
     if not values:
         return math.nan
     return math.exp(sum(math.log(v) for v in values) / len(values))
 
 
 def geomean_spread(found: Sequence[Spread]) -> Spread:
-    """Of medians that were measured apart from each other, with its own interval.
+    """The geometric mean of medians that were measured separately, with its interval.
 
     The errors of their logarithms are taken as independent, each with the width that
     its interval tells, so the width of the mean's is the root of the sum of squares.

@@ -188,9 +188,9 @@ def visit(
 
 
 def remember(candidate: Candidate, job: Job) -> None:
-    """The compile seconds of an engine whose own cache is in the folder: the first.
+    """The first compile seconds of an engine that keeps its cache in the folder.
 
-    If other programs ran at that time they are not told.
+    They are left out if other programs ran at that time.
     """
     if candidate.engine is None or not ENGINES[candidate.name].compiles_per_shape:
         return
@@ -308,7 +308,7 @@ def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
 
 
 def brief(problem: BaseException) -> str:
-    """What first went wrong, on one line, its kind first."""
+    """The original error on one line, its type first."""
     while problem.__cause__ is not None:
         problem = problem.__cause__
     text = " ".join(str(problem).split())
