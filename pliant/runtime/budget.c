@@ -32,24 +32,24 @@ typedef struct waiter {
 struct plt_budget {
     plt_services services;
     _Atomic int64_t limit;   /* bytes; -1: none */
-    _Atomic int64_t wait_ns; /* a call waits so long; -1: as long as it takes */
+    _Atomic int64_t wait_ns; /* longest wait of a call; -1: no limit */
     _Atomic int64_t running, idle;
     _Atomic int64_t waiting;
     _Atomic uint32_t epoch;
-    _Atomic bool resting; /* whoever leaves a large arena wakes or starts the reaper */
+    _Atomic bool resting; /* a call with a large arena must wake the reaper */
     plt_lock lock; /* guards what follows */
     waiter *first, *last;
-    plt_model *models; /* by next_in_budget */
+    plt_model *models; /* linked by next_in_budget */
 #ifndef PLT_NO_THREADS
     pthread_cond_t changed, woken;
     pthread_t reaper;
-    bool reaping, stop; /* there is a reaper; it is to end */
+    bool reaping, stop; /* the reaper exists; it must end */
 #endif
 };
 
 #ifndef PLT_NO_THREADS
 
-#define PLT_SLICE_NS 50000000 /* then signals are looked for */
+#define PLT_SLICE_NS 50000000 /* interval of checks for signals */
 #define PLT_REAPER_STACK (256 * 1024)
 
 /* Starts with no waiting calls and no reaper. */
@@ -103,7 +103,7 @@ plt_budget *plt_budget_create(const plt_services *services) {
 /* The bytes of a model's idle arenas. In a forked child no other thread changes
  * them. */
 static int64_t idle_of(plt_model *m) {
-    if (!plt_lock_try(&m->lock)) return 0; /* held at the fork: they are forgotten */
+    if (!plt_lock_try(&m->lock)) return 0; /* held at the fork: they leak */
     plt_slot *spare = atomic_load(&m->spare);
     int64_t bytes = spare ? spare->counted : 0;
     for (plt_slot *s = m->idle; s; s = s->next) bytes += s->counted;
@@ -208,7 +208,7 @@ static void dequeue(plt_budget *b, waiter *w) {
     else b->first = w->next;
     if (b->last == w) b->last = before;
     atomic_fetch_sub(&b->waiting, 1);
-    tell_all(b); /* another one may be the first now */
+    tell_all(b); /* another call may be the first now */
 }
 
 static int refuse(plt_budget *b, int64_t limit, int64_t need, int64_t *detail) {
@@ -235,7 +235,7 @@ static int wait_for_room(plt_budget *b, plt_slot *slot, int64_t need, int64_t un
             status = PLT_OK;
             break;
         }
-        bool never = need > limit; /* a smaller one was set */
+        bool never = need > limit; /* a smaller limit was set */
         if (never || (until >= 0 && plt_clock(NULL) >= until)) {
             status = refuse(b, limit, need, detail);
             break;
@@ -266,7 +266,7 @@ int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
     int64_t limit = atomic_load(&b->limit), wait_ns = atomic_load(&b->wait_ns);
     if (b->first || !admit_with_room(b, slot, need, limit)) {
 #ifdef PLT_NO_THREADS
-        wait_ns = 0; /* nobody else could end a call */
+        wait_ns = 0; /* no other thread could end a call */
 #endif
         plt_slot_cut(m, slot, 0);
         if (wait_ns == 0 || need > limit) {
@@ -361,7 +361,7 @@ static void start_reaper(plt_budget *b) {
     if (pthread_attr_init(&attr) != 0) return;
     pthread_attr_setstacksize(&attr, PLT_REAPER_STACK);
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are others' to handle */
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* the reaper handles no signals */
     b->reaping = pthread_create(&b->reaper, &attr, reap, b) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);

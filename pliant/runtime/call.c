@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define PLT_IDLE_SLOTS 4  /* arenas kept for calls to come */
+#define PLT_IDLE_SLOTS 4  /* idle slots kept, each with its arena */
 #define PLT_IDLE_CALLS 16 /* after this many calls an unused one is emptied */
 
 static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
@@ -153,7 +153,7 @@ int64_t plt_special(plt_call *call, int64_t code) {
         return !plt_spill_write(f, e);
     case PLT_FROM_FILE:
         return !plt_spill_read(f, e);
-    default: /* PLT_POISON: nobody reads it any more */
+    default: /* PLT_POISON: it is not read any more */
         memset(call->arena + e->offset, 0xFF, (size_t)e->bytes);
         return 0;
     }
@@ -244,7 +244,7 @@ static void leave_slot(plt_model *m, plt_frame *f) {
         excess = other;
     }
     if (f->plan) shrink_idle(m, need);
-    else atomic_store(&m->idle_bytes, true); /* the next call looks */
+    else atomic_store(&m->idle_bytes, true); /* so that the next call checks */
     plt_lock_give(&m->lock);
     if (excess) plt_slot_free(m, excess);
 }

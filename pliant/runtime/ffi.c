@@ -227,7 +227,7 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
         }
     }
     plt_frame_close(m, &f, status);
-    if (status == PLT_ERR_INTERRUPTED) return -2; /* an exception of Python's is set */
+    if (status == PLT_ERR_INTERRUPTED) return -2; /* a Python exception is set */
     if (status != PLT_OK) give_failure(&m->services, status, detail, result);
     return 0;
 }

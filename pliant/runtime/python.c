@@ -11,7 +11,7 @@
 
 #include "tensor.h"
 
-#define PLT_FEW_ARGS 32  /* that need no allocation */
+#define PLT_FEW_ARGS 32  /* up to this many need no allocation */
 #define PLT_MOST_RANK 64 /* as plt_model_create takes */
 
 typedef struct caller {
@@ -20,7 +20,7 @@ typedef struct caller {
     plt_model *model; /* NULL: none, or closed */
     const framework *framework;
     PyObject *weights; /* (bytes of pointers, their owners); NULL: the model's own */
-    PyObject *watch;   /* on what the weights are made of; NULL: they are for good */
+    PyObject *watch;   /* on the weights' sources; NULL: they never change */
 } caller;
 
 /* ---- arguments ---- */
@@ -116,7 +116,7 @@ static bool is_native(const framework *fw, const plt_output_desc *o) {
 }
 
 static void no_error(void *context, const char *kind, const char *message) {
-    (void)context, (void)kind, (void)message; /* the status says it */
+    (void)context, (void)kind, (void)message; /* the status is reported instead */
 }
 
 static void *make_native(const framework *fw, const plt_output_desc *o,
@@ -290,7 +290,7 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     int status = PLT_OK;
     reading how = NOT_READ;
     if (renew_weights(c)) {
-        bool open = c->model && c->framework; /* Python may have run */
+        bool open = c->model && c->framework; /* checked again: Python may have run */
         if (open) how = read_args(c->framework, c->model, given, args, detail);
         if (how == READ) result = call_read(c, args, detail, &status);
         else if (how == NOT_READ) result = call_other(self, given, named);
@@ -298,7 +298,7 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     }
     if (args != few) PyMem_Free(args);
     if (status == PLT_OK) return result;
-    if (status == PLT_ERR_INTERRUPTED) return NULL; /* plt_python_poll says why */
+    if (status == PLT_ERR_INTERRUPTED) return NULL; /* already raised */
     return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
                                (long long)detail[0], (long long)detail[1],
                                (long long)detail[2]);

@@ -16,7 +16,7 @@
  * for compiled models, and the function that wraps a tensor in a Python object), so
  * those are used where they are found. */
 typedef struct framework {
-    PyTypeObject *type; /* exactly: what a subclass means is not known here */
+    PyTypeObject *type; /* exactly this type: a subclass may mean more */
     const DLPackExchangeAPI *exchange;
     /* optional, all three or none */
     int32_t (*empty)(int64_t rank, const int64_t *sizes, const int64_t *strides,
@@ -24,10 +24,10 @@ typedef struct framework {
     int32_t (*release)(void *tensor);
     PyObject *(*wrap)(void *tensor); /* moves from it; releasing it is left to do */
 
-    PyTypeObject *parameter; /* the one subclass that means nothing of its own */
+    PyTypeObject *parameter; /* the one subclass that is read like it */
     int64_t tensor_offset;   /* from a Python object to its at::Tensor */
     int64_t keys_offset;     /* from a c10::TensorImpl to its dispatch keys */
-    uint64_t plain;   /* the keys that a tensor may have whose bytes are its values */
+    uint64_t plain;   /* the dispatch keys that a plain tensor may have */
     bool (*needs_gradient)(const void *impl);
     bool (*grad_mode)(void);
     void *const *(*tangent)(const void *impl, uint64_t level, const void *tensor);
@@ -45,7 +45,7 @@ typedef struct framework {
 } framework;
 
 #define PLT_LAYOUT_WORDS 24 /* layout_words at most */
-#define PLT_INLINE_RANK 5   /* more sizes and strides are elsewhere */
+#define PLT_INLINE_RANK 5   /* sizes and strides of more dims are elsewhere */
 
 /* torch's own object behind a Python one: an at::Tensor, and what it points to. */
 static inline void *plt_tensor_of(const framework *fw, PyObject *object) {

@@ -56,7 +56,7 @@ typedef struct plt_call {
     int64_t threads;                       /* 7 workers available, at least 1 */
     int64_t status;                        /* 8 set positive to fail (PLT_ERR_RUN) */
     PLT_POINTER(const int64_t *, program); /* 9 what to do, in order */
-    int64_t value;                         /* 10 what made the status: an index */
+    int64_t value;                         /* 10 the value that caused the status */
 } plt_call;
 
 /* Generated code goes through call->program: a number below n_steps is a step, anything
@@ -109,7 +109,7 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_MODEL = 13,   /* the description is malformed */
     PLT_ERR_SPILL = 14,   /* errno of the spill file, its bytes, 1: kernels had run */
     PLT_ERR_BUDGET = 15,  /* the budget, bytes wanted, bytes in use */
-    PLT_ERR_INTERRUPTED = 16 /* services.poll said so while the call waited */
+    PLT_ERR_INTERRUPTED = 16 /* services.poll returned not 0 */
 };
 
 /* The sizes of a call that may overflow 64 bits. */
@@ -140,7 +140,7 @@ typedef struct plt_services {
     void (*release)(void *context, void *p, size_t bytes); /* default free */
     plt_pool *pool; /* borrowed, must outlive the model; NULL: the model owns one */
     plt_budget *budget; /* borrowed, must outlive the model; NULL: none */
-    int (*poll)(void);  /* asked now and then by a call that waits: not 0 ends it */
+    int (*poll)(void);  /* polled by a waiting call: not 0 ends the wait */
     int64_t flags;
     int64_t idle_ns; /* arenas that idle so long go back; 0: never; of a budget's models */
     /* tvm-ffi, by address so that nothing is linked; used by plt_ffi_call only */
@@ -179,7 +179,7 @@ PLT_API void plt_pool_destroy(plt_pool *pool); /* joins the workers */
  * first call that leaves a large arena, also after a fork, and sleeps while there is
  * none. */
 PLT_API plt_budget *plt_budget_create(const plt_services *services);
-PLT_API void plt_budget_destroy(plt_budget *budget); /* no model may have it */
+PLT_API void plt_budget_destroy(plt_budget *budget); /* no model may use it any more */
 
 /* A call that does not fit now waits for others to end, for wait_ns at most (0: not at
  * all, -1: as long as it takes). A limit of -1 is none. */
@@ -223,7 +223,7 @@ typedef struct plt_touch_desc {
 typedef struct plt_step_desc {
     int64_t first_touch; /* its touches are [first_touch, first_touch + n_touches) */
     int64_t n_touches;
-    int64_t flops_index; /* table entries that say how much it does; -1: nothing */
+    int64_t flops_index; /* table entries of its work; -1: none */
     int64_t bytes_index;
     int64_t repeatable; /* may be run again: same operands, same results */
 } plt_step_desc;
@@ -267,7 +267,7 @@ typedef struct plt_model_desc {
     const plt_touch_desc *touches;
     int64_t n_orders; /* at least 1 */
     const plt_order_desc *orders;
-    /* What may be done to keep a limit: PLT_CAN_* */
+    /* What may be done to meet a limit: PLT_CAN_* */
     int64_t can;
     const char *spill_folder;        /* NULL: /tmp */
     double flops_per_second;         /* of one thread */
@@ -296,7 +296,7 @@ typedef struct plt_plan_info {
     int64_t peak_bytes;   /* arena_bytes + output_bytes */
     int64_t lower_bound;  /* largest sum of live rounded sizes + output_bytes */
     int64_t n_buffers;
-    int64_t order;            /* the one taken */
+    int64_t order;            /* the one chosen */
     int64_t recomputed_steps; /* run again */
     int64_t spilled_bytes;    /* written to the spill file */
     int64_t extra_nanoseconds; /* that evictions cost, by the cost model */
@@ -330,8 +330,8 @@ typedef struct plt_stats_info {
     int64_t plan_hits;
     int64_t plans_cached;
     int64_t arena_bytes;      /* mapped now, by all arenas of the model */
-    int64_t last_peak_bytes;  /* asked for by the call that ended last, as metered */
-    int64_t last_planned_bytes; /* what its plan said of that */
+    int64_t last_peak_bytes;  /* allocated by the last call, as metered */
+    int64_t last_planned_bytes; /* the same according to its plan */
     int64_t last_copied_bytes;  /* of its inputs that were not row-major */
     int64_t last_arena_bytes;
     int64_t max_peak_bytes;

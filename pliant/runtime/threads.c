@@ -67,12 +67,12 @@ uint32_t plt_pool_epoch(plt_pool *pool) {
 #endif
 
 #define PLT_MAX_WORKERS 255
-#define PLT_SPIN_NS 50000  /* then park */
-#define PLT_POLITE_NS 1000 /* then yield between looks */
-#define PLT_CROWDED_NS 2000000 /* no helpers for so long after callers met */
-#define PLT_ASLEEP_NS 1000000  /* a team may be, so long after its last region */
-#define PLT_YIELDS 4           /* for them, before its caller computes */
-#define PLT_LATE_NS 10000000   /* a team's members are waited for politely so long */
+#define PLT_SPIN_NS 50000  /* spinning time before parking */
+#define PLT_POLITE_NS 1000 /* spinning time before yielding */
+#define PLT_CROWDED_NS 2000000 /* time without helpers after callers met */
+#define PLT_ASLEEP_NS 1000000  /* idle time after which a team may sleep */
+#define PLT_YIELDS 4           /* of a caller, to let its team start */
+#define PLT_LATE_NS 10000000   /* how long a caller yields to late members */
 /* Generated code keeps tiles in registers and buffers in the arena. */
 #define PLT_STACK_BYTES (1024 * 1024)
 
@@ -97,8 +97,8 @@ typedef struct worker {
     plt_pool *pool;
     pthread_t thread;
     int64_t chunk;
-    int kept_off; /* a core + 1 that it does not wake on; 0: it may on any */
-    _Atomic uint32_t claimed; /* the last ticket whose chunk somebody took */
+    int kept_off; /* 1 + the core it must not wake on; 0: none */
+    _Atomic uint32_t claimed; /* the last ticket whose chunk was claimed */
 } worker;
 
 struct plt_pool {
@@ -108,20 +108,20 @@ struct plt_pool {
     _Atomic uint32_t epoch;
     _Atomic int64_t spin_ns;
     _Atomic uint32_t busy; /* a region is running */
-    _Atomic int64_t crowded_until; /* ns; callers met shortly before */
-    _Atomic int64_t cpus;          /* online; 0: not asked yet */
+    _Atomic int64_t crowded_until; /* ns; callers have met recently */
+    _Atomic int64_t cpus;          /* online; 0: not yet known */
     _Atomic uintptr_t team_caller; /* the thread whose team is used; 0: none yet */
     _Atomic uint32_t stop;
     int64_t n_workers;
-    bool refused; /* the system would not give another thread: not asked again */
+    bool refused; /* creating a thread failed: not tried again */
     worker *workers[PLT_MAX_WORKERS];
     /* the region */
     plt_task fn;
     void *args;
     int64_t units, chunks;
     _Atomic int cpu;    /* of the caller */
-    bool late;          /* somebody was, in the region before */
-    int64_t team_ended; /* ns; when the team's last region did */
+    bool late;          /* a thread was late in the last region */
+    int64_t team_ended; /* ns; end of the team's last region */
     _Alignas(64) _Atomic int64_t pending; /* chunks for workers, not yet finished */
     signal_word finished;                 /* changes when pending reaches 0 */
 };
@@ -275,10 +275,10 @@ static void start_workers(plt_pool *pool, int64_t n) {
     if (pthread_attr_init(&attr) != 0) return;
     pthread_attr_setstacksize(&attr, PLT_STACK_BYTES);
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the caller's to handle */
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* workers handle no signals */
     while (pool->n_workers < n) {
         worker *w = pool->workers[pool->n_workers];
-        if (!w) { /* else left behind by a fork */
+        if (!w) { /* else it is left from before a fork */
             w = plt_allocate(&pool->services, sizeof *w);
             if (!w) {
                 pool->refused = true;
@@ -376,8 +376,8 @@ typedef struct team_region {
     int64_t units, chunks;
     team_number_fn number, size;
     int cpu; /* of the caller */
-    bool patient; /* the others may be asleep or late: they are let in first */
-    bool late;    /* somebody was */
+    bool patient; /* yields first, as others may be asleep or late */
+    bool late;    /* a member was late */
     _Atomic int64_t arrived;
     atomic_flag taken[PLT_MAX_WORKERS + 1];
 } team_region;

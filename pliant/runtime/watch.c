@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 typedef struct entry {
-    PyObject *key, *value; /* owned: no other object can get the address */
+    PyObject *key, *value; /* owned, so that the address is not reused */
     Py_ssize_t place;      /* where PyDict_Next found it last */
 } entry;
 
@@ -38,7 +38,7 @@ typedef struct tensor {
     _Alignas(64) PyObject *object; /* owned */
     const char *impl;              /* c10::TensorImpl */
     const char *storage;           /* c10::StorageImpl, or NULL */
-    const char *counter; /* of changes in place, or NULL: they are not counted */
+    const char *counter; /* the version counter, or NULL */
     const void *data;
     const layout *layout;
     uint32_t count;
@@ -313,7 +313,7 @@ static PyMethodDef watch_methods[] = {
 };
 
 static PyType_Slot watch_slots[] = {
-    {Py_tp_new, create}, /* first: plt_watch_changed looks at it */
+    {Py_tp_new, create}, /* first: plt_watch_changed compares it */
     {Py_tp_doc, "Watch(framework, [(dict, {key: value}), ..], [tensor, ..])"},
     {Py_tp_methods, watch_methods},
     {Py_tp_traverse, traverse},
