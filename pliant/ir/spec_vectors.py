@@ -13,7 +13,7 @@ from pliant.ir.loops import For, Kind, Rest, Vectors
 
 
 def vectors_problem(loop: For, known: KnownSizes, in_vector: bool) -> str | None:
-    """What is wrong with the vectors of a loop; `in_vector`: one that runs by lanes."""
+    """What is wrong with the `vectors` of a loop; `in_vector`: inside a vector loop."""
     vectors = loop.vectors
     if vectors is None:
         return "there are no lanes to exchange" if loop.kind is Kind.EXCHANGE else None

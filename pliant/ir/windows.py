@@ -313,7 +313,7 @@ def mean_pool_input(
             dilation=w.dilation,
             groups=1,
         )
-        # A window of nothing but padding gives its gradient to nobody.
+        # The gradient of a window that is all padding is dropped.
         count = b.binary("maximum", count, b.scalar(1.0, wide.dtype))
         count = b.reshape(count, count.shape[2:])
     share = b.binary("div", wide, count)

@@ -7,8 +7,8 @@
          | Min(args) | Max(args)
 
 Expressions and atoms are interned: structurally equal means the same object, so `==`
-is `is`, never a proof. The tables are weak: what nobody holds is forgotten, and what
-is remembered of arithmetic is bounded (MEMO). `prove.py` decides everything that
+is `is`, never a proof. The intern tables hold weak references, and the memo tables of
+arithmetic are bounded (MEMO). `prove.py` decides everything that
 depends on ranges; the canonical form holds for all integers and is free of context.
 The one precondition: a denominator is positive (`n // n` is 1, although `n` may be 0
 elsewhere).
