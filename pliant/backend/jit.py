@@ -28,8 +28,8 @@ class CompiledCode:
     """Machine code, alive as long as this object is.
 
     `images` are linked to one another and to `symbols`, the addresses they may call.
-    `exports` are the functions whose address can be asked for. `listing` makes the
-    optimised module of the code, for reading.
+    `exports` are the functions that `address` can find. `listing` makes the optimised
+    module of the code, for reading.
     """
 
     def __init__(

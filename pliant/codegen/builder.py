@@ -83,7 +83,7 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         super().__init__(block)
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, SourceLine] = {}  # computed in the block, by text
-        self._known_in: ll.Block = None  # that block
+        self._known_in: ll.Block = None  # the block that `_known` is about
 
     def _pure(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str

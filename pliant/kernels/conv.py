@@ -146,7 +146,7 @@ class ResultAt:
     rows: Expr
     column: Expr
     columns: Expr
-    element: Callable[[Expr, Expr, Expr], LoopValue]  # of (channel, row, column)
+    element: Callable[[Expr, Expr, Expr], LoopValue]  # result at (channel, row, column)
 
 
 # Writes the results of one box.

@@ -23,7 +23,7 @@ from pliant.kernels.conv_patch import Patch, Slide
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, product, sym
 
-POSITIONS = 512  # of a block: their results for a tile of channels stay in L1
+POSITIONS = 512  # positions of a block: their results for a tile of channels stay in L1
 
 
 class Blocks:

@@ -1,8 +1,8 @@
 """Matrix products with lanes along K: few columns, or few rows of a B adjacent in K.
 
 for unit in blocks of rows x panels of columns        parallel, if there is much to do
-  for width of 4, what is left 3, 2 or 1
-    for height of 4, what is left 2 and 1
+  for width of 4, then a remainder of 3, 2 or 1
+    for height of 4, then remainders of 2 and 1
       dot_f32_hxw(rows of A, rows of B)     -> the result, or scratch
   epilogue on the unit, if there is one
 """

@@ -119,8 +119,8 @@ NEAR_STEPS = 64  # prefetch distance, in steps of K, of a panel that is read onc
 class Gemm:
     """A product, and the buffers it uses; None where there is none."""
 
-    dots: Stmt | None  # with lanes along K
-    planned: Stmt | None  # with panels, cut as the plan's arguments say
+    dots: Stmt | None  # the product with lanes along K
+    planned: Stmt | None  # the product with panels, cut as the plan's arguments say
     strips: Strips | None
     a: Buffer | None
     packed: Buffer | None  # a constant's panels

@@ -97,7 +97,7 @@ class Product:
     b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
     b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
     computed: bool = False  # A is no buffer: its rows are computed as they are copied
-    parts: str | None = None  # of words, see kernels/micro.py; None: plain numbers
+    parts: str | None = None  # kind of words, see kernels/micro.py; None: plain numbers
     stored: DType | None = None  # the type that B is stored in, if it differs
     alone: bool = False  # no epilogue: the product is stored in place
 

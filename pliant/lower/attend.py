@@ -33,7 +33,7 @@ class RegionScore:
     """The region of an attention op, emitted as statements on one score."""
 
     region: Graph
-    buffers: tuple[Buffer, ...]  # of the region's parameters after the score
+    buffers: tuple[Buffer, ...]  # the region's parameters after the score
     facts: Facts
     number_check: NumberCheck
 

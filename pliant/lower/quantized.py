@@ -90,7 +90,7 @@ class Narrow:
     steps: tuple[KernelStep, ...]  # the calls that make the words
     left: Retyped
     right: Retyped
-    panels: Callable[[Tile], Packed] | None  # of a constant right operand
+    panels: Callable[[Tile], Packed] | None  # the panels of a constant right operand
     sums: Retyped | None  # the corrections, (.., N) or (.., M), depending on the form
 
     def corrections(self, spec: Product) -> Corrections | None:

@@ -16,9 +16,9 @@ ASSUMED_FLOPS, ASSUMED_BYTES = 50e9, 10e9
 class Rates:
     """Rates per second."""
 
-    flops: float  # of one thread
-    bytes: float  # of memory
-    spill_bytes: float  # of the spill file, each way
+    flops: float  # floating-point operations of one thread
+    bytes: float  # bytes read from memory
+    spill_bytes: float  # bytes to or from the spill file
 
 
 def rates(target: Target) -> Rates:

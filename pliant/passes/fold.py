@@ -70,7 +70,8 @@ def fold(module: Module, cx: Context) -> Module:
     graph = module.main
     known: dict[Value, Constant | None] = {}  # None: a view of constants, not computed
     cheap: set[Value] = set()  # of known sizes and without data: full, iota
-    data: dict[Value, int] = {}  # elements in memory behind a known value
+    # Number of stored elements that a known value is made of.
+    data: dict[Value, int] = {}
     constants = dict(module.constants)
     producers = graph.producers()
     ops: list[Op] = []

@@ -142,7 +142,7 @@ def _shifts(graph: Graph) -> set[Value]:
         return users.get(value, [])
 
     def through(value: Value, *names: str) -> list[Op]:
-        """Readers behind ops of these names, each of which has one operand."""
+        """Readers, through ops of these names, each of which has one operand."""
         found: list[Op] = []
         for op in readers(value):
             found += through(op.result, *names) if op.name in names else [op]

@@ -106,7 +106,7 @@ def _beside(value: Value, axis: int) -> tuple[object, ...]:
     return (*value.shape[:axis], *value.shape[axis + 1 :])
 
 
-Axes = dict[Value, int]  # of the results of concats and slices
+Axes = dict[Value, int]  # result of a concat or slice -> its axis
 
 
 class _Joins:
