@@ -20,13 +20,15 @@ random signs would give a root of squares, which forgets how many terms there we
 
 One thing that no shaking of values reaches is the position that a resize computes for
 each element, from which its weights are: its rounding error is as many units as the
-position is large. So in models that resize, terms count as often as the longest axis is
-long. Eager's own f64 is the reference of an f64 model, so it has an error as well that
+position is large, and gives a weight to neighbours that have none in f64. So in models
+that resize, the largest terms of a result stand for all, and count as often as its
+longest axis is long. Eager's own f64 is the reference of an f64 model, so it has an error as well that
 is not seen, and FLOOR counts twice.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import warnings
@@ -102,13 +104,34 @@ def widened(model: Model, shake: Shake | None = None) -> nn.Module:
         if shake and line.statement:
             code = f"{code}; shake.inside({line.name})"
         elif shake and line.overload in ROUNDS:
-            code = "shake(" + re.sub(r"\b[xv]\d+\b|self\.w\d+", _shaken, code) + ")"
+            code = ast.unparse(Shaken().visit(ast.parse(code, mode="eval")))
         lines.append(replace(line, code=code))
     return replace(model, lines=tuple(lines)).module(shake=shake).double()
 
 
-def _shaken(name: re.Match[str]) -> str:
-    return f"shake({name[0]})"
+class Shaken(ast.NodeTransformer):
+    """An expression with every value in it shaken; what is no float stays as it is."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return _shaken(node) if re.fullmatch(r"[xv]\d+", node.id) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if re.fullmatch(r"self\.w\d+", ast.unparse(node)):
+            return _shaken(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return _shaken(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return _shaken(node)
+
+
+def _shaken(node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("shake", ast.Load()), [node], [])
 
 
 def coarsest(model: Model, module: nn.Module, results: list[Tensor]) -> torch.dtype:
@@ -171,7 +194,9 @@ def difference(
     moved = torch.maximum((runs[1:] - exact).abs(), resolved)
     terms = moved.log().mean(0).exp() / TINY if len(runs) > 1 else exact.abs()
     least = torch.finfo(kind).smallest_normal * UNITS[kind]  # below, all is rounded
-    often = max(eager.shape, default=1) if resizes else 1
+    often = 1
+    if resizes:
+        terms, often = terms.max(), max(eager.shape, default=1)
     often = 2 * often if kind == torch.float64 else often
     floor = FLOOR * often * (UNITS[kind] * terms + least)
     error, allowed = (mine - exact).abs(), (its - exact).abs()
