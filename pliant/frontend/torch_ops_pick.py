@@ -156,7 +156,7 @@ def index_select(cx: TorchContext, x: Value, dim: int, index: Value) -> Value:
     return take(cx, x, axis, index)
 
 
-def _want_places(cx: Context, index: Value, size: Expr) -> None:
+def _want_places(cx: TorchContext, index: Value, size: Expr) -> None:
     """An axis without places has none to pick, even if nothing comes of it."""
     some = minimum(index.type.numel, 1)
     cx.require(le(some, size), "an index into an axis of no elements")
