@@ -1,7 +1,9 @@
-"""Benchmarks. With several threads every engine has its own, which spin for a while
-when they have nothing to do and take cores from whoever is measured next. OpenBLAS's
-do so for 2^28 ticks of the clock, a tenth of a second: here for 2^22, two milliseconds,
-still far longer than calls are apart. It asks when it is loaded.
+"""Benchmarks.
+
+With several threads every engine has its own, which spin for a while when idle and take
+cores from the engine that is measured next. OpenBLAS's threads spin for 2^28 clock
+ticks, a tenth of a second. Here it is 2^22 ticks, two milliseconds, which is still far
+longer than the time between calls. OpenBLAS reads the setting when it is loaded.
 """
 
 import os

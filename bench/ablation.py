@@ -57,7 +57,7 @@ def compile_variants(case: Case, threads: int) -> dict[str, pliant.CompiledModel
 
 
 def lowered(model: pliant.CompiledModel) -> str:
-    """Equal for models that run the same code on the same data."""
+    """Equal texts run the same code on the same data."""
     return print_module(model.program.lowered)
 
 

@@ -26,7 +26,7 @@ from pliant.compare.tables import Report
 from pliant.compare.timing import ROUNDS, Spread, geomean_spread
 
 TOLERANCE = 1e-3
-MINUTES = 7  # for one thread and two
+MINUTES = 7  # for one thread and for two
 Shape = tuple[int, int, int]  # batch, height, width
 
 
@@ -145,7 +145,7 @@ def measure(name: str, threads: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def _flops(module: nn.Module, x: Tensor) -> float:
-    """Of the convolution; 0 where there is none."""
+    """The flops of the convolution; 0 if there is none."""
     inner: Any = getattr(module, "inner", None)
     if inner is None:
         return 0.0

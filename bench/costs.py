@@ -29,7 +29,7 @@ from pliant.compare.timing import ROUNDS, Spread, interleaved
 
 CHAINS = (1, 8, 16, 24)
 MODELS = ("bert", "gpt2", "resnet")
-# What the stages of the compiler do together.
+# Stages that are reported together.
 KERNEL_STAGES = ("lower", "codegen", "compile")
 PARTS = {
     "export": ("export",),
@@ -80,7 +80,7 @@ def call_cost(rounds: int) -> dict[str, float]:
 
 
 def compile_cost(layers: int) -> dict[str, Any]:
-    """Seconds per stage for BERT-base, and what its calls will allocate."""
+    """Seconds per stage for BERT-base, and the planned allocations of its calls."""
     case = zoo.build("bert", layers=layers)
     model = case.compile()
     stats = model.stats()
@@ -99,13 +99,13 @@ def compile_cost(layers: int) -> dict[str, Any]:
 
 
 def seconds_of(name: str) -> dict[str, float]:
-    """Compiles a model of the zoo and tells its seconds by stage."""
+    """Compiles a model of the zoo and returns its seconds by stage."""
     seconds: dict[str, float] = zoo.build(name).compile().stats()["stage_seconds"]
     return seconds
 
 
 def build_cost(name: str) -> dict[str, dict[str, float]]:
-    """Seconds by stage of two fresh processes: an empty cache, then what that left."""
+    """Seconds by stage of two fresh processes: with an empty cache, then a full one."""
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for cache in ("cold", "warm"):

@@ -32,7 +32,7 @@ MINUTES = 2  # for one thread
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseCase:
-    """A function, and its inputs for a wanted number of elements."""
+    """A function, and its inputs for a given number of elements."""
 
     function: Callable[..., Any]
     inputs: Callable[[int], tuple[Tensor, ...]]

@@ -51,7 +51,7 @@ class Way:
 
     @property
     def limited(self) -> bool:
-        """Whether it can be told a memory limit."""
+        """Whether it accepts a memory limit."""
         return self.options is not None
 
 
@@ -171,9 +171,9 @@ class Trainer:
 
 
 def serve(name: str, threads: int) -> None:
-    """Answers each line, a job, with what its step took."""
+    """Answers each line, a job, with the measurements of its step."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print
+    sys.stdout = sys.stderr  # so that library output does not mix with answers
     trainer = Trainer(WAYS[name], threads)
     vocabulary = trainer.model.model.config.vocab_size
     for line in sys.stdin:

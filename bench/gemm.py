@@ -50,11 +50,11 @@ from pliant.measure.probes import _read_work, _seconds, measured
 from pliant.sym import sym
 
 THROUGH_THE_API = 1 << 18  # multiply-adds
-SHAPES, SHAPE_SECONDS = 80, 2.5  # how many by default, and what each takes
+SHAPES, SHAPE_SECONDS = 80, 2.5  # how many by default, and seconds for each
 TURN_SECONDS = 0.001
 FEWEST_ROUNDS, MOST_ROUNDS = ROUNDS, 2 * ROUNDS
-UNSURE = 0.02  # a ratio known worse than to this is measured on,
-PATIENCE = 10  # for as many times the seconds asked at most
+UNSURE = 0.02  # a ratio with a larger relative error is measured further
+PATIENCE = 10  # for at most this many times the requested seconds
 MOST_CALLS = 20_000
 VECTOR_ROWS = (1, 2, 3, 4)
 VECTOR_WEIGHT = (8192, 16384)  # (N, K): 512 MiB, beyond any cache
@@ -73,7 +73,7 @@ class BuiltProduct:
     plan: ProductPlan
 
     def executed(self, shape: Shape, threads: int) -> float:
-        """Multiply-adds that the lanes do, over those wanted."""
+        """Multiply-adds that the lanes execute, divided by those needed."""
         m, n, k = shape.m, shape.n, shape.k
         cut = self.plan.at({"m": m, "n": n, "k": k}, threads)
         return executed(m, n, k, cut.dot == 1, self.plan.tile) / shape.work
@@ -100,7 +100,7 @@ def compiled(weight: torch.Tensor | None) -> BuiltProduct:
 
 @dataclass(slots=True)
 class ProductOperands:
-    """A (M, K), B stored as (K, N) and as (N, K), and room for a result."""
+    """A (M, K), B stored as (K, N) and as (N, K), and a buffer for the result."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -147,7 +147,7 @@ def kernels(
 
 
 def check(mode: str, model: pliant.CompiledModel, x: ProductOperands) -> None:
-    """Against torch: twice the rounding error that a sum of K products can have."""
+    """Compares with torch: within twice the rounding error of a sum of K products."""
     got = model(x.a) if mode == "packed" else model(x.a, x.b)
     terms = x.a.shape[1] * UNIT
     sizes = x.a.double().norm(dim=1)[:, None] * x.b.double().norm(dim=0)
@@ -162,7 +162,7 @@ def check(mode: str, model: pliant.CompiledModel, x: ProductOperands) -> None:
 def samples_of(
     calls: Mapping[str, Timed], seconds: float, threads: int
 ) -> dict[str, list[float]]:
-    """Seconds per call of each, one sample a round; more rounds where they scatter."""
+    """Seconds per call of each, one sample per round; more rounds if they scatter."""
     pace = Pace(TURN_SECONDS, MOST_CALLS, pause=threads > 1)
 
     def enough(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -176,7 +176,7 @@ def samples_of(
 
 
 def over_ours(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The time of each peer over ours, a ratio a round."""
+    """The time of each peer divided by ours, one ratio per round."""
     ours = samples[OURS]
     return {
         name: [t / u for t, u in zip(times, ours, strict=True)]
@@ -248,7 +248,7 @@ def limits_of(threads: Sequence[int]) -> list[Limits]:
 
 
 def reads(model: pliant.CompiledModel, threads: int) -> Timed:
-    """Reading the packed weight of a model and nothing else, as fast as that goes."""
+    """Reads the packed weight of a model and does nothing else, at full speed."""
     (held,) = model._weights.arrays
     weight = np.asarray(held.reshape(-1), np.float32)
     work, _ = _read_work(host(), weight, weight.nbytes // threads)
@@ -256,7 +256,7 @@ def reads(model: pliant.CompiledModel, threads: int) -> Timed:
 
 
 def vectors(threads: Sequence[int]) -> list[Vector]:
-    """A few rows times a weight beyond cache: how fast the weight is read."""
+    """A few rows times a weight larger than the caches: how fast the weight is read."""
     n, k = VECTOR_WEIGHT
     weight = torch.randn(n, k)
     model = compiled(weight).model

@@ -1,4 +1,4 @@
-"""What `bench.gemm` found, as tables."""
+"""The results of `bench.gemm` as tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bench.shapes import Shape
 from pliant.compare.tables import Report
 from pliant.compare.timing import Spread, geomean, geomean_spread
 
-LARGE = 256  # every dim of a shape that is held against the FMA peak
-LOW = 0.85  # a ratio that is counted as low
+LARGE = 256  # a shape with every dim at least this is compared with the FMA peak
+LOW = 0.85  # a ratio below this counts as low
 WORST = 10
 
 
@@ -23,11 +23,11 @@ class GemmRow:
     threads: int
     shape: Shape
     seconds: float
-    peer: str  # the fastest
-    best: Spread  # its time over ours
+    peer: str  # the name of the fastest peer
+    best: Spread  # the fastest peer's time divided by ours
     called: float | None
     peers: Mapping[str, float]
-    executed: float  # multiply-adds done over those wanted
+    executed: float  # multiply-adds executed divided by those needed
 
     @property
     def ratio(self) -> float:
@@ -40,7 +40,7 @@ class GemmRow:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine does with that many threads, a second."""
+    """The rates per second that the machine reaches with that many threads."""
 
     threads: int
     flops: float
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A product of m rows with a weight beyond cache: bytes of it read a second."""
+    """A product of m rows with a weight beyond the caches: bytes read per second."""
 
     threads: int
     m: int
@@ -57,7 +57,7 @@ class Vector:
     k: int
     read_bytes: float
     peer_bytes: float
-    limit_bytes: float  # by a loop that does nothing else, in the same turns
+    limit_bytes: float  # reached by a loop that only reads, measured in turns with ours
 
 
 Group = tuple[str, int]
@@ -86,7 +86,7 @@ def mean(ratios: Sequence[float]) -> str:
 
 
 def executed(rows: Sequence[GemmRow]) -> float:
-    """Over all shapes together: a large one counts as much as it takes."""
+    """Over all shapes together, weighted by work."""
     done = sum(r.executed * r.shape.work for r in rows)
     return done / sum(r.shape.work for r in rows)
 

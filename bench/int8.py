@@ -65,7 +65,7 @@ class Int8Bench:
         self.floats = compiled(DType.F32, threads)
 
     def measure(self, sizes: Sizes) -> dict[str, float]:
-        """Operations a second, in billions."""
+        """Billions of operations per second."""
         m, n, k = sizes
         x = torch.randint(-128, 128, (m, k), dtype=torch.int8)
         y = torch.randint(-128, 128, (k, n), dtype=torch.int8)

@@ -39,8 +39,8 @@ TRAINING_SHAPES: tuple[Shape, ...] = (
 )
 STEP = "llama step"
 MINUTES, STEP_MINUTES = 2.5, 25  # for each model, and for the training step
-BATCH, FAR = 4, 48  # whose memory is the limit; more than fits
-LARGEST_SHAPE: Shape = (BATCH, 256)  # of the training step
+BATCH, FAR = 4, 48  # the limit is the memory of BATCH; FAR is more than fits
+LARGEST_SHAPE: Shape = (BATCH, 256)  # for the training step
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -48,7 +48,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def resident_of(model: Any, given: tuple[Any, ...]) -> int | None:
-    """What a call makes resident, as the system counts it, from no arena on."""
+    """What a call makes resident, as the system counts it, starting without arena."""
     model.trim()
     return high_water(partial(model, *given))
 
@@ -56,7 +56,7 @@ def resident_of(model: Any, given: tuple[Any, ...]) -> int | None:
 def sweep(
     name: str, shape: Shape, model: Any, given: tuple[Any, ...], rows: list[Any]
 ) -> None:
-    """One row for each limit."""
+    """One row per limit."""
     model.memory_limit = None
     free = model.memory_plan(*given)
     for percent in PERCENT:
@@ -97,7 +97,7 @@ def sweep(
 def largest(
     name: str, model: Any, shape: Shape, at: Callable[..., Any], rows: list[Any]
 ) -> None:
-    """The largest batch inside the memory of a batch of four, run to see."""
+    """The largest batch that runs in the memory of a batch of four; each is run."""
     rest = shape[1:]
     model.memory_limit = None
     given = at(BATCH, *rest)
@@ -156,7 +156,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def action(row: dict[str, Any]) -> str:
-    """What a row's limit is met by; nothing if it does not fit."""
+    """How a row's limit is met; empty if it does not fit."""
     if not row.get("recompute") and not row.get("spill"):
         return ""
     if not row["spill"]:
@@ -213,7 +213,7 @@ def batches(rows: list[dict[str, Any]]) -> Report:
 
 
 def chosen(rows: list[dict[str, Any]]) -> str:
-    """Where values were computed again, where they were spilled, and where both."""
+    """Where values were recomputed, where they were spilled, and where both."""
     told = []
     for wanted in ("recompute", "spill", "both"):
         places = [

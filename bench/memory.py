@@ -33,7 +33,7 @@ THREADS = 2
 
 
 def shapes_of(case: Case) -> list[Shape]:
-    """The zoo's long ones; of another model those that it is measured at."""
+    """The zoo's long shapes; for another model the shapes it is measured at."""
     known = zoo.MODELS.get(case.name)
     return list(case.shapes if known is None else known.sizes.long)
 
@@ -57,7 +57,7 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
     short = engine.bind(case.at(case.example))
     call = engine.bind(case.at(shape))
     for tensor in (*case.model.parameters(), *case.model.buffers()):
-        tensor.sum()  # mapped weights become resident now, not in the call
+        tensor.sum()  # fault in mapped weights now, not during the call
     short()
     short()
     gc.collect()

@@ -1,10 +1,10 @@
-"""Kernels called by address and repeated in machine code: no Python in their time.
+"""Kernels called by address in a native loop, so that no Python is timed.
 
     repeat(function, argument, count)   function(argument), `count` times
     sgemm(argument)                     a Fortran sgemm, its arguments in an array
 
-Ours is the compiled host flow on memory that was planned and allocated before; a peer
-is the sgemm that its library exports, which is what its Python call ends in.
+Ours is the compiled host flow on memory that was planned and allocated before. A peer
+is the sgemm that its library exports, which its Python call ends in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pliant.runtime import binding
 Array = np.ndarray[Any, Any]
 
 SGEMM_ARGUMENTS = 13
-LINE = 64  # bytes; what the runtime aligns an arena to
+LINE = 64  # bytes; the runtime's alignment of an arena
 
 SOURCE = """
 define void @repeat(ptr %function, ptr %argument, i64 %count) {{
@@ -69,7 +69,7 @@ def code() -> CompiledCode:
 
 
 def repeated(function: int, argument: int, keep: Sequence[object]) -> Timed:
-    """`function(argument)` in a native loop; `keep` is what both stand on."""
+    """`function(argument)` in a native loop; `keep` keeps their memory alive."""
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     repeat = kind(code().address("repeat"))
 
@@ -100,7 +100,7 @@ def host_flow(
 ) -> Timed:
     """The kernels of one call of a model with one result, as the runtime starts them.
 
-    The model must have been made for that many threads.
+    The model must have been compiled for that many threads.
     """
     runtime = model._runtime
     dims = [d for value in inputs for d in value.shape]
@@ -173,9 +173,9 @@ def set_peer_threads(threads: int) -> None:
 
 
 def blas_product(blas: Blas, a: Array, b: Array, c: Array, turned: bool) -> Timed:
-    """C (M, N) = A (M, K) B, where B lies as (K, N), or as (N, K) if `turned`.
+    """C (M, N) = A (M, K) B, where B is stored as (K, N), or as (N, K) if `turned`.
 
-    Fortran has columns first: its first operand is our B, and the result C transposed.
+    Fortran is column-major: its first operand is our B, and the result is C transposed.
     """
     (m, k), n = a.shape, c.shape[1]
     integers = np.array([n, m, k, max(k if turned else n, 1), max(k, 1), max(n, 1)])

@@ -61,13 +61,13 @@ def programs(case: Case, training: bool) -> Iterator[tuple[str, Module, Facts]]:
 
 
 def squares(outputs: Any) -> torch.Tensor:
-    """A loss that every output is part of, whatever the model."""
+    """A loss that depends on every output, for any model."""
     means = [y.square().mean() for y in tree_leaves(outputs)]
     return torch.stack(means).sum()
 
 
 def compared(module: Module, facts: Facts) -> dict[str, dict[str, int]]:
-    """How often pairs of sizes, and of live sums, relate in which way."""
+    """Counts how pairs of sizes, and of live sums, compare."""
     calls = calls_of(module.main, module)
     names = {s for e in calls.bytes for s in e.symbols()}
     known = facts.with_range("threads", 1, None) if "threads" in names else facts
@@ -93,7 +93,7 @@ def compared(module: Module, facts: Facts) -> dict[str, dict[str, int]]:
 
 
 def summed(bound: PeakBound, i: int, j: int, facts: Facts) -> str | None:
-    """How two live sums relate."""
+    """How two live sums compare."""
     signs = set(np.sign(bound.samples[i] - bound.samples[j]).tolist())
     if signs >= {1, -1}:
         return "crosses"

@@ -37,7 +37,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str, root: Path = ROOT) -> str:
-    """A page with every block as the results are now."""
+    """A page with every block updated from the results."""
 
     def block(found: re.Match[str]) -> str:
         path = root / found["path"]
@@ -62,14 +62,14 @@ def shown(result: str, count: int) -> str:
 
 
 def stored(folder: Path = RESULTS) -> Iterator[tuple[Path, str | None]]:
-    """Every result, and the commit it was measured on; None where it does not say."""
+    """Every result, and the commit it was measured on; None if it is not recorded."""
     for path in sorted(folder.rglob("*.json")):
         stamp = json.loads(path.read_text()).get("stamp", {})
         yield path, None if stamp.get("changed") else stamp.get("commit")
 
 
 def prune(folder: Path, current: str) -> list[Path]:
-    """Deletes what was measured on other code; the tables of models are made again."""
+    """Deletes results measured on other code; the tables of models are rewritten."""
     gone = [path for path, told in stored(folder) if told != current]
     for path in gone:
         path.unlink()

@@ -1,4 +1,4 @@
-"""A product compiled for every size and every plan, called by address.
+"""A product compiled for all sizes and all plans, called by address.
 
 run(argument)   function(call, sizes.., buffers..), all of them in one array
 """
@@ -89,7 +89,7 @@ def native(func: LoopFunc, helpers: Sequence[LoopFunc]) -> Native:
 
 @dataclass(slots=True)
 class PlanOperands:
-    """A, B and the product; what the kernels read and write, by name of buffer."""
+    """A, B and the product; the kernels' buffers by name."""
 
     sizes: dict[str, int]
     a: Array
@@ -101,7 +101,7 @@ class PlanOperands:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A product whose plan is an argument."""
+    """A product that takes its plan as arguments."""
 
     constant: bool
     product: ProductPlan
@@ -115,7 +115,7 @@ class Artifact:
         return self.product.tile
 
     def choice(self, m: int, n: int, k: int, threads: int) -> Cut:
-        """What the compiler picks; of a constant it knows N and K beforehand."""
+        """The compiler's choice; for a constant it knows N and K beforehand."""
         cut = self.product.at({"m": m, "n": n, "k": k}, threads)
         held = replace(
             self.product.spec,
@@ -168,7 +168,7 @@ def room(buf: Buffer, sizes: dict[str, int]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """A product in every way that it can go."""
+    """A product in all forms that it can be computed in."""
 
     product: ProductPlan
     panels: Native
@@ -177,13 +177,13 @@ class BuiltPlan:
     dots: Native | None
 
 
-# The cut of strips as the arguments of their function.
+# The fields of a strip cut, as the arguments of its function.
 PARTS = ("blocks", "rows", "groups", "panels", "passes", "depth")
 GIVEN = StripCut(ONE, (), *(sym(f"_{name}") for name in PARTS))
 
 
 def built(strides: tuple[Expr, Expr] | None) -> BuiltPlan:
-    """A product with B so, None a constant."""
+    """A product with B of these strides; None: a constant."""
     spec = Product(DType.F32, (), M, N, K, (K, ONE), (), strides, alone=True)
     tile = gemm_tile(DType.F32, host())
     plan = plan_of(spec, tile)

@@ -1,10 +1,10 @@
-"""The plans that a compiled product can run: every one gives the same result.
+"""The plans that a compiled product can run; all give the same result.
 
 A plan is what `kernels/choose.py` decides: rows of a block, panels of a group, passes
-over K, whether B is packed and A copied, or strips of rows instead of all that. The
-scratch that kernels/gemm.py lays out bounds them: packed panels hold `tile.depth` steps
-of K and `tile.cells` of all panels of a group, partial sums of several passes
-`SWEPT_ROWS` rows.
+over K, whether B is packed and A copied, or strips of rows instead. The scratch that
+kernels/gemm.py allocates limits them: packed panels hold `tile.depth` steps of K and
+`tile.cells` over all panels of a group, partial sums of several passes `SWEPT_ROWS`
+rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pliant.kernels.choose import SWEPT_ROWS
 from pliant.kernels.mix import Cut
 from pliant.kernels.tiles import Tile
 
-DOT_LIMIT = 64  # columns, or rows, for which lanes along K are tried
-TILES = (1, 2, 4, 12, 24, 72)  # of a block
+DOT_LIMIT = 64  # up to this many columns, or rows, lanes along K are tried
+TILES = (1, 2, 4, 12, 24, 72)  # tiles of a block
 DEPTHS = (32, 64, 128, 256, 512, 1024, 2048)
-WIDTHS = (1, 4, 8, 16)  # of a group, in panels
+WIDTHS = (1, 4, 8, 16)  # panels of a group
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,7 +57,7 @@ DOT = CandidatePlan(1, *(0,) * 10)
 
 
 def picked(cut: Cut) -> CandidatePlan:
-    """The plan that the compiler's choice is."""
+    """The plan that the compiler's choice amounts to."""
     if cut.dot:
         return DOT
     fields = asdict(cut)
@@ -66,17 +66,17 @@ def picked(cut: Cut) -> CandidatePlan:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """What may be done for one shape."""
+    """The legal plans for one shape."""
 
     m: int
     n: int
     k: int
     threads: int
-    constant: bool  # B is packed ahead
+    constant: bool  # B is packed at compile time
     tile: Tile
 
     def plans(self) -> Iterator[CandidatePlan]:
-        """Every one that is legal, some of them twice."""
+        """Every legal plan, some of them twice."""
         if min(self.m, self.n) <= DOT_LIMIT:
             yield DOT
         for blocks, width in product((1, self.threads), self.widths()):
@@ -90,20 +90,20 @@ class Set:
                     yield plan
 
     def strips(self, blocks: int, width: int) -> CandidatePlan:
-        """By strips of rows: so many blocks, groups of so many panels."""
+        """Strips of rows: this many blocks, groups of `width` panels."""
         panels = max(1, -(-self.n // self.tile.NR))
         groups = -(-panels // width)
         shares = (blocks, -(-self.m // blocks), groups, -(-panels // groups))
         return CandidatePlan(0, 1, 0, 0, 1, self.k, *shares, 0)
 
     def heights(self) -> set[int]:
-        """Rows of a block."""
+        """The numbers of rows of a block to try."""
         tiles = {self.tile.MR * count for count in TILES}
         shares = {-(-self.m // count) for count in (1, self.threads)}
         return {min(rows, self.m) for rows in tiles | shares}
 
     def widths(self) -> set[int]:
-        """Panels of a group."""
+        """The numbers of panels of a group to try."""
         panels = max(1, -(-self.n // self.tile.NR))
         return {min(width, panels) for width in (*WIDTHS, panels)}
 
@@ -113,7 +113,7 @@ class Set:
     def plan(
         self, packed: int, passes: int, rows: int, width: int, swath: int
     ) -> CandidatePlan:
-        """With parts as even as can be."""
+        """A plan with parts as even as possible."""
         panels = -(-self.n // self.tile.NR)
         blocks, groups = -(-self.m // rows), -(-panels // width)
         return CandidatePlan(
@@ -131,9 +131,9 @@ class Set:
         )
 
     def legal(self, plan: CandidatePlan) -> bool:
-        """Whether it fits the scratch, and differs from another that is in the set."""
+        """Whether it fits the scratch, and differs from the others in the set."""
         tile, several = self.tile, plan.passes > 1
-        # The last panel is packed always if it is not whole.
+        # The last panel is always packed if it is partial.
         partial = not self.constant and self.n % tile.NR > 0
         if (plan.packed or partial) and plan.depth > tile.depth:
             return False
@@ -141,7 +141,7 @@ class Set:
             return False
         if several and plan.rows > SWEPT_ROWS:
             return False
-        # In one pass over what is not packed, a group of panels that each meet all
-        # rows is but a share of a thread.
+        # In one pass over unpacked panels that each pass over all rows, a group only
+        # decides how threads divide the work.
         shares = plan.packed or several or self.threads > 1 or plan.swath == 1
         return bool(shares) or plan.panels == 1

@@ -36,13 +36,13 @@ PACE = Pace(seconds=0.0005, most_calls=20_000, pause=False)
 FINALISTS = 4
 FINAL_ROUNDS = 2 * ROUNDS
 FEWEST_TRIED = 24
-NOTABLE = 0.9  # of the best plan's speed: listed below that
+NOTABLE = 0.9  # picks below this share of the best plan's speed are listed
 UNIT = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One shape: the pick, the best, and the share of its speed that the pick has."""
+    """One shape: the pick, the best plan, and the pick's share of the best's speed."""
 
     mode: str
     threads: int
@@ -59,7 +59,7 @@ class PlanRow:
 
 
 def check(shape: Shape, plan: CandidatePlan, x: PlanOperands) -> None:
-    """Twice the rounding error that a sum of K products can have."""
+    """Checks a result to within twice the rounding error of a sum of K products."""
     terms = shape.k * UNIT
     sizes = np.linalg.norm(x.a, axis=1)[:, None] * np.linalg.norm(x.b, axis=0)
     if not (np.abs(x.c - x.want) <= 2 * terms / (1 - terms) * sizes + UNIT).all():
@@ -69,7 +69,7 @@ def check(shape: Shape, plan: CandidatePlan, x: PlanOperands) -> None:
 def knockout(
     turns: Mapping[CandidatePlan, Turn], keep: CandidatePlan
 ) -> list[CandidatePlan]:
-    """The fastest few, and `keep`: half are left out after each round."""
+    """The fastest few, and `keep`; each round drops half of the plans."""
     best = {plan: seconds for plan, (seconds,) in by_turns(turns, 1).items()}
     while len(best) > FINALISTS:
         again = by_turns({plan: turns[plan] for plan in best}, 1)
@@ -119,7 +119,7 @@ def sweep(
             yield measure(mode, made[mode], shape, threads, seconds)
 
 
-# ---- what is told
+# ---- reports
 
 
 def summary(rows: Sequence[PlanRow]) -> Report:
@@ -143,7 +143,7 @@ def summary(rows: Sequence[PlanRow]) -> Report:
 
 
 def misses(rows: Sequence[PlanRow]) -> Report:
-    """Where the rules could be better, the worst first."""
+    """Shapes where the choice could be better, the worst first."""
     lines = [
         (
             f"{row.mode} {row.shape}",

@@ -10,14 +10,14 @@ from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # proc(5): the high-water mark becomes what is resident now
+RESET_PEAK = "5"  # proc(5): resets the high-water mark to what is resident now
 
 
 def high_water(call: Callable[[], object]) -> int | None:
-    """Resident bytes at the highest moment of a call, above those before it.
+    """Resident bytes at the peak of a call, above those before it.
 
     What was resident before (weights, inputs, what the engine keeps) is not counted,
-    results are. None where the system does not tell.
+    results are. None if the system does not tell.
     """
     gc.collect()
     _return_free_heap()
@@ -28,12 +28,12 @@ def high_water(call: Callable[[], object]) -> int | None:
         return None
     kept = call()
     most = _kibibytes("VmHWM")
-    del kept  # the results count, so they live until here
+    del kept  # the results count, so they are kept alive until here
     return max(most - before, 0) * 1024
 
 
 def resident() -> int | None:
-    """Resident bytes now, or None where the system does not tell."""
+    """Resident bytes now, or None if the system does not tell."""
     _return_free_heap()
     try:
         return _kibibytes("VmRSS") * 1024
@@ -42,7 +42,7 @@ def resident() -> int | None:
 
 
 def _return_free_heap() -> None:
-    """Pages that earlier calls freed would take this one's allocations unseen."""
+    """Trims the heap: allocations in pages freed earlier would not be counted."""
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""What the scripts here share: arguments, checks, and where results are kept."""
+"""What the benchmarks share: arguments, checks, and storing results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pliant.compare.timing import ROUNDS, Spread, interleaved, ratios
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-TOLERANCE = 1e-3  # of two ways to compute in f32: the order of additions differs
+# Relative; two ways to compute in f32 differ in the order of additions.
+TOLERANCE = 1e-3
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *default: str) -> None:
@@ -39,17 +40,17 @@ def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cases(arguments: argparse.Namespace) -> dict[str, Case]:
-    """The models asked for, by name."""
+    """The requested models, by name."""
     return {name: load(name) for name in expand(arguments.models)}
 
 
 def tell(minutes: float, what: str) -> None:
-    """How long a benchmark takes, before it starts."""
+    """Prints how long a benchmark takes, before it starts."""
     print(f"{what}: about {minutes:.0f} minutes", file=sys.stderr, flush=True)
 
 
 def check(what: str, result: Any, wanted: Any) -> None:
-    """Ends the benchmark if a result is not what eager's says."""
+    """Ends the benchmark if a result differs from eager's."""
     if not (found := error(result, wanted)) <= TOLERANCE * scale(wanted):
         raise SystemExit(f"{what}: error {found:.3g}")
 
@@ -109,7 +110,7 @@ def save(
 ) -> None:
     """bench/results/NAME.json and NAME.md; `rounds` is 0 where nothing is timed.
 
-    What was timed in fewer rounds than results have is not stored.
+    Results from fewer rounds than stored results need are not written.
     """
     if 0 < rounds < ROUNDS:
         print(f"{rounds} rounds are too few: not stored", file=sys.stderr)

@@ -25,7 +25,7 @@ class Shape:
 
 
 def random_shapes(count: int, seed: int, most_work: int | None = None) -> list[Shape]:
-    """Log-uniform in 1..LARGEST for each size, up to so much work."""
+    """Log-uniform in 1..LARGEST for each size, up to `most_work`."""
     source = np.random.default_rng(seed)
     found: list[Shape] = []
     while len(found) < count:

@@ -31,7 +31,7 @@ from pliant.compare.accuracy import eager
 from pliant.compare.tables import Report, dims_text
 from pliant.compare.timing import Spread, geomean_spread, interleaved, ratios
 
-MINUTES = 6  # for the zoo
+MINUTES = 6  # for the whole zoo
 
 
 def measure(

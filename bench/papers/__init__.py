@@ -2,10 +2,10 @@
 
     python -m bench.papers bladedisc disc relax ftuner    (or `all`)
 
-Each is a module with `MINUTES`, what it takes, and `run`, which gives what it found;
-docs/papers.md says what is the same as in the paper and what differs. `--minutes` makes
-an experiment shorter or longer; one that is shorter than usual leaves something out and
-is only printed.
+Each is a module with `MINUTES`, its usual duration, and `run`, which returns its
+results. docs/papers.md says what is the same as in the paper and what differs.
+`--minutes` makes an experiment shorter or longer; a shorter one leaves something out
+and is only printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pliant.compare.timing import ROUNDS
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an experiment is run with; `share` of its usual time."""
+    """The settings of a run; `share` is the fraction of the usual time."""
 
     threads: int
     share: float
@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """What an experiment found: 0 rounds where nothing was timed."""
+    """The results of an experiment; 0 rounds if nothing was timed."""
 
     content: Mapping[str, Any]
     tables: Sequence[Report]

@@ -73,7 +73,7 @@ def run(given: Run) -> PaperResult:
 
 
 def warm(servers: Mapping[str, Server], drawn: list[int]) -> None:
-    """Compiles; what is compiled per bucket takes one step in each."""
+    """Compiles everything: one step in each bucket where buckets are compiled."""
     for way, server in servers.items():
         print(f"  {way}: compiling", file=sys.stderr)
         buckets = sorted({bucket(length) for length in drawn})
@@ -107,7 +107,7 @@ def longest_that_fit(
 
 
 def _longest(server: Server, limit: int, low: int, high: int) -> int:
-    """What fits at a length fits at every shorter one; 0 if the shortest does not."""
+    """Bisection: what fits at a length fits at shorter ones. 0 if none fits."""
 
     def fits(length: int) -> bool:
         return "peak" in server.step(length, limit, kind="plan")
@@ -133,7 +133,7 @@ def exact_peaks(servers: Mapping[str, Server], length: int) -> dict[str, int]:
     }
 
 
-# ---- what is told
+# ---- reports
 
 
 def ways_table(
@@ -176,7 +176,7 @@ def way_line(way: str, steps: Steps, peak: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def over_ours(way: str, steps: Steps) -> str:
-    """Within each step that both ran."""
+    """The time over ours, for steps that both ran."""
     pairs = [
         (theirs["seconds"], ours["seconds"])
         for theirs, ours in zip(steps[way], steps[OURS], strict=True)

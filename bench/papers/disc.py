@@ -35,7 +35,7 @@ OPTIONS = {
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops of eager that compute something: views do not."""
+    """Counts the ops of eager that compute something, so not views."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def run(given: Run) -> PaperResult:
 
 
 def variants(case: Case, shapes: list[Shape], given: Run) -> dict[str, Any]:
-    """Kernels, and the times of every variant over ours."""
+    """Kernels, and the time of every variant divided by ours."""
     models = {
         name: case.compile(threads=given.threads, options=options)
         for name, options in OPTIONS.items()
@@ -112,7 +112,7 @@ def ops_of_eager(case: Case) -> int:
 
 
 def host_flows(case: Case, shapes: list[Shape], given: Run) -> list[dict[str, Any]]:
-    """The time of a call, and what of it is not in kernels."""
+    """The time of a call, and how much of it is outside of kernels."""
     instruments = pliant.Instruments(profile=True)
     model = case.compile(threads=given.threads, instruments=instruments)
     found = []
@@ -137,7 +137,7 @@ def host_flows(case: Case, shapes: list[Shape], given: Run) -> list[dict[str, An
     return found
 
 
-# ---- what is told
+# ---- reports
 
 
 def variants_table(rows: list[dict[str, Any]], threads: int) -> Report:

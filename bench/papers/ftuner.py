@@ -26,12 +26,12 @@ from pliant.compare.timing import Spread, geomean_spread
 MINUTES = 3.0
 ROWS, K, N = 16, 768, 2304  # 16 T rows
 TS = tuple(range(1, 129))
-USUAL = 33  # of them
+USUAL = 33  # usual number of them
 PAPER_TS = (5, 24, 43, 62, 81, 100, 119, 128)  # the paper's choice
 HEADS, HEAD = 16 * 12, 64  # a batch of 16 in BERT-base
 BERT_TS, BERT_BATCH, BERT_LAYERS = (5, 24, 62, 128), 16, 4
 GROUPS = ((1, 16), (17, 64), (65, 128))
-SECONDS = 0.02  # of timing per product; 15 rounds in any case
+SECONDS = 0.02  # of timing per product, but at least 15 rounds
 # Seconds of tuning in the paper's artefact: Ansor, then FTuner (GPU, 128 shapes).
 PUBLISHED = {"dense": (6872, 149), "batched": (13549, 193), "BERT": (69518, 474)}
 KERNEL_STAGES = ("lower", "codegen", "compile")
@@ -161,7 +161,7 @@ def compared(
     }
 
 
-# ---- what is told
+# ---- reports
 
 
 def dense_table(rows: Sequence[GemmRow], threads: int) -> Report:

@@ -1,9 +1,9 @@
 """Relax: activation memory over a sequence of shapes, against a pooled allocator.
 
-The allocator is simulated with the requests that our own kernels make: a list of free
-blocks for each size, rounded up to pages, as the runtime that Relax compares with has.
-What dies goes to its list, and only a request of that size takes it again; so blocks of
-one shape are of no use to the next.
+The allocator is simulated with the requests of our own kernels. It has a free list for
+each size, rounded up to pages, like the runtime that Relax compares with. A freed block
+goes to its list, and only a request of that size reuses it, so blocks of one shape are
+useless for the next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLAIN = pliant.Options(order=False, inplace=False)
 
 @dataclass(slots=True)
 class Pool:
-    """Exact-size free lists: `held` is all that was ever taken from the system."""
+    """Exact-size free lists: `held` is everything taken from the system so far."""
 
     held: int = 0
     free: Counter[int] = field(default_factory=Counter)

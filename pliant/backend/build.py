@@ -1,8 +1,8 @@
-"""Units of a model -> machine code in this process, by the shortest way there is.
+"""Units of a model -> machine code in this process, by the cheapest available way.
 
-in memory    a process that compiles two models with a kernel in common has it
+in memory    a process that compiles two models with a common kernel compiles it once
 on disk      so does the next process (pliant/cache.py)
-LLVM         what nobody had yet; emitted here while LLVM works on others, on all cores
+LLVM         everything else; LLVM IR is emitted here while LLVM compiles on all cores
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ memo = _Memo(MEMO_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Code, and how it was come by."""
+    """Machine code and its origin."""
 
     code: CompiledCode
     kernels_built: int  # by LLVM
     kernels_cached: int  # found in memory or on disk
-    emit_seconds: float  # finding what is known, and emitting LLVM IR for the rest
-    compile_seconds: float  # what LLVM took beyond that, and linking
+    emit_seconds: float  # finding known object code, and emitting LLVM IR for the rest
+    compile_seconds: float  # LLVM's time beyond that, and linking
 
 
 def build(
@@ -84,7 +84,8 @@ def build(
     units = {unit.key: unit for unit in (*program.kernels.values(), program.host)}
     images = _known(units)
     missing = [unit for key, unit in units.items() if key not in images]
-    missing.sort(key=lambda unit: -unit.size)  # no long one is left for the end
+    # Largest first, so that no long one runs alone at the end.
+    missing.sort(key=lambda unit: -unit.size)
     with ThreadPoolExecutor(cores(), "pliant-llvm") as workers:
         futures: dict[str, Future[bytes]] = {}
         for unit in missing:
@@ -114,7 +115,7 @@ def build(
 
 
 def _disk() -> cache.DiskCache | None:
-    """Keys say nothing to other processes if it is not known what generates code."""
+    """The disk cache; None if the generator's hash, part of all keys, is unknown."""
     return None if toolchain() is None else cache.disk()
 
 

@@ -27,9 +27,9 @@ _numbers = itertools.count()
 class CompiledCode:
     """Machine code, alive as long as this object is.
 
-    `images` are linked to one another and to `symbols`, the addresses they may call;
-    `exports` are the functions that have an address from here. `listing` makes the
-    optimised module that the code stands in, when somebody wants to read it.
+    `images` are linked to one another and to `symbols`, the addresses they may call.
+    `exports` are the functions that `address` can find. `listing` makes the optimised
+    module of the code, for reading.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CompiledCode:
             self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
         except RuntimeError as error:
             raise InternalError("jit", f"code cannot be linked: {error}") from None
-        # In this order: the code belongs to the JIT. Not at exit: a daemon thread may
+        # In this order: the JIT owns the code. Not at exit: a daemon thread may still
         # be running the code, and the process ends anyway.
         weakref.finalize(self, _free, self._tracker, self._jit).atexit = False
 

@@ -1,13 +1,13 @@
 """LLVM IR -> object code, for any target and by several threads at once.
 
 The pipeline is LLVM's function simplification (SROA, CSE, instcombine, LICM, GVN,
-simplifycfg, ...) after inlining what asks for it. Loop and SLP vectorisation and
-unrolling stay off: the loop IR already says which loops run by lanes.
+simplifycfg, ...) after inlining of the functions marked for it. Loop and SLP
+vectorisation and unrolling stay off: the loop IR already says which loops run by lanes.
 
-LLVM is made for threads that share no context, target machine or pass manager, but
-llvmlite lets in one at a time. So every module has a context and every run a bench of
-its own, and the two long calls (optimise a function, emit a module) go past
-llvmlite's lock. The many short ones do not.
+LLVM can run on several threads that share no context, target machine or pass manager,
+but llvmlite holds a global lock. So every module has its own context and every run its
+own bench, and the two long calls (optimise a function, emit a module) bypass llvmlite's
+lock. The many short ones do not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def object_code(
 ) -> bytes:
     """The object code of an optimised module, which may call `symbols`.
 
-    Generated code calls no library; a call that LLVM made up would be our bug.
+    Generated code calls no library; a call that LLVM introduced would be our bug.
     """
     for function in module.functions:
         name = function.name
@@ -69,13 +69,13 @@ def object_code(
 
 
 def assembly_text(module: Any, target: Target, opt_level: int) -> str:
-    """The machine code of an optimised module, for people."""
+    """The machine code of an optimised module, for reading."""
     with _bench(target, opt_level) as bench:
         return str(bench.machine.emit_assembly(module))
 
 
 def target_machine(target: Target, opt_level: int = 2) -> Any:
-    """An LLVM target machine with the target's features, all of them spelled out."""
+    """An LLVM target machine with the target's features, all of them listed."""
     _initialise(target.triple)
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
@@ -92,8 +92,10 @@ _benches: dict[tuple[Target, int], list[CompilerPool]] = {}
 
 @contextmanager
 def _bench(target: Target, opt_level: int) -> Iterator[CompilerPool]:
-    """One that nobody uses meanwhile; they are kept, for llvmlite frees pass managers
-    only in part."""
+    """A bench that no other thread uses.
+
+    Benches are kept, because llvmlite frees pass managers only in part.
+    """
     with _lock:
         free = _benches.setdefault((target, opt_level), [])
         bench = free.pop() if free else None
@@ -119,8 +121,8 @@ def _make(target: Target, opt_level: int) -> CompilerPool:
 
 
 def _simplify(module: Any, bench: CompilerPool) -> None:
-    # A pass builder of its own for each run: a run leaves callbacks behind in its
-    # builder, and all that are there are called around every pass of the next run.
+    # Each run has its own pass builder: a run leaves callbacks in its builder, and all
+    # of them would be called around every pass of the next run.
     bench.inline.run(module, llvm.create_pass_builder(bench.machine, bench.tuning))
     run = _unlocked("LLVMPY_RunNewFunctionPassManager")
     for function in module.functions:
@@ -130,7 +132,7 @@ def _simplify(module: Any, bench: CompilerPool) -> None:
 
 
 def _emit(module: Any, bench: CompilerPool) -> bytes:
-    """As TargetMachine.emit_object of llvmlite."""
+    """Like llvmlite's TargetMachine.emit_object, without its lock."""
     lib = llvm.ffi.lib
     emit = _unlocked("LLVMPY_TargetMachineEmitToMemory")
     with llvm.ffi.OutputString() as message:
@@ -154,7 +156,7 @@ def _unlocked(name: str) -> Any:
 
 
 def _initialise(triple: str) -> None:
-    """Makes LLVM's back end for a triple ready: this machine's, or all there are."""
+    """Initialises LLVM's back end for a triple: this machine's, or all of them."""
     native = triple == llvm.get_default_triple()
     wanted = "native" if native else "all"
     with _lock:

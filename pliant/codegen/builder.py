@@ -1,14 +1,14 @@
 """llvmlite's builder of LLVM IR, with instructions that are text from the start.
 
 A model's kernels are some hundred thousand instructions. llvmlite makes an object with
-a name in a table for each, and prints it when the module is; here the common ones are
-one line of text and a number, which is what takes half the time. What is added to
-after it was made (phi, switch), allocas and terminators are llvmlite's own; both kinds
-stand in one block, and are operands of one another. LLVM's parser checks the types.
+a name in a table for each of them, and prints it with the module. Here the common ones
+are one line of text and a number, which halves the time. Instructions that are extended
+later (phi, switch), allocas and terminators are llvmlite's own. Both kinds can be in
+one block, and be operands of one another. LLVM's parser checks the types.
 
-What was computed before in the same block is not written again: an unrolled loop would
-repeat the arithmetic of its addresses in every iteration, and LLVM take as long to find
-that out as to do the rest.
+An expression that was computed before in the same block is not emitted again. An
+unrolled loop would otherwise repeat its address arithmetic in every iteration, and LLVM
+would take as long to eliminate that as for everything else.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def _cast(opname: str) -> Callable[..., LLValue]:
 
 
 class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
-    """Emits instructions at a place in a function."""
+    """Emits instructions at a position in a function."""
 
     def __init__(self, block: ll.Block = None) -> None:
         super().__init__(block)
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, SourceLine] = {}  # computed in the block, by text
-        self._known_in: ll.Block = None  # that block
+        self._known_in: ll.Block = None  # the block that `_known` is about
 
     def _pure(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
     ) -> SourceLine:
-        """An instruction whose result depends on its operands alone."""
+        """An instruction whose result depends only on its operands."""
         if self._known_in is not self._block:
             self._known, self._known_in = {}, self._block
         found = self._known.get(text)
@@ -159,12 +159,12 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         return self._compare(f"icmp {_UNSIGNED[sign]}", x, y)
 
     def fcmp_ordered(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
-        """False where a side is NaN; "ord": whether none is."""
+        """False if an operand is NaN; "ord": whether neither is."""
         name = sign if sign == "ord" else f"o{_COMPARED[sign]}"
         return self._compare(f"fcmp {name}", x, y)
 
     def fcmp_unordered(self, sign: str, x: LLValue, y: LLValue) -> LLValue:
-        """True where a side is NaN; "uno": whether one is."""
+        """True if an operand is NaN; "uno": whether one is."""
         name = sign if sign == "uno" else f"u{_COMPARED[sign]}"
         return self._compare(f"fcmp {name}", x, y)
 
@@ -192,7 +192,7 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         *,
         constant: bool = False,
     ) -> LLValue:
-        """`constant`: what is there does not change while the function runs."""
+        """`constant`: the memory does not change while the function runs."""
         behind = "" if align is None else f", align {align}"
         text = f"load {typ}, {_typed(ptr)}{behind}"
         emit = self._pure if constant else self._line
@@ -242,7 +242,7 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         args: Sequence[LLValue],
         align: tuple[int, int] | None = None,
     ) -> LLValue:
-        """`align`: the number of an argument, an address, and its alignment."""
+        """`align`: the number of an argument that is an address, and its alignment."""
         given = [_typed(arg) for arg in args]
         if align is not None:
             number, amount = align
@@ -254,12 +254,12 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         return self._line(typ, "call", (function, *args), text)
 
     def opaque(self, x: LLValue) -> LLValue:
-        """The integer, in a register, where LLVM does not see how it was made."""
+        """The integer in a register; LLVM cannot see how it was computed."""
         text = f'call {x.type} asm "", "=r,0"({_typed(x)}) memory(none) nounwind'
         return self._line(x.type, "call", (x,), text)
 
     def call_void(self, address: LLValue, args: Sequence[LLValue]) -> None:
-        """A function that gives nothing, wherever it is."""
+        """Calls a function that returns nothing, by its address."""
         text = f"call void {address.get_reference()}({', '.join(map(_typed, args))})"
         self._line(_VOID, "call", (address, *args), text)
 

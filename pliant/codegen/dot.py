@@ -6,8 +6,8 @@
     halves        pmaddwd, then an addition x86
     any           parts shifted out, multiplied and added
 
-Each gives the same 32 bits: vpdpbusd and sdot add without saturation, and the one sum
-of pmaddwd that does not fit wraps.
+All give the same 32 bits: vpdpbusd and sdot add without saturation, and the only sum of
+pmaddwd that overflows wraps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The code of one LLVM function as it is written: names in scope, blocks, loops.
+"""The state of emitting one LLVM function: names in scope, blocks, loops.
 
-Mutable state (accumulators, register buffers) lives in allocas of the entry block, at
-constant offsets wherever it must end up in registers: LLVM's SROA puts it there.
+Mutable state (accumulators, register buffers) lives in allocas of the entry block. What
+must end up in registers is addressed at constant offsets, so that LLVM's SROA promotes
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class FrameUnit:
 
 
 class Frame(ABC):
-    """Where code is being written, and what is in scope there."""
+    """Where code is emitted, and what is in scope there."""
 
     def __init__(self, unit: FrameUnit, function: ll.Function, call: LLValue) -> None:
         self.unit, self.target, self.function = unit, unit.target, function
@@ -45,7 +46,7 @@ class Frame(ABC):
         self.memory = MemoryEmitter(self.dims)
         self.locals: dict[str, LLValue] = {}
         self.accumulators: dict[str, Reduction] = {}
-        self.mask: LLValue | None = None  # lanes that run, None: all of them
+        self.mask: LLValue | None = None  # active lanes; None: all of them
         self.copy = 0  # which copy of an unrolled vector loop's body this is
         self._values: dict[int, LLValue] = {}
 
@@ -59,7 +60,7 @@ class Frame(ABC):
 
     @contextmanager
     def region(self) -> Iterator[None]:
-        """What is named inside is not seen behind it."""
+        """Names bound inside are forgotten afterwards."""
         memory = self.memory
         saved = self.locals, self.accumulators, self.mask, self._values, memory.buffers
         self.locals, self.accumulators = dict(self.locals), dict(self.accumulators)
@@ -74,7 +75,7 @@ class Frame(ABC):
 
     @contextmanager
     def when(self, cond: LLValue, likely: bool | None = None) -> Iterator[None]:
-        """Runs what is emitted inside only if the scalar flag is set."""
+        """Emits a branch: code emitted inside runs only if the scalar flag is set."""
         with self.b.if_then(cond, likely), self.region():
             yield
 
@@ -82,7 +83,7 @@ class Frame(ABC):
     def loop(
         self, begin: LLValue, end: LLValue, step: int, label: str
     ) -> Iterator[LLValue]:
-        """A counted loop, entered only if it has an iteration."""
+        """A counted loop that is skipped if it has no iterations."""
         b = self.b
         body, after = b.append_basic_block(label), b.append_basic_block(f"{label}.end")
         before = b.block

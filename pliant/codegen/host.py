@@ -1,22 +1,22 @@
 """The host flow as native code: three functions around the kernels.
 
-    i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or what failed
+    i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or an error code
     i64  pliant_sizes(symbols, table)   every size, dim and offset the run needs
-    void pliant_run(call)               the kernels, as the plan's program says
+    void pliant_run(call)               the kernels, in the order of the plan's program
 
-`pliant_bind` runs at every call, `pliant_sizes` once per new shape. Both compute with
-checks (`host_dims.py`): bind gives 1 + the number of a guard that fails, and -1 - the
-number of a guard, or of a symbol counted on from the guards, that 64 bits do not tell;
-sizes gives 1 + the number of a table entry, or of a check counted on from the table,
-that fails; of several it tells a check, which knows what it is about. After that,
-`pliant_run` trusts the table. It goes through the program: a list of steps, each a
-kernel on the plan's sizes and offsets. In most plans that is each step once. A plan for
-little memory may run a step again, and moves or files buffers in between, which
-`plt_special` of the runtime does. A check of an index that fails ends the run after
-its step: what writes an input comes later (memory/order.py).
+`pliant_bind` runs at every call, `pliant_sizes` once per new shape. Both use checked
+arithmetic (`host_dims.py`). bind returns 1 + the number of a guard that fails, or -1 -
+the number of a guard that 64-bit arithmetic cannot decide; symbols that overflow are
+numbered after the guards. sizes returns 1 + the number of a table entry that overflows;
+checks that fail are numbered after the table. If several fail it reports a check, which
+has the better message. After that, `pliant_run` trusts the table. It executes the
+program: a list of steps, each a kernel with the plan's sizes and offsets. Most plans
+run each step once. A plan for little memory may run a step again, and moves or spills
+buffers in between, which `plt_special` of the runtime does. An index check that fails
+ends the run after its step; steps that write an input come later (memory/order.py).
 
-Profiled code also reads the clock before and after each kernel. The times go to a
-block that follows the weights, two words per kernel; other code has none of it.
+Profiled code also reads the clock before and after each kernel. The times go to a block
+after the weights, two words per kernel. Other code contains none of this.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _emit_sizes(module: ll.Module, plan: HostPlan) -> None:
         value = as_value(found.value)
         if k < plan.n_exact:
             failures.append((found.overflowed, k + 1))
-        elif found.overflowed is not None:  # more work than can be told
+        # An amount of work that overflows is stored as -1.
+        elif found.overflowed is not None:
             value = builder.select(found.overflowed, ll.Constant(I64, -1), value)
         builder.store(value, _address(builder, target, k, I64))
     builder.ret(_first(builder, failures))
@@ -110,7 +111,7 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
         dims.bind(binding.symbol, value)
         failures.append((found.overflowed, -1 - len(plan.guards) - k))
     for k, binding in enumerate(plan.bindings):
-        if binding.symbol == "d":  # in guards that is a dim of the model again
+        if binding.symbol == "d":  # guards use the name for a dim of the model
             dims.bind("d", _at(builder, target, k, I64))
     for number, guard in enumerate(plan.guards):
         found = dims.holds(guard.cond)
@@ -119,11 +120,11 @@ def _emit_bind(module: ll.Module, plan: HostPlan) -> None:
     builder.ret(_first(builder, failures))
 
 
-_Failure = tuple[LLValue | None, int]  # a flag, or None for what cannot fail; the code
+_Failure = tuple[LLValue | None, int]  # a flag, or None if it cannot fail; the code
 
 
 def _first(builder: LLBuilder, failures: list[_Failure]) -> LLValue:
-    """The code of the first that fails, else 0; all have been looked at."""
+    """The code of the first failure, else 0; all flags are evaluated."""
     code = ll.Constant(I64, 0)
     for flag, number in reversed(failures):
         if flag is not None:
@@ -184,7 +185,7 @@ class _RunFunction:
             case = self.function.append_basic_block(f"step_{number}")
             switch.add_case(ll.Constant(I64, number), case)
             self.builder.position_at_end(case)
-            # what one case loads is not there in another
+            # What one case loads is not available in another.
             self.sizes, self.places = {}, {}
             name = call.callee if call.is_library else symbols[call.callee]
             self.run(number, call, name)
@@ -225,7 +226,7 @@ class _RunFunction:
         return _at(self.builder, table, place.number, PTR)
 
     def stamp(self, word: int) -> None:
-        """Where code is profiled, the time goes to a word of the block."""
+        """In profiled code, stores the time in a word of the block."""
         if self.plan.stamps is None:
             return
         kind = ll.FunctionType(I64, [PTR])

@@ -1,7 +1,7 @@
-"""What must hold of a program's sizes before its kernels may compute with them.
+"""Conditions on a program's sizes under which its kernels may compute with them.
 
-Kernels index memory in 64 bits without looking for overflow. They may, because every
-call at a new shape is refused first unless
+Kernels index memory in 64 bits without overflow checks. They may, because every call at
+a new shape is refused first unless
 
     every integer of the program (dims, offsets, numbers made from sizes) is exact;
     no dim is negative;
@@ -9,14 +9,15 @@ call at a new shape is refused first unless
         where a dim of 0 counts as 1;
     no contraction takes more than MOST multiply-adds.
 
-An index below its dim times the stride of that dim, which is a product of other dims,
-is then below MOST, also in a value without elements: shape (0, 2**62, 8) has strides
-that no register holds. Rounding a dim up to a tile, adding a window to it or weighing
-it for a choice takes a factor of far less than the 2**7 that are left to 2**63. What
-is rounded up to more than that has a buffer of its own, whose bytes are checked.
+An index below its dim, times the stride of that dim, which is a product of other dims,
+is then below MOST. This holds for an empty value too: shape (0, 2**62, 8) has strides
+that no register holds, so a dim of 0 counts as 1. Rounding a dim up to a tile, adding a
+window to it or scaling it in a cost comparison adds a factor far below the remaining
+2**7 up to 2**63. Anything rounded up further has a buffer of its own, whose bytes are
+checked.
 
-MOST is more than any machine addresses, so only sizes are refused that nothing can
-hold, or that would take days to go through.
+MOST is more than any machine addresses, so only sizes are refused that cannot be
+allocated, or that would take days to compute.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SizeCheck:
 
 
 def size_checks(graphs: Iterable[Graph]) -> tuple[SizeCheck, ...]:
-    """The checks of all that the graphs compute, regions included."""
+    """The checks of everything that the graphs compute, regions included."""
     extents: dict[Expr, SizeCheck] = {}
     others: dict[Expr, SizeCheck] = {}
     seen: set[TensorType] = set()
@@ -103,7 +104,7 @@ def _expressions(attrs: Iterable[Attr]) -> Iterator[Expr]:
 
 
 def _largest(checks: Sequence[SizeCheck]) -> list[SizeCheck]:
-    """Without those that another one implies: fewer factors, each at least 1."""
+    """Drops checks whose factors, each at least 1, are all among another's."""
     kept: list[SizeCheck] = []
     for check in checks:
         if any(_implies(other, check) for other in kept):

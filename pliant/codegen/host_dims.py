@@ -1,12 +1,12 @@
 """Sizes as checked 64-bit arithmetic: the exact integer, or a flag that says it is not.
 
 Host code computes with what a caller passes, so nothing bounds it. Sums, differences
-and products go through LLVM's `with.overflow`; each value carries a flag that is set
-when any step behind it overflowed. A product with a factor of 0 is 0 whatever the
-others are. A denominator below 1 counts as 1, as in kernels (`sizes.py`), and is
-marked, since a guard about such a quotient says nothing.
+and products use LLVM's `with.overflow`; each value carries a flag that is set if any
+step before it overflowed. A product with a factor of 0 is 0 whatever the others are. A
+denominator below 1 counts as 1, as in kernels (`sizes.py`), and is flagged, since a
+guard about such a quotient means nothing.
 
-Kernels compute without checks (`host_checks.py` says why they may).
+Kernels compute without checks (`host_checks.py` says why that is safe).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckedDims(SizeCode[Checked]):
         self._known: dict[Expr | Atom, Checked] = {}
 
     def bind(self, name: str, value: Number) -> None:
-        if name in self._names:  # what was computed for its old meaning is void
+        if name in self._names:  # cached values used its old meaning
             self._known.clear()
         self._names[name] = value
 
@@ -92,7 +92,7 @@ class CheckedDims(SizeCode[Checked]):
         own = self._flags(product.value, *factors)
         if product.overflowed is own.overflowed or len(factors) == 1:
             return product
-        # The wrapped product is 0 as well if a factor is, and that is right then.
+        # If a factor is 0, the wrapped product is 0 as well, and that is correct.
         b, zero = self.builder, constant(I64, 0)
         some = (b.icmp_signed("!=", as_value(f.value), zero) for f in factors)
         wrapped = b.and_(product.overflowed, reduce(b.and_, some))
@@ -104,7 +104,7 @@ class CheckedDims(SizeCode[Checked]):
         return Checked(0, constant(I1, 1))
 
     def _step(self, name: str, x: Checked, y: Checked) -> Checked:
-        """A sum or product of two."""
+        """A checked sum or product of two values."""
         if isinstance(x.value, int) and isinstance(y.value, int):
             exact = x.value + y.value if name == "sadd" else x.value * y.value
             return self._flags(exact, x, y, self._constant(exact))
@@ -112,7 +112,7 @@ class CheckedDims(SizeCode[Checked]):
         return self._flags(value, x, y, Checked(None, flag))
 
     def _flags(self, value: Number | None, *parts: Checked) -> Checked:
-        """A value that is as good as all its parts."""
+        """A value with the flags of all its parts."""
         return Checked(
             value,
             self._any([part.overflowed for part in parts]),

@@ -1,7 +1,7 @@
-"""The host flow as data: what is read from the inputs, computed, and called in order.
+"""The host flow as data: inputs read, sizes computed, calls in order.
 
-Made before any code: the runtime is told of it, and equal plans have equal code, so
-that code is found by the plan's text (`codegen/units.py`) without being emitted.
+It is made before any code. The runtime reads it, and equal plans have equal code, so
+that code is found by the plan's text (`codegen/units.py`) without emitting it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Table:
 
 
 class BufferOrigin(enum.Enum):
-    """Whose table of the call holds a buffer's address, or its offset."""
+    """The table of a call that holds a buffer's address, or its offset."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -64,7 +64,7 @@ Size = int | TableSlot
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """Where a buffer starts; a view is `shifts` bytes further."""
+    """Where a buffer starts; a view is shifted by `shifts` bytes."""
 
     origin: BufferOrigin
     number: int
@@ -78,7 +78,7 @@ class BufferPlace:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A kernel, or the symbol of a library function, and what it is given."""
+    """A kernel, or the symbol of a library function, and its arguments."""
 
     callee: str
     sizes: tuple[Size, ...]
@@ -93,7 +93,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """All that the host functions do."""
+    """Everything that the host functions do."""
 
     shapes: tuple[tuple[str, int], ...]  # the inputs: name, number of dims
     bindings: tuple[Binding, ...]  # a symbol each, read from the inputs
@@ -102,9 +102,10 @@ class HostPlan:
     checks: tuple[SizeCheck, ...]
     buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
     output_slots: tuple[int, ...]  # first table slot of each result's dims
-    work_slots: tuple[tuple[int, int], ...]  # of each call's flops and bytes
-    n_exact: int  # slots below hold sizes; others amounts of work, which may overflow
-    constants: tuple[str, ...]  # weight number -> constant name
+    work_slots: tuple[tuple[int, int], ...]  # slots of each call's flops and bytes
+    # Slots below this are sizes; the others are work estimates, which may overflow.
+    n_exact: int
+    constants: tuple[str, ...]  # number of a weight -> constant name
     calls: tuple[HostCall, ...]
     stamps: int | None  # words of the block of times after the weights, if profiled
 
@@ -113,7 +114,7 @@ class HostPlan:
         return tuple(b.symbol for b in self.bindings)
 
     def text(self) -> str:
-        """Equal for plans that have equal code."""
+        """Equal texts have equal code."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -144,8 +145,8 @@ def plan_host(
 ) -> HostPlan:
     """The plan of a lowered module; `shapes` are the inputs' names and symbolic dims.
 
-    `works` are how much its calls do, for the planner to weigh; none: it is not asked
-    to.
+    `works` are the estimated work of its calls, for the planner; empty if it is not
+    used.
     """
     graph = module.main
     bindings = tuple(solution.bindings)

@@ -4,9 +4,9 @@ A loop function becomes
 
     void @name(ptr call, i64 sizes.., ptr buffers..)
 
-where `call` is the plt_call of runtime/rt.h. How its loops run is said in the function
-(`lower/vectorize.py`); here every statement and value has one way to be written. The
-emitter of a function is a class in layers, a file each:
+where `call` is the plt_call of runtime/rt.h. The function already says how its loops
+run (`lower/vectorize.py`); here every statement and value has one translation. The
+emitter of a function is a class in layers, one file each:
 
     frame.py          where code goes, what is in scope, accumulators and registers
     llvm_values.py    values; llvm_dims.py has expressions, llvm_memory.py elements
@@ -75,9 +75,9 @@ def emit_loop_function(
     symbols: Mapping[str, str],
     target: Target,
 ) -> ll.Module:
-    """One loop function in a module of its own, what it calls being declared there.
+    """One loop function in a module of its own, with its callees declared.
 
-    `symbols` are the names of the functions outside of this module.
+    `symbols` are the names of functions outside of this module.
     """
     module = ll.Module(symbols[func.name])
     unit = FrameUnit(module, target)

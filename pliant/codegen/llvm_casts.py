@@ -1,6 +1,6 @@
 """Casts of the loop IR as LLVM instructions; scalars and vectors alike.
 
-No cast traps or is undefined, whatever the data: float to integer guards its range.
+No cast traps or is undefined for any data: float to integer guards its range.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _cast_float(
 ) -> LLValue:
     if to.is_float:
         return b.fpext(x, typ) if to.bytes > source.bytes else b.fptrunc(x, typ)
-    # What cvttss2si does: out of range and NaN give the least integer. The narrow
-    # types keep the low bits of the 32-bit result.
+    # As cvttss2si: out of range and NaN give the least integer. Narrow types keep the
+    # low bits of the 32-bit result.
     wide = compute_type(DType.I64 if to is DType.I64 else DType.I32, lanes_of(x))
     bits = scalar_of(wide).width
     low, high = (

@@ -1,7 +1,7 @@
 """Branches, checks and calls.
 
-A condition that differs by lane masks its branches; any other one is a jump. Cases
-that call functions on the same arguments are one call of an address from a table.
+A condition that varies by lane masks its branches; any other is a jump. Cases that call
+functions with the same arguments become one call of an address from a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pliant.ir.loops import Block, Call, If, Load, Role, Stmt, Store, Switch, Va
 
 
 class Control(Values):
-    """Emits statements that decide what runs."""
+    """Emits statements of control flow."""
 
     def if_(self, stmt: If) -> None:
         cond = self.value(stmt.cond)
@@ -48,7 +48,7 @@ class Control(Values):
                     self.stmt(stmt.otherwise)
 
     def masked(self, cond: LLValue, stmt: Stmt) -> None:
-        """Runs the lanes whose flag is set; where none is, nothing at all."""
+        """Runs the lanes whose flag is set; skips the statement if there are none."""
         mask = cond if self.mask is None else self.b.and_(self.mask, cond)
         if _only_stores_registers(stmt):
             with self.region():
@@ -78,14 +78,14 @@ class Control(Values):
         self.b.position_at_end(after)
 
     def case(self, switch: LLValue, numbers: Iterable[int]) -> None:
-        """Begins the block of these cases."""
+        """Starts the block of these cases."""
         block = self.b.append_basic_block("case")
         for number in numbers:
             switch.add_case(constant(I64, number), block)
         self.b.position_at_end(block)
 
     def looked_up(self, selector: LLValue, calls: Mapping[int, Call]) -> LLValue:
-        """The address of the function that the case of a number calls."""
+        """The address of the function that the selected case calls."""
         functions = {number: self.called(call) for number, call in calls.items()}
         first, *others = functions.values()
         if all(other is first for other in others):
@@ -102,7 +102,7 @@ class Control(Values):
         return self.b.load(self.b.gep(table, [row], source_etype=PTR), typ=PTR)
 
     def dispatch(self, variants: tuple[Variant, ...]) -> None:
-        """The first variant whose guards hold; the last has none."""
+        """Runs the first variant whose guards hold; the last has none."""
         first, *rest = variants
         if not rest:
             with self.region():
@@ -118,7 +118,7 @@ class Control(Values):
                 self.dispatch(tuple(rest))
 
     def check(self, cond: LLValue, number: int, value: LLValue) -> None:
-        """The first failure of a call is told, with what it tells of."""
+        """Reports the first failure of a call, with the offending value."""
         b = self.b
         failed = b.not_(cond)
         if self.mask is not None:
@@ -153,8 +153,10 @@ class Control(Values):
 
 
 def _only_stores_registers(stmt: Stmt) -> bool:
-    """Whether a masked branch may run with no lane set: nothing in it reads memory at
-    one address for all lanes."""
+    """Whether a masked branch may run with no active lane.
+
+    Nothing in it may read memory at one address for all lanes.
+    """
     return all(isinstance(s, Block | Store) for s in statements(stmt)) and all(
         not isinstance(v, Load) or v.buffer.role is Role.REGISTER for v in values(stmt)
     )
@@ -163,7 +165,7 @@ def _only_stores_registers(stmt: Stmt) -> bool:
 def _calls_alike(
     cases: Iterable[tuple[int, Stmt]],
 ) -> tuple[list[dict[int, Call]], list[tuple[int, Stmt]]]:
-    """Cases that do nothing but call, by what they hand over; and the others."""
+    """Cases that are only a call, by their arguments; and the others."""
     calls: dict[object, dict[int, Call]] = {}
     others: list[tuple[int, Stmt]] = []
     for number, body in cases:

@@ -3,8 +3,9 @@
 A name is bound to an int (an unrolled variable), a scalar, a `Lanes` (the variable of
 the vector loop being generated) or a vector (an integer bound by Let inside one).
 
-Sums are added up outermost names first, so what an inner loop repeats is loop-invariant
-code that LLVM hoists, and the constant comes last, where x86 addresses it for free.
+Sums start with the outermost names, so that the part an inner loop repeats is
+loop-invariant and LLVM hoists it. The constant comes last: x86 addressing adds it for
+free.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class LaneIndex:
     offset: int = 0
 
 
-Bound: TypeAlias = Number | LaneIndex  # what a name stands for
+Bound: TypeAlias = Number | LaneIndex  # the meaning of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Dims(SizeCode[Number]):
     def bind(self, name: str, value: Bound, *, signed: bool = False) -> None:
         """Binds a name; `signed` if it may be negative."""
         if name in self.names:
-            # A name that is reused must not find what was computed for its old meaning.
+            # A reused name must not find values cached for its old meaning.
             self._cache = [{} for _ in self._cache]
         self.names[name] = value
         self._depth[name] = len(self._cache)
@@ -88,7 +89,7 @@ class Dims(SizeCode[Number]):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Names bound and values computed inside are forgotten behind it."""
+        """Names bound and values computed inside are forgotten afterwards."""
         saved = self.names, self._depth, self._signed, self._cache, self.lanes
         self.names, self._depth = dict(self.names), dict(self._depth)
         self._signed, self._cache = set(self._signed), [*self._cache, {}]
@@ -107,7 +108,7 @@ class Dims(SizeCode[Number]):
         return name in self._signed
 
     def is_nonnegative(self, expr: Expr) -> bool:
-        """Whether that is plain to see; False means unknown."""
+        """Whether this is evident; False means unknown."""
         return plainly_nonnegative(expr, self._is_unsigned)
 
     def _is_unsigned(self, name: str) -> bool:
@@ -118,7 +119,7 @@ class Dims(SizeCode[Number]):
     # ---- values
 
     def evaluate(self, expr: Expr) -> Number:
-        """A uniform expression: an int where all its names are, else a scalar."""
+        """A uniform expression: an int if all its names are ints, else a scalar."""
         linear = self.linear(expr)
         assert linear is not None, f"'{expr}' varies by lane"
         return self._close(linear)
@@ -140,7 +141,7 @@ class Dims(SizeCode[Number]):
         return value
 
     def value(self, expr: Expr) -> LLValue:
-        """An i64, or a vector of them where lanes differ."""
+        """An i64, or a vector of them if lanes differ."""
         if not self.varies(expr):
             return self.scalar(expr)
         return self.once((expr, self.lanes), lambda: self._vector(expr))
@@ -178,7 +179,7 @@ class Dims(SizeCode[Number]):
         return Linear(dynamic, offset, stride)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` emits, emitted at most once for a key in this scope."""
+        """The result of `make`, emitted at most once per key in this scope."""
         found: T | None = self._find(key)
         if found is None:
             found = self._cache[-1][key] = make()
@@ -202,7 +203,7 @@ class Dims(SizeCode[Number]):
         right = y.constant if isinstance(y, ll.Constant) else id(y)
         key = (sign, id(x), right)
         make = self.builder.add if sign == "+" else self.builder.mul
-        # The operands are kept so that their ids stay theirs.
+        # The operands are kept alive so that their ids are not reused.
         return self.once(key, lambda: (make(x, y, flags=NO_WRAP), x, y))[0]
 
     def _term(

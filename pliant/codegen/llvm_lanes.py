@@ -25,7 +25,7 @@ from pliant.ir.types import DType
 
 
 def shuffled(b: LLBuilder, x: LLValue, y: LLValue, lanes: Sequence[int]) -> LLValue:
-    """Lanes of two vectors, numbered through both."""
+    """Lanes picked from two vectors, numbered consecutively through both."""
     mask = ll.Constant(ll.VectorType(I32, len(lanes)), list(lanes))
     return b.shuffle_vector(x, y, mask)
 
@@ -39,7 +39,7 @@ def any_lane(b: LLBuilder, mask: LLValue) -> LLValue:
 
 
 def first_lane(b: LLBuilder, value: LLValue, mask: LLValue) -> LLValue:
-    """The value in the first lane whose flag is set; one is."""
+    """The value in the first lane whose flag is set; at least one must be."""
     if not isinstance(value.type, ll.VectorType):
         return value
     if not isinstance(mask.type, ll.VectorType):
@@ -57,7 +57,7 @@ def first_lane(b: LLBuilder, value: LLValue, mask: LLValue) -> LLValue:
 def load_lanes(
     b: LLBuilder, ptr: LLValue, typ: LLType, align: int, mask: LLValue
 ) -> LLValue:
-    """Neighbouring elements; lanes outside the mask are not read and are zero."""
+    """Loads adjacent elements; lanes outside the mask are not read and are zero."""
     if mask is None:
         return b.load(ptr, align=align, typ=typ)
     name = f"llvm.masked.load.{mangle(typ)}.p0"
@@ -68,7 +68,7 @@ def load_lanes(
 def store_lanes(
     b: LLBuilder, value: LLValue, ptr: LLValue, align: int, mask: LLValue
 ) -> None:
-    """Writes neighbouring elements, those inside the mask."""
+    """Stores adjacent elements, those inside the mask."""
     if mask is None:
         b.store(value, ptr, align=align)
         return
@@ -77,7 +77,7 @@ def store_lanes(
 
 
 def prefetch(b: LLBuilder, address: LLValue) -> None:
-    """Asks for a cache line to be brought to the second-level cache, for reading."""
+    """Prefetches a cache line into L2, for reading."""
     read, second_level, data = (constant(I32, n) for n in (0, 2, 1))
     call_intrinsic(b, "llvm.prefetch.p0", VOID, [address, read, second_level, data])
 
@@ -85,7 +85,7 @@ def prefetch(b: LLBuilder, address: LLValue) -> None:
 def pointers(b: LLBuilder, base: LLValue, element: LLType, offsets: LLValue) -> LLValue:
     """A vector of addresses: base + offsets, in elements."""
     instruction = b.gep(base, [offsets], source_etype=element)
-    # llvmlite types a getelementptr by its base alone; vector indices make a vector.
+    # llvmlite types a getelementptr by its base only; vector indices make it a vector.
     instruction.type = ll.VectorType(PTR, offsets.type.count)
     return instruction
 
@@ -118,7 +118,7 @@ def reverse_lanes(b: LLBuilder, x: LLValue) -> LLValue:
 
 
 def from_storage(b: LLBuilder, x: LLValue, dtype: DType) -> LLValue:
-    """A loaded value as it is computed with: a bool byte becomes a flag."""
+    """A loaded value in its compute type: a bool byte becomes a flag."""
     return b.icmp_unsigned("!=", x, constant(x.type, 0)) if dtype is DType.BOOL else x
 
 

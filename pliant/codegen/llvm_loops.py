@@ -1,11 +1,11 @@
-"""Loops, as `lower/vectorize.py` says that they run.
+"""Loops, emitted as `lower/vectorize.py` decided.
 
-A VECTOR loop runs `vectors.lanes` iterations side by side, whatever the element types:
+A VECTOR loop runs `vectors.lanes` iterations as lanes, whatever the element types:
 
-    for i in 0 .. n & -together step together     whole turns
-    if something is left                          once, under a mask; or a scalar loop
+    for i in 0 .. n & -together step together     the main loop
+    the tail                                      once, under a mask; or a scalar loop
 
-A loop of a constant number of iterations up to 1 is its body.
+A loop with a constant trip count of at most 1 is just its body.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pliant.codegen.transpose import exchange
 from pliant.ir.loop_lanes import Copy, copy_in
 from pliant.ir.loops import For, Kind, Rest, Vectors
 
-# What is written out adds to so many partial accumulators in turn.
+# An unrolled loop adds to this many partial accumulators in turn.
 PARTIALS = 4
-# Squares beside each other that are written out; with more there is a loop over them.
+# Adjacent squares that are unrolled; for more there is a loop over them.
 SQUARES = 4
 
 
@@ -101,7 +101,7 @@ class Loops(Parallel):
             self.stmt(loop.body)
 
     def left_mask(self, left: LLValue, lanes: int) -> LLValue:
-        """The lanes below a count."""
+        """The mask of the lanes below a count."""
         b, most = self.b, constant(I64, lanes)
         few = b.select(b.icmp_signed("<", left, most), left, most)
         count = splat(b, b.trunc(few, I32), lanes)
@@ -150,7 +150,7 @@ class Loops(Parallel):
     def written_out(
         self, loop: For, vectors: Vectors, begin: Number, end: Number
     ) -> None:
-        """Constant trips: whole vectors, then ever smaller powers of two."""
+        """A constant trip count: whole vectors, then ever smaller powers of two."""
         assert isinstance(begin, int) and isinstance(end, int), loop.var
         at, lanes, number = begin, vectors.lanes, 0
         trips = len(range(begin, end, loop.step))
@@ -166,7 +166,7 @@ class Loops(Parallel):
     def written_out_masked(
         self, loop: For, vectors: Vectors, begin: Number, end: Number
     ) -> None:
-        """A run-time end: every vector that there may be, under a mask."""
+        """A run-time end: every possible vector, under a mask."""
         assert isinstance(begin, int) and vectors.most is not None, loop.var
         lanes, trips = vectors.lanes, self.trips(loop, begin, end)
         for first in range(0, vectors.most, lanes):
@@ -182,7 +182,7 @@ class Loops(Parallel):
     def exchange_loop(
         self, loop: For, vectors: Vectors, begin: Number, end: Number
     ) -> None:
-        """Whole squares; what is left along the rows runs as it is written."""
+        """Transposes whole squares; the remaining rows run as ordinary loops."""
         copy = copy_in(loop)
         assert copy is not None, loop.var
         b, lanes, first = self.b, vectors.lanes, as_value(begin)

@@ -1,4 +1,4 @@
-"""Elements of buffers: how an address depends on the lane is how memory is accessed.
+"""Elements of buffers: the access depends on how the address varies by lane.
 
 An address is a polynomial in the variable of the vector loop (`llvm_dims.py`):
 
@@ -29,7 +29,7 @@ from pliant.sym import Expr
 
 
 def mark_aliasing(args: Iterable[LLValue], buffers: Sequence[Buffer]) -> None:
-    """Inputs may be one another but are not written; an INOUT may be an input too."""
+    """Inputs may alias each other, as none is written; an INOUT may alias an input."""
     in_place = has_in_place(buffers)
     for arg, buf in zip(args, buffers, strict=True):
         alone = buf.role in (Role.OUT, Role.WORK)
@@ -47,7 +47,7 @@ class MemoryEmitter:
     def __init__(self, dims: Dims) -> None:
         self.dims, self.builder = dims, dims.builder
         self.buffers: dict[str, LLValue] = {}  # name -> address of element 0
-        self.in_place = False  # whether an input may be written, under another name
+        self.in_place = False  # whether an input may be written under another name
         self._flat: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], Expr] = {}
 
     def flat(self, buf: Buffer, index: tuple[Expr, ...]) -> Expr:
@@ -58,11 +58,11 @@ class MemoryEmitter:
         return self._flat[key]
 
     def address(self, buf: Buffer, index: tuple[Expr, ...]) -> LLValue:
-        """Where an element is that is the same for all lanes."""
+        """The address of an element that is the same for all lanes."""
         return self._pointer(buf, self._uniform(self.flat(buf, index)))
 
     def near(self, buf: Buffer, index: tuple[Expr, ...]) -> LLValue | None:
-        """The address of lane 0's element, or None if it is not found by adding."""
+        """The address of lane 0's element, or None if it is not linear."""
         at = self.dims.linear(self.flat(buf, index))
         return None if at is None else self._pointer(buf, at)
 
@@ -73,7 +73,7 @@ class MemoryEmitter:
         where: LLValue | None,
         mask: LLValue | None,
     ) -> LLValue:
-        """An element, or one per lane; zero, and not read, where a flag is false."""
+        """An element, or one per lane; zero, without a read, where a flag is false."""
         b, expr = self.builder, self.flat(buf, index)
         if not self.dims.varies(expr):
             if where is not None and lanes_of(where) > 1:
@@ -86,7 +86,7 @@ class MemoryEmitter:
     def store(
         self, buf: Buffer, index: tuple[Expr, ...], value: LLValue, mask: LLValue | None
     ) -> None:
-        """Writes the lanes of the mask; None stands for all of them."""
+        """Stores the lanes of the mask; None means all of them."""
         b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
         stored = lane_ops.to_storage(b, value, buf.dtype)
         if self.dims.lanes == 1:
@@ -99,13 +99,13 @@ class MemoryEmitter:
             return
         pointer = self._pointer(buf, at)
         if mask is not None and _is_register(buf, at):
-            # A masked store would keep the buffer out of registers.
+            # SROA cannot promote a masked store to registers.
             kept = b.load(pointer, align=align, typ=stored.type)
             stored, mask = b.select(mask, stored, kept), None
         lane_ops.store_lanes(b, stored, pointer, align, mask)
 
     def _is_constant(self, buf: Buffer) -> bool:
-        """Whether a function that reads the buffer leaves it as it is."""
+        """Whether the function does not write a buffer that it reads."""
         return buf.role is Role.IN and not self.in_place
 
     def _uniform(self, expr: Expr) -> Linear:
@@ -114,7 +114,7 @@ class MemoryEmitter:
         return found
 
     def _pointer(self, buf: Buffer, at: Linear) -> LLValue:
-        """Where lane 0 is."""
+        """The address of lane 0."""
         pointer, element = self.buffers[buf.name], storage_type(buf.dtype)
         if at.dynamic is not None:
             base, moving = pointer, at.dynamic
@@ -140,7 +140,7 @@ class MemoryEmitter:
         return lane_ops.pointers(self.builder, base, element, offsets)
 
     def _both(self, mask: LLValue | None, other: LLValue | None) -> LLValue:
-        """The lanes in both masks; None stands for all lanes."""
+        """The intersection of two masks; None means all lanes."""
         if other is None:
             return mask
         other = splat(self.builder, other, self.dims.lanes)

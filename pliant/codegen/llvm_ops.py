@@ -1,8 +1,8 @@
 """Elementwise ops of the loop IR as LLVM instructions.
 
-Everything here works on scalars and on vectors alike; both operands have one width.
-No instruction may trap or be undefined, whatever the data: integer division guards its
-divisor, shifts their amount.
+Everything here works on scalars and on vectors; both operands have the same width. No
+instruction may trap or be undefined for any data: integer division guards its divisor,
+shifts their amount.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def emit_unary(
     return _unary_int(b, op, x, dtype)
 
 
-# Ops that LLVM has an intrinsic for; the second ones only where the machine does too.
+# Ops with an LLVM intrinsic; the second table only if the machine has the instruction.
 _INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
 _ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 
@@ -219,7 +219,8 @@ def _floor_divide(
         safe = b.select(none, one, y)
         quotient, remainder = b.udiv(x, safe), b.urem(x, safe)
     else:
-        # The least integer by -1 overflows; by 1 it has the wrapped quotient.
+        # The least integer divided by -1 overflows; dividing by 1 gives the wrapped
+        # result.
         least = constant(x.type, -(2 ** (scalar_of(x.type).width - 1)))
         minus = b.icmp_signed("==", y, constant(x.type, -1))
         overflow = b.and_(b.icmp_signed("==", x, least), minus)
@@ -257,7 +258,7 @@ def _power(b: LLBuilder, x: LLValue, y: LLValue, unsigned: bool) -> LLValue:
     b.position_at_end(done)
     if unsigned:
         return following[0]
-    # 1 and -1 are their own inverses, all others round to 0.
+    # 1 and -1 are their own inverses; all others round to 0.
     unit = b.icmp_unsigned("<=", b.add(x, one), constant(x.type, 2))
     unit = b.and_(unit, b.icmp_unsigned("!=", x, zero))
     sign = b.select(b.icmp_unsigned("!=", b.and_(y, one), zero), x, one)
@@ -268,7 +269,7 @@ def _power(b: LLBuilder, x: LLValue, y: LLValue, unsigned: bool) -> LLValue:
 def emit_fma(
     b: LLBuilder, x: LLValue, y: LLValue, z: LLValue, dtype: DType, target: Target
 ) -> LLValue:
-    """x*y + z, rounded once where the target can."""
+    """x*y + z, rounded once if the target can."""
     if dtype in HALVES:
         args = [emit_cast(b, v, dtype, DType.F32, target) for v in (x, y, z)]
         result = emit_fma(b, args[0], args[1], args[2], DType.F32, target)

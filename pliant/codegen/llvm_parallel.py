@@ -1,4 +1,4 @@
-"""PARALLEL loops: a function of their own, handed to plt_parallel of the runtime."""
+"""PARALLEL loops: each is a function that plt_parallel of the runtime calls."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pliant.sym import ZERO
 
 
 class Parallel(Control):
-    """Emits loops whose iterations threads share."""
+    """Emits loops whose iterations are divided among threads."""
 
     def trips(self, loop: For, begin: Number, end: Number) -> LLValue:
-        """How often a loop runs, at least 0."""
+        """The trip count of a loop, at least 0."""
         b = self.b
         span = as_value(end)
         if begin != 0:
@@ -95,7 +95,7 @@ class Parallel(Control):
         scalars: dict[str, LLValue],
         buffers: list[Buffer],
     ) -> None:
-        """Units first .. last of the loop; arguments as `parallel_loop` hands them."""
+        """Iterations first .. last; the arguments are those of `parallel_loop`."""
         first, last, worker, call, start, *rest = function.args
         inner = type(self)(self.unit, function, call)
         inner.memory.in_place = self.memory.in_place
@@ -119,7 +119,7 @@ class Parallel(Control):
         inner.finish()
 
     def task_entry(self, body: ll.Function, struct: LLType) -> ll.Function:
-        """What the runtime calls: unpacks the arguments, so `body` has them noalias."""
+        """The runtime's entry: unpacks the arguments, so `body` has them noalias."""
         name = self.unit.module.get_unique_name(f"{body.name}.task")
         task = ll.Function(self.unit.module, TASK_TYPE, name)
         task.linkage = "internal"

@@ -1,4 +1,4 @@
-"""Accumulators: partial vectors, and how they become one number.
+"""Accumulators: partial vectors, and their reduction to one number.
 
 Accumulators of a vector loop are several partial vectors, combined in a fixed order.
 """
@@ -64,8 +64,8 @@ def reduce_lanes(
 class Reduction:
     """An accumulator: a slot in the entry block, and partial vectors where needed.
 
-    `lanes` is the width it was declared at. Added to by wider code, it keeps one
-    partial vector per copy of that code, so that copies do not wait for one another.
+    `lanes` is the width it was declared at. Wider code that adds to it has one partial
+    vector per copy of its body, so that copies do not wait for one another.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class Reduction:
         self.slot = alloca(compute_type(dtype, lanes))
         self.started = b.store(self.neutral(lanes), self.slot)
         self.partials: list[LLValue] = []
-        self.final: LLValue = None  # the total, once nothing more is added
+        self.final: LLValue = None  # the total, once it is complete
 
     def neutral(self, lanes: int) -> LLValue:
         return dtype_constant(identity(self.op, self.dtype), self.dtype, lanes)
 
     def _start(self, lanes: int) -> LLValue:
-        """What a partial vector starts from.
+        """The initial value of a partial vector.
 
-        A sum from -0.0, for then LLVM need not add it: x + 0.0 is not x for x = -0.0.
-        The slot, which the partial vectors are added to, starts from 0.0.
+        A sum starts from -0.0, which LLVM can drop: x + 0.0 is not x for x = -0.0. The
+        slot, which the partial vectors are added to, starts from 0.0.
         """
         if self.op == "sum" and self.dtype.is_float:
             return dtype_constant(-0.0, self.dtype, lanes)
@@ -103,7 +103,7 @@ class Reduction:
     def add(
         self, b: LLBuilder, value: LLValue, lanes: int, mask: LLValue, copy: int
     ) -> None:
-        """Adds a value in each of some lanes, or of those that are in the mask."""
+        """Adds one value per lane, or per lane of the mask."""
         new, slot = splat(b, value, lanes), self.slot
         factors = self._factors(value)
         self.final = None
@@ -116,7 +116,7 @@ class Reduction:
             factors = None
         before = b.load(slot, typ=new.type)
         if factors is not None:
-            # One rounding less, and one instruction: the product itself is not needed.
+            # A fused multiply-add: one instruction, and one rounding less.
             x, y = (splat(b, factor, lanes) for factor in factors)
             after = emit_fma(b, x, y, before, self.dtype, self.target)
         else:
@@ -124,7 +124,7 @@ class Reduction:
         b.store(after if mask is None else b.select(mask, after, before), slot)
 
     def _factors(self, value: LLValue) -> tuple[LLValue, LLValue] | None:
-        """x and y of a product x*y of floats that is to be summed up."""
+        """x and y of a float product x*y that is summed."""
         if self.op != "sum" or getattr(value, "opname", "") != "fmul":
             return None
         x, y = value.operands
@@ -138,12 +138,12 @@ class Reduction:
             behind.position_after(self.started)
             behind.store(self._start(lanes), slot)
             self.partials.append(slot)
-            # If that was the block being written, its end has moved.
+            # If that was the current block, its end has moved.
             b.position_at_end(b.block)
         return self.partials[copy]
 
     def start(self, b: LLBuilder) -> LLValue:
-        """What the partial vectors are added to."""
+        """The value that the partial vectors are added to."""
         return b.load(self.slot, typ=compute_type(self.dtype, self.lanes))
 
     def vector(self, b: LLBuilder) -> LLValue:
@@ -166,7 +166,7 @@ class Reduction:
 
     @property
     def is_sum_of_lanes(self) -> bool:
-        """Whether its total may be found together with others (`totals`)."""
+        """Whether its total can be computed together with others (`totals`)."""
         lanes = bool(self.partials) and self.lanes == 1
         return self.op == "sum" and self.dtype.is_float and lanes
 
@@ -175,10 +175,10 @@ TOGETHER = 4  # sums over lanes
 
 
 def totals(b: LLBuilder, sums: Sequence[Reduction]) -> list[LLValue]:
-    """The totals of some reductions, those of TOGETHER sums in one go.
+    """The totals of some reductions, TOGETHER sums at a time.
 
-    Halves of two vectors are added side by side, so a shuffle serves both: for four
-    sums over sixteen lanes that is nine shuffles instead of sixteen.
+    Halves of two vectors are added side by side, so that one shuffle serves both: four
+    sums over sixteen lanes take nine shuffles instead of sixteen.
     """
     first = sums[0]
     lanes = first.target.lanes

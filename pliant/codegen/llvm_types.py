@@ -1,4 +1,4 @@
-"""How loop IR types look in LLVM.
+"""How loop IR types map to LLVM.
 
 Values are computed in `compute_type` and kept in memory in `storage_type`: a bool is
 i1 in a register and i8 (0 or 1) in memory; half floats are their 16 bits in both, and
@@ -18,10 +18,10 @@ from pliant.ir.types import DType
 if TYPE_CHECKING:
     from pliant.codegen.builder import LLBuilder
 
-# llvmlite has no annotations: these names say what is meant.
+# llvmlite has no annotations; these names document the intent.
 LLType: TypeAlias = ll.Type
 LLValue: TypeAlias = ll.Value
-Number: TypeAlias = int | LLValue  # an integer that is known now, or an i64
+Number: TypeAlias = int | LLValue  # an integer known at compile time, or an i64
 
 I1, I8, I16 = ll.IntType(1), ll.IntType(8), ll.IntType(16)
 I32, I64 = ll.IntType(32), ll.IntType(64)
@@ -75,7 +75,7 @@ def lanes_of(value: LLValue) -> int:
 
 
 class SplatConstant(ll.Constant):  # type: ignore[misc]
-    """A vector constant, printed as LLVM prints it: short however many the lanes."""
+    """A vector constant in LLVM's short form, for any number of lanes."""
 
     def __init__(self, typ: LLType, scalar: LLValue) -> None:
         self.type, self.constant = typ, scalar
@@ -85,7 +85,7 @@ class SplatConstant(ll.Constant):  # type: ignore[misc]
 
 
 class Poison(ll.Constant):  # type: ignore[misc]
-    """What nobody reads, short however many the lanes."""
+    """A value that nothing reads, in a short form for any number of lanes."""
 
     def __init__(self, typ: LLType) -> None:
         self.type, self.constant = typ, ll.Undefined

@@ -1,4 +1,4 @@
-"""Values of the loop IR: scalars until one meets another that differs by lane."""
+"""Values of the loop IR: scalars until combined with one that varies by lane."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Values(Frame):
                 raise InternalError("codegen", f"no LLVM for the value {value!r}")
 
     def level(self, *values: LoopValue) -> list[LLValue]:
-        """Emits operands and brings them to one width."""
+        """Emits operands and widens them to a common width."""
         emitted = [self.value(value) for value in values]
         lanes = max(map(lanes_of, emitted))
         return [splat(self.b, value, lanes) for value in emitted]

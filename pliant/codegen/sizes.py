@@ -1,9 +1,9 @@
-"""Dimension expressions and conditions as 64-bit code: what is said once for both.
+"""Dimension expressions and conditions as 64-bit code, for kernels and host code.
 
-Kernels compute with numbers that are known to be in range (`llvm_dims.py`), host code
-with whatever a caller passes, so each number there carries flags (`host_dims.py`).
-Polynomials differ by that. Quotients, extrema and conditions do not, and have one
-meaning, which is that of the interpreter (`ir/interp_code.py`):
+Kernels compute with numbers that are known to be in range (`llvm_dims.py`). Host code
+computes with whatever a caller passes, so its numbers carry flags (`host_dims.py`).
+Polynomials differ in that. Quotients, extrema and conditions are the same in both, and
+have the meaning that the interpreter gives them (`ir/interp_code.py`):
 
     a denominator below 1 counts as 1: the quotient is the numerator, the remainder 0;
     0 divides 0 and nothing else.
@@ -44,9 +44,9 @@ V = TypeVar("V")
 
 
 class SizeCode(ABC, Generic[V]):
-    """Emits expressions over integers in scope; V is a number as a subclass has it."""
+    """Emits expressions over integers in scope; V is a subclass's kind of number."""
 
-    # Whether numbers are known to be so small that a sum with a divisor fits too.
+    # Whether numbers are so small that adding a divisor cannot overflow.
     has_room: ClassVar[bool]
 
     def __init__(self, builder: LLBuilder) -> None:
@@ -58,7 +58,7 @@ class SizeCode(ABC, Generic[V]):
 
     @abstractmethod
     def plain(self, number: V) -> Number:
-        """A number without what is known of it."""
+        """A number without its flags."""
 
     @abstractmethod
     def made(
@@ -68,10 +68,10 @@ class SizeCode(ABC, Generic[V]):
         divisor: V | None = None,
         least: int = 1,
     ) -> V:
-        """A value computed from others; a divisor among them should be `least`."""
+        """A value computed from others; a divisor should be at least `least`."""
 
     def is_nonnegative(self, expr: Expr) -> bool:
-        """Whether that is plain to see; False means unknown."""
+        """Whether this is evident; False means unknown."""
         return False
 
     def compound(self, atom: Atom) -> V:
@@ -108,7 +108,7 @@ def as_value(number: Number) -> LLValue:
     return constant(I64, number) if isinstance(number, int) else number
 
 
-# ---- what is made of numbers, known ones and values
+# ---- atoms of numbers, known ones and values
 
 
 def fold(atom: Atom, numbers: Sequence[int]) -> int:
@@ -134,7 +134,7 @@ def emit_atom(
     has_room: bool,
     nonnegative: bool = False,
 ) -> LLValue:
-    """The atom of these arguments; `nonnegative`: a numerator is known to be that."""
+    """The atom of these arguments; `nonnegative`: the numerator is known to be >= 0."""
     if isinstance(atom, Min | Max):
         return _extremum(b, atom, values)
     x, y = values
@@ -186,11 +186,11 @@ def _shift(b: LLBuilder, atom: Atom, x: LLValue, shift: int) -> LLValue:
 
 
 def _divide_nonnegative(b: LLBuilder, atom: Atom, x: LLValue, y: LLValue) -> LLValue:
-    """Of a scalar that is not negative, and with room for a sum with the divisor."""
+    """For a scalar x >= 0 such that x plus the divisor does not overflow."""
     if isinstance(atom, CeilDiv):
         x = b.add(x, b.sub(y, constant(I64, 1), flags=NO_WRAP), flags=NO_WRAP)
     found = b.urem(x, y) if isinstance(atom, Mod) else b.udiv(x, y)
-    # LLVM would divide again in inner loops, to count addresses from there.
+    # Otherwise LLVM repeats the division in inner loops, to derive addresses from it.
     return found if isinstance(y, ll.Constant) else b.opaque(found)
 
 

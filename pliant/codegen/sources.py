@@ -1,9 +1,8 @@
-"""What the code generator is: a hash of the files this process has it from.
+"""A hash of the code generator: of the files that this process loaded it from.
 
-Object code on disk is found by a key that this hash is part of. An installation may
-have no sources, only bytecode, and it may be an archive: files are asked of whatever
-loads the modules. Where they cannot be read there is no hash, and nothing is kept on
-disk (backend/build.py).
+The key of object code on disk contains this hash. An installation may have no sources,
+only bytecode, and it may be an archive, so files are read through the modules' loaders.
+If they cannot be read there is no hash, and nothing is kept on disk (backend/build.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pliant.cache import hashed
 
 
 def files_hash(names: Iterable[str]) -> str | None:
-    """A hash of modules by name, of packages with all that is in them."""
+    """A hash of modules by name; packages include everything in them."""
     found: list[str | bytes] = []
     for name in names:
         for each in _with_inner(name):
@@ -37,7 +36,7 @@ def _with_inner(name: str) -> Iterator[str]:
 
 
 def _file(name: str) -> bytes | None:
-    """What a module is loaded from: its source, its bytecode or a library."""
+    """The file that a module is loaded from: source, bytecode or a library."""
     try:
         spec = importlib.util.find_spec(name)
         loader: Any = None if spec is None else spec.loader

@@ -1,10 +1,10 @@
-"""Squares of registers, exchanged: rows become columns.
+"""Transposes squares of registers: rows become columns.
 
     for d = 0 to depth { for j = 0 to 32 vector { %panel[d, j] = %k[first + j, d] } }
 
-Vectors along j would be gathers, an element at a time. Such a nest is done in squares
-of as many rows as a vector has lanes: loads along d, exchanges between registers, and
-stores along j. For 16 lanes that is 64 exchanges for 256 elements.
+Vectors along j would be gathers, one element at a time. Such a nest is done in squares
+of as many rows as a vector has lanes: loads along d, shuffles between registers, and
+stores along j. For 16 lanes that is 64 shuffles for 256 elements.
 """
 
 from __future__ import annotations

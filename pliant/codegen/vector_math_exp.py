@@ -106,8 +106,8 @@ ERF64_SMALL = (
     -1.1828911432478334e-09,
     6.682081135776575e-11,
 )
-# -log(erfc(x)) = x L(x) on [0.93, 4] (float), L(x - 2.5) on [1, 6] (double); the error
-# weight is erfc(x), as that is what is left of it in 1 - erfc(x).
+# -log(erfc(x)) = x L(x) on [0.93, 4] (float), L(x - 2.5) on [1, 6] (double). The error
+# weight is erfc(x), which is how much the error counts in 1 - erfc(x).
 ERF32_LARGE = (
     1.1285065e00,
     6.3574517e-01,
@@ -203,7 +203,7 @@ def exp_minus_one_series(r: Lanes, series: tuple[float, ...] | None = None) -> L
 def scale(x: Lanes, k: Lanes) -> Lanes:
     """x * 2^k for |k| up to twice the exponent range; rounds once, at the end."""
     form = x.format
-    biased = k + 2 * form.bias  # positive: a logical shift halves it
+    biased = k + 2 * form.bias  # positive, so a logical shift halves it
     half = biased >> 1
     first = (half << form.mantissa).as_float()
     second = ((biased - half) << form.mantissa).as_float()
@@ -212,8 +212,8 @@ def scale(x: Lanes, k: Lanes) -> Lanes:
 
 def exp(x: Lanes) -> Lanes:
     table = exp_table(x)
-    # Masked scores are far below: to round them to 0 through a subnormal product would
-    # cost tens of cycles a vector, so those lanes compute something normal.
+    # Masked scores are far below. Rounding them to 0 through a subnormal product would
+    # cost tens of cycles per vector, so those lanes compute with a normal number.
     nothing = x <= table.underflow
     x = nothing.select(0.0, x.at_most(table.overflow))
     _, k, r = split_exponent(x)
@@ -229,7 +229,7 @@ def exp_moderate(x: Lanes, series: tuple[float, ...] | None = None) -> Lanes:
 
 
 def decay(x: Lanes) -> Lanes:
-    """exp of what is at most 0; results that are not normal numbers are 0."""
+    """exp for x <= 0; results that are not normal numbers are flushed to 0."""
     least = exp_table(x).least
     return (x < least).select(0.0, exp_moderate(x.at_least(least)))
 
@@ -237,8 +237,8 @@ def decay(x: Lanes) -> Lanes:
 def expm1(x: Lanes) -> Lanes:
     """2^k * (exp(r) - 1) + (2^k - 1).
 
-    k = 0 is exact; around it the two terms have different sizes. The sign is that of x,
-    which also gives back -0.
+    For k = 0 it is exact; around it the two terms have different sizes. The result
+    takes the sign of x, which also restores -0.
     """
     table, form = exp_table(x), x.format
     floor = -2.0 * form.mantissa  # exp(floor) is far below half an ulp of 1
@@ -294,8 +294,8 @@ def erf(x: Lanes) -> Lanes:
 def erfc(x: Lanes) -> Lanes:
     """1 - erf(x) near 0; right of it C(t) exp(-x^2) / (1 + 2|x|), left of it 2 - that.
 
-    |x| = h + l with an exact h^2, and l (|x| + h) is taken from what is left of h^2
-    behind a power of 2: a rounded x^2 would have x^2 times the error of exp.
+    |x| = h + l with an exact h^2, and l (|x| + h) is subtracted from the reduced h^2: a
+    rounded x^2 would multiply the error of exp by x^2.
     """
     is_float = x.format is F32
     size = x.magnitude().at_most(10.25 if is_float else 27.5)  # 0 from here on

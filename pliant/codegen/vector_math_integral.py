@@ -14,17 +14,17 @@ def sign(x: Lanes) -> Lanes:
 
 
 def minimum(x: Lanes, y: Lanes) -> Lanes:
-    """NaN if either is; -0 < +0."""
+    """NaN if either operand is; -0 < +0."""
     return x.make(call_intrinsic(x.builder, "minimum", x.type, [x.value, y.value]))
 
 
 def maximum(x: Lanes, y: Lanes) -> Lanes:
-    """NaN if either is; -0 < +0."""
+    """NaN if either operand is; -0 < +0."""
     return x.make(call_intrinsic(x.builder, "maximum", x.type, [x.value, y.value]))
 
 
 def mod(x: Lanes, y: Lanes) -> Lanes:
-    """x - y*floor(x/y), exact but for the last addition; the sign is that of y."""
+    """x - y*floor(x/y), exact but for the last addition; it has the sign of y."""
     remainder = truncated_remainder(x, y)
     return _wrong_side(remainder, y).select(remainder + y, remainder)
 
@@ -60,11 +60,11 @@ def truncated_remainder(x: Lanes, y: Lanes) -> Lanes:
 
 
 def _remainder_loop(x: Lanes, y: Lanes, full_range: bool) -> Lanes:
-    """Long division in double, 25 bits of quotient a step; 0 for lanes without one.
+    """Long division in double, 25 bits of quotient per step; 0 for lanes without one.
 
-    Each step takes q <= x/y of at most 26 bits, so that q*y (y split in two) and
-    x - q*y are exact. One step does for quotients below 2^25, whatever the lanes.
-    Inputs that are widened floats cannot overflow x/y, and need no split of y.
+    Each step takes q <= x/y of at most 26 bits, so that q*y (y split in two) and x -
+    q*y are exact. One step suffices if all quotients are below 2^25. Inputs that are
+    widened floats cannot overflow x/y, and need no split of y.
     """
     builder = x.builder
     defined = (y > 0.0) & (y < INFINITY) & (x < INFINITY)
@@ -102,7 +102,7 @@ def _remainder_step(x: Lanes, y: Lanes, full_range: bool) -> Lanes:
         rest = (x - q * high) - q * (y - high)
     else:
         rest = x - q * y
-    # An exact multiple was taken one short; the difference is exact below 2y only.
+    # An exact multiple was taken one too few times; the difference is exact below 2y.
     less = rest - y
     rest = ((less >= 0.0) & (less < y)).select(less, rest)
     return active.select(rest, x)

@@ -294,9 +294,9 @@ class Lanes:
     def with_sign_of(self, other: Lanes) -> Lanes:
         """copysign
 
-        Not spelled out in bits: what x and the bits of a function of x are chosen from
-        then becomes one masked vpternlog, whose immediate LLVM before 23 gets wrong
-        (llvm/llvm-project issue 157929).
+        Not written as bit operations: LLVM would combine the selection between x and
+        the bits of a function of x into one masked vpternlog, whose immediate LLVM
+        before 23 gets wrong (llvm/llvm-project issue 157929).
         """
         args = [self.value, other.value]
         return self.make(call_intrinsic(self.builder, "copysign", self.type, args))
@@ -361,7 +361,7 @@ def fast_two_sum(a: Lanes, b: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def two_product(a: Lanes, b: Operand) -> tuple[Lanes, Lanes]:
-    """(fl(a*b), what rounding lost), double; the loss itself to 2^-106 without fma."""
+    """(fl(a*b), what rounding lost), double; without fma the loss is good to 2^-106."""
     b = a.lift(b)
     product = a * b
     if a.fma:

@@ -78,14 +78,14 @@ def log(x: Lanes) -> Lanes:
 
 
 def log_limits(x: Lanes, result: Lanes) -> Lanes:
-    """log at 0, infinity, NaN and on the left."""
+    """log at 0, infinity, NaN and for negative x."""
     result = (x < INFINITY).select(result, x)  # inf and NaN stay
     result = (x < 0.0).select(NAN, result)
     return x.equals(0.0).select(-INFINITY, result)
 
 
 def log1p(x: Lanes) -> Lanes:
-    """log(u) with u = fl(1+x), plus what the addition lost, over u."""
+    """log(u) with u = fl(1+x), plus the error of that addition divided by u."""
     u = x + 1.0
     e, m = split_mantissa(u)
     lost = (x > 1.0).select(1.0 - (u - x), x - (u - 1.0)) / u

@@ -46,7 +46,7 @@ def pow(x: Lanes, y: Lanes) -> Lanes:
     power = _pow_float if x.format is F32 else _pow_double
     result = power(magnitude, y)
     result = magnitude.equals(1.0).select(x.constant(1.0), result)
-    # A negative x wants an integral y, and an odd one passes the sign on.
+    # A negative x needs an integral y; an odd y keeps the sign.
     integral = y.nearest().equals(y)
     half = y * 0.5
     odd = integral & half.nearest().differs(half)

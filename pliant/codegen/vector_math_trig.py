@@ -4,10 +4,10 @@ x = q*pi/2 + r, |r| <= pi/4; the quadrant q mod 4 says which of sin(r), cos(r), 
 which sign. The reduction is in double for both formats:
 
   |x| <= LIMIT   q*pi/2 is subtracted in parts short enough for exact products (Cody &
-                 Waite), for double keeping r as a sum of two
+                 Waite); for double, r is kept as a sum of two
   above          in the rare case that some lane is, the lanes go one by one through
-                 `pliant.reduce_large`: Payne & Hanek's product with the bits of 2/pi
-                 that matter (SIGNUM 1983), good for every finite double
+                 `pliant.reduce_large`: Payne & Hanek's product with the relevant bits
+                 of 2/pi (SIGNUM 1983), good for every finite double
 
 So accuracy does not depend on |x|; one large lane costs its vector some 30 ns a lane.
 """
@@ -109,7 +109,7 @@ ATAN64 = (
 PI = {"f32": (3.1415927410125732, -8.742277657347586e-08)}
 PI["f64"] = (3.141592653589793, 1.2246467991473532e-16)
 
-# The bits of 2/pi, behind two words of zeros.
+# The bits of 2/pi, after two words of zeros.
 TWO_OVER_PI_WORDS = (
     *(0x00000000, 0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0),
     *(0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561, 0xB7246E3A, 0x424DD2E0),
@@ -228,7 +228,7 @@ def _reduce_wide(x: Lanes, limit: float, moderate: Reduction) -> Reduced:
 def _cold_function(
     module: ir.Module, name: str, results: list[ir.Type], parameters: list[ir.Type]
 ) -> ir.Function:
-    """An internal function that stays out of the code that calls it."""
+    """An internal function that is not inlined into its callers."""
     signature = ir.FunctionType(ir.LiteralStructType(results), parameters)
     function = ir.Function(module, signature, name)
     function.linkage = "internal"

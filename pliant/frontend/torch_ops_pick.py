@@ -151,7 +151,15 @@ def index_select(cx: TorchContext, x: Value, dim: int, index: Value) -> Value:
     index = cx.reshape(index, (index.type.numel,))
     if x.type.rank == 0:
         return cx.reshape(take(cx, cx.reshape(x, (1,)), 0, index), ())
-    return take(cx, x, cx.axis(dim, x.type.rank), index)
+    axis = cx.axis(dim, x.type.rank)
+    _want_places(cx, index, x.shape[axis])
+    return take(cx, x, axis, index)
+
+
+def _want_places(cx: TorchContext, index: Value, size: Expr) -> None:
+    """An axis without places has none to pick, even if nothing comes of it."""
+    some = minimum(index.type.numel, 1)
+    cx.require(le(some, size), "an index into an axis of no elements")
 
 
 def gather(cx: TorchContext, x: Value, dim: int, index: Value, **_: Any) -> Value:
@@ -201,6 +209,7 @@ def index_tensor(cx: TorchContext, x: Value, indices: Sequence[Value | None]) ->
     shape = cx.b.broadcast_shapes(*(p.shape for p in aligned))
     wrapped = []
     for axis, place in zip(used, aligned, strict=True):
+        _want_places(cx, place, x.shape[axis])
         inside = cx.wrap_index(place, x.shape[axis], axis)
         wrapped.append(cx.broadcast_to(inside, shape))
     rest = [a for a in range(x.type.rank) if a not in used]

@@ -213,6 +213,12 @@ def view(cx: TorchContext, x: Value, size: Sequence[Size]) -> Value:
     if isinstance(size, torch.dtype):
         cx.unsupported("a view of the same bytes as another element type")
     dims = [cx.simplify(d) for d in size]
+    if len(dims) != cx.val.dim():
+        # Assigning to an index drops leading dims of the value that are 1, by the
+        # example alone: torch notes the shape without them, and the type with them.
+        cx.unsupported(
+            "the trace gives this view two ranks: assign a value of one size"
+        )
     if -1 in dims:
         hole = dims.index(as_expr(-1))
         rest = product(dims[:hole] + dims[hole + 1 :])

@@ -20,7 +20,7 @@ from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
 from pliant.frontend.torch_ops_nn import instance_norm as frozen_instance_norm
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, maximum, minimum, ne
+from pliant.sym import Expr, as_expr, le, maximum, minimum, ne
 
 aten = torch.ops.aten
 
@@ -289,6 +289,8 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Value:
+    if weight is not None or bias is not None:
+        cx.require(le(1, x.shape[0]), "weights of an instance norm need a batch")
     if not use_input_stats or running_mean is None:
         return frozen_instance_norm(
             *(cx, x, weight, bias, running_mean, running_var),

@@ -1,11 +1,11 @@
-"""Scaled dot product attention in one pass over tiles, softmax on the way.
+"""Scaled dot product attention in one pass over tiles, with an online softmax.
 
     out[row] = softmax(score(scale * q[row] . k)) x v
 
-Scores never leave the first cache. A unit of work is a block of query rows of one key
-head: with grouped heads the rows of all query heads that share the keys, one head after
-the other, so that keys are packed once for them. Memory is the unit's rows and one
-block of keys per worker, whatever the lengths.
+Scores never leave L1. A unit of work is a block of query rows of one key head. With
+grouped heads it holds the rows of all query heads that share the keys, one head after
+the other, so that the keys are packed once for all of them. The scratch of a worker is
+the unit's rows and one block of keys, however long the sequences are.
 
     for unit in batch x key heads x row blocks  parallel
       rows *= scale, into scratch; maximum, sum = -inf, 0
@@ -20,14 +20,15 @@ block of keys per worker, whatever the lengths.
           result = result * exp(maximum - maximum') + scores x values
       out = result / sum
 
-A few rows over many keys (a token is generated) with fewer heads than threads: the keys
-are split too, and each part's result, maximum and sum are joined at the end, in order.
-Where gradients are wanted, the logarithm of each row's sum is a second result.
+When a token is generated there are few rows, many keys and often fewer heads than
+threads. The keys are then split too, and the result, maximum and sum of each part are
+joined at the end, in a fixed order. Where gradients are wanted, the logarithm of each
+row's sum is a second result.
 
-`score` is whatever the model does to scores before softmax: it adds biases and masks,
-bounds, scales. A row without any column left (its maximum stays -inf) gives 0, as
-torch's op does, or NaN, as its softmax does; NaN goes through. Columns above the causal
-diagonal are not looked at.
+`score` is what the model does to the scores before softmax: it adds biases and masks,
+clamps, scales. A fully masked row (its maximum stays -inf) gives 0, as torch's op does,
+or NaN, as torch's softmax does. NaN propagates. Columns above the causal diagonal are
+skipped.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ from pliant.sym import (
 
 __all__ = ["KEY", "Attention", "AttentionKernel", "Scored", "attention"]
 
-LEAST_ROWS = 48  # below, a unit is not split for the sake of threads
+LEAST_ROWS = 48  # fewest rows of a unit that is split to occupy threads
 
 
 def attention(name: str, spec: Attention, target: Target) -> AttentionKernel:
@@ -116,7 +117,7 @@ def attention(name: str, spec: Attention, target: Target) -> AttentionKernel:
 
 
 class _Kernel(Softmax):
-    """One use on its way to loops; names as in the module docstring."""
+    """Builds the loops of one attention op; names as in the module docstring."""
 
     def build(self, name: str) -> AttentionKernel:
         work = [self.queries, self.panels, self.scores, self.result, self.stats]
@@ -136,7 +137,8 @@ class _Kernel(Softmax):
     def body(self) -> Stmt:
         spec = self.spec
         outer = product(spec.batch) * spec.kv_heads
-        # Heads that do not share out evenly among threads are split into row blocks.
+        # Heads that cannot be divided evenly among the threads are split into row
+        # blocks.
         most = minimum(
             ceildiv(self.rows, LEAST_ROWS), ceildiv(2 * THREADS, maximum(outer, 1))
         )
@@ -146,7 +148,8 @@ class _Kernel(Softmax):
         extents = (*spec.batch, spec.kv_heads, at_("row_blocks"))
         lets, at = unflatten_unit(at_("u"), (*extents, at_("splits")))
         self.batch_at, self.kv_head = at[:-3], at[-3]
-        # Few rows take as long as their keys and values take to arrive.
+        # With few rows the time is that of loading keys and values, so count at least
+        # 8.
         rows = maximum(at_("block_rows"), 8)
         work = rows * at_("part_keys") * (spec.head + spec.value_head)
         units = outer * at_("row_blocks")
@@ -169,7 +172,7 @@ class _Kernel(Softmax):
     # ---- keys split between threads
 
     def splits(self, units: Expr) -> LoopValue:
-        """Parts of the keys: 1 unless threads would be idle."""
+        """How many parts the keys are split into: 1 unless threads are idle."""
         if self.spec.causal:
             return Index(ONE)
         idle = ceildiv(THREADS, maximum(units, 1))
@@ -194,7 +197,7 @@ class _Kernel(Softmax):
         return Store(self.parts, self.part(at_("u"), row, column), value)
 
     def join_parts(self, units: Expr, extents: Sequence[Expr]) -> list[Stmt]:
-        """Results of the parts, each times what its maximum is below the highest."""
+        """Adds up the parts' results, each times exp(its maximum - the highest)."""
         if self.spec.causal:
             return []
         compute, width = self.compute, self.spec.value_head
@@ -283,12 +286,14 @@ class _Kernel(Softmax):
             )
         )
         tall, few = Index(as_expr(self.tile.step)), Index(maximum(rows, 1))
-        # Even blocks of whole vectors; a single empty one where there are no columns.
+        # Blocks are even and whole vectors. Without columns there is a single empty
+        # one.
         cut = ceildiv(ceildiv(end - begin, blocks), self.tile.lanes) * self.tile.lanes
         last = minimum(seen, begin + at_("part_keys"))
         return [
             let("rows", self.unit_rows()),
-            # A few rows are one tile; others are cut evenly into tiles of whole steps.
+            # A few rows are one tile. More rows are cut evenly into tiles of whole
+            # steps.
             Let("_at_step", Select(is_("gt", rows, FEW[-1]), tall, few)),
             let("tiles", ceildiv(rows, self.tile.MR)),
             let("begin", at_("part") * at_("part_keys")),
@@ -301,7 +306,7 @@ class _Kernel(Softmax):
         ]
 
     def load_rows(self) -> Stmt:
-        """Scaled queries into scratch, empty statistics, zeros up to a whole tile."""
+        """Copies scaled queries to scratch, padded to a tile; resets statistics."""
         i, d = at_("i"), at_("d")
         lets, head, query = self.position(at_("first") + i)
         loaded = self.widened(Load(self.q, (*self.batch_at, head, query, d)))
@@ -329,7 +334,7 @@ class _Kernel(Softmax):
         )
 
     def store(self) -> list[Stmt]:
-        """The unit's rows to the result, or to their part of it."""
+        """Stores the unit's rows in the result, or in the unit's part of it."""
         i, e = at_("i"), at_("e")
         total = Read("_at_total", self.compute)
         body = (
@@ -344,14 +349,14 @@ class _Kernel(Softmax):
     def store_row(
         self, total: LoopValue, before: Sequence[Stmt], found: LoopValue
     ) -> list[Stmt]:
-        """Row i of the result: what is found at element e, over the row's total."""
+        """Stores row i of the result: `found` at each element e, divided by the sum."""
         i, e = at_("i"), at_("e")
         lets, head, query = self.position(at_("first") + i)
         compute = self.compute
         nothing = zero(compute)
         inverse = Binary("div", Const(1.0, compute), total)
         empty: LoopValue = Binary("eq", total, nothing)
-        if self.spec.nan_rows:  # 0 * (1 / 0)
+        if self.spec.nan_rows:  # 0 * (1 / 0) is NaN
             empty = is_("eq", self.spec.kv_len, 0)
         inverse_or_zero = Select(empty, nothing, inverse)
         value: LoopValue = Binary("mul", found, Read("_at_inverse", compute))
@@ -366,7 +371,7 @@ class _Kernel(Softmax):
         ]
 
     def store_sums(self) -> list[Stmt]:
-        """The logarithms of the unit's rows' sums: first as vectors, in scratch."""
+        """Stores the logarithms of the row sums, computed by vectors in scratch."""
         if self.lse is None:
             return []
         i = at_("i")
@@ -386,13 +391,13 @@ class _Kernel(Softmax):
         ]
 
     def log_sum(self, total: LoopValue, highest: LoopValue) -> LoopValue:
-        """Of exponentials of scores less their highest."""
+        """log(sum of exp(score)), from the sum of exp(score - highest)."""
         return Binary("add", self.shift(highest), Unary("log", total))
 
     # ---- a block of keys
 
     def pack(self) -> Stmt:
-        """Keys of the block as panels (D, NR)."""
+        """Packs the keys of the block into panels (D, NR)."""
 
         def key(row: Expr, element: Expr, where: LoopValue | None) -> LoopValue:
             index = (*self.batch_at, self.kv_head, at_("column") + row, element)
@@ -418,7 +423,8 @@ class _Kernel(Softmax):
             return [let("columns", columns), *self.tile_steps()]
         last = self.last_query(at_("first") + at_("start"), at_("height"))
         columns = minimum(columns, last + 1 - at_("column"))
-        # The first block has a column for every row, unless there are none at all.
+        # Every row sees a column of the first block, unless there are no columns at
+        # all.
         some = is_("ge", at_("columns"), minimum(1, self.spec.kv_len))
         return [let("columns", columns), If(some, Block(tuple(self.tile_steps())))]
 
@@ -434,7 +440,7 @@ class _Kernel(Softmax):
 
     def scores_call(self) -> Stmt:
         nr, lanes, columns = self.tile.NR, self.tile.lanes, at_("columns")
-        # What is left behind whole panels takes one vector of them, or both.
+        # The remainder after whole panels takes one vector of a panel, or both.
         wide = floordiv(columns + (nr - lanes - 1), nr)
         narrow = ceildiv(maximum(columns - at_("wide") * nr, 0), lanes)
         head = self.spec.head

@@ -1,12 +1,12 @@
-"""Gradients of attention in one pass over tiles, the weights computed again on the way.
+"""Gradients of attention in one pass over tiles; the weights are recomputed.
 
     w = exp(score(scale * q x k.T) - lse)      ds = w * (dout x v.T - sum(dout * out))
     dq = scale * ds x k       dk = ds.T x (scale * q)       dv = w.T x dout
 
-Five products for every pair of a block of keys and a block of rows, all between panels,
-tiles and rows in the first two caches; weights never leave those. A unit of work is a
-key head with all query heads that share it: it owns its dk and dv, and the dq of its
-heads, so nothing is shared between threads and sums run in one order.
+Each pair of a block of keys and a block of rows takes five products, all between
+panels, tiles and rows that are in L1 or L2. The weights never leave those caches. A
+unit of work is a key head with all query heads that share it. It owns its dk and dv and
+the dq of its heads, so threads share nothing and sums are taken in a fixed order.
 
     for unit in batch x key heads  parallel
       for block of keys
@@ -22,8 +22,8 @@ heads, so nothing is shared between threads and sums run in one order.
             dv += w.T x grads;  dk += ds.T x rows
         store dk, dv
 
-A row with every column at -inf has an lse of -inf: its weights are exp(-inf - 0), so
-its gradients are 0 where its result is (NaN where that is NaN).
+A row with every column at -inf has an lse of -inf. Its weights are exp(-inf - 0), so
+its gradients are 0 where its result is 0, and NaN where its result is NaN.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def attention_backward(
 
 
 class _BackwardKernels:
-    """One use on its way to loops; names as in the module docstring."""
+    """Builds the loops of one backward op; names as in the module docstring."""
 
     batch_at: tuple[Expr, ...]
     kv_head: Expr
@@ -174,10 +174,10 @@ class _BackwardKernels:
         self.sum_q = work("sum_q", self.tile.MR, of.head)
         self.sum_k = work("sum_k", room, of.head)
         self.sum_v = work("sum_v", room, of.value_head)
-        # Keys are read in place where their rows are vectors of the right type.
+        # Keys are read in place if their rows are contiguous and of the compute type.
         in_place = of.dtype is compute and of.k_strides[-1] == ONE
         self.keys = None if in_place else work("keys", keys, of.head)
-        # And dq is summed up in place, in the right type.
+        # dq is summed in place if it has the compute type.
         own = self.group, of.q_len, of.head
         self.total_q = None if of.dtype is compute else work("total_q", *own)
 
@@ -224,7 +224,8 @@ class _BackwardKernels:
                 let("kv_blocks", blocks),
                 let("length", cut),
                 let("row_blocks", row_blocks),
-                # Whole steps, so that only the last block has rows to throw away.
+                # Blocks are whole steps, so that only the last one computes unused
+                # rows.
                 let("block_rows", self.stepped(high)),
                 For("_at_u", ZERO, product(extents), unit, Kind.PARALLEL, grain=grain),
             )
@@ -234,7 +235,7 @@ class _BackwardKernels:
         return ceildiv(count, self.tile.step) * self.tile.step
 
     def tiles(self, name: str, count: Expr, body: Sequence[Stmt]) -> Stmt:
-        """Rows or keys cut evenly into tiles of whole steps: start, height."""
+        """Runs the body on rows or keys cut evenly into tiles of whole steps."""
         step, number = self.tile.step, at_(f"{name}_tiles")
         t, steps = at_(name), ceildiv(count, step)
         tiles = maximum(number, 1)
@@ -313,7 +314,7 @@ class _BackwardKernels:
         return loop("_at_n", at_("count"), columns)
 
     def store_total(self) -> list[Stmt]:
-        """dq of the unit's heads, where it was summed up in another type."""
+        """Stores dq of the unit's heads, where it was summed in another type."""
         if self.total_q is None:
             return []
         g, i, d = at_("g"), at_("i"), at_("d")
@@ -349,7 +350,7 @@ class _BackwardKernels:
         )
 
     def load_rows(self) -> Stmt:
-        """Scaled queries, the result's gradients and what each row subtracts."""
+        """Copies scaled queries and gradients; computes each row's `below`."""
         i, d, e, compute = at_("i"), at_("d"), at_("e"), self.compute
         query = self.wide(Load(self.q, self.row_at(i, d)))
         scaled = Binary("mul", query, Read("_at_scale", compute))
@@ -389,7 +390,7 @@ class _BackwardKernels:
             last = at_("first") + at_("start") + at_("height")
             seen = maximum(minimum(at_("columns"), last - at_("column")), 0)
         nr, lanes = self.tile.NR, self.tile.lanes
-        # What is left behind whole panels takes one vector of them, or both.
+        # The remainder after whole panels takes one vector of a panel, or both.
         wide = floordiv(at_("across") + (nr - lanes - 1), nr)
         narrow = ceildiv(maximum(at_("across") - at_("wide") * nr, 0), lanes)
         return [
@@ -424,7 +425,7 @@ class _BackwardKernels:
         return self.switch(call)
 
     def weigh(self) -> list[Stmt]:
-        """Row i of a tile: scores become weights, products their gradients."""
+        """Row i of a tile: scores become weights, and dout x v.T becomes ds."""
         compute, j, row = self.compute, at_("j"), at_("start") + at_("i")
         query = at_("first") + row
         seen = at_("across")
@@ -460,7 +461,7 @@ class _BackwardKernels:
             hide = Block(
                 (Store(self.weights, here, nothing), Store(self.changes, here, nothing))
             )
-            # Up to whole tiles of keys: those behind belong to later rows.
+            # Up to a whole tile of keys: the columns beyond belong to later rows.
             end = self.stepped(at_("columns"))
             rest = loop("_at_j", end, hide, Kind.VECTOR, begin=at_("seen"))
             steps.append(rest)
@@ -489,7 +490,7 @@ class _BackwardKernels:
         return self.switch(call)
 
     def add_q(self) -> Stmt:
-        """dq += scale * the tile's; of the first block of keys it is that."""
+        """dq += scale * the tile's part; the first block of keys stores it."""
         i, d, row = at_("i"), at_("d"), at_("start") + at_("i")
         if self.total_q is None:
             target, index = self.dq, self.row_at(row, d)
@@ -509,7 +510,7 @@ class _BackwardKernels:
     # ---- a tile of keys
 
     def key_tile(self) -> list[Stmt]:
-        """dv and dk of the tile's keys, from the rows that see the first of them."""
+        """Adds to dv and dk of the tile's keys, from the first row that sees one."""
         begin = ZERO
         if self.of.causal:
             begin = maximum(at_("column") + at_("start") - at_("first"), 0)

@@ -1,8 +1,8 @@
-"""Micro-kernel of attention's gradients that runs along rows, and sizes of its blocks.
+"""The micro-kernel of attention's gradients that sums over rows, and its block sizes.
 
-A keys kernel is `height` keys' columns of a block of weights, times the rows that the
-weights belong to: a product with the left operand read down its columns. Products along
-keys are those of attention itself (`attention_tiles.py`).
+A keys kernel multiplies `height` key columns of a block of weights by the rows that the
+weights belong to: a product whose left operand is read down its columns. Products that
+sum over keys use the micro-kernels of attention itself (`attention_tiles.py`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from pliant.kernels.micro import zero
 from pliant.machine.target import Target
 from pliant.sym import Expr, sym
 
-ROWS = 96  # of a block: whole tiles of 12, 6 and 4
+ROWS = 96  # rows of a block: whole tiles of 12, 6 and 4
 # Keys of a block: whole tiles and whole panels of 32 and of 16.
 LENGTHS = (384, 192, 96)
 
 
 def backward_blocking(dtype: DType, target: Target) -> Blocking:
-    """Blocks for heads of up to 128 elements in three quarters of the second cache.
+    """Blocks for heads of up to 128 elements in three quarters of L2.
 
-    By key there are keys and values in panels, keys in rows and two gradients; by row
-    queries and two gradients; and two tiles of weights. `KC`, the distance of the rows
-    of those, is a vector more than the keys of a block: read down a column they would
-    otherwise meet in a few sets of the first cache.
+    The working set is, per key, keys and values in panels, keys in rows and two
+    gradients; per row, queries and two gradients; and two tiles of weights. `KC`, the
+    row stride of the weights, is one vector more than the keys of a block. Without it,
+    elements of a column would map to a few sets of L1.
     """
     tile, size = blocking(dtype, target), dtype.bytes
 
@@ -62,9 +62,9 @@ def keys_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) -> s
 
 
 def keys_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
-    """gradient += weights, turned, x rows.
+    """gradient += weights.T x rows.
 
-    A block's rows are summed up by themselves: less is lost to rounding over many.
+    Each block's rows are summed on their own, which loses less to rounding.
     """
     width = head if head.is_const else sym("E")
     rows, n = sym("N"), sym("n")

@@ -19,19 +19,19 @@ from pliant.kernels.choose import THREADS
 from pliant.machine.target import Target
 from pliant.sym import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
 
-ROWS = 512  # of a unit: packing keys costs what about 10 rows of arithmetic do
-# Of so many rows, dot products on the keys in place are cheaper than packing.
+ROWS = 512  # rows of a unit: packing the keys costs about as much as 10 of them
+# For these numbers of rows, dot products on unpacked keys are cheaper than packing.
 FEW = (1, 2)
-# Of up to so many rows, keys are split between threads that would have nothing to do.
+# Up to this many rows, the keys are split between threads that would be idle.
 PART_ROWS = 16
-LEAST_KEYS = 1024  # of a part
+LEAST_KEYS = 1024  # fewest keys of a part
 
 SCRATCH = (sym(WORKER),)
 MAXIMUM, SUM, FACTOR = map(as_expr, range(3))  # rows of the statistics buffer
 
 
 class Rows:
-    """One use: its buffers, and which head and query a row is."""
+    """The buffers of one attention op, and the head and query that a row stands for."""
 
     batch_at: tuple[Expr, ...]
     kv_head: Expr
@@ -68,18 +68,18 @@ class Rows:
         self.scores = work("scores", self.tile.MR, self.tile.KC)
         self.result = work("result", room, spec.value_head)
         self.stats = work("stats", 3, room)
-        # Where keys are split: per part a row's result, its maximum and its sum. There
+        # Where keys are split, each part keeps a row's result, maximum and sum. There
         # are fewer than twice as many parts as workers.
         few = minimum(PART_ROWS, self.rows)
         shape = (THREADS, as_expr(2), few, spec.value_head + 2)
         self.parts = buffer("_at_parts", compute, shape, Role.INOUT)
-        # Values are read in place where their rows are vectors of the right type.
+        # Values are read in place if their rows are contiguous and of the compute type.
         in_place = spec.dtype is compute and spec.v_strides[-1] == ONE
         length = minimum(self.tile.KC, spec.kv_len)
         self.values = None if in_place else work("values", length, spec.value_head)
 
     def position(self, row: Expr) -> tuple[list[Stmt], Expr, Expr]:
-        """Head and query of a row of the key head; bound in the enclosing block."""
+        """Head and query of a row of the key head, and statements that bind them."""
         if self.group == ONE:
             return [], self.kv_head, row
         length = maximum(self.spec.q_len, 1)

@@ -1,4 +1,4 @@
-"""Softmax of a tile of scores, block after block of keys."""
+"""Softmax of a tile of scores, updated with every block of keys."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from pliant.sym import ZERO, Expr, ceildiv, floordiv, maximum, minimum
 
 
 class Softmax(Rows):
-    """Scores in scratch become weights; maximum and sum of every row are kept."""
+    """Turns scores in scratch into weights; keeps maximum and sum of every row."""
 
     def softmax(self) -> list[Stmt]:
-        """Scores become probabilities, up to a factor of their row.
+        """Turns scores into probabilities, up to a factor per row.
 
-        In two loops over the rows: the maximum of a row is a long chain of
-        instructions, which those of the next rows fill; no branch depends on it.
+        There are two loops over the rows. The maximum of a row is a long dependency
+        chain; in a loop of its own the chains of several rows overlap, as no branch
+        depends on them.
         """
         rows = minimum(at_("height"), at_("rows") - at_("start"))
         return [
@@ -64,7 +65,7 @@ class Softmax(Rows):
         columns: Sequence[tuple[LoopValue, LoopValue | None]],
         key: Expr,
     ) -> tuple[list[Stmt], list[Scored]]:
-        """What the row computes once, and the scores that softmax sees."""
+        """The statements a row computes once, and the scores that softmax sees."""
         if self.spec.score is None:
             return [], [Scored((), found) for found, _ in columns]
         index = (*self.batch_at, head, at_("row_query"))
@@ -74,10 +75,10 @@ class Softmax(Rows):
         return [let("row_query", query), *once], scored
 
     def find_maximum(self) -> list[Stmt]:
-        """Adds the mask; the maximum so far, and the factor for what came before it.
+        """Scores the row; updates its maximum and the factor for the earlier result.
 
-        The maximum need not keep NaN, the sum does: so it is a comparison and a choice
-        in registers, one instruction, and not an accumulator.
+        The maximum need not propagate NaN, as the sum does. So it is a compare and
+        select in registers, one instruction, instead of an accumulator.
         """
         compute, nr = self.compute, self.tile.NR
         c, j = at_("c"), at_("j")
@@ -130,7 +131,7 @@ class Softmax(Rows):
         ]
 
     def raise_scores(self) -> list[Stmt]:
-        """exp of the scores, and their sum."""
+        """Replaces the scores by their exp, and adds up the sum."""
         compute, j = self.compute, at_("j")
         score = (*SCRATCH, at_("i"), j)
         power, shift = Read("_at_power", compute), Read("_at_shift", compute)

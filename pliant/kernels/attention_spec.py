@@ -1,4 +1,4 @@
-"""What an attention kernel is made from and made of; names inside it."""
+"""The description of an attention kernel, its result, and the names it uses."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pliant.sym import Expr, as_expr, maximum, sym
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Statements for one column of a row, and the score they end in."""
+    """Statements that compute the score of one column of a row, and that score."""
 
     body: tuple[Stmt, ...]
     value: LoopValue
 
 
-KEY = "_at_key"  # the number of a key, where a score is computed
+KEY = "_at_key"  # the index of a key, where a score is computed
 
-# (index up to the query, (score, whether it is there, its key).., names that differ
-# from column to column) -> what the row computes once, and each score
+# (index of batch, head and query; (score, in range?, its key) per column; names that
+# differ from column to column) -> the statements a row computes once, and each score
 ScoreOf = Callable[
     [
         Sequence[Expr],
@@ -45,7 +45,7 @@ ScoreOf = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One use. Strides are of (batch.., head, position, element), in elements.
+    """One attention op. Strides are of (batch.., head, position, element), in elements.
 
     The last stride of q and out is 1. `score` reads the buffers `reads`.
     """
@@ -65,14 +65,14 @@ class Attention:
     reads: tuple[Buffer, ...] = ()
     score: ScoreOf | None = None
     causal: bool = False
-    nan_rows: bool = False  # of rows all at -inf
-    scale: float | None = None  # 1/sqrt(head)
+    nan_rows: bool = False  # fully masked rows give NaN, not 0
+    scale: float | None = None  # None: 1/sqrt(head)
     lse: bool = False  # the logarithm of each row's sum of exponentials is a result
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackward:
-    """Its gradients; `out_strides` of the forward are those of the result read here."""
+    """The gradients of one; its result, read here, has the forward's `out_strides`."""
 
     forward: Attention
     grad_strides: tuple[Expr, ...]
@@ -84,10 +84,10 @@ class AttentionBackward:
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """The loop function, what it calls, its scratch.
+    """The loop function, the functions it calls, its scratch.
 
-    It takes (q, k, v, reads.., out[, lse], work..), of gradients
-    (grad, out, lse, q, k, v, reads.., dq, dk, dv, work..).
+    The parameters are (q, k, v, reads.., out[, lse], work..), and for gradients (grad,
+    out, lse, q, k, v, reads.., dq, dk, dv, work..).
     """
 
     func: LoopFunc
@@ -96,7 +96,7 @@ class AttentionKernel:
 
 
 def at_(name: str) -> Expr:
-    """A name of this kernel, apart from the sizes of the model."""
+    """A name of this kernel, prefixed so that it cannot be a size of the model."""
     return sym(f"_at_{name}")
 
 
@@ -109,7 +109,7 @@ def is_(op: str, x: Expr, y: Expr | int) -> LoopValue:
 
 
 def scale_of(spec: Attention) -> LoopValue:
-    """The factor of the scores."""
+    """The factor that scales the scores."""
     head, compute = spec.head, spec.dtype.compute
     if spec.scale is not None:
         return Const(spec.scale, compute)

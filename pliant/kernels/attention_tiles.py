@@ -1,8 +1,9 @@
 """Micro-kernels of attention: tiles of scores and of results, in registers.
 
-A scores kernel is `height` rows of queries times one panel of packed keys. A values
-kernel is `height` rows of weights times the values of a block, joined with the earlier
-result times its factor. Heights are multiples of a step, so that few kernels do.
+A scores kernel multiplies `height` rows of queries by one panel of packed keys. A
+values kernel multiplies `height` rows of weights by the values of a block, and adds the
+earlier result times its factor. Heights are multiples of a step, so that few kernels
+are needed.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from pliant.sym import (
 class Blocking:
     """Sizes of tiles; they follow from element type and target.
 
-    Heights of tiles are multiples of `step`. Rows up to a whole step are computed and
-    thrown away: few kernels, quick to compile.
+    Heights of tiles are multiples of `step`. The last rows are padded to a whole step
+    and the padding is computed in vain: few kernels compile quickly.
     """
 
     MR: int
@@ -62,10 +63,10 @@ class Blocking:
 
 
 def blocking(dtype: DType, target: Target) -> Blocking:
-    """Long blocks, as each costs a pass over the result of every row.
+    """Blocks are long, since each costs a pass over the result of every row.
 
-    But the scores of a tile, MR x KC, take at most half of the first cache, and keys
-    and values, each (KC, 128) for the larger heads in use, half of the second.
+    The limits: the scores of a tile, MR x KC, take at most half of L1, and keys and
+    values, each (KC, 128) for the larger heads in use, take half of L2.
     """
     tile, size = gemm_tile(dtype, target), dtype.bytes
     step = 4 if tile.MR >= 8 else 2
@@ -87,18 +88,18 @@ def loop(
 def over_tile(
     height: int, width: Expr | int, store: Callable[[Expr, Expr], Stmt]
 ) -> Stmt:
-    """Every element of a register tile, a row's columns as vectors."""
+    """Stores to every element of a register tile, the columns of a row as vectors."""
     columns = loop("j", width, store(sym("i"), sym("j")), Kind.VECTOR)
     return loop("i", height, columns, Kind.UNROLL)
 
 
 def suffix(dim: Expr) -> str:
-    """What tells kernels apart: a number known when they are made."""
+    """Tells kernels apart by a size that is known at compile time."""
     return f"_{dim.value}" if dim.is_const else ""
 
 
 def symbolic(*dims: Expr) -> tuple[Expr, ...]:
-    """Those that are parameters."""
+    """The dims that are not known at compile time: parameters of the kernel."""
     return tuple(dim for dim in dims if not dim.is_const)
 
 
@@ -113,7 +114,7 @@ def scores_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) ->
 def scores_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
     """`height` rows of q times `wide` panels, then times the first vector of one more.
 
-    The rows' distance is a number in the instructions where the head size is known.
+    The row stride is an immediate in the code where the head size is known.
     """
     depth = head if head.is_const else sym("D")
     wide, narrow, p, d = sym("wide"), sym("narrow"), sym("p"), sym("d")
@@ -150,7 +151,7 @@ def values_kernel_name(dtype: DType, height: int, tile: Blocking, head: Expr) ->
 
 
 def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> LoopFunc:
-    """result = probabilities x values (+ result * factor, behind the first block)."""
+    """result = probabilities x values (+ result * factor, after the first block)."""
     width = head if head.is_const else sym("E")
     keys, ldv, later, n = sym("N"), sym("ldv"), sym("later"), sym("n")
     s = buffer("s", dtype, (height, tile.KC), Role.IN)
@@ -194,7 +195,7 @@ def values_kernel(dtype: DType, height: int, tile: Blocking, head: Expr) -> Loop
 def over_width(
     width: Expr, nr: int, columns: Callable[[Expr, int, Expr | int], Stmt]
 ) -> Stmt:
-    """Panels of `nr` columns, then what is left: columns(first, room, count)."""
+    """Panels of `nr` columns, then the remainder: columns(first, room, count)."""
     body: list[Stmt] = []
     c, whole = sym("c"), floordiv(width, nr)
     if whole != ZERO:
@@ -216,9 +217,9 @@ def pack_panels(
     count: Expr,
     tile: Blocking,
 ) -> Stmt:
-    """Rows 0..count of a block as panels (depth, NR); load(row, element, where).
+    """Packs rows 0..count into panels (depth, NR), as load(row, element, where) gives.
 
-    No more is written than is read.
+    Vectors of the last panel that no kernel reads are not written.
     """
     nr, lanes = tile.NR, tile.lanes
     p, d, j = sym("_at_p"), sym("_at_d"), sym("_at_j")

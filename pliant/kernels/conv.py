@@ -13,7 +13,7 @@ the weights goes over it with the micro-kernels of `conv_micro.py`:
         wide:  for tile of channels: for vectors of positions: scratch = wide kernel
         epilogue: scratch -> results
 
-Deep or wide is decided per call from the sizes: by what each computes in vain.
+The sizes decide per call whether deep or wide runs: whichever computes less in vain.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ from pliant.sym import (
     sym,
 )
 
-GROUP_WORK = 1 << 16  # multiply-adds for which groups of a few channels share a unit
-# What a transposed store costs more than a plain one, in multiply-adds per result.
+# Groups of a few channels share a unit up to this many multiply-adds.
+GROUP_WORK = 1 << 16
+# The extra cost of a transposed store over a plain one, in multiply-adds per result.
 TRANSPOSED = 12
-# What a step of the deep kernel takes, and of the wide one, measured on AVX-512. With
-# taps, vectors of the wide one begin anywhere in a cache line; without, the deep one
-# finds each line of the patch used once.
+# Relative time of a step of the deep and of the wide kernel, measured on AVX-512. With
+# taps, vectors of the wide kernel are not aligned to cache lines. Without taps, the
+# deep kernel uses each line of the patch only once.
 PACE_OF_TAPS, PACE_OF_POINTS = (14, 15), (15, 14)
 
 
@@ -83,8 +84,8 @@ class Convolution:
 
     dtype: DType
     images: Expr
-    channels: Expr  # of the input, in a group
-    outputs: Expr  # channels of the result, in a group
+    channels: Expr  # input channels of a group
+    outputs: Expr  # output channels of a group
     groups: int
     slides: tuple[Slide, ...]  # one per spatial axis
     x_strides: tuple[Expr, ...]  # (N, C, spatial..)
@@ -99,7 +100,7 @@ class Convolution:
 
     @property
     def pointwise(self) -> bool:
-        """Every output pixel is made of the input pixel in its place."""
+        """Every output pixel depends on the input pixel at the same place only."""
         spatial = self.x_strides[2:]
         return all(
             slide.window == as_expr(1)
@@ -115,7 +116,7 @@ class Convolution:
         )
 
     def in_rows(self, flat: bool) -> Convolution:
-        """With two spatial axes or more; flat: with all pixels in a single long row."""
+        """The same with at least two spatial axes; flat: all pixels in one long row."""
         one = Slide(as_expr(1), as_expr(1), as_expr(1))
         lead, last = self.x_strides[:2], self.x_strides[-1]
         if flat:
@@ -135,7 +136,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class ResultAt:
-    """Results that are ready in scratch: a box of the output."""
+    """A box of the output whose results are ready in scratch."""
 
     image: Expr
     channel: Expr  # the first, and how many
@@ -145,7 +146,7 @@ class ResultAt:
     rows: Expr
     column: Expr
     columns: Expr
-    element: Callable[[Expr, Expr, Expr], LoopValue]  # of (channel, row, column)
+    element: Callable[[Expr, Expr, Expr], LoopValue]  # result at (channel, row, column)
 
 
 # Writes the results of one box.
@@ -169,14 +170,14 @@ def packed_shape(spec: Convolution, tile: ConvTile) -> tuple[Expr, ...]:
     return (as_expr(spec.groups), panels, spec.depth, as_expr(tile.width))
 
 
-# Where the weight of (group, output, channel, tap..) is in the model's own tensor.
+# The index of the weight of (group, output, channel, tap..) in the model's tensor.
 Source = Callable[[Expr, Expr, Expr, tuple[Expr, ...]], tuple[Expr, ...]]
 
 
 def pack(
     name: str, spec: Convolution, tile: ConvTile, w: Buffer, source: Source
 ) -> LoopFunc:
-    """Weights that are not constant, into panels."""
+    """Packs weights that are not constant into panels."""
     shape = packed_shape(spec, tile)
     packed = buffer("packed", spec.dtype, shape, Role.OUT)
     lets, (group, panel) = unflatten_unit(sym("_u"), shape[:2])
@@ -258,7 +259,7 @@ class _Conv:
         one = maximum(self.spec.outputs * self.spec.depth * pixels, 1)
         together = minimum(spec.groups, floordiv(GROUP_WORK, one) + 1)
         bundles = ceildiv(spec.groups, sym("_together"))
-        # With fewer blocks than keep every thread busy, output channels are split too.
+        # With too few blocks to keep every thread busy, output channels are split too.
         wanted = ceildiv(4 * (THREADS - 1), maximum(spatial * bundles, 1))
         splits = maximum(minimum(self.panels, wanted), 1)
         lets: list[Stmt] = [
@@ -424,9 +425,9 @@ class _Conv:
         return [*tiles, self.turn(pixels), *self.epilogue(ready)]
 
     def turn(self, pixels: Expr) -> Stmt:
-        """From a row for each pixel to a row for each channel, in whole vectors.
+        """Transposes a row per pixel to a row per channel, in whole vectors.
 
-        Past the last pixel there is scratch, whatever it holds.
+        Reading past the last pixel stays in scratch; those values are not used.
         """
         m, j, lanes = sym("_m"), sym("_j"), self.tile.columns // 2
         pixel = sym("_p") * lanes + j
@@ -453,7 +454,7 @@ class _Conv:
 
 
 def _even_tiles(rows: Expr, most: int, body: Sequence[Stmt]) -> list[Stmt]:
-    """The body for tiles of `rows`: as few as can be, as even as can be.
+    """Runs the body for tiles of `rows`: as few as possible, of even height.
 
     `_start` is a tile's first row, `_tile` its height.
     """
@@ -473,5 +474,5 @@ def _even_tiles(rows: Expr, most: int, body: Sequence[Stmt]) -> list[Stmt]:
 def conv(
     spec: Convolution, target: Target, epilogue: Epilogue, flat: bool = False
 ) -> Kernel:
-    """Flat: the columns that the epilogue sees are positions in the whole plane."""
+    """Flat: the epilogue's columns are positions in the whole plane."""
     return _Conv(spec.in_rows(flat), target, epilogue, flat).kernel()

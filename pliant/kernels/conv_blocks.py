@@ -1,4 +1,4 @@
-"""How the result of a convolution is cut into blocks that fit L2 and their buffers.
+"""How the result of a convolution is cut into blocks that fit L2 and the buffers.
 
 A block is `_rows` x `_columns` outputs, numbered q = row*pitch + column in its patch
 (`conv_patch.py`). Buffers hold `positions` of them, a number known at compile time, and
@@ -8,8 +8,8 @@ A block is `_rows` x `_columns` outputs, numbered q = row*pitch + column in its 
     rows*columns               <= positions    pixels of the deep kernel
     channels*channel + a tile  <= patch_elements
 
-Rows are cut to rows*pitch <= positions. Both of the first follow if pitch >= columns,
-and columns <= positions holds for a single row, however long its pitch.
+Rows are limited by rows*pitch <= positions. The first two inequalities follow if pitch
+>= columns, and columns <= positions holds for a single row of any pitch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pliant.kernels.conv_patch import Patch, Slide
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, product, sym
 
-POSITIONS = 512  # of a block: their products, a tile of channels high, stay in L1
+POSITIONS = 512  # positions of a block: their results for a tile of channels stay in L1
 
 
 class Blocks:
@@ -32,7 +32,7 @@ class Blocks:
     def __init__(
         self,
         dtype: DType,
-        channels: Expr,  # of the input, in a group
+        channels: Expr,  # input channels of a group
         slides: Sequence[Slide],
         tile: ConvTile,
         target: Target,
@@ -42,24 +42,24 @@ class Blocks:
         self.outer = tuple(outer)
         self.tile, self.flat, self.channels = tile, flat, channels
         few = min(tile.rows, tile.width)
-        # A multiple of the tile's columns, longer where tiles are low.
+        # A multiple of the tile's columns; more of them where tiles are low.
         self.positions = tile.columns * (
             max(POSITIONS, 4096 // few) // tile.columns or 1
         )
         planes = product(s.window for s in outer)
         self.planes = planes * self.rows.phases * self.columns.phases
-        # The patch shares L2 with a panel of weights. Without taps there is no halo,
-        # so nothing is lost with small patches, and more of them is found in L1.
+        # The patch shares L2 with a panel of weights. Without taps there is no halo, so
+        # small patches cost nothing, and more of a small patch stays in L1.
         self.budget = target.l2 // (8 if flat else 4) // dtype.bytes
-        # Rows may share their padding only where it is whole, on both sides, and no
-        # more of it than the window reaches over, so that pitch >= columns.
+        # Neighbouring rows may share their padding only if it is complete on both sides
+        # and no wider than the window reaches, so that pitch >= columns.
         self.shared = as_expr(0)
         across = self.columns
         if across.stride == 1 and not self.flat:
             high = across.out + across.reach - across.extent - across.low
             self.shared = maximum(minimum(across.low, high, across.reach), 0)
         widest = self.positions if self.flat else self.positions // 4
-        # Where even one row of that many is too much for L2, blocks are narrower.
+        # If even one such row is too large for L2, blocks are narrower.
         row = maximum(self.channels * self.planes * (1 + self.rows.reach), 1)
         room = floordiv(self.budget, row * tile.columns) * tile.columns
         self.widest = minimum(widest, maximum(room, tile.columns))
@@ -78,7 +78,7 @@ class Blocks:
         height = ceildiv(rows.out, maximum(ceildiv(rows.out, maximum(tall, 1)), 1))
         plane = (sym("_height") + rows.reach - 1) * sym("_pitch")
         plane = plane + sym("_width") + columns.reach
-        # An odd number of cache lines, so that channels spread over all sets.
+        # An odd number of cache lines, so that channels spread over all cache sets.
         channel = ceildiv(self.planes * sym("_plane"), 32) * 32 + 16
         named = (
             ("_wide", across),
@@ -87,14 +87,14 @@ class Blocks:
             ("_height", maximum(height, 1)),
             ("_plane", plane),
             ("_channel", channel),
-            # Counted again: after rounding up, the last blocks may have nothing left.
+            # Computed again: after rounding up, the last blocks could be empty.
             ("_down", ceildiv(rows.out, sym("_height"))),
             ("_across", ceildiv(columns.out, sym("_width"))),
         )
         return [Let(name, Index(value)) for name, value in named]
 
     def patch_elements(self) -> Expr:
-        """At least what a patch takes: whole, or as much as the block sizes allow."""
+        """An upper bound on a patch: the whole input, or what the block sizes allow."""
         rows, columns = self.rows, self.columns
         line = self.channels * self.planes
         slack = self.channels * (self.planes * self.shared + 48) + self.tile.columns

@@ -3,9 +3,9 @@
     out (pixels, O) = windows (pixels, window * C) x W (window * C, O)
 
 The product's kernel (`gemm.py`) computes the rows of its left operand when it copies a
-block of them side by side, here from the input under the windows. With channels last
-the taps along the last spatial axis are one run of memory, so that a row is made of one
-run for each tap of the other axes:
+block of them side by side; here it gathers them from the input under the windows. With
+channels last the taps along the last spatial axis are contiguous in memory, so a row
+consists of one run for each tap of the other axes:
 
     for image row in block
       for tap of the outer axes
@@ -78,19 +78,19 @@ class Windows:
 
     @property
     def joined(self) -> Expr:
-        """Taps of the last axis that are one run."""
+        """How many taps of the last axis form one run."""
         last = self.slides[-1]
         return last.window if last.dilation == 1 else as_expr(1)
 
     def input(self) -> Buffer:
-        """A row of pixels with their channels is one axis."""
+        """The input; a row of pixels with their channels is one axis."""
         *outer, last = (slide.extent for slide in self.slides)
         shape = (self.images, *outer, last * self.channels)
         strides = (*self.x_strides[:-2], as_expr(1))
         return buffer("x", self.dtype, shape, Role.IN, strides)
 
     def gather(self, x: Buffer, at: RowsAt) -> Stmt:
-        """Some steps of some rows, from the input."""
+        """Copies some steps of K of some rows from the input."""
         last, y = self.slides[-1], sym("_y")
         width = maximum(last.out, 1)
         outer = (self.images, *(slide.out for slide in self.slides[:-1]))
@@ -108,9 +108,9 @@ class Windows:
         return For("_y", floordiv(begin, width), ceildiv(end, width), row)
 
     def direct(self, x: Buffer) -> Direct | None:
-        """Windows of neighbours in an image row, where they lie in the input.
+        """Windows that can be read in place: neighbours in an image row.
 
-        Each tap of the first axis is one run. None: there are other taps.
+        Each tap of the first axis is one run. None if there are other taps.
         """
         if len(self.slides) != 2 or self.joined != self.slides[-1].window:
             return None
@@ -141,7 +141,7 @@ class Windows:
         return Direct(down.window, run.value, row, tap, inside, place)
 
     def _taps(self, x: Buffer, at: RowsAt, place: Sequence[Expr], first: Expr) -> Stmt:
-        """Every run of the pixels `_from` to `_to` of an image row."""
+        """Copies every run of the pixels `_from` to `_to` of an image row."""
         *outer, last = self.slides
         loops = [(f"_w{k}", slide.window) for k, slide in enumerate(outer)]
         image, *position = place
@@ -157,7 +157,7 @@ class Windows:
             tap = sym("_wx")
             number = number * last.window + tap
         run = joined * self.channels
-        # The step of K at which the run begins, and the part of it that is wanted.
+        # The step of K at which the run begins, and the part of the run that is wanted.
         begin, steps = sym("_k0"), at.step + at.steps
         column = sym("_x") * last.stride + tap * last.dilation - last.low
         shift = tap * last.dilation - last.low
@@ -188,7 +188,7 @@ class Windows:
             for name, window in reversed(loops):
                 body = For(name, as_expr(0), window, body)
             return body
-        # So many taps that most are in other passes over K.
+        # With this many taps, most belong to other passes over K.
         windows = [window for _, window in loops]
         lets, taps = unflatten_unit(sym("_w"), windows, "_wt")
         named = (Let(n, Index(t)) for (n, _), t in zip(loops, taps, strict=True))
@@ -203,12 +203,12 @@ class _ColumnRun:
 
     x: Buffer
     copy: Buffer
-    index: tuple[Expr, ...]  # of the row of the input
-    source: Expr  # where in it the run of pixel `_x` begins
-    step: Expr  # and where in a row of the copy
+    index: tuple[Expr, ...]  # index of the input row
+    source: Expr  # where the run of pixel `_x` begins in that row
+    step: Expr  # where it begins in a row of the copy
 
     def pixels(self, extent: Expr, low: Expr, high: Expr, row: Expr) -> Stmt:
-        """Copies them; from pixel `low` to `high` a run is all inside the row."""
+        """Copies the runs; those of pixels `low` to `high` are all inside the row."""
         begin, end = sym("_from"), sym("_to")
         r, r0, r1 = sym("_r"), sym("_r0"), sym("_r1")
         value = Load(self.x, (*self.index, self.source + r))
@@ -246,7 +246,7 @@ class _ColumnRun:
 
 
 def _outside(first: Expr, last: Expr, slide: Slide) -> Expr:
-    """1 if windows from the first position to the last are not all in the image."""
+    """1 if some window from the first to the last position leaves the image."""
     before = exceeds(slide.low, first * slide.stride)
     reach = last * slide.stride - slide.low + (slide.window - 1) * slide.dilation
     return maximum(before, exceeds(reach + 1, slide.extent))

@@ -7,9 +7,9 @@ are packed (panels, channels, taps, width). Two kernels read these two layouts:
     wide    lanes are positions:  acc[o, q..] += w[c, t, o] * patch[c, taps[t] + q..]
     deep    lanes are channels:   acc[i, o..] += w[c, t, o..] * patch[c, taps[t] + at_i]
 
-The wide one stores as the result lies in memory, but computes whatever lies between the
-rows of the patch and fills its last vector; the deep one computes what is wanted only,
-at the price of a transposed store. Small images with many channels are deep.
+The wide kernel stores in the layout of the result, but also computes the gaps between
+rows of the patch and the tail of its last vector. The deep kernel computes only what is
+needed, but its store is transposed. Small images with many channels use the deep one.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class ConvTile:
     rows: int
     columns: int
     width: int
-    pixels: int  # rows of a deep tile
+    pixels: int  # height of a deep tile
 
 
 def conv_tile(dtype: DType, channels: Expr, target: Target) -> ConvTile:
     """The tile for this many output channels of a group.
 
     As for products (tiles.py), V vectors and h rows of accumulators, V vectors of the
-    patch and a broadcast weight fit the registers. Two vectors leave the tallest tile;
-    with few channels there are no rows to fill it, so it grows sideways until there are
-    the eight accumulators that FMA latency asks for. A single row needs no register
-    for the patch: each of its vectors is used once. A deep tile leaves a register for
-    each of its broadcasts, which LLVM likes to load ahead of the products.
+    patch and a broadcast weight fit in the registers. V = 2 gives the tallest tile.
+    With few channels there are not enough rows to fill it, so it grows wider until it
+    has the eight accumulators that hide the FMA latency. A single row needs no register
+    for the patch, since each of its vectors is used once. A deep tile leaves a register
+    for each of its broadcasts, which LLVM tends to load ahead of the products.
     """
     lanes = target.vector_bytes // dtype.bytes
     few = channels.value if channels.is_const else target.registers
@@ -99,7 +99,7 @@ def _over(height: int, columns: int, body: Stmt) -> Stmt:
 
 
 def _depth(step: Stmt, taps: bool) -> Stmt:
-    """The step for every channel and tap, `_tap` the tap's offset in the patch."""
+    """Runs the step for every channel and tap; `_tap` is the tap's patch offset."""
     if not taps:
         return For("_c", as_expr(0), sym("channels"), step)
     table = buffer("taps", DType.I64, (sym("count"),), Role.IN)
@@ -115,7 +115,7 @@ def wide_kernel(dtype: DType, height: int, tile: ConvTile, taps: bool) -> LoopFu
     width = sym("width")
     strides = (count * width, width, 1)
     w = buffer("w", dtype, (channels, count, height), Role.IN, strides)
-    # The last tile of a block reaches into the next plane, for results nobody reads.
+    # The last tile of a block reads into the next plane; those results are not used.
     beyond = plane + tile.columns
     patch = buffer("patch", dtype, (channels, beyond), Role.IN, (plane, 1))
     table = buffer("taps", DType.I64, (count,), Role.IN)

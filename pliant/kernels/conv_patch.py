@@ -9,7 +9,7 @@ so a patch keeps one plane for each residue that occurs (s/gcd(s, d) of them, at
 one per tap), and within a plane tap w of position q is simply q + shift: adjacent
 positions are adjacent elements, whatever the stride. The same holds for rows. Axes
 before the rows (3-d) have a plane per tap. Every element of the input is copied once,
-not once per tap, and where a row's padding ends, the next row's begins: they share it.
+not once per tap. The padding after a row is also the padding before the next row.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pliant.sym import (
 class Slide:
     """How a window moves along one axis."""
 
-    extent: Expr  # of the input
+    extent: Expr  # size of the input along the axis
     out: Expr
     window: Expr
     stride: int = 1
@@ -59,7 +59,7 @@ class Slide:
 
     @property
     def phases(self) -> Expr:
-        """Planes: residues of the stride that taps fall on."""
+        """The number of planes: residues of the stride that taps fall on."""
         return minimum(self.window, self._period)
 
     @property
@@ -68,7 +68,7 @@ class Slide:
 
     @property
     def reach(self) -> Expr:
-        """Positions of a plane beyond the last output that its taps read."""
+        """How many positions beyond the last output the taps of a plane read."""
         return floordiv(maximum(self.window - 1, 0) * self.dilation, self.stride)
 
     def phase(self, tap: Expr) -> Expr:
@@ -92,9 +92,9 @@ class Patch:
     outer: tuple[Slide, ...]
     rows: Slide
     columns: Slide
-    pitch: Expr  # positions from row to row
+    pitch: Expr  # positions between rows
     plane: Expr  # elements of a plane
-    channel: Expr  # elements from channel to channel
+    channel: Expr  # elements between channels
 
     def fill_taps(self, table: Buffer) -> Stmt:
         """Writes the offset of every tap, in the order of the weights."""
@@ -118,7 +118,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class PatchPlace:
-    """Which outputs a patch is for: the first of them, and how many."""
+    """The outputs that a patch serves: the first of them, and how many."""
 
     image: Expr
     channel: Expr  # the first input channel
@@ -132,10 +132,10 @@ class PatchPlace:
 def fill(
     patch: Patch, x: Buffer, channels: Expr, place: PatchPlace, beyond: int
 ) -> Stmt:
-    """Copies the input under a place's windows, zero where there is none.
+    """Copies the input under a place's windows, with zeros outside the image.
 
-    So are `beyond` elements after every plane: the last tile of a block computes with
-    them, and what lies there may be denormal, which costs a hundred times as much.
+    The `beyond` elements after every plane are zeroed as well. The last tile of a block
+    computes with them, and leftover denormals would be a hundred times slower.
     """
     rows, columns = patch.rows, patch.columns
     c, r, j = sym("_c"), sym("_r"), sym("_j")

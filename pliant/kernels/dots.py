@@ -1,8 +1,8 @@
 """Matrix products with lanes along K: few columns, or few rows of a B adjacent in K.
 
 for unit in blocks of rows x panels of columns        parallel, if there is much to do
-  for width of 4, what is left 3, 2 or 1
-    for height of 4, what is left 2 and 1
+  for width of 4, then a remainder of 3, 2 or 1
+    for height of 4, then remainders of 2 and 1
       dot_f32_hxw(rows of A, rows of B)     -> the result, or scratch
   epilogue on the unit, if there is one
 """
@@ -44,9 +44,9 @@ class Dots:
     spec: Product
     tile: Tile
     a: Buffer
-    b: Buffer  # as rows along K: (batch.., N, K), or where it lies: (batch.., K, N)
+    b: Buffer  # rows along K: (batch.., N, K), or B in place: (batch.., K, N)
     in_place: bool
-    b_at: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]  # its batch
+    b_at: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]  # the batch index of B
     around: Around
     scratch: Buffer
 
@@ -80,7 +80,7 @@ class Dots:
         return If(Binary("le", Index(work), Index(as_expr(SMALL))), alone, shared)
 
     def whole(self) -> Stmt:
-        """All of a product with nothing to follow, one tile after the other."""
+        """All of a product without an epilogue, one tile after the other."""
         p = self.spec
         batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
         lets = (Let("_rows", Index(p.m)), Let("_columns", Index(p.n)))
@@ -91,7 +91,7 @@ class Dots:
         return body
 
     def tiles(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> Stmt:
-        """Rows by whole tiles, all in one call, and what is left of them."""
+        """Computes rows by whole tiles, all in one call, then the remaining rows."""
         rows, most = sym("_rows"), max(DOT_HEIGHTS)
         whole = floordiv(rows, most)
 
@@ -102,7 +102,7 @@ class Dots:
             some = Binary("gt", Index(whole), Index(as_expr(0)))
             first = Block((Let("_i", Index(as_expr(0))), call(most, whole)))
             rest: list[Stmt] = []
-            # Each at most once: a height is twice the next.
+            # Each runs at most once, as a height is twice the next one.
             for taller, height in pairwise(DOT_HEIGHTS):
                 start = Let("_i", Index(floordiv(rows, taller) * taller))
                 wanted = Binary("ge", Index(mod(rows, taller)), Index(as_expr(height)))
@@ -120,7 +120,7 @@ class Dots:
         width: int,
         count: Expr,
     ) -> Stmt:
-        """The kernel for so many tiles from (_i, _j) of a unit on."""
+        """Calls the kernel for this many tiles from (_i, _j) of a unit on."""
         p, b_at, plain = self.spec, self.b_at(batch), self.around.plain
         i, j, origin = sym("_i"), sym("_j"), as_expr(0)
         b_row = self.b.strides[-1] if self.in_place else self.b.strides[-2]
@@ -136,7 +136,7 @@ class Dots:
 
 
 def _cover(var: str, extent: Expr, part: Callable[[int], Stmt]) -> Stmt:
-    """An extent by parts of the largest width, and one of what is left: 7 is 4, 3."""
+    """Covers an extent by parts of the largest width, then one remainder: 7 is 4, 3."""
     largest = max(DOT_WIDTHS)
     whole = floordiv(extent, largest) * largest
     rest = Switch(

@@ -2,25 +2,25 @@
 
     C (M, N) = A (M, K) x B (K, N), then the epilogue on each tile while it is in cache
 
-B is read in panels of NR columns: a constant is packed ahead (P, K, NR), zero-padded;
-another B is read where it lies, or its panels are packed, a group at a time. A is read
-in place, or rows of it are copied side by side. How much of each, and in which order,
-`choose.py` says from the sizes. The work is cut into units of a row block and a group
-of panels:
+B is read in panels of NR columns. A constant is packed at compile time into (P, K, NR),
+zero-padded. Another B is read in place, or packed one group of panels at a time. A is
+read in place, or rows of it are copied side by side. `choose.py` decides from the sizes
+how much of each, and in which order. A unit of work is a row block and a group of
+panels:
 
     for unit in blocks x groups                parallel
-      for pass over K                          mostly one
-        pack panels                            those that the first tile does not pack
+      for pass over K                          usually one
+        pack panels                            unless the first tile packs them
         for swath of tiles in block            one tile, or all of them
-          copy the swath's rows of A           if the plan wants it
+          copy the swath's rows of A           if the plan says so
           for panel in group
             for tile in swath
               switch height { h: tile += gemm_f32_h(A rows, panel) }
               last pass: for m, n in tile: out[m, n] = epilogue(tile[m, n])
 
-Few columns, and few rows of a B that is adjacent in K, go by lanes along K instead
-(`dots.py`); a product with nothing to follow whose B stays near, by strips of rows
-(`strips.py`).
+Products with few columns, or with few rows and a B that is contiguous in K, use lanes
+along K instead (`dots.py`). Products without an epilogue whose B stays in cache use
+strips of rows (`strips.py`).
 """
 
 from __future__ import annotations
@@ -107,33 +107,35 @@ from pliant.sym import (
     sym,
 )
 
-AHEAD = 16  # steps of K that a panel read in place and kept looks ahead
+# Prefetch distance, in steps of K, of a panel that is read in place and packed.
+AHEAD = 16
 PAGE = 4096  # bytes
-SHORT_ROW = 48  # steps of K; more rows of A than a tile's are then on their way anyway
-NEAR_STEPS = 64  # steps of K that a panel read once looks ahead
+# Steps of K; if rows of A are shorter, the next ones are in flight anyway.
+SHORT_ROW = 48
+NEAR_STEPS = 64  # prefetch distance, in steps of K, of a panel that is read once
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product, and the buffers it uses; None: not needed."""
+    """A product, and the buffers it uses; None where there is none."""
 
-    dots: Stmt | None  # with lanes along K
-    planned: Stmt | None  # with panels, cut as the plan's arguments say
+    dots: Stmt | None  # the product with lanes along K
+    planned: Stmt | None  # the product with panels, cut as the plan's arguments say
     strips: Strips | None
     a: Buffer | None
     packed: Buffer | None  # a constant's panels
-    rows: Buffer | None  # columns of B, as rows along K
-    b: Buffer | None  # B where it lies
+    rows: Buffer | None  # columns of B, packed as rows along K
+    b: Buffer | None  # B in place
     work: tuple[Buffer, ...]  # scratch of every worker
     helpers: tuple[LoopFunc, ...]
 
 
-# Calls what is planned with the plan's arguments.
+# Calls the planned product with the plan's arguments.
 PlannedCall = Callable[[dict[str, Expr]], Stmt]
-# Where something is so many rows below where it starts.
+# The address that many rows below the start of something.
 Rows = Callable[[int], Address]
-# Calls a kernel on B at an address with a step along K, with what comes next, where it
-# keeps what it reads, and whether it is one for rows from far away.
+# Calls a kernel. The arguments: B's address and stride along K, the address and stride
+# to prefetch, where to write the packed panel, whether rows of A come from beyond L2.
 PanelCall = Callable[[Address, Expr, Address, Expr, Address | None, bool], Stmt]
 
 
@@ -155,7 +157,7 @@ class _Builder:
             self.constant = buffer("packed", p.b_dtype, p.b_batch + panels, Role.IN)
         else:
             self.b = p.right.buffer(p.b_dtype)
-        # Whether the kernels of a block's first tile write packed panels.
+        # Whether the kernels of a block's first tile pack the panels as they read them.
         self.keeps = (
             self.b is not None
             and self.b.dtype is dtype
@@ -177,7 +179,7 @@ class _Builder:
         self.scratch = buffer("scratch", dtype, (THREADS, rows, tile.NR), Role.WORK)
 
     def row_buffer(self) -> Buffer | None:
-        """Where rows of B along K are: made before, or B itself."""
+        """The buffer of B's rows along K: packed before the product, or B itself."""
         p = self.p
         if self.plan.dot == as_expr(0) or self.b is None:
             return None
@@ -188,13 +190,14 @@ class _Builder:
 
     @property
     def turned(self) -> bool:
-        """Whether A's rows lie side by side; computed ones are written row by row."""
+        """Whether A is transposed; computed rows never are."""
         return not self.p.computed and self.p.a_strides[-2] == as_expr(1)
 
     def copy_buffer(self) -> Buffer:
-        """Rows of A side by side; of a transposed A, its steps of K side by side."""
+        """The copy of A by rows, or by steps of K if A is transposed."""
         p, tile = self.p, self.tile
-        # One vector more than a power of two: rows do not meet in one cache set.
+        # The stride is a power of two plus one vector, so that rows use different cache
+        # sets.
         if self.turned:
             depth, side = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
             return buffer("copy", p.dtype, (THREADS, depth, side), Role.WORK)
@@ -220,7 +223,8 @@ class _Builder:
             (
                 *placed,
                 Let("_row", Index(block * plan.rows)),
-                # Blocks of even size may leave none, or less than none, for the last.
+                # Rounding up may leave no rows, or a negative number, for the last
+                # block.
                 Let("_here", Index(maximum(rows, 0))),
                 Let("_tiles", Index(ceildiv(sym("_here"), tile.MR))),
                 *self.tile_heights(),
@@ -235,7 +239,7 @@ class _Builder:
         return For("_u", as_expr(0), product(units), unit, Kind.PARALLEL, grain=grain)
 
     def tile_heights(self) -> tuple[Stmt, ...]:
-        """Tiles as even as can be: the first `_taller` have a row more."""
+        """Tiles as even as possible: the first `_taller` have one row more."""
         here, tiles, short = (sym(name) for name in ("_here", "_tiles", "_short"))
         if self.cuts.even:
             least, taller = floordiv(here, maximum(tiles, 1)), here - short * tiles
@@ -244,7 +248,7 @@ class _Builder:
         return Let("_short", Index(least)), Let("_taller", Index(taller))
 
     def fused(self) -> tuple[Stmt, ...]:
-        """1 if the kernels of the first tile pack panels: some are too low to."""
+        """1 if the first tile's kernels pack panels; low tiles cannot."""
         if not self.keeps:
             return ()
         height = minimum(self.first_row(as_expr(1)), sym("_here"))
@@ -263,11 +267,11 @@ class _Builder:
         return For("_pass", as_expr(0), self.plan.passes, Block(tuple(body)))
 
     def first_row(self, tile: Expr) -> Expr:
-        """Of a tile, in its block."""
+        """The first row of a tile, in its block."""
         return tile * sym("_short") + minimum(tile, sym("_taller"))
 
     def swaths(self, batch: tuple[Expr, ...]) -> Stmt:
-        """Tiles that every panel meets before it is the next panel's turn."""
+        """Loops over swaths: tiles that one panel multiplies before the next panel."""
         tiles, first, end = sym("_tiles"), sym("_top"), sym("_bottom")
         below = minimum(self.first_row(end), sym("_here"))
         lets = {
@@ -284,7 +288,7 @@ class _Builder:
         return For("_s", as_expr(0), count, Block((top, *body)))
 
     def copy_rows(self, copy: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """This pass's part of the swath's rows of A, side by side."""
+        """Copies this pass's part of the swath's rows of A side by side."""
         first, here = sym("_row") + sym("_swath_row"), sym("_swath_rows")
         if self.around.prologue is not None:
             at = RowsAt(batch, first, sym("_begin"), here, sym("_steps"), copy)
@@ -302,7 +306,7 @@ class _Builder:
         return For("_i", as_expr(0), here, steps)
 
     def copy_tiles(self, at: RowsAt, prologue: Prologue) -> Stmt:
-        """The rows of those tiles that are not read where they lie."""
+        """Copies the rows of those tiles that are not read in place."""
         above = sym("_start") - sym("_swath_row")
         tile = replace(at, row=at.row + above, rows=sym("_height"), first=above)
         wanted = Binary("eq", Index(sym("_inside")), Index(as_expr(0)))
@@ -327,7 +331,8 @@ class _Builder:
         panel, column = sym("_p"), sym("_p") * tile.NR
         even = mod(p.n, tile.NR) == as_expr(0)
         columns = as_expr(tile.NR) if even else minimum(tile.NR, p.n - column)
-        # The tile of a product in one pass is done with at once: always the same rows.
+        # In a single pass a tile is finished at once, so all tiles use the same scratch
+        # rows.
         several = minimum(self.plan.passes - 1, 1) if self.several else as_expr(0)
         before = as_expr(0) if p.alone else (panel - sym("_first")) * self.plan.rows
         place = several * (before + sym("_start"))
@@ -346,10 +351,10 @@ class _Builder:
         return For("_p", sym("_first"), sym("_last"), tiles)
 
     def finished(self, batch: tuple[Expr, ...], column: Expr, columns: Expr) -> Stmt:
-        """One tile, computed and, in the last pass, written.
+        """Computes one tile and, in the last pass, writes it.
 
-        The product of whole panels with nothing to follow goes where it belongs; else
-        it goes to scratch, and the epilogue reads it from there.
+        Whole panels of a product without an epilogue are stored in place. Other tiles
+        go to scratch, where the epilogue reads them.
         """
         whole = as_expr(self.tile.NR)
         row = sym("_row") + sym("_start")
@@ -383,9 +388,9 @@ class _Builder:
         return self.plan.packed * (panel - sym("_first")) * self.plan.depth
 
     def pack_panels(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """This pass's part of the group's whole panels, and of a partial one.
+        """Packs this pass's part of the group's whole panels, and of a partial one.
 
-        Row by row, so that what lies together is read together.
+        It goes row by row, so that B is read sequentially.
         """
         k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
         first, last = sym("_first"), sym("_last")
@@ -415,7 +420,7 @@ class _Builder:
     def multiply(
         self, batch: tuple[Expr, ...], columns: Expr, result: Rows, c_row: Expr
     ) -> Stmt:
-        """The micro-kernel of this tile's height and width, on what the plan reads."""
+        """Calls the micro-kernel of this tile's height and width, as the plan says."""
         row = sym("_row") + sym("_start")
 
         def on(a: Rows, strides: Sequence[Expr]) -> Stmt:
@@ -460,7 +465,7 @@ class _Builder:
     def taps(
         self, direct: Direct, batch: tuple[Expr, ...], result: Rows, c_row: Expr
     ) -> Stmt:
-        """The micro-kernel of this tile on rows where they lie; asks for the next."""
+        """Calls the micro-kernel of this tile on rows in place; prefetches the next."""
         assert self.constant is not None
         row, none = sym("_row") + sym("_start"), as_expr(0)
         strides = row_strides(direct.row, as_expr(1))[:2]
@@ -500,8 +505,8 @@ class _Builder:
         if self.plan.packed == as_expr(1):
             return packed
         b = (self.b, place)
-        # What the next pass reads of the panel: a line of each row by the first tile,
-        # the others by the second.
+        # Prefetch what the next pass reads of the panel: the first tile takes one line
+        # of each row, the second tile the other lines.
         lane = minimum(sym("_t"), VECTORS - 1) * tile.lanes
         row = begin + self.plan.depth
         coming = (self.b, (*b_at, row, panel * tile.NR + lane))
@@ -511,11 +516,11 @@ class _Builder:
     def constant_next(
         self, packed: Buffer, at: tuple[Expr, ...]
     ) -> tuple[Address, Expr]:
-        """What is read next of a constant: every tile brings its share of it near.
+        """What to prefetch of a constant: each tile prefetches its share.
 
-        That is the next panel, or, where tiles go over a group of panels, the panel in
-        the same place of the next pass or group. A panel that is read once comes from
-        far away: there it is what is near in it.
+        That is a share of the next panel, or, where tiles pass over a group of panels,
+        of the same panel in the next pass or group. A panel that is read only once is
+        prefetched `NEAR_STEPS` ahead instead.
         """
         p, tiles, begin = self.plan, maximum(sym("_tiles"), 1), sym("_begin")
         ahead = ceildiv(self.tile.NR, tiles)
@@ -529,9 +534,9 @@ class _Builder:
 
     @property
     def streams(self) -> bool:
-        """Whether rows of A may come from far to a constant that stays in L2.
+        """Whether rows of A may stream in from beyond L2 while a constant stays in L2.
 
-        Their kernels are tall ones, so tiles have to be even.
+        Only tall kernels prefetch rows, so tiles have to be even.
         """
         p = self.p
         return (
@@ -565,10 +570,10 @@ class _Builder:
         )
 
     def rows_next(self, batch: tuple[Expr, ...]) -> tuple[Address, Expr]:
-        """The rows of A that the next tile reads, a share of them with each panel.
+        """The rows of A of the next tile; each panel prefetches a share of them.
 
-        Rows lie one after the other, but a tile reads all of its rows at once, which
-        no prefetcher of the machine's follows.
+        Rows follow each other in memory, but a tile reads all of its rows at once, a
+        pattern that no hardware prefetcher follows.
         """
         p, height = self.plan, sym("_height")
         swept = exceeds(sym("_tiles"), p.swath)
@@ -581,7 +586,7 @@ class _Builder:
     def packed_next(
         self, b: Buffer, at: tuple[Expr, ...], here: Address
     ) -> tuple[Address, Expr]:
-        """What is packed next, asked for by the last tiles: a line of a row by each."""
+        """What is packed next; the last tiles prefetch one line of each row each."""
         tile, panel, p = self.tile, sym("_p"), self.plan
         if b.dtype is not self.p.dtype or b.strides[-1] != as_expr(1):
             return here, as_expr(0)
@@ -590,7 +595,7 @@ class _Builder:
         row = (1 - last) * (sym("_begin") + p.depth)
         column = (panel + last * p.panels) * tile.NR + left * tile.lanes
         step = b.strides[-2]
-        # Rows whole pages apart would meet in a few sets of the cache.
+        # Rows that are whole pages apart would map to a few cache sets.
         apart = minimum(mod(step, PAGE // tile.bytes), 1)
         wanted = apart * (1 - exceeds(left, VECTORS - 1))
         return (b, (*at, row, column)), wanted * step
@@ -603,9 +608,9 @@ class _Builder:
         kept: Address | None,
         far: bool,
     ) -> Stmt:
-        """Calls the kernel of the height; where columns are few, narrow ones.
+        """Calls the kernel of this height; for few columns, the narrow one.
 
-        Operands are given from a row on.
+        Operands are addresses as a function of the row.
         """
         tile = self.tile
         if far:
@@ -648,7 +653,7 @@ class _Builder:
     # ---- strips
 
     def strips(self) -> Strips | None:
-        """The product by strips of rows, if they can compute it."""
+        """The product by strips of rows, if strips can compute it."""
         plain, b = self.around.plain, self.b
         adjacent = b is None or b.strides[-1] == as_expr(1)
         if plain is None or not has_strips(self.p, adjacent, self.target):
@@ -672,7 +677,7 @@ class _Builder:
     # ---- lanes along K
 
     def dots(self) -> Stmt | None:
-        """The product with lanes along K, if it may go so."""
+        """The product with lanes along K, if the plan allows it."""
         rows = self.dot_rows
         if rows is None:
             return None
@@ -708,7 +713,7 @@ def gemm(
     around: Around,
     cuts: Cuts,
 ) -> Gemm:
-    """The product as the plan has it, and by strips if it may be."""
+    """The product as planned, and by strips if they can compute it."""
     builder = _Builder(spec, plan, target, around, cuts)
     always_dot = plan.dot == as_expr(1)
     planned = None
@@ -749,7 +754,7 @@ def call_planned(
     by_strips: tuple[Strips, StripCut] | None,
     planned: PlannedCall,
 ) -> Stmt:
-    """Makes the plan and calls with it; a small product needs none."""
+    """Evaluates the plan and calls with it; a small product is not planned."""
     full: Stmt = Block(
         (
             *(Let(name, Index(value)) for name, value in plan.lets),
@@ -775,8 +780,8 @@ def call_planned(
 def small_sizes(
     spec: Product, tile: Tile, strips: bool
 ) -> tuple[tuple[Expr, int], ...]:
-    """Sizes, and the most that each is of a product that is not cut."""
-    # Of a single step the results are what takes time: half as many are small.
+    """The sizes, and their upper bounds in a product that is not cut."""
+    # With K = 1 writing results takes most of the time, so half as many count as small.
     work = product((*spec.batch, spec.m, spec.n, maximum(spec.k, 2)))
     if strips:
         return ((work, SMALL),)

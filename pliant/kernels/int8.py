@@ -1,25 +1,25 @@
 """Products of 8-bit integers, as products of words.
 
-Several elements that follow one another along K make a word of 32 bits, and a word of A
-times a word of B is one step of a dot instruction (ir/loops.Dot). So with words for
-elements, the matrix product is the one there is (kernels/gemm.py): same tiles, panels,
-plan and epilogue, with K counted in words.
+Several consecutive elements along K form a word of 32 bits, and a word of A times a
+word of B is one step of a dot instruction (ir/loops.Dot). With words as elements, the
+ordinary matrix product (kernels/gemm.py) applies: same tiles, panels, plan and
+epilogue, with K counted in words.
 
     bytes         four unsigned bytes of A by four signed ones of B: vpdpbusd
     turned_bytes  four signed bytes of A by four unsigned ones of B: the same
     signed_bytes  four by four: sdot
     halves        two by two, widened to 16 bits: pmaddwd, or whatever a target has
 
-Where both are signed and one has to be unsigned, that one is lifted: 128 is added to
-every element (its highest bit flipped), and 128 times the sums of the other's elements
-is subtracted behind the product. A constant B has the sums of its columns ready, so A
-is lifted; else B is, for A mostly has fewer rows to sum up than B has columns. All sums
-are exact, or wrap as sums in i32 do. The last word of K is filled up with zeros in the
-operand that is not lifted, so what stands there in the other does not matter.
+If both operands are signed and the instruction needs one unsigned, that one is lifted:
+128 is added to every element (the highest bit is flipped), and 128 times the sums of
+the other operand's elements is subtracted after the product. The column sums of a
+constant B are known at compile time, so A is lifted. Otherwise B is lifted, as A
+usually has fewer rows to sum than B has columns. All sums are exact, or wrap as sums in
+i32 do. The operand that is not lifted is zero-padded to whole words of K, so the
+padding of the other does not matter.
 
-An operand becomes words along its own adjacent axis: elements of K are copied one after
-the other (`along`), or rows of K are woven together, a vector of them at a time
-(`across`).
+An operand becomes words along its own contiguous axis: elements along K are copied one
+after the other (`along`), or rows of K are interleaved, a vector at a time (`across`).
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ from pliant.sym import (
 )
 
 LIFT = 128
-COLUMNS = 256  # of a unit that sums up columns
+COLUMNS = 256  # columns of a unit that sums columns
 # One in every byte of a word.
 ONES = Const(0x01010101, DType.I32)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the words of a product are made: a key of DOT_PARTS, the types of parts."""
+    """How the words of a product are formed: a key of DOT_PARTS, the part types."""
 
     parts: str
     left: DType
     right: DType
-    lifts_left: bool = False  # A's elements are 128 more than they are
+    lifts_left: bool = False  # 128 is added to A's elements
     lifts_right: bool = False
 
     @property
@@ -91,7 +91,7 @@ class Form:
 
 
 def form_of(left: DType, right: DType, constant: bool, target: Target) -> Form:
-    """The form that the target multiplies fastest; `constant`: B is known now."""
+    """The form that the target multiplies fastest; `constant`: B is a constant."""
     i8, u8, i16 = DType.I8, DType.U8, DType.I16
     both_signed = left is i8 and right is i8
     if both_signed and target.dot("signed_bytes"):
@@ -128,7 +128,7 @@ def pack_corrections(matrix: np.ndarray) -> np.ndarray:
 
 
 def along(source: Buffer, part: DType, form: Form, lifted: bool) -> tuple[Buffer, Stmt]:
-    """Rows (.., K) as rows of parts, filled up to whole words."""
+    """Rows (.., K) as rows of parts, padded to whole words."""
     *lead, k = source.shape
     room = form.words(k) * form.count
     parts = buffer("parts", part, (*lead, room), Role.OUT)
@@ -151,7 +151,7 @@ def across(
     first, column = at[-1] * form.count, sym("_n")
 
     def woven(count: int) -> Stmt:
-        """A row of words, whose first so many parts are there."""
+        """A row of words of which the first `count` parts are present."""
         word: LoopValue = Const(0, DType.I32)
         for number in range(count):
             found = Load(source, (*at[:-1], first + number, column))
@@ -169,8 +169,10 @@ def across(
 
 
 def corrections(words: Buffer) -> tuple[Buffer, Stmt]:
-    """What is added to a product: from words (.., K words, N) of signed bytes, N
-    numbers for the operand that is lifted."""
+    """What is added to the product because an operand is lifted.
+
+    N numbers, from the words (.., K words, N) of signed bytes of the other operand.
+    """
     *lead, k, n = words.shape
     sums = buffer("corrections", DType.I32, (*lead, n), Role.OUT)
     column, here = sym("_n"), sym("_k")
@@ -203,7 +205,7 @@ def _part(value: LoopValue, part: DType, lifted: bool) -> LoopValue:
 
 
 def _bits(value: LoopValue, form: Form) -> LoopValue:
-    """A part as the lowest bits of a word that is zero otherwise."""
+    """A part as the lowest bits of a word whose other bits are zero."""
     mask = Const((1 << 32 // form.count) - 1, DType.I32)
     return Binary("bitwise_and", Cast(value, DType.I32), mask)
 

@@ -8,8 +8,8 @@
 Elements may be words of several narrow integers each (`parts`, as in ir/loops.Dot):
 then K counts words, and a panel kernel multiplies them part by part.
 
-A panel kernel reads A and B with any strides (B's columns adjacent), adds to its
-results or starts from zero, and asks for a slice of the next panel while it computes.
+A panel kernel reads A and B with any strides (B's columns are contiguous), adds to its
+results or starts from zero, and prefetches a slice of the next panel as it computes.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, mod, sym
 
-# Sizes of a dot kernel's tile; what is left is patched together from the smaller ones.
-# Each row of B more in a tile saves reading A, which is the larger one.
+# Sizes of a dot kernel's tile; the remainder is covered by the smaller ones. Each
+# additional row of B in a tile saves reads of A, which is the larger operand.
 DOT_HEIGHTS = (4, 2, 1)
 DOT_WIDTHS = (4, 3, 2, 1)
 
 DOT_PARAMETERS = ("tiles", "K", "a_row", "b_row", "c_row")
 
-# The integer parameters of a panel kernel: K, A's strides from one `ROWS` rows, one row
-# and one step of K to the next, B's stride along K, the results' row stride, whether
-# they are added to, and how many elements further each step looks ahead.
+# The integer parameters of a panel kernel: K, A's strides between groups of `ROWS`
+# rows, between rows and between steps of K, B's stride along K, the results' row
+# stride, whether they are added to, and the prefetch distance per step in elements.
 PANEL_SIZES = ("K", "a_rows", "a_row", "a_step", "b_step", "c_row", "more", "ahead")
 
-# A's rows are found from the first of so many. Told one stride alone, the compiler goes
-# from row to row by adding it, which takes as long as the multiplications.
+# A's rows are addressed from the first of each group of this many. With a single stride
+# LLVM walks from row to row by additions, which takes as long as the arithmetic.
 ROWS = 4
 
 
 def row_strides(row: Expr, step: Expr) -> tuple[Expr, Expr, Expr]:
-    """A's strides as kernels are given them."""
+    """A's strides as kernels take them."""
     return ROWS * row, row, step
 
 
 def left_place(tile: Expr, height: int, row: Expr, step: Expr) -> Expr:
-    """Where an element of A is, of so many tiles of some height."""
+    """The offset of an element of A in tiles of this height."""
     within = floordiv(row, ROWS) * sym("a_rows") + mod(row, ROWS) * sym("a_row")
     return tile * height * sym("a_row") + within + step * sym("a_step")
 
 
 def left_buffer(dtype: DType, height: int, tiles: Expr) -> Buffer:
-    """Tiles of A's rows, one below the other, as a stretch of memory."""
+    """Tiles of A's rows, one below the other, as a flat buffer."""
     k = sym("K")
     last = left_place(tiles - 1, height, as_expr(height - 1), k - 1)
     return buffer("a", dtype, (maximum(minimum(k, 1) * (last + 1), 0),), Role.IN)
@@ -97,8 +97,10 @@ def zero(dtype: DType) -> Const:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """What a panel kernel multiplies: numbers of `dtype`, as which B may be stored in
-    another type, or words of narrow integers."""
+    """What a panel kernel multiplies: numbers of `dtype`, or words of narrow integers.
+
+    B may be stored in another type than `dtype`.
+    """
 
     dtype: DType
     stored: DType
@@ -130,7 +132,7 @@ def panel_kernel(
 ) -> LoopFunc:
     """`height` rows of A times one panel, accumulated in registers over all of K.
 
-    One that keeps its panel writes the rows of B side by side as it reads them.
+    A keeping kernel also writes the rows of B that it reads into a packed panel.
     """
     width, k, dtype = vectors * tile.lanes, sym("K"), of.dtype
     chains = tile.chains(height, vectors)
@@ -165,7 +167,7 @@ def panel_kernel(
     def start(chain: int) -> Stmt:
         return _over(acc, chain, height, width, zero(dtype))
 
-    # Passes are summed up on their own: a long K as one sum would lose digits.
+    # Each pass is summed on its own: one sum over a long K would lose precision.
     old = Load(c, (sym("_i"), sym("_j")))
     added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
     even = floordiv(k, chains) * chains
@@ -190,7 +192,7 @@ def panel_kernel(
 def _over(
     target: Buffer, chain: int | None, height: int, width: int, value: LoopValue
 ) -> Stmt:
-    """Stores a value for every (_i, _j) of a tile, all written out."""
+    """Stores a value for every (_i, _j) of a tile, unrolled."""
     at = (sym("_i"), sym("_j"))
     index = at if chain is None else (as_expr(chain), *at)
     store = Store(target, index, value)
@@ -199,7 +201,7 @@ def _over(
 
 
 def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Every height with both vectors of a panel's row, lower ones with one."""
+    """Kernels of every height with two vectors per row, of low ones with one."""
     tile = gemm_tile(of.dtype, target)
     return tuple(
         panel_kernel(of, height, vectors, tile)
@@ -209,14 +211,14 @@ def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 
 
 def keeping_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Those that keep their panel."""
+    """The panel kernels that also pack their panel."""
     tile = gemm_tile(of.dtype, target)
     heights = range(tile.keeping, tile.MR + 1)
     return tuple(panel_kernel(of, h, VECTORS, tile, True) for h in heights)
 
 
-# The integer parameters of a tap kernel: steps of K in each tap and how many taps, A's
-# stride from tap to tap, and the others as of a panel kernel.
+# The integer parameters of a tap kernel: steps of K per tap, number of taps, A's stride
+# between taps, and the rest as for a panel kernel.
 TAP_SIZES = ("K", "taps", "a_tap", "a_rows", "a_row", "c_row")
 
 
@@ -226,7 +228,7 @@ def tap_name(of: Elements, height: int, tile: Tile) -> str:
 
 @lru_cache(maxsize=64)
 def tap_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
-    """As a panel kernel, for rows of A in several pieces, each by the same strides."""
+    """Like a panel kernel, for rows of A in several pieces with the same strides."""
     k, taps, width, dtype = sym("K"), sym("taps"), tile.NR, of.dtype
     tap, row, step = sym("_t"), sym("_i"), sym("_k")
 
@@ -257,14 +259,17 @@ def tap_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
 
 
 def tap_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Those of tall tiles."""
+    """The tap kernels of tall tiles."""
     tile = gemm_tile(of.dtype, target)
     return tuple(tap_kernel(of, height, tile) for height in tile.tall)
 
 
 def far_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Those of tall tiles, to be called with rows to come: by another name, as a kernel
-    that is called in one place only is compiled for it."""
+    """The panel kernels of tall tiles that prefetch the next rows of A.
+
+    They have names of their own because LLVM specializes a kernel that is called in one
+    place only.
+    """
     tile = gemm_tile(of.dtype, target)
     return tuple(
         replace(panel_kernel(of, h, VECTORS, tile), name=far_name(of, h, tile))
@@ -274,8 +279,10 @@ def far_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
 
 @lru_cache(maxsize=256)
 def dot_kernel(dtype: DType, height: int, width: int) -> LoopFunc:
-    """Tiles of `height` rows of A, one below the other, times `width` rows of B, lanes
-    along K."""
+    """Tiles of `height` rows of A, one below the other, times `width` rows of B.
+
+    Lanes go along K.
+    """
     k, rows = sym("K"), sym("tiles") * height
     a = buffer("a", dtype, (rows, k), Role.IN, (sym("a_row"), 1))
     b = buffer("b", dtype, (width, k), Role.IN, (sym("b_row"), 1))
@@ -298,7 +305,7 @@ def dot_kernel(dtype: DType, height: int, width: int) -> LoopFunc:
         results = ((begin + i * c_row + j, names[i, j]) for i, j in places)
         return Block(tuple(Store(c, (at,), Read(name, dtype)) for at, name in results))
 
-    # Rows one after the other: results are adjacent, and written together.
+    # If the rows of C follow each other, the results are contiguous: one store.
     adjacent = Binary("eq", Index(sym("c_row")), Index(as_expr(width)))
     tile = Block(
         (

@@ -1,4 +1,4 @@
-"""The plan of one matrix product in numbers and in words, for sizes of interest.
+"""The plan of one matrix product as numbers and as text, for sizes of interest.
 
     M=7 N=768 K=3072: rows 7, columns 24 x 32; 1 pass, B packed ahead, 2 threads by
     panels
@@ -30,7 +30,7 @@ from pliant.sym import Expr, as_expr, product
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product of known sizes is computed; the fields are those of `Plan`."""
+    """How a product of known sizes is cut; the fields are those of `Plan`."""
 
     batch: int
     m: int
@@ -47,31 +47,31 @@ class Cut:
     groups: int
     panels: int
     swath: int
-    height: int  # the most rows of a tile
-    threads: int  # that take part
+    height: int  # most rows of a tile
+    threads: int  # number of threads that take part
 
     def block_rows(self) -> list[int]:
-        """The rows of every block that has any."""
+        """The number of rows of every block that is not empty."""
         starts = range(0, self.m, max(self.rows, 1))
         return [min(self.rows, self.m - start) for start in starts]
 
     def units(self) -> tuple[tuple[str, int], ...]:
-        """What the threads share, outermost first."""
+        """The units that threads divide, outermost first."""
         counts = (self.batch, self.blocks, self.groups)
         return tuple(zip(("products", "rows", "panels"), counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """A product that some kernel computes, and how it decides to cut it."""
+    """A product that a kernel computes, and the plan that it evaluates."""
 
     spec: Product
     plan: Plan
     tile: Tile
-    strips: StripCut | None = None  # None: it never goes by strips of rows
+    strips: StripCut | None = None  # None: strips never compute it
 
     def at(self, dims: Mapping[str, int], threads: int) -> Cut:
-        """The choice that the kernel makes for these sizes."""
+        """The plan that the kernel chooses for these sizes."""
         spec, tile = self.spec, self.tile
         known = {**dims, "threads": threads}
         m, n, k = (size.evaluate(known) for size in (spec.m, spec.n, spec.k))
@@ -91,7 +91,7 @@ class ProductPlan:
             alone = {"blocks": 1, "rows": m, "groups": 1}
             alone |= {"panels": max(1, -(-n // tile.NR))}
             fields |= alone if small else self.strips.at(known)
-            # Whole tiles of any height they may have.
+            # A number of rows that every height of tile divides.
             rows = tile.MR * tile.low * tile.broad
             tiles = strip_tiles(as_expr(rows), spec.m, spec.n, spec.k, tile)
             fields["height"] = rows // tiles.evaluate(known)
@@ -118,14 +118,14 @@ class ProductPlan:
         return f"M={cut.m} N={cut.n} K={cut.k}: {self.words(cut)}"
 
     def words(self, cut: Cut) -> str:
-        """The plan as a person reads it."""
+        """The plan as text."""
         if 0 in (cut.batch, cut.m, cut.n):
             return "nothing to compute"
         rows, columns = self.rows(cut), self.columns(cut)
         return f"rows {rows}, columns {columns}; {', '.join(self.parts(cut))}"
 
     def rows(self, cut: Cut) -> str:
-        """Heights of the tiles, by blocks where there are several."""
+        """Heights of the tiles, per block where there are several."""
         if cut.dot:
             return sizes_text(dot_sizes(cut.m, DOT_HEIGHTS))
         blocks = Counter(cut.block_rows())
@@ -135,7 +135,7 @@ class ProductPlan:
         return " + ".join(f"{n} x ({mix})" if n > 1 else f"({mix})" for n, mix in mixes)
 
     def columns(self, cut: Cut) -> str:
-        """Widths of the tiles, lanes that nobody wants included."""
+        """Widths of the tiles, unused lanes included."""
         if cut.dot:
             return sizes_text(dot_sizes(cut.n, DOT_WIDTHS))
         whole, left = divmod(cut.n, self.tile.NR)
@@ -176,13 +176,13 @@ class ProductPlan:
         return told
 
     def rows_lie(self) -> bool:
-        """Whether B is adjacent in K where it lies."""
+        """Whether B is contiguous in K in place."""
         strides = self.spec.b_strides
         return strides is not None and strides[-2] == as_expr(1)
 
 
 def shared_units(cut: Cut) -> list[tuple[str, int]]:
-    """What tells the threads apart: as much of the units as their number needs."""
+    """The outermost units, as many as it takes to give every thread one."""
     told: list[tuple[str, int]] = []
     for name, count in cut.units():
         told.append((name, count))
@@ -192,7 +192,7 @@ def shared_units(cut: Cut) -> list[tuple[str, int]]:
 
 
 def dot_sizes(extent: int, sizes: Sequence[int]) -> list[int]:
-    """7 is 4, then 3, if there is a 3."""
+    """7 is 4, then 3, if there is a kernel of size 3."""
     found: list[int] = []
     for size in sizes:
         count, extent = divmod(extent, size)
@@ -201,7 +201,7 @@ def dot_sizes(extent: int, sizes: Sequence[int]) -> list[int]:
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """Equal sizes once, with their number: 2 x 14 + 13."""
+    """Equal sizes are printed once, with their count: 2 x 14 + 13."""
     counts = Counter(sizes)
     return " + ".join(f"{n} x {s}" if n > 1 else str(s) for s, n in counts.items())
 

@@ -1,10 +1,10 @@
-"""B in the layout its micro-kernels read.
+"""B in the layouts that its micro-kernels read.
 
     panels   (P, K, NR): NR columns side by side, zero-padded
     rows     (N, K): for lanes along K
 
-A constant is packed once at compile time. Of another B the product packs each panel
-just before it reads it, and a few columns become rows before the product starts.
+A constant is packed once at compile time. For another B, the product packs each panel
+just before it reads it, and packs a few columns as rows before it starts.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from pliant.sym import (
     sym,
 )
 
-PACK_WORK = 1 << 14  # elements worth a thread
+PACK_WORK = 1 << 14  # elements that pay for a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """B where it lies: batch axes (each as in the result, or 1), sizes, strides."""
+    """B in place: batch axes (each as in the result, or 1), sizes, strides."""
 
     batch: tuple[Expr, ...]
     n: Expr
@@ -64,7 +64,7 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     packed = pages.zeros((-(-n // tile.NR), k, tile.NR), weight.dtype)
     full = n // tile.NR
     panels = weight[:, : full * tile.NR].reshape(k, full, tile.NR)
-    # By the order of the result: a panel at a time stays in cache.
+    # In the order of the result, so that the panel being written stays in cache.
     pages.copy(packed[:full], panels.transpose(1, 0, 2))
     if full < len(packed):
         packed[full, :, : n - full * tile.NR] = weight[:, full * tile.NR :]
@@ -72,12 +72,12 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
 
 
 def row_room(n: Expr, plan: Plan) -> Expr:
-    """How many columns of B are written as rows along K before a product."""
+    """How many columns of B are packed as rows along K before a product."""
     return plan.dot * n
 
 
 def pack_rows(b: Buffer, rows: Buffer) -> Stmt:
-    """The few columns of B (batch.., K, N) as rows along K (batch.., N, K)."""
+    """Packs the few columns of B (batch.., K, N) as rows along K (batch.., N, K)."""
     *batch, k, n = b.shape
     lets, at = unflatten_unit(sym("_u"), batch)
     column, row = sym("_n"), sym("_k")
@@ -95,7 +95,7 @@ def _parallel(body: Stmt, units: Sequence[Expr], work: Expr) -> Stmt:
 def unflatten_unit(
     position: Expr, extents: Sequence[Expr], prefix: str = "_u"
 ) -> tuple[list[Stmt], tuple[Expr, ...]]:
-    """Lets that take a unit number apart, and the index they give."""
+    """Splits a unit number into an index; returns its Lets and the index."""
     lets: list[Stmt] = []
     index: list[Expr] = []
     for k, extent in reversed(list(enumerate(extents))):

@@ -1,4 +1,4 @@
-"""A matrix product as its kernel is told of it: sizes, operands, what is around it."""
+"""The description of a matrix product: sizes, operands, prologue and epilogue."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pliant.kernels.packing import Right
 from pliant.sym import ZERO, Expr, sym
 
 Address = tuple[Buffer, tuple[Expr, ...]]
-# Writes the results that one tile of the product makes.
+# Writes the results of one tile of the product.
 Epilogue = Callable[["TileAt"], list[Stmt]]
 # Computes rows of the left operand.
 Prologue = Callable[["RowsAt"], list[Stmt]]
-# Where the result at (batch.., row, column) lies, if the product is all there is to it.
+# The address of the result at (batch.., row, column), if there is no other epilogue.
 Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
 
 
@@ -24,8 +24,8 @@ Plain = Callable[[tuple[Expr, ...], Expr, Expr], Address]
 class Cuts:
     """How rows may be cut."""
 
-    strips: bool = True  # by strips, where a product is small and plain
-    even: bool = True  # into tiles of even height; else whole ones, then what is left
+    strips: bool = True  # by strips, if the product is small and has no epilogue
+    even: bool = True  # into tiles of even height; else whole tiles, then the remainder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +60,28 @@ class RowsAt:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Rows of a computed left operand that lie in memory after all, some of them.
+    """Rows of a computed left operand of which some can be read in place.
 
-    A row is made of taps, `run` steps of K each. For K in one pass.
+    A row consists of taps, `run` steps of K each. K has to be a single pass.
     """
 
     taps: Expr
     run: int
-    row: Expr  # elements from row to row, and from tap to tap
+    row: Expr  # elements between rows, and between taps
     tap: Expr
-    inside: Callable[[Expr, Expr], Expr]  # (row, rows): 1 if these are such rows
-    place: Callable[[Expr, Expr], Address]  # of a row's tap
+    # (row, rows): 1 if all these rows can be read in place.
+    inside: Callable[[Expr, Expr], Expr]
+    place: Callable[[Expr, Expr], Address]  # the address of a row's tap
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a kernel computes besides its product."""
+    """What a kernel computes around its product."""
 
     epilogue: Epilogue
-    plain: Plain | None = None  # if the epilogue stores, and nothing else
+    plain: Plain | None = None  # if the epilogue is nothing but a store
     prologue: Prologue | None = None
-    direct: Direct | None = None  # rows that the prologue need not copy
+    direct: Direct | None = None  # rows that are read in place instead of copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,9 @@ class Product:
     b_batch: tuple[Expr, ...]  # batch axes of B: each as in `batch`, or 1
     b_strides: tuple[Expr, ...] | None  # (batch.., K, N); None: a constant, packed
     computed: bool = False  # A is no buffer: its rows are computed as they are copied
-    parts: str | None = None  # of words, see kernels/micro.py; None: numbers
-    stored: DType | None = None  # of B, if it is another
-    alone: bool = False  # nothing follows: the product goes straight to its place
+    parts: str | None = None  # kind of words, see kernels/micro.py; None: plain numbers
+    stored: DType | None = None  # the type that B is stored in, if it differs
+    alone: bool = False  # no epilogue: the product is stored in place
 
     @property
     def b_dtype(self) -> DType:
@@ -106,7 +107,7 @@ class Product:
 
     @property
     def elements(self) -> Elements:
-        """What the kernels see: a B that is not constant is widened when packed."""
+        """What the kernels multiply: packing widens a B that is not constant."""
         widened = self.b_strides is not None
         stored = self.dtype if widened else self.b_dtype
         return Elements(self.dtype, stored, self.parts)

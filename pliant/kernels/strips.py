@@ -1,19 +1,19 @@
-"""Small matrix products: strips of rows over all columns, with nothing around them.
+"""Small matrix products: strips of rows over all columns, without an epilogue.
 
     switch height { h: strip_f32_h(rows of A, all of B, rows of C) }    twice
 
     strip_f32_h:
-      for tile of h rows                                  as few and as even as can be
+      for tile of h rows                                  as few and even as possible
         for panels of B, Q at a time, then two: h x (Q * NR) results in registers
           over all of K
-        for the columns that are left: the same, the last vector under a mask
+        for the remaining columns: the same, the last vector under a mask
 
     outer_f32                                             K = 1: row after row of C
 
-Where a product takes no longer than it would take to plan it, what counts is what
-happens besides multiplying: so there is one call for all tiles of a height, nothing is
-packed or kept in scratch, and results go straight to their place. Few rows leave
-registers for several panels at once, which also hides the latency of an addition.
+If a product takes no longer than planning it would, overhead dominates. So there is one
+call for all tiles of a height, nothing is packed or kept in scratch, and results are
+stored in place. With few rows there are registers for several panels at once, which
+also hides the latency of an addition.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ from pliant.sym import (
     sym,
 )
 
-# The integer parameters of a strip kernel: how many tiles of rows, sizes, A's strides,
-# B's from one step of K and from one panel to the next, the results' row stride, and
+# The integer parameters of a strip kernel: the number of row tiles, sizes, A's strides,
+# B's strides between steps of K and between panels, the results' row stride, and
 # whether they are added to.
 STRIP_SIZES = (
     *("tiles", "N", "K", "a_rows", "a_row", "a_step"),
@@ -87,23 +87,23 @@ STRIP_SIZES = (
 )
 NARROW_SIZES = tuple(n for n in STRIP_SIZES if n not in ("a_rows", "b_panel"))
 OUTER_SIZES = ("M", "N", "a_row", "c_row")
-STREAM_STEPS = 32  # of K that are asked for ahead where B comes from memory
+STREAM_STEPS = 32  # prefetch distance in steps of K where B comes from memory
 
 
 def has_strips(spec: Product, adjacent: bool, target: Target) -> bool:
-    """Whether strips can compute a product whose B has adjacent columns or panels."""
+    """Whether strips can compute a product whose B has contiguous columns or panels."""
     plain = spec.parts is None and spec.b_dtype is spec.dtype and not spec.computed
     masked = spec.dtype.bytes >= 4 and target.masks(spec.dtype.bytes)
     return plain and masked and adjacent
 
 
 def abreast(height: int, tile: Tile) -> int:
-    """How many panels a strip of some height has in registers."""
+    """How many panels a strip of this height holds in registers."""
     return max(1, min(MOST_ABREAST, tile.MR // height))
 
 
 def panels_before(columns: Expr, tile: Tile) -> Expr:
-    """How many panels are before the last one, which may be partial."""
+    """How many panels precede the last one, which may be partial."""
     return floordiv(maximum(columns - 1, 0), tile.NR)
 
 
@@ -120,10 +120,10 @@ def outer_name(of: Elements) -> str:
 
 
 class _Strip:
-    """The buffers of a strip kernel, and what it does with a few vectors of columns.
+    """The buffers of a strip kernel, and its code for a few vectors of columns.
 
-    `far`: B comes from memory. `narrow`: A's rows are found by a single stride; a tile
-    of few columns takes so little that setting up two would be felt.
+    `far`: B comes from memory. `narrow`: A's rows are addressed with a single stride; a
+    tile of few columns takes so little time that setting up two strides would show.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class _Strip:
         self.c = buffer("c", of.dtype, (rows, n), Role.INOUT, (sym("c_row"), 1))
 
     def results(self, vectors: int, columns: Expr | None) -> Stmt:
-        """So many vectors of columns from panel `_p` on, over all of K.
+        """Computes this many vectors of columns from panel `_p` on, over all of K.
 
-        Given a number of columns, the last vector may be partial. Every result has
-        several accumulators if there are few of them.
+        If `columns` is given, the last vector may be partial. If there are few results,
+        each has several accumulators.
         """
         lanes = self.tile.lanes
         chains = self.tile.chains(self.height, vectors)
@@ -192,7 +192,7 @@ class _Strip:
             return Store(acc, place, value)
 
         def coming(chain: int) -> list[Stmt]:
-            """Asks for what whole panels have some steps ahead, every line of it."""
+            """Prefetches every line of whole panels, some steps ahead."""
             if not self.far or columns is not None:
                 return []
             places = (divmod(vector, VECTORS) for vector in range(vectors))
@@ -204,7 +204,7 @@ class _Strip:
 
         def steps(begin: Expr, end: Expr, count: int) -> Stmt:
             body: list[Stmt] = []
-            # What is fewer stays in registers: elements of A, or vectors of B.
+            # The smaller operand stays in registers: elements of A, or vectors of B.
             by_rows = self.height >= vectors
             for chain in range(count):
                 body += [*coming(chain), over(partial(step, chain), by_rows)]
@@ -225,7 +225,7 @@ class _Strip:
                 total = Binary("add", Load(self.c, at, wanted), total)
             if wanted is None:
                 return Store(self.c, at, total)
-            # Named first: all lanes of the registers are there to be read.
+            # The sum is named outside the condition, where all lanes may be read.
             named = Local("_total", self.of.dtype, total)
             store = Store(self.c, at, Read("_total", self.of.dtype))
             return Block((named, If(wanted, store)))
@@ -235,9 +235,9 @@ class _Strip:
         body.append(steps(as_expr(0), even, chains))
         if chains > 1:
             body.append(steps(even, sym("K"), 1))
-        # Passes are summed up on their own: a long K as one sum would lose digits.
+        # Each pass is summed on its own: one sum over a long K would lose precision.
         added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
-        # A row at a time: its vectors share cache lines.
+        # One row at a time, as its vectors share cache lines.
         ends = (over(partial(end, more)) for more in (True, False))
         return Block((*body, If(added, *ends)))
 
@@ -246,19 +246,19 @@ class _Strip:
 def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     """Tiles of `height` rows of A, one below the other, times all panels of B.
 
-    `far`: B comes from memory, so that what is near in it is asked for ahead.
+    `far`: B comes from memory, so it is prefetched.
     """
     strip = _Strip(of, height, tile, far)
     n, several = sym("N"), abreast(height, tile)
     before, columns, done = panels_before(n, tile), sym("_columns"), ZERO
     parts: list[Stmt] = []
-    # What is left after as many as there can be: two panels and two more at most.
+    # The remainder after groups of `several` panels: at most two panels and two more.
     for size in dict.fromkeys((several, min(several, 2))):
         end = done + floordiv(before - done, size) * size
         results = strip.results(size * VECTORS, None)
         parts.append(For("_p", done, end, results, step=size))
         done, most = end, size * VECTORS
-    if several == 1 and height <= tile.broad:  # registers for a panel and a half
+    if several == 1 and height <= tile.broad:  # registers for one and a half panels
         done, most = floordiv(maximum(ceildiv(n, tile.lanes) - 2, 0), VECTORS), 3
         parts = [For("_p", ZERO, done, strip.results(VECTORS, None))]
     left = tuple((v, strip.results(v, columns)) for v in range(1, most + 1))
@@ -288,7 +288,7 @@ def narrow_kernel(of: Elements, height: int, tile: Tile) -> LoopFunc:
 
 @lru_cache(maxsize=64)
 def outer_kernel(of: Elements) -> LoopFunc:
-    """A column times a row: what takes time is to write, best along one row of C."""
+    """A column times a row: stores dominate, and are fastest along one row of C."""
     m, n, i, j = (sym(name) for name in ("M", "N", "_i", "_j"))
     a = buffer("a", of.dtype, (m,), Role.IN, (sym("a_row"),))
     b = buffer("b", of.dtype, (n,), Role.IN)
@@ -299,14 +299,17 @@ def outer_kernel(of: Elements) -> LoopFunc:
     return LoopFunc(outer_name(of), OUTER_SIZES, (a, b, c), body)
 
 
-# Where a part of an extent starts, and how long it is.
+# The start and the length of a part of an extent.
 Part = tuple[Expr, Expr]
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Columns of B as strips read them: where they start, where those of the last panel
-    do, and how far it is to the next step of K and to the next panel."""
+    """Columns of B as strips read them.
+
+    The addresses of the first panel and of the last, and B's strides between steps of K
+    and between panels.
+    """
 
     first: Address
     last: Address
@@ -316,7 +319,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class StripPlace:
-    """Where a part of a product starts: a row, a panel, a step of K and how many."""
+    """Where a part of a product starts: row, panel, step of K; and its steps."""
 
     batch: tuple[Expr, ...]
     row: Expr
@@ -327,13 +330,13 @@ class StripPlace:
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A product as strips compute it."""
+    """A product computed by strips."""
 
     spec: Product
     tile: Tile
     a: Buffer
-    # Columns of B in a batch from a step of K on: so many from the panel with this
-    # number on.
+    # The panels of B from this one on. Arguments: batch, step of K, first panel, number
+    # of columns.
     right: Callable[[tuple[Expr, ...], Expr, Expr, Expr], Panels]
     plain: Plain
 
@@ -343,7 +346,7 @@ class Strips:
         p = self.spec
         if p.b_strides is not None:
             return as_expr(0)
-        # Of what L2 holds nothing needs to be asked for: that would only take time.
+        # What L2 holds is not prefetched: that would only cost time.
         return exceeds(p.n * p.k * self.tile.bytes, 2 * self.tile.near)
 
     def kernels(self) -> tuple[LoopFunc, ...]:
@@ -362,9 +365,9 @@ class Strips:
 
     @property
     def single(self) -> LoopValue | None:
-        """Whether K is one step of rows that take vectors; None if it is known not to.
+        """Whether K is one step and rows fill vectors; None if known to be false.
 
-        Shorter rows are better off with several of them written out.
+        Shorter rows are faster with several of them unrolled.
         """
         n, k = self.spec.n, self.spec.k
         if (k.is_const and k != ONE) or (n.is_const and n.value <= self.tile.lanes):
@@ -374,7 +377,7 @@ class Strips:
         return one if n.is_const else Binary("logical_and", one, wide)
 
     def whole(self) -> Stmt:
-        """All of it, one strip after the other."""
+        """The whole product, one strip after the other."""
         p = self.spec
         batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
         body = self.block(batch, (ZERO, p.m), (ZERO, p.n), (ZERO, p.k))
@@ -382,7 +385,7 @@ class Strips:
             single = Binary("eq", Index(p.n * p.k), Index(ONE))
             body = If(single, self.turned(), body)
         if not p.n.is_const or p.n.value <= self.tile.NR:
-            # What is smallest is not even cut into tiles.
+            # The smallest products are not cut into tiles at all.
             at = StripPlace(batch, ZERO, ZERO, ZERO, p.k)
             narrow, wide = (f(at, p.m, ONE, p.n) for f in (self.narrow, self.wide))
             limits = ((p.m, self.tile.MR), (p.n, self.tile.NR))
@@ -395,26 +398,26 @@ class Strips:
 
     @property
     def turns(self) -> bool:
-        """Whether a column times one number may be that number times a row."""
+        """Whether a column times a number may be computed as the number times a row."""
         p = self.spec
         known = p.n.is_const and p.k.is_const
         adjacent = p.a_strides == (p.k, ONE)
         return adjacent and (not known or p.n == p.k == ONE)
 
     def turned(self) -> Stmt:
-        """A column times one number: as one row."""
+        """A column times a number, computed as one row."""
         b = self.right((), ZERO, ZERO, ONE)
         sizes = (ONE, self.spec.m, ONE, ONE)
         operands = (b.last, (self.a, (ZERO, ZERO)), self.plain((), ZERO, ZERO))
         return Call(outer_name(self.spec.elements), sizes, operands)
 
     def units(self, cut: StripCut) -> Stmt:
-        """In units of a row block and a group of panels, dealt out to threads."""
+        """The product in units of a row block and a group of panels, for threads."""
         p, nr = self.spec, self.tile.NR
         units = (*p.batch, cut.blocks, cut.groups)
         placed, at = unflatten_unit(sym("_u"), units)
         row = at[-2] * cut.rows
-        # Even parts may leave none, or less than none, for the last.
+        # Rounding up may leave no rows, or a negative number, for the last part.
         here = maximum(minimum(cut.rows, p.m - row), 0)
         first, last = share_of(ceildiv(p.n, nr), at[-1], cut.groups)
         columns = minimum(last * nr, p.n) - sym("_first") * nr
@@ -442,13 +445,13 @@ class Strips:
     def block(
         self, batch: tuple[Expr, ...], height: Part, width: Part, depth: Part
     ) -> Stmt:
-        """Rows by tiles as few and as even as can be, each over columns and steps."""
+        """Cuts rows into few, even tiles, each over the given columns and steps."""
         p, tile = self.spec, self.tile
         (row, rows), (first, columns), (begin, steps) = height, width, depth
         t, tiles, short, taller = (
             sym(name) for name in ("_t", "_tiles", "_short", "_taller")
         )
-        # First the tiles that have a row more, if there are any, then the others.
+        # First the tiles with one row more, if any, then the others.
         count, tall = taller + t * (tiles - 2 * taller), short + 1 - t
         at = StripPlace(batch, row + sym("_start"), first, begin, steps)
         narrow = self.narrow(at, tall, count, columns)
@@ -473,7 +476,7 @@ class Strips:
         return If(self.single, self.rows(whole, rows, columns), tiled)
 
     def rows(self, at: StripPlace, height: Expr, columns: Expr) -> Stmt:
-        """Rows of results of a single step of K: panels of B are side by side."""
+        """Rows of results for K = 1, where panels of B are contiguous."""
         p = self.spec
         b = self.right(at.batch, ZERO, at.panel, columns)
         left, result = self.outer(at)
@@ -481,7 +484,7 @@ class Strips:
         return Call(outer_name(p.elements), sizes, (left, b.first, result))
 
     def by_width(self, columns: Expr, narrow: Stmt, wide: Stmt) -> Stmt:
-        """Which of the two: known now if the number of columns is."""
+        """One of the two, chosen now if the number of columns is known."""
         n = self.spec.n
         if not n.is_const:
             is_narrow = Binary("le", Index(columns), Index(as_expr(self.tile.lanes)))
@@ -496,7 +499,7 @@ class Strips:
         sizes = (tiles, columns, at.steps, *strides, minimum(at.step, 1))
         left, result = self.outer(at)
         operands = (left, b.first, b.last, result)
-        kinds = tile.MR + 1  # heights, none among them
+        kinds = tile.MR + 1  # all heights, and 0
         cases: list[tuple[int, Stmt]] = []
         for h in range(1, tile.MR + 1):
             near = strip_name(p.elements, h)

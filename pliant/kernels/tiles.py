@@ -27,7 +27,7 @@ from pliant.ir.types import DType
 from pliant.machine.target import Target
 
 VECTORS = 2
-LATENCY = 8  # FMAs under way before the first is done: 4 cycles, 2 ports
+LATENCY = 8  # FMAs in flight before the first is done: 4 cycles, 2 ports
 DEEPEST = 1024
 
 

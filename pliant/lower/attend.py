@@ -30,10 +30,10 @@ from pliant.sym import Expr, Facts, sym
 
 @dataclass(frozen=True, slots=True)
 class RegionScore:
-    """The region of an attention as statements on one score."""
+    """The region of an attention op, emitted as statements on one score."""
 
     region: Graph
-    buffers: tuple[Buffer, ...]  # of the region's params behind the score
+    buffers: tuple[Buffer, ...]  # the region's parameters after the score
     facts: Facts
     number_check: NumberCheck
 
@@ -43,11 +43,11 @@ class RegionScore:
         columns: Sequence[tuple[LoopValue, LoopValue | None, Expr]],
         names: frozenset[str],
     ) -> tuple[list[Stmt], list[Scored]]:
-        """What a row computes once, then for each kind of columns its score.
+        """What a row computes once, then the score of each kind of column.
 
-        `columns` are (score, whether it is there, number of its key); `names` are the
-        variables that differ from column to column. What differs only from row to row
-        is computed once.
+        `columns` are (score, whether it is in range, index of its key). `names` are the
+        variables that differ from column to column. What varies only by row is computed
+        once.
         """
         score, *others = self.region.params
         buffers = dict(zip(others, self.buffers, strict=True))
@@ -88,7 +88,7 @@ def _read(number: int, value: Value, view: View) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The operands q, k, v and those that scores read, and what the kernel computes."""
+    """The operands q, k, v, those that scores read, and the spec of the kernel."""
 
     operands: tuple[Value, ...]
     spec: Attention
@@ -101,7 +101,7 @@ def attention_of(
     facts: Facts,
     number_check: NumberCheck,
 ) -> Lowered:
-    """Of attention or its gradients: what both compute again and again."""
+    """The common part of attention and its gradients."""
     q, k, v = attended(root)[:3]
     views = operands.views
     score = score_of(root, {}, facts)
@@ -137,8 +137,8 @@ def attention_of(
 def result_strides(root: Op, result: Value) -> tuple[Expr, ...]:
     """Strides of (batch.., head, position, element) in a result.
 
-    Swapped, it is (.., position, head, element): what a following transpose of heads
-    and positions would have made.
+    A swapped result is laid out (.., position, head, element), as a transpose of heads
+    and positions after it would have made it.
     """
     steps = contiguous_strides(result.shape)
     if root.bool_attr("swapped"):

@@ -71,20 +71,20 @@ from pliant.machine import pages
 from pliant.machine.target import Target
 from pliant.sym import Expr, Facts, as_expr, floordiv, maximum, mod, product, sym
 
-LINE = 64  # bytes that memory hands out together
-IDLE = 5  # one line of so many may hold no column of a panel
+LINE = 64  # bytes of a cache line
+IDLE = 5  # at most one cache line in this many may hold no column of a panel
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A region's parameters as the graph has them: views, and constants' data."""
+    """The graph's operands behind a region's parameters: views, and constants' data."""
 
     views: dict[Value, View]
-    constants: dict[Value, Constant]  # region parameter -> its base, if constant
+    constants: dict[Value, Constant]  # region parameter -> the constant it is a view of
 
 
 class TileEpilogue:
-    """What follows a contraction inside its region, on one tile of the result."""
+    """The epilogue: what follows a contraction in its region, on one tile."""
 
     def __init__(
         self, region: Graph, root: Op, facts: Facts, number_check: NumberCheck
@@ -117,7 +117,7 @@ class TileEpilogue:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the contraction is all there is."""
+        """Whether the region is the contraction and nothing else."""
         root = self.root
         return self.region.ops == (root,) and self.region.results == (root.result,)
 
@@ -163,7 +163,7 @@ class TileEpilogue:
         element: LoopValue | None,
         store: Callable[[Evaluator, tuple[Expr, ...]], None],
     ) -> list[Stmt]:
-        """Loops over a rectangle of a value's rows and columns, as the axes lie."""
+        """Loops over a rectangle of a value's rows and columns, in its axis order."""
         index = list(domain_index(shape))
         for axis, position in axes.batch:
             index[axis] = position if shape[axis] != as_expr(1) else as_expr(0)
@@ -200,9 +200,9 @@ class TileEpilogue:
 
 
 def _coming(body: Sequence[Stmt], rows: Expr, width: int) -> Stmt | None:
-    """Asks for what the next tile, as many rows further on, reads and writes.
+    """Prefetches what the tile that many rows further on reads and writes.
 
-    The rows of a tile are far apart: no prefetcher of the machine's follows them.
+    The rows of a tile are far apart, so no hardware prefetcher follows them.
     """
     inside = [inner for stmt in body for inner in statements(stmt)]
     if any(isinstance(stmt, Let) for stmt in inside):
@@ -225,7 +225,7 @@ def _coming(body: Sequence[Stmt], rows: Expr, width: int) -> Stmt | None:
 
 
 def _position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
-    """The body with its axes' variables given by a flat position."""
+    """The body with its axes' variables computed from a flat position."""
     if not axes:
         return list(body)
     if len(axes) == 1:
@@ -269,7 +269,7 @@ def product_steps(
     target: Target,
     cuts: Cuts,
 ) -> list[KernelStep]:
-    """The product, by strips of rows if it may be, and what follows it."""
+    """The product, by strips of rows if possible, and the steps after it."""
     axes, corrections = given.axes, given.corrections
     alone = epilogue.is_plain and corrections is None
     spec = replace(given.spec, alone=alone)
@@ -334,19 +334,20 @@ class Gathered:
     prologue: Prologue
     buffer: Buffer
     argument: Argument
-    direct: Direct | None = None  # rows that need not be copied
+    direct: Direct | None = None  # rows that are read in place
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A product as its kernel gets it."""
+    """A product with the operands that its kernel gets."""
 
     spec: Product
     axes: TileAxes
     left: Argument | None  # None: computed by the kernel
-    right: Argument  # B where it lies
-    panels: Callable[[Tile], Packed] | Temporary | None = None  # of a packed B
-    steps: tuple[KernelStep, ...] = ()  # that make the operands
+    right: Argument  # B in place
+    # The panels of a packed B.
+    panels: Callable[[Tile], Packed] | Temporary | None = None
+    steps: tuple[KernelStep, ...] = ()  # the calls that make the operands
     corrections: Corrections | None = None
     gathered: Gathered | None = None
 
@@ -363,7 +364,7 @@ def _numbers(
     if constant is None or spec.b_batch:
         return Given(spec, axes, left, right)
     rows = _constant_rows(spec, constant, right, target)
-    if rows is not None:  # B where it lies is what lanes along K want
+    if rows is not None:  # lanes along K read B in place
         spec = replace(spec, b_strides=(as_expr(1), spec.k))
         return Given(spec, axes, left, rows)
     if strips and has_strips(spec, True, target):
@@ -384,7 +385,7 @@ def _words(
     constant: Constant | None,
     target: Target,
 ) -> Given:
-    """Of 8-bit integers, several of which make a word."""
+    """A product of 8-bit integers, several of which form a word."""
     weight = None
     if constant is not None and all(d == as_expr(1) for d in right.shape[:-2]):
         weight = (constant, partial(matrix_of, right))
@@ -402,7 +403,7 @@ def _words(
 def _planned(
     name: str, what: ProductPlan, made: Gemm, buffers: Sequence[Buffer]
 ) -> tuple[Stmt, LoopFunc | None]:
-    """What the kernel does, and the function that it calls with its plan."""
+    """The kernel's body, and the function that it calls with its plan."""
     if made.planned is None:
         assert made.dots is not None
         return made.dots, None
@@ -424,7 +425,7 @@ def _planned(
 
 
 def known_now(constant: Constant | None, view: View) -> Constant | None:
-    """The constant, if what is read of it is known now."""
+    """The constant, if the elements read are known at compile time."""
     parts = (view.offset, *view.shape, *view.strides)
     return constant if all(part.is_const for part in parts) else None
 
@@ -432,9 +433,9 @@ def known_now(constant: Constant | None, view: View) -> Constant | None:
 def product_of(
     root: Op, left: Strided | None, right: Strided
 ) -> tuple[Product, TileAxes]:
-    """Sizes and layouts, and how the tiles lie in the result.
+    """Sizes and layouts, and how the tiles map to the result.
 
-    Without a left operand in memory its rows come one after the other.
+    If the left operand is not in memory, its rows are taken as contiguous.
     """
     *batch, m, n = root.result.shape
     k = root.operands[0].shape[-1]
@@ -443,7 +444,7 @@ def product_of(
     shared = all(dim == as_expr(1) for dim in b_batch)
     row_stride = k if left is None else _row_stride(left)
     if shared and row_stride is not None:
-        # One B for all: the batch is only more rows.
+        # There is one B for the whole batch, so the batch is just more rows.
         axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
         rows, strides = product((*batch, m)), right.strides[-2:]
         step = as_expr(1) if left is None else left.strides[-1]
@@ -465,7 +466,7 @@ def product_of(
 
 
 def choice_of(spec: Product) -> Choice:
-    """What is known about a product besides its sizes."""
+    """The properties of a product besides its sizes."""
     one = as_expr(1)
     steps = spec.a_strides[-1] != one
     along_k = not steps and spec.dtype.is_float and not spec.computed
@@ -506,10 +507,10 @@ def _constant_rows(
 def _tight_rows(
     spec: Product, constant: Constant, view: View, target: Target
 ) -> tuple[Packed, int] | None:
-    """A constant B whose panels would leave many lines unused, as whole vectors one
-    row after the other, and how many columns a row then has.
+    """A constant B stored row by row in whole vectors, and its columns per row.
 
-    For strips of rows only, and if it stays near: they read it where it lies.
+    Only if its panels would leave many cache lines unused, if it stays in cache, and
+    if strips of rows compute the product: they read it in place.
     """
     tile = gemm_tile(spec.dtype, target)
     k, n = (size.value for size in view.shape[-2:])
@@ -572,7 +573,7 @@ def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | N
 
 
 def matrix_of(view: View, data: np.ndarray) -> np.ndarray:
-    """The (K, N) matrix that a view of a constant with these data is."""
+    """The (K, N) matrix that a view of this constant's data is."""
     data = data.reshape(-1)
     item = data.itemsize
     k, n = (d.value for d in view.shape[-2:])

@@ -1,8 +1,8 @@
-"""Convolutions: their operands, and what follows them on each finished box.
+"""Convolutions: their operands, and the epilogue on each finished box.
 
-A transposed convolution is one plain convolution of stride 1 for each residue of the
-output's position by the stride: output s*j + r is made of the taps w with w*d = r
-modulo s alone, and of inputs that move with j one by one.
+A transposed convolution is a set of plain convolutions of stride 1, one for each
+residue of the output position modulo the stride: output s*j + r depends only on the
+taps w with w*d = r modulo s, and on inputs that advance by one with j.
 
     conv_transpose, window 4, stride 2:    even outputs: taps 2, 0    odd: taps 3, 1
 """
@@ -68,7 +68,7 @@ from pliant.sym import (
 
 @dataclass(frozen=True, slots=True)
 class SpreadWindows:
-    """Where along one axis of the result position j of a convolution goes."""
+    """Where position j of a convolution goes along one axis of the result."""
 
     step: int = 1
     first: int = 0
@@ -78,7 +78,7 @@ class SpreadWindows:
 
 
 class BoxEpilogue:
-    """What follows a convolution inside its region, on one box of the result."""
+    """The epilogue: what follows a convolution in its region, on one box."""
 
     def __init__(
         self, region: Graph, root: Op, facts: Facts, number_check: NumberCheck
@@ -132,7 +132,7 @@ class BoxEpilogue:
     def _values(
         self, box: ResultAt, scopes: Sequence[Sequence[str]]
     ) -> tuple[list[Stmt], list[Stmt], list[Stmt], list[Stmt]]:
-        """What computes and stores the results, by scope from the innermost."""
+        """The statements that compute and store the results, innermost scope first."""
         shape = self.root.result.shape
         index = domain_index(shape)
         named = [Axis(f"_d{k}", d) for k, d in enumerate(shape) if k > 0]
@@ -160,7 +160,7 @@ class BoxEpilogue:
 
 
 def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[Stmt]:
-    """The body with its axes' variables given by a position in the plane."""
+    """The body with its axes' variables computed from a position in the plane."""
     left, (whole,) = merge(axes, [Block(tuple(body))])
     lets: list[Stmt] = []
     for axis in reversed(left[1:]):
@@ -174,16 +174,16 @@ def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[S
 
 @dataclass(frozen=True, slots=True)
 class ConvPart:
-    """One plain convolution: where its results go, and its weights in the model's.
+    """One plain convolution: where its results go, and its part of the weights.
 
-    `weights` takes the model's tensor to (groups * outputs, channels, window..),
-    `source` says where one element of that is.
+    `weights` maps the model's tensor to (groups * outputs, channels, window..), and
+    `source` gives the index of one such element in the model's tensor.
     """
 
     name: str
     spec: Convolution
     spread: tuple[SpreadWindows, ...]
-    key: tuple[object, ...]  # tells apart the parts of one tensor
+    key: tuple[object, ...]  # distinguishes the parts of one tensor
     weights: Callable[[np.ndarray], np.ndarray]
     source: Source
 
@@ -224,7 +224,7 @@ class _ConvLowering:
         return [*steps, step]
 
     def packed(self, part: ConvPart) -> tuple[Argument, list[KernelStep]]:
-        """Packed weights: a constant, or what a step before the kernel makes."""
+        """Packed weights: a constant, or the result of a step before the kernel."""
         spec, constant, view = part.spec, self.constant, self.weight
         tile = conv_tile(spec.dtype, spec.outputs, self.target)
         if constant is not None and constant.type.numel == product(view.shape):
@@ -322,7 +322,7 @@ class _Residue:
 def _residues(
     extent: Expr, out: Expr, window: int, stride: int, dilation: int, low: int
 ) -> list[_Residue]:
-    """One for each residue of output position + low by the stride."""
+    """One for each residue of (output position + low) modulo the stride."""
     common = gcd(stride, dilation)
     period = stride // common
     phases = {phase * dilation % stride: phase for phase in range(period)}
@@ -332,7 +332,7 @@ def _residues(
         outputs = ceildiv(out + low - residue, stride) - begin
         phase = phases.get(residue, window)
         count = max(0, -((phase - window) // period))
-        # Input j - shift, and the last tap of the convolution has the least shift.
+        # It reads input j - shift; the last tap of the convolution has the least shift.
         shift = phase * dilation // stride if count else 0
         step = dilation // common
         reach = max(count - 1, 0) * step

@@ -27,7 +27,7 @@ from pliant.lower.step import KernelStep, NumberCheck, Packed, Temporary, TileAx
 from pliant.machine.target import Target
 from pliant.sym import Facts, as_expr, maximum, product
 
-FEW_PANELS = 4  # of weights, for which windows are read where they lie
+FEW_PANELS = 4  # up to this many panels of weights, windows are read in place
 
 
 def lower_conv_last(
@@ -56,7 +56,7 @@ def lower_conv_last(
         windows.rows,
         outputs,
         depth,
-        (maximum(depth, 2), as_expr(1)),  # as if rows came one after the other
+        (maximum(depth, 2), as_expr(1)),  # as if rows were contiguous
         (),
         None,
         computed=True,
@@ -64,7 +64,7 @@ def lower_conv_last(
     rank = root.result.type.rank
     axes = TileAxes((), tuple(range(rank - 1)), (rank - 1,))
     tile = gemm_tile(spec.dtype, target)
-    # Rows side by side are read faster: a copy for many panels pays for itself.
+    # Copied rows are read faster, so with many panels the copy pays for itself.
     few = outputs.is_const and outputs.value <= FEW_PANELS * tile.NR
     whole = depth.is_const and depth.value <= tile.depth
     direct = windows.direct(source) if in_place and few and whole else None

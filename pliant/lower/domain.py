@@ -1,7 +1,7 @@
-"""Iteration domains: the axes of a kernel, merged where nothing tells them apart.
+"""Iteration domains: the axes of a kernel, merged where addresses allow it.
 
 (batch, seq, 768) with every address linear in batch*seq + seq' is (batch*seq, 768);
-with every address the plain position it is one axis. Fewer axes mean longer vectors,
+if every address is the flat position, it is one axis. Fewer axes mean longer vectors,
 cheaper addresses, and one kernel for shapes that differ only in how they are folded.
 """
 

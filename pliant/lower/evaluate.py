@@ -1,9 +1,9 @@
 """Values of a fusion region at one index, as loop IR.
 
-An `Evaluator` walks from a value back to what the kernel can load, composing index maps
-on the way, so that everything between is computed in registers. Each (value, index) is
-computed once per scope and placed in the outermost scope that knows its variables: a
-row's statistics are computed once per row, whatever the loop that asks for them.
+An `Evaluator` walks from a value back to what the kernel can load and composes index
+maps on the way, so that everything in between is computed in registers. Each (value,
+index) is computed once per scope and placed in the outermost scope that has its
+variables: a row's statistics are computed once per row, whichever loop uses them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Leaf = Callable[[Value, tuple[Expr, ...], LoopValue | None], LoopValue | None]
 
 @dataclass(slots=True)
 class Scope:
-    """One block being written, and the variables that come into being with it."""
+    """One block being emitted, and the variables that it introduces."""
 
     variables: frozenset[str]
     body: list[Stmt] = field(default_factory=list)
@@ -58,7 +58,7 @@ def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
 
 @dataclass(frozen=True, slots=True)
 class BoundValue:
-    """The axis that an index is checked against, and for which op."""
+    """The axis that an index is checked against, and the op it is checked for."""
 
     op: str
     axis: int
@@ -84,8 +84,8 @@ def _within(i: Expr, low: Expr, high: Expr) -> LoopValue:
 class Evaluator:
     """Computes region values.
 
-    `leaf(value, index, where)` gives what the kernel loads instead of computing.
-    `check` numbers a run-time check.
+    `leaf(value, index, where)` returns what the kernel loads instead of computing.
+    `check` gives a run-time check its number.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Evaluator:
         return f"{hint}{self._count}"
 
     def declare(self, name: str) -> None:
-        """A name of the innermost scope, varying with all variables known there."""
-        # It is a variable of its scope itself: what reads it must not be placed further
-        # out, even where no loop variable says so (a reduction over everything).
+        """Declares a name in the innermost scope; it varies with all its variables."""
+        # The name is itself a variable of its scope. What reads it must not be hoisted
+        # out, even where no loop variable prevents it (a reduction over everything).
         self.scopes[-1].variables |= {name}
         self._depends[name] = frozenset(
             v for scope in self.scopes for v in scope.variables
@@ -152,7 +152,7 @@ class Evaluator:
         return self.scopes[0]
 
     def local(self, value: LoopValue) -> LoopValue:
-        """The value under a name, computed as far out as its variables allow."""
+        """The value under a name, hoisted as far out as its variables allow."""
         if isinstance(value, (Const, Read)):
             return value
         variables = self._variables(value)
@@ -162,7 +162,7 @@ class Evaluator:
         return Read(name, dtype)
 
     def integer(self, value: LoopValue) -> Expr:
-        """An integer value as a symbol for indices."""
+        """An integer value as a symbol that indices can use."""
         variables = self._variables(value)
         name = self.fresh("_i")
         self._depends[name] = variables
@@ -174,7 +174,7 @@ class Evaluator:
     def value(
         self, v: Value, index: tuple[Expr, ...], where: LoopValue | None = None
     ) -> LoopValue:
-        """The element of `v` at `index` in its compute type, meaningful `where`."""
+        """The element of `v` at `index` in its compute type; defined only `where`."""
         key = (v, index, where)
         for scope in self.scopes:
             if key in scope.memo:
@@ -210,10 +210,10 @@ class Evaluator:
                 return Binary(name, x, y)
         raise InternalError("lower", f"cannot evaluate {op.name} inside a kernel")
 
-    # ---- what moves data under a condition
+    # ---- data movement under a condition
 
     def between(self, i: Expr, low: Expr, high: Expr) -> LoopValue | bool:
-        """low <= i < high: decided, or as a run-time value."""
+        """low <= i < high: proved true or false, or as a run-time value."""
         above, below = self.space.at_least(i, low), self.space.at_least(high - 1, i)
         if above is False or below is False:
             return False
@@ -245,22 +245,22 @@ class Evaluator:
                 pieces.append((inside, self.value(operand, shifted, guard)))
         for inside, piece in reversed(pieces):
             result = piece if result is None else Select(inside, piece, result)
-        if result is None:  # an axis of no elements
+        if result is None:  # an axis with no elements
             return _number(0, op.result.dtype.compute)
         return result
 
     def reached(
         self, op: Op, index: tuple[Expr, ...]
     ) -> list[tuple[Value, Expr, Expr]]:
-        """The operands of a concat that an index may be in, with where each begins
-        and ends."""
+        """The operands of a concat that an index may be in, each with its range."""
         axis = op.int_attr("axis")
         ends = self._ends.get(op.result)
         if ends is None:
             sizes = (v.shape[axis] for v in op.operands)
             ends = self._ends[op.result] = [as_expr(0), *accumulate(sizes)]
         i, count = index[axis], len(op.operands)
-        # Each answer alone rules out all that is before, or behind, the end asked for.
+        # Each answer rules out all operands before, or after, the end that was
+        # compared.
         first = bisect_left(
             range(count - 1), True, key=lambda k: not self._behind(i, ends[k + 1])
         )
@@ -282,7 +282,7 @@ class Evaluator:
         (x,) = op.operands
         inner, guard = [], where
         condition: LoopValue | None = None
-        extents: dict[str, Expr] = {}  # of variables, where the operand is read
+        extents: dict[str, Expr] = {}  # extents of variables, where the operand is read
         for i, low, dim in zip(index, op.dims_attr("low"), x.shape, strict=True):
             inside = self.between(i - low, as_expr(0), dim)
             inner.append(i - low)
@@ -307,9 +307,9 @@ class Evaluator:
     def gathered(
         self, i: Value, at: tuple[Expr, ...], bound: BoundValue, where: LoopValue | None
     ) -> tuple[Expr, LoopValue]:
-        """The index that `i` holds at a place, and whether it may be read.
+        """The index that `i` holds at a position, and whether it may be read.
 
-        It is checked against its axis, unless `in_range` has done so.
+        It is checked against its axis, unless `in_range` has done so already.
         """
         position = self.integer(self.value(i, at, where))
         ok = self.local(_within(position, as_expr(0), bound.size))
@@ -333,14 +333,15 @@ class Evaluator:
         if where is not None:
             fine = Binary("logical_or", Unary("logical_not", where), ok)
         scope = self._scope_of(self._variables(fine))
-        if scope is self.scopes[0]:  # where no loop may run, nothing is to be checked
+        # Outside all loops the code may not run, so there is nothing to check.
+        if scope is self.scopes[0]:
             scope = self.scopes[-1]
         scope.body.append(Check(fine, self.check(check), told))
 
     def divisor(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue:
-        """The number, checked not to be 0."""
+        """The divisor, checked not to be 0."""
         (y,) = op.operands
         found = self.value(y, index, where)
         ok = self.local(Binary("ne", found, Const(0, y.dtype.compute)))
@@ -351,7 +352,7 @@ class Evaluator:
     def in_range(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue:
-        """The index, counted from the front; checked."""
+        """The index, counted from the front and checked."""
         size = op.dim_attr("size")
         position = self.integer(self.value(op.operands[0], index, where))
         wraps = op.bool_attr("wraps")
@@ -387,7 +388,7 @@ class Evaluator:
         at, guard = self.gathered(i, index, bound, where)
         return self.value(x, (*index[:axis], at, *index[axis + 1 :]), guard)
 
-    # ---- what is made from nothing
+    # ---- values without operands
 
     def full(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
@@ -411,7 +412,7 @@ class Evaluator:
 class Breaks(Evaluator):
     """Finds, per variable, the positions at which a concat changes operand.
 
-    A run without effect: every operand is looked at once, under no condition.
+    A dry run: nothing is emitted, and every operand is visited once, unconditionally.
     """
 
     def __init__(self, producers: Mapping[Value, Op], leaf: Leaf, space: Space) -> None:

@@ -8,10 +8,11 @@
                                          computes = "matmul_0"}
     graph @matmul_0(..) { .. }     the fusion's region
 
-The result is destination-passing: `alloc`, `view`, `call_loop` and the constants, in
-order of execution. What a fusion computes stays with the call that completes it, as a
-graph function of the module. Identical loop functions are kept once. Weights that a
-kernel wants in another layout are repacked here, and held in that layout only.
+The result is in destination-passing style: `alloc`, `view`, `call_loop` and the
+constants, in order of execution. What a fusion computes stays attached to the call that
+completes it, as a graph function of the module. Identical loop functions are kept once.
+Weights that a kernel reads in another layout are repacked here, and kept in that layout
+only.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ class _Lowering:
     producers: dict[Value, Op]  # of the fused graph
     graph: Graph
     names: Names
-    checks: list[DataCheck]  # what each run-time check demands
+    checks: list[DataCheck]  # the condition of each run-time check
     ops: list[Op] = field(default_factory=list)
-    views: dict[Value, View | None] = field(default_factory=dict)  # resolved so far
+    # Memo of resolved views.
+    views: dict[Value, View | None] = field(default_factory=dict)
     values: dict[Value, Value] = field(default_factory=dict)  # fused -> lowered
     loops: dict[str, LoopFunc] = field(default_factory=dict)
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -82,8 +84,8 @@ class _Lowering:
     constant_values: dict[str, Value] = field(default_factory=dict)
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
-    purposes: dict[str, Graph] = field(default_factory=dict)  # what calls compute
-    plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function
+    purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
+    plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function name
 
     def number_check(self, check: DataCheck) -> int:
         if check not in self.checks:
@@ -138,7 +140,7 @@ class _Lowering:
     # ---- calls
 
     def share(self, func: LoopFunc) -> str:
-        """The name under which an identical function is, or now will be, known."""
+        """The name of an identical function that is known already, or of this one."""
         key = (func.sizes, func.buffers, func.body)
         found = self.known.get(key) if self.cx.options.share else None
         if found is not None:
@@ -184,7 +186,7 @@ class _Lowering:
 
 
 def _calling(func: LoopFunc, old: str, new: str) -> LoopFunc:
-    """The function with calls of one function made calls of another."""
+    """The function with its calls of `old` replaced by calls of `new`."""
 
     def renamed(node: Node) -> Node:
         if isinstance(node, Call) and node.function == old:
@@ -233,9 +235,9 @@ def lower(module: Module, cx: Context) -> Module:
 def _packed_weights(
     state: _Lowering, producers: dict[Value, Op]
 ) -> dict[str, PackedWeight]:
-    """Weights that a product packs whole: other kernels read the panels too.
+    """Weights that a product packs as a whole: other kernels read the panels too.
 
-    So a weight that is tied (an embedding that is also the output layer) is held once.
+    So a tied weight (an embedding that is also the output layer) is stored once.
     """
     found: dict[str, PackedWeight] = {}
     for op in state.graph.ops:
@@ -333,7 +335,7 @@ def _steps(
 
 
 def _call_step(state: _Lowering, region: Graph) -> KernelStep | LibraryStep:
-    """A call that stood in the graph: its results become destinations."""
+    """A call that was in the graph already: its results become destinations."""
     (op,) = region.ops
     if op.name == "call_library":
         arguments = (*op.operands, *op.results)
@@ -383,7 +385,8 @@ def _argument(
         case Value():
             if argument in views:
                 return state.view(views[argument])
-            if argument not in buffers:  # a result that a kernel writes, nothing reads
+            # A result that a kernel writes and nothing reads.
+            if argument not in buffers:
                 buffers[argument] = state.alloc(argument.type, argument.name)
             return buffers[argument]
     raise InternalError("lower", f"unknown argument {argument}")
@@ -401,7 +404,7 @@ def _packed(state: _Lowering, packed: Packed) -> Constant:
 def _results(
     state: _Lowering, graph: Graph, producers: dict[Value, Op]
 ) -> tuple[Value, ...]:
-    """A buffer of its own for every result; what is not one yet is copied."""
+    """Gives every result a buffer of its own, by a copy where necessary."""
     out: list[Value] = []
     taken: set[Value] = set()
     allocated = {op.result for op in state.ops if op.name == "alloc"}

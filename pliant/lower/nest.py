@@ -3,8 +3,8 @@
     axes kept | axes reduced          the last axis is the vector one
 
 A map:            parallel over all but the last axis, vector over the last;
-                  a single axis is cut into blocks. One that reads along another axis
-                  than it writes along runs over tiles of the two.
+                  a single axis is cut into blocks. A map that reads along another
+                  axis than it writes along is tiled over the two.
 A row reduction:  parallel over rows; inside one row, loops over the reduced axes,
                   the last of them vector.
 A column reduction (the last axis is kept): parallel over the other kept axes, vector
@@ -23,12 +23,12 @@ from pliant.sym import product as product_of
 
 BLOCK = 2048  # elements of a block when one axis is split between threads
 COLUMN_BLOCK = 64  # columns of a block of a column reduction
-# A tile of a transposing map: what is read along the one axis is a cache line, all of
-# which is used while it is in L1; more lines than ways would push one another out where
-# they are a power of two apart.
+# A tile of a transposing map: reads along one axis bring in cache lines that are used
+# completely while they are in L1. More lines than L1 has ways would evict each other
+# where their distance is a power of two.
 TILE = (16, 16)
-# Work worth handing to another thread, in units of one cheap op on one element: some
-# 10 microseconds, several times what waking a worker costs.
+# Work that pays for another thread, in units of one cheap op on one element: about 10
+# microseconds, several times the cost of waking a worker.
 THREAD_WORK = 1 << 16
 
 
@@ -37,7 +37,7 @@ def block(body: Sequence[Stmt]) -> Stmt:
 
 
 def grain(work: Expr) -> Expr:
-    """Iterations worth a thread when one iteration is `work` units."""
+    """Iterations that pay for a thread when one iteration is `work` units."""
     if work.is_const:
         return as_expr(max(1, THREAD_WORK // max(work.value, 1)))
     return maximum(1, floordiv(THREAD_WORK, maximum(work, 1)))
@@ -48,7 +48,7 @@ def inner_loops(
 ) -> Stmt:
     """Loops over `axes` around the body; the last one is vector if asked.
 
-    `multiple`: the last axis is known to be a multiple of it.
+    `multiple`: the extent of the last axis is known to be a multiple of this.
     """
     stmt = block(body)
     for k, axis in enumerate(reversed(axes)):
@@ -76,7 +76,7 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
     total, rest = product_of(a.extent for a in live), sym("_p")
     lets: list[Stmt] = []
     for axis in reversed(live[1:]):
-        safe = maximum(axis.extent, 1)  # where there is none, nothing is divided
+        safe = maximum(axis.extent, 1)  # no division by zero where the axis is empty
         lets.append(Let(axis.name, Index(mod(rest, safe))))
         rest = floordiv(rest, safe)
     lets.append(Let(live[0].name, Index(rest)))
@@ -87,7 +87,7 @@ def parallel(axes: Sequence[Axis], body: Sequence[Stmt], work: Expr) -> Stmt:
 def split(
     axis: Axis, body: Sequence[Stmt], work: int | Expr, size: int = BLOCK
 ) -> Stmt:
-    """One vector axis, cut into blocks for the threads; an element takes `work`."""
+    """One vector axis cut into blocks for the threads; `work` is per element."""
     begin = sym("_p") * size
     inner = For(
         axis.name,
@@ -114,9 +114,9 @@ def tiled(
     inner: Sequence[Stmt],
     work: int,
 ) -> Stmt:
-    """Tiles of the axis `along` and the last, which is the vector one.
+    """Tiles of the axis `along` and the last axis, which is the vector one.
 
-    `outer` is what does not vary with the last axis.
+    `outer` are the statements that do not vary with the last axis.
     """
     last, (height, width) = axes[-1], TILE
     rows = Axis("_tile_row", ceildiv(along.extent, height))
@@ -129,6 +129,6 @@ def tiled(
 
 
 def _block_of(axis: Axis, number: Axis, size: int, body: Sequence[Stmt]) -> For:
-    """One of the blocks of an axis; the only one, where there is but one."""
+    """One of the blocks of an axis; the whole axis, if there is only one."""
     begin = as_expr(0) if number.extent == as_expr(1) else number.var * size
     return For(axis.name, begin, minimum(axis.extent, begin + size), block(body))

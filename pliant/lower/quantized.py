@@ -1,13 +1,13 @@
-"""Products of 8-bit integers: their operands as words, and what sets the sums right.
+"""Products of 8-bit integers: operands as words, and the correction of the sums.
 
     matmul(a: i8, b: i8) -> i32
     ->
-    call matmul_left(a, words of a)                  a copy, filled up along K
-    call matmul_right(b, words of b)                 a constant is made so beforehand
+    call matmul_left(a, words of a)                  a copy, padded along K
+    call matmul_right(b, words of b)                 at compile time for a constant
     call matmul_corrections(words of a, corrections)
     call matmul(words of a, words of b, ..)          corrected in its epilogue
 
-What each of them does is told in kernels/int8.py.
+kernels/int8.py explains each of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ZERO, ONE = as_expr(0), as_expr(1)
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTile(TileAt):
-    """A tile of a product one of whose operands is lifted."""
+    """A tile of a product with a lifted operand."""
 
     corrections: Corrections | None = None
 
@@ -74,12 +74,12 @@ class Corrections:
         return Load(self.buffer, (*batch, row if self.by_row else column))
 
     def tile(self, at: TileAt) -> TileAt:
-        """The tile as the epilogue is to see it."""
+        """The tile as the epilogue should see it: corrected."""
         known = (at.batch, at.row, at.column, at.rows, at.columns, at.scratch, at.first)
         return CorrectedTile(*known, self)
 
 
-Matrix = Callable[[np.ndarray], np.ndarray]  # of a constant's data: its (K, N)
+Matrix = Callable[[np.ndarray], np.ndarray]  # a constant's data -> its (K, N) matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class Narrow:
     """Both operands as words: (.., M, K words) and (.., K words, N)."""
 
     form: Form
-    steps: tuple[KernelStep, ...]  # that make them
+    steps: tuple[KernelStep, ...]  # the calls that make the words
     left: Retyped
     right: Retyped
-    panels: Callable[[Tile], Packed] | None  # of a constant right operand
-    sums: Retyped | None  # what is added, (.., N) or (.., M): by the form
+    panels: Callable[[Tile], Packed] | None  # the panels of a constant right operand
+    sums: Retyped | None  # the corrections, (.., N) or (.., M), depending on the form
 
     def corrections(self, spec: Product) -> Corrections | None:
-        """As the product has its batch: axes of its own, or more rows."""
+        """The corrections with the batch as the product has it: axes, or more rows."""
         if self.sums is None:
             return None
         by_row = self.form.lifts_right
@@ -117,7 +117,7 @@ def narrowed(
     weight: tuple[Constant, Matrix] | None,
     target: Target,
 ) -> Narrow:
-    """The product `root` on words; `weight` is B, if that is a constant."""
+    """The product `root` on words; `weight` is B, if B is a constant."""
     left, right = (v.dtype for v in root.operands)
     form = form_of(left, right, weight is not None, target)
     source = _turned(views[0])
@@ -154,8 +154,8 @@ def _exchanged(dims: tuple[Expr, ...]) -> tuple[Expr, ...]:
 def _words(
     name: str, view: View, form: Form, part: DType, lifted: bool, dtype: DType
 ) -> tuple[KernelStep, Retyped]:
-    """An operand (.., K, N) as words (.., K words, N), laid out as it is itself."""
-    # What a batch repeats is made once.
+    """An operand (.., K, N) as words (.., K words, N), in its own axis order."""
+    # An operand that the batch repeats is converted once.
     lead = tuple(
         ONE if stride == ZERO else dim
         for dim, stride in zip(view.shape[:-2], view.strides[:-2], strict=True)
@@ -180,7 +180,7 @@ def _words(
 
 
 def _sums(name: str, words: Retyped) -> tuple[KernelStep, Retyped]:
-    """The corrections that words (.., K words, M) ask for, M numbers."""
+    """The corrections for the words (.., K words, M), M numbers."""
     lead = tuple(
         ONE if stride == ZERO else dim
         for dim, stride in zip(words.shape[:-2], words.strides[:-2], strict=True)
@@ -231,7 +231,7 @@ def _with_constant(
         )
 
     k, n = form.words(view.shape[-2]), view.shape[-1]
-    lead = view.shape[:-2]  # of ones
+    lead = view.shape[:-2]  # all ones
     words = packed("words", lambda data: pack_words(matrix(data), form))
     right = Retyped(words, _dense((*lead, k, n)))
     sums = None

@@ -1,9 +1,9 @@
-"""Quotients that may be products: e / sum(e), where e = exp(x - max(x)) along a row.
+"""Divisions that can be multiplications: e / sum(e), e = exp(x - max(x)) along a row.
 
 A division takes as long as a dozen multiplications, and its divisor is the same for a
-whole row. x * (1/y) is x / y but for the last bit as long as 1/y is a normal number;
-here y is, for the greatest element of a row adds exp(0) = 1 to it, and a row has fewer
-than 2^63 elements. (Where x holds an infinity or NaN, y is NaN, and so are both.)
+whole row. x * (1/y) equals x / y up to the last bit if 1/y is a normal number. It is
+here: the greatest element of a row adds exp(0) = 1 to y, and a row has fewer than 2^63
+elements. (Where x holds an infinity or NaN, y is NaN, and so are both results.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_share(op: Op, producers: Mapping[Value, Op]) -> bool:
 
 
 def _of_rows(value: Value, kind: str, producers: Mapping[Value, Op]) -> Op | None:
-    """The reduction that a value repeats along the row."""
+    """The reduction whose result a value broadcasts along the row."""
     wide = producers.get(value)
     if wide is None or wide.name != "broadcast":
         return None
@@ -48,7 +48,7 @@ def _of_rows(value: Value, kind: str, producers: Mapping[Value, Op]) -> Op | Non
 
 
 def _repeats(shifted: Op, top: Op, producers: Mapping[Value, Op]) -> bool:
-    """Whether each row is shifted by its own greatest element."""
+    """Whether each row is shifted by its own maximum."""
     axes = producers[shifted.operands[1]].ints_attr("axes")
     rank = shifted.result.type.rank
     if top.bool_attr("keepdims"):

@@ -1,12 +1,12 @@
-"""How the rows of a reduction run: the three shapes a row kernel can take.
+"""How the rows of a reduction run: the three forms of a row kernel.
 
 plain   parallel over rows; each stage of a row is a loop over it
 
-short   a row fits a few vectors: its loops are written out under masks, and what
+short   a row fits in a few vectors: its loops are unrolled under masks, and what
         later stages need again stays in registers
 
-split   few rows, and long: one row after another, each stage cut into one piece per
-        thread, the pieces' results combined in the order of the pieces
+split   few, long rows: one row after another, each stage cut into one piece per
+        thread; the pieces' results are combined in the order of the pieces
 
         for _t = 0 to threads parallel {      a stage that accumulates
           accumulator $part = max
@@ -42,7 +42,8 @@ from pliant.lower.domain import Axis
 from pliant.lower.nest import block, inner_loops
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, sym
 
-THREADS = "threads"  # the size symbol every host function knows: workers of the call
+# The size symbol of every host function: the number of workers of a call.
+THREADS = "threads"
 INNER = "_inner"  # marks a stage's loop until the axes are merged
 _PIECE = "_t"
 
@@ -68,12 +69,12 @@ def _body(stage: Stmt) -> tuple[Stmt, ...]:
 
 
 def plain(row: Sequence[Stmt], reduced: Sequence[Axis], vector: bool) -> list[Stmt]:
-    """Every stage a nest over the reduced axes, the last of them vector if asked."""
+    """Every stage is a nest over the reduced axes, the last of them vector if asked."""
     return [inner_loops(reduced, _body(s), vector) if is_stage(s) else s for s in row]
 
 
 def short(row: Sequence[Stmt], axis: Axis, room: int) -> list[Stmt]:
-    """Every stage a vector loop of at most `room` iterations."""
+    """Every stage is a vector loop of at most `room` iterations."""
     end = minimum(axis.extent, room)
     return [
         For(axis.name, as_expr(0), end, block(_body(s)), Kind.VECTOR)
@@ -85,7 +86,7 @@ def short(row: Sequence[Stmt], axis: Axis, room: int) -> list[Stmt]:
 
 @dataclass(frozen=True, slots=True)
 class RowSlot:
-    """Where the pieces of an accumulator are kept: one element per thread."""
+    """Where the partial results of an accumulator are kept: one element per thread."""
 
     buffer: Buffer
     number: int
@@ -109,7 +110,7 @@ def slots(accumulators: Sequence[Accumulator]) -> dict[str, RowSlot]:
 def split(
     row: Sequence[Stmt], reduced: Sequence[Axis], slots: Mapping[str, RowSlot]
 ) -> list[Stmt]:
-    """Every stage a parallel loop over pieces, then their results combined."""
+    """Every stage is a parallel loop over pieces; then their results are combined."""
     declared = {s.name: s for s in row if isinstance(s, Accumulator)}
     out: list[Stmt] = []
     for stmt in row:
@@ -161,7 +162,7 @@ def _combine(name: str, slot: RowSlot) -> Stmt:
 
 
 def _rename(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
-    """The statement accumulating under other names."""
+    """The statement with its accumulators renamed."""
 
     def renamed(node: Node) -> Node:
         if isinstance(node, Accumulate) and node.name in names:

@@ -1,10 +1,10 @@
 """Kernels that walk a window or an axis for each result element.
 
 pool, transposed convolution: a loop over the window inside a map over the results.
-cumulate: a loop along one axis, everything else around it.
-scatter_add: blocks of columns, each walking all rows in order, so that sums are the
-same whatever the number of threads.
-What their operand is computed from is computed in place, as in any fusion.
+cumulate: a loop along one axis inside loops over all others. scatter_add: blocks of
+columns; each goes over all rows in order, so that the sums do not depend on the number
+of threads. The ops that compute their operands are computed inside the loops, as in any
+fusion.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Scan:
     def over_results(
         self, inside: Callable[[tuple[Expr, ...]], None], work: Expr
     ) -> Stmt:
-        """A map over the result; `inside` emits what one element takes."""
+        """A map over the result; `inside` emits the statements of one element."""
         shape = self.root.result.shape
         axes = self.axes(shape)
         self.evaluator.space = with_axes(self.facts, axes)
@@ -168,7 +168,7 @@ def _pool(scan: _Scan, name: str) -> KernelStep:
 
 
 def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
-    """How many elements a mean's window holds: those inside, or inside the padding."""
+    """The size of a mean's window: elements inside the input, or also its padding."""
     (x,) = op.operands
     window, stride = op.ints_attr("window"), op.ints_attr("stride")
     low, high = op.ints_attr("low"), op.ints_attr("high")
@@ -187,9 +187,9 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
 def _along(
     scan: _Scan, name: str, axis: int, body: Callable[[tuple[Expr, ...]], list[Stmt]]
 ) -> KernelStep:
-    """One loop per position of all axes but `axis`; the body walks along it.
+    """One loop per position of all axes but `axis`; the body runs along `axis`.
 
-    Where the last axis is another one, neighbours along it walk side by side.
+    If the last axis is another one, its positions run as lanes of one vector loop.
     """
     (x, *_) = scan.root.operands
     index = list(domain_index(x.shape))

@@ -1,4 +1,4 @@
-"""What lowering a fusion gives: calls of loop functions and what they are passed."""
+"""The result of lowering a fusion: calls of loop functions and their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NumberCheck = Callable[[DataCheck], int]
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory for one call: this type for each worker, the worker leading."""
+    """Memory of one call: this type once per worker, the worker is the first axis."""
 
     type: TensorType
 
@@ -33,21 +33,21 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A constant in another layout, made at compile time; shared by its key.
+    """A constant in another layout, made at compile time; equal keys share it.
 
-    `make` gives it from the source's data, now and whenever those have changed.
+    `make` computes it from the source's data, now and whenever those change.
     """
 
     key: tuple[object, ...]
     source: Constant
-    layout: str  # in words, for its name
+    layout: str  # a word for its name
     dtype: DType
     make: Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Retyped:
-    """Other memory, read as another type."""
+    """Another argument's memory, read as another type."""
 
     source: Temporary | Packed
     type: TensorType
@@ -64,7 +64,7 @@ class Retyped:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A 2-d weight held only as the panels of a matrix product: (P, K, NR).
+    """A 2-d weight that is stored only as the panels of a matrix product: (P, K, NR).
 
     `axis` is the axis of the weight that the panels cut, the product's N.
     """
@@ -74,7 +74,7 @@ class PackedWeight:
     width: int  # NR
 
     def index(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """Where in the panels an element of the weight stands."""
+        """The index in the panels of an element of the weight."""
         n, k = at if self.axis == 0 else (at[1], at[0])
         return (floordiv(n, self.width), k, mod(n, self.width))
 
@@ -83,7 +83,7 @@ class PackedWeight:
         return (ceildiv(n, self.width), k, as_expr(self.width))
 
 
-# What has strides over its memory.
+# Arguments that have strides over their memory.
 Strided = View | Retyped
 # A region's parameter or result, a strided view of a value of the graph, or memory.
 Argument = Value | View | Scratch | Temporary | Packed | Retyped
@@ -91,16 +91,17 @@ Argument = Value | View | Scratch | Temporary | Packed | Retyped
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """One call; `helpers` are loop functions that it calls in turn.
+    """One call; `helpers` are loop functions that it calls.
 
-    `planned` is one more of those, made for this step; steps alike share it. Of a
-    matrix product, `product` says how it is cut.
+    `planned` is another of those, made for this step; equal steps share it. For a
+    matrix product, `product` is its plan.
     """
 
     func: LoopFunc
     arguments: tuple[Argument, ...]
     helpers: tuple[LoopFunc, ...] = ()
-    sizes: tuple[Expr, ...] | None = None  # of func; None: the symbols of those names
+    # Arguments for func's sizes; None: the symbols of the same names.
+    sizes: tuple[Expr, ...] | None = None
     planned: LoopFunc | None = None
     product: ProductPlan | None = None
 
@@ -118,7 +119,7 @@ class LibraryStep:
 class TileAxes:
     """How a contraction's tile covers the axes of its result."""
 
-    batch: tuple[tuple[int, Expr], ...]  # axis and its position
+    batch: tuple[tuple[int, Expr], ...]  # axis of the result, and the position along it
     rows: tuple[int, ...]
     columns: tuple[int, ...]
 

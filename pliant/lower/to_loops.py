@@ -8,12 +8,12 @@
       for d2 ... { y[768*d0 + d2] = (x[..] - mean) * rstd * w[d2] + b[d2] }
     }
 
-One kernel may hold several reductions over the same axes: each is a stage, a loop over
-the row, and what later stages need again and is costly to compute is kept in a row of
-scratch (or in the result itself, where it is one).
+One kernel may hold several reductions over the same axes. Each is a stage, a loop over
+the row. Values that later stages need again and that are expensive to compute are kept
+in a row of scratch (or in the result itself, if the value is a result).
 
-A group is lowered several times where that pays, under different assumptions on its
-sizes (`lower/variants.py`), and chooses between the bodies when it is called.
+Where it pays, a group is lowered several times under different assumptions on its sizes
+(`lower/variants.py`), and the kernel chooses between the bodies when it is called.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ from pliant.lower.variants import (
 )
 from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
 
-# A value that costs more (ir/opdef.py: Cost) is kept for later stages of its row, in
-# memory or in registers, rather than computed again.
+# A value that costs more than this (ir/opdef.py: Cost) is kept for later stages of its
+# row, in memory or in registers, instead of being recomputed.
 KEEP_COST = 6
 KEEP_IN_REGISTERS_COST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """What lowering a group depends on, besides the group."""
+    """The inputs of lowering besides the group itself."""
 
     facts: Facts
     number_check: NumberCheck
@@ -107,7 +107,7 @@ def lower_group(
 ) -> KernelStep:
     """The loop function of a map or row region.
 
-    `packed` are parameters that exist only as panels of a matrix product.
+    `packed` are parameters that are stored only as panels of a matrix product.
     """
     memory = _Memory(region, packed or {})
     body = _body(region, memory, cx, ANY)
@@ -119,7 +119,7 @@ def lower_group(
 def _body(
     region: Graph, memory: _Memory, cx: Lowering, given: VariantGuard
 ) -> Stmt | None:
-    """The group's loops, with variants of them; None if it is not one nest."""
+    """The group's loops and their variants; None if they are not a single nest."""
     shape = structure(region.ops, region.results, cx.facts)
     if shape is None:
         return None
@@ -141,7 +141,7 @@ def _body(
     ):
         inner = _GroupLowering(region, shape, memory, cx, assumption).lower()
         if all(cx.facts.prove(guard) for guard in assumption.guards):
-            body = inner  # nothing to ask
+            body = inner  # always true
             break
         variants.append(Variant(assumption.name, assumption.guards, inner))
     if not variants:
@@ -173,7 +173,7 @@ class _Memory:
         self.scratch: dict[str, Buffer] = {}
 
     def work(self, b: Buffer) -> Buffer:
-        """Scratch for each worker; variants that ask for the same share it."""
+        """Scratch for each worker; variants that need the same buffer share it."""
         while self.scratch.get(b.name, b) != b:
             b = replace(b, name=f"{b.name}_")
         self.scratch[b.name] = b
@@ -201,7 +201,7 @@ class _Memory:
 
 
 class _GroupLowering:
-    """One region on its way to loops, under one assumption."""
+    """Lowers one region under one assumption."""
 
     def __init__(
         self,
@@ -225,12 +225,12 @@ class _GroupLowering:
         self._domain = domain_space(shape.domain, cx.facts)
         self.depth = _depths(region)
         self.kept: dict[Value, Buffer] = {}  # scratch that later stages read
-        # Numbered, not named after values: equal kernels must be equal objects.
+        # Numbered, not named after values, so that equal kernels are equal objects.
         reduces = [op for op in region.ops if op.name == "reduce"]
         self.accumulators = {op.result: f"_acc{k}" for k, op in enumerate(reduces)}
         self.stage = 0
         self.work = max(1, sum(OPS[op.name].cost for op in region.ops))
-        self.nest: Nest | None = None  # of the whole domain, if it is one nest
+        self.nest: Nest | None = None  # of the whole domain, if that is a single nest
 
     def lower(self) -> Stmt:
         domain = self.shape.domain
@@ -261,7 +261,7 @@ class _GroupLowering:
         return self._map(axes, evaluator)
 
     def _breaks(self, axes: Sequence[Axis], space: Space) -> dict[str, set[Expr]]:
-        """Where concats change operand, by the name of the axis."""
+        """Where concats change operand, by axis name."""
         if not any(op.name == "concat" for op in self.region.ops):
             return {}
         finder = Breaks(self.producers, self._leaf, space)
@@ -273,7 +273,7 @@ class _GroupLowering:
         return finder.found
 
     def _segments(self, axis: Axis, breaks: Sequence[Expr]) -> Stmt:
-        """A nest per run of an axis in which every concat reads one operand."""
+        """One nest per segment of an axis in which every concat reads one operand."""
         k = int(axis.name[2:])
         self.nest = None
         nests: list[Stmt] = []
@@ -355,7 +355,7 @@ class _GroupLowering:
         row: Sequence[Stmt],
         work: Expr,
     ) -> Stmt:
-        """Rows that are contiguous: the vector runs along them."""
+        """Contiguous rows: the vector loop runs along them."""
         match self.given.plan:
             case RowPlan.SPLIT:
                 declared = [s for s in row if isinstance(s, Accumulator)]
@@ -371,7 +371,7 @@ class _GroupLowering:
                 return parallel(kept, row_shapes.plain(row, reduced, True), work)
 
     def _stage(self, axes: Sequence[Axis], evaluator: Evaluator) -> None:
-        """One loop over the row: the reductions, results and kept values now due."""
+        """One loop over the row: this stage's reductions, results and kept values."""
         reduces = [
             op
             for op in self.region.ops
@@ -416,13 +416,13 @@ class _GroupLowering:
         match self.given.plan:
             case RowPlan.SHORT:
                 return (position,)
-            case RowPlan.SPLIT:  # one row at a time, which all workers write
+            case RowPlan.SPLIT:  # one row at a time, written by all workers
                 return (as_expr(0), position)
             case RowPlan.PLAIN:
                 return (sym(WORKER), position)
 
     def _place(self, value: Value) -> tuple[Expr, ...]:
-        """Where a result stands, for the box of the domain being written."""
+        """The index of a result, in the box of the domain being written."""
         here = result_index(value, self.shape, self._domain)
         assert here is not None
         if self.index == domain_index(self.shape.domain):
@@ -460,7 +460,7 @@ class _GroupLowering:
     def _kept_value(
         self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue | None:
-        """What an earlier stage of the row has left in memory or in registers."""
+        """A value that an earlier stage of the row left in memory or in registers."""
         if self.stage > self.depth[value] and where is None:
             if value in self.kept and index == self._place(value):
                 return Load(self.kept[value], self._scratch_index())
@@ -470,7 +470,7 @@ class _GroupLowering:
         return None
 
     def _reread(self, value: Value) -> bool:
-        """A full result that an earlier stage stored is read, not computed, again."""
+        """Whether a full-size result that an earlier stage stored is read back."""
         return (
             value in self.outputs
             and bool(self.shape.reduced)
@@ -479,7 +479,7 @@ class _GroupLowering:
         )
 
     def _choose_kept(self, evaluator: Evaluator) -> None:
-        """Values needed by several stages, full-size and dear: the last such first."""
+        """Keeps large, expensive values that several stages need, the last first."""
         short = self.given.plan is RowPlan.SHORT
         least = KEEP_IN_REGISTERS_COST if short else KEEP_COST
         size = numel(self.shape.domain, self.facts)
@@ -504,7 +504,7 @@ class _GroupLowering:
                 self.kept[value] = self.memory.work(scratch)
 
     def _stages_of(self, value: Value) -> set[int]:
-        """Stages whose loops compute `value`, given what is kept already."""
+        """Stages whose loops compute `value`, given what is already kept."""
         stages: set[int] = set()
         roots = [
             (op.operands[0], self.depth[op.operands[0]])
@@ -536,7 +536,7 @@ class _GroupLowering:
         cone = {
             v
             for v in self._cone(value, self.depth[value])
-            if numel(v.shape, self.facts) == size  # the rest is computed once a row
+            if numel(v.shape, self.facts) == size  # others are computed once per row
         }
         cost = sum(OPS[self.producers[v].name].cost for v in cone)
         leaves = {v for c in cone for v in self.producers[c].operands}
@@ -546,7 +546,7 @@ class _GroupLowering:
 def _read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
     """The axis along which a map's operand is contiguous, if that is not the last.
 
-    Such an operand is read a few elements per cache line unless tiles are walked.
+    Without tiles, few elements of each cache line of such an operand would be used.
     """
     last = axes[-1].name
     for value in values(Block(tuple(inner))):
@@ -562,7 +562,7 @@ def _read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
 
 
 def _depths(region: Graph) -> dict[Value, int]:
-    """How many reductions stand before a value, one after another."""
+    """How many reductions a value depends on, one after another."""
     depth: dict[Value, int] = dict.fromkeys(region.params, 0)
     for op in region.ops:
         level = max((depth[v] for v in op.operands), default=0)

@@ -6,11 +6,12 @@
       variant "any" { .. }
     }
 
-A variant is the same group lowered again under an assumption: what some sizes are
-("no broadcast", "dense": symbols replaced in the whole region, so that index arithmetic
-folds and loads become vectors), or how its rows run (`lower/rows.py`). An assumption
-that is proved true makes the one body there is, one that is proved false none, and a
-kernel whose general body has nothing to gain gets no variants at all.
+A variant is the same group lowered again under an assumption. The assumption is either
+about sizes ("no broadcast", "dense": symbols are replaced in the whole region, so that
+index arithmetic folds and loads become vectors), or about how rows run
+(`lower/rows.py`). If an assumption is proved true, its body is the only one. If it is
+proved false, there is no such body. A kernel whose general body cannot gain anything
+has no variants.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ from pliant.sym import (
     sym,
 )
 
-# A row of up to so many vectors is written out: 1.1 to 1.25 times as fast up to here,
-# even at twice that (softmax, sum, layer norm; AVX-512).
+# A row of up to this many vectors is unrolled: 1.1 to 1.25 times as fast up to here, no
+# gain at twice that (softmax, sum, layer norm; AVX-512).
 SHORT_VECTORS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class VariantGuard:
-    """What one variant takes for granted; `guards` say when that is so."""
+    """The assumption of one variant; `guards` test whether it holds."""
 
     name: str
     guards: tuple[Cond, ...]
     symbols: Mapping[str, Expr] = field(default_factory=dict)
-    dims: Mapping[Expr, Expr] = field(default_factory=dict)  # replaced before symbols
+    # Replaced before symbols are.
+    dims: Mapping[Expr, Expr] = field(default_factory=dict)
     plan: RowPlan = RowPlan.PLAIN
-    multiple: int = 1  # of the vector loop's trips
+    multiple: int = 1  # the vector loop's trip count is a multiple of this
 
 
 ANY = VariantGuard("any", ())
@@ -63,12 +65,12 @@ ANY = VariantGuard("any", ())
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """What a group's general body turned out to be."""
+    """What the group's general body looks like."""
 
     kept: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     vector: Axis | None  # the axis of the vector loop, if it is not cut into blocks
-    work: int  # of one element
+    work: int  # cost of one element
 
 
 def short_room(lanes: int) -> int:
@@ -76,11 +78,11 @@ def short_room(lanes: int) -> int:
 
 
 def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuard]:
-    """How the rows of a reduction may run, other than plainly."""
+    """The forms of a reduction's rows other than the plain one."""
     found: list[VariantGuard] = []
     rows = product(axis.extent for axis in nest.kept)
     extent = product(axis.extent for axis in nest.reduced)
-    # Fewer rows than threads, and each worth two of them.
+    # Fewer rows than threads, and each long enough for two threads.
     few = (
         le(2 * rows, sym(THREADS)),
         le(2 * THREAD_WORK, extent * nest.work),
@@ -93,9 +95,9 @@ def row_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuard]:
 
 
 def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuard]:
-    """Trips of a map's vector loop that leave no tail: a branch less per row.
+    """Trip counts of a map's vector loop that leave no tail: one branch less per row.
 
-    A reduction has more to do per row, where that does not show.
+    A reduction does more work per row, so the branch does not matter there.
     """
     if nest.reduced or nest.vector is None or nest.vector.extent.is_const:
         return []
@@ -105,7 +107,7 @@ def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuar
 
 
 def possible(assumption: VariantGuard, facts: Facts) -> bool:
-    """Not proved false."""
+    """Whether the assumption is not proved false."""
     return all(facts.prove(guard) is not False for guard in assumption.guards)
 
 
@@ -125,7 +127,7 @@ def size_assumptions(region: Graph, body: Stmt, facts: Facts) -> Iterator[Varian
 
 @dataclass(frozen=True, slots=True)
 class _Stretched:
-    """A dim of which the call tells whether its operands have it or are 1 there."""
+    """A dim whose operands either have it or are 1 there, which only the call tells."""
 
     wide: Expr
     names: tuple[str, ...]
@@ -162,7 +164,7 @@ def _unit(name: str) -> VariantGuard:
 
 
 def _stretched(ops: Sequence[Op]) -> Iterator[_Stretched]:
-    """Dims of stretched results whose expression is one of two symbols."""
+    """Dims of broadcast results whose expression is one of two symbols."""
     for op in ops:
         if op.name != "stretch":
             continue
@@ -174,7 +176,7 @@ def _stretched(ops: Sequence[Op]) -> Iterator[_Stretched]:
 
 
 def _strides(body: Stmt) -> Iterator[str]:
-    """Sizes that a vector loop's addresses are that far apart."""
+    """Sizes that are the stride of a vector loop's addresses."""
     for loop in statements(body):
         if not isinstance(loop, For) or loop.kind is not Kind.VECTOR:
             continue
@@ -197,7 +199,7 @@ def _symbol(dim: Expr) -> str | None:
 
 
 def _replaced(e: Expr, dims: Mapping[Expr, Expr]) -> Expr:
-    """The expression with others, of which it is made, replaced."""
+    """The expression with some of its subexpressions replaced."""
     if not dims or e in dims:
         return dims.get(e, e)
     total = as_expr(0)

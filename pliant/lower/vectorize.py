@@ -1,15 +1,15 @@
-"""How loops run on a machine: lanes side by side, copies, what is written out.
+"""How loops run on a machine: number of lanes, copies, unrolling.
 
     for i = 0 to n vector { accumulate $sum, %x[i] }
     ->
     for i = 0 to n vector lanes 16 masked copies 4 { accumulate $sum, %x[i] }
 
-The last pass over a loop function. It says of every VECTOR loop how many iterations
-run side by side, how many such vectors one turn has, and what becomes of the rest; of
-a nest that copies rows to columns, that squares are exchanged in registers. A VECTOR
-loop that cannot run by lanes stays as it is and is run like a SERIAL one; a PARALLEL
-loop whose parts cannot be handed to other threads becomes one: the meaning is the same.
-The code generator then follows.
+The last pass over a loop function. For every VECTOR loop it decides how many iterations
+run as lanes of a vector, how many such vectors one iteration of the main loop has, and
+how the tail runs. A nest that copies rows to columns is marked to be transposed in
+registers. A VECTOR loop that cannot be vectorized stays as it is and runs like a SERIAL
+one. A PARALLEL loop whose parts cannot run on other threads becomes SERIAL; the meaning
+is the same. The code generator follows these decisions.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from pliant.ir.ops_elementwise import SCALARS
 from pliant.machine.target import Target
 from pliant.sym import ONE
 
-# A vector loop of a constant number of vectors up to this is written out.
+# A vector loop with a constant number of vectors up to this is fully unrolled.
 MOST_WRITTEN_OUT = 8
 
-# An op that takes many instructions weighs as much as this many.
+# The weight of an op that takes many instructions, in simple ops.
 HEAVY_WEIGHT = 12
 
 
-# ---- what a loop's body asks for
+# ---- properties of a loop's body
 
 
 def _weight(loop: For) -> int:
@@ -76,8 +76,8 @@ def _is_heavy(value: LoopValue) -> bool:
 def _abreast(loop: For) -> int:
     """How many vectors each op of the body computes at once.
 
-    Where a serial loop stands inside, several vectors walk it together: independent
-    chains, and whole cache lines of every row that it passes.
+    If there is a serial loop inside, several vectors go through it together: that gives
+    independent chains, and uses whole cache lines of every row.
     """
     if not any(isinstance(s, For) for s in statements(loop.body)):
         return 1
@@ -87,10 +87,11 @@ def _abreast(loop: For) -> int:
 
 
 def _copies(loop: For) -> int:
-    """How many bodies one turn of the main loop has.
+    """How many copies of the body one iteration of the main loop has.
 
-    An accumulator's chain of dependent additions (4 cycles each, two can start per
-    cycle) binds only while the rest of the body is short.
+    Copies hide the latency of an accumulator's chain of dependent additions (4 cycles
+    each, two can start per cycle). The chain is the limit only if the rest of the body
+    is short.
     """
     if not outer_accumulators(loop):
         return 1
@@ -101,15 +102,15 @@ def _copies(loop: For) -> int:
 
 
 def _has_masks(target: Target, loop: For) -> bool:
-    """Whether the target masks every access of a loop."""
+    """Whether the target can mask every access of a loop."""
     sizes = {buf.dtype.bytes for buf, _ in accesses(loop.body)}
     return target.masks(min(sizes, default=4))
 
 
 def _room(loop: For, lanes: int) -> int | None:
-    """The most iterations there can be, if that is few enough to write them out.
+    """The largest possible trip count, if it is small enough to unroll.
 
-    Registers that the loop's variable indexes say so, or the loop's own end.
+    The bound is the size of a register buffer that the loop indexes, or the loop's end.
     """
     rooms = [
         dim.value
@@ -129,9 +130,9 @@ def _room(loop: For, lanes: int) -> int | None:
 
 
 def _exchanges(loop: For, target: Target) -> bool:
-    """Whether a loop copies rows to columns, and squares of registers can do that.
+    """Whether a loop copies rows to columns and can be transposed in registers.
 
-    Vectors along the columns would be gathers, an element at a time.
+    Vectors along the columns would be gathers, one element at a time.
     """
     copy = copy_in(loop)
     if copy is None or loop.step != 1:
@@ -163,11 +164,11 @@ def _exchanges(loop: For, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What is around a statement."""
+    """What encloses a statement."""
 
     known: KnownSizes = field(default_factory=KnownSizes)
     in_parallel: bool = False
-    in_vector: bool = False  # one that runs by lanes
+    in_vector: bool = False  # inside a loop that is vectorized
 
     def inside(self, loop: For) -> _Scope:
         return _Scope(
@@ -196,7 +197,7 @@ class _LoopPlanner:
         return rebuild(made, [self.stmt(loop.body, scope.inside(made))])
 
     def decided(self, loop: For, scope: _Scope) -> For:
-        """The loop with how it runs; its body is as it was."""
+        """The loop annotated with how it runs; its body is unchanged."""
         match loop.kind:
             case Kind.VECTOR if not scope.in_vector and runs_by_lanes(loop):
                 return replace(loop, vectors=self.vectors(loop, scope.known))
@@ -226,7 +227,7 @@ class _LoopPlanner:
 
 
 def _can_be_handed_over(loop: For) -> bool:
-    """Whether another thread can run a part: it has all that the body uses."""
+    """Whether another thread can run a part: everything the body uses is passed on."""
     if outer_accumulators(loop):
         return False
     own = {s.buffer.name for s in statements(loop.body) if isinstance(s, Alloc)}
@@ -236,15 +237,15 @@ def _can_be_handed_over(loop: For) -> bool:
     )
 
 
-# By the function and the machine; None: as it was.
+# By function and machine; None: unchanged.
 _Made = dict[object, LoopFunc | None]
 _made: PerObject[LoopFunc, _Made] = PerObject(lambda _: {})
 
 
 def vectorize(func: LoopFunc, target: Target) -> LoopFunc:
-    """The function with how each of its loops runs; the same one for the same machine.
+    """The function with decisions for all its loops; memoized per machine.
 
-    Micro-kernels are shared by models, and what is known of a function goes with the
+    Micro-kernels are shared by models, and facts about a function are stored with the
     object.
     """
     known, key = _made(func), (target.lanes, target.features)

@@ -1,8 +1,8 @@
 """How much processor time the control groups of this process leave it (Linux).
 
-A container that may use two of 64 processors often sees all 64: its affinity mask
-is full, and a quota of processor time per period holds it back. Threads beyond it
-only wait for each other. Groups nest, and each may have a quota: the least one counts.
+A container that may use two of 64 processors often sees all 64: its affinity mask is
+full, and a quota of processor time per period limits it. Threads beyond the quota only
+wait for each other. Groups nest, and each may have a quota; the smallest one applies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _mounts(proc: Path) -> Iterator[_Mount]:
-    """Those that have the processors' controller, from mountinfo (proc(5)):
+    """The mounts of the cpu controller, from mountinfo (proc(5)):
 
     number parent device root point options [tags] - type source options
     """
@@ -76,10 +76,10 @@ def _group(proc: Path, unified: bool) -> str | None:
 
 
 def _folders(mount: _Mount, group: str) -> Iterator[Path]:
-    """The group's folder and those of the groups around it, as far as they are seen."""
+    """The folders of the group and of its visible ancestors."""
     try:
         inside = PurePosixPath(group).relative_to(mount.root)
-    except ValueError:  # the group is outside what is mounted here
+    except ValueError:  # the group is outside this mount
         inside = PurePosixPath()
     if ".." in inside.parts:
         inside = PurePosixPath()
@@ -89,7 +89,7 @@ def _folders(mount: _Mount, group: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path, unified: bool) -> int | None:
-    """Microseconds of time per period of microseconds, in whole processors."""
+    """Time per period, both in microseconds, rounded up to whole processors."""
     if unified:
         words = " ".join(_lines(folder / "cpu.max")).split()
     else:

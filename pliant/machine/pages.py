@@ -1,12 +1,12 @@
-"""Arrays that start at a cache line, large ones on huge pages where there are any.
+"""Arrays aligned to a cache line; large ones are on huge pages if available.
 
-A vector that lies across two lines takes two reads; a product's panels are whole lines.
-And it walks over its weights with a stride of pages; with pages of 4 KiB it waits
-for their addresses. The system backs whole, aligned huge pages only, so an array of a
-few MiB starts at one.
+A vector that straddles two cache lines takes two reads; a product's panels are whole
+lines. A product also reads its weights with a stride of pages, and with 4 KiB pages it
+would wait for TLB misses. The system uses huge pages only for whole, aligned ones, so
+an array of a few MiB starts at such a boundary.
 
-What goes into them is copied by threads while the caller goes on (`copying`): pages
-that are touched for the first time are most of what it takes.
+The arrays are filled by threads while the caller goes on (`copying`), because the first
+touch of each page takes most of the time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pliant.machine.processor import cores
 
 HUGE = 2 << 20
 LINE = 64  # bytes
-LEAST = 1 << 20  # bytes of an array that is worth pages of its own
-PIECE = 4 << 20  # bytes that a thread copies at a time
+LEAST = 1 << 20  # least bytes of an array for which pages of its own pay
+PIECE = 4 << 20  # bytes that a thread copies at once
 
 
 @dataclass(frozen=True, slots=True)
 class _CopyThreads:
-    """Threads that copy, and what they were given."""
+    """Threads that copy, and their pending work."""
 
     threads: ThreadPoolExecutor
     given: list[Future[None]] = field(default_factory=list)
@@ -42,7 +42,7 @@ _copies: ContextVar[_CopyThreads | None] = ContextVar("copies", default=None)
 
 @contextmanager
 def copying() -> Iterator[None]:
-    """What `copy` is asked for inside is done by threads; all of it is behind it."""
+    """Inside, `copy` is done by threads; on leaving, all copies are complete."""
     with ThreadPoolExecutor(cores(), "pliant-copy") as threads:
         copies = _CopyThreads(threads)
         before = _copies.set(copies)
@@ -55,7 +55,7 @@ def copying() -> Iterator[None]:
 
 
 def copy(to: np.ndarray, array: np.ndarray) -> None:
-    """`to[...] = array`, perhaps later: whoever reads `to` is outside of `copying`."""
+    """`to[...] = array`, maybe later: read `to` only after leaving `copying`."""
     copies = _copies.get()
     if copies is None or to.nbytes < PIECE or to.ndim == 0:
         to[...] = array
@@ -67,22 +67,22 @@ def copy(to: np.ndarray, array: np.ndarray) -> None:
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """As numpy.zeros, at the start of a line; a large array is on huge pages."""
+    """Like numpy.zeros, aligned to a cache line; large arrays are on huge pages."""
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if size < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
         return _at_line(shape, dtype, size)
-    pages = mmap.mmap(-1, size + HUGE)  # what is not touched costs nothing
+    pages = mmap.mmap(-1, size + HUGE)  # untouched pages cost nothing
     whole = np.frombuffer(pages, np.uint8)
     start = -whole.ctypes.data % HUGE
     try:
         pages.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE * HUGE or size)
-    except OSError:  # built without them, or not allowed
+    except OSError:  # the kernel has none, or forbids them
         return _at_line(shape, dtype, size)
     return whole[start : start + size].view(dtype).reshape(shape)
 
 
 def copied(array: np.ndarray) -> np.ndarray:
-    """A copy, row-major, that starts at a line."""
+    """A row-major copy, aligned to a cache line."""
     made = zeros(array.shape, array.dtype)
     copy(made, array)
     return made

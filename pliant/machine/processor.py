@@ -1,4 +1,4 @@
-"""What this machine tells of itself: cores and data caches."""
+"""What the system reports about this machine: cores and data caches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Cache:
     """A data cache as one core sees it."""
 
     bytes: int
-    ways: int  # lines that share an address's place
-    line: int  # bytes fetched at once
+    ways: int  # associativity
+    line: int  # bytes of a cache line
 
 
-# What to assume where the system does not tell.
+# Assumed where the system does not report caches.
 ASSUMED = (Cache(32 << 10, 8, 64), Cache(512 << 10, 8, 64), Cache(8 << 20, 16, 64))
-# By level: the names in sysconf, and level and type in files of the system.
+# By level: the names in sysconf, and level and type in sysfs.
 _SYSCONF = ("LEVEL1_DCACHE", "LEVEL2_CACHE", "LEVEL3_CACHE")
 PROCESSORS = Path("/sys/devices/system/cpu")
 SYSFS = PROCESSORS / "cpu0/cache"
@@ -31,16 +31,16 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def cores() -> int:
-    """Threads worth starting: the cores this process may run on, and has time on."""
+    """The number of threads to start: cores that affinity and quota leave to us."""
     allowed = _allowed()
     return min(len(allowed), cgroup.processors() or len(allowed))
 
 
 def asked_threads() -> int | None:
-    """What the process was told to use, for all libraries alike; None: nothing.
+    """The number of threads that the process was told to use, or None.
 
-    torch's number of threads, if somebody changed it, else OMP_NUM_THREADS. torch does
-    not tell whether its number was set: one that it would have chosen was not.
+    It is torch's number of threads, if somebody changed it, else OMP_NUM_THREADS. torch
+    does not tell whether its number was set; its own default counts as not set.
     """
     told = _first_number("OMP_NUM_THREADS")
     torch = sys.modules.get("torch")
@@ -73,14 +73,14 @@ def _whole_cores(processors: frozenset[int]) -> int:
 
 
 def _first_number(name: str) -> int | None:
-    """Of a variable such as "8" or "8,2", where later numbers are for nested teams."""
+    """The first number of a variable such as "8" or "8,2" (nested teams follow)."""
     text = os.environ.get(name, "").split(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 @lru_cache(maxsize=1)
 def caches() -> tuple[Cache, Cache, Cache]:
-    """L1, L2 and L3; what is not told is assumed."""
+    """L1, L2 and L3; what the system does not report is assumed."""
     first, second, third = (_cache(level) for level in range(3))
     return first, second, third
 

@@ -1,8 +1,8 @@
-"""What code is generated for: instruction set, vector width, registers, caches.
+"""The machine that code is generated for: instruction set, vectors, caches.
 
-The CPU's name alone may promise instructions that a virtual machine masks, so a target
-always carries its feature list in full. What that list means is known here alone: code
-that depends on the machine asks the target what it can do, not for a feature by name.
+A CPU's name may promise instructions that a virtual machine masks, so a target always
+carries its full feature list. Only this file interprets the list: code that depends on
+the machine asks the target for a capability, not for a feature by name.
 
 A target is detected (`host`), one of a few classes of machine (`named`), or read from
 the file that `pliant doctor --json` wrote on another machine (`load`).
@@ -48,34 +48,34 @@ class Target:
     triple: str
     cpu: str
     features: tuple[str, ...]
-    lanes: int  # f32 that the widest vector in use holds
-    registers: int  # such vectors that the register file holds
+    lanes: int  # f32 elements of the widest vector in use
+    registers: int  # number of vector registers
     fma: bool
     fma_ports: int  # vector multiply-adds that can start in one cycle
     fma_latency: int  # cycles until the result of one can be used by the next
     load_ports: int  # vector loads that can start in one cycle
     caches: tuple[Cache, Cache, Cache]  # L1, L2, L3; the last is shared
-    cores: int  # threads worth starting
+    cores: int  # number of threads to start
 
     def has(self, feature: str) -> bool:
-        """Whether LLVM's name of a feature is in the list, for reports of it."""
+        """Whether the list has LLVM's name of a feature; for reports only."""
         return f"+{feature}" in self.features
 
-    # ---- what it can do
+    # ---- capabilities
 
     def masks(self, bytes: int) -> bool:
-        """Whether loads and stores of whole vectors can leave out some elements.
+        """Whether loads and stores of whole vectors can be masked.
 
         `bytes` is the size of an element: AVX-512 masks every size, AVX2 those of 4 and
-        8 bytes. A machine without masks works on the elements one by one.
+        8 bytes. A machine without masks accesses the elements one by one.
         """
         return self.has("avx512bw") or (self.has("avx2") and bytes >= 4)
 
     @property
     def rounds(self) -> bool:
-        """Whether one instruction rounds floats to integral ones, in every direction.
+        """Whether one instruction rounds floats to integral values, in every direction.
 
-        ARM's do so too, but nothing uses them yet.
+        ARM has such instructions too, but they are not used yet.
         """
         return self.has("sse4.1")
 
@@ -83,14 +83,14 @@ class Target:
     def converts_half(self) -> bool:
         """Whether instructions convert vectors between f16 and f32.
 
-        ARM's do so too, but nothing uses them yet.
+        ARM has such instructions too, but they are not used yet.
         """
         return self.has("f16c")
 
     def dot(self, parts: str) -> bool:
         """Whether an instruction adds up products of the parts of words, in vectors.
 
-        `parts` are those of `ir.loops.Dot`, the vectors have `lanes` words.
+        `parts` are those of `ir.loops.Dot`; the vectors have `lanes` words.
         """
         match parts:
             case "bytes" | "turned_bytes":  # vpdpbusd
@@ -130,7 +130,7 @@ class Target:
     # ---- as JSON
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The form that `from_json` reads."""
         return asdict(self)
 
     @staticmethod
@@ -240,8 +240,8 @@ def avx512() -> Target:
 def neon() -> Target:
     """Any 64-bit ARM: vectors of four floats, FMA.
 
-    Scheduled for a common core that runs out of order: with LLVM's generic one, loads
-    move so far up that the widest micro-kernel has too few registers.
+    Scheduled for a common out-of-order core: with LLVM's generic model, loads move up
+    so far that the widest micro-kernel runs out of registers.
     """
     here = llvm.get_default_triple()
     return replace(
@@ -340,7 +340,7 @@ def load(path: Path) -> Target:
 
 
 def rows(target: Target) -> list[tuple[str, str]]:
-    """The target as a table of names and values, for people."""
+    """The target as a table of names and values, for reading."""
     has_fma = "fma" if target.fma else "no fma"
     table = [
         ("name", target.name),

@@ -1,13 +1,13 @@
-"""How fast this machine is: multiply-adds and reading memory, by code of ours.
+"""How fast this machine is at multiply-adds and at reading memory, by generated code.
 
 Two loop functions, generated for the target as any kernel is:
 
     peak    independent chains of multiply-adds in registers, enough to keep every port
-            busy while each waits for its own last result
-    read    adds up an array with as many running sums, over and over
+            busy while each chain waits for its previous result
+    read    adds up an array into as many accumulators, over and over
 
-Reading is measured with an array in each cache and one beyond them. Takes about a
-second, only when asked for, and is kept on disk (cache.py) for each target.
+Reading is measured with an array in each cache and one beyond them. This takes about a
+second, runs only on request, and is cached on disk (cache.py) for each target.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from pliant.lower.vectorize import vectorized
 from pliant.machine.target import Target, runs_here
 from pliant.sym import Expr, as_expr, sym
 
-VERSION = "1"  # of what is measured and kept
-CHAINS = 12  # ports * latency are 8 on most cores; more also hide the loop itself
-# Many short rounds: on a busy machine, some are not interrupted.
+VERSION = "1"  # of the measurements and their format
+CHAINS = 12  # ports * latency is 8 on most cores; more also hide the loop overhead
+# Many short rounds: on a busy machine, some run without interruption.
 ROUNDS = 12
 ROUND_SECONDS = 0.002
 LARGEST_ARRAY = 256 << 20  # larger ones take too long to fill
@@ -78,7 +78,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Limits of this machine; `read` is from memory, or the outermost level reached."""
+    """Limits of this machine; `read` is from memory, or the outermost level."""
 
     cores: int
     fma_gflops_1: float
@@ -98,7 +98,7 @@ class Measured:
 
 
 def measured(target: Target, refresh: bool = False) -> Measured:
-    """The limits of this machine under a target; measured if nobody did before."""
+    """The limits of this machine for a target; measured if not known yet."""
     if not refresh and (found := known(target)) is not None:
         return found
     if not runs_here(target):
@@ -112,7 +112,7 @@ def measured(target: Target, refresh: bool = False) -> Measured:
 
 
 def known(target: Target) -> Measured | None:
-    """What was measured before, if anything."""
+    """Earlier measurements, if any."""
     key = _key(target)
     if key not in _memo and (disk := cache.disk()) is not None:
         data = disk.get(key)
@@ -209,7 +209,7 @@ def _rate(work: Work, threads: int) -> float:
 
 
 def _seconds(work: Work, threads: int, count: int) -> float:
-    """From the first start to the last end."""
+    """The time from the first start to the last end."""
     barrier = Barrier(threads)
 
     def run(number: int) -> tuple[float, float]:
@@ -227,7 +227,7 @@ def _seconds(work: Work, threads: int, count: int) -> float:
 
 
 def _function(made: CompiledCode, name: str, sizes: int) -> Any:
-    """A loop function of two buffers; ctypes lets other threads run meanwhile."""
+    """A loop function of two buffers; ctypes releases the GIL during calls."""
     kinds = [ctypes.c_void_p, *[ctypes.c_int64] * sizes, *[ctypes.c_void_p] * 2]
     return ctypes.CFUNCTYPE(None, *kinds)(made.address(name))
 
@@ -249,7 +249,8 @@ def _measure(target: Target) -> Measured:
     return Measured(
         cores=every,
         fma_gflops_1=round(peaks[0], 2),
-        fma_gflops_all=round(max(peaks), 2),  # other work may hold the other cores
+        # Other processes may occupy the other cores.
+        fma_gflops_all=round(max(peaks), 2),
         read_gbs_1=levels[-1].gbs_1,
         read_gbs_all=levels[-1].gbs_all,
         levels=tuple(levels),
@@ -260,8 +261,8 @@ def _measure(target: Target) -> Measured:
 def array_bytes(target: Target) -> tuple[tuple[int, ...], bool]:
     """Bytes each core reads, by level, and whether the last is beyond L3.
 
-    Half of a cache leaves room for what else lives there; L3 is shared. Of an L3 that
-    is too large to leave within a second, the last size is as much as is affordable.
+    Half of a cache leaves room for other data; L3 is shared. If an array larger than L3
+    would take more than a second, the last size is the largest affordable one.
     """
     cores, (l1, l2, l3) = target.cores, (c.bytes for c in target.caches)
     third = max(min(l3 // (2 * cores), 8 * l2), 2 * l2)
@@ -278,7 +279,7 @@ def _free_bytes() -> int:
 
 
 def _array(size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Ones, beginning at a cache line."""
+    """Ones, aligned to a cache line."""
     raw = np.ones(size // 4 + 64, np.float32)
     skip = -raw.ctypes.data % 64 // 4
     return raw[skip:]
@@ -299,7 +300,7 @@ def _peak_work(target: Target) -> Work:
 def _read_work(
     target: Target, array: np.ndarray[Any, np.dtype[np.float32]], size: int
 ) -> tuple[Work, int]:
-    """A unit is one pass over a thread's part of the array; also the bytes of one."""
+    """One unit is a pass over a thread's part of the array; also returns its bytes."""
     function = _function(code(target), "read", 2)
     block = CHAINS * target.lanes * 4
     blocks = max(size // block, 1)

@@ -1,4 +1,4 @@
-"""How fast this machine computes, moves and files bytes: what the planner weighs."""
+"""The rates that the planner weighs: arithmetic, memory, and the spill file."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pliant import knobs
 from pliant.machine.target import Target
 from pliant.measure.probes import known
 
-# Where nobody measured (`pliant doctor` does): an ordinary core and its memory.
+# Used without measurements (`pliant doctor` makes them): a typical core and memory.
 ASSUMED_FLOPS, ASSUMED_BYTES = 50e9, 10e9
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second."""
+    """Rates per second."""
 
-    flops: float  # of one thread
-    bytes: float  # of memory
-    spill_bytes: float  # of the spill file, each way
+    flops: float  # floating-point operations of one thread
+    bytes: float  # bytes read from memory
+    spill_bytes: float  # bytes to or from the spill file
 
 
 def rates(target: Target) -> Rates:
-    """Those of a target, as far as they are known."""
+    """The rates of a target, measured as far as possible."""
     spill = knobs.SPILL_MBS.get() * 1e6
     found = known(target)
     if found is None:

@@ -4,13 +4,14 @@
     call_loop(%a, %b) {callee = "f"}     ->    call_loop(%a) {callee = "f_over_0_1"}
     ... %b                                     ... %b
 
-After this pass the memory of %a holds first a's value, then b's: it is live from the
-first call that touches %a to the last that touches %b, and whoever wants to compute a
-again must not count on it after the call. That %a dies there has to hold in every order
-that the calls may run in. The called function has one buffer less: the
-input became the result, with role "inout". It is done where the function is proved to
-read each element before it is written (`inplace_proof.py`), and where both take the
-same bytes, so that live memory never grows. Results of the graph stay where they are.
+After this pass the memory of %a holds first a's value, then b's. It is live from the
+first call that touches %a to the last that touches %b, and a's value is gone after the
+call, so recomputing it cannot rely on that memory. %a must be dead after the call in
+every order that the calls may run in. The called function has one buffer less: the
+input became the result, with role "inout". The pass applies where the function is
+proved to read each element before it is written (`inplace_proof.py`), and where both
+buffers have the same size, so that live memory never grows. Results of the graph keep
+their own memory.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from pliant.ir.ops import CALLS
 from pliant.memory.inplace_proof import may_share
 from pliant.sym import Facts, as_expr, eq
 
-Steps = tuple[int, ...]  # a place in each of the orders
+Steps = tuple[int, ...]  # a position in each of the orders
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A graph after the pass, and the loop functions that it calls besides others."""
+    """A graph after the pass, and the loop functions that the pass added."""
 
     graph: Graph
     loops: Mapping[str, LoopFunc]
@@ -49,8 +50,8 @@ class _InPlacePass:
         self.bases: dict[Value, Value] = {}
         self.allocs: dict[Value, Op] = {}
         self.views: dict[Value, Op] = {}
-        self.places: dict[Value, int] = {}  # of the allocs, in order
-        self.first: dict[Value, Steps] = {}  # steps that touch a buffer
+        self.places: dict[Value, int] = {}  # position of each alloc
+        self.first: dict[Value, Steps] = {}  # the steps that touch a buffer
         self.last: dict[Value, Steps] = {}
         self.known: dict[tuple[str, int, int], LoopFunc | None] = {}
         self.loops: dict[str, LoopFunc] = {}
@@ -110,7 +111,7 @@ class _InPlacePass:
             root = self.base(old)
             offset = (("offset", as_expr(0)),)
             ops[self.places[new]] = Op("view", (root,), offset, (new,))
-            # What looked at the new buffer looks at the old one now.
+            # Readers of the new buffer now read the old one.
             self.last[root] = self.last[new]
             for value, base in [*self.bases.items(), (new, new)]:
                 if base is new:
@@ -142,19 +143,19 @@ class _InPlacePass:
         return self.loops.get(name) or self.module.loops[name]
 
     def is_fresh(self, value: Value, step: Steps) -> bool:
-        """Whether a whole arena buffer begins to live at the step."""
+        """Whether the step is the first that touches a whole arena buffer."""
         inner = value in self.allocs and self.last[value] != self.end
         return inner and self.first[value] == step
 
     def dies(self, op: Op, value: Value, step: Steps) -> bool:
-        """Whether the buffer behind a value is read for the last time, and only so."""
+        """Whether the step is the last to touch a value's buffer, and only reads."""
         root = self.base(value)
         others = sum(self.base(v) is root for v in op.operands)
         ends = root in self.allocs and self.last[root] == step
         return ends and others == 1 and self.is_start(value)
 
     def is_start(self, value: Value) -> bool:
-        """Whether a value begins where its buffer does, in row-major order."""
+        """Whether a value starts at the start of its buffer and is row-major."""
         while value in self.views:
             op = self.views[value]
             if op.dim_attr("offset") != as_expr(0) or value.type.strides is not None:
@@ -163,7 +164,7 @@ class _InPlacePass:
         return True
 
     def fits(self, source: Value, result: Value) -> bool:
-        """Whether a result can take the whole of a buffer, which is there before it."""
+        """Whether a result fills a whole buffer that is allocated before it."""
         root = self.base(source)
         if self.places[root] > self.places[result]:
             return False
@@ -186,7 +187,7 @@ class _InPlacePass:
 
 
 def _steps(sequences: Sequence[Sequence[int]], count: int) -> list[Steps]:
-    """Of each call, its place in each order."""
+    """The position of each call in each order."""
     places = [{call: k for k, call in enumerate(order)} for order in sequences]
     return [tuple(place[call] for place in places) for call in range(count)]
 
@@ -202,7 +203,7 @@ def in_place(
 
 
 def inplace(module: Module, cx: Context) -> Module:
-    """The pass over `main`; functions that it leaves without a call are dropped."""
+    """The pass over `main`; functions that are no longer called are dropped."""
     graph = module.main
     found = in_place(graph, module, cx.facts(graph), module.orders)
     if found.graph is graph:
@@ -218,7 +219,7 @@ def _callees(graph: Graph) -> Iterator[str]:
             yield op.str_attr("callee")
 
 
-# ---- a function with one buffer for two
+# ---- a function with two buffers merged
 
 
 def merged(func: LoopFunc, read: int, written: int) -> LoopFunc:

@@ -101,7 +101,7 @@ class _Access:
 
 
 class _Opaque(Exception):
-    """Something that the proof does not look into."""
+    """Something that the proof does not analyse."""
 
 
 class _Walk:
@@ -143,7 +143,7 @@ class _Walk:
                 names = {self.read.name, self.written.name}
                 if any(buffer.name in names for buffer, _ in arguments):
                     raise _Opaque
-            case _:  # touches neither itself
+            case _:  # touches neither buffer itself
                 for inner in children(stmt):
                     if isinstance(inner, Stmt):
                         self.stmt(inner)

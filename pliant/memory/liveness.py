@@ -3,7 +3,7 @@
 Every `alloc` that is not a result lives in the arena, from the first call that touches
 it to the last; results are allocated by the caller's framework and live to the end.
 Offsets are chosen per shape at run time (runtime/planner.c) from exactly these
-intervals and sizes, so the peak can be told without running.
+intervals and sizes, so the peak is known without running.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Memory:
 
     buffers: tuple[ArenaBuffer, ...]
     outputs: tuple[Value, ...]  # the alloc behind each result
-    bases: dict[Value, Value]  # a view -> the alloc, param or constant it looks at
+    bases: dict[Value, Value]  # a view -> the alloc, param or constant it is a view of
 
 
 def liveness(graph: Graph) -> Memory:

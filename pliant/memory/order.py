@@ -1,17 +1,17 @@
-"""In which order the calls of a lowered graph run, so that little memory is live.
+"""The order in which the calls of a lowered graph run, so that little memory is live.
 
     a = f(x)          a = f(x)
     b = g(x)    ->    c = h(a)      a is dead before b is needed
     c = h(a)          b = g(x)
     d = k(b, c)       d = k(b, c)
 
-Sizes are symbolic, so no single order need be best at all of them. The graph is cut
-where one call is before or after each of the others; the blocks between cuts do not
-influence one another. In each block orders are searched at a few sizes that stand for
-the range (`order_search.py`); those that another one provably never exceeds are
-dropped. The result is a small set of orders of the whole graph. The original is one of
-them unless another is proved to need no more memory at any size in range: the caller
-picks, for the sizes at hand, the order whose peak is least.
+Sizes are symbolic, so no single order need be best for all of them. The graph is cut at
+every call that comes before or after each of the others in all orders; the blocks
+between cuts are independent. Each block is searched for orders at a few sizes that
+represent the range (`order_search.py`), and orders that another one provably never
+exceeds are dropped. The result is a small set of orders of the whole graph. The
+original is one of them unless another is proved to need no more memory at any size in
+range. At run time the order with the least peak for the actual sizes is picked.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from pliant.sym import Expr, Facts
 from pliant.sym.points import Point, representatives
 
 MOST_ORDERS = 4
-_THREADS = (1, 2, 8)  # at which sizes are searched; any number may run
-_FRUITLESS = 4  # searches in a row without gain, after which a block is left as it is
-_EFFORT = 300_000  # steps that such searches may take all the same
-_MOST_KEPT = 8  # orders of one block
-_MOST_BYTES = 1 << 56  # at an assignment that orders are compared at
-_GAIN = 1.0005  # an order is worth keeping if it saves more than this somewhere
+_THREADS = (1, 2, 8)  # thread counts at which orders are searched; any number may run
+_FRUITLESS = 4  # searches in a row without gain, after which a block is given up
+_EFFORT = 300_000  # total steps that such searches may take nevertheless
+_MOST_KEPT = 8  # most orders kept of one block
+_MOST_BYTES = 1 << 56  # most bytes at an assignment where orders are compared
+_GAIN = 1.0005  # an order is kept if it saves more than this factor somewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +63,26 @@ class Ordered:
     proved: bool
 
 
-# ---- what must come before what
+# ---- dependencies
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a lowered graph, what each waits for, and the arena's buffers."""
+    """The calls of a lowered graph, their dependencies, and the arena's buffers."""
 
     ops: tuple[Op, ...]
-    before: tuple[int, ...]  # of each call: calls that it waits for, as bits
-    touches: tuple[tuple[int, ...], ...]  # of each call: arena buffers
+    before: tuple[int, ...]  # per call: the calls that it waits for, as bits
+    touches: tuple[tuple[int, ...], ...]  # per call: arena buffers
     buffers: tuple[Value, ...]
     bytes: tuple[Expr, ...]
 
 
 def calls_of(graph: Graph, module: Module) -> Calls:
-    """The calls and their dependencies: read after write, and the two others.
+    """The calls and their dependencies: read after write, write after read and write.
 
-    A buffer is written as the roles of the loop function say. A library function
-    writes what no call has touched before it: its results. Parameters are written after
-    every call that may fail, so that a step can stop before it changes them.
+    The roles of a loop function say which buffers it writes. A library function writes
+    the buffers that no call has touched before it: its results. Parameters are written
+    after every call that may fail, so that a step can stop before it changes them.
     """
     bases: dict[Value, Value] = {}
     sizes: dict[Value, Expr] = {}
@@ -156,7 +156,7 @@ def _written(
     writer: Mapping[Value, int],
     allocs: Mapping[Value, Expr],
 ) -> set[Value]:
-    """The buffers behind what a call writes."""
+    """The buffers that a call writes, views resolved."""
     if op.name == "call_library":
         roots = {bases.get(v, v) for v in op.operands}
         return {root for root in roots if root in allocs and root not in writer}
@@ -178,7 +178,7 @@ class GraphPart:
 
     calls: tuple[int, ...]
     buffers: tuple[int, ...]
-    held: tuple[int, ...]  # buffers that live through it untouched
+    held: tuple[int, ...]  # buffers that are live throughout and not touched
     block: CallBlock
 
     def within(self, order: Sequence[int]) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class GraphPart:
 
 
 def parts_of(calls: Calls) -> list[GraphPart]:
-    """The graph, cut at every call that is before or after each of the others."""
+    """The graph, cut at every call that is ordered against each of the others."""
     count = len(calls.ops)
     whole = CallBlock(calls.before, calls.touches, (), ())
     earlier = whole.ancestors()
@@ -261,14 +261,14 @@ class BufferSizes:
 
 
 def rounded(size: Expr, points: Sequence[Point]) -> list[int]:
-    """Bytes in the arena, at each assignment."""
+    """Bytes in the arena, rounded up to cache lines, at each assignment."""
     return [-(-size.evaluate(point) // ALIGN) * ALIGN for point in points]
 
 
 def searched(
     part: GraphPart, sizes: BufferSizes, starts: Sequence[Sequence[int]] = ()
 ) -> list[tuple[int, ...]]:
-    """Orders of a block: the original, and what was better at some assignment.
+    """Orders of a block: the original, and those that were better somewhere.
 
     `starts` are orders of the whole graph to begin with, besides the original.
     """
@@ -280,13 +280,13 @@ def searched(
     table = sizes.table[list(part.buffers)]
     least = peaks(unavoidable_rows(block), table)
     best = np.min([peaks(live_rows(block, order), table) for order in found], axis=0)
-    # How the bytes are shared out at each assignment, and how far that is from those
-    # searched already: 0 where it is the same.
+    # Each buffer's share of the bytes at each assignment, and its distance from the
+    # assignments searched already: 0 where the shares are the same.
     shares = table / np.maximum(table.sum(axis=0), 1)
     unlike = np.ones(len(sizes.points))
     fruitless = steps = 0
     while fruitless < _FRUITLESS or steps < _EFFORT:
-        # Where there seems to be most to gain.
+        # Search next where the possible gain is largest.
         gaps = (best / np.maximum(least, 1) - 1) * unlike
         k = int(gaps.argmax())
         if gaps[k] < _GAIN - 1:
@@ -309,19 +309,19 @@ def _peak_at(block: CallBlock, order: tuple[int, ...], table: Ints, k: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class BlockOrders:
-    """The orders of one block that are worth having.
+    """The orders of one block that are kept.
 
     The first is best overall. `safe` are those proved to be no worse than the original;
     there is always one.
     """
 
     orders: tuple[tuple[int, ...], ...]
-    peaks: Ints  # orders x assignments, without what lives through the block
+    peaks: Ints  # orders x assignments, without the buffers that are held throughout
     safe: tuple[bool, ...]
 
 
 def choices(part: GraphPart, sizes: BufferSizes) -> BlockOrders:
-    """The orders of a block of which none is proved superfluous."""
+    """The orders of a block that are not proved to be dominated."""
     found = searched(part, sizes)
     table = sizes.table[list(part.buffers)]
     formulas = [sizes.bytes[b] for b in part.buffers]
@@ -344,7 +344,7 @@ def choices(part: GraphPart, sizes: BufferSizes) -> BlockOrders:
 
 
 def _worthwhile(table: Ints, first: list[int], most: int) -> list[int]:
-    """Some orders, and then what saves most where those before it are not best."""
+    """The orders `first`, then those that save most where none so far is best."""
     kept, peak = list(first), np.maximum(table, 1)
     least = peak.min(axis=0)
     while len(kept) < most:
@@ -380,7 +380,7 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
         for threads in _THREADS
     ]
     points = [point for point in points if _is_real(calls.bytes, point)]
-    if not points:  # nothing to compare orders at
+    if not points:  # no assignment to compare orders at
         return (Ordered(tuple(range(len(calls.ops))), True),)
     sizes = BufferSizes(calls, known, points)
     parts = parts_of(calls)
@@ -402,15 +402,15 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
 
 
 def _is_real(sizes: Sequence[Expr], point: Point) -> bool:
-    """Whether all buffers together may fit a machine, so that no sum overflows."""
+    """Whether all buffers together are small enough that no sum overflows."""
     try:
         return sum(size.evaluate(point) for size in sizes) < _MOST_BYTES
     except ZeroDivisionError:
-        return False  # outside what a quotient is defined for
+        return False  # a quotient is undefined here
 
 
 def _choices(parts: Sequence[GraphPart], sizes: BufferSizes) -> list[BlockOrders]:
-    """The choices of every block; blocks that are alike are looked at once."""
+    """The orders of every block; equal blocks are searched once."""
     known: dict[object, BlockOrders] = {}
     found = []
     for part in parts:
@@ -422,7 +422,7 @@ def _choices(parts: Sequence[GraphPart], sizes: BufferSizes) -> list[BlockOrders
 
 
 def _picks(chosen: Sequence[BlockOrders], held: Ints) -> list[tuple[int, ...]]:
-    """Which order each block has, in each of the whole graph's orders."""
+    """For each order of the whole graph, the order picked in each block."""
     first = tuple(0 for _ in chosen)
     sure = tuple(choice.safe.index(True) for choice in chosen)
     at = [
@@ -449,7 +449,7 @@ def _peaks(pick: Sequence[int], chosen: Sequence[BlockOrders], held: Ints) -> In
 def permuted(graph: Graph, sequence: Sequence[int]) -> Graph:
     """The graph with its calls in another order, given by their positions.
 
-    Constants come first, as they were; an alloc or view just before its first use.
+    Constants come first, as before; an alloc or view just before its first use.
     Values are the same objects, and constants have the same numbers.
     """
     producers, calls = graph.producers(), calls_in(graph)
@@ -477,7 +477,7 @@ def permuted(graph: Graph, sequence: Sequence[int]) -> Graph:
 def order(module: Module, cx: Context) -> Module:
     """The module in the best order that is proved to be no worse than its own.
 
-    Orders that need less at some sizes are kept beside it, as orders of its calls.
+    Orders that need less at some sizes are stored with the module.
     """
     graph = module.main
     found = orders(graph, module, cx.facts(graph))
@@ -491,7 +491,7 @@ def order(module: Module, cx: Context) -> Module:
     return module.replace(orders=others) if others else module
 
 
-# ---- with sizes known
+# ---- with known sizes
 
 
 def peak_at(
@@ -502,7 +502,7 @@ def peak_at(
 ) -> int:
     """The largest live bytes of a lowered graph, in its own order or another one.
 
-    Results are left out.
+    Results are not counted.
     """
     calls = calls_of(graph, module)
     count = len(calls.buffers)

@@ -1,8 +1,8 @@
 """Whether one order never needs more memory than another, whatever the sizes.
 
 The live bytes of an order are one sum per call. An order is no worse than another if
-each of its sums is at most one of the other's, for all sizes: what both sums contain
-cancels, what is left is matched buffer by buffer or else handed to the prover.
+each of its sums is at most one of the other's, for all sizes. Terms common to both sums
+cancel; the rest is matched buffer by buffer, or else given to the prover.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pliant.memory.liveness import ALIGN
 from pliant.memory.order_search import Ints
 from pliant.sym import Expr, Facts, as_expr, ceildiv, le
 
-_TRIES = 6  # sums of the other order that one sum is held against
+_TRIES = 6  # sums of the other order that one sum is compared with
 
 
 @dataclass(frozen=True, slots=True)
 class PeakBound:
     """The live bytes of an order: how many buffers of each size, at each moment.
 
-    Moments at which a part of what another one has is live are left out.
+    A moment whose live buffers are a subset of another's is left out.
     """
 
     sizes: tuple[Expr, ...]  # distinct

@@ -24,7 +24,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Sizes = Sequence[int]  # of the buffers
 Order = tuple[int, ...]  # of the calls
 
-_STATES = 1500  # sets that an exact search may look at between two valleys
+_STATES = 1500  # sets that an exact search may visit between two valleys
 _BEAM = 8  # partial orders that the beam keeps
 
 

@@ -1,10 +1,10 @@
 """Whether a kernel may write a result over one of its operands.
 
-It may if every element of the operand is read for the same element of the result, and
-before that is written: then nothing is overwritten that is still to be read. This is
-read off the loops. Each innermost body that loads the operand stores the result too,
-behind all its loads and at the same index; a loop function that is called gets both
-from their beginning and has the same form. Kernels store each element once.
+It may if every element of the operand is read only for the same element of the result,
+and before that is written: then nothing is overwritten that is still needed. The loops
+show this. Each innermost body that loads the operand also stores the result, after all
+its loads and at the same index. A called loop function gets both buffers from their
+start and has the same form. Kernels store each element once.
 
     for i { local $v = %p[i]   %out[i] = sub($v, %g[i]) }          may
     for i { %out[i] = sub(%p[i + 1], %g[i]) }                      may not
@@ -41,7 +41,7 @@ class _NotPointwise(Exception):
 
 
 def _loads(stmt: Stmt, name: str) -> set[tuple[Expr, ...]]:
-    """Where a statement's own values load a buffer."""
+    """The indices at which a statement's own values load a buffer."""
     return {
         value.index
         for child in children(stmt)
@@ -52,7 +52,7 @@ def _loads(stmt: Stmt, name: str) -> set[tuple[Expr, ...]]:
 
 
 class _PointwiseWalk:
-    """One function, and those it calls."""
+    """Checks one function, and those it calls."""
 
     def __init__(self, functions: Mapping[str, LoopFunc]) -> None:
         self.functions = functions
@@ -61,7 +61,7 @@ class _PointwiseWalk:
         self.block(func.body, source, result)
 
     def block(self, stmt: Stmt, source: str, result: str) -> None:
-        """A body: what its own statements load, they store behind that."""
+        """A body: its statements store at the indices they load, after the loads."""
         body = stmt.body if isinstance(stmt, Block) else (stmt,)
         loaded: set[tuple[Expr, ...]] = set()
         stored: tuple[Expr, ...] | None = None
@@ -119,15 +119,15 @@ def is_pointwise(
     return True
 
 
-# ---- the function that does so
+# ---- the function in place
 
 
 def in_place(
     func: LoopFunc, names: frozenset[str], functions: dict[str, LoopFunc]
 ) -> LoopFunc:
-    """The function with these results INOUT, so that code expects them elsewhere too.
+    """The function with these results INOUT, so that its code allows for aliasing.
 
-    Those it calls with them are made the same way, and added to `functions`.
+    Functions that it calls with them are changed likewise, and added to `functions`.
     """
     renamed = f"{func.name}_in_place"
     found = functions.get(renamed)
@@ -146,7 +146,7 @@ def in_place(
 def _with_results(
     body: Stmt, mapping: Mapping[Buffer, Buffer], functions: dict[str, LoopFunc]
 ) -> Stmt:
-    """The body with other buffers, calling functions that expect those."""
+    """The body with other buffers, calling the functions made for those."""
     names = {buffer.name for buffer in mapping}
 
     def calling(node: Node) -> Node:

@@ -1,17 +1,18 @@
-"""What may give its memory back and be made again: each call's operands and work.
+"""What rematerialization needs to know: each call's operands and work.
 
-To stay inside a memory limit, a value that is not needed for a while may be given up,
-and be computed again (by the calls that made it) or read back from a file. Which ones
-is decided per call of the model, from its sizes (runtime/remat.c); here is what that
-needs to know, for the lowered graph
+To stay within a memory limit, a value that is not needed for a while may be dropped,
+and later recomputed (by the calls that made it) or read back from a file. Which values
+is decided per call of the model, from its sizes (runtime/remat.c). This file provides
+the facts for that. For the lowered graph
 
     call_loop(%x, %a) {callee = "f", ...}      step 0: reads x, writes a
     call_loop(%a, %y) {callee = "g", ...}      step 1: reads a, writes y
 
-namely what each step reads and writes, how much it does, and whether it may run twice.
-Kernels are functions of what they read, so they may, with two exceptions: one that
-writes an input of the model (a parameter's update) and a library's function, of which
-nothing is known. That an operand still holds what it held is the runtime's business.
+they are what each step reads and writes, how much work it is, and whether it may run
+twice. Kernels are functions of what they read, so they may, with two exceptions: one
+that writes an input of the model (a parameter's update), and a library's function,
+about which nothing is known. The runtime makes sure that an operand still holds its
+value.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from pliant.memory.liveness import Memory
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An operand of a step: a buffer, or something that is always there."""
+    """An operand of a step: an arena buffer, or a pinned value."""
 
-    object: int  # number of the arena's buffer, or that of a pinned value after them
+    object: int  # index of the arena buffer; pinned values are numbered after them
     reads: bool
     writes: bool
 
@@ -77,7 +78,7 @@ def steps(module: Module, memory: Memory) -> Steps:
 
 
 def _bases(graph: Graph, memory: Memory) -> list[Value]:
-    """Everything that is not a view, in order of definition."""
+    """Every value that is not a view, in order of definition."""
     results = [v for op in graph.ops for v in op.results]
     return [v for v in (*graph.params, *results) if v not in memory.bases]
 
@@ -85,11 +86,11 @@ def _bases(graph: Graph, memory: Memory) -> list[Value]:
 def _operands(
     op: Op, loops: Mapping[str, LoopFunc], memory: Memory
 ) -> dict[Value, tuple[bool, bool]]:
-    """What a call reads and writes, by the value behind each view."""
+    """What a call reads and writes, views resolved."""
     roles: Sequence[Role]
     if op.name == "call_loop":
         roles = [b.role for b in loops[op.str_attr("callee")].buffers]
-    else:  # any of them may be either
+    else:  # unknown: each operand may be either
         roles = [Role.INOUT] * len(op.operands)
     found: dict[Value, tuple[bool, bool]] = {}
     for value, role in zip(op.operands, roles, strict=True):

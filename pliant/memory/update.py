@@ -5,13 +5,13 @@
     ..                                              return %loss
     return %loss, %new
 
-A kernel that reads a parameter and computes its new value writes it in place where its
-loops allow that (`memory/pointwise.py`), behind all other kernels that read the old
-value, and behind all that may refuse the call: an index out of range is found before
-anything is changed. Where loops do not allow it, or one of those needs a result of this
-kernel, the new value is copied at the end.
+A kernel that computes the new value of a parameter writes it in place if its loops
+allow that (`memory/pointwise.py`). It then runs after all other kernels that read the
+old value, and after all that may fail: an index out of range is found before anything
+is changed. If the loops do not allow it, or if one of those kernels needs a result of
+this one, the new value is copied at the end.
 
-The kernels that may refuse are those of the forward part. Checks of the way back see
+The kernels that may fail are those of the forward part. Checks in the backward part see
 the same indices again.
 """
 
@@ -38,10 +38,12 @@ class _Update:
     graph: Graph
     loops: dict[str, LoopFunc]
     calls: list[Op]
-    bases: dict[Value, Value]  # a view -> what it looks at
-    waits: list[int] = field(default_factory=list)  # calls before each, as bits
+    bases: dict[Value, Value]  # a view -> what it is a view of
+    # Per call: the calls before it, as bits.
+    waits: list[int] = field(default_factory=list)
     stored: dict[Value, Value] = field(default_factory=dict)  # alloc -> param
-    made: dict[int, set[str]] = field(default_factory=dict)  # call -> results in place
+    # Call -> results written in place.
+    made: dict[int, set[str]] = field(default_factory=dict)
     refusing: list[int] = field(default_factory=list)  # calls that may fail
 
     def base(self, value: Value) -> Value:
@@ -58,7 +60,7 @@ class _Update:
     def depend(self) -> None:
         """Each call waits for all that wrote what it touches, or read what it writes.
 
-        `waits` is closed: it holds everything that has to come before.
+        `waits` is transitively closed.
         """
         last_writer: dict[Value, int] = {}
         readers: dict[Value, list[int]] = {}
@@ -77,7 +79,7 @@ class _Update:
             self.waits.append(self.closed(before))
 
     def find_refusing(self, ends: Sequence[Value]) -> None:
-        """The calls with a check that these values need."""
+        """Finds the calls with a check that these values depend on."""
         roots = {self.base(v) for v in ends}
         makers = {
             number
@@ -108,7 +110,7 @@ class _Update:
         ]
 
     def put_behind(self, number: int, before: list[int]) -> bool:
-        """Makes a call wait for others; False, and no change, if one waits for it."""
+        """Makes a call wait for others; False, and no change, if that is a cycle."""
         if any(self.waits[n] >> number & 1 for n in before):
             return False
         bits = self.waits[number] | self.closed(set(before))
@@ -119,7 +121,7 @@ class _Update:
         return True
 
     def order(self) -> list[int]:
-        """As before where nothing asks for another order."""
+        """The original order wherever nothing requires another one."""
         done, out = 0, []
         pending = list(range(len(self.calls)))
         while pending:
@@ -191,10 +193,10 @@ class _Update:
 
 
 def update(module: Module, cx: Context) -> Module:
-    """The lowered module with the results behind the first stored in parameters.
+    """The lowered module with all results after the first stored in parameters.
 
-    Which ones, and how many of them are of the forward part as the first result is,
-    the training step says.
+    The training step says which ones, and how many of them belong to the forward part,
+    as the first result does.
     """
     assert cx.training is not None
     updates, changed = cx.training.updates, cx.training.changed
@@ -235,7 +237,7 @@ def update(module: Module, cx: Context) -> Module:
 
 
 def _reached(graph: Graph, loops: dict[str, LoopFunc]) -> set[str]:
-    """Functions that calls still reach."""
+    """Functions that are still called."""
     pending = [op.str_attr("callee") for op in graph.ops if op.name == "call_loop"]
     found: set[str] = set()
     while pending:

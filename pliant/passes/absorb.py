@@ -4,11 +4,11 @@
     %z = mul(%y, broadcast(%s))            ->      %y = conv(%x, %v)
     %o = add(%z, broadcast(%t))                    %o = add(%y, broadcast(%t))
 
-Whatever follows a contraction as y*s + t, with one constant s and t for each output
-channel, is a product with other weights and one shift: batch norm in evaluation, a
-layer scale, a bias. `fold` computes the new weights. In front of a convolution a scale
-goes the same way into its input channels; a shift does too if there is no padding, for
-it would have to be padded with -t/s otherwise.
+Whatever follows a contraction as y*s + t, with constants s and t per output channel, is
+a product with other weights and one shift: batch norm in evaluation, a layer scale, a
+bias. `fold` computes the new weights. A scale before a convolution likewise goes into
+its input channels. So does a shift, but only without padding, since the input would
+otherwise have to be padded with -t/s.
 
 Only weights that nothing else reads are changed, and nothing is absorbed across a
 rounding to a narrower type.
@@ -35,7 +35,7 @@ class _Link:
 
     op: Op
     operand: Value  # y
-    vector: Value  # what is broadcast, or a number
+    vector: Value  # what is broadcast, or a scalar
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Chain:
 
     @property
     def pays(self) -> bool:
-        """A lone bias gains nothing."""
+        """Whether anything is gained; a lone bias gains nothing."""
         return any(link.op.name == "mul" for link in self.before + self.after)
 
 
@@ -196,7 +196,7 @@ class _Rewriter:
     def _combined(
         self, links: Sequence[_Link], channels: Expr, shift: Value | None = None
     ) -> tuple[Value | None, Value | None]:
-        """The scale and the shift of all links, None where there is none."""
+        """The scale and the shift of all links combined; None where there is none."""
         b = self.builder
         scale: Value | None = None
         for link in links:
@@ -209,7 +209,7 @@ class _Rewriter:
         return scale, shift
 
     def _as_vector(self, link: _Link, channels: Expr) -> Value:
-        """What is multiplied or added, a number or (1, C, 1, ..), as (C,)."""
+        """The factor or summand, a scalar or (1, C, 1, ..), as (C,)."""
         b, value, size = self.builder, link.vector, (channels,)
         negative = link.op.name == "sub"
         op = self.finder.producers[value]
@@ -244,7 +244,7 @@ def absorb(graph: Graph, cx: Context) -> Graph:
 
 
 def _renamed(chain: _Chain, replaced: dict[Value, Value]) -> _Chain:
-    """The chain reading what is there by now."""
+    """The chain with its values replaced by those of the new graph."""
     before = list(chain.before)
     if before:
         first = before[0]

@@ -7,11 +7,12 @@
     ->
     %y = attention(%q, %k, %v, %bias) {scale = 0.125} region (%s, %b) { add(%s, %b) }
 
-Found by what is computed, after decomposition: softmax is a quotient of exponentials
-and their sum along the keys, whoever wrote it. Everything between the first product and
-the softmax goes into the region (`passes/scores.py`). Scores or weights that something
-else reads are wanted in memory, so such a softmax stays as it is. Keys and values that
-are repeated for a group of query heads are read once per group.
+Attention is recognised by what is computed, after decomposition: softmax is a quotient
+of exponentials and their sum along the keys, however it was written. Everything between
+the first product and the softmax goes into the region (`passes/scores.py`). If
+something else reads the scores or the weights, they are needed in memory and the ops
+stay as they are. Keys and values that are repeated for a group of query heads are read
+once per group.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Spelled:
     """Attention as products: softmax(path(a x b * scale)) x v."""
 
     product: Op
-    start: Value  # the scaled product: where the path begins
+    start: Value  # the scaled product, where the path begins
     scale: float
     path: frozenset[Value]
-    scores: Value  # what softmax takes
+    scores: Value  # the input of softmax
     values: Value
 
 
@@ -58,7 +59,7 @@ class _AttentionFinder:
         )
 
     def through_casts(self, value: Value) -> Value:
-        """Behind conversions between float types: the kernel computes in one."""
+        """The value before casts between float types: the kernel computes in one."""
         while (op := self.producer(value, "cast")) is not None:
             (x,) = op.operands
             if not (x.dtype.is_float and value.dtype.is_float):
@@ -71,7 +72,7 @@ class _AttentionFinder:
     # ---- softmax
 
     def of_rows(self, value: Value, kind: str) -> Op | None:
-        """The reduction along the last axis that a value repeats along it."""
+        """The reduction of the last axis whose result a value broadcasts along it."""
         op = self.producer(value, "broadcast")
         if op is None:
             return None
@@ -87,7 +88,7 @@ class _AttentionFinder:
         return found if op.ints_attr("axes") == tuple(range(row.type.rank)) else None
 
     def softmax(self, value: Value) -> Value | None:
-        """What a value is the softmax of, along its last axis, and only used for."""
+        """The value that this one is the softmax of, if that has no other use."""
         divide = self.producer(value, "div")
         if divide is None:
             return None
@@ -105,7 +106,7 @@ class _AttentionFinder:
         alone = self.read_only_by(powers, divide, sum_)
         return scores if alone and self.read_only_by(scores, below, most) else None
 
-    # ---- from the scores back to their product
+    # ---- from the scores back to the product
 
     def path_to_product(self, value: Value) -> tuple[Op, list[Value]] | None:
         """The product behind elementwise ops, and the values on the way to it."""
@@ -126,7 +127,7 @@ class _AttentionFinder:
         return None
 
     def keeps_grid(self, op: Op) -> bool:
-        """Whether a reshape leaves the last two axes alone."""
+        """Whether a reshape leaves the last two axes unchanged."""
         have, given = op.result.shape, op.operands[0].shape
         return len(have) > 1 and len(given) > 1 and have[-2:] == given[-2:]
 
@@ -183,7 +184,7 @@ class _Operands:
         self.finder, self.builder = finder, builder
 
     def unscaled(self, value: Value) -> tuple[Value, float]:
-        """Without a constant factor: the kernel multiplies by one anyway."""
+        """The value without a constant factor: the kernel has a factor anyway."""
         op = self.finder.producers.get(value)
         if op is None or op.name not in ("mul", "div"):
             return value, 1.0
@@ -194,7 +195,7 @@ class _Operands:
         return value, 1.0
 
     def turned(self, value: Value) -> Value:
-        """With the last two axes exchanged; a transpose before it is taken in."""
+        """The value with its last two axes exchanged; cancels a transpose before it."""
         rank = value.type.rank
         perm = [*range(rank - 2), rank - 1, rank - 2]
         op = self.finder.producer(value, "transpose")
@@ -204,7 +205,7 @@ class _Operands:
         return self.builder.transpose(value, perm)
 
     def shared(self, value: Value) -> Value | None:
-        """(.., Hk, S, D) of which a value (.., Hk * group, S, D) repeats each head."""
+        """(.., Hk, S, D) whose heads a value (.., Hk * group, S, D) repeats."""
         op = self.finder.producer(value, "reshape")
         wide = None if op is None else self.finder.producer(op.operands[0], "broadcast")
         if wide is None:
@@ -239,7 +240,7 @@ class _Operands:
     def over(
         self, value: Value, batch: Sequence[Expr], old: Sequence[Expr], heads: bool
     ) -> Value:
-        """Broadcast over the product's batch, then in the shape of the scores'.
+        """Broadcasts to the product's batch, then reshapes to that of the scores.
 
         A single head of keys stays single.
         """
@@ -296,14 +297,14 @@ def _spelled_score(
 
 
 def attention(graph: Graph, cx: Context) -> Graph:
-    """Every attention in one op, found or given, its masks in its region."""
+    """Makes every attention, found or given, one op with its masks in a region."""
     return gather_attention(graph, cx, lambda made: True)
 
 
 def gather_attention(
     graph: Graph, cx: Context, accept: Callable[[Sequence[Op]], bool]
 ) -> Graph:
-    """The pass for attention whose ops in the new form are accepted."""
+    """The pass; `accept` decides on each op in its new form."""
     finder = _AttentionFinder(graph, cx.facts(graph))
     builder = Builder(finder.facts, Names(names_of(graph)))
     operands = _Operands(finder, builder)
@@ -312,7 +313,7 @@ def gather_attention(
         start = len(builder.ops)
         with builder.at(op.loc):
             made = _rewritten(op, finder, operands)
-        # What was emitted reads values of the old graph.
+        # The new ops read values of the old graph.
         fresh = [substitute(new, mapping) for new in builder.ops[start:]]
         if made is None or not accept(fresh):
             del builder.ops[start:]
@@ -358,9 +359,9 @@ def _from_products(spelled: Spelled, out: Op, operands: _Operands) -> Value | No
 
 
 def _with_region(op: Op, operands: _Operands) -> tuple[Value, ...] | None:
-    """Masks go into the region, keys and values that are repeated are read once.
+    """Moves masks into the region; reads repeated keys and values once.
 
-    Not by gradients: those are wanted of every head.
+    Gradients do not read them once: every head has its own gradient.
     """
     finder, builder = operands.finder, operands.builder
     q, k, v, *masks = attended(op)
@@ -377,7 +378,7 @@ def _with_region(op: Op, operands: _Operands) -> tuple[Value, ...] | None:
 
 
 def attended(op: Op) -> tuple[Value, ...]:
-    """q, k, v and what the scores read, of any form of attention."""
+    """q, k, v and the values that the scores read, for any form of attention."""
     return op.operands[ATTENTIONS[op.name] :]
 
 

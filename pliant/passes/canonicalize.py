@@ -1,4 +1,4 @@
-"""Folds what needs no computing, shares equal ops, drops unused ones.
+"""Folds trivial ops, shares equal ops, drops unused ones.
 
     %1 = reshape(%0) {shape = (n, 2, 4)}           %1 = transpose(..)
     %2 = reshape(%1) {shape = (n, 8)}        ->    nothing: %0 already has that shape
@@ -8,8 +8,8 @@
 Algebra keeps NaN, Inf and signed zero: for floats x*0 is not 0 and x + 0.0 is not x
 (-0.0 + 0.0 is 0.0), but x - 0.0 and x + -0.0 are. Integers wrap and fold freely.
 
-A value is replaced by another of provably equal shape, unless that one states less:
-f32[4] is not replaced by f32[n], even where n == 4 is known.
+A value is replaced by another of provably equal shape, unless that one's type is less
+precise: f32[4] is not replaced by f32[n], even where n == 4 is known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_ROUNDS = 8
 
 
 def _number(cx: Rewriter, value: Value) -> Number | None:
-    """What every element is, if the value is a `full`."""
+    """The number that every element is, if the value is a `full`."""
     op = cx.producer(value, "full")
     if op is None:
         return None
@@ -46,7 +46,7 @@ def _number(cx: Rewriter, value: Value) -> Number | None:
 
 
 def _is_number(cx: Rewriter, value: Value, number: Number) -> bool:
-    """Signed zeros differ."""
+    """Whether every element is this number; signed zeros differ."""
     found = _number(cx, value)
     if found is None or found != number:
         return False
@@ -54,7 +54,7 @@ def _is_number(cx: Rewriter, value: Value, number: Number) -> bool:
 
 
 def _instead(cx: Rewriter, op: Op, value: Value) -> Value | None:
-    """The value, if it may stand for the op's result."""
+    """The value, if it may replace the op's result."""
     old, new = op.result.type, value.type
     if old.dtype is not new.dtype or old.rank != new.rank:
         return None
@@ -100,7 +100,7 @@ def fold_cast(cx: Rewriter, op: Op) -> Value | None:
     if number is None or source is DType.BF16:
         return None
     if to.is_int and isinstance(number, float):
-        # Out of range, C leaves the result open.
+        # C leaves conversions out of range undefined.
         least = 0 if to.kind == "u" else -(2 ** (8 * to.bytes - 1))
         if not least <= number < least + 2 ** (8 * to.bytes):
             return None
@@ -112,7 +112,7 @@ def fold_cast(cx: Rewriter, op: Op) -> Value | None:
 
 
 def fold_move(cx: Rewriter, op: Op) -> Value | None:
-    """Moved constants stay constant."""
+    """Data movement of a constant is a constant."""
     numbers = {repr(_number(cx, v)) for v in op.operands}
     number = _number(cx, op.operands[0])
     if len(numbers) != 1 or number is None:
@@ -160,7 +160,7 @@ def fold_reduce(cx: Rewriter, op: Op) -> Value | None:
 
 
 def same_type(cx: Rewriter, op: Op) -> Value | None:
-    """A cast, reshape or broadcast to the type it has."""
+    """A cast, reshape or broadcast to the type that the operand has already."""
     return _instead(cx, op, op.operands[0])
 
 
@@ -289,7 +289,7 @@ def slice_of_slice(cx: Rewriter, op: Op) -> Value | None:
 
 
 def short_concat(cx: Rewriter, op: Op) -> Value | None:
-    """Operands without elements drop out; one alone is the result."""
+    """Drops empty operands; a single operand is the result."""
     axis = op.int_attr("axis")
     kept = [v for v in op.operands if v.shape[axis] != 0] or [op.operands[0]]
     if len(kept) == 1:
@@ -313,7 +313,7 @@ def short_flip(cx: Rewriter, op: Op) -> Value | None:
 
 
 def short_reduce(cx: Rewriter, op: Op) -> Value | None:
-    """Over dims of size 1 it only reshapes; but a float sum turns -0.0 into 0.0."""
+    """Over dims of size 1 it is a reshape; but a float sum turns -0.0 into 0.0."""
     (x,) = op.operands
     if op.str_attr("op") == "sum" and x.dtype.is_float:
         return None
@@ -401,7 +401,7 @@ _Range = tuple[Expr, Expr]
 
 
 def _range(cx: Rewriter, value: Value, depth: int = 6) -> _Range | None:
-    """Expressions between which every element of an integer tensor lies."""
+    """Bounds on every element of an integer tensor, as expressions."""
     op = cx.producer(value)
     if op is None or depth == 0 or value.dtype not in (DType.I64, DType.I32):
         return None
@@ -431,7 +431,7 @@ def _range(cx: Rewriter, value: Value, depth: int = 6) -> _Range | None:
 
 
 def compare_indices(cx: Rewriter, op: Op) -> Value | None:
-    """iota >= 0 -> true, and whatever else follows from the sizes."""
+    """iota >= 0 -> true, and other comparisons that the sizes decide."""
     x, y = op.operands
     a, b = _range(cx, x), _range(cx, y)
     if a is None or b is None:
@@ -443,11 +443,11 @@ def compare_indices(cx: Rewriter, op: Op) -> Value | None:
     return None
 
 
-_Ways = list[list[Cond]]  # any of them suffices; each needs all its conditions
+_Ways = list[list[Cond]]  # alternatives; each needs all its conditions
 
 
 def _outcomes(name: str, a: _Range, b: _Range) -> tuple[_Ways, _Ways]:
-    """What makes a comparison true for all elements, and what makes it false."""
+    """Conditions that make a comparison true for all elements, or false for all."""
     match name:
         case "lt":
             return [[lt(a[1], b[0])]], [[le(b[1], a[0])]]
@@ -467,7 +467,7 @@ def _outcomes(name: str, a: _Range, b: _Range) -> tuple[_Ways, _Ways]:
 
 
 def attention_mask(cx: Rewriter, op: Op) -> Sequence[Value] | None:
-    """A mask that hides nothing goes away."""
+    """A mask that hides nothing is dropped."""
     if not op.bool_attr("masked"):
         return None
     mask = op.operands[-1]
@@ -543,7 +543,7 @@ RULES: RuleSet = join(FOLD, MOVES, NEUTRAL, ALGEBRA)
 
 
 def share(graph: Graph, cx: Context | None = None) -> Graph:
-    """One op for all that compute the same (CSE)."""
+    """Common subexpression elimination."""
     seen: dict[object, Op] = {}
     mapping: dict[Value, Value] = {}
     out: list[Op] = []
@@ -577,14 +577,14 @@ def _sizes(op: Op) -> set[str]:
 
 
 def _sizes_wanted(graph: Graph) -> set[str]:
-    """The symbols in what a graph gives and demands."""
+    """The symbols in the results and the constraints of a graph."""
     dims = (dim for value in graph.results for dim in value.shape)
     conds = (guard.cond.symbols() for guard in graph.constraints)
     return {name for dim in dims for name in dim.symbols()}.union(*conds)
 
 
 def drop(graph: Graph, cx: Context | None = None) -> Graph:
-    """Without ops nobody needs (DCE): neither a result, nor a size that one binds."""
+    """Dead code elimination; ops that bind a size in use are kept."""
     live = set(graph.results)
     binds = any(has_trait(op, Trait.CONTROL) for op in graph.ops)
     sizes = _sizes_wanted(graph) if binds else set()
@@ -615,7 +615,7 @@ def _rebuilt(graph: Graph, ops: Iterable[Op], results: tuple[Value, ...]) -> Gra
 
 
 def canonicalize(graph: Graph, cx: Context | None = None) -> Graph:
-    """Rules, sharing and dropping until nothing changes."""
+    """Applies the rules, CSE and DCE until nothing changes."""
     for _ in range(_MOST_ROUNDS):
         before = graph
         facts = facts_of(graph) if cx is None else cx.facts(graph)

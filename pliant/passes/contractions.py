@@ -6,10 +6,10 @@
     .. of all of attention_backward's results                             likewise
     conv, conv_transpose            as matmul, for half storage
 
-Products accumulate in f32 whatever is stored, those of 8-bit integers in i32 however
-wide the model makes them first (as long as no sum can be beyond that), and attention
-writes its result as (.., position, head, element) where the model asks for that next,
-as all do.
+Products accumulate in f32 whatever type is stored. Products of 8-bit integers
+accumulate in i32 even if the model widens them further first (as long as no sum can
+overflow i32). Attention writes its result as (.., position, head, element) if the model
+transposes it to that next, as all models do.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def _swaps(op: Op) -> bool:
 def _emit(
     builder: Builder, op: Op, operands: Sequence[Value], **changes: object
 ) -> Value:
-    """The op again, on other operands and with some attributes changed."""
+    """The op again with other operands and some attributes changed."""
     attrs: dict[str, Any] = {**dict(op.attrs), **changes}
     return builder.emit(op.name, *operands, regions=op.regions, **attrs)
 
 
 def _is_half(op: Op) -> bool:
-    """Whether a product is of half floats, which are storage only."""
+    """Whether a product is of half floats, which are a storage type only."""
     dtype = op.results[0].dtype if has_trait(op, Trait.CONTRACT) else DType.F32
     return dtype.compute is not dtype
 
 
 def _narrow(value: Value, producers: Mapping[Value, Op]) -> DType | None:
-    """The 8-bit type that a wider integer was before a cast, views looked through."""
+    """The 8-bit type that a wider integer was cast from, through views."""
     op = producers.get(value)
     while op is not None and op.name in VIEWS:
         op = producers.get(op.operands[0])
@@ -61,7 +61,7 @@ def _narrow(value: Value, producers: Mapping[Value, Op]) -> DType | None:
 
 
 def _is_narrow(op: Op, producers: Mapping[Value, Op], facts: Facts) -> bool:
-    """Whether a product of casts is one of 8-bit integers, bit for bit."""
+    """Whether a product of casts equals one of 8-bit integers, bit for bit."""
     if op.name != "matmul":
         return False
     kinds = [_narrow(v, producers) for v in op.operands]
@@ -79,7 +79,7 @@ def _before_cast(
     producers: Mapping[Value, Op],
     replaced: Mapping[Value, Value],
 ) -> Value:
-    """What was cast, seen through the views that the cast was seen through."""
+    """The value before the cast, with the views after the cast applied to it."""
     op = producers[value]
     if op.name == "cast":
         return replaced.get(op.operands[0], op.operands[0])
@@ -101,7 +101,7 @@ def contractions(graph: Graph, cx: Context) -> Graph:
             wide = op.result.dtype.compute
             with builder.at(op.loc):
                 parts = [builder.cast(v, wide) for v in operands]
-                if op.name == "matmul":  # its kernel widens what it reads
+                if op.name == "matmul":  # its kernel widens as it reads
                     parts[1] = operands[1]
                 product = _emit(builder, op, parts)
                 replaced[op.result] = builder.cast(product, op.result.dtype)
@@ -129,14 +129,14 @@ def contractions(graph: Graph, cx: Context) -> Graph:
     return graph.replace(ops=tuple(builder.ops), results=final)
 
 
-# Results of attention that may be swapped; all of an op's are, or none.
+# The number of results that may be swapped; all of an op's are, or none.
 _TURNED = {"attention": 1, "attention_lse": 1, "attention_backward": 3}
 
 
 def _swapped_after(op: Op, users: dict[Value, list[Op]], results: set[Value]) -> bool:
-    """Whether all that is read of the results is their heads and positions exchanged.
+    """Whether all readers of the results exchange their heads and positions.
 
-    Gradients read the result too, but through any strides.
+    Gradients read the result too, but accept any strides.
     """
     if op.bool_attr("swapped"):
         return False
@@ -157,7 +157,7 @@ def _swapped(
     operands: Sequence[Value],
     users: dict[Value, list[Op]],
 ) -> dict[Value, Value]:
-    """The op with swapped results, and what takes the place of which value."""
+    """The op with swapped results, and a mapping of replaced values."""
     attrs: dict[str, Any] = {**dict(op.attrs), "swapped": True}
     made = builder.emit_multi(op.name, *operands, regions=op.regions, **attrs)
     count = _TURNED[op.name]

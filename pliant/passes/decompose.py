@@ -108,7 +108,7 @@ def log_softmax(b: Builder, op: Op) -> Value:
 
 
 def _scale_shift(b: Builder, x: Value, affine: Sequence[Value]) -> Value:
-    """x * w + b for those that are there; they align at the last dim."""
+    """x * w + b for those of w and b that are present; they align at the last dim."""
     for name, weight in zip(("mul", "add"), affine, strict=False):
         x = b.binary(name, x, b.cast(weight, x.dtype))
     return x
@@ -184,7 +184,7 @@ def _apart(size: Expr, other: Expr) -> Expr:
 
 
 def _is_whole(scale: float | None) -> bool:
-    """Whether a scale is a number of times, so that the sizes have it exactly."""
+    """Whether a scale is an integer, so that the ratio of the sizes is exact."""
     return scale is not None and scale.is_integer() and scale > 1
 
 
@@ -205,7 +205,7 @@ def _source(
     mode, align = op.str_attr("mode"), op.bool_attr("align_corners")
     align = align and mode in ("linear", "cubic")
     if align:
-        # With one new position the ratio does not matter: it meets only index 0.
+        # With one new position the ratio does not matter: it only multiplies index 0.
         step = _ratio(b, size - 1, maximum(new - 1, 1), dtype)
     elif scale is not None:
         step = b.scalar(1.0 / scale, dtype)
@@ -220,7 +220,7 @@ def _source(
         at = _plus(b, at, -0.5)
     if not align and mode == "linear":
         at = b.binary("maximum", at, _scalar(b, at, 0.0))
-    # The sizes tell these ratios, even where the model states a scale that differs.
+    # These ratios come from the sizes, even if the model states another scale.
     if scale is not None and keeps_size(op) and not _is_whole(scale):
         at = _exactly(b, at, size, new, 1)
         at = _exactly(b, at, size, new, 2) if mode == "nearest" else at
@@ -278,8 +278,8 @@ def _resize_axis(
         steps = [-1, 0, 1, 2]
         weights = _cubic_weights(b, t)
     total: Value | None = None
-    # In an axis that is copied no neighbour is read, so that none which is infinite
-    # makes a NaN of its weight of 0.
+    # Along an axis that is only copied no neighbour is read: an infinite neighbour
+    # times its weight of 0 would be NaN.
     apart = as_expr(1)
     if keeps_size(op) and not _is_whole(scale):
         apart = _apart(size, new)
@@ -324,7 +324,7 @@ def _diagonal(b: Builder, x: Value, labels: str) -> tuple[Value, str]:
 
 
 def _keep(b: Builder, x: Value, labels: str, wanted: str) -> tuple[Value, str]:
-    """Sums over the labels that nobody wants any more."""
+    """Sums over the labels that are no longer needed."""
     lone = [i for i, label in enumerate(labels) if label not in wanted]
     kept = "".join(label for label in labels if label in wanted)
     return b.reduce("sum", x, lone) if lone else x, kept
@@ -346,7 +346,7 @@ def _arranged(
 def _contract(
     b: Builder, x: Value, xs: str, y: Value, ys: str, wanted: str
 ) -> tuple[Value, str]:
-    """One operand for two."""
+    """Contracts two operands into one."""
     x, xs = _keep(b, x, xs, wanted + ys)
     y, ys = _keep(b, y, ys, wanted + xs)
     batch = "".join(c for c in xs if c in ys and c in wanted)
@@ -376,7 +376,7 @@ def einsum(b: Builder, op: Op) -> Value:
                 size[label] = dim
     terms: list[tuple[Value, str]] = []
     for labels, value in zip(inputs, op.operands, strict=True):
-        # A 1 that stands for a longer label is constant along it: it drops out.
+        # A dim of 1 for a longer label is constant along it and is dropped.
         pairs = zip(labels, value.shape, strict=True)
         kept = [(c, d) for c, d in pairs if not (d == 1 and size[c] != 1)]
         value = b.reshape(value, [d for _, d in kept])
@@ -401,7 +401,7 @@ def _word(b: Builder, bits: int) -> Value:
 
 
 def _shifted_right(b: Builder, x: Value, count: int) -> Value:
-    """Zeros come in from the left."""
+    """A logical shift: zeros come in from the left."""
     moved = b.binary("shift_right", x, _word(b, count))
     return b.binary("bitwise_and", moved, _word(b, 2 ** (64 - count) - 1))
 
@@ -416,8 +416,8 @@ def _mixed(b: Builder, x: Value) -> Value:
 def random(b: Builder, op: Op) -> Value:
     """Element i of op n: mix(mix(seed + n * golden) + (i + 1) * golden), 24 bits of it.
 
-    No state goes from one element to the next, so they are the same in any order, on
-    any number of threads, and when they are computed again.
+    No state passes from one element to the next, so the numbers do not depend on the
+    order, on the number of threads, or on whether they are recomputed.
     """
     (seed,), shape = op.operands, op.dims_attr("shape")
     own = _word(b, op.int_attr("number") * _GOLDEN % 2**64)
@@ -434,8 +434,8 @@ def random(b: Builder, op: Op) -> Value:
 def argreduce(b: Builder, op: Op) -> Value:
     """The first position of the extreme value; of the first NaN, if there is one.
 
-    Two plain reductions, so it fuses, vectorises and splits as they do: where nothing
-    is NaN some element equals the extreme, else the extreme is NaN and equals none.
+    Two plain reductions, so it fuses, vectorises and splits as they do. Without NaN,
+    some element equals the extreme; with NaN, the extreme is NaN and equals no element.
     """
     (x,) = op.operands
     x = b.cast(x, DType.U8) if x.dtype is DType.BOOL else _up(b, x)

@@ -1,16 +1,16 @@
-"""What a contraction's kernel leaves to the kernels that read it: bytes decide.
+"""Which elementwise ops a contraction's kernel leaves to its readers, by bytes.
 
     %m = matmul(..)                        %m = matmul(..)
     %q = mul(%m, %m)                       ... %m
     %s = reduce(%q)        in one kernel
     ... %m                                 %s = fusion(%m) { mul, reduce }
 
-An elementwise op behind a matmul costs nothing in the matmul's kernel, but its result
-is written to memory if an op reads it that cannot be in that kernel: a reduction, an op
-behind one, the epilogue of another contraction. Such a reader can compute the op itself
-from what is in memory anyway. So the ops that a kernel takes are those for which its
-results are fewest bytes: less to write, and less that is live at once. Without a
-proof that it saves bytes, an op stays with its contraction.
+An elementwise op after a matmul costs nothing in the matmul's kernel. But its result is
+written to memory if it is read by an op that cannot be in that kernel: a reduction, an
+op after one, the epilogue of another contraction. Such a reader can recompute the op
+from what is in memory anyway. So a kernel takes the set of ops for which its results
+have the fewest bytes: less to write, and less live memory. Without a proof that bytes
+are saved, an op stays with its contraction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pliant.sym import Expr, Facts, as_expr, le
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The ops that kernels compute, by position, views between them looked through."""
+    """The ops that kernels compute, by position; views between them are transparent."""
 
     ops: Sequence[Op]
     readers: Mapping[int, Sequence[int]]
@@ -40,7 +40,7 @@ class Flow:
         return has_trait(self.ops[k], Trait.ELEMENTWISE)
 
     def absorbs(self, reader: int, k: int) -> bool:
-        """Whether an op can compute k's result itself instead of loading it."""
+        """Whether an op can recompute k's result instead of loading it."""
         if (reader in self.apart) != (k in self.apart):
             return False
         return self.is_elementwise(reader) or self.ops[reader].name == "reduce"
@@ -53,7 +53,7 @@ class Flow:
 
 
 def left_to_readers(flow: Flow, roots: Collection[int]) -> set[int]:
-    """Elementwise ops that no contraction's kernel should take, of those it could."""
+    """Elementwise ops that contractions' kernels could take but should not."""
     homes = _homes(flow, roots)
     found: set[int] = set()
     for root in sorted(roots):
@@ -62,7 +62,7 @@ def left_to_readers(flow: Flow, roots: Collection[int]) -> set[int]:
 
 
 def _homes(flow: Flow, roots: Collection[int]) -> dict[int, int]:
-    """The last contraction in front of each elementwise op, through such ops."""
+    """The last contraction before each elementwise op, through elementwise ops."""
     homes: dict[int, int] = {root: root for root in roots}
     for k in sorted(flow.readers):
         if k in homes or not flow.is_elementwise(k):
@@ -77,7 +77,7 @@ def _followers(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
     """The ops that the root's kernel could take."""
     size = numel(flow.ops[root].result.shape, flow.facts)
     taken = {root}
-    beyond: set[int] = set()  # behind the root, and not in its kernel
+    beyond: set[int] = set()  # after the root, and not in its kernel
     waiting = sorted(flow.readers[root])
     seen = set(waiting)
     candidates = sum(homes.get(k) == root for k in waiting)
@@ -108,7 +108,7 @@ def _outputs(flow: Flow, taken: Collection[int]) -> set[int]:
 
 
 def _left(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
-    """The followers to leave out, from the last to the first, if that saves bytes."""
+    """The followers to leave out, last to first, if that saves bytes."""
     taken = _followers(flow, root, homes)
     whole = _outputs(flow, taken)
     if len(whole) < 2:
@@ -122,7 +122,7 @@ def _left(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
             after = kept - {k}
             if _at_most(flow, _outputs(flow, after), _outputs(flow, kept)):
                 kept = after
-    for k in sorted(taken - kept):  # as many as at no cost
+    for k in sorted(taken - kept):  # keep all that cost nothing
         inside = [s for s in flow.sources(k) if s in taken]
         if all(s in kept for s in inside):
             after = kept | {k}

@@ -1,10 +1,10 @@
 """What depends on weights alone is computed at compile time, by the interpreter.
 
-Weights that batch norm's scale went into, a position table that every call slices the
-same way, weights cast to the type a kernel computes in: each becomes one constant. Only
-results with known sizes, at most as large as the data they are made of plus a little,
-are folded; views of weights are left to the kernels that read through them. How a
-constant was computed is kept with it (`Origin`), for weights that change later.
+Weights that batch norm's scale was folded into, a position table that every call slices
+the same way, weights cast to the type a kernel computes in: each becomes one constant.
+Only results with known sizes, and hardly larger than their data, are folded. Views of
+weights are left to the kernels that read through them. The origin of a constant is kept
+with it (`Origin`), for weights that change later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pliant.ir.ops import VIEWS, Trait, named
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr
 
-SLACK = 1 << 16  # elements a folded value may have beyond its operands
+SLACK = 1 << 16  # elements that a folded value may have more than its operands
 NEVER = named(Trait.CREATE) | {"fusion", "index"}
 
 
@@ -30,7 +30,7 @@ def _static(value: Value) -> bool:
 
 
 def _sized(op: Op) -> bool:
-    """Whether an attribute is a size that only a call knows."""
+    """Whether an attribute is a size that is known only at the call."""
     for _, attr in op.attrs:
         parts = attr if isinstance(attr, tuple) else (attr,)
         if any(isinstance(part, Expr) and not part.is_const for part in parts):
@@ -43,7 +43,7 @@ def _elements(value: Value) -> int:
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:
-    """Made of no data: a number, an iota, or a view of one."""
+    """Whether it contains no data: a number, an iota, or a view of one."""
     return op.name in ("full", "iota") or (op.name in VIEWS and op.operands[0] in cheap)
 
 
@@ -69,8 +69,9 @@ def fold(module: Module, cx: Context) -> Module:
     """Replaces foldable ops of `main` with constants."""
     graph = module.main
     known: dict[Value, Constant | None] = {}  # None: a view of constants, not computed
-    cheap: set[Value] = set()  # sizes known and no data: full, iota
-    data: dict[Value, int] = {}  # elements in memory behind a known value
+    cheap: set[Value] = set()  # of known sizes and without data: full, iota
+    # Number of stored elements that a known value is made of.
+    data: dict[Value, int] = {}
     constants = dict(module.constants)
     producers = graph.producers()
     ops: list[Op] = []
@@ -99,7 +100,7 @@ def fold(module: Module, cx: Context) -> Module:
 def _folded(
     op: Op, known: dict[Value, Constant | None], producers: dict[Value, Op]
 ) -> Constant:
-    """The op's value; what it is made of beyond constants is computed on the spot."""
+    """The op's value; operands that are not stored constants are computed now."""
     ops: list[Op] = []
     constants: dict[str, Constant] = {}
     made: set[Value] = set()

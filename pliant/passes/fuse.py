@@ -7,11 +7,11 @@
     %5 = mul(%x, %4)
 
 Groups start as single ops and merge along producer-consumer edges, in program order,
-whenever the merged group is still one loop nest. That is a question about shapes, and
-it is put to the proved constraints (`ir/groups.py`), not to names of ops. Ops that
-only re-index (broadcast, transpose, reshape, slice) are copied into every group that
-reads through them; a matmul, convolution or attention reads its operands through
-strided views, which stay in the graph between fusions.
+whenever the merged group is still one loop nest. That is decided by shapes and proved
+constraints (`ir/groups.py`), not by names of ops. Ops that only re-index (broadcast,
+transpose, reshape, slice) are copied into every group that reads through them. A
+matmul, convolution or attention reads its operands through strided views, which stay in
+the graph between fusions.
 
 kinds: map (elementwise), row (with reductions), and one per contraction or other root,
 named as the op.
@@ -49,7 +49,7 @@ from pliant.passes.recompute import forward_values
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import as_expr, sym
 
-# Roots whose kernel computes what follows them while the tile is in cache.
+# Roots whose kernel computes an epilogue while the tile is in cache.
 EPILOGUE = named(Trait.CONTRACT)
 CONVOLUTIONS = named(Trait.CONVOLUTION)
 MOST_OPS = 96
@@ -69,7 +69,7 @@ class _Fuser:
         self, graph: Graph, cx: Context, apart: frozenset[int] = frozenset()
     ) -> None:
         self.graph, self.cx = graph, cx
-        self.apart = apart  # positions of ops that join no others
+        self.apart = apart  # positions of ops that are not merged with others
         self.facts = cx.facts(graph)
         self.ops = graph.ops
         self.position = {v: k for k, op in enumerate(graph.ops) for v in op.results}
@@ -80,9 +80,10 @@ class _Fuser:
             k: _Group([k]) for k, op in enumerate(self.ops) if self._grouped(k, op)
         }
         self.readers = self._readers()
-        self.left: set[int] = set()  # ops that no contraction's kernel takes
+        # Ops that contractions' kernels leave to their readers.
+        self.left: set[int] = set()
 
-    # ---- what is computed, and what is only looked through
+    # ---- computed and transparent ops
 
     def _grouped(self, k: int, op: Op) -> bool:
         if op.name == "constant":
@@ -90,7 +91,7 @@ class _Fuser:
         return k in self.solid or not is_transparent(op)
 
     def _stored(self, value: Value) -> Value:
-        """What is in memory for a result: a reshape of a kernel's result is free."""
+        """What is in memory for a result: reshaping a kernel's result is free."""
         base = value
         while (op := self.producers.get(base)) is not None and op.name == "reshape":
             base = op.operands[0]
@@ -99,9 +100,10 @@ class _Fuser:
         return base if computed else value
 
     def _solid(self) -> set[int]:
-        """Transparent ops that must be in memory all the same.
+        """Transparent ops that must be in memory nevertheless.
 
-        Results of the graph, and operands of contractions that no strided view gives.
+        These are results of the graph, and operands of contractions that are no strided
+        view.
         """
         solid: set[int] = set()
         for value in self.graph.results:
@@ -128,7 +130,7 @@ class _Fuser:
             solid.add(self.position[view.base])
 
     def _readers(self) -> dict[int, list[int]]:
-        """Grouped op -> grouped ops that read it, views looked through."""
+        """Grouped op -> grouped ops that read it, through views."""
         readers: dict[int, list[int]] = {k: [] for k in self.group}
         for k in self.group:
             for source in self.sources(k):
@@ -136,7 +138,7 @@ class _Fuser:
         return readers
 
     def sources(self, k: int) -> list[int]:
-        """The grouped ops that op k reads, views looked through, latest first."""
+        """The grouped ops that op k reads, through views, latest first."""
         found: dict[int, None] = {}
         stack = list(self.ops[k].operands)
         seen: set[Value] = set()
@@ -174,7 +176,7 @@ class _Fuser:
         return left_to_readers(flow, roots)
 
     def adopt(self, other: _Fuser) -> None:
-        """The groups that another found for the same ops."""
+        """Takes over the groups that another fuser found for the same ops."""
         self.solid, self.group = other.solid, other.group
         self.readers = self._readers()
 
@@ -230,7 +232,7 @@ class _Fuser:
         return True
 
     def _computed(self, value: Value, group: _Group) -> bool:
-        """Whether a value is one of the group's, views looked through."""
+        """Whether a value is computed in the group, through views."""
         at = self.position.get(value)
         while at is not None and at not in self.group:
             if not self.ops[at].operands:
@@ -273,9 +275,9 @@ class _Fuser:
         return found
 
     def _expensive(self, op: Op) -> bool:
-        """Whether to compute the op again costs more than to read its result."""
+        """Whether recomputing the op costs more than reading its result."""
         if op.name in LOOKUPS:
-            # A gather at positions that are counted, not read, is only a load.
+            # A gather at computed positions is just a load.
             sources = (self.producers.get(v) for v in op.operands[1:])
             return any(o is None or not is_transparent(o) for o in sources)
         return OPS[op.name].cost >= Cost.DIVIDE or op.name == "concat"
@@ -300,7 +302,7 @@ class _Fuser:
     # ---- building
 
     def with_views(self, group: _Group, outputs: Iterable[Value]) -> Iterator[Op]:
-        """The group's ops and the transparent ones among and before them."""
+        """The group's ops and the transparent ones between and before them."""
         needed: set[int] = set(group.ops)
         stack = [
             v
@@ -360,9 +362,9 @@ class _Fuser:
     def _with_operands(
         self, group: _Group, ops: list[Op], views: _Views, names: Names
     ) -> list[Op]:
-        """A view that an epilogue computes through and its root reads is two values.
+        """Splits a view that both the root and its epilogue read into two values.
 
-        The root reads memory: its operand stays a view of the graph.
+        The root reads memory, so its operand stays a view in the graph.
         """
         made = {v for op in ops for v in op.results}
         out: list[Op] = []
@@ -379,7 +381,7 @@ class _Fuser:
         return out
 
     def _in_order(self) -> list[_Group]:
-        """Groups, each after what it reads; program order of last ops where free."""
+        """Groups in dependency order; ties are broken by program order of last ops."""
         order: list[_Group] = []
         done: set[int] = set()
         for k in self.group:
@@ -404,10 +406,10 @@ class _Fuser:
 
 
 def _repeats(ops: Sequence[Op]) -> bool:
-    """Whether concats would have much computed again, once for each operand.
+    """Whether concats would cause much recomputation, once for each operand.
 
-    What an operand is made of is computed where that operand is read: a chain of steps
-    of which each is an operand too would be computed from its start for every one.
+    What an operand is made of is computed where the operand is read. In a chain of
+    steps that are all operands too, each would be computed from the start of the chain.
     """
     if not any(op.name == "concat" for op in ops):
         return False
@@ -442,7 +444,7 @@ class _Views:
         self.fuser, self.mapping, self.emitted = fuser, mapping, emitted
 
     def twin(self, value: Value, names: Names) -> Value:
-        """Another name for a view, to be read from memory."""
+        """A second name for a view, to be read from memory."""
         self.make(value)
         other = Value(names.fresh(value.name), value.type)
         self.mapping[other] = self.mapping[value]
@@ -464,7 +466,7 @@ class _Views:
 
 
 def _renamed(region: Graph, outputs: list[Value]) -> Graph:
-    """The region with values of its own, so that no value has two definitions."""
+    """The region with new values, so that no value has two definitions."""
     fresh: dict[Value, Value] = {v: Value(v.name, v.type) for v in region.params}
     ops: list[Op] = []
     for op in region.ops:
@@ -484,19 +486,19 @@ def _renamed(region: Graph, outputs: list[Value]) -> Graph:
 def reads_view(op: Op, which: int, view: View) -> bool:
     """Whether a contraction's kernel can read this operand through these strides."""
     if op.name == "matmul":
-        # Rows or columns lie side by side; else copying by squares beats reading every
-        # element from a line of its own.
+        # Rows or columns have to be contiguous. Otherwise a transposing copy is faster
+        # than reading every element from a cache line of its own.
         return as_expr(1) in view.strides[-2:] or is_one(view.shape[-1])
     first = ATTENTIONS.get(op.name)
     if first is not None and (which == first or which < min(first, 2)):
-        # The rows of queries, of results and of their gradients are read as they are:
+        # The rows of queries, of results and of their gradients are read in place, so
         # their elements must be adjacent.
         return view.strides[-1] == as_expr(1)
     if first is not None and which > first + 2 and view.shape:
-        # Read along the keys, which are the last axis unless that is repeated.
+        # Read along the keys: the last axis is contiguous, or broadcast.
         return is_one(view.shape[-1]) or view.strides[-1] in (as_expr(0), as_expr(1))
     if op.name == "conv_last" and which == 0:
-        # The pixels of a row of the image lie side by side, with all their channels.
+        # The pixels of an image row are contiguous, with all their channels.
         pixels, channels = view.strides[-2:]
         return channels == as_expr(1) and pixels == view.shape[-1]
     if op.name in CALLS or (op.name in CONVOLUTIONS and which == 1):
@@ -505,10 +507,10 @@ def reads_view(op: Op, which: int, view: View) -> bool:
 
 
 def forget(graph: Graph) -> Graph:
-    """The graph as one sees it without constraints, op for op.
+    """The graph as it looks without constraints, op by op.
 
-    A symbolic dim is known to be another only where an elementwise op says so of its
-    own operand and result; every other result's symbolic dims are new symbols.
+    Two symbolic dims are equal only if an elementwise op says so of its own operand and
+    result; the symbolic dims of every other result are new symbols.
     """
     values: dict[Value, Value] = {}
     ops: list[Op] = []
@@ -539,8 +541,8 @@ def forget(graph: Graph) -> Graph:
 def fuse(graph: Graph, cx: Context) -> Graph:
     """Groups every op of a decomposed graph into fusions.
 
-    Ops of a training step's forward part share no fusion with the others: what it keeps
-    for the way back is decided by `recompute`, not left to chance.
+    Ops of a training step's forward part share no fusion with the others: `recompute`
+    decides which values are kept for the backward part.
     """
     apart: Collection[Value] = ()
     if cx.training is not None and cx.options.recompute:

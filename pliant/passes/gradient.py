@@ -1,4 +1,4 @@
-"""Reverse mode on the graph: what a loss would gain from a little more of a parameter.
+"""Reverse-mode differentiation on the graph.
 
     graph @main(%x, %w) { %y = matmul(%x, %w)  %l = reduce(%y) {sum}  return %l }
     ->
@@ -14,13 +14,12 @@ its result into those of its operands, in ops of the graph again. So every later
 sees one graph, in which nothing tells forward from backward. Only what depends on a
 parameter is differentiated, and only what the loss depends on.
 
-Rules are those of torch where the derivative is a matter of taste: relu and abs have
-none at 0, of equal elements `max` gives each its share, a bound of a clamp lets the
-gradient through.
+Rules follow torch where the derivative is a matter of convention: relu and abs have
+derivative 0 at 0, `max` divides the gradient among equal elements, and a clamp passes
+the gradient at its bounds.
 
 `stop_gradient` marks what the model detached; the pass drops it. A log-softmax keeps
-nothing but its result: its maximum only shifts what is exponentiated, so the gradient
-does not go through it.
+only its result: its maximum only shifts the exponents, so no gradient goes through it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _SMOOTH: RuleSet = {"silu": (_silu,), "relu": (_relu,)}
 def smooth_for(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     """Composite ops in the form that `gradient` differentiates.
 
-    Attention whose mask is trained is spelled out: its kernels give no such gradient.
+    Attention with a trained mask is decomposed, as its kernels give no such gradient.
     """
     found = depends(graph, wrt)
 
@@ -73,7 +72,7 @@ def smooth_for(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
 
 
 def _with_sums(graph: Graph, active: set[Value]) -> Graph:
-    """Attention that is differentiated also gives the logarithms of its sums."""
+    """Makes attention that is differentiated also return the logarithms of its sums."""
     builder = Builder.within(graph)
     mapping: dict[Value, Value] = {}
     for op in graph.ops:
@@ -105,7 +104,7 @@ def depends(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
 
 
 def passed_on(op: Op, found: Container[Value]) -> list[Value]:
-    """The results through which an op passes on that it depends on these values."""
+    """The results of an op that depend on these values differentiably."""
     if op.name in WITHOUT or not any(v in found for v in op.operands):
         return []
     return [v for v in op.results if v.dtype.is_float]
@@ -133,9 +132,9 @@ def _reject(graph: Graph, active: set[Value]) -> None:
 
 
 def _shifts(graph: Graph) -> set[Value]:
-    """Maxima that only keep exponentials in range: nothing depends on them.
+    """Maxima that only keep exponentials in range: results do not depend on them.
 
-    exp(x - max) over its own sum, or below the logarithm of that sum.
+    The patterns are exp(x - max) divided by its own sum, and the logarithm of that sum.
     """
     users = graph.users()
 
@@ -143,7 +142,7 @@ def _shifts(graph: Graph) -> set[Value]:
         return users.get(value, [])
 
     def through(value: Value, *names: str) -> list[Op]:
-        """Readers behind ops of these names, each of which has one operand."""
+        """Readers, through ops of these names, each of which has one operand."""
         found: list[Op] = []
         for op in readers(value):
             found += through(op.result, *names) if op.name in names else [op]
@@ -152,7 +151,7 @@ def _shifts(graph: Graph) -> set[Value]:
     results = set(graph.results)
 
     def normalises(op: Op, shifted: Value) -> bool:
-        """Whether an exp's sum is all that its readers see beside it."""
+        """Whether an exp is used only together with its own sum."""
         sums = next((o for o in readers(op.result) if o.name == "reduce"), None)
         if sums is None or sums.str_attr("op") != "sum" or op.result in results:
             return False
@@ -204,7 +203,7 @@ class _Backward:
 
 
 def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
-    """The graph, its gradients with regard to `wrt` added to its results.
+    """The graph with its gradients with respect to `wrt` added to its results.
 
     The first result is the loss. A parameter that it does not depend on has a gradient
     of zeros.

@@ -11,6 +11,6 @@ from pliant.passes.gradient_tape import Rule
 
 RULES: dict[str, Rule] = {**MATH, **MOVE, **REDUCE, **CONV}
 
-# Ops through which no gradient goes: their derivative is 0 wherever there is one, they
-# have no operand, or the model says so.
+# Ops that pass on no gradient: their derivative is 0 wherever it exists, they have no
+# operand, or the model says so.
 WITHOUT = named(Trait.FLAT, Trait.CREATE) | {"stop_gradient"}

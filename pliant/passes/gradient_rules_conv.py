@@ -1,4 +1,4 @@
-"""Gradients of convolutions and pools; what they are made of is in `ir/windows.py`."""
+"""Gradients of convolutions and pools, built from `ir/windows.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gradients of elementwise ops.
 
-A unary rule gives the derivative at x, where the result is y, times the gradient g.
+A unary rule returns the derivative at x, with result y, times the gradient g.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _erfc(t: Tape, x: Value, y: Value, g: Value) -> Value:
 
 
 def _logit(t: Tape, x: Value, y: Value, g: Value) -> Value:
-    """g / (x (1-x)); NaN where the result is: beyond 0 and 1."""
+    """g / (x (1-x)); NaN where the result is NaN: outside of 0..1."""
     slope = _div(t, g, t.mul(x, t.plus(t.neg(x), 1.0)))
     return t.b.select(t.b.unary("isnan", y), y, slope)
 
@@ -90,7 +90,7 @@ def _divisor(t: Tape, op: Op, g: Value) -> Value:
 
 
 def _base(t: Tape, op: Op, g: Value) -> Value:
-    """y * x^(y - 1); 0 where y is, whatever x."""
+    """y * x^(y - 1); 0 where y is 0, for any x."""
     x, y = op.operands
     slope = t.mul(y, t.b.emit("pow", x, t.plus(y, -1.0)))
     return t.where(t.compare("ne", y, 0.0), t.mul(g, slope))
@@ -119,9 +119,9 @@ def _angle(which: int) -> Callable[[Tape, Op, Value], Value]:
 
 
 def _extreme(beats: str) -> Rule:
-    """The larger (or smaller) has the gradient; equals share it.
+    """The larger (or smaller) operand gets the gradient; equal ones share it.
 
-    Against a number it is a clamp, which lets the gradient through at its bound.
+    With a constant it is a clamp, which passes the gradient at its bound.
     """
 
     def rule(tape: Tape, op: Op, grads: Grads) -> Parts:

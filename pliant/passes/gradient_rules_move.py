@@ -16,7 +16,7 @@ def _of(grads: Grads) -> Value:
 
 
 def _broadcast(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """Sums over what was repeated."""
+    """Sums over the repeated axes."""
     (x,), g, axes = op.operands, _of(grads), op.ints_attr("axes")
     own = {
         axis: k
@@ -25,14 +25,14 @@ def _broadcast(tape: Tape, op: Op, grads: Grads) -> Parts:
     }
     summed = [axis for axis in range(g.type.rank) if axis not in own]
     out = tape.b.reduce("sum", g, summed) if summed else g
-    # The axes that are left are in the result's order; those of x may not be.
+    # The remaining axes are in the result's order, which x's may differ from.
     left = [own[axis] for axis in sorted(own)]
     order = sorted(range(len(left)), key=left.__getitem__)
     yield x, GradientPart(tape.b.reshape(tape.b.transpose(out, order), x.shape))
 
 
 def _stretch(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """Sums over what was repeated, if it was: of dims d and n, n // d times."""
+    """Sums over an axis that was repeated at run time: dim d to n, n // d times."""
     (x,), g, axes = op.operands, _of(grads), op.ints_attr("axes")
     b, own = tape.b, dict(zip(axes, x.shape, strict=True))
     shape: list[Expr] = []
@@ -64,7 +64,7 @@ def _flip(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _spread(tape: Tape, g: Value, axis: int, step: int) -> Value:
-    """With step - 1 zeros between neighbours along an axis."""
+    """Inserts step - 1 zeros between neighbours along an axis."""
     b, size = tape.b, g.shape[axis]
     lead, tail = g.shape[:axis], g.shape[axis + 1 :]
     split = b.reshape(g, (*lead, size, 1, *tail))
@@ -121,13 +121,13 @@ def _pad(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def scatter(tape: Tape, index: Value, rows: Value, count: Expr) -> Value:
-    """Sums rows by index, in the type that arithmetic happens in."""
+    """Sums rows by index, in the compute type."""
     wide = tape.b.cast(rows, rows.dtype.compute)
     return tape.b.cast(tape.b.emit("scatter_add", index, wide, rows=count), rows.dtype)
 
 
 def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """One row of the operand for each index, whatever follows flattened."""
+    """One row of the operand for each index; the trailing axes are flattened."""
     b, g = tape.b, _of(grads)
     x, *indices = op.operands
     lead, rest = x.shape[: len(indices)], x.shape[len(indices) :]
@@ -150,7 +150,7 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
     others = [k for k in range(x.type.rank) if k != axis]
     aligned = all(b.same(x.shape[k], i.shape[k]) for k in others)
     if is_one(i.shape[axis]) and aligned:
-        # One element of each row: compared, not scattered.
+        # One element of each row: a comparison instead of a scatter.
         place = b.iota(x.shape, axis, i.dtype)
         hit = b.emit("eq", place, b.broadcast_to(i, x.shape))
         yield x, GradientPart(tape.where(hit, b.broadcast_to(g, x.shape)))
@@ -166,7 +166,7 @@ def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """Each row has the gradient of the sum that it went into."""
+    """Each row gets the gradient of the sum that it was added to."""
     i, rows = op.operands
     yield rows, GradientPart(tape.b.emit("index", _of(grads), i))
 

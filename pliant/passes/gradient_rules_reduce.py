@@ -11,7 +11,7 @@ from pliant.sym import as_expr, product
 
 
 def _spread(tape: Tape, op: Op, value: Value) -> Value:
-    """A reduction's result (or its gradient) repeated over what was reduced."""
+    """A reduction's result (or its gradient) broadcast over the reduced axes."""
     (x,), axes = op.operands, op.ints_attr("axes")
     kept = [as_expr(1) if k in axes else d for k, d in enumerate(x.shape)]
     return tape.b.broadcast_to(tape.b.reshape(value, kept), x.shape)
@@ -40,7 +40,7 @@ def _shared(tape: Tape, op: Op, g: Value) -> Value:
 
 
 def _others(tape: Tape, op: Op) -> Value:
-    """The product of all other elements of the row, zeros among them or not."""
+    """The product of all other elements of the row; handles zeros."""
     b, (x,) = tape.b, op.operands
     axes, keep = op.ints_attr("axes"), op.bool_attr("keepdims")
     zero = tape.compare("eq", x, 0.0)
@@ -63,7 +63,7 @@ def _cumulate(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _cumulated_product(tape: Tape, op: Op, g: Value) -> Value:
-    """Zeros among the elements or not: behind the first of a row nothing counts."""
+    """Handles zeros: after the first zero of a row, no gradient flows."""
     b, (x,), axis = tape.b, op.operands, op.int_attr("axis")
     zero = tape.compare("eq", x, 0.0)
     holes = b.emit("cumulate", b.cast(zero, x.dtype), op="sum", axis=axis)
@@ -88,12 +88,12 @@ def _from_end(tape: Tape, g: Value, axis: int) -> Value:
 
 
 def _single(value: Value) -> bool:
-    """Whether every batch dim is 1: a weight, used for the whole batch."""
+    """Whether every batch dim is 1: a weight that the whole batch uses."""
     return all(is_one(d) for d in value.shape[:-2])
 
 
 def _rows(tape: Tape, value: Value) -> Value:
-    """All batches as rows of one matrix."""
+    """All batches as the rows of one matrix."""
     *lead, columns = value.shape
     return tape.b.reshape(value, (product(lead), columns))
 
@@ -111,7 +111,7 @@ def _is_turned(tape: Tape, value: Value) -> bool:
 
 
 def _over_batch(tape: Tape, like: Value, grad: Value) -> Value:
-    """Sums over the batch dims in which an operand is single."""
+    """Sums over the batch dims that are 1 in the operand."""
     axes = [
         k
         for k, d in enumerate(like.shape[:-2])
@@ -124,7 +124,7 @@ def _left(tape: Tape, op: Op, g: Value) -> Value:
     a, w = op.operands
     b = tape.b
     if _is_turned(tape, a):
-        # In the order of its own memory.
+        # In the memory order of the operand.
         out = b.swap(b.emit("matmul", w, b.swap(g, -1, -2)), -1, -2)
     else:
         out = b.emit("matmul", g, b.swap(w, -1, -2))
@@ -154,7 +154,7 @@ def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _copied(region: Graph) -> Graph:
-    """The region again, with values of its own."""
+    """A copy of the region with new values."""
     new = {v: Value(v.name, v.type) for v in region.params}
     ops: list[Op] = []
     for op in region.ops:
@@ -170,7 +170,7 @@ def _copied(region: Graph) -> Graph:
 
 
 def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """From its result and the logarithms of its sums; scores are computed again."""
+    """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
     assert g is not None
     if op.bool_attr("swapped"):

@@ -1,4 +1,4 @@
-"""What gradient rules work with: the builder, who made a value, parts of a gradient."""
+"""The tools of gradient rules: the builder, producers, parts of a gradient."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pliant.sym import Expr, as_expr
 class GradientPart:
     """A summand of a value's gradient.
 
-    With an axis it is only the piece from `start` on along it, and zero elsewhere: the
-    pieces of a split are joined, not added up.
+    With an axis it covers only the piece from `start` on along that axis, and is zero
+    elsewhere. The pieces of a split are concatenated, not added up.
     """
 
     value: Value
@@ -40,7 +40,7 @@ class Tape:
         return value in self.active
 
     def number(self, value: Value) -> float | None:
-        """What every element is, if the value is a `full`, views looked through."""
+        """The number that every element is, if the value is a `full` behind views."""
         op = self.producers.get(value)
         while op is not None and op.name in ("broadcast", "reshape"):
             op = self.producers.get(op.operands[0])
@@ -95,7 +95,7 @@ def total(tape: Tape, value: Value, parts: Sequence[GradientPart]) -> Value | No
 def _row(
     tape: Tape, pieces: list[GradientPart]
 ) -> tuple[list[GradientPart], list[GradientPart]]:
-    """Pieces that lie side by side along one axis, in order, and the others."""
+    """Pieces that are contiguous along one axis, in order, and the other parts."""
     first, *rest = pieces
     row = [first]
     changed = True
@@ -117,7 +117,7 @@ def _row(
 
 
 def _joined(tape: Tape, value: Value, row: list[GradientPart]) -> Value:
-    """One value of the whole shape: the pieces, and zeros around them."""
+    """One value of the whole shape: the pieces, padded with zeros."""
     b, axis = tape.b, row[0].axis
     assert axis is not None
     out = b.concat([p.value for p in row], axis)

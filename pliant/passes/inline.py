@@ -50,7 +50,7 @@ class _InlineWriter:
         symbols: dict[str, Expr],
         stack: tuple[str, ...],
     ) -> tuple[Value, ...]:
-        """Appends a graph's ops; gives what its results are here."""
+        """Appends a graph's ops; returns the values of its results."""
         if graph.name in stack:
             raise InternalError("inline", f"@{graph.name} calls itself")
         inside = (*stack, graph.name)

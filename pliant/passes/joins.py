@@ -1,18 +1,18 @@
-"""Concats of slices of concats become one concat of what is really read.
+"""Concats of slices of concats become one concat of the parts that are read.
 
     %1 = concat(%0[:, :3], %a, %0[:, 4:])            out[:, 3] = a
     %2 = concat(%1[:, :4], %b, %1[:, 5:])      ->    out[:, 4] = b
                                                      %2 = concat(%0[:, :3], %a, %b,
                                                                  %0[:, 5:])
 
-A loop over steps that writes a row of a tensor each time makes a chain of them, one per
-step. Read as it stands, an element of the last is looked for in every one before it.
+A loop that writes one row of a tensor in each step produces a chain of these, one per
+step. Without this pass, an element of the last one would be searched in all of them.
 
-A value made by joining or cutting along one axis is known as its *pieces*: parts of
-values that are computed, side by side. The pieces of a result follow from those of its
-operands by cutting at two places, found by bisection. A value that something else reads
-is in memory anyway: it is made of its pieces once, and is one piece for what follows.
-So is one whose pieces would otherwise be written down more than once.
+A value made by concats and slices along one axis is represented by its *pieces*: parts
+of computed values, side by side. The pieces of a result follow from those of its
+operands by cutting at two positions, found by bisection. A value that other ops read is
+in memory anyway: it is built from its pieces once, and is one piece for later ops. So
+is a value whose pieces would otherwise be emitted more than once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """A value along one axis: pieces, and the place at which each begins."""
+    """A value along one axis: pieces, and the position at which each begins."""
 
     axis: int
     pieces: list[_Piece]
@@ -61,7 +61,7 @@ class _Pieces:
 
 
 def _side_by_side(axis: int, parts: Sequence[_Piece]) -> _Pieces:
-    """Neighbours that are neighbours in the same value are one piece."""
+    """Merges adjacent pieces that are adjacent in the same value."""
     pieces: list[_Piece] = []
     places: list[int] = []
     at = 0
@@ -83,7 +83,7 @@ def _side_by_side(axis: int, parts: Sequence[_Piece]) -> _Pieces:
 
 
 def _joined(op: Op) -> int | None:
-    """The axis that an op joins or cuts along, at places known now; else None."""
+    """The axis of a concat or slice at positions known at compile time; else None."""
     if op.name == "concat":
         axis, shape = op.int_attr("axis"), op.result.shape
         alike = all(_beside(v, axis) == _beside(op.result, axis) for v in op.operands)
@@ -106,16 +106,16 @@ def _beside(value: Value, axis: int) -> tuple[object, ...]:
     return (*value.shape[:axis], *value.shape[axis + 1 :])
 
 
-Axes = dict[Value, int]  # of the results of joins and cuts
+Axes = dict[Value, int]  # result of a concat or slice -> its axis
 
 
 class _Joins:
-    """What joins and cuts are made of; `solid` values are pieces of their own."""
+    """The pieces of concats and slices; `solid` values are single pieces."""
 
     def __init__(self, graph: Graph, axes: Axes, solid: set[Value]) -> None:
         self.solid = solid
         self.known: dict[Value, _Pieces] = {}
-        self.readings: Counter[Value] = Counter()  # pieces read out of a value
+        self.readings: Counter[Value] = Counter()  # pieces read from a value
         for op in graph.ops:
             axis = _axis_of(op, axes)
             if axis is None:
@@ -144,7 +144,7 @@ class _Joins:
         return found
 
     def repeated(self) -> set[Value]:
-        """Values whose pieces would be written down more than once."""
+        """Values whose pieces would be emitted more than once."""
         return {v for v, n in self.readings.items() if n > len(self.known[v].pieces)}
 
 
@@ -158,7 +158,7 @@ def joins(graph: Graph, cx: Context) -> Graph:
     if more:
         solid |= more
         found = _Joins(graph, axes, solid)
-    # A cut that others read and that is no single piece stays a cut of one value.
+    # A slice that others read and that is no single piece stays a slice of one value.
     whole = {
         op.operands[0]
         for op in graph.ops
@@ -179,7 +179,7 @@ def _axis_of(op: Op, axes: Axes) -> int | None:
 
 
 def _read_by_others(graph: Graph, axes: Axes) -> set[Value]:
-    """Results of joins and cuts that anything else reads, or that are results."""
+    """Results of concats and slices that other ops read, or that the graph returns."""
     solid = {v for v in graph.results if v in axes}
     for op in graph.ops:
         axis = _axis_of(op, axes)
@@ -203,7 +203,7 @@ def _rebuilt(graph: Graph, axes: Axes, found: _Joins) -> Graph:
             continue
         if op.result not in found.solid:
             changed = True
-            continue  # only read through
+            continue  # not needed in memory
         pieces = found.known[op.result].pieces
         if _as_it_stands(op, axis, pieces):
             builder.append(substitute(op, mapping))
@@ -221,7 +221,7 @@ def _rebuilt(graph: Graph, axes: Axes, found: _Joins) -> Graph:
 
 
 def _as_it_stands(op: Op, axis: int, pieces: Sequence[_Piece]) -> bool:
-    """Whether an op already reads just these pieces."""
+    """Whether an op already reads exactly these pieces."""
     if op.name == "slice":
         return len(pieces) == 1 and pieces[0].value is op.operands[0]
     if len(pieces) != len(op.operands):

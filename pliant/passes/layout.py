@@ -6,13 +6,13 @@
                                           %d = conv_last(%m, %v)
                                           %z = transpose(%d) {perm = (0, 3, 1, 2)}
 
-With channels last a convolution is a product of pixels and packed weights, with a
-window of one pixel nothing but that. What lies between two convolutions is computed on
-the values as they are held: a held value is a transpose of the graph's, and a transpose
-that the graph asks for only changes which one. It is undone where an op wants the
-graph's own order.
+With channels last a convolution is a product of pixels and packed weights; with a 1x1
+window it is exactly that. Ops between two convolutions are computed in the order of
+axes in which their operands are held. A held value is a transpose of the graph's value,
+and a transpose in the graph only changes the permutation. It is undone where an op
+needs the graph's own order.
 
-All of that is done only where it pays: the multiply-adds that run faster are weighed
+The pass applies only where it pays: the multiply-adds that become faster are weighed
 against the elements that are moved.
 """
 
@@ -29,10 +29,10 @@ from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import Trait, has_trait
 from pliant.sym import Expr, product
 
-# Multiply-adds of a convolution that, with channels last, are done in so much less time
-# as it takes to move one element to another order.
+# Moving one element to another order takes as long as channels last saves on this many
+# multiply-adds.
 PACE = 900
-SIZE = 64  # of a symbolic dim, where costs are compared
+SIZE = 64  # assumed for a symbolic dim when costs are compared
 FREE = frozenset({"broadcast", "full", "iota"})
 
 Perm = tuple[int, ...]
@@ -64,7 +64,7 @@ class _Held:
         return tuple(sorted(map(self.position, axes)))
 
     def moved(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Entries for each axis of the graph's value, in the order held."""
+        """Per-axis entries of the graph's value, permuted to the order held."""
         return tuple(entries[axis] for axis in self.perm)
 
 
@@ -75,8 +75,8 @@ class _Layout:
     plain: dict[Value, Value] = field(default_factory=dict)  # in the graph's own order
     held: dict[Value, _Held] = field(default_factory=dict)
     ordered: dict[tuple[Value, Perm], Value] = field(default_factory=dict)
-    saved: int = 0  # multiply-adds
-    moved: int = 0  # elements
+    saved: int = 0  # multiply-adds that become faster
+    moved: int = 0  # elements that are moved
 
     # ---- values in some order
 
@@ -132,7 +132,7 @@ class _Layout:
         return self.builder.transpose(value, perm)
 
     def _again(self, op: Op, operands: Sequence[Value], **changes: object) -> Value:
-        """The op on other operands, with some attributes changed."""
+        """The op with other operands and some attributes changed."""
         attrs: dict[str, Any] = {**dict(op.attrs), **changes}
         with self.builder.at(op.loc):
             return self.builder.emit(op.name, *operands, **attrs)
@@ -157,7 +157,7 @@ class _Layout:
         self.builder.append(op.replace(operands=operands))
 
     def first_held(self, op: Op) -> _Held | None:
-        """The first operand that is not in the graph's order alone."""
+        """The first operand that is held in another order."""
         found = (self.held.get(v) for v in op.operands if v not in self.plain)
         return next((held for held in found if held is not None), None)
 
@@ -167,8 +167,8 @@ def _size(shape: Sequence[Expr]) -> int:
     return dims.evaluate(dict.fromkeys(dims.symbols(), SIZE))
 
 
-# A rule computes the op on held values and says so, or leaves it to be computed in the
-# graph's order.
+# A rule computes the op on held values and returns True, or returns False to leave it
+# to the graph's order.
 _Rule = Callable[[_Layout, Op], bool]
 
 
@@ -194,7 +194,7 @@ def _conv(to: _Layout, op: Op) -> bool:
 
 
 def _is_pointwise(op: Op) -> bool:
-    """Whether every output pixel is made of the input pixel in its place."""
+    """Whether every output pixel depends on the input pixel at the same place only."""
     window = op.operands[1].shape[2:]
     padding = (*op.ints_attr("low"), *op.ints_attr("high"))
     steps = op.ints_attr("stride")
@@ -251,7 +251,7 @@ def _pool(to: _Layout, op: Op) -> bool:
 
 
 def _box(*names: str) -> _Rule:
-    """An op with an entry for each axis in these attributes."""
+    """A rule for an op whose attributes of these names have an entry per axis."""
 
     def rule(to: _Layout, op: Op) -> bool:
         held = to.first_held(op)
@@ -275,7 +275,7 @@ def _transpose(to: _Layout, op: Op) -> bool:
 
 
 def _reshape(to: _Layout, op: Op) -> bool:
-    """Where axes that are split or joined are neighbours in the order held, too."""
+    """Applies if axes that are split or joined are adjacent in the order held, too."""
     held = to.first_held(op)
     if held is None:
         return False
@@ -299,7 +299,7 @@ def _reshape(to: _Layout, op: Op) -> bool:
 
 
 def _index(to: _Layout, op: Op) -> bool:
-    """Picked along the leading axis, wherever that is held."""
+    """Indexes the leading axis, wherever it is held."""
     x, *indices = op.operands
     held = to.held.get(x)
     if held is None or x in to.plain or len(indices) != 1:
@@ -307,7 +307,7 @@ def _index(to: _Layout, op: Op) -> bool:
     if indices[0].type.rank != 1:
         return False
     perm = (0, *(axis for axis in held.perm if axis != 0))
-    # The kernel that picks reads the transposed value in place: nothing is moved.
+    # The gather reads the transposed value in place, so nothing is moved.
     turned = to.builder.transpose(held.value, tuple(map(held.position, perm)))
     operands = (turned, to.own(indices[0]))
     to.hold(op.result, to._again(op, operands), perm)

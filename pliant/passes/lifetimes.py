@@ -1,7 +1,7 @@
-"""How long kernels' results live, seen before they are lowered.
+"""How long the results of kernels live, estimated before lowering.
 
-What `memory` says of the lowered graph, without scratch: enough to tell whether values
-may share one buffer, which lives from the first of them to the last reader of any.
+This is the liveness of the lowered graph without scratch. It suffices to decide whether
+values may share one buffer, which lives from the first of them to the last reader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pliant.sym import Expr, Facts, as_expr, le
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes that live from one kernel to another."""
+    """Bytes that are live from one kernel to another."""
 
     bytes: Expr
     first: int
@@ -71,14 +71,15 @@ class Kernels:
         return live
 
     def join(self, names: Sequence[str], makers: Set[int], facts: Facts) -> bool:
-        """Puts values into one buffer, if that needs no more memory: 1% at most.
+        """Puts values into one buffer, if the peak grows by at most 1%.
 
         Scratch is not known yet, only that elementwise kernels have none and that the
-        makers, products of one left operand, have the same. So live bytes during any
-        other kernel are held against that kernel's own before.
+        makers, products with the same left operand, have equal scratch. So the live
+        bytes during any other kernel are compared with the earlier value at that same
+        kernel.
         """
         if any(name not in self.spans for name in names):
-            return False  # a result has storage of its own
+            return False  # a result of the graph has its own storage
         spans = self._joined(names)
         now = self._sums(self.spans)
         for k, size in enumerate(self._sums(spans)):
@@ -96,7 +97,7 @@ class Kernels:
         return True
 
     def _joined(self, names: Sequence[str]) -> dict[str, Span]:
-        """The spans, with the first name's standing for all of them."""
+        """The spans, with the first name's span covering all of them."""
         parts = [self.spans[name] for name in names]
         size = as_expr(0)
         for part in parts:

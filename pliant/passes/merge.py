@@ -5,26 +5,26 @@
     %k = matmul(%x, %wk)                     %a, %k = slice(%s), slice(%s)
 
 The weights and the rows that follow them (bias, scale) are constants, so `fold` joins
-them; the slices are strided views, which attention, products and elementwise kernels
-read where they lie. Queries, keys and values of attention are the typical case.
+them. The slices are strided views, which attention, products and elementwise kernels
+read in place. Queries, keys and values of attention are the typical case.
 
-When it pays. Several products of the same (M, K) rows cost a kernel call each, with its
-own choice of tiles and its own split among threads, and each reads those rows: one call
-and one reading are saved for every product but the first. That is little (2% of a small
-encoder on 7 tokens, nothing measurable where weights or arithmetic dominate), so
-nothing may be lost for it:
+When it pays: several products of the same (M, K) rows cost a kernel call each, with its
+own choice of tiles and its own split among threads, and each reads those rows. Merging
+saves one call and one read of the rows for every product but the first. That is little
+(2% of a small encoder on 7 tokens, nothing measurable where weights or arithmetic
+dominate), so it must not cost anything:
 
-- What a kernel computes while the tile is in cache. A gate followed by its sigmoid, an
-  `up` multiplied by the activated gate or a product with a residual stay alone. Apart,
-  gate and up of N columns write N, read N and write N; merged, 2N are written and read
-  and N written, by two kernels either way. That is 2N columns more against K saved:
-  as fast within 2% for 1 to 1024 rows, but with a peak 1.4 times as high. What `fuse`
-  does with each product alone is asked, not guessed.
+- Epilogues, which a kernel computes while the tile is in cache. A gate followed by its
+  sigmoid, an `up` multiplied by the activated gate or a product with a residual stay
+  alone. Separate kernels for gate and up of N columns write N, read N and write N.
+  Merged, they write and read 2N and write N, also with two kernels. That is 2N columns
+  more against K saved: as fast within 2% for 1 to 1024 rows, but with a peak 1.4 times
+  as high. The pass asks `fuse` what it does with each product alone.
 - Views. A reader that takes its operand through strides must be able to take the slice;
-  a slice starts and ends with a cache line; results of the graph are not slices.
+  a slice starts and ends at a cache line; results of the graph are not slices.
 - Memory. Parts of one buffer die together. A product joins a set only if the peak is
-  proved to grow by 1% at most (`lifetimes`): values that attention reads beside queries
-  and keys that were rotated before it stay alone.
+  proved to grow by at most 1% (`lifetimes`). Where queries and keys are rotated before
+  attention, the values, which attention reads directly, therefore stay alone.
 - Weights are held once: every reader of a weight is merged with the same others.
 """
 
@@ -44,9 +44,9 @@ from pliant.passes.lifetimes import Kernels
 from pliant.sym import as_expr
 
 LINE = 64  # bytes
-# Links of an epilogue: one that some products lack is filled with what changes nothing.
+# Ops of an epilogue; a product that lacks one gets a neutral operand for it.
 LINKS = frozenset({"add", "mul"})
-# What a weight may be made by; `fold` computes all of it.
+# Ops that may compute a weight; `fold` evaluates all of them.
 MADE_BY = VIEWS | {"constant", "full", "cast", "add", "mul"}
 
 
@@ -104,9 +104,9 @@ class _RunFinder:
     # ---- one product
 
     def _siblings(self) -> list[Op]:
-        """Products by constants whose left operand has more than one of them.
+        """Products with constants whose left operand is shared by several of them.
 
-        A weight that is also read otherwise, as a tied embedding is, stays as it is.
+        A weight with other readers, such as a tied embedding, stays as it is.
         """
         by_left: dict[Value, list[Op]] = {}
         for op in self.graph.ops:
@@ -117,7 +117,7 @@ class _RunFinder:
         return [op for op in found if self._read_only_by(op.operands[1], readers)]
 
     def _is_weight(self, value: Value) -> bool:
-        """One matrix of constants, whose columns fill cache lines."""
+        """Whether it is one matrix of constants whose columns fill cache lines."""
         if not all(d.is_const for d in value.shape):
             return False
         if any(d != as_expr(1) for d in value.shape[:-2]):
@@ -128,7 +128,7 @@ class _RunFinder:
         )
 
     def _product(self, matmul: Op, kernels: Kernels) -> _MergedProduct | None:
-        """The product with its epilogue, if that is only what runs can share."""
+        """The product with its epilogue, if the epilogue can be merged."""
         kernel = kernels.of_root.get(matmul.result.name)
         if kernel is None or len(kernels.fusions[kernel].results) != 1:
             return None
@@ -154,7 +154,7 @@ class _RunFinder:
         )
 
     def _is_row(self, op: Op, value: Value) -> bool:
-        """Whether an op repeats one row of constants."""
+        """Whether an op broadcasts one row of constants."""
         if op.name != "broadcast" or _behind(op.operands[0], self.producers) is None:
             return False
         last = op.operands[0].shape[-1:], op.ints_attr("axes")[-1:]
@@ -172,7 +172,7 @@ class _RunFinder:
         return tuple(product for product in run if _agree(product.links, longest))
 
     def _stays(self, product: _MergedProduct) -> bool:
-        """Whether some reader wants this product's result on its own."""
+        """Whether some reader needs this product's result on its own."""
         end = product.end
         if end in self.results:
             return True
@@ -198,7 +198,7 @@ class _RunFinder:
         return False
 
     def _reads(self, op: Op, value: Value, producers: dict[Value, Op]) -> bool:
-        """Whether an op reads a value where its base lies."""
+        """Whether an op reads a value in place, from its base."""
         view = resolve(value, producers, self.facts)
         if view is None:
             return False
@@ -206,7 +206,7 @@ class _RunFinder:
         return op.name not in IN_MEMORY or all(reads_view(op, k, view) for k in which)
 
     def _weights_held_once(self, runs: list[_Run]) -> list[_Run]:
-        """Runs that take all readers of their weights along: layers may share them."""
+        """Runs that include all readers of their weights: layers may share weights."""
         taken = {_weights_of(run): set[Op]() for run in runs}
         for run in runs:
             taken[_weights_of(run)].update(product.matmul for product in run)
@@ -226,7 +226,7 @@ class _RunFinder:
         return all(reader in allowed for value in whole for reader in self.users[value])
 
     def _fitting(self, run: _Run, kernels: Kernels) -> _Run:
-        """The first of a run, and what can share a buffer with it."""
+        """The first of a run, and those that can share a buffer with it."""
         taken = [run[0]]
         for product in run[1:]:
             names = [taken[0].end.name, product.end.name]
@@ -242,7 +242,7 @@ def _near(
     """Products with no other contraction between them.
 
     Keys and values that every layer computes from one encoder's result are read layer
-    by layer: merged, all would be kept from the first to the last.
+    by layer. Merged, all of them would live from the first layer to the last.
     """
     left = products[0].matmul.operands[0].name
     others = [k for k, name in kernels.contractions if name != left]
@@ -255,7 +255,7 @@ def _near(
 
 
 def _agree(links: Sequence[Op], longest: Sequence[Op]) -> bool:
-    """Whether the links are the first of `longest`, and the rest can be filled."""
+    """Whether the links are a prefix of `longest` and the rest can be neutral."""
     same = all(
         a.name == b.name and a.attrs == b.attrs
         for a, b in zip(links, longest, strict=False)
@@ -277,7 +277,7 @@ def _other_operand(op: Op, value: Value) -> Value:
 
 
 def _behind(value: Value, producers: dict[Value, Op]) -> list[Op] | None:
-    """The ops that make a value of constants alone; None if anything else is in it."""
+    """The ops that compute a value from constants alone; None if others are needed."""
     found: dict[Op, None] = {}
     stack = [value]
     while stack:
@@ -290,14 +290,14 @@ def _behind(value: Value, producers: dict[Value, Op]) -> list[Op] | None:
 
 
 class _MergeWriter:
-    """The graph with runs merged, each where its first product stood."""
+    """Writes the graph with runs merged, each at the position of its first product."""
 
     def __init__(self, graph: Graph, runs: Sequence[_Run]) -> None:
         self.graph = graph
         self.producers = graph.producers()
         self.position = {op: k for k, op in enumerate(graph.ops)}
         self.builder = Builder.within(graph)
-        self.written: set[Op] = set()  # or replaced by what is written for it
+        self.written: set[Op] = set()  # emitted already, or replaced
         self.replaced: dict[Value, Value] = {}
         self.weights: dict[tuple[Value, ...], Value] = {}
         self.first: dict[Op, _Run] = {}
@@ -357,7 +357,7 @@ class _MergeWriter:
         return op.operands[0] if turned else None
 
     def _row(self, product: _MergedProduct, depth: int, like: Op) -> Value:
-        """What the link at some depth joins to every row of one product."""
+        """The operand of the link at this depth, as a row for one product."""
         builder, shape = self.builder, (product.columns,)
         if depth >= len(product.links):
             nothing = OPS[like.name].neutral
@@ -373,7 +373,7 @@ class _MergeWriter:
         return builder.reshape(self._constant(op.operands[0]), shape)
 
     def _constant(self, value: Value) -> Value:
-        """The value, with what makes it written by now."""
+        """The value, after emitting the ops that compute it."""
         ops = _behind(value, self.producers) or []
         for op in sorted(ops, key=self.position.__getitem__):
             if op not in self.written:

@@ -1,16 +1,16 @@
-"""What the backward part of a training step computes again instead of keeping.
+"""Decides what the backward part recomputes instead of keeping.
 
     %h = matmul(%x, %w)          kept: the backward part needs it
-    %a = gelu(%h)                computed again from %h where the backward part reads it
+    %a = gelu(%h)                recomputed from %h where the backward part reads it
 
-A value that lives from the forward part to the backward part costs memory all that
-time. Elementwise ops are computed again from what is kept anyway: pre-activations,
-the residual stream, the statistics of norms. A value all of whose sources would have to
-be kept for it is itself kept; if it has one source that is in memory as it is, that is
-kept in its stead. Nothing is computed again that is more than elementwise, so a step
-takes hardly longer; `remat` goes further where a memory limit asks for it.
+A value that lives from the forward part to the backward part occupies memory all that
+time. Elementwise ops are recomputed from what is kept anyway: pre-activations, the
+residual stream, the statistics of norms. If all sources of a value would have to be
+kept just for it, the value itself is kept; if it has a single source that is in memory
+anyway, that source is kept instead. Only elementwise ops are recomputed, so a step
+takes hardly longer. `remat` goes further if there is a memory limit.
 
-This runs after the last canonicalize, which would take the copies for duplicates.
+This runs after the last canonicalize, whose CSE would remove the copies.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pliant.ir.ops import FORMULAS, VIEWS, Trait, has_trait
 from pliant.passes.sizes import hardly_larger
 from pliant.sym import Facts
 
-MOST_OPS = 64  # of one chain
+MOST_OPS = 64  # most ops of one chain
 
 
 def forward_values(graph: Graph) -> set[Value]:
-    """What the loss, the first result, depends on."""
+    """The values that the loss, the first result, depends on."""
     found = {graph.results[0]}
     for op in reversed(graph.ops):
         if any(v in found for v in op.results):
@@ -55,7 +55,7 @@ class _Choice:
     again: set[Value] = field(default_factory=set)
 
     def needs(self) -> list[Value]:
-        """Forward values that backward ops read, views looked through, in order."""
+        """Forward values that backward ops read, through views, in order."""
         found: set[Value] = set()
         for op in self.graph.ops:
             if not any(v in self.ahead for v in op.results):
@@ -91,7 +91,7 @@ class _Choice:
             self.again.add(value)
 
     def stored(self, source: Value) -> Value:
-        """What a kernel makes of a value that is read by one elementwise op only."""
+        """What is stored: the end of a chain of single elementwise readers."""
         while True:
             readers = self.readers(source)
             if len(readers) != 1 or not has_trait(readers[0], Trait.ELEMENTWISE):
@@ -99,7 +99,7 @@ class _Choice:
             source = readers[0].result
 
     def sources(self, value: Value) -> set[Value]:
-        """What more has to be kept to compute a value again; itself if too much."""
+        """The additional values to keep to recompute this one; itself if too many."""
         missing: set[Value] = set()
         seen: set[Value] = set()
         stack = [value]
@@ -110,7 +110,7 @@ class _Choice:
                 continue
             seen.add(current)
             if op.name == "constant" or op.name == "reduce":
-                continue  # a number for each row
+                continue  # a constant, or one number per row
             if not _is_cheap(op):
                 missing.add(current)
                 continue
@@ -118,14 +118,14 @@ class _Choice:
         return missing if len(seen) <= MOST_OPS else {value}
 
     def stands_for(self, source: Value, value: Value) -> bool:
-        """Whether a source is in memory, and hardly larger than what is made of it."""
+        """Whether a source is in memory, and hardly larger than the value."""
         same = source.dtype.bytes <= value.dtype.bytes
         if not same or not hardly_larger(source.shape, value.shape, self.facts):
             return False
         return any(not _is_cheap(op) for op in self.readers(source))
 
     def readers(self, value: Value) -> list[Op]:
-        """Forward ops that read a value, views looked through."""
+        """Forward ops that read a value, through views."""
         found: list[Op] = []
         for op in self.users.get(value, []):
             if not any(v in self.ahead for v in op.results):
@@ -135,7 +135,7 @@ class _Choice:
 
 
 class _Copies:
-    """Forward ops again, in front of the backward ops that read them."""
+    """Copies of forward ops, placed before the backward ops that read them."""
 
     def __init__(self, choice: _Choice, names: Names) -> None:
         self.choice, self.names = choice, names

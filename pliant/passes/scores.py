@@ -1,4 +1,4 @@
-"""What attention does to its scores inside the kernel: the region of the op.
+"""The region of an attention op: what happens to its scores inside the kernel.
 
     %m = logical_and(le(keys, queries), eq(%document_of_query, %document_of_key))
     %y = attention(%q, %k, %v, %m) {masked = true}
@@ -7,10 +7,10 @@
       region (%s, %a, %b) { .. add(%s, select(eq(..), 0, -inf)) }
 
 Cheap elementwise ops over (query, key) move into the region, with the broadcasts
-between them, and the region reads what they are made of: no tensor of the size of the
-scores, or of one head's scores, is stored for them. What is dear (a bucket by
-logarithm), gathered or moved around is computed once, outside, and read. `causal` is
-taken out of the masks that add or set -inf: whole blocks of keys are then not visited.
+between them, and the region reads their operands: no tensor of the size of the scores,
+or of one head's scores, is stored for them. Expensive ops (a bucket by logarithm),
+gathers and data movement are computed once, outside, and their result is read. `causal`
+is extracted from masks that add or set -inf; whole blocks of keys are then skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pliant.ir.ops import FORMULAS, OPS, Cost, Trait, has_trait
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, Facts, eq
 
-MOST_READ = 6  # operands of a region: each is an address to keep in the inner loop
+# Most operands of a region: each occupies an address register in the inner loop.
+MOST_READ = 6
 MOST_OPS = 48
 
 
@@ -44,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class _ScoreLine:
-    """query * (number of the query) + key * (number of the key) + offset."""
+    """query * (index of the query) + key * (index of the key) + offset."""
 
     query: int
     key: int
@@ -62,12 +63,12 @@ def _same(facts: Facts, a: Expr, b: Expr) -> bool:
 
 @dataclass(slots=True)
 class ScoreRegion:
-    """Builds the region of one attention of scores of type `kind`."""
+    """Builds the region of one attention op with scores of type `kind`."""
 
     producers: Mapping[Value, Op]
     facts: Facts
     kind: TensorType
-    path: Set[Value] = frozenset()  # made from the scores: moves in, whatever it is
+    path: Set[Value] = frozenset()  # computed from the scores: always moves in
     absorb: bool = True
     builder: Builder = field(init=False)
     score: Value = field(init=False)
@@ -79,10 +80,10 @@ class ScoreRegion:
         self.builder = Builder(self.facts)
         self.score = self.builder.param("score", self.kind)
 
-    # ---- what moves in
+    # ---- ops that move in
 
     def _over_grid(self, value: Value) -> bool:
-        """Whether it has an element for every query and key."""
+        """Whether a value has an element for every query and key."""
         if value.type.rank < 2:
             return False
         pairs = zip(value.shape[-2:], self.kind.shape[-2:], strict=True)
@@ -105,12 +106,12 @@ class ScoreRegion:
             return True
         if not self.absorb:
             return False
-        if op.name == "reshape":  # of ones alone: no index is divided
+        if op.name == "reshape":  # only dims of 1 change, so no index is divided
             (x,) = op.operands
             plain = [d for d in x.shape if not is_one(d)]
             ones = plain == [d for d in value.shape if not is_one(d)]
             return ones and x in self.producers and self._moves_in(x)
-        # Not what costs about as much as the exponential of a score.
+        # Ops that cost about as much as the exponential of a score stay outside.
         if not has_trait(op, Trait.ELEMENTWISE) or OPS[op.name].cost >= Cost.DIVIDE:
             return False
         return self._over_grid(value)
@@ -133,7 +134,7 @@ class ScoreRegion:
     # ---- the causal part of a mask
 
     def _line(self, value: Value, axes: Sequence[int]) -> _ScoreLine | None:
-        """An integer that counts along (query, key), which are these axes of it."""
+        """An integer tensor that is linear in (query, key), its axes `axes`."""
         op = self.producers.get(value)
         if op is None:
             return None
@@ -190,7 +191,7 @@ class ScoreRegion:
         )
 
     def visible(self, flag: Value) -> list[Value]:
-        """The parts that all must hold for a flag to, but for the causal one."""
+        """The conjuncts of a flag, without the causal one."""
         op = self.producers.get(flag)
         if self._keeps_causal(flag, negated=False):
             self.causal = True
@@ -208,7 +209,7 @@ class ScoreRegion:
     # ---- the parts of a score
 
     def keep(self, parts: Sequence[Value], kept: Value) -> Value:
-        """The kept value where all flags are set, else -inf."""
+        """The value `kept` where all flags are set, else -inf."""
         if not parts:
             return kept
         b = self.builder
@@ -218,7 +219,7 @@ class ScoreRegion:
         return b.select(flag, kept, b.scalar(-math.inf, kept.dtype))
 
     def masked(self, value: Value) -> Value:
-        """A score, or what is added to one: -inf in it may be causal."""
+        """A score or a summand of one, with its causal -inf removed."""
         op = self.producers.get(value)
         if op is None:
             return self.clone(value)
@@ -246,7 +247,7 @@ class ScoreRegion:
     # ---- the whole
 
     def finish(self, result: Value) -> Score | None:
-        """The score's region; None if it is too much for one kernel."""
+        """The score's region; None if it has too many operands for one kernel."""
         if len(self.reads) > MOST_READ or len(self.builder.ops) > MOST_OPS:
             return None
         result = self.builder.broadcast_to(result, self.kind.shape)

@@ -1,7 +1,7 @@
-"""Whether a tensor is hardly larger than another: by one row of a long axis at most.
+"""Whether a tensor is hardly larger than another: at most one row of a long axis.
 
-The logits of all tokens against those of all but the last are the common case: what
-predicts the next token is shifted by one against what it is compared with.
+The common case is the logits of all tokens and those of all but the last: predictions
+of the next token are shifted by one against the labels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pliant.ir.access import numel
 from pliant.sym import Expr, Facts, le
 from pliant.sym.expr import product
 
-MANY_ROWS = 16  # one more of so many does not matter
+MANY_ROWS = 16  # one row more does not matter from this many rows on
 
 
 def hardly_larger(whole: Sequence[Expr], part: Sequence[Expr], facts: Facts) -> bool:
@@ -24,7 +24,7 @@ def hardly_larger(whole: Sequence[Expr], part: Sequence[Expr], facts: Facts) -> 
     if more == fewer:
         return True
     if set(more.symbols()) != set(fewer.symbols()):
-        return False  # a symbol alone in one of them: no bound by a single row
+        return False  # a symbol occurs in only one of them, so one row is no bound
     if facts.prove(le(fewer, more)) is not True:
         return False
     for axis, extent in enumerate(whole):

@@ -1,8 +1,8 @@
 """The passes that only a training step has.
 
 smooth      composite ops in the form that has torch's derivative
-find        attention that a model spells out, where its kernels have a gradient
-gradient    back from the loss, then what the optimizer makes of the gradients
+find        attention that a model writes as products, if its kernels have a gradient
+gradient    backward from the loss, then the optimizer's update
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def smooth(graph: Graph, cx: Context) -> Graph:
 
 
 def differentiate(graph: Graph, cx: Context) -> Graph:
-    """Gradients behind the loss, and then what `extend` makes of them."""
+    """Adds the gradients to the graph, and then what `extend` computes from them."""
     training = _training(cx)
     params = {v.name: v for v in graph.params}
     graph = gradient(graph, [params[name] for name in training.wrt], cx)
@@ -38,10 +38,10 @@ def differentiate(graph: Graph, cx: Context) -> Graph:
 
 
 def find(graph: Graph, cx: Context) -> Graph:
-    """Attention in one op, wherever the gradient of that op is known.
+    """Attention as one op, wherever the gradient of that op is known.
 
-    The gradient goes to queries, keys and values alone: what else the scores read must
-    not depend on a parameter.
+    The gradient goes only to queries, keys and values: other values that the scores
+    read must not depend on a parameter.
     """
     active = depends(graph, _training(cx).trained(graph))
 
@@ -59,10 +59,10 @@ def find(graph: Graph, cx: Context) -> Graph:
 
 
 def _is_straight(region: Graph) -> bool:
-    """Whether scores come out as they go in, but for what is added or hidden.
+    """Whether the region only adds to scores or masks them.
 
-    The gradient of attention does not go through its region: a slope other than 1
-    needs softmax spelled out, and so does a score that a finite number replaces.
+    The gradient of attention does not go through its region: a slope other than 1 needs
+    softmax decomposed, and so does a score that is replaced by a finite number.
     """
     path, lowest = {region.params[0]}, set[Value]()
     for op in region.ops:

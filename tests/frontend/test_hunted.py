@@ -184,6 +184,43 @@ def test_windows_of_nothing(function: Callable[[Tensor], Tensor]) -> None:
             as_eager(function, ours, x)
 
 
+@pytest.mark.parametrize(
+    "function", [lambda x, i: x[:, i], lambda x, i: x.index_select(1, i)]
+)
+def test_indices_into_nothing(function: Callable[..., Tensor]) -> None:
+    x, i = torch.randn(3, 3), torch.zeros(2, dtype=torch.int64)
+    ours = compiled(function, x, i, dims=({0: "n", 1: "n"}, {0: "m"}))
+    as_eager(function, ours, x, i)
+    as_eager(function, ours, x[:0, :0], i[:0])
+    with pytest.raises((IndexError, RuntimeError)):
+        function(x[:0, :0], i)
+    with pytest.raises(pliant.ShapeError, match="an axis of no elements"):
+        ours(x[:0, :0], i)
+
+
+def test_instance_norm_of_no_batch() -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.instance_norm(x, weight=torch.ones(4), bias=torch.ones(4))
+
+    x = torch.randn(2, 4, 5)
+    ours = compiled(function, x, dims=({0: "b", 2: "n"},))
+    as_eager(function, ours, x)
+    with pytest.raises(IndexError):
+        function(x[:0])
+    with pytest.raises(pliant.ShapeError, match="need a batch"):
+        ours(x[:0])
+
+
+def test_a_value_that_one_size_flattens() -> None:
+    def function(x: Tensor) -> Tensor:
+        half = torch.split(x, (x.shape[0] + 1) // 2)[1].clone()
+        half[1:] = half[:-1].clone()
+        return half
+
+    with pytest.raises(pliant.UnsupportedOpError, match="two ranks"):
+        compiled(function, torch.randn(4), dims=({0: "n"},))
+
+
 # --- slices of one element --------------------------------------------------------
 
 SLICES: dict[str, Callable[[Tensor], Tensor]] = {

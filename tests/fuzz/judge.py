@@ -20,13 +20,15 @@ random signs would give a root of squares, which forgets how many terms there we
 
 One thing that no shaking of values reaches is the position that a resize computes for
 each element, from which its weights are: its rounding error is as many units as the
-position is large. So in models that resize, terms count as often as the longest axis is
-long. Eager's own f64 is the reference of an f64 model, so it has an error as well that
-is not seen, and FLOOR counts twice.
+position is large, and gives a weight to neighbours that have none in f64. So in models
+that resize, the largest terms of a result stand for all, and count as often as its
+longest axis is long. Eager's own f64 is the reference of an f64 model, so it has an
+error as well that is not seen, and FLOOR counts twice.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import warnings
@@ -42,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pliant
 
-FLOOR = 4.0
+FLOOR = 8.0  # half of it for `terms`, which 16 runs measure to a factor of about 2
 UNITS = {
     torch.float64: 2.0**-53,
     torch.float32: 2.0**-24,
@@ -102,13 +104,34 @@ def widened(model: Model, shake: Shake | None = None) -> nn.Module:
         if shake and line.statement:
             code = f"{code}; shake.inside({line.name})"
         elif shake and line.overload in ROUNDS:
-            code = "shake(" + re.sub(r"\b[xv]\d+\b|self\.w\d+", _shaken, code) + ")"
+            code = ast.unparse(Shaken().visit(ast.parse(code, mode="eval")))
         lines.append(replace(line, code=code))
     return replace(model, lines=tuple(lines)).module(shake=shake).double()
 
 
-def _shaken(name: re.Match[str]) -> str:
-    return f"shake({name[0]})"
+class Shaken(ast.NodeTransformer):
+    """An expression with every value in it shaken; what is no float stays as it is."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return _shaken(node) if re.fullmatch(r"[xv]\d+", node.id) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if re.fullmatch(r"self\.w\d+", ast.unparse(node)):
+            return _shaken(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return _shaken(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return _shaken(node)
+
+
+def _shaken(node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("shake", ast.Load()), [node], [])
 
 
 def coarsest(model: Model, module: nn.Module, results: list[Tensor]) -> torch.dtype:
@@ -140,8 +163,13 @@ def difference(
     shaken: Sequence[Tensor],
     kind: Any,
     resizes: bool,
+    largest: float,
 ) -> str | None:
-    """None, or what is wrong; `shaken` are other runs than the exact one."""
+    """None, or what is wrong; `shaken` are other runs than the exact one.
+
+    `largest` is the size of the inputs, of which f64 does not resolve everything: what
+    is 0 there may be 1e-15 where a mean is subtracted from a single element.
+    """
     if got.shape != eager.shape or got.dtype != eager.dtype:
         return f"{got.dtype}{list(got.shape)}, not {eager.dtype}{list(eager.shape)}"
     if not eager.numel():
@@ -170,10 +198,13 @@ def difference(
     resolved = UNITS[torch.float64] * exact.abs() + torch.finfo(torch.float64).tiny
     moved = torch.maximum((runs[1:] - exact).abs(), resolved)
     terms = moved.log().mean(0).exp() / TINY if len(runs) > 1 else exact.abs()
-    least = torch.finfo(kind).smallest_normal * UNITS[kind]  # below, all is rounded
-    often = max(eager.shape, default=1) if resizes else 1
+    least = torch.finfo(kind).smallest_normal  # below, all is rounded
+    least = max(least, 8 * UNITS[torch.float64] / UNITS[kind] * largest)
+    often = 1
+    if resizes:
+        terms, often = terms.max(), max(eager.shape, default=1)
     often = 2 * often if kind == torch.float64 else often
-    floor = FLOOR * often * (UNITS[kind] * terms + least)
+    floor = FLOOR * often * UNITS[kind] * (terms + least)
     error, allowed = (mine - exact).abs(), (its - exact).abs()
     bound = 2 * allowed + floor
     if (error <= bound).all():
@@ -183,6 +214,13 @@ def difference(
         f"{mine[at]:.9g}, eager {its[at]:.9g}, f64 {exact[at]:.17g}; error "
         f"{error[at]:.3g}, eager's {allowed[at]:.3g}, allowed {bound[at]:.3g}"
     )
+
+
+def size_of(args: Sequence[Tensor]) -> float:
+    """The largest finite number among the floats of the arguments."""
+    floats = [a.double().flatten() for a in args if a.is_floating_point()]
+    every = torch.cat([torch.ones(1, dtype=torch.float64), *floats]).abs()
+    return float(every[every.isfinite()].max())
 
 
 def references(model: Model, sizes: Sizes) -> list[list[Tensor]]:
@@ -284,11 +322,12 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
             raised = f"{type(want).__name__}: {want}"
             return Verdict("answer", f"at {sizes}, eager raises {raised}")
         runs = references(model, sizes)
+        largest = size_of(model.arguments(sizes))
         exact = runs[0] if runs else [None] * len(got)
         names = [*model.outputs, *(v.name for v in model.inputs)]
         for k, name in enumerate(names):
             shaken = [run[k] for run in runs[1:]]
-            off = difference(got[k], want[k], exact[k], shaken, kind, resizes)
+            off = difference(got[k], want[k], exact[k], shaken, kind, resizes, largest)
             if off:
                 return Verdict("wrong", f"{name} at {sizes}: {off}")
     return Verdict("refused", refused) if refused else Verdict("fine")
