@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
 import pliant
 from pliant import pipeline
 from pliant.collection import paused_collection
+from pliant.context import Context
 from pliant.ir.graph import Module
 from pliant.ir.parse import parse_module
 
@@ -31,13 +33,13 @@ def test_setting_is_kept(on: bool) -> None:
 
 def test_paused_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    fuse = pipeline.fuse
 
-    def watched(*args: object) -> object:
+    def watched(module: Module, cx: Context) -> Module:
         seen.append(gc.isenabled())
-        return fuse(*args)  # type: ignore[arg-type]
+        return module
 
-    monkeypatch.setattr(pipeline, "fuse", watched)
+    stage = replace(pipeline.STAGES[0], name="watched", run=watched)
+    monkeypatch.setattr(pipeline, "STAGES", (stage, *pipeline.STAGES))
     module: Module = parse_module(MODEL)
     pliant.compile(module)
     assert seen == [False]

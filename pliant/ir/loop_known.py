@@ -27,8 +27,11 @@ class KnownSizes:
     lets: Mapping[str, Expr] = field(default_factory=dict)  # in terms of those
 
     def has(self, dim: Expr) -> bool:
-        names = dim.substitute(self.lets).symbols()
-        return all(name in self.turns for name in names)
+        """Whether the code generator has a number for it: all of its names are known.
+
+        That an unknown name would cancel, as in `u % 1`, is not looked for here either.
+        """
+        return all(name in self.turns or name in self.lets for name in dim.symbols())
 
     def most_trips(self, loop: For) -> int | None:
         """The most iterations that a loop has in any turn, if its bounds are known."""
