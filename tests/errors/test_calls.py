@@ -418,7 +418,7 @@ def test_index_too_negative() -> None:
     for wrong in (7, -8, 2**62, -(2**62)):
         with pytest.raises(pliant.IndexRangeError, match="n=7"):
             compiled(x, torch.tensor([0, wrong, 1]))
-    with pytest.raises(pliant.IndexRangeError):
+    with pytest.raises(pliant.ShapeError, match="an axis of no elements"):
         compiled(x[:0], at)
     assert torch.equal(compiled(x, at), x[at])
 

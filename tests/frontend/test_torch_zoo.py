@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,10 @@ def test_model(model: tuple[str, Any, tuple[Imported, ...]]) -> None:
 
 def test_what_the_models_demand(model: tuple[str, Any, tuple[Imported, ...]]) -> None:
     name, case, (imported, *others) = model
+    # Of no elements, eager neither infers a -1 of a view nor picks any: nor do we.
+    nothing = re.compile(r"1 <= .*s0.*|min\(s0, 1\) <= s2")
     demands = [f"{g.cond}" for g in imported.module.main.constraints]
+    demands = [demand for demand in demands if not nothing.fullmatch(demand[:200])]
     assert len(others) == (1 if name == "vit" else 0)
     if name == "evoformer":
         assert not demands
