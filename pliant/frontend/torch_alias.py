@@ -95,6 +95,10 @@ _RESHAPES = frozenset(
         "lift_fresh",
     ]
 )
+# These give their operand itself, unless they are to drop something.
+_DROPOUTS = frozenset(
+    ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
+)
 # Views where the layout allows it, copies elsewhere.
 _MAY_COPY = frozenset(["reshape", "reshape_as", "flatten", "ravel", "contiguous"])
 
@@ -142,6 +146,9 @@ def shares_memory(node: Node) -> Node | None:
         return None
     if is_in_place(node.target) or _storage(ours) == _storage(theirs):
         return source
+    if op_name(node.target) in _DROPOUTS:
+        chance, train = node.args[1], node.args[2]
+        return None if chance and train else source
     returns = node.target._schema.returns
     if not returns or returns[0].alias_info is None or ours.dtype != theirs.dtype:
         return None
@@ -407,7 +414,7 @@ class Aliases:
             return new
         assert isinstance(node.target, torch._ops.OpOverload)
         name, args = op_name(node.target), self.walk.resolve(node.args[1:])
-        if name in _RESHAPES:
+        if name in _RESHAPES or name in _DROPOUTS:
             return cx.reshape(cx.cast(new, base.dtype), base.shape)
         perm = _permutation(name, rank, args)
         if perm is not None:

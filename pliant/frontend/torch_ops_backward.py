@@ -102,6 +102,8 @@ def attention_kept(
         grouped = not cx.b.same(q.shape[-3], k.shape[-3])
         out = attention(cx, q, k, v, attn_mask, 0.0, is_causal, scale, grouped)
         return [out, None]
+    # Of heads of no elements, torch's own kernel leaves the sums unwritten.
+    cx.require(le(1, q.shape[-1]), "sums of attention need heads of elements")
     operands, attrs = _attended(q, k, v, attn_mask, is_causal, scale)
     return list(cx.b.emit_multi("attention_lse", *operands, **attrs))
 

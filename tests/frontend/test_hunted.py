@@ -316,13 +316,22 @@ def changed_source(x: Tensor) -> tuple[Tensor, Tensor]:
     return kept, y
 
 
+def changed_dropout(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    kept = F.dropout(y, 0.5, training=False)
+    kept[0].mul_(2)
+    return kept, y
+
+
 def changed_alone(x: Tensor) -> Tensor:
     flat = (x + 1).mT.reshape(x.shape[0], -1)
     flat[:, 0].mul_(2)
     return flat
 
 
-@pytest.mark.parametrize("function", [changed_copy, changed_source, changed_alone])
+@pytest.mark.parametrize(
+    "function", [changed_copy, changed_source, changed_alone, changed_dropout]
+)
 def test_a_view_of_one_column(function: Callable[..., Any]) -> None:
     ours = compiled(function, torch.randn(3, 4, 5), dims=({0: "b", 2: "n"},))
     for b, n in ((3, 5), (1, 5), (3, 1), (1, 1)):

@@ -346,11 +346,12 @@ KEEP = _entries(
         "chunk": ("{c}, 2, 1", "{v}, 1, {d}"),
         "unbind.int": ("{c}, 1", "{o}, 1"),
         "tensor_split.sections": ("{c}, 3, 1", "{v}, 1, {d}"),
+        # Of windows that overlap, eager's own writes through one into others.
         "slice_scatter": (
-            "{v}, {like}, {d}",
-            "{v}, {v}.narrow({d}, 0, 1), {d}, 0, 1",
+            "{v}.contiguous(), {like}, {d}",
+            "{v}.contiguous(), {v}.narrow({d}, 0, 1), {d}, 0, 1",
         ),
-        "select_scatter": "{v}, {v}.select({d}, 0), {d}, -1",
+        "select_scatter": "{v}.contiguous(), {v}.select({d}, 0), {d}, -1",
         "cat concat concatenate": (
             "[{v}, {like}], {d}",
             "[{v}, {v}.narrow({d}, 0, 1), {like}], {d}",

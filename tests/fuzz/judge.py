@@ -197,7 +197,10 @@ def difference(
     mine, its, exact, runs = mine[fine], its[fine], exact[fine], runs[:, fine]
     resolved = UNITS[torch.float64] * exact.abs() + torch.finfo(torch.float64).tiny
     moved = torch.maximum((runs[1:] - exact).abs(), resolved)
-    terms = moved.log().mean(0).exp() / TINY if len(runs) > 1 else exact.abs()
+    if len(runs) > 1:
+        terms = moved.log().mean(0).exp() / TINY
+    else:  # no reference: what eager gives is all there is
+        terms = exact.abs().max().clamp_min(largest)
     least = torch.finfo(kind).smallest_normal  # below, all is rounded
     least = max(least, 8 * UNITS[torch.float64] / UNITS[kind] * largest)
     often = 1
@@ -231,7 +234,9 @@ def references(model: Model, sizes: Sizes) -> list[list[Tensor]]:
         args = [
             a.double() if a.is_floating_point() else a for a in model.arguments(sizes)
         ]
+        torch.set_default_dtype(torch.float64)  # of integers that are divided
         found = answer(widened(model, shake), args)
+        torch.set_default_dtype(torch.float32)
         if not isinstance(found, Exception):
             out.append(found)
         elif not out:

@@ -10,6 +10,7 @@ from then on, but that it has none.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -25,7 +26,13 @@ SYMBOLS = ("b", "n", "m")
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MOST_ELEMENTS = 300_000
+MOST_GIVEN = 1_000_000  # elements of an input: it is computed with many times
 Sizes = tuple[int, ...]
+
+
+def shape_at(dims: tuple[str | int, ...], sizes: Sizes) -> list[int]:
+    env = dict(zip(SYMBOLS, sizes, strict=True))
+    return [env[d] if isinstance(d, str) else d for d in dims]
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,7 @@ class Input:
     special: bool = False  # zeros, infinities and NaN among its floats
 
     def make(self, sizes: Sizes, seed: int) -> Tensor:
-        env = dict(zip(SYMBOLS, sizes, strict=True))
-        shape = [env[d] if isinstance(d, str) else d for d in self.dims]
+        shape = shape_at(self.dims, sizes)
         salt = f"{seed} {self.name} {sizes}"
         generator = torch.Generator().manual_seed(random.Random(salt).getrandbits(40))
         if self.dtype == torch.bool:
@@ -265,7 +271,9 @@ class Maker:
     def new_input(
         self, dims: tuple[str | int, ...], dtype: torch.dtype, **more: Any
     ) -> str:
-        if len(self.inputs) > 4:
+        if len(self.inputs) > 4 or any(
+            math.prod(shape_at(dims, sizes)) > MOST_GIVEN for sizes in self.sizes
+        ):
             raise Unfit
         special = self.special and dtype.is_floating_point
         made = Input(f"x{len(self.inputs)}", dims, dtype, special=special, **more)
