@@ -3,6 +3,7 @@
     inline        calls of graph functions and match-casts go away
     joins         concats of slices of concats -> one concat of what is read
     canonicalize  fold identities, share equal values, drop dead ones
+    flow          control flow -> a loop function that calls the kernels of its regions
     smooth        training: composite ops in the form that has torch's derivative
     decompose     norms, softmax, linear, ... -> primitive ops
     plain         canonicalize again
@@ -61,6 +62,7 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
+from pliant.lower.flow import lower_flows
 from pliant.lower.lower import lower
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
@@ -137,6 +139,13 @@ def reject_unsupported(graph: Graph, cx: Context) -> Graph:
     return graph
 
 
+def flow(module: Module, cx: Context) -> Module:
+    """Control flow; its regions go through the stages before `vectorize`."""
+    inside = Context(cx.options, cx.target)
+    facts = cx.facts(module.main)
+    return lower_flows(module, facts, lambda m: run_stages(m, inside, "inplace"))
+
+
 IMPORTED, DECOMPOSED, LOWERED = Stage.IMPORTED, Stage.DECOMPOSED, Stage.LOWERED
 TRAINING, INFERENCE = Purpose.TRAINING, Purpose.INFERENCE
 
@@ -158,6 +167,12 @@ STAGES: tuple[Pass, ...] = (
         on_main(canonicalize),
         IMPORTED,
         "fold identities, share equal values, drop dead ones",
+    ),
+    Pass(
+        "flow",
+        lambda module, cx: flow(module, cx),
+        IMPORTED,
+        "control flow -> a loop function that calls the kernels of its regions",
     ),
     Pass(
         "smooth",

@@ -157,13 +157,14 @@ def plan_host(
     output_slots = tuple(table.run(v.shape) for v in graph.results)
     calls = tuple(_calls(module, memory, table, input_numbers))
     n_exact = len(table.entries)
+    inner = (g for graphs in module.inside.values() for g in graphs)
     work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
     return HostPlan(
         shapes=tuple((name, len(dims)) for name, dims in shapes),
         bindings=bindings,
         guards=guards,
         table=table,
-        checks=size_checks((*computed(module), graph)),
+        checks=size_checks((*computed(module), *inner, graph)),
         buffer_slots=buffer_slots,
         output_slots=output_slots,
         work_slots=work_slots,

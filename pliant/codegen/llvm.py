@@ -50,6 +50,7 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     Switch,
+    While,
     dtype_of,
 )
 from pliant.ir.types import DType
@@ -144,6 +145,8 @@ class _Body(Loops):
                 self.alloc(buf)
             case If():
                 self.if_(stmt)
+            case While(cond, body):
+                self.while_(cond, body)
             case Switch():
                 self.switch(stmt)
             case Dispatch(variants):

@@ -25,7 +25,18 @@ from pliant.codegen.llvm_types import (
 from pliant.codegen.llvm_values import Values
 from pliant.codegen.sizes import NO_WRAP
 from pliant.ir.loop_walk import statements, values
-from pliant.ir.loops import Block, Call, If, Load, Role, Stmt, Store, Switch, Variant
+from pliant.ir.loops import (
+    Block,
+    Call,
+    If,
+    Load,
+    LoopValue,
+    Role,
+    Stmt,
+    Store,
+    Switch,
+    Variant,
+)
 
 
 class Control(Values):
@@ -46,6 +57,24 @@ class Control(Values):
                     self.stmt(stmt.then)
                 with otherwise, self.region():
                     self.stmt(stmt.otherwise)
+
+    def while_(self, cond: LoopValue, body: Stmt) -> None:
+        b = self.b
+        names = ("while", "while.test", "while.body", "while.end")
+        top, test, inside, end = map(b.append_basic_block, names)
+        b.branch(top)
+        b.position_at_end(top)
+        place = b.gep(self.call, [constant(I64, STATUS_FIELD)], source_etype=I64)
+        status = b.load(place, typ=I64)
+        b.cbranch(b.icmp_signed("==", status, constant(I64, 0)), test, end)
+        b.position_at_end(test)
+        with self.region():
+            b.cbranch(self.value(cond), inside, end)
+        b.position_at_end(inside)
+        with self.region():
+            self.stmt(body)
+        b.branch(top)
+        b.position_at_end(end)
 
     def masked(self, cond: LLValue, stmt: Stmt) -> None:
         """Runs the lanes whose flag is set; skips the statement if there are none."""

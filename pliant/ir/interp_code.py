@@ -55,6 +55,7 @@ from pliant.ir.loops import (
     Store,
     Switch,
     Unary,
+    While,
     dtype_of,
 )
 from pliant.ir.ops_elementwise import SCALARS
@@ -404,6 +405,12 @@ class _Compiler:
                 if otherwise is not None:
                     self.emit("else:")
                     self.scoped(otherwise)
+            case While(cond, body):
+                self.emit("while cx.failed is None:")
+                self.depth += 1
+                self.emit(f"if not {self.value(cond)}: break")
+                self.depth -= 1
+                self.scoped(body)
             case Switch(selector, cases):
                 chosen = self.value_name(self.dim(selector))
                 for position, (number, case) in enumerate(cases):

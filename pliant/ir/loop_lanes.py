@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     Switch,
+    While,
     address,
 )
 from pliant.sym import Expr
@@ -81,7 +82,7 @@ class _Lanes:
             case Switch(selector, cases):
                 inside = all(self.allow(body) for _, body in cases)
                 return inside and not self.differs(selector)
-            case Alloc() | Call() | Dispatch():
+            case Alloc() | Call() | Dispatch() | While():
                 return False
             case _:
                 return True

@@ -12,6 +12,7 @@
            | Accumulator(name, dtype, op)           -- starts at op's identity
            | Accumulate(name, value)                -- acc = op(acc, value)
            | If(cond: value, then, otherwise)
+           | While(cond: value, body)               -- also ends with a failed call
            | Switch(selector: dim, cases: (int, stmt)*)
            | Dispatch((name, guards: cond*, stmt)*)  -- the first whose guards hold
            | Check(cond: value, number: int, value?) -- fails the call, never traps
@@ -40,7 +41,9 @@ are legal.
 
 Loop functions are destination-passing: every result is a buffer of role "out". They
 call no allocator: scratch is a buffer of role "work", given by the caller, whose
-leading axis is the worker.
+leading axis is the worker. A function that calls others one after another (control
+flow, `lower/flow.py`) has their temporaries in one buffer of bytes: an argument of type
+u8 with one axis may be passed as memory of any type.
 """
 
 from __future__ import annotations
@@ -326,6 +329,18 @@ class If:
 
 
 @dataclass(frozen=True, slots=True)
+class While:
+    """Runs the body as long as cond, computed anew each time, is true.
+
+    It also ends once a check has failed: what the condition reads may be meaningless
+    then. No loop around it runs by lanes.
+    """
+
+    cond: LoopValue
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
 class Switch:
     """Runs the case whose number equals the selector; none matching does nothing."""
 
@@ -393,6 +408,7 @@ Stmt = (
     | Accumulator
     | Accumulate
     | If
+    | While
     | Switch
     | Dispatch
     | Check

@@ -58,6 +58,7 @@ from pliant.ir.loops import (
     Unary,
     Variant,
     Vectors,
+    While,
     buffer,
 )
 from pliant.ir.text import fingerprint
@@ -625,6 +626,9 @@ class _LoopParser:
         cond, then = self.value(), self.inner()
         return If(cond, then, self.inner() if self.at.accept("else") else None)
 
+    def while_(self) -> While:
+        return While(self.value(), self.inner())
+
     def switch(self) -> Switch:
         at = self.at
         selector = at.dim()
@@ -728,6 +732,7 @@ _STATEMENTS: dict[str, Callable[[_LoopParser], Stmt]] = {
     "accumulator": _LoopParser.accumulator,
     "accumulate": _LoopParser.accumulate,
     "if": _LoopParser.if_,
+    "while": _LoopParser.while_,
     "switch": _LoopParser.switch,
     "dispatch": _LoopParser.dispatch,
     "check": _LoopParser.check,

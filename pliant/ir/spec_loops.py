@@ -57,6 +57,7 @@ from pliant.ir.loops import (
     Switch,
     Unary,
     Variant,
+    While,
     dtype_of,
     most,
 )
@@ -372,6 +373,11 @@ class _LoopChecker:
                 self.inner(then)
                 if otherwise is not None:
                     self.inner(otherwise)
+            case While(cond, body):
+                if self.in_vector:
+                    self.fail("a while is inside a loop that runs by lanes")
+                self.truth(cond, "the condition")
+                self.inner(body)
             case Switch(selector, cases):
                 self.dims((selector,), "the selector")
                 numbers = [number for number, _ in cases]
@@ -474,7 +480,7 @@ class _LoopChecker:
         if (len(call.sizes), len(call.arguments)) != wanted:
             self.fail(f"@{callee.name} takes {wanted[0]} sizes, {wanted[1]} buffers")
         for (buffer, _), target in zip(call.arguments, callee.buffers, strict=True):
-            if buffer.dtype is not target.dtype:
+            if buffer.dtype is not target.dtype and not _is_memory(buffer):
                 self.fail(
                     f"%{buffer.name} is {buffer.dtype}, %{target.name} of "
                     f"@{callee.name} is {target.dtype}"
@@ -487,3 +493,8 @@ class _LoopChecker:
         for func in reached.values():
             if self.parallel and _seen(func).is_parallel:
                 self.fail(f"@{func.name} has a parallel loop and is called from one")
+
+
+def _is_memory(buffer: Buffer) -> bool:
+    """Whether a buffer is bytes that may hold values of any type."""
+    return buffer.dtype is DType.U8 and len(buffer.shape) == 1

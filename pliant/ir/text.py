@@ -82,6 +82,7 @@ from pliant.ir.loops import (
     Unary,
     Variant,
     Vectors,
+    While,
 )
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Guard, sym
@@ -326,6 +327,8 @@ class _LoopPrinter:
                 if otherwise is not None:
                     text += f" else {self.body(otherwise)}"
                 return text
+            case While(cond, body):
+                return f"while {self.value(cond)} {self.body(body)}"
             case Switch(selector, cases):
                 lines = [f"case {number} {self.body(case)}" for number, case in cases]
                 inner = indented("\n".join(lines))

@@ -207,12 +207,14 @@ def lower(module: Module, cx: Context) -> Module:
     if cx.options.packing:
         state.held_packed.update(_packed_weights(state, producers))
     counts: dict[str, int] = {}
+    # Kernels of a region (flow.py) are named after it.
+    prefix = "" if graph.name == "main" else f"{graph.name}."
     with pages.copying():  # weights, into the layouts of their kernels
         for op in graph.ops:
             if op.name == "fusion":
                 kind = op.str_attr("kind")
                 counts[kind] = counts.get(kind, -1) + 1
-                _lower_fusion(state, op, producers, f"{kind}_{counts[kind]}")
+                _lower_fusion(state, op, producers, f"{prefix}{kind}_{counts[kind]}")
     results = _results(state, graph, producers)
     lowered = Graph(
         graph.name,
@@ -229,6 +231,7 @@ def lower(module: Module, cx: Context) -> Module:
         state.constants,
         tuple(state.checks),
         plans=state.plans,
+        inside=module.inside,
     )
 
 

@@ -1,0 +1,518 @@
+"""Control flow as loop functions that call the kernels of their regions.
+
+    %y = while(%x) region test(%x) {..} region body(%x) {..}
+    ->
+    %y, %next, %test, %memory = call_loop(%x) {callee = "while_0", sizes = [n, threads]}
+
+    loop @while_0(n, threads; in %x: f32[n], out %y: f32[n], out %next: f32[n],
+                  out %test: bool[], out %memory: u8[..]) {
+        copy %x to %y
+        call @while_0.test.map_0(n; %y[0], %test[0])
+        while %test[0] {
+            call @while_0.body.map_0(n; %y[0], %memory[0])
+            call @while_0.body.map_1(n; %memory[0], %next[0])
+            copy %next to %y
+            call @while_0.test.map_0(n; %y[0], %test[0])
+        }
+    }
+
+Each region goes through the pipeline by itself, up to ordered calls that write in
+place, and its kernels become loop functions of the module. So a kernel in a loop is
+compiled once and nothing is allocated per iteration. To the rest of the program the
+whole is one call. Its temporaries are in `%memory`: those of a region share it where
+one is dead before the next is needed, and regions that never run at the same time
+share all of it.
+
+Constants are defined inside the region that reads them, so that products there have
+packed weights. Values that a loop passes on unchanged are not carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pliant.errors import UnsupportedOp, UnsupportedOpError
+from pliant.ir.calls import computed
+from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value, names_of
+from pliant.ir.loop_walk import size_symbols
+from pliant.ir.loops import (
+    Block,
+    Buffer,
+    Call,
+    For,
+    If,
+    Index,
+    Kind,
+    Let,
+    Load,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+    While,
+    buffer,
+)
+from pliant.ir.types import DType, TensorType
+from pliant.lower.nest import BLOCK, grain
+from pliant.memory.liveness import ALIGN, liveness
+from pliant.sym import (
+    Expr,
+    Facts,
+    as_expr,
+    ceildiv,
+    floordiv,
+    le,
+    maximum,
+    minimum,
+    sym,
+)
+
+FLOWS = frozenset({"if", "while", "loop"})
+# Takes a region as the `main` of a module to ordered calls.
+CompileRegion = Callable[[Module], Module]
+
+
+# ---- a region, lowered
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address: a buffer of the flow's function, and bytes into it."""
+
+    buffer: Buffer
+    offset: Expr = field(default_factory=lambda: as_expr(0))
+
+    @property
+    def argument(self) -> tuple[Buffer, tuple[Expr, ...]]:
+        return self.buffer, (floordiv(self.offset, self.buffer.dtype.bytes),)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredRegion:
+    """The calls of a region, its constants, and where its temporaries are."""
+
+    graph: Graph
+    offsets: Mapping[Value, Expr]  # of temporaries, in the memory
+    bytes: Expr  # of the memory
+    constants: Mapping[str, str]  # name in the graph -> name in the module
+
+    def calls(
+        self,
+        memory: Buffer,
+        params: Sequence[Place],
+        results: Sequence[Place],
+        weights: Mapping[str, Buffer],
+    ) -> Iterator[Stmt]:
+        """The calls, on these arguments; results are written where they are wanted."""
+        places = dict(zip(self.graph.params, params, strict=True))
+        bases = liveness(self.graph).outputs
+        wanted = dict(zip(bases, results, strict=True))
+        for op in self.graph.ops:
+            match op.name:
+                case "constant":
+                    name = self.constants[op.str_attr("name")]
+                    places[op.result] = Place(weights[name])
+                case "alloc" if op.result in wanted:
+                    places[op.result] = wanted[op.result]
+                case "alloc" if op.result in self.offsets:
+                    places[op.result] = Place(memory, self.offsets[op.result])
+                case "alloc":
+                    pass  # nothing reads or writes it
+                case "view":
+                    base = places[op.operands[0]]
+                    offset = base.offset + op.dim_attr("offset")
+                    places[op.result] = Place(base.buffer, offset)
+                case _:
+                    arguments = tuple(places[v].argument for v in op.operands)
+                    yield Call(op.str_attr("callee"), op.dims_attr("sizes"), arguments)
+
+
+def _laid_out(graph: Graph, facts: Facts) -> tuple[dict[Value, Expr], Expr]:
+    """Offsets of a region's temporaries, and the bytes of all.
+
+    A temporary takes the place of one that is dead and proved to be no smaller.
+    """
+    offsets: dict[Value, Expr] = {}
+    slots: list[tuple[Expr, Expr, int]] = []  # offset, bytes, step of the last use
+    end = as_expr(0)
+    for temporary in sorted(liveness(graph).buffers, key=lambda b: b.first):
+        wanted = temporary.bytes
+        for k, (offset, size, last) in enumerate(slots):
+            free = last < temporary.first
+            if free and facts.prove(le(wanted, size)) is True:
+                slots[k] = offset, size, temporary.last
+                offsets[temporary.value] = offset
+                break
+        else:
+            slots.append((end, wanted, temporary.last))
+            offsets[temporary.value] = end
+            end = end + ALIGN * ceildiv(wanted, ALIGN)
+    return offsets, end
+
+
+# ---- a flow
+
+
+@dataclass(slots=True)
+class _Flows:
+    """Replaces the control ops of a graph by calls; collects what those call."""
+
+    module: Module
+    graph: Graph
+    compile: CompileRegion
+    facts: Facts
+    names: Names
+    values: dict[Value, Value] = field(default_factory=dict)  # replaced results
+    ops: list[Op] = field(default_factory=list)
+    producers: dict[Value, Op] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def rewritten(self) -> Module:
+        for op in self.graph.ops:
+            operands = tuple(self.values.get(v, v) for v in op.operands)
+            op = op if operands == op.operands else op.replace(operands=operands)
+            if op.name in FLOWS:
+                self.flow(op)
+            else:
+                self.ops.append(op)
+                self.producers.update((v, op) for v in op.results)
+        results = tuple(self.values.get(v, v) for v in self.graph.results)
+        graph = self.graph.replace(ops=tuple(self.ops), results=results)
+        return self.module.with_main(graph)
+
+    def flow(self, op: Op) -> None:
+        number = self.numbers.get(op.name, -1) + 1
+        self.numbers[op.name] = number
+        name = f"{op.name}_{number}"
+        if self.graph.name != "main":
+            name = f"{self.graph.name}.{name}"
+        built = _FLOW[op.name](self, op, name)
+        loose = [s for v in op.results for d in v.shape for s in d.symbols()]
+        known = {s for v in op.operands for d in v.shape for s in d.symbols()}
+        if not known | set(self.graph_symbols()) >= set(loose):
+            self.refuse(op, "its results have sizes that only the run tells")
+        function = built.function(name)
+        self.module = self.module.replace(
+            loops={**self.module.loops, name: function},
+            inside={**self.module.inside, name: tuple(built.computed)},
+        )
+        sizes = tuple(sym(s) for s in function.sizes)
+        extra = [
+            Value(self.names.fresh(b.name), TensorType(b.dtype, b.shape))
+            for b in built.extra
+        ]
+        weights = tuple(self.constant(n) for n in built.weights)
+        taken = {b.name for b in built.outputs}
+        kept = [v for v in op.results if v.name in taken]
+        attrs = (("callee", name), ("sizes", sizes))
+        call = Op(
+            "call_loop",
+            (*built.operands, *weights),
+            attrs,
+            (*kept, *extra),
+            (),
+            op.loc,
+        )
+        self.ops.append(call)
+
+    def refuse(self, op: Op, why: str) -> None:
+        raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])
+
+    def graph_symbols(self) -> Iterator[str]:
+        yield from self.graph.sizes
+        for value in self.graph.params:
+            for dim in value.shape:
+                yield from dim.symbols()
+
+    def constant(self, name: str) -> Value:
+        made = Value(self.names.fresh(name), self.module.constants[name].type)
+        self.ops.append(Op("constant", (), (("name", name),), (made,)))
+        return made
+
+    def is_constant(self, value: Value) -> str | None:
+        producer = self.producers.get(value)
+        if producer is None or producer.name != "constant":
+            return None
+        return producer.str_attr("name")
+
+    def region(
+        self, region: Graph, given: Mapping[Value, Value], name: str
+    ) -> tuple[LoweredRegion, tuple[Value, ...]]:
+        """A region through the pipeline, and the params that it still takes.
+
+        `given` are operands that never change: constants among them move inside.
+        """
+        inside: list[Op] = []
+        params: list[Value] = []
+        for param in region.params:
+            constant = self.is_constant(given[param]) if param in given else None
+            if constant is None:
+                params.append(param)
+            else:
+                attrs = (("name", constant),)
+                inside.append(Op("constant", (), attrs, (param,)))
+        ops = (*inside, *region.ops)
+        guards = (*self.graph.constraints, *region.constraints)
+        graph = Graph(name, tuple(params), ops, region.results, (), guards)
+        free = {s for s in self.graph_symbols() if s not in _param_symbols(params)}
+        graph = graph.replace(sizes=tuple(sorted(free)))
+        lowered = self.compile(self.module.replace(graphs={"main": graph}))
+        return self.adopted(lowered, name), tuple(params)
+
+    def adopted(self, lowered: Module, name: str) -> LoweredRegion:
+        """Moves a lowered region's functions, constants and guards to the module."""
+        own = self.module
+        constants = dict(own.constants)
+        names: dict[str, str] = {}
+        for key, constant in lowered.constants.items():
+            known = constants.get(key)
+            names[key] = key if known is constant else f"{name}.{key}"
+            constants[names[key]] = _named(constant, names[key])
+        known_guards = {guard.cond for guard in self.graph.constraints}
+        more = [g for g in lowered.main.constraints if g.cond not in known_guards]
+        if more:
+            guards = (*self.graph.constraints, *more)
+            self.graph = self.graph.replace(constraints=guards)
+        computes = tuple(computed(lowered))
+        self.module = own.replace(
+            loops={**own.loops, **lowered.loops},
+            constants=constants,
+            checks=lowered.checks,
+            inside={**own.inside, **lowered.inside, name: computes},
+        )
+        offsets, size = _laid_out(lowered.main, self.facts)
+        return LoweredRegion(lowered.main, offsets, size, names)
+
+
+def _param_symbols(params: Sequence[Value]) -> set[str]:
+    return {s for v in params for d in v.shape for s in d.symbols()}
+
+
+def _named(constant: Constant, name: str) -> Constant:
+    return constant if constant.name == name else replace(constant, name=name)
+
+
+@dataclass(slots=True)
+class _Function:
+    """The function of one flow, while it is made."""
+
+    operands: tuple[Value, ...]
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+    weights: dict[str, Buffer] = field(default_factory=dict)  # by constant
+    extra: list[Buffer] = field(default_factory=list)
+    body: list[Stmt] = field(default_factory=list)
+    computed: list[Graph] = field(default_factory=list)
+
+    def function(self, name: str) -> LoopFunc:
+        body = Block(tuple(self.body))
+        held = (*self.inputs, *self.weights.values(), *self.outputs, *self.extra)
+        return LoopFunc(name, size_symbols(body, held), held, body)
+
+    def memory(self, *sizes: Expr) -> Buffer:
+        """The memory of temporaries, large enough for each of some regions."""
+        largest = sizes[0]
+        for size in sizes[1:]:
+            largest = maximum(largest, size)
+        return self.scratch("memory", DType.U8, largest)
+
+    def scratch(self, name: str, dtype: DType, count: Expr) -> Buffer:
+        made = buffer(name, dtype, (count,), Role.OUT)
+        self.extra.append(made)
+        return made
+
+    def read(self, flows: _Flows, regions: Sequence[LoweredRegion]) -> None:
+        """Takes the constants of regions as inputs."""
+        for region in regions:
+            for name in region.constants.values():
+                if name not in self.weights:
+                    type = flows.module.constants[name].type
+                    self.weights[name] = _flat(name, type, Role.IN)
+
+
+def _flat(name: str, type: TensorType, role: Role) -> Buffer:
+    return buffer(name, type.dtype, (type.numel,), role)
+
+
+def _copy(target: Buffer, source: Buffer, count: Expr) -> Stmt:
+    """Copies elements, in blocks that threads share."""
+    i, block = sym("_i"), sym("_block")
+    first, end = block * BLOCK, minimum(count, (block + 1) * BLOCK)
+    store = Store(target, (i,), Load(source, (i,)))
+    inner = For("_i", first, end, store, Kind.VECTOR)
+    blocks = ceildiv(count, BLOCK)
+    each = grain(as_expr(BLOCK))
+    return For("_block", as_expr(0), blocks, inner, Kind.PARALLEL, grain=each)
+
+
+def _first(buf: Buffer) -> Load:
+    return Load(buf, (as_expr(0),))
+
+
+def _if(flows: _Flows, op: Op, name: str) -> _Function:
+    cond, *operands = op.operands
+    made = _Function(
+        (cond, *operands),
+        [_flat("cond", cond.type, Role.IN)],
+        [_flat(v.name, v.type, Role.OUT) for v in op.results],
+    )
+    inputs = {v: _flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(operands)}
+    made.operands = (cond, *inputs)
+    made.inputs += inputs.values()
+    branches: list[tuple[LoweredRegion, list[Place]]] = []
+    for region, what in zip(op.regions, ("then", "else"), strict=True):
+        given = dict(zip(region.params, operands, strict=True))
+        lowered, params = flows.region(region, given, f"{name}.{what}")
+        branches.append((lowered, [Place(inputs[given[p]]) for p in params]))
+    made.read(flows, [lowered for lowered, _ in branches])
+    memory = made.memory(*(lowered.bytes for lowered, _ in branches))
+    results = [Place(b) for b in made.outputs]
+    then, other = (
+        Block(tuple(lowered.calls(memory, params, results, made.weights)))
+        for lowered, params in branches
+    )
+    made.body.append(If(_first(made.inputs[0]), then, other))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """The values of a loop: those it only reads, and those it changes."""
+
+    fixed: dict[int, Value]  # by position: what every round is given
+    changing: tuple[int, ...]
+
+
+def _carried(flows: _Flows, op: Op, body: Graph, values: Sequence[Value]) -> _Carried:
+    """Splits a loop's values; results that are not carried are the operands."""
+    params = body.params[len(body.params) - len(values) :]
+    fixed: dict[int, Value] = {}
+    for k, (param, after) in enumerate(zip(params, body.results, strict=True)):
+        if after is param:
+            fixed[k] = values[k]
+            flows.values[op.results[k]] = values[k]
+    changing = tuple(k for k in range(len(values)) if k not in fixed)
+    return _Carried(fixed, changing)
+
+
+class _Rounds:
+    """What `while` and `loop` share: carried values, copied from round to round."""
+
+    def __init__(
+        self, flows: _Flows, op: Op, name: str, body: Graph, values: Sequence[Value]
+    ) -> None:
+        self.flows, self.op, self.name, self.values = flows, op, name, values
+        self.split = _carried(flows, op, body, values)
+        inputs = {v: _flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
+        changing = self.split.changing
+        results = [op.results[k] for k in changing]
+        made = self.made = _Function(
+            tuple(inputs),
+            list(inputs.values()),
+            [_flat(v.name, v.type, Role.OUT) for v in results],
+        )
+        self.inputs = inputs
+        self.now = dict(zip(changing, made.outputs, strict=True))
+        self.next = {
+            k: made.scratch(f"next_{v.name}", v.dtype, v.type.numel)
+            for k, v in zip(changing, results, strict=True)
+        }
+
+    def lowered(
+        self, region: Graph, what: str, results: tuple[Value, ...], own: int
+    ) -> tuple[LoweredRegion, list[int]]:
+        """A region that gives these results, and the positions of what it takes.
+
+        The first `own` params are the op's to give: position -1.
+        """
+        given = {region.params[own + k]: value for k, value in self.split.fixed.items()}
+        region = region.replace(results=results)
+        lowered, params = self.flows.region(region, given, f"{self.name}.{what}")
+        positions = {p: k - own for k, p in enumerate(region.params)}
+        return lowered, [max(positions[p], -1) for p in params]
+
+    def place(self, position: int) -> Place:
+        if position in self.now:
+            return Place(self.now[position])
+        return Place(self.inputs[self.values[position]])
+
+    def copies(self, start: bool) -> Iterator[Stmt]:
+        """Before the first round, or from one round to the next."""
+        for k, target in self.now.items():
+            source = self.inputs[self.values[k]] if start else self.next[k]
+            yield _copy(target, source, self.values[k].type.numel)
+
+
+def _while(flows: _Flows, op: Op, name: str) -> _Function:
+    condition, body = op.regions
+    rounds = _Rounds(flows, op, name, body, op.operands)
+    made, changing = rounds.made, rounds.split.changing
+    test, test_takes = rounds.lowered(condition, "test", condition.results, 0)
+    wanted = tuple(body.results[k] for k in changing)
+    each, body_takes = rounds.lowered(body, "body", wanted, 0)
+    made.read(flows, [test, each])
+    flag = made.scratch("test", DType.BOOL, as_expr(1))
+    memory = made.memory(test.bytes, each.bytes)
+    tested = list(
+        test.calls(
+            memory,
+            [rounds.place(k) for k in test_takes],
+            [Place(flag)],
+            made.weights,
+        )
+    )
+    run = each.calls(
+        memory,
+        [rounds.place(k) for k in body_takes],
+        [Place(rounds.next[k]) for k in changing],
+        made.weights,
+    )
+    again = Block((*run, *rounds.copies(start=False), *tested))
+    made.body += [*rounds.copies(start=True), *tested, While(_first(flag), again)]
+    return made
+
+
+def _loop(flows: _Flows, op: Op, name: str) -> _Function:
+    count, *values = op.operands
+    (body,) = op.regions
+    rounds = _Rounds(flows, op, name, body, values)
+    made, changing = rounds.made, rounds.split.changing
+    number = _flat("count", count.type, Role.IN)
+    made.operands = (count, *made.operands)
+    made.inputs.insert(0, number)
+    wanted = tuple(body.results[k] for k in changing)
+    each, takes = rounds.lowered(body, "body", wanted, 1)
+    made.read(flows, [each])
+    counter = made.scratch("round", DType.I64, as_expr(1))
+    memory = made.memory(each.bytes)
+    run = each.calls(
+        memory,
+        [Place(counter) if k < 0 else rounds.place(k) for k in takes],
+        [Place(rounds.next[k]) for k in changing],
+        made.weights,
+    )
+    at = Store(counter, (as_expr(0),), Index(sym("_round")))
+    again = Block((at, *run, *rounds.copies(start=False)))
+    made.body += [
+        *rounds.copies(start=True),
+        Let("_rounds", _first(number)),
+        For("_round", as_expr(0), sym("_rounds"), again),
+    ]
+    return made
+
+
+_FLOW: dict[str, Callable[[_Flows, Op, str], _Function]] = {
+    "if": _if,
+    "while": _while,
+    "loop": _loop,
+}
+
+
+def lower_flows(module: Module, facts: Facts, compile_region: CompileRegion) -> Module:
+    """`main` with its control flow as calls of loop functions."""
+    graph = module.main
+    if not any(op.name in FLOWS for op in graph.ops):
+        return module
+    names = Names(names_of(graph))
+    return _Flows(module, graph, compile_region, facts, names).rewritten()
