@@ -20,6 +20,7 @@ from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
+from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_train import TRAIN
@@ -33,6 +34,7 @@ TABLE: dict[Any, Translate] = {
     **SHAPE,
     **PICK,
     **NN,
+    **RECURRENT,
     **TRAIN,
     **BACKWARD,
 }

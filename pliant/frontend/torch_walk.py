@@ -23,6 +23,7 @@ from pliant.frontend.torch_alias import (
     op_name,
 )
 from pliant.frontend.torch_dims import as_bound, to_expr
+from pliant.frontend.torch_flow import FLOWS
 from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
@@ -278,10 +279,8 @@ class Walk:
                 return lambda: self.without_gradient(node, args)
             case "wrap_with_autocast" if args[2] is False:
                 return lambda: self.inline(node.args[4], args[5:])
-            case "cond":
-                return lambda: self.branch(node, args)
-            case "while_loop":
-                return lambda: self.loop(node, args)
+            case _ if name in FLOWS:
+                return lambda: FLOWS[name](self, node, args)
             case _:
                 return None
 
@@ -331,38 +330,6 @@ class Walk:
             return self.cx.b.finish(name, results)
         finally:
             self.cx.b = outer
-
-    def branch(self, node: Node, args: list[Any]) -> list[Value]:
-        condition, operands = args[0], args[3]
-        before = len(self.problems)
-        then = self.region(node.args[1], operands, "then")
-        other = self.region(node.args[2], operands, "else")
-        if isinstance(condition, Undecided):
-            raise Unsupported("a torch.cond on sizes: use a Python if")
-        if len(self.problems) > before:
-            raise Unsupported("")
-        tensors = [x for x in operands if isinstance(x, Value)]
-        condition = self.cx.b.reshape(self.cx.to_bool(self.cx.tensor(condition)), ())
-        return list(
-            self.cx.b.emit_multi("if", condition, *tensors, regions=(then, other))
-        )
-
-    def loop(self, node: Node, args: list[Any]) -> list[Value]:
-        carried, extra = args[2], args[3]
-        if any(not isinstance(x, Value) for x in (*carried, *extra)):
-            raise Unsupported("a while_loop that carries numbers: carry tensors")
-        before = len(self.problems)
-        test = self.region(node.args[0], [*carried, *extra], "cond")
-        body = self.region(node.args[1], [*carried, *extra], "body")
-        if len(self.problems) > before:
-            raise Unsupported("")
-        # Values the loop only reads are carried unchanged.
-        kept = body.params[len(carried) :]
-        body = body.replace(results=(*body.results, *kept))
-        everything = self.cx.b.emit_multi(
-            "while", *carried, *extra, regions=(test, body)
-        )
-        return list(everything[: len(carried)])
 
 
 def _live(module: GraphModule) -> set[Node]:

@@ -440,6 +440,20 @@ def _while(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
     return operands
 
 
+def _scan(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    rounds, count = op.dim_attr("rounds").evaluate(env), -op.int_attr("scanned")
+    first = len(operands) + count
+    carried, scanned = operands[:first], operands[first:]
+    stacked = [run.fresh(v.type, env).elements() for v in op.results[first:]]
+    order = range(rounds)
+    for i in reversed(order) if op.bool_attr("reverse") else order:
+        results = run.region(op.regions[0], [*carried, *(x[i] for x in scanned)], env)
+        carried = results[:first]
+        for stack, row in zip(stacked, results[first:], strict=True):
+            stack[i] = row
+    return [*carried, *stacked]
+
+
 def _match_cast(
     run: Interpreter, op: Op, env: Any, operands: list[Array]
 ) -> list[Array]:
@@ -460,6 +474,7 @@ _CONTROL: dict[str, Callable[..., list[Array]]] = {
     "if": _if,
     "loop": _loop,
     "while": _while,
+    "scan": _scan,
     "match_cast": _match_cast,
     "call": _call,
     "fusion": _fusion,

@@ -69,6 +69,8 @@ COMPOSITE (decomposed by passes/decompose.py)
           argreduce {op, axis, keepdims} op: max min -> i64, first of equals
 CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..) region
           body(i, carried..) -> carried;   while (carried..) regions cond, body
+          scan (carried.., x..) {rounds, scanned, reverse} region body(carried..,
+          row..) -> carried.., row..
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
@@ -112,6 +114,9 @@ More on single ops
   if          a result dim that differs between the regions becomes a fresh symbol
   loop, while a region's param whose dim is a symbol of its own may change size from
               round to round; the op's result has a fresh symbol there
+  scan        round i takes row i of each of the last `scanned` operands, and row i of
+              each result behind the carried ones is what it gives; with `reverse` the
+              rounds go from the last row to the first
   match_cast  checks itself: it adds no constraint to the graph
   call_loop, call_library  result types are stated, not deduced; `computes` names the
               graph function that says what the call is for. A call without one
@@ -584,6 +589,16 @@ _TABLE: tuple[OpDef, ...] = (
     _def("if", _FL, (1, None), control.if_, regions=2),
     _def("loop", _FL, (1, None), control.loop, regions=1),
     _def("while", _FL, (1, None), control.while_, regions=2),
+    _def(
+        "scan",
+        _FL,
+        (0, None),
+        control.scan,
+        _A("rounds", "dim"),
+        _A("scanned", "int"),
+        _A("reverse", "bool", False),
+        regions=1,
+    ),
     _def("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),
     _def(
         "nonzero",

@@ -59,6 +59,12 @@ def _carry(cx: InferContext, body: Graph, types: Types, first: int) -> Types:
     results = tuple(v.type for v in body.results)
     if len(results) != len(carried):
         cx.fail(f"the body gives {len(results)} values for {len(carried)} carried")
+    return _carried(cx, carried, results, varying)
+
+
+def _carried(
+    cx: InferContext, carried: Types, results: Types, varying: list[tuple[bool, ...]]
+) -> Types:
     out = []
     for type, result, flags in zip(carried, results, varying, strict=True):
         if type.dtype is not result.dtype or type.rank != result.rank:
@@ -79,6 +85,27 @@ def loop(cx: InferContext, types: Types, _: Attrs) -> Types:
     if types[0].dtype is not DType.I64 or types[0].rank:
         cx.fail(f"the number of rounds must be i64[], is {types[0]}")
     return _carry(cx, cx.regions[0], types, 1)
+
+
+def scan(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    count = len(types) - attrs.integer("scanned")
+    rounds, carried = attrs.dim("rounds"), types[:count]
+    passed = list(carried)
+    for type in types[count:]:
+        if not type.rank:
+            cx.fail("what is scanned must have an axis of rows")
+        cx.require_equal(type.shape[0], rounds, "the number of rows")
+        passed.append(type.with_shape(type.shape[1:]))
+    (body,) = cx.regions
+    if any(map(any, _enter(cx, body, tuple(passed)))):
+        cx.fail("the body's params have sizes of their own")
+    results = tuple(v.type for v in body.results)
+    if len(results) < count:
+        cx.fail(f"the body gives {len(results)} values for {count} carried")
+    fixed = [(False,) * type.rank for type in carried]
+    after = _carried(cx, carried, results[:count], fixed)
+    stacked = (t.with_shape((rounds, *t.shape)) for t in results[count:])
+    return (*after, *stacked)
 
 
 def while_(cx: InferContext, types: Types, _: Attrs) -> Types:

@@ -372,8 +372,10 @@ class _GraphChecker:
             op.name == "loop" or op.name in ATTENTIONS
         )  # the first is the op's to give
         params = region.params[1:] if own else region.params
+        rows = op.operands[-op.int_attr("scanned") :] if op.name == "scan" else ()
         for param, value in zip(params, op.operands[skipped:], strict=False):
-            for dim, passed in zip(param.shape, value.shape, strict=False):
+            given = value.shape[1:] if value in rows else value.shape
+            for dim, passed in zip(param.shape, given, strict=False):
                 fresh = bare(dim) is not None and bare(dim) not in symbols
                 if not fresh and facts.prove(eq(dim, passed)) is not True:
                     raise _Breach(

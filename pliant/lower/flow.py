@@ -9,10 +9,12 @@
         copy %x to %y
         call @while_0.test.map_0(n; %y[0], %test[0])
         while %test[0] {
-            call @while_0.body.map_0(n; %y[0], %memory[0])
-            call @while_0.body.map_1(n; %memory[0], %next[0])
-            copy %next to %y
-            call @while_0.test.map_0(n; %y[0], %test[0])
+            call @while_0.body.map_0(n; %y[0], %next[0])
+            call @while_0.test.map_0(n; %next[0], %test[0])
+            if %test[0] {
+                call @while_0.body.map_0(n; %next[0], %y[0])
+                call @while_0.test.map_0(n; %y[0], %test[0])
+            } else { copy %next to %y }
         }
     }
 
@@ -37,6 +39,7 @@ from pliant.ir.calls import computed
 from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value, names_of
 from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import (
+    Binary,
     Block,
     Buffer,
     Call,
@@ -65,10 +68,11 @@ from pliant.sym import (
     le,
     maximum,
     minimum,
+    mod,
     sym,
 )
 
-FLOWS = frozenset({"if", "while", "loop"})
+FLOWS = frozenset({"if", "while", "loop", "scan"})
 # Takes a region as the `main` of a module to ordered calls.
 CompileRegion = Callable[[Module], Module]
 
@@ -335,6 +339,10 @@ def _flat(name: str, type: TensorType, role: Role) -> Buffer:
     return buffer(name, type.dtype, (type.numel,), role)
 
 
+def _inputs(values: Sequence[Value]) -> dict[Value, Buffer]:
+    return {v: _flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
+
+
 def _copy(target: Buffer, source: Buffer, count: Expr) -> Stmt:
     """Copies elements, in blocks that threads share."""
     i, block = sym("_i"), sym("_block")
@@ -357,7 +365,7 @@ def _if(flows: _Flows, op: Op, name: str) -> _Function:
         [_flat("cond", cond.type, Role.IN)],
         [_flat(v.name, v.type, Role.OUT) for v in op.results],
     )
-    inputs = {v: _flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(operands)}
+    inputs = _inputs(operands)
     made.operands = (cond, *inputs)
     made.inputs += inputs.values()
     branches: list[tuple[LoweredRegion, list[Place]]] = []
@@ -386,90 +394,142 @@ class _Carried:
 
 def _carried(flows: _Flows, op: Op, body: Graph, values: Sequence[Value]) -> _Carried:
     """Splits a loop's values; results that are not carried are the operands."""
-    params = body.params[len(body.params) - len(values) :]
+    own = 1 if op.name == "loop" else 0  # the number of the round
     fixed: dict[int, Value] = {}
-    for k, (param, after) in enumerate(zip(params, body.results, strict=True)):
-        if after is param:
-            fixed[k] = values[k]
-            flows.values[op.results[k]] = values[k]
+    for k, value in enumerate(values):
+        if body.results[k] is body.params[own + k]:
+            fixed[k] = value
+            flows.values[op.results[k]] = value
     changing = tuple(k for k in range(len(values)) if k not in fixed)
     return _Carried(fixed, changing)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A region of a loop, to be called with the present values."""
+
+    rounds: _Rounds
+    region: LoweredRegion
+    params: Mapping[Value, Place | int]  # a place, or the position of a carried value
+
+    def calls(
+        self, memory: Buffer, results: Sequence[Place | int], odd: bool
+    ) -> Iterator[Stmt]:
+        """An odd turn reads the second memory of what is carried, writes the first."""
+        rounds = self.rounds
+
+        def place(at: Place | int, second: bool) -> Place:
+            return rounds.carried(at, second) if isinstance(at, int) else at
+
+        given = [place(self.params[p], odd) for p in self.region.graph.params]
+        written = [place(at, not odd) for at in results]
+        return self.region.calls(memory, given, written, rounds.made.weights)
+
+
 class _Rounds:
-    """What `while` and `loop` share: carried values, copied from round to round."""
+    """What loops share: values that are carried from round to round.
+
+    Each has two memories, the result of the loop and another one. Rounds read one of
+    them and write the other in turn, so that nothing is copied from round to round.
+    """
 
     def __init__(
         self, flows: _Flows, op: Op, name: str, body: Graph, values: Sequence[Value]
     ) -> None:
-        self.flows, self.op, self.name, self.values = flows, op, name, values
+        self.flows, self.name, self.values = flows, name, values
         self.split = _carried(flows, op, body, values)
-        inputs = {v: _flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
-        changing = self.split.changing
-        results = [op.results[k] for k in changing]
+        self.inputs = _inputs(values)
+        self.changing = self.split.changing
+        results = [op.results[k] for k in self.changing]
         made = self.made = _Function(
-            tuple(inputs),
-            list(inputs.values()),
+            tuple(self.inputs),
+            list(self.inputs.values()),
             [_flat(v.name, v.type, Role.OUT) for v in results],
         )
-        self.inputs = inputs
-        self.now = dict(zip(changing, made.outputs, strict=True))
-        self.next = {
+        self.first = dict(zip(self.changing, made.outputs, strict=True))
+        self.second = {
             k: made.scratch(f"next_{v.name}", v.dtype, v.type.numel)
-            for k, v in zip(changing, results, strict=True)
+            for k, v in zip(self.changing, results, strict=True)
         }
 
+    def given(self, value: Value, name: str, first: bool = False) -> Buffer:
+        """The buffer of an operand that is not carried."""
+        made = _flat(name, value.type, Role.IN)
+        place = 0 if first else len(self.made.operands)
+        operands = self.made.operands
+        self.made.operands = (*operands[:place], value, *operands[place:])
+        self.made.inputs.insert(place, made)
+        return made
+
     def lowered(
-        self, region: Graph, what: str, results: tuple[Value, ...], own: int
-    ) -> tuple[LoweredRegion, list[int]]:
-        """A region that gives these results, and the positions of what it takes.
+        self,
+        region: Graph,
+        what: str,
+        results: Sequence[Value],
+        before: Sequence[Place] = (),
+        behind: Sequence[Place] = (),
+    ) -> _Turn:
+        """A region that gives these results.
 
-        The first `own` params are the op's to give: position -1.
+        It takes the carried values, and other ones before and behind them.
         """
-        given = {region.params[own + k]: value for k, value in self.split.fixed.items()}
-        region = region.replace(results=results)
-        lowered, params = self.flows.region(region, given, f"{self.name}.{what}")
-        positions = {p: k - own for k, p in enumerate(region.params)}
-        return lowered, [max(positions[p], -1) for p in params]
+        places = [*before, *range(len(self.values)), *behind]
+        params = dict(zip(region.params, places, strict=True))
+        fixed = self.split.fixed.items()
+        given = {region.params[len(before) + k]: value for k, value in fixed}
+        region = region.replace(results=tuple(results))
+        lowered, _ = self.flows.region(region, given, f"{self.name}.{what}")
+        self.made.read(self.flows, [lowered])
+        return _Turn(self, lowered, params)
 
-    def place(self, position: int) -> Place:
-        if position in self.now:
-            return Place(self.now[position])
-        return Place(self.inputs[self.values[position]])
+    def carried(self, position: int, second: bool) -> Place:
+        if position in self.split.fixed:
+            return Place(self.inputs[self.values[position]])
+        return Place((self.second if second else self.first)[position])
 
-    def copies(self, start: bool) -> Iterator[Stmt]:
-        """Before the first round, or from one round to the next."""
-        for k, target in self.now.items():
-            source = self.inputs[self.values[k]] if start else self.next[k]
-            yield _copy(target, source, self.values[k].type.numel)
+    def wanted(self, body: Graph) -> list[Value]:
+        return [body.results[k] for k in self.changing]
+
+    def start(self) -> list[Stmt]:
+        return [
+            _copy(target, self.inputs[self.values[k]], self.values[k].type.numel)
+            for k, target in self.first.items()
+        ]
+
+    def settle(self) -> list[Stmt]:
+        """After an odd number of rounds."""
+        return [
+            _copy(target, self.second[k], self.values[k].type.numel)
+            for k, target in self.first.items()
+        ]
+
+    def counted(self, total: Expr, turn: Callable[[Expr, bool], list[Stmt]]) -> Stmt:
+        """Rounds with the numbers 0 to total: two of them in each iteration."""
+        pair = 2 * sym("_pair")
+        both = Block((*turn(pair, False), *turn(pair + 1, True)))
+        left = Binary("eq", Index(mod(total, 2)), Index(as_expr(1)))
+        last = Block((*turn(total - 1, False), *self.settle()))
+        pairs = For("_pair", as_expr(0), floordiv(total, 2), both)
+        return Block((pairs, If(left, last)))
 
 
 def _while(flows: _Flows, op: Op, name: str) -> _Function:
     condition, body = op.regions
     rounds = _Rounds(flows, op, name, body, op.operands)
-    made, changing = rounds.made, rounds.split.changing
-    test, test_takes = rounds.lowered(condition, "test", condition.results, 0)
-    wanted = tuple(body.results[k] for k in changing)
-    each, body_takes = rounds.lowered(body, "body", wanted, 0)
-    made.read(flows, [test, each])
+    made = rounds.made
+    test = rounds.lowered(condition, "test", condition.results)
+    each = rounds.lowered(body, "body", rounds.wanted(body))
     flag = made.scratch("test", DType.BOOL, as_expr(1))
-    memory = made.memory(test.bytes, each.bytes)
-    tested = list(
-        test.calls(
-            memory,
-            [rounds.place(k) for k in test_takes],
-            [Place(flag)],
-            made.weights,
-        )
+    memory = made.memory(test.region.bytes, each.region.bytes)
+    ask, run = (
+        [tuple(turn.calls(memory, results, odd)) for odd in (False, True)]
+        for turn, results in ((test, [Place(flag)]), (each, rounds.changing))
     )
-    run = each.calls(
-        memory,
-        [rounds.place(k) for k in body_takes],
-        [Place(rounds.next[k]) for k in changing],
-        made.weights,
-    )
-    again = Block((*run, *rounds.copies(start=False), *tested))
-    made.body += [*rounds.copies(start=True), *tested, While(_first(flag), again)]
+    # Rounds in pairs; after the first of one the values are in the second memory.
+    even = Block((*run[1], *ask[0]))
+    odd = Block(tuple(rounds.settle()))
+    pair = Block((*run[0], *ask[1], If(_first(flag), even, odd)))
+    made.body += [*rounds.start(), *ask[0], While(_first(flag), pair)]
     return made
 
 
@@ -477,28 +537,54 @@ def _loop(flows: _Flows, op: Op, name: str) -> _Function:
     count, *values = op.operands
     (body,) = op.regions
     rounds = _Rounds(flows, op, name, body, values)
-    made, changing = rounds.made, rounds.split.changing
-    number = _flat("count", count.type, Role.IN)
-    made.operands = (count, *made.operands)
-    made.inputs.insert(0, number)
-    wanted = tuple(body.results[k] for k in changing)
-    each, takes = rounds.lowered(body, "body", wanted, 1)
-    made.read(flows, [each])
+    made = rounds.made
+    number = rounds.given(count, "count", first=True)
     counter = made.scratch("round", DType.I64, as_expr(1))
-    memory = made.memory(each.bytes)
-    run = each.calls(
-        memory,
-        [Place(counter) if k < 0 else rounds.place(k) for k in takes],
-        [Place(rounds.next[k]) for k in changing],
-        made.weights,
+    each = rounds.lowered(body, "body", rounds.wanted(body), before=[Place(counter)])
+    memory = made.memory(each.region.bytes)
+
+    def turn(number: Expr, odd: bool) -> list[Stmt]:
+        at = Store(counter, (as_expr(0),), Index(number))
+        return [at, *each.calls(memory, rounds.changing, odd)]
+
+    total = (
+        Let("_given", _first(number)),
+        Let("_rounds", Index(maximum(sym("_given"), 0))),
     )
-    at = Store(counter, (as_expr(0),), Index(sym("_round")))
-    again = Block((at, *run, *rounds.copies(start=False)))
-    made.body += [
-        *rounds.copies(start=True),
-        Let("_rounds", _first(number)),
-        For("_round", as_expr(0), sym("_rounds"), again),
+    made.body += [*rounds.start(), *total, rounds.counted(sym("_rounds"), turn)]
+    return made
+
+
+def _scan(flows: _Flows, op: Op, name: str) -> _Function:
+    """Rows are read and written where they are."""
+    (body,) = op.regions
+    count = len(op.operands) - op.int_attr("scanned")
+    rounds = _Rounds(flows, op, name, body, op.operands[:count])
+    made, total = rounds.made, op.dim_attr("rounds")
+    stacks = [_flat(v.name, v.type, Role.OUT) for v in op.results[count:]]
+    made.outputs += stacks
+    rows = body.results[count:]
+
+    def at_row(buf: Buffer, type: TensorType) -> Place:
+        return Place(buf, sym("_row") * type.bytes)
+
+    scanned = [
+        at_row(rounds.given(value, f"rows_{k}"), param.type)
+        for k, (value, param) in enumerate(
+            zip(op.operands[count:], body.params[count:], strict=True)
+        )
     ]
+    wanted = [*rounds.wanted(body), *rows]
+    each = rounds.lowered(body, "body", wanted, behind=scanned)
+    memory = made.memory(each.region.bytes)
+    stacked = [at_row(b, v.type) for b, v in zip(stacks, rows, strict=True)]
+
+    def turn(number: Expr, odd: bool) -> list[Stmt]:
+        at = total - 1 - number if op.bool_attr("reverse") else number
+        calls = each.calls(memory, [*rounds.changing, *stacked], odd)
+        return [Block((Let("_row", Index(at)), *calls))]
+
+    made.body += [*rounds.start(), rounds.counted(total, turn)]
     return made
 
 
@@ -506,6 +592,7 @@ _FLOW: dict[str, Callable[[_Flows, Op, str], _Function]] = {
     "if": _if,
     "while": _while,
     "loop": _loop,
+    "scan": _scan,
 }
 
 

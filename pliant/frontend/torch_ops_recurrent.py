@@ -1,0 +1,248 @@
+"""Recurrent layers: LSTM, GRU and RNN, and their single cells.
+
+    xs (T, B, I)  --linear-->  (T, B, gates)      one product for all steps
+    scan over its rows: state (B, H) -> state, result of the step
+
+Layers follow one another; a second direction scans from the last row to the first. The
+input's product is outside the loop, so a step is the product with the state and an
+elementwise kernel.
+
+torch.export would fix the number of steps, because torch infers the shapes of these ops
+by running them step by step: `symbolic_lengths` gives it the shapes instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pliant.frontend.torch_ops_context import TorchContext
+from pliant.frontend.torch_ops_math import Translate
+from pliant.frontend.torch_ops_nn import linear
+from pliant.ir.graph import Value
+
+aten = torch.ops.aten
+
+State = tuple[Value, ...]
+# The state after a step, from the input's part of the gates, the state, and the
+# weights that it is multiplied by: hidden[, bias][, projection].
+Step = Callable[[TorchContext, Value, State, Sequence[Value]], State]
+
+
+def _gates(cx: TorchContext, x: Value, count: int) -> list[Value]:
+    """The last axis in equal parts."""
+    axis, size = x.type.rank - 1, x.shape[-1] // count
+    return [cx.slice(x, axis, k * size, size) for k in range(count)]
+
+
+# ---- one step
+
+
+def _lstm_step(
+    cx: TorchContext, row: Value, state: State, weights: Sequence[Value]
+) -> State:
+    hidden, cell = state
+    biased = len(weights) > 1 and weights[1].type.rank == 1
+    own = linear(cx, hidden, *weights[: 2 if biased else 1])
+    i, f, g, o = _gates(cx, cx.add(row, own), 4)
+    kept = cx.mul(cx.unary("sigmoid", f), cell)
+    cell = cx.add(kept, cx.mul(cx.unary("sigmoid", i), cx.unary("tanh", g)))
+    hidden = cx.mul(cx.unary("sigmoid", o), cx.unary("tanh", cell))
+    if weights[-1] is not weights[0] and weights[-1].type.rank == 2:
+        hidden = linear(cx, hidden, weights[-1])  # the projection
+    return hidden, cell
+
+
+def _gru_step(
+    cx: TorchContext, row: Value, state: State, weights: Sequence[Value]
+) -> State:
+    (hidden,) = state
+    reset, update, new = _gates(cx, row, 3)
+    own_reset, own_update, own_new = _gates(cx, linear(cx, hidden, *weights), 3)
+    reset = cx.unary("sigmoid", cx.add(reset, own_reset))
+    update = cx.unary("sigmoid", cx.add(update, own_update))
+    new = cx.unary("tanh", cx.add(new, cx.mul(reset, own_new)))
+    return (cx.add(cx.mul(cx.sub(hidden, new), update), new),)
+
+
+def _tanh_step(
+    cx: TorchContext, row: Value, state: State, weights: Sequence[Value]
+) -> State:
+    return (cx.unary("tanh", cx.add(row, linear(cx, state[0], *weights))),)
+
+
+def _relu_step(
+    cx: TorchContext, row: Value, state: State, weights: Sequence[Value]
+) -> State:
+    return (cx.b.emit("relu", cx.add(row, linear(cx, state[0], *weights))),)
+
+
+# ---- all steps of all layers
+
+
+def _direction(
+    cx: TorchContext,
+    step: Step,
+    rows: Value,
+    state: State,
+    weights: Sequence[Value],
+    reverse: bool,
+) -> tuple[Value, State]:
+    """The results (T, B, H) of all steps, and the state after the last."""
+    outer = cx.b
+    cx.b = outer.child()
+    try:
+        before = tuple(cx.b.param("state", v.type) for v in state)
+        held = [cx.b.param("weight", v.type) for v in weights]
+        row = cx.b.param("row", rows.type.with_shape(rows.shape[1:]))
+        after = step(cx, row, before, held)
+        body = cx.b.finish("step", [*after, *held, after[0]])
+    finally:
+        cx.b = outer
+    made = cx.b.emit_multi(
+        "scan",
+        *state,
+        *weights,
+        rows,
+        regions=(body,),
+        rounds=rows.shape[0],
+        scanned=1,
+        reverse=reverse,
+    )
+    return made[-1], made[: len(state)]
+
+
+def _layers(
+    cx: TorchContext,
+    step: Step,
+    xs: Value,
+    states: Sequence[Value],  # (layers * directions, B, H) each
+    params: Sequence[Value],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Value]:
+    if train and dropout > 0 and num_layers > 1:
+        cx.unsupported("dropout between recurrent layers: set dropout=0")
+    single = xs.type.rank == 2  # without a batch
+    if single:
+        xs = cx.b.unsqueeze(xs, 1)
+        states = [cx.b.unsqueeze(s, 1) for s in states]
+    elif batch_first:
+        xs = cx.transpose(xs, (1, 0, 2))
+    directions = 2 if bidirectional else 1
+    each = len(params) // (num_layers * directions)
+    ends: list[list[Value]] = [[] for _ in states]
+    for layer in range(num_layers):
+        results = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            weights = params[number * each : (number + 1) * each]
+            bias = weights[2:3] if has_biases else []
+            held = [weights[1], *weights[3:]] if has_biases else weights[1:]
+            rows = linear(cx, xs, weights[0], *bias)
+            begin = tuple(cx.b.squeeze(cx.slice(s, 0, number, 1), 0) for s in states)
+            out, state = _direction(cx, step, rows, begin, held, direction == 1)
+            results.append(out)
+            for end, value in zip(ends, state, strict=True):
+                end.append(cx.b.unsqueeze(value, 0))
+        xs = results[0] if directions == 1 else cx.concat(results, 2)
+    after = [end[0] if len(end) == 1 else cx.concat(end, 0) for end in ends]
+    if single:
+        return [cx.b.squeeze(v, 1) for v in (xs, *after)]
+    return [cx.transpose(xs, (1, 0, 2)) if batch_first else xs, *after]
+
+
+def _sequence(step: Step) -> Translate:
+    def translate(
+        cx: TorchContext, xs: Value, hx: Value | list[Value], *others: Any
+    ) -> list[Value]:
+        states = hx if isinstance(hx, list) else [hx]
+        return _layers(cx, step, xs, states, *others)
+
+    return translate
+
+
+def _cell(step: Step) -> Translate:
+    def translate(
+        cx: TorchContext,
+        x: Value,
+        hx: Value | list[Value],
+        w_input: Value,
+        w_hidden: Value,
+        b_input: Value | None = None,
+        b_hidden: Value | None = None,
+    ) -> Value | list[Value]:
+        row = linear(cx, x, w_input, b_input)
+        held = [w_hidden] if b_hidden is None else [w_hidden, b_hidden]
+        state = tuple(hx) if isinstance(hx, list) else (hx,)
+        after = step(cx, row, state, held)
+        return list(after) if isinstance(hx, list) else after[0]
+
+    return translate
+
+
+RECURRENT: dict[Any, Translate] = {
+    aten.lstm.input: _sequence(_lstm_step),
+    aten.gru.input: _sequence(_gru_step),
+    aten.rnn_tanh.input: _sequence(_tanh_step),
+    aten.rnn_relu.input: _sequence(_relu_step),
+    aten.lstm_cell.default: _cell(_lstm_step),
+    aten.gru_cell.default: _cell(_gru_step),
+    aten.rnn_tanh_cell.default: _cell(_tanh_step),
+    aten.rnn_relu_cell.default: _cell(_relu_step),
+}
+
+
+# ---- their shapes, for torch
+
+
+def _result(xs: Tensor, state: Tensor, bidirectional: bool) -> Tensor:
+    features = state.shape[-1] * (2 if bidirectional else 1)
+    return xs.new_empty((*xs.shape[:-1], features))
+
+
+def _lstm_shapes(
+    xs: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, cell = hx
+    out = _result(xs, hidden, others[4])
+    return out, torch.empty_like(hidden), torch.empty_like(cell)
+
+
+def _state_shapes(
+    xs: Tensor, hx: Tensor, params: Sequence[Tensor], *others: Any
+) -> tuple[Tensor, Tensor]:
+    return _result(xs, hx, others[4]), torch.empty_like(hx)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = {
+    aten.lstm.input: _lstm_shapes,
+    aten.gru.input: _state_shapes,
+    aten.rnn_tanh.input: _state_shapes,
+    aten.rnn_relu.input: _state_shapes,
+}
+
+
+@contextmanager
+def symbolic_lengths() -> Iterator[None]:
+    """While it lasts, torch infers shapes of recurrent layers without running them."""
+    kept = {op: dict(op.py_kernels) for op in _SHAPES}
+    try:
+        for op, shapes in _SHAPES.items():
+            for key in op.py_kernels:
+                op.py_kernels[key] = shapes
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in kept.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
