@@ -3,13 +3,13 @@
     inline        calls of graph functions and match-casts go away
     joins         concats of slices of concats -> one concat of what is read
     canonicalize  fold identities, share equal values, drop dead ones
-    flow          control flow -> a loop function that calls the kernels of its regions
     smooth        training: composite ops in the form that has torch's derivative
     decompose     norms, softmax, linear, ... -> primitive ops
     plain         canonicalize again
     find          training: attention that is spelled out, where it has a gradient
     gradient      training: back from the loss, then the parameters' new values
     clean         training: canonicalize again
+    flow          control flow -> a loop function that calls its regions' kernels
     attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
     simplify      canonicalize again
@@ -169,12 +169,6 @@ STAGES: tuple[Pass, ...] = (
         "fold identities, share equal values, drop dead ones",
     ),
     Pass(
-        "flow",
-        lambda module, cx: flow(module, cx),
-        IMPORTED,
-        "control flow -> a loop function that calls the kernels of its regions",
-    ),
-    Pass(
         "smooth",
         on_main(smooth),
         IMPORTED,
@@ -206,6 +200,12 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "clean", on_main(canonicalize), DECOMPOSED, "canonicalize again", only=TRAINING
+    ),
+    Pass(
+        "flow",
+        lambda module, cx: flow(module, cx),
+        DECOMPOSED,
+        "control flow -> a loop function that calls its regions' kernels",
     ),
     Pass(
         "attention",

@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
 
 import pliant
@@ -150,6 +152,71 @@ class Results(nn.Module):
         return y, y.sum(-1), x, y.transpose(0, 1), y, y.flatten(), x[:, :2], y.sum() > 0
 
 
+class Branch(nn.Module):
+    """torch.cond on data, a size of another input inside a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def then(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return F.gelu(self.one(x)).softmax(-1), y.sum(0) / y.shape[0]
+
+        def other(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.two(self.one(x)) + x, y.amax(-1).sum() + y.mean(0)
+
+        z, w = torch.cond(x.sum() > 0, then, other, (x, y))
+        return z + 1, w
+
+
+class Newton(nn.Module):
+    """A while loop whose number of rounds depends on data, around a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        def going(i: Tensor, x: Tensor, total: Tensor) -> Tensor:
+            return (i < 6) & (total < 40)
+
+        def body(i: Tensor, x: Tensor, total: Tensor) -> tuple[Tensor, ...]:
+            x = torch.cond(
+                i % 2 == 0, lambda x: torch.tanh(self.step(x)), lambda x: x * 1.5, (x,)
+            )
+            return i + 1, x, total + x.abs().sum()
+
+        start = torch.zeros((), dtype=torch.int64)
+        return while_loop(going, body, (start, x, x.sum() * 0))
+
+
+class Recurrence(nn.Module):
+    """A scan that carries two values, reads a weight and stacks two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(5, 5)
+
+    def forward(self, h: Tensor, xs: Tensor) -> Any:
+        def step(carry: tuple[Tensor, Tensor], x: Tensor) -> Any:
+            h, count = carry
+            h = torch.tanh(self.mix(h) + x)
+            return (h, count + 1), (h * 2, (h.sum(-1) * 10).to(torch.int32))
+
+        zero = torch.zeros((), dtype=torch.int64)
+        return scan(step, (h, zero), xs, dim=1)
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.lstm(x)
+
+
 def bf16_linear() -> nn.Module:
     model = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4))
     return model.to(torch.bfloat16)
@@ -191,6 +258,19 @@ CASES = {
     ),
     "mean pool": Case(MeanPool, lambda b, s: (randn(b, s, 5),), (BS,), (1, 5, 13, 34)),
     "results": Case(Results, lambda b, s: (randn(b, s),), (BS,)),
+    "branch": Case(
+        Branch,
+        lambda b, s: (randn(b, s, 6) + s % 2 - 0.5, randn(b + 1, 3)),
+        (BS, {0: "other"}),
+    ),
+    "while": Case(Newton, lambda b, s: (randn(b, s, 4),), (BS,)),
+    "recurrence": Case(
+        Recurrence,
+        lambda b, s: (randn(b, 5), randn(b, s, 5)),
+        ({0: "batch"}, BS),
+        (1, 5, 13, 34),
+    ),
+    "lstm": Case(Lstm, lambda b, s: (randn(b, s, 3),), (BS,), (1, 5, 13, 34)),
     "bf16": Case(
         bf16_linear,
         lambda b, s: (randn(b * s, 7).to(torch.bfloat16),),
