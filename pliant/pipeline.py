@@ -62,11 +62,11 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
-from pliant.lower.flow import lower_flows
 from pliant.lower.lower import lower
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
 from pliant.measure.rates import rates
+from pliant.memory.flow import lower_flows
 from pliant.memory.inplace import inplace
 from pliant.memory.liveness import liveness
 from pliant.memory.order import order
@@ -128,7 +128,7 @@ def on_main(run: Callable[[Graph, Context], Graph]) -> Transform:
 
 
 def reject_unsupported(graph: Graph, cx: Context) -> Graph:
-    """Control flow and data-dependent sizes have no native host flow yet."""
+    """Data-dependent sizes have no native host flow yet."""
     found = [
         UnsupportedOp(op.name, "no native code for it yet", op.loc or "unknown place")
         for op in graph.ops

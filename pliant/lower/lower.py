@@ -207,7 +207,7 @@ def lower(module: Module, cx: Context) -> Module:
     if cx.options.packing:
         state.held_packed.update(_packed_weights(state, producers))
     counts: dict[str, int] = {}
-    # Kernels of a region (flow.py) are named after it.
+    # Kernels of a region (memory/flow.py) are named after it.
     prefix = "" if graph.name == "main" else f"{graph.name}."
     with pages.copying():  # weights, into the layouts of their kernels
         for op in graph.ops:

@@ -109,6 +109,9 @@ work %w: f32[4, m], inout %z: i64[], in %"odd name": bool[n]) {
     %w[0, 2] = $undeclared:f32
     check true:bool else 4
   }
+  while eq(%x[0, 0], 0.0:f32) {
+    %w[0, 0] = 0.5:f32
+  }
 }
 """
 
