@@ -255,6 +255,23 @@ def substitute(op: Op, mapping: Mapping[Value, Value]) -> Op:
     return op.replace(operands=operands)
 
 
+def copied(region: Graph) -> Graph:
+    """A copy of a region with new values, for another place."""
+    new = {v: Value(v.name, v.type) for v in region.params}
+    ops: list[Op] = []
+    for op in region.ops:
+        results = tuple(Value(v.name, v.type) for v in op.results)
+        operands = tuple(new[v] for v in op.operands)
+        regions = tuple(map(copied, op.regions))
+        ops.append(op.replace(operands=operands, results=results, regions=regions))
+        new.update(zip(op.results, results, strict=True))
+    return region.replace(
+        params=tuple(new[v] for v in region.params),
+        ops=tuple(ops),
+        results=tuple(new[v] for v in region.results),
+    )
+
+
 class Names:
     """Hands out value names that are unique in one function."""
 

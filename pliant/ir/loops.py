@@ -42,8 +42,8 @@ are legal.
 Loop functions are destination-passing: every result is a buffer of role "out". They
 call no allocator: scratch is a buffer of role "work", given by the caller, whose
 leading axis is the worker. A function that calls others one after another (control
-flow, `memory/flow.py`) has their temporaries in one buffer of bytes: an argument of type
-u8 with one axis may be passed as memory of any type.
+flow, `memory/flow.py`) has their temporaries in one buffer of bytes: an argument of
+type u8 with one axis may be passed as memory of any type.
 """
 
 from __future__ import annotations

@@ -32,10 +32,11 @@ from pliant.context import Context
 from pliant.errors import InternalError, UnsupportedOp, UnsupportedOpError
 from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of, substitute
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.gradient_rules import RULES, WITHOUT
+from pliant.passes.gradient_rules_flow import with_history
 from pliant.passes.gradient_tape import GradientPart, Tape, total
 
 # ---- before decomposition: forms whose derivative is safe and as in torch
@@ -110,9 +111,9 @@ def passed_on(op: Op, found: Container[Value]) -> list[Value]:
     return [v for v in op.results if v.dtype.is_float]
 
 
-def _matters(graph: Graph, loss: Value) -> set[Value]:
-    """Values that the loss depends on."""
-    found = {loss}
+def _matters(graph: Graph, *wanted: Value) -> set[Value]:
+    """Values that some others, the loss or results, depend on."""
+    found = set(wanted)
     for op in reversed(graph.ops):
         if any(v in found for v in op.results):
             found.update(op.operands)
@@ -201,6 +202,53 @@ class _Backward:
                 if operand in tape.active:
                     self.parts.setdefault(operand, []).append(part)
 
+    def run(self, ops: Sequence[Op]) -> None:
+        for op in reversed(ops):
+            if not has_trait(op, Trait.CREATE):
+                self.visit(op)
+
+    def gradients(self, values: Sequence[Value]) -> list[Value]:
+        grads: list[Value] = []
+        for value in values:
+            found = total(self.tape, value, self.parts.pop(value, []))
+            grads.append(self.tape.zeros(value) if found is None else found)
+        return grads
+
+
+def region_gradient(b: Builder, region: Graph, wanted: Sequence[int]) -> Graph:
+    """A region that gives the gradients of some params, by their numbers.
+
+    Behind the params it takes the gradient of each float result.
+    """
+    graph = _prepared(copied(region))
+    wrt = [graph.params[k] for k in wanted]
+    graph = _with_sums(graph, depends(graph, wrt) & _matters(graph, *graph.results))
+    active = (depends(graph, wrt) & _matters(graph, *graph.results)) - _shifts(graph)
+    _reject(graph, active)
+    builder = b.child()
+    builder.params += graph.params
+    builder.ops += graph.ops
+    back = _Backward(Tape(builder, graph.producers(), active, region_gradient))
+    for value in graph.results:
+        if value.dtype.is_float:
+            seed = builder.param("seed", value.type)
+            if value in active:
+                back.parts.setdefault(value, []).append(GradientPart(seed))
+    back.run(graph.ops)
+    return without_stops(builder.finish(f"{region.name}_back", back.gradients(wrt)))
+
+
+def _prepared(graph: Graph) -> Graph:
+    """The graph with scans that keep what their way back needs."""
+    if not any(op.name == "scan" for op in graph.ops):
+        return graph
+    names = Names(names_of(graph))
+    return graph.replace(
+        ops=tuple(
+            with_history(op, names) if op.name == "scan" else op for op in graph.ops
+        )
+    )
+
 
 def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     """The graph with its gradients with respect to `wrt` added to its results.
@@ -211,23 +259,19 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     loss = graph.results[0]
     if loss.type.rank != 0 or not loss.dtype.is_float:
         raise InternalError("gradient", f"the loss is {loss.type}, not a number")
+    graph = _prepared(graph)
     graph = _with_sums(graph, depends(graph, wrt) & _matters(graph, loss))
     loss = graph.results[0]
     active = (depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
     _reject(graph, active)
     builder = Builder.within(graph)
     builder.ops.extend(graph.ops)
-    tape = Tape(builder, graph.producers(), active)
+    tape = Tape(builder, graph.producers(), active, region_gradient)
     back = _Backward(tape)
     if loss in active:
         back.parts[loss] = [GradientPart(builder.scalar(1.0, loss.dtype))]
-    for op in reversed(graph.ops):
-        if not has_trait(op, Trait.CREATE):
-            back.visit(op)
-    grads: list[Value] = []
-    for value in wrt:
-        found = total(tape, value, back.parts.pop(value, []))
-        grads.append(builder.full_like(value, 0.0) if found is None else found)
+    back.run(graph.ops)
+    grads = back.gradients(wrt)
     stated = {guard.cond for guard in graph.constraints}
     more = tuple(g for g in builder.guards if g.cond not in stated)
     made = graph.replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pliant.ir.access import is_one
-from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.graph import Op, Value, copied
 from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 from pliant.sym import as_expr, product
 
@@ -153,22 +153,6 @@ def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
         yield w, GradientPart(tape.b.cast(_right(tape, op, g), w.dtype))
 
 
-def _copied(region: Graph) -> Graph:
-    """A copy of the region with new values."""
-    new = {v: Value(v.name, v.type) for v in region.params}
-    ops: list[Op] = []
-    for op in region.ops:
-        results = tuple(Value(v.name, v.type) for v in op.results)
-        operands = tuple(new[v] for v in op.operands)
-        ops.append(op.replace(operands=operands, results=results))
-        new.update(zip(op.results, results, strict=True))
-    return region.replace(
-        params=tuple(new[v] for v in region.params),
-        ops=tuple(ops),
-        results=tuple(new[v] for v in region.results),
-    )
-
-
 def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
@@ -179,7 +163,7 @@ def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     found = tape.b.emit_multi(
         "attention_backward",
         *(g, out, op.results[1], *op.operands),
-        regions=[_copied(region) for region in op.regions],
+        regions=[copied(region) for region in op.regions],
         **attrs,
     )
     for operand, grad in zip(op.operands, found, strict=False):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.build import Builder
-from pliant.ir.graph import Op, Value
+from pliant.ir.graph import Graph, Op, Value
 from pliant.sym import Expr, as_expr
 
 
@@ -35,6 +35,12 @@ class Tape:
     b: Builder
     producers: Mapping[Value, Op]
     active: set[Value]  # what needs a gradient
+    # From a region and the numbers of some params to a region that gives their
+    # gradients; behind its params it takes that of each float result.
+    region_gradient: Callable[[Builder, Graph, Sequence[int]], Graph]
+
+    def backward(self, region: Graph, wanted: Sequence[int]) -> Graph:
+        return self.region_gradient(self.b, region, wanted)
 
     def wants(self, value: Value) -> bool:
         return value in self.active
