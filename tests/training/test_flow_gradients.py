@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -65,26 +64,24 @@ def test_branch() -> None:
 
 
 class Filter(nn.Module):
-    """A scan whose body has a branch, carries an integer, and passes a value on."""
+    """A scan whose body has a branch on data."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mix, self.start = nn.Linear(3, 3), nn.Parameter(torch.randn(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        def step(carry: tuple[Tensor, Tensor], row: Tensor) -> Any:
-            h, count = carry
+        def step(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             h = torch.cond(
-                count % 2 == 0,
+                row.sum() > 0,
                 lambda h, row: torch.tanh(self.mix(h) + row),
                 lambda h, row: h * 0.5 + row.exp(),
                 (h, row),
             )
-            return (h, count + 1), h * row
+            return h, h * row
 
         begin = self.start.expand(x.shape[0], 3).clone()
-        zero = torch.zeros((), dtype=torch.int64)
-        (last, _), rows = scan(step, (begin, zero), x, dim=1)
+        last, rows = scan(step, begin, x, dim=1)
         return rows + last[:, None]
 
 
