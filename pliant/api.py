@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -13,7 +14,13 @@ from pliant.context import Training
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.ir_module import import_module
-from pliant.frontend.signature import TensorSlot
+from pliant.frontend.signature import (
+    Result,
+    Signature,
+    SizedResult,
+    TensorResult,
+    TensorSlot,
+)
 from pliant.frontend.torch_tensors import need_torch
 from pliant.ir.graph import Module
 from pliant.machine import target
@@ -23,6 +30,7 @@ from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
 from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
+from pliant.passes.bind import bind_sizes
 from pliant.pipeline import compile_module, simplified
 from pliant.progress import step, task
 
@@ -138,7 +146,7 @@ def build(
 
     Constants that are tensors of the `owner`, the model that was imported, follow it.
     """
-    module, signature = imported.checked(), imported.signature
+    module, signature = bound(imported.checked(), imported.signature)
     slots = signature.slots
     inputs = tuple((slot.name, slot.dims) for slot in slots)
     tensors = [k for k, slot in enumerate(slots) if isinstance(slot, TensorSlot)]
@@ -169,6 +177,32 @@ def build(
         module.constants,
         owner,
     )
+
+
+def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
+    """The module with sizes that data decide as results, for the caller to cut by."""
+    found = bind_sizes(module.main)
+    if found.graph is module.main:
+        return module, signature
+    sizes = tuple(found.counts.items())
+
+    def told(result: Result) -> Result:
+        if not isinstance(result, TensorResult):
+            return result
+        value = found.results[result.number]
+        if not value.cut:
+            return TensorResult(value.number)
+        return SizedResult(value.number, value.dims, sizes)
+
+    results = tuple(map(told, signature.results))
+    rebuild = signature.unflatten_results
+    if signature.single:
+        results = results or (told(TensorResult(0)),)
+        rebuild = itemgetter(0)
+    changed = replace(
+        signature, results=results, unflatten_results=rebuild, single=False
+    )
+    return module.with_main(found.graph), changed
 
 
 def _workers(threads: int | None) -> int:

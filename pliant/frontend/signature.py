@@ -6,12 +6,13 @@ rebuild the structure that the model returns. `Parameters` brings arguments give
 name into the order of the example's.
 
     arguments  TensorSlot    TensorResult  results
-               SizeSlot      SizeResult
+               SizeSlot      SizeResult, SizedResult
                FixedSlot     FixedResult
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -75,6 +76,18 @@ class SizeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedResult:
+    """A result of main that starts with the elements of a tensor of these dims.
+
+    Some of the dims are sizes that data decide: other results of main, by their names.
+    """
+
+    number: int
+    dims: tuple[Expr, ...]
+    sizes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FixedResult:
     """The same in every call; None too."""
 
@@ -82,7 +95,7 @@ class FixedResult:
 
 
 Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
-Result: TypeAlias = TensorResult | SizeResult | FixedResult
+Result: TypeAlias = TensorResult | SizedResult | SizeResult | FixedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +234,12 @@ class Signature:
             match item:
                 case TensorResult(number):
                     leaves.append(tensors[number])
+                case SizedResult(number, dims, sizes):
+                    env = symbols(flat) if env is None else env
+                    told = {name: int(tensors[k]) for name, k in sizes}
+                    shape = [dim.evaluate({**env, **told}) for dim in dims]
+                    whole = tensors[number][: math.prod(shape)]
+                    leaves.append(whole.reshape(shape))
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
                     leaves.append(value.evaluate(env))

@@ -454,6 +454,25 @@ def _scan(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Arr
     return [*carried, *stacked]
 
 
+def _bind(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    (region,) = op.regions
+    count = len(region.sizes)
+    for size, most in zip(operands[:count], op.dims_attr("most"), strict=True):
+        if not 0 <= int(size) <= most.evaluate(env):
+            raise ValueError(f"{int(size)} is no size: at most {most}")
+    sizes = {n: int(x) for n, x in zip(region.sizes, operands, strict=False)}
+    found = run.region(region, operands[count:], {**env, **sizes})
+    out = []
+    for array, value, inner in zip(found, op.results, region.results, strict=True):
+        if value.type.rank == inner.type.rank and value.type == inner.type:
+            out.append(array)
+            continue
+        whole = np.zeros(sizes_of(value.shape, env), array.dtype)
+        whole[: array.size] = array.reshape(-1)
+        out.append(whole)
+    return out
+
+
 def _match_cast(
     run: Interpreter, op: Op, env: Any, operands: list[Array]
 ) -> list[Array]:
@@ -475,6 +494,7 @@ _CONTROL: dict[str, Callable[..., list[Array]]] = {
     "loop": _loop,
     "while": _while,
     "scan": _scan,
+    "bind": _bind,
     "match_cast": _match_cast,
     "call": _call,
     "fusion": _fusion,

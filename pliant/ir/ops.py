@@ -71,6 +71,7 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           body(i, carried..) -> carried;   while (carried..) regions cond, body
           scan (carried.., x..) {rounds, scanned, reverse} region body(carried..,
           row..) -> carried.., row..
+          bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
@@ -117,6 +118,9 @@ More on single ops
   scan        round i takes row i of each of the last `scanned` operands, and row i of
               each result behind the carried ones is what it gives; with `reverse` the
               rounds go from the last row to the first
+  bind        runs the region with its sizes u bound to the numbers, each in 0 .. most.
+              A result whose shape depends on them is flat, and as long as it can get;
+              what lies behind its elements is 0, or in native code anything
   match_cast  checks itself: it adds no constraint to the graph
   call_loop, call_library  result types are stated, not deduced; `computes` names the
               graph function that says what the call is for. A call without one
@@ -599,6 +603,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("reverse", "bool", False),
         regions=1,
     ),
+    _def("bind", _FL, (1, None), control.bind, _A("most", "dims"), regions=1),
     _def("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),
     _def(
         "nonzero",

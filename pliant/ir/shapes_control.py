@@ -8,7 +8,8 @@ from pliant.errors import ShapeError
 from pliant.ir.graph import Graph
 from pliant.ir.infer import Attrs, InferContext, Types, bare
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, as_expr, eq, le
+from pliant.sym import Expr, as_expr, eq, le, sym
+from pliant.sym.monotone import largest
 
 
 def _enter(cx: InferContext, region: Graph, types: Types) -> list[tuple[bool, ...]]:
@@ -106,6 +107,29 @@ def scan(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     after = _carried(cx, carried, results[:count], fixed)
     stacked = (t.with_shape((rounds, *t.shape)) for t in results[count:])
     return (*after, *stacked)
+
+
+def bind(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (region,) = cx.regions
+    most = dict(zip(region.sizes, attrs.dims("most"), strict=True))
+    count = len(most)
+    for type in types[:count]:
+        if type.dtype is not DType.I64 or type.rank:
+            cx.fail(f"a size must be i64[], is {type}")
+    facts = cx.facts
+    for name, bound in most.items():
+        facts = facts.assume(le(sym(name), bound))
+    _enter(cx, region, types[count:])
+    out = []
+    for value in region.results:
+        if all(s not in most for d in value.shape for s in d.symbols()):
+            out.append(value.type)
+            continue
+        room = largest(value.type.numel, most, facts)
+        if room is None:
+            cx.fail(f"no largest size of {value.type} is known")
+        out.append(value.type.with_shape((room,)))
+    return tuple(out)
 
 
 def while_(cx: InferContext, types: Types, _: Attrs) -> Types:

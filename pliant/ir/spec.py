@@ -352,7 +352,7 @@ class _GraphChecker:
     def regions(self, op: Op, facts: Facts, symbols: set[str]) -> Facts:
         for region in op.regions:
             inside = self.entered(op, region, facts, symbols)
-            inner = set(symbols)
+            inner = set(symbols) | set(region.sizes)
             dims = [d for v in region.params for d in v.shape]
             inner.update(name for name in map(bare, dims) if name is not None)
             for value in region.params:
@@ -367,7 +367,10 @@ class _GraphChecker:
 
     def entered(self, op: Op, region: Graph, facts: Facts, symbols: set[str]) -> Facts:
         """A symbol of a region's param that is known outside means the same inside."""
-        skipped = _NOT_PASSED.get(op.name, 0)
+        skipped = _NOT_PASSED.get(op.name, len(region.sizes))
+        if op.name == "bind":
+            for name, most in zip(region.sizes, op.dims_attr("most"), strict=True):
+                facts = facts.assume(le(sym(name), most))
         own = (
             op.name == "loop" or op.name in ATTENTIONS
         )  # the first is the op's to give

@@ -62,17 +62,20 @@ from pliant.memory.liveness import ALIGN, liveness
 from pliant.sym import (
     Expr,
     Facts,
+    Guard,
     as_expr,
     ceildiv,
     floordiv,
+    ge,
     le,
     maximum,
     minimum,
     mod,
     sym,
 )
+from pliant.sym.monotone import largest
 
-FLOWS = frozenset({"if", "while", "loop", "scan"})
+FLOWS = frozenset({"if", "while", "loop", "scan", "bind"})
 # Takes a region as the `main` of a module to ordered calls.
 CompileRegion = Callable[[Module], Module]
 
@@ -220,6 +223,39 @@ class _Flows:
         )
         self.ops.append(call)
 
+    def bounded(
+        self, op: Op, name: str, region: LoweredRegion, most: Mapping[str, Expr]
+    ) -> None:
+        """Replaces the sizes of what a region computes by the largest, for checks.
+
+        What cannot be bounded, or is not proved when it must hold, is refused.
+        """
+        for guard in region.graph.constraints:
+            data = any(s in most for s in guard.cond.symbols())
+            if data and self.facts.prove(guard.cond) is not True:
+                self.refuse(op, f"{guard.cond} depends on data and is not proved")
+        whole = dict(self.module.inside)
+        for key in [k for k in whole if k.startswith(f"{name}.body")]:
+            values = [
+                Value(v.name, v.type.with_shape(self.largest_dims(op, v, most)))
+                for graph in whole[key]
+                for v in _values(graph)
+            ]
+            whole[key] = (Graph(key, tuple(values), (), ()),)
+        self.module = self.module.replace(inside=whole)
+
+    def largest_dims(
+        self, op: Op, value: Value, most: Mapping[str, Expr]
+    ) -> tuple[Expr, ...]:
+        dims = []
+        for dim in value.shape:
+            end = largest(dim, most, self.facts)
+            if end is None or self.facts.prove(ge(dim, 0)) is not True:
+                self.refuse(op, f"no range is known for the size {dim}")
+                raise AssertionError
+            dims.append(end)
+        return tuple(dims)
+
     def refuse(self, op: Op, why: str) -> None:
         raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])
 
@@ -259,7 +295,8 @@ class _Flows:
         ops = (*inside, *region.ops)
         guards = (*self.graph.constraints, *region.constraints)
         graph = Graph(name, tuple(params), ops, region.results, (), guards)
-        free = {s for s in self.graph_symbols() if s not in _param_symbols(params)}
+        known = (*self.graph_symbols(), *region.sizes)
+        free = {s for s in known if s not in _param_symbols(params)}
         graph = graph.replace(sizes=tuple(sorted(free)))
         lowered = self.compile(self.module.replace(graphs={"main": graph}))
         return self.adopted(lowered, name), tuple(params)
@@ -274,7 +311,12 @@ class _Flows:
             names[key] = key if known is constant else f"{name}.{key}"
             constants[names[key]] = _named(constant, names[key])
         known_guards = {guard.cond for guard in self.graph.constraints}
-        more = [g for g in lowered.main.constraints if g.cond not in known_guards]
+        sizes = set(self.graph_symbols())
+        more = [
+            guard
+            for guard in lowered.main.constraints
+            if guard.cond not in known_guards and sizes.issuperset(guard.cond.symbols())
+        ]
         if more:
             guards = (*self.graph.constraints, *more)
             self.graph = self.graph.replace(constraints=guards)
@@ -287,6 +329,14 @@ class _Flows:
         )
         offsets, size = _laid_out(lowered.main, self.facts)
         return LoweredRegion(lowered.main, offsets, size, names)
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.params
+    for op in graph.ops:
+        yield from op.results
+        for region in op.regions:
+            yield from _values(region)
 
 
 def _param_symbols(params: Sequence[Value]) -> set[str]:
@@ -588,11 +638,52 @@ def _scan(flows: _Flows, op: Op, name: str) -> _Function:
     return made
 
 
+def _bind(flows: _Flows, op: Op, name: str) -> _Function:
+    """The region at sizes that are read from memory."""
+    (region,) = op.regions
+    sizes = region.sizes
+    counts, operands = op.operands[: len(sizes)], op.operands[len(sizes) :]
+    most = dict(zip(sizes, op.dims_attr("most"), strict=True))
+    limits = [Guard(le(sym(s), bound), (), op.loc) for s, bound in most.items()]
+    outer = flows.facts
+    for limit in limits:
+        flows.facts = flows.facts.assume(limit.cond)
+    region = region.replace(constraints=(*limits, *region.constraints))
+    inputs = _inputs(operands)
+    numbers = [
+        _flat(f"size_{s}", v.type, Role.IN) for s, v in zip(sizes, counts, strict=True)
+    ]
+    made = _Function(
+        (*counts, *inputs),
+        [*numbers, *inputs.values()],
+        [_flat(v.name, v.type, Role.OUT) for v in op.results],
+    )
+    given = dict(zip(region.params, operands, strict=True))
+    lowered, params = flows.region(region, given, f"{name}.body")
+    made.read(flows, [lowered])
+    flows.bounded(op, name, lowered, most)
+    room = largest(lowered.bytes, most, flows.facts)
+    if room is None:
+        flows.refuse(op, "no largest size is known for what it takes")
+        raise AssertionError
+    memory = made.memory(room)
+    flows.facts = outer
+    results = [Place(b) for b in made.outputs]
+    places = [Place(inputs[given[p]]) for p in params]
+    # A number out of range is a failure that was reported; memory holds most.
+    read = [Let(f"_{s}", _first(b)) for s, b in zip(sizes, numbers, strict=True)]
+    bound = [Let(s, Index(minimum(maximum(sym(f"_{s}"), 0), most[s]))) for s in sizes]
+    calls = lowered.calls(memory, places, results, made.weights)
+    made.body += [*read, *bound, *calls]
+    return made
+
+
 _FLOW: dict[str, Callable[[_Flows, Op, str], _Function]] = {
     "if": _if,
     "while": _while,
     "loop": _loop,
     "scan": _scan,
+    "bind": _bind,
 }
 
 

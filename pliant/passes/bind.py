@@ -1,0 +1,191 @@
+"""Sizes that data decide: what depends on one becomes a region that is run with it.
+
+    %i: i64[u, 1] = nonzero(%x: bool[n])      %all: i64[n, 1], %count = (from cumsum)
+    %y: f32[u, 4] = index(%t, %i)        ->   %y: f32[4*n] = bind(%count, %all, %t)
+    return %y                                   {most = [n]} region(%all, %t) sizes(u)
+                                              return %y, %count
+
+The indices are found at their largest possible number, and the region takes the first
+`u` of them. A result whose size depends on `u` has its elements at the start of memory
+for the most there can be; the caller cuts it (`SizedResult`). So all memory is planned
+before the call, for the largest sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.build import Builder
+from pliant.ir.graph import Attr, Graph, Op, Value, substitute
+from pliant.ir.spec import bare, exprs_of
+from pliant.ir.types import DType
+from pliant.sym import Expr, Guard, maximum, product
+
+
+@dataclass(frozen=True, slots=True)
+class SizedValue:
+    """A result: its number, and its dims, over sizes of inputs and of data.
+
+    With `cut`, it is flat and longer than that.
+    """
+
+    number: int
+    dims: tuple[Expr, ...]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A graph after the pass, what its results are, and which ones are sizes."""
+
+    graph: Graph
+    results: tuple[SizedValue, ...]
+    counts: dict[str, int]  # a size that data decide -> the number of a result
+
+
+def _symbols(attr: Attr) -> Iterator[str]:
+    for expr in exprs_of(attr):
+        yield from expr.symbols()
+
+
+def _mentions(op: Op) -> set[str]:
+    """The sizes in an op's attributes, results and regions."""
+    found = {s for _, attr in op.attrs for s in _symbols(attr)}
+    found.update(s for v in op.results for d in v.shape for s in d.symbols())
+    for region in op.regions:
+        for value in region.params:
+            found.update(s for d in value.shape for s in d.symbols())
+        for inner in region.ops:
+            found |= _mentions(inner)
+    return found
+
+
+def _located(b: Builder, op: Op) -> tuple[Value, Value]:
+    """The indices of a mask's true elements, first in (N, rank), and their number."""
+    (mask,) = op.operands
+    count = product(mask.shape)
+    flags = b.reshape(mask, (count,))
+    ones = b.cast(flags, DType.I64)
+    total = b.reduce("sum", ones, (0,), False)
+    # The k-th true element goes to row k, all others to one row behind the last.
+    reached = b.emit("cumulate", ones, op="sum", axis=0)
+    places = b.binary("sub", reached, b.scalar(1, DType.I64))
+    places = b.select(flags, places, b.dim_value(count))
+    numbers = b.iota((count, 1))
+    rows = b.emit("scatter_add", places, numbers, rows=count + 1)
+    flat = b.slice_axis(rows, 0, 0, count)
+    columns: list[Value] = []
+    for axis in range(mask.type.rank):
+        behind = product(mask.shape[axis + 1 :])
+        index = flat
+        if axis + 1 < mask.type.rank:
+            index = b.binary("floordiv", index, _positive(b, behind))
+        if axis:
+            index = b.binary("mod", index, _positive(b, mask.shape[axis]))
+        columns.append(index)
+    found = b.concat(columns, 1) if columns else b.full(0, DType.I64, (count, 0))
+    return found, total
+
+
+def _positive(b: Builder, size: Expr) -> Value:
+    """A divisor; there are no elements where it would be 0."""
+    return b.dim_value(maximum(size, 1))
+
+
+def bind_sizes(graph: Graph) -> Bound:
+    """The graph without results of sizes that its own ops find out."""
+    at = next((k for k, op in enumerate(graph.ops) if op.name == "nonzero"), None)
+    if at is None:
+        plain = (SizedValue(k, v.shape, False) for k, v in enumerate(graph.results))
+        return Bound(graph, tuple(plain), {})
+    finder = graph.ops[at]
+    size = bare(finder.result.shape[0])
+    assert size is not None
+    before, inside = list(graph.ops[:at]), list[Op]()
+    dependent = {finder.result}
+    for op in graph.ops[at + 1 :]:
+        if size in _mentions(op) or any(v in dependent for v in op.operands):
+            inside.append(op)
+            dependent.update(op.results)
+        else:
+            before.append(op)
+    stays = tuple(g for g in graph.constraints if size not in g.cond.symbols())
+    moves = tuple(g for g in graph.constraints if size in g.cond.symbols())
+    b = Builder.within(graph.replace(constraints=stays))
+    b.ops += before
+    with b.at(finder.loc):
+        found, count = _located(b, finder)
+    most = finder.operands[0].type.numel
+    region, given = _region(graph, finder, inside, dependent, moves, found)
+    inner = bind_sizes(region)
+    made = b.emit_multi(
+        "bind", count, *given, regions=[inner.graph], most=(most,), loc=finder.loc
+    )
+    return _joined(graph, b, region, inner, made, dependent, count, size, stays)
+
+
+def _region(
+    graph: Graph,
+    finder: Op,
+    inside: Sequence[Op],
+    dependent: set[Value],
+    guards: tuple[Guard, ...],
+    found: Value,
+) -> tuple[Graph, list[Value]]:
+    """The region of what depends on a size, and what it is given."""
+    wanted = [v for op in inside for v in op.operands if v not in dependent]
+    given = list(dict.fromkeys(wanted))
+    params = {v: Value(v.name, v.type) for v in given}
+    every = Value(found.name, found.type)
+    rows = finder.result
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", tuple(rows.shape[k] * 0 for k in range(2))),
+        ("shape", rows.shape),
+        ("steps", (1, 1)),
+    )
+    first = Op("slice", (every,), attrs, (rows,), (), finder.loc)
+    ops = (first, *(substitute(op, params) for op in inside))
+    results = tuple(dict.fromkeys(v for v in graph.results if v in dependent))
+    name = bare(rows.shape[0])
+    assert name is not None
+    region = Graph("bound", (every, *params.values()), ops, results, (name,), guards)
+    return region, [found, *given]
+
+
+def _joined(
+    graph: Graph,
+    b: Builder,
+    region: Graph,
+    inner: Bound,
+    made: Sequence[Value],
+    dependent: set[Value],
+    count: Value,
+    size: str,
+    guards: tuple[Guard, ...],
+) -> Bound:
+    """The graph with results of the region in the place of its own."""
+    places = {v: k for k, v in enumerate(region.results)}
+    results: list[Value] = []
+    sized: list[SizedValue] = []
+    for value in graph.results:
+        if value not in dependent:
+            sized.append(SizedValue(len(results), value.shape, False))
+            results.append(value)
+            continue
+        told = inner.results[places[value]]
+        new = made[told.number]
+        cut = told.cut or new.type != value.type
+        sized.append(SizedValue(len(results), told.dims, cut))
+        results.append(new)
+    counts = {size: len(results)}
+    results.append(count)
+    for name, number in inner.counts.items():
+        counts[name] = len(results)
+        results.append(made[number])
+    known = {g.cond for g in guards}
+    more = tuple(g for g in b.guards if g.cond not in known)
+    made_graph = graph.replace(
+        ops=tuple(b.ops), results=tuple(results), constraints=(*guards, *more)
+    )
+    return Bound(made_graph, tuple(sized), counts)

@@ -1,0 +1,98 @@
+"""How an expression changes with one of its symbols, and the largest that it gets.
+
+largest(64*ceildiv(4*u, 64) + n - u, {u: n})  =  64*ceildiv(4*n, 64) + n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pliant.sym.cond import le
+from pliant.sym.nodes import (
+    ZERO,
+    Atom,
+    CeilDiv,
+    Expr,
+    FloorDiv,
+    Max,
+    Min,
+    Symbol,
+    Term,
+    as_expr,
+    lift,
+    operands,
+)
+from pliant.sym.prove import Facts
+from pliant.sym.signs import plainly_nonnegative
+
+
+def direction(expr: Expr, name: str) -> int | None:
+    """1: it never falls as the symbol rises, -1: it never rises, 0: it stays."""
+    return _common(_of_term(term, name) for term in expr.terms)
+
+
+def _common(found: Iterable[int | None]) -> int | None:
+    directions = set(found) - {0}
+    if len(directions) > 1:
+        return None
+    return directions.pop() if directions else 0
+
+
+def _of_term(term: Term, name: str) -> int | None:
+    coefficient, mono = term
+    moving = [(a, p) for a, p in mono if name in lift(a).symbols()]
+    if not moving:
+        return 0
+    if not all(plainly_nonnegative(lift(atom)) for atom, _ in mono):
+        return None
+    ways = {_of_atom(atom, name) for atom, _ in moving}
+    if len(ways) > 1 or None in ways:
+        return None
+    (way,) = ways
+    assert way is not None
+    return way if coefficient > 0 else -way
+
+
+def _of_atom(atom: Atom, name: str) -> int | None:
+    match atom:
+        case Symbol():
+            return 1
+        case FloorDiv() | CeilDiv():
+            dividend, divisor = operands(atom)
+            fixed = name not in divisor.symbols() and plainly_nonnegative(divisor)
+            return direction(dividend, name) if fixed else None
+        case Min() | Max():
+            return _common(direction(arg, name) for arg in operands(atom))
+        case _:
+            return None
+
+
+def largest(expr: Expr, most: Mapping[str, Expr], facts: Facts) -> Expr | None:
+    """An expression that is never less while each symbol is in 0 .. most.
+
+    None if no such expression is found. `facts` know these ranges.
+    """
+    for name, end in most.items():
+        if name not in expr.symbols():
+            continue
+        total = ZERO
+        for coefficient, mono in expr.terms:
+            term = as_expr(coefficient)
+            for atom, power in mono:
+                for _ in range(power):
+                    term = term * lift(atom)
+            found = _largest_term(term, name, end, facts)
+            if found is None:
+                return None
+            total = total + found
+        expr = total
+    return expr
+
+
+def _largest_term(term: Expr, name: str, end: Expr, facts: Facts) -> Expr | None:
+    high, low = (term.substitute({name: at}) for at in (end, as_expr(0)))
+    way = direction(term, name)
+    if way is not None:
+        return low if way < 0 else high
+    ends = (e for e in (high, low) if facts.prove(le(term, e)) is True)
+    return next(ends, None)
