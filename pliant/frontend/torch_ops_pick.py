@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, le, maximum, minimum
 
 aten = torch.ops.aten
+
+_NO_BOUND = 1 << 48  # an upper bound above this is torch's own
 
 
 # --- creation -------------------------------------------------------------------
@@ -257,6 +260,39 @@ def nonzero(cx: TorchContext, x: Value) -> Value:
     return out
 
 
+def item(cx: TorchContext, x: Value) -> Expr:
+    """A number of the data as a size; torch._check bounds it.
+
+    What it is checked for by the model must be such a bound: memory is planned for it.
+    """
+    number = cx.val
+    if not isinstance(number, torch.SymInt):
+        cx.unsupported("item() of a tensor that is not of integers")
+    node, state = cx.node, cx.state
+    assert node is not None and state is not None
+    symbol = number.node.expr
+    limits = number.node.shape_env.bound_sympy(symbol)
+    if limits.lower != 0:
+        cx.unsupported(
+            f"item() of at least {limits.lower}: a size starts from 0, "
+            "torch._check(n >= 0)"
+        )
+    most = None if limits.upper > _NO_BOUND else as_expr(int(limits.upper))
+    for user in node.users:
+        if not any("_assert_scalar" in str(u.target) for u in user.users):
+            continue
+        if user.target is operator.le and user.args[0] is node:
+            end: Any = user.args[1]
+            most = as_expr(state.read(end) if isinstance(end, torch.fx.Node) else end)
+        elif user.target is not operator.ge or user.args != (node, 0):
+            cx.unsupported(f"a check of item() that is no upper bound: {user}")
+    if most is None:
+        cx.unsupported("item() without a bound: add torch._check(n <= most)")
+    size = cx.b.emit("extent", cx.b.reshape(cx.cast(x, DType.I64), ()), most=most)
+    cx.symbols.setdefault(str(symbol), size.shape[0])
+    return size.shape[0]
+
+
 def index_put(
     cx: TorchContext,
     x: Value,
@@ -359,6 +395,8 @@ PICK: dict[Any, Translate] = {
     aten.index_put.default: index_put,
     aten.masked_select.default: masked_select,
     aten.nonzero.default: nonzero,
+    aten.item.default: item,
+    aten._local_scalar_dense.default: item,
     aten.diagonal.default: diagonal,
     aten.unfold.default: unfold,
     aten.pixel_shuffle.default: pixel_shuffle,

@@ -407,6 +407,11 @@ def einsum(*operands: Array, equation: str) -> Array:
     return np.asarray(np.einsum(equation, *operands))
 
 
+def extent(x: Array, most: int) -> Array:
+    _check_range(x, 0, most + 1, "item", 0)
+    return np.zeros(int(x), np.bool_)
+
+
 def nonzero(x: Array) -> Array:
     return np.argwhere(x)
 

@@ -74,6 +74,7 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
+          extent (n: i64 scalar) {most} -> bool[fresh]    a number as a size
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
 LOWERED   alloc {bytes, shape, dtype}   view {offset}
           call_loop {callee, sizes[, computes]}
@@ -611,6 +612,15 @@ _TABLE: tuple[OpDef, ...] = (
         1,
         control.nonzero,
         meaning=numpy_ops.nonzero,
+        traits=(Trait.FLAT,),
+    ),
+    _def(
+        "extent",
+        _FL,
+        1,
+        control.extent,
+        _A("most", "dim"),
+        meaning=numpy_ops.extent,
         traits=(Trait.FLAT,),
     ),
     _def(

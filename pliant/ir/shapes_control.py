@@ -162,6 +162,14 @@ def nonzero(cx: InferContext, types: Types, _: Attrs) -> Types:
     return (TensorType(DType.I64, (count, as_expr(types[0].rank))),)
 
 
+def extent(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    if types[0].dtype is not DType.I64 or types[0].rank:
+        cx.fail(f"a size must be i64[], is {types[0]}")
+    size = cx.fresh("u")
+    cx.facts = cx.facts.assume(le(size, attrs.dim("most")))
+    return (TensorType(DType.BOOL, (size,)),)
+
+
 def call(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     name = attrs.text("callee")
     callee = cx.callees.get(name)

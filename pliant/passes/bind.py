@@ -20,7 +20,9 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Attr, Graph, Op, Value, substitute
 from pliant.ir.spec import bare, exprs_of
 from pliant.ir.types import DType
-from pliant.sym import Expr, Guard, maximum, product
+from pliant.sym import Expr, Guard, as_expr, maximum, product
+
+FINDERS = frozenset({"nonzero", "extent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _positive(b: Builder, size: Expr) -> Value:
 
 def bind_sizes(graph: Graph) -> Bound:
     """The graph without results of sizes that its own ops find out."""
-    at = next((k for k, op in enumerate(graph.ops) if op.name == "nonzero"), None)
+    at = next((k for k, op in enumerate(graph.ops) if op.name in FINDERS), None)
     if at is None:
         plain = (SizedValue(k, v.shape, False) for k, v in enumerate(graph.results))
         return Bound(graph, tuple(plain), {})
@@ -115,9 +117,15 @@ def bind_sizes(graph: Graph) -> Bound:
     b = Builder.within(graph.replace(constraints=stays))
     b.ops += before
     with b.at(finder.loc):
-        found, count = _located(b, finder)
-    most = finder.operands[0].type.numel
-    region, given = _region(graph, finder, inside, dependent, moves, found)
+        if finder.name == "nonzero":
+            found, count = _located(b, finder)
+            most = finder.operands[0].type.numel
+            inside.insert(0, _first_rows(finder, found))
+        else:
+            most = finder.dim_attr("most")
+            count = finder.operands[0]
+            count = b.in_range(count, most + 1, wraps=False, of="item", axis=0)
+    region, given = _region(graph, size, inside, dependent, moves)
     inner = bind_sizes(region)
     made = b.emit_multi(
         "bind", count, *given, regions=[inner.graph], most=(most,), loc=finder.loc
@@ -125,32 +133,33 @@ def bind_sizes(graph: Graph) -> Bound:
     return _joined(graph, b, region, inner, made, dependent, count, size, stays)
 
 
+def _first_rows(finder: Op, found: Value) -> Op:
+    """The rows of all indices that there are."""
+    rows = finder.result
+    zero = as_expr(0)
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", (zero, zero)),
+        ("shape", rows.shape),
+        ("steps", (1, 1)),
+    )
+    return Op("slice", (found,), attrs, (rows,), (), finder.loc)
+
+
 def _region(
     graph: Graph,
-    finder: Op,
+    size: str,
     inside: Sequence[Op],
     dependent: set[Value],
     guards: tuple[Guard, ...],
-    found: Value,
 ) -> tuple[Graph, list[Value]]:
     """The region of what depends on a size, and what it is given."""
     wanted = [v for op in inside for v in op.operands if v not in dependent]
     given = list(dict.fromkeys(wanted))
     params = {v: Value(v.name, v.type) for v in given}
-    every = Value(found.name, found.type)
-    rows = finder.result
-    attrs: tuple[tuple[str, Attr], ...] = (
-        ("starts", tuple(rows.shape[k] * 0 for k in range(2))),
-        ("shape", rows.shape),
-        ("steps", (1, 1)),
-    )
-    first = Op("slice", (every,), attrs, (rows,), (), finder.loc)
-    ops = (first, *(substitute(op, params) for op in inside))
+    ops = tuple(substitute(op, params) for op in inside)
     results = tuple(dict.fromkeys(v for v in graph.results if v in dependent))
-    name = bare(rows.shape[0])
-    assert name is not None
-    region = Graph("bound", (every, *params.values()), ops, results, (name,), guards)
-    return region, [found, *given]
+    region = Graph("bound", tuple(params.values()), ops, results, (size,), guards)
+    return region, given
 
 
 def _joined(

@@ -1,0 +1,157 @@
+"""Sizes that data decide, against eager: every number of hits, none and all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import pliant
+
+SIZES = (0, 1, 2, 7, 61)
+
+
+class Nonzero(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nonzero(x > 0)
+
+
+class Kept(nn.Module):
+    """Rows that a mask keeps, through a layer; a sum of them; what does not depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
+        y = x[keep > 0]
+        return self.layer(y).relu(), y.sum(), x + 1
+
+
+class Twice(nn.Module):
+    """A size that depends on another one."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.masked_select(x > 0)
+        return y * 2, y[y > 1]
+
+
+class Attend(nn.Module):
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        at = torch.nonzero(keep > 0).squeeze(1)
+        return (x[at] @ x.t()).softmax(-1), at
+
+
+class Written(nn.Module):
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        x = x.clone()
+        x[keep > 0] = 5.0
+        return x
+
+
+class Cut(nn.Module):
+    """A number of the data as the end of one slice and the start of another."""
+
+    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        n = k.item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        return x[:n].sum(0), x[n:] * 2
+
+
+class Made(nn.Module):
+    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        n = k.item()
+        torch._check(n >= 0)
+        torch._check(n <= 50)
+        return torch.zeros(n, 3) + x, torch.arange(n), torch.ones(n).sum()
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    dynamic: tuple[dict[int, str], ...]
+
+
+N = {0: "n"}
+CASES = {
+    "nonzero": Case(
+        Nonzero, lambda n: (torch.randn(n, 2 * n + 1, 3),), ({0: "n", 1: "m"},)
+    ),
+    "kept": Case(Kept, lambda n: (torch.randn(n, 4), torch.randn(n)), (N, N)),
+    "all": Case(Kept, lambda n: (torch.randn(n, 4), torch.ones(n)), (N, N)),
+    "none": Case(Kept, lambda n: (torch.randn(n, 4), torch.zeros(n)), (N, N)),
+    "twice": Case(Twice, lambda n: (torch.randn(n),), (N,)),
+    "attend": Case(Attend, lambda n: (torch.randn(n, 3), torch.randn(n)), (N, N)),
+    "written": Case(Written, lambda n: (torch.randn(n, 3), torch.randn(n)), (N, N)),
+    "cut": Case(Cut, lambda n: (torch.randn(n, 3), torch.tensor(n // 2)), (N, {})),
+    "made": Case(Made, lambda n: (torch.randn(3), torch.tensor(min(n, 50))), ({}, {})),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]
+    model = case.make().requires_grad_(False)
+    m = pliant.compile(model, case.inputs(6), case.dynamic)
+    for n in SIZES:
+        inputs = case.inputs(n)
+        got: list[Any] = pytree.tree_leaves(m(*inputs))
+        want: list[Any] = pytree.tree_leaves(model(*inputs))
+        for a, b in zip(got, want, strict=True):
+            assert a.shape == b.shape
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        # The plan is for the most there can be, and the call takes just that.
+        planned = m.memory_plan(*inputs).peak_bytes
+        assert m.stats()["last_peak_bytes"] == planned
+    assert m.compile_count == 1
+
+
+def test_numpy() -> None:
+    case = CASES["kept"]
+    model = case.make().requires_grad_(False)
+    m = pliant.compile(model, case.inputs(6), case.dynamic)
+    inputs = case.inputs(9)
+    for a, b in zip(m(*(x.numpy() for x in inputs)), model(*inputs), strict=True):
+        torch.testing.assert_close(torch.from_numpy(a), b)
+
+
+@pytest.mark.parametrize("number", [-1, 6, 2**40])
+def test_a_number_out_of_range_is_refused(number: int) -> None:
+    m = pliant.compile(Cut(), CASES["cut"].inputs(6), CASES["cut"].dynamic)
+    x = torch.randn(5, 3)
+    with pytest.raises(pliant.PliantError, match=f"item: index {number} is outside"):
+        m(x, torch.tensor(number))
+    torch.testing.assert_close(m(x, torch.tensor(2))[1], x[2:] * 2)
+
+
+def test_a_limit_holds_for_the_largest_size() -> None:
+    case = CASES["kept"]
+    m = pliant.compile(case.make(), case.inputs(6), case.dynamic)
+    with torch.no_grad():
+        m(*case.inputs(100))
+        need = m.memory_plan(n=100).peak_bytes
+        m.memory_limit = need - 1
+        with pytest.raises(pliant.MemoryLimitError):
+            m(torch.randn(100, 4), torch.zeros(100))  # none is kept, all could be
+        m.memory_limit = need
+        m(torch.randn(100, 4), torch.ones(100))
+
+
+def test_an_item_without_a_bound_is_refused() -> None:
+    class Free(nn.Module):
+        def forward(self, k: Tensor) -> Tensor:
+            n = k.item()
+            torch._check(n >= 0)
+            return torch.zeros(n)
+
+    with pytest.raises(pliant.UnsupportedOpError, match="without a bound"):
+        pliant.compile(Free(), (torch.tensor(3),), ({},))

@@ -1,0 +1,97 @@
+"""Sizes that data decide: the graph before and after means the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pliant.ir.interp import run_graph
+from pliant.ir.parse import parse_module
+from pliant.ir.spec import Stage, verify
+from pliant.ir.text import print_module
+from pliant.passes.bind import bind_sizes
+from pliant.sym import le, parse, sym
+from pliant.sym.monotone import direction, largest
+from pliant.sym.prove import Facts
+
+TEXT = """
+graph @main(%x: bool[n, 3], %t: f32[n, 3]) {
+  constraint u0 <= 3*n
+  %i: i64[u0, 2] = nonzero(%x)
+  %first: i64[u0, 1] = slice(%i) {starts = [0, 0], shape = [u0, 1], steps = [1, 1]}
+  %row: i64[u0] = reshape(%first) {shape = [u0]}
+  %picked: f32[u0, 3] = index(%t, %row)
+  %sum: f32[3] = reduce(%picked) {op = "sum", axes = [0], keepdims = false}
+  %other: f32[n, 3] = neg(%t)
+  return %picked, %sum, %other
+}
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 13])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_bind(n: int, share: float) -> None:
+    module = parse_module(TEXT)
+    verify(module, Stage.IMPORTED)
+    found = bind_sizes(module.main)
+    bound = module.with_main(found.graph)
+    verify(bound, Stage.IMPORTED)
+    text = print_module(bound)
+    assert print_module(parse_module(text)) == text
+    assert [op.name for op in found.graph.ops if op.name in ("nonzero", "bind")] == [
+        "bind"
+    ]
+    generator = np.random.default_rng(n)
+    mask = generator.random((n, 3)) < share
+    table = generator.standard_normal((n, 3)).astype(np.float32)
+    want = run_graph(module, [mask, table])
+    got = run_graph(bound, [mask, table])
+    sizes = {"n": n} | {name: int(got[k]) for name, k in found.counts.items()}
+    assert sizes["u0"] == mask.sum()
+    for value, expected in zip(found.results, want, strict=True):
+        array = got[value.number]
+        shape = [dim.evaluate(sizes) for dim in value.dims]
+        if value.cut:
+            assert array.ndim == 1
+            array = array[: math.prod(shape)].reshape(shape)
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_a_graph_without_such_sizes_is_kept() -> None:
+    module = parse_module("graph @main(%x: f32[n]) { return %x }")
+    assert bind_sizes(module.main).graph is module.main
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        ("n*u + 3", 1),
+        ("n - u", -1),
+        ("n + 1", 0),
+        ("64*ceildiv(4*u, 64) + min(u, n)", 1),
+        ("u - ceildiv(u, 2)", None),
+        ("u % 2", None),
+    ],
+)
+def test_direction(text: str, way: int | None) -> None:
+    assert direction(parse(text), "u") == way
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("n*u + 3", "n**2 + 3"),
+        ("2*n - u", "2*n"),
+        ("64*ceildiv(4*u, 64) + n - u", "64*ceildiv(4*n, 64) + n"),
+    ],
+)
+def test_largest(text: str, most: str) -> None:
+    facts = Facts().assume(le(sym("u"), sym("n")))
+    assert largest(parse(text), {"u": sym("n")}, facts) == parse(most)
+    for n in (0, 1, 7):
+        bound = parse(most).evaluate({"n": n})
+        assert all(
+            parse(text).evaluate({"n": n, "u": u}) <= bound for u in range(n + 1)
+        )
