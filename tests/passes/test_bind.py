@@ -20,10 +20,10 @@ TEXT = """
 graph @main(%x: bool[n, 3], %t: f32[n, 3]) {
   constraint u0 <= 3*n
   %i: i64[u0, 2] = nonzero(%x)
-  %first: i64[u0, 1] = slice(%i) {starts = [0, 0], shape = [u0, 1], steps = [1, 1]}
+  %first: i64[u0, 1] = slice(%i) {starts = [0, 0], shape = [u0, 1], steps = (1, 1)}
   %row: i64[u0] = reshape(%first) {shape = [u0]}
   %picked: f32[u0, 3] = index(%t, %row)
-  %sum: f32[3] = reduce(%picked) {op = "sum", axes = [0], keepdims = false}
+  %sum: f32[3] = reduce(%picked) {op = "sum", axes = (0), keepdims = false}
   %other: f32[n, 3] = neg(%t)
   return %picked, %sum, %other
 }
