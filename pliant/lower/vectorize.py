@@ -26,8 +26,8 @@ from pliant.ir.loop_lanes import copy_in, is_multiple, outer_accumulators, runs_
 from pliant.ir.loop_walk import (
     Node,
     accesses,
+    accumulated,
     children,
-    declared,
     free_symbols,
     rebuild,
     statements,
@@ -83,7 +83,18 @@ def _abreast(loop: For) -> int:
         return 1
     if outer_accumulators(loop) or _weight(loop) > 24:
         return 1
-    return 4 if len(declared(loop.body)) <= 2 else 2
+    return 4 if len(_chains(loop)) <= 2 else 2
+
+
+def _chains(loop: For) -> set[str]:
+    """The accumulators of innermost loops: they are in registers all the time."""
+    inner = [s for s in statements(loop.body) if isinstance(s, For)]
+    return {
+        name
+        for one in inner
+        if not any(isinstance(s, For) for s in statements(one.body))
+        for name in accumulated(one)
+    }
 
 
 def _copies(loop: For) -> int:
