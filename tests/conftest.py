@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import random
 import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # The files that take longest, which start first: what is left at the end, when one
@@ -74,6 +76,37 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     folder = tempfile.mkdtemp(prefix="pliant-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["PLIANT_CACHE"] = folder
+
+
+# What is drawn at random is the same in every run, whichever tests run and in whatever
+# order: when a file is imported, when a fixture is made, and in a test.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
+
+
+def seed() -> None:
+    import numpy as np  # these read the variables above when they are loaded
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):
+        seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    seed()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

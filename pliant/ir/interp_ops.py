@@ -155,7 +155,8 @@ def argreduce(x: Array, op: str, axis: int, keepdims: bool) -> Array:
 
 def cumulate(x: Array, op: str, axis: int) -> Array:
     function = np.cumsum if op == "sum" else np.cumprod
-    return function(x, axis, x.dtype)
+    wide = np.float64 if x.dtype == np.float32 else x.dtype
+    return function(x, axis, wide).astype(x.dtype)
 
 
 def scatter_add(places: Array, updates: Array, rows: int) -> Array:

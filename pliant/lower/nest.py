@@ -9,6 +9,7 @@ A row reduction:  parallel over rows; inside one row, loops over the reduced axe
                   the last of them vector.
 A column reduction (the last axis is kept): parallel over the other kept axes, vector
                   over the last one, serial over the reduced axes inside it.
+Sums of floats are cut into runs along the reduced axes (`lower/runs.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the rows of a reduction run: the three forms of a row kernel.
 
-plain   parallel over rows; each stage of a row is a loop over it
+plain   parallel over rows; each stage of a row is a nest over it (`lower/runs.py`)
 
 short   a row fits in a few vectors: its loops are unrolled under masks, and what
         later stages need again stays in registers
@@ -23,7 +23,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pliant.ir.loop_walk import Node, rewrite, statements
+from pliant.ir.loop_walk import accumulated
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -39,7 +39,8 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.lower.domain import Axis
-from pliant.lower.nest import block, inner_loops
+from pliant.lower.nest import block
+from pliant.lower.runs import Runs, Span, in_place_of
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, sym
 
 # The size symbol of every host function: the number of workers of a call.
@@ -68,9 +69,18 @@ def _body(stage: Stmt) -> tuple[Stmt, ...]:
     return stage.body.body
 
 
-def plain(row: Sequence[Stmt], reduced: Sequence[Axis], vector: bool) -> list[Stmt]:
-    """Every stage is a nest over the reduced axes, the last of them vector if asked."""
-    return [inner_loops(reduced, _body(s), vector) if is_stage(s) else s for s in row]
+def plain(row: Sequence[Stmt], reduced: Sequence[Axis], runs: Runs) -> list[Stmt]:
+    """Every stage is a nest over the reduced axes that adds up in runs."""
+    declared = {s.name: s for s in row if isinstance(s, Accumulator)}
+    spans = [Span.whole(axis) for axis in reduced]
+    out: list[Stmt] = []
+    for stmt in row:
+        if is_stage(stmt):
+            here = [declared[name] for name in _accumulated(stmt, declared)]
+            out += runs.nest(spans, _body(stmt), here)
+        elif not isinstance(stmt, Accumulator):  # they are declared with their nest
+            out.append(stmt)
+    return out
 
 
 def short(row: Sequence[Stmt], axis: Axis, room: int) -> list[Stmt]:
@@ -108,7 +118,10 @@ def slots(accumulators: Sequence[Accumulator]) -> dict[str, RowSlot]:
 
 
 def split(
-    row: Sequence[Stmt], reduced: Sequence[Axis], slots: Mapping[str, RowSlot]
+    row: Sequence[Stmt],
+    reduced: Sequence[Axis],
+    slots: Mapping[str, RowSlot],
+    runs: Runs,
 ) -> list[Stmt]:
     """Every stage is a parallel loop over pieces; then their results are combined."""
     declared = {s.name: s for s in row if isinstance(s, Accumulator)}
@@ -120,14 +133,14 @@ def split(
             out.append(stmt)
             continue
         here = [declared[name] for name in _accumulated(stmt, declared)]
-        out.append(_in_pieces(_body(stmt), reduced, here, slots))
+        out.append(_in_pieces(_body(stmt), reduced, here, slots, runs))
         for accumulator in here:
             out += (accumulator, _combine(accumulator.name, slots[accumulator.name]))
     return out
 
 
 def _accumulated(stmt: Stmt, declared: Mapping[str, Accumulator]) -> list[str]:
-    found = {s.name for s in statements(stmt) if isinstance(s, Accumulate)}
+    found = accumulated(stmt)
     return [name for name in declared if name in found]
 
 
@@ -136,22 +149,18 @@ def _in_pieces(
     reduced: Sequence[Axis],
     accumulators: Sequence[Accumulator],
     slots: Mapping[str, RowSlot],
+    runs: Runs,
 ) -> Stmt:
     piece, threads = sym(_PIECE), maximum(sym(THREADS), 1)
     first, *rest = reduced
-    names = {a.name: f"{a.name}_part" for a in accumulators}
-    renamed = [_rename(s, names) for s in body]
-    loop = For(
-        first.name,
-        floordiv(first.extent * piece, threads),
-        floordiv(first.extent * (piece + 1), threads),
-        inner_loops(rest, renamed, vector=True) if rest else block(renamed),
-        Kind.SERIAL if rest else Kind.VECTOR,
-    )
-    inside: list[Stmt] = [replace(a, name=names[a.name]) for a in accumulators]
-    inside.append(loop)
+    begin = floordiv(first.extent * piece, threads)
+    end = floordiv(first.extent * (piece + 1), threads)
+    spans = [Span(first.name, begin, end, first.extent), *map(Span.whole, rest)]
+    parts = {a.name: replace(a, name=f"{a.name}_part") for a in accumulators}
+    renamed = [in_place_of(s, parts) for s in body]
+    inside = runs.nest(spans, renamed, list(parts.values()))
     for a in accumulators:
-        part = Read(names[a.name], a.dtype)
+        part = Read(parts[a.name].name, a.dtype)
         inside.append(Store(slots[a.name].buffer, slots[a.name].index, part))
     return For(_PIECE, as_expr(0), sym(THREADS), block(inside), Kind.PARALLEL)
 
@@ -159,14 +168,3 @@ def _in_pieces(
 def _combine(name: str, slot: RowSlot) -> Stmt:
     one = Accumulate(name, Load(slot.buffer, slot.index))
     return For(_PIECE, as_expr(0), sym(THREADS), one)
-
-
-def _rename(stmt: Stmt, names: Mapping[str, str]) -> Stmt:
-    """The statement with its accumulators renamed."""
-
-    def renamed(node: Node) -> Node:
-        if isinstance(node, Accumulate) and node.name in names:
-            return replace(node, name=names[node.name])
-        return node
-
-    return rewrite(stmt, renamed)

@@ -216,13 +216,15 @@ def _along(
 def _cumulate(scan: _Scan, name: str) -> KernelStep:
     (x,) = scan.root.operands
     axis = scan.root.int_attr("axis")
-    dtype = x.dtype.compute
+    # As eager: in f64, where every element is a result that is rounded once.
+    dtype = DType.F64 if x.dtype is DType.F32 else x.dtype.compute
 
     def walk(index: tuple[Expr, ...]) -> list[Stmt]:
         acc = scan.accumulator(scan.root.str_attr("op"), dtype)
 
         def visit(_: tuple[Expr, ...]) -> None:
-            scan.evaluator.emit(Accumulate(acc, scan.evaluator.value(x, index)))
+            term = as_dtype(scan.evaluator.value(x, index), dtype)
+            scan.evaluator.emit(Accumulate(acc, term))
             scan.evaluator.emit(scan.store(index, Read(acc, dtype)))
 
         scan.window([x.shape[axis]], visit)

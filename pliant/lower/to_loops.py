@@ -70,6 +70,7 @@ from pliant.lower.nest import (
 )
 from pliant.lower.quotients import is_share
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
+from pliant.lower.runs import Runs
 from pliant.lower.step import Argument, KernelStep, NumberCheck, PackedWeight, Scratch
 from pliant.lower.variants import (
     ANY,
@@ -335,11 +336,11 @@ class _GroupLowering:
         kept = [axis for axis in axes if not axis.reduced]
         work = product(axis.extent for axis in reduced) * self.work
         if not axes:  # every extent is 1
-            return block([*root, *row_shapes.plain(row, reduced, vector=False)])
+            return block([*root, *row_shapes.plain(row, reduced, Runs(self.facts))])
         if not across:
             self.nest = Nest(tuple(kept), tuple(reduced), reduced[-1], self.work)
             return block([*root, self._along_rows(kept, reduced, row, work)])
-        row = row_shapes.plain(row, reduced, vector=False)
+        row = row_shapes.plain(row, reduced, Runs(self.facts))
         columns = kept[-1]
         if len(kept) == 1:
             loop = split(columns, row, work, size=COLUMN_BLOCK)
@@ -356,19 +357,20 @@ class _GroupLowering:
         work: Expr,
     ) -> Stmt:
         """Contiguous rows: the vector loop runs along them."""
+        runs = Runs(self.facts, self.cx.lanes)
         match self.given.plan:
             case RowPlan.SPLIT:
                 declared = [s for s in row if isinstance(s, Accumulator)]
                 slots = row_shapes.slots(declared)
                 for slot in slots.values():
                     self.memory.work(slot.buffer)
-                pieces = row_shapes.split(row, reduced, slots)
+                pieces = row_shapes.split(row, reduced, slots, runs)
                 return inner_loops(kept, pieces, vector=False)
             case RowPlan.SHORT:
                 room = short_room(self.cx.lanes)
                 return parallel(kept, row_shapes.short(row, reduced[0], room), work)
             case RowPlan.PLAIN:
-                return parallel(kept, row_shapes.plain(row, reduced, True), work)
+                return parallel(kept, row_shapes.plain(row, reduced, runs), work)
 
     def _stage(self, axes: Sequence[Axis], evaluator: Evaluator) -> None:
         """One loop over the row: this stage's reductions, results and kept values."""

@@ -26,8 +26,8 @@ from pliant.ir.loop_lanes import copy_in, is_multiple, outer_accumulators, runs_
 from pliant.ir.loop_walk import (
     Node,
     accesses,
+    accumulated,
     children,
-    declared,
     free_symbols,
     rebuild,
     statements,
@@ -77,13 +77,19 @@ def _abreast(loop: For) -> int:
     """How many vectors each op of the body computes at once.
 
     If there is a serial loop inside, several vectors go through it together: that gives
-    independent chains, and uses whole cache lines of every row.
+    independent chains, and uses whole cache lines of every row. What they need must fit
+    into registers while innermost loops run; what is outside of those runs seldom.
     """
-    if not any(isinstance(s, For) for s in statements(loop.body)):
+    loops = [s for s in statements(loop.body) if isinstance(s, For)]
+    inner = [s for s in loops if not _has_loop(s)]
+    if not inner or outer_accumulators(loop) or sum(map(_weight, inner)) > 24:
         return 1
-    if outer_accumulators(loop) or _weight(loop) > 24:
-        return 1
-    return 4 if len(declared(loop.body)) <= 2 else 2
+    chains = {name for one in inner for name in accumulated(one)}
+    return 4 if len(chains) <= 2 else 2
+
+
+def _has_loop(loop: For) -> bool:
+    return any(isinstance(s, For) for s in statements(loop.body))
 
 
 def _copies(loop: For) -> int:
@@ -93,9 +99,7 @@ def _copies(loop: For) -> int:
     each, two can start per cycle). The chain is the limit only if the rest of the body
     is short.
     """
-    if not outer_accumulators(loop):
-        return 1
-    if any(isinstance(s, For) for s in statements(loop.body)):
+    if not outer_accumulators(loop) or _has_loop(loop):
         return 1
     weight = _weight(loop)
     return 4 if weight <= 8 else 2 if weight <= 24 else 1

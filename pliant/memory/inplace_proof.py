@@ -380,7 +380,7 @@ def _whole(block: Digit, inner: Digit, facts: Facts) -> tuple[Expr, Expr] | None
 
 def _span(rest: Expr, loops: Sequence[_Loop], facts: Facts) -> tuple[Expr, Expr] | None:
     """(base, length) such that base <= address < base + length over inner loops."""
-    length = as_expr(1)
+    pairs: list[tuple[Digit, Expr]] = []
     for loop in loops:
         name = loop.variable.name
         if loop.split:
@@ -390,7 +390,10 @@ def _span(rest: Expr, loops: Sequence[_Loop], facts: Facts) -> tuple[Expr, Expr]
             return None
         rest = rest.substitute({name: 0})
         if weight != as_expr(0):
-            length = length + weight * (loop.variable.extents[0] - 1)
+            pairs.append((loop.variable, weight))
+    length = as_expr(1)
+    for digit, weight in _unblocked(pairs, facts):
+        length = length + weight * (digit.extents[0] - 1)
     return rest, length
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from catalogue import ENTRIES, LEFT_OUT
 from judge import judge
-from random_models import model
+from random_models import Input, Line, Model, model
 
 import pliant
 from pliant.frontend.torch_ops import TABLE
@@ -46,6 +46,16 @@ def test_as_eager(start: int) -> None:
         made = model(seed)
         found = judge(made, threads=1 + seed % 2)
         assert not found.bad, f"seed {seed}: {found}\n{made.script()}"
+
+
+def test_the_example_says_the_type_of_nothing() -> None:
+    """Eager's mask of no elements is of floats, any other one of booleans."""
+    kept = Line(
+        "v0", "aten.native_dropout.default(x0, 0.3, False)[1]", "aten.native_dropout"
+    )
+    given = Input("x0", ("n",), torch.float32)
+    made = Model(0, (given,), (kept,), (), ("v0",), ((1, 4, 1), (1, 0, 1), (1, 9, 1)))
+    assert judge(made).kind == "fine"
 
 
 class Grid(torch.nn.Module):

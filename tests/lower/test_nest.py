@@ -16,12 +16,14 @@ from pliant.ir.types import DType, tensor
 from pliant.lower.domain import Axis, merge
 from pliant.lower.lower import lower
 from pliant.lower.nest import BLOCK
+from pliant.lower.runs import PARTIALS, RUN
 from pliant.machine.target import avx512
 from pliant.options import Options
 from pliant.passes.fuse import fuse
-from pliant.sym import Expr, as_expr, ceildiv, sym
+from pliant.sym import Expr, as_expr, ceildiv, minimum, sym
 
 B, S, N = sym("b"), sym("s"), sym("n")
+ROW_RUN = RUN * PARTIALS * avx512().lanes
 F32 = DType.F32
 
 
@@ -42,6 +44,11 @@ def loops(func: LoopFunc) -> list[tuple[Kind, Expr]]:
     """Kind and extent of each loop, outermost first; a block of a split axis is one."""
     found = [s for s in statements(func.body) if isinstance(s, For)]
     return [(s.kind, s.end - s.begin) for s in found]
+
+
+def part_of(extent: Expr, run: int, number: str, kind: Kind) -> tuple[Kind, Expr]:
+    begin = run * sym(number)
+    return kind, minimum(extent, begin + run) - begin
 
 
 def kinds(func: LoopFunc) -> list[Kind]:
@@ -99,9 +106,11 @@ def test_rows_are_parallel() -> None:
         return b.binary("div", e, b.reduce("sum", e, (2,), keepdims=True))
 
     (func,) = lowered(softmax, (B, S, N))
-    (outer, *inner) = loops(func)
+    (outer, largest, runs, run, last) = loops(func)
     assert outer == (Kind.PARALLEL, B * S)
-    assert inner == [(Kind.VECTOR, N)] * 3
+    assert largest == last == (Kind.VECTOR, N)
+    assert runs == (Kind.SERIAL, ceildiv(N, ROW_RUN))
+    assert run == part_of(N, ROW_RUN, "_run_d2", Kind.VECTOR)
 
 
 def test_columns_are_vector() -> None:
@@ -109,13 +118,44 @@ def test_columns_are_vector() -> None:
     assert loops(func) == [
         (Kind.PARALLEL, B),
         (Kind.VECTOR, N),
-        (Kind.SERIAL, S),
+        (Kind.SERIAL, ceildiv(S, RUN)),
+        part_of(S, RUN, "_run_d1", Kind.SERIAL),
     ]
 
 
 def test_reduced_axes_merge() -> None:
     (func,) = lowered(lambda b, x: b.reduce("sum", x, (1, 2)), (B, S, N))
-    assert loops(func) == [(Kind.PARALLEL, B), (Kind.VECTOR, S * N)]
+    assert loops(func) == [
+        (Kind.PARALLEL, B),
+        (Kind.SERIAL, ceildiv(S * N, ROW_RUN)),
+        part_of(S * N, ROW_RUN, "_run_d2", Kind.VECTOR),
+    ]
+
+
+@pytest.mark.parametrize("op", ["max", "min", "prod"])
+def test_only_sums_run_in_runs(op: str) -> None:
+    (func,) = lowered(lambda b, x: b.reduce(op, x, (0,)), (S, N))
+    assert kinds(func) == [Kind.PARALLEL, Kind.VECTOR, Kind.SERIAL]
+
+
+@pytest.mark.parametrize("rows, blocks", [(RUN, False), (RUN + 1, True)])
+def test_one_run_is_a_plain_loop(rows: int, blocks: bool) -> None:
+    (func,) = lowered(lambda b, x: b.reduce("sum", x, (0,)), (rows, N))
+    assert kinds(func) == [Kind.PARALLEL, Kind.VECTOR, *[Kind.SERIAL] * (1 + blocks)]
+    (func,) = lowered(lambda b, x: b.reduce("sum", x, (1,)), (S, ROW_RUN + blocks))
+    assert kinds(func) == [Kind.PARALLEL, *[Kind.SERIAL] * blocks, Kind.VECTOR]
+
+
+def test_a_run_goes_over_short_axes_together() -> None:
+    """Of 5 elements for each channel, a run takes those of several images."""
+    (func,) = lowered(lambda b, x: b.reduce("sum", x, (0, 2)), (B, S, 5))
+    each = RUN // 3  # additions of 4 elements and of 1 element, after those of vectors
+    assert loops(func) == [
+        (Kind.PARALLEL, S),
+        (Kind.SERIAL, ceildiv(B, each)),
+        part_of(B, each, "_run_d0", Kind.SERIAL),
+        (Kind.VECTOR, as_expr(5)),
+    ]
 
 
 def test_concat_is_cut_where_its_operands_meet() -> None:

@@ -56,6 +56,18 @@ SAFE = {
         for j = 0 to m vector do accumulate $s, %x[m*i + j] end
         for k = 0 to m vector do %y[m*i + k] = sub(%x[m*i + k], $s) end
       }""",
+    "row in runs": """
+      for i = 0 to n parallel {
+        accumulator $total: f64 = sum
+        for r = 0 to ceildiv(m, 4) {
+          accumulator $run: f32 = sum
+          for j = 4*r to min(m, 4*r + 4) vector do accumulate $run, %x[m*i + j] end
+          accumulate $total, cast($run, f64)
+        }
+        for k = 0 to m vector do
+          %y[m*i + k] = sub(%x[m*i + k], cast($total, f32))
+        end
+      }""",
     "row kept in the result": """
       for i = 0 to n parallel {
         accumulator $s: f32 = sum
@@ -109,6 +121,16 @@ UNSAFE = {
         accumulator $s: f32 = sum
         for k = 0 to m vector do accumulate $s, %x[m*i + k] end
         for l = 0 to m vector do %y[m*i + l] = $s end
+      }""",
+    "runs beyond the row": """
+      for i = 0 to n parallel {
+        accumulator $s: f32 = sum
+        for r = 0 to ceildiv(m, 4) do
+          for j = 4*r to min(n*m - m*i, 4*r + 4) vector do
+            accumulate $s, %x[m*i + j]
+          end
+        end
+        for k = 0 to m vector do %y[m*i + k] = sub(%x[m*i + k], $s) end
       }""",
     "written again and again": """
       for r = 0 to 2 do
