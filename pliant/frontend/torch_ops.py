@@ -16,12 +16,16 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_distance import DISTANCE
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
+from pliant.frontend.torch_ops_sample import SAMPLE
+from pliant.frontend.torch_ops_scatter import SCATTER
 from pliant.frontend.torch_ops_shape import SHAPE
+from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -35,6 +39,10 @@ TABLE: dict[Any, Translate] = {
     **NN,
     **TRAIN,
     **BACKWARD,
+    **SCATTER,
+    **SPECIAL,
+    **DISTANCE,
+    **SAMPLE,
 }
 
 
