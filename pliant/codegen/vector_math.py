@@ -59,6 +59,8 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
 BINARY: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
     "pow": pow,
     "atan2": trigonometry.atan2,
+    "copysign": Lanes.with_sign_of,
+    "nextafter": integral.nextafter,
     "minimum": integral.minimum,
     "maximum": integral.maximum,
     "mod": integral.mod,

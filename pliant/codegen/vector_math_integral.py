@@ -1,4 +1,4 @@
-"""sign, minimum, maximum, and Python's `mod` and floor division on floats."""
+"""sign, minimum, maximum, nextafter; Python's `mod` and floor division on floats."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def minimum(x: Lanes, y: Lanes) -> Lanes:
 def maximum(x: Lanes, y: Lanes) -> Lanes:
     """NaN if either operand is; -0 < +0."""
     return x.make(call_intrinsic(x.builder, "maximum", x.type, [x.value, y.value]))
+
+
+def nextafter(x: Lanes, y: Lanes) -> Lanes:
+    """The next number from x towards y: one more or less in its bits."""
+    away = (x < y) ^ (x < 0.0)  # from 0
+    bits = x.bits()
+    moved = (bits + away.select(bits.constant(1), -1)).as_float()
+    least = x.constant(0.0).bits() + 1
+    moved = x.equals(0.0).select(least.as_float().with_sign_of(y), moved)
+    result = x.equals(y).select(y, moved)
+    return (x.is_nan() | y.is_nan()).select(x + y, result)
 
 
 def mod(x: Lanes, y: Lanes) -> Lanes:

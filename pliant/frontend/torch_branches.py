@@ -21,6 +21,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._sympy import functions as torch_sympy
 
 from pliant.errors import PliantError
@@ -40,7 +41,7 @@ _RELATIONS = {
 
 
 def decisions(
-    ep: ExportedProgram,
+    ep: ExportedProgram | GraphModule,
     symbols: Mapping[str, Expr],
     asked: Asked | None,
 ) -> tuple[Assumption, ...]:
@@ -56,7 +57,12 @@ def decisions(
     if env is None:
         return ()
     hints = traced_sizes(env)
-    for question in guards_of(ep, env) if asked is None else asked.questions:
+    if asked is None:
+        assert isinstance(ep, ExportedProgram)
+        questions = tuple(guards_of(ep, env))
+    else:
+        questions = tuple(asked.questions)
+    for question in questions:
         expr = env.replace(question.condition)
         free = sorted(map(str, expr.free_symbols))
         if any(name not in symbols for name in free):
@@ -206,7 +212,7 @@ def _pinned(
 # --- the questions of a trace ---------------------------------------------------
 
 
-def shape_env(ep: ExportedProgram) -> Any:
+def shape_env(ep: ExportedProgram | GraphModule) -> Any:
     """torch's record of the sizes in a program; None if it has no tensors."""
     vals = (node.meta.get("val") for node in ep.graph.nodes)
     modes = (getattr(v, "fake_mode", None) for v in vals if isinstance(v, torch.Tensor))

@@ -40,7 +40,7 @@ from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
-from pliant.frontend.torch_walk import Walk, location
+from pliant.frontend.torch_walk import Walk, expand, location
 from pliant.frontend.translate import Location, constant_of
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Value
@@ -104,6 +104,8 @@ class _ExportImport:
         covered: Mapping[Cond, Guard | None],
     ) -> None:
         self.ep, self.info = ep, info
+        self.expansion = expand(ep.graph_module)
+        self.graph = self.expansion.module.graph
         self.cx = TorchContext(Builder(), training)
         self.cx.covered = covered
         self.cx.symbols.update(info.names)
@@ -119,9 +121,11 @@ class _ExportImport:
         self._read_inputs()
         for found in decisions(self.ep, self.cx.symbols, self.info.asked):
             self.cx.assume(found.basis, found.guard)
+        for found in decisions(self.ep, self.cx.symbols, self.expansion.asked):
+            self.cx.assume(found.basis, found.guard)
         self.walk.sizes_read = self._sizes_read()
         self._check_mutations()
-        self.walk.run(self.ep.graph_module)
+        self.walk.run(self.expansion.module)
         values, results = self._read_outputs()
         changed = self._changed()
         values += [self.walk.env[node] for node in changed]
@@ -139,9 +143,10 @@ class _ExportImport:
         knows them; None if it is not known which."""
         if self.info.asked is None:
             return None
-        vals = (node.meta.get("val") for node in self.ep.graph.nodes)
+        vals = (node.meta.get("val") for node in self.graph.nodes)
         numbers = (v.node.expr for v in vals if isinstance(v, torch.SymInt))
-        return frozenset((*self.info.asked.sizes, *numbers))
+        expansion = self.expansion.asked.sizes
+        return frozenset((*self.info.asked.sizes, *expansion, *numbers))
 
     # inputs
 
@@ -154,7 +159,7 @@ class _ExportImport:
                     open_integer(self.cx, symbol)
 
     def _read_inputs(self) -> None:
-        nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
+        nodes = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
         for spec in self.ep.graph_signature.input_specs:
             node = nodes[spec.arg.name]
             if spec.kind is InputKind.USER_INPUT:
@@ -253,7 +258,7 @@ class _ExportImport:
     # outputs
 
     def _read_outputs(self) -> tuple[list[Value], list[Result]]:
-        (node,) = (n for n in self.ep.graph.nodes if n.op == "output")
+        (node,) = (n for n in self.graph.nodes if n.op == "output")
         kinds = [spec.kind for spec in self.ep.graph_signature.output_specs]
         values: list[Value] = []
         results: list[Result] = []

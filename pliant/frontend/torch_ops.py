@@ -16,13 +16,17 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_distance import DISTANCE
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
+from pliant.frontend.torch_ops_sample import SAMPLE
+from pliant.frontend.torch_ops_scatter import SCATTER
 from pliant.frontend.torch_ops_shape import SHAPE
+from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -37,6 +41,10 @@ TABLE: dict[Any, Translate] = {
     **RECURRENT,
     **TRAIN,
     **BACKWARD,
+    **SCATTER,
+    **SPECIAL,
+    **DISTANCE,
+    **SAMPLE,
 }
 
 

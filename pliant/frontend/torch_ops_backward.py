@@ -20,19 +20,16 @@ from pliant.frontend.torch_ops_context import (
     Operand,
     Size,
     TorchContext,
-    as_index,
     used,
 )
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import layer_norm, rms_norm
-from pliant.frontend.torch_ops_pick import index_put as write_at
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, le, product
+from pliant.sym import as_expr, le
 
 aten = torch.ops.aten
-MOST_WRITES = 16  # elements of a row that a scatter may write: each is one select
 
 
 # --- norms that keep their statistics -------------------------------------------
@@ -150,171 +147,6 @@ def _no_dropout(cx: TorchContext, dropout_p: float) -> None:
         cx.unsupported("attention with dropout inside")
 
 
-# --- sums at computed places ----------------------------------------------------
-
-
-def embedding_backward(
-    cx: TorchContext,
-    grad: Value,
-    indices: Value,
-    num_weights: Size,
-    padding_idx: Size,
-    scale_grad_by_freq: bool,
-) -> Value:
-    """The rows of `grad` added up by index."""
-    if scale_grad_by_freq:
-        cx.unsupported("embedding with scale_grad_by_freq")
-    count, width = indices.type.numel, grad.shape[-1]
-    places = cx.reshape(as_index(cx, indices), (count,))
-    rows = cx.reshape(grad, (count, width))
-    padding = cx.constant_int(padding_idx, "padding index")
-    if padding >= 0:
-        kept = cx.reshape(cx.arith("ne", places, padding), (count, 1))
-        rows = cx.select(kept, rows, 0.0)
-    return _sum_rows(cx, places, rows, as_expr(num_weights))
-
-
-def _sum_rows(cx: TorchContext, places: Value, rows: Value, count: Expr) -> Value:
-    wide = cx.cast(rows, rows.dtype.compute)
-    out = cx.b.emit("scatter_add", places, wide, rows=count)
-    return cx.cast(out, rows.dtype)
-
-
-def index_put(
-    cx: TorchContext,
-    x: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool = False,
-) -> Value:
-    """Sums where indices say; without `accumulate`, as index_put of forwards."""
-    plain = [i for i in indices if i is not None]
-    if not accumulate or any(i.dtype in (DType.BOOL, DType.U8) for i in plain):
-        if accumulate:
-            cx.unsupported("adding up where a mask says")
-        return write_at(cx, x, indices, values, accumulate)
-    return _add_at(cx, x, indices, values, wraps=True)
-
-
-def _add_at(
-    cx: TorchContext,
-    x: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    *,
-    wraps: bool,
-) -> Value:
-    """x[i, :, j] += values; with `wraps`, negative indices count from the end."""
-    plain = [i for i in indices if i is not None]
-    used_axes = [a for a, i in enumerate(indices) if i is not None]
-    aligned = cx.aligned(*plain)
-    shape = cx.b.broadcast_shapes(*(i.shape for i in aligned))
-    rest = [a for a in range(x.type.rank) if a not in used_axes]
-    beside = [x.shape[a] for a in rest]
-    # The dims of the indices stand where the first is if they are adjacent.
-    first = used_axes[0]
-    together = used_axes == list(range(first, first + len(used_axes)))
-    lead = first if together else 0
-    full = (*beside[:lead], *shape, *beside[lead:])
-    spread = cx.broadcast_to(cx.cast(values, x.dtype), full)
-    rank = len(shape)
-    order = [*range(lead, lead + rank), *range(lead), *range(lead + rank, len(full))]
-    spread = cx.transpose(spread, order)  # (indices.., beside..)
-    inside = [
-        cx.in_range(index, x.shape[axis], axis, wraps=wraps)
-        for axis, index in zip(used_axes, aligned, strict=True)
-    ]
-    place = cx.b.flat_place(inside, [x.shape[axis] for axis in used_axes])
-    place = cx.broadcast_to(place, shape)
-    count, width = product(shape), product(beside)
-    rows = cx.reshape(spread, (count, width))
-    sums = _sum_rows(cx, cx.reshape(place, (count,)), rows, cx.count(x, used_axes))
-    front = cx.reshape(sums, (*(x.shape[a] for a in used_axes), *beside))
-    back = [(used_axes + rest).index(i) for i in range(x.type.rank)]
-    return cx.add(x, cx.transpose(front, back))
-
-
-def scatter_add(
-    cx: TorchContext, x: Value, dim: int, index: Value, src: Value
-) -> Value:
-    """x[.., index[.., j, ..], ..] += src[.., j, ..]"""
-    if not x.type.rank:
-        x, index, src = (cx.reshape(v, (v.type.numel,)) for v in (x, index, src))
-        return cx.reshape(scatter_add(cx, x, 0, index, src), ())
-    axis = cx.axis(dim, x.type.rank)
-    shape = index.shape
-    for i, (have, want) in enumerate(zip(src.shape, shape, strict=True)):
-        if not cx.b.same(have, want):
-            src = cx.slice(src, i, 0, want)
-    for i, (have, want) in enumerate(zip(shape, x.shape, strict=True)):
-        if i != axis:
-            cx.require(le(have, want), "no more indices than rows")
-    inside = cx.in_range(index, x.shape[axis], axis)
-    places = [
-        inside if i == axis else cx.iota(shape, i, DType.I64)
-        for i in range(x.type.rank)
-    ]
-    flat = cx.reshape(cx.b.flat_place(places, x.shape), (index.type.numel,))
-    rows = cx.reshape(src, (index.type.numel, 1))
-    return cx.add(x, cx.reshape(_sum_rows(cx, flat, rows, x.type.numel), x.shape))
-
-
-def index_add(
-    cx: TorchContext, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
-) -> Value:
-    if not x.type.rank:
-        x, index, source = (cx.reshape(v, (v.type.numel,)) for v in (x, index, source))
-        return cx.reshape(index_add(cx, x, 0, index, source, alpha=alpha), ())
-    axis = cx.axis(dim, x.type.rank)
-    added = source if alpha == 1 else cx.mul(source, alpha)
-    index = cx.reshape(index, (index.type.numel,))
-    return _add_at(cx, x, [*[None] * axis, index], added, wraps=False)
-
-
-def scatter(cx: TorchContext, x: Value, dim: int, index: Value, src: Operand) -> Value:
-    """x[.., index[.., j, ..], ..] = src[.., j, ..]; of equal indices the last wins."""
-    if not x.type.rank:
-        x, index = (cx.reshape(v, (v.type.numel,)) for v in (x, index))
-        if isinstance(src, Value):
-            src = cx.reshape(src, (src.type.numel,))
-        return cx.reshape(scatter(cx, x, 0, index, src), ())
-    axis = cx.axis(dim, x.type.rank)
-    if not index.shape[axis].is_const or index.shape[axis].value > MOST_WRITES:
-        cx.unsupported(f"writing more than {MOST_WRITES} elements of a row")
-    places = cx.in_range(index, x.shape[axis], axis)
-    values = cx.tensor(src, x.dtype)
-    if values.type.rank:
-        for i, size in enumerate(index.shape):
-            values = cx.slice(values, i, 0, size)
-        values = _extended(cx, values, x.shape, axis, 0)
-    places = _extended(cx, places, x.shape, axis, -1)
-    along = cx.iota(x.shape, axis, DType.I64)
-    for j in range(index.shape[axis].value):
-        hit = cx.arith("eq", along, cx.slice(places, axis, j, 1))
-        new = cx.slice(values, axis, j, 1) if values.type.rank else values
-        x = cx.b.select(hit, cx.broadcast_to(new, x.shape), x)
-    return x
-
-
-def _extended(
-    cx: TorchContext, part: Value, shape: Sequence[Expr], axis: int, fill: float
-) -> Value:
-    """`part` filled up to `shape`, but along one axis."""
-    high = [as_expr(0)] * len(shape)
-    for i, (have, want) in enumerate(zip(part.shape, shape, strict=True)):
-        if i != axis and not cx.b.same(have, want):
-            cx.require(le(have, want), "no more indices than rows")
-            high[i] = cx.simplify(want - have)
-    if all(width == 0 for width in high):
-        return part
-    low = (as_expr(0),) * len(shape)
-    out = cx.b.emit("pad", part, low=low, high=tuple(high), value=fill)
-    # have + (want - have) is want
-    return cx.reshape(
-        out, [d if i != axis else part.shape[i] for i, d in enumerate(shape)]
-    )
-
-
 # --- random numbers -------------------------------------------------------------
 
 
@@ -367,18 +199,11 @@ BACKWARD: dict[Any, Translate] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         attention_backward
     ),
-    aten.embedding_dense_backward.default: embedding_backward,
     aten.rand.default: uniform,
     aten.rand_like.default: uniform_like,
     aten.bernoulli.default: bernoulli,
     aten.bernoulli.p: bernoulli,
     aten.native_dropout.default: native_dropout,
-    aten.index_put.default: index_put,
-    aten._unsafe_index_put.default: index_put,
-    aten.index_add.default: index_add,
-    aten.scatter_add.default: scatter_add,
-    aten.scatter.value: scatter,
-    aten.scatter.src: scatter,
     aten.convolution_backward.default: convolution_backward,
     aten.max_pool2d_with_indices.default: max_pool_kept,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,

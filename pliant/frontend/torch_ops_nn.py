@@ -445,8 +445,18 @@ def instance_norm(
         return batch_norm(
             cx, x, weight, bias, running_mean, running_var, False, momentum, eps
         )
-    channels = cx.constant_int(x.shape[1], "number of channels")
-    return group_norm(cx, x, channels, weight, bias, eps)
+    if x.shape[1].is_const:
+        return group_norm(cx, x, x.shape[1].value, weight, bias, eps)
+    spread, center = variance(cx, x, range(2, x.type.rank), 0.0, True)
+    center = cx.reshape(center, spread.shape)
+    off = cx.sub(cx.cast(x, spread.dtype), center)
+    out = cx.mul(off, cx.unary("rsqrt", cx.add(spread, eps)))
+    column = [x.shape[1], *[as_expr(1)] * (x.type.rank - 2)]
+    if weight is not None:
+        out = cx.mul(out, cx.reshape(weight, column))
+    if bias is not None:
+        out = cx.add(out, cx.reshape(bias, column))
+    return cx.cast(out, x.dtype)
 
 
 # --- resizing -------------------------------------------------------------------
@@ -572,6 +582,10 @@ NN: dict[Any, Translate] = {
     ],
     aten.adaptive_max_pool2d.default: lambda cx, x, s: [
         adaptive_pool("max", 2)(cx, x, s),
+        None,
+    ],
+    aten.adaptive_max_pool3d.default: lambda cx, x, s: [
+        adaptive_pool("max", 3)(cx, x, s),
         None,
     ],
     aten.layer_norm.default: layer_norm,

@@ -86,9 +86,13 @@ def arange(cx: TorchContext, start: Any, end: Any, step: Any = 1, **_: Any) -> V
         numbers = [_number(cx, n) for n in (start, end, step)]
         size = as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
     else:
-        stride = cx.constant_int(step, "arange's step")
-        span = (as_expr(end) - start) if stride > 0 else (as_expr(start) - end)
-        size = cx.simplify(maximum(ceildiv(span, abs(stride)), 0))
+        stride = cx.simplify(step)
+        if not stride.is_const:
+            cx.require(le(1, stride), "arange's step must be positive")
+        up = not stride.is_const or stride.value > 0
+        span = (as_expr(end) - start) if up else (as_expr(start) - end)
+        stride = stride if up else as_expr(-stride.value)
+        size = cx.simplify(maximum(ceildiv(span, stride), 0))
     simple = step == 1 and start == 0
     # Floats: start + i*step in f64, as torch, then rounded once.
     wide = DType.F64 if dtype.is_float and not simple else dtype
@@ -392,7 +396,6 @@ PICK: dict[Any, Translate] = {
     aten.take.default: take_flat,
     aten.take_along_dim.default: take_along_dim,
     aten.index.Tensor: index_tensor,
-    aten.index_put.default: index_put,
     aten.masked_select.default: masked_select,
     aten.nonzero.default: nonzero,
     aten.item.default: item,

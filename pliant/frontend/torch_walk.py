@@ -22,12 +22,15 @@ from pliant.frontend.torch_alias import (
     is_in_place,
     op_name,
 )
+from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
+from pliant.frontend.torch_expand import Expansion, expanded
 from pliant.frontend.torch_flow import FLOWS
 from pliant.frontend.torch_ops import TABLE
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
-from pliant.frontend.translate import POISON, Location
+from pliant.frontend.torch_tensors import dtype_of, to_numpy
+from pliant.frontend.translate import POISON, Location, constant_of
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, as_expr, eq
@@ -48,6 +51,11 @@ def location(node: Node) -> Location:
 
 
 IGNORED = frozenset({"_set_grad_enabled", "_assert", "_exit_autocast"})
+
+
+def expand(module: GraphModule) -> Expansion:
+    """The graph with those of its live ops expanded that have no translation."""
+    return expanded(module, _live(module).__contains__)
 
 
 class Walk:
@@ -73,6 +81,16 @@ class Walk:
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self.visit(node)
+            elif node.op == "get_attr":
+                self.find_constant(module, node)
+
+    def find_constant(self, module: GraphModule, node: Node) -> None:
+        """A tensor that an inner graph or a decomposition has as its own."""
+        tensor = getattr(module, str(node.target), None)
+        dtype = dtype_of(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+        if dtype is not None and node not in self.env and node not in self.lazy:
+            data = constant_of(node.name, dtype, to_numpy(tensor), tensor)
+            self.env[node] = self.cx.b.constant(data)
 
     def visit(self, node: Node) -> None:
         self.env[node] = self.cx.attempt(
@@ -96,7 +114,10 @@ class Walk:
         """
         if node not in self.live:
             return POISON
-        if reason:
+        if reason and "part_of" in node.meta:
+            name, reason = node.meta["part_of"], f"{node.target} in it: {reason}"
+            self.cx.note(name, reason, location(node))
+        elif reason:
             self.cx.note(str(node.target), reason, location(node))
         with suppress(Unsupported, PliantError, KeyError, ValueError):
             return self.stand_in(node.meta.get("val"))
@@ -304,9 +325,13 @@ class Walk:
 
     def inline(self, reference: Any, operands: list[Any]) -> list[Any]:
         """The results of an inner graph, its ops placed right here."""
-        module = self.inner(reference)
+        expansion = expand(self.inner(reference))
+        module = expansion.module
+        for found in decisions(module, self.symbols, expansion.asked):
+            self.cx.assume(found.basis, found.guard)
         walk = Walk(self.cx)
-        walk.sizes_read = self.sizes_read
+        if self.sizes_read is not None:
+            walk.sizes_read = self.sizes_read | expansion.asked.sizes
         params = [n for n in module.graph.nodes if n.op == "placeholder"]
         walk.env.update(zip(params, operands, strict=True))
         walk.run(module)

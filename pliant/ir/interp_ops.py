@@ -19,6 +19,7 @@ from pliant.ir.graph import Op
 from pliant.ir.interp_memory import Array
 from pliant.ir.interp_numbers import literal, start_of
 from pliant.ir.ops_elementwise import erf
+from pliant.ir.reductions import identity
 from pliant.ir.shapes_composite import keeps_size
 from pliant.ir.types import NUMPY, DType
 
@@ -163,6 +164,21 @@ def scatter_add(places: Array, updates: Array, rows: int) -> Array:
     _check_range(places, 0, rows, "scatter_add", 0)
     out: Array = np.zeros((rows, updates.shape[1]), updates.dtype)
     np.add.at(out, places.astype(np.int64), updates)
+    return out
+
+
+_AT = {"prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def scatter(places: Array, updates: Array, op: str, rows: int) -> Array:
+    _check_range(places, 0, rows, "scatter", 0)
+    start = 0 if op == "last" else identity(op, _dtype_of(updates))
+    out: Array = np.full((rows, updates.shape[1]), start, updates.dtype)
+    if op in _AT:
+        _AT[op].at(out, places.astype(np.int64), updates)
+    else:
+        for place, row in zip(places, updates, strict=True):
+            out[int(place)] = row
     return out
 
 

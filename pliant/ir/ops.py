@@ -36,6 +36,8 @@ REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
           scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
                                       all u[m] with i[m] == r, in order of m
+          scatter (i, u) {op, rows}   the same with op prod, max or min, whose identity
+                                      rows without any hold; last: the last u[m], or 0
           pool {op, window, stride, low, high, dilation, include_pad}
                                       op: max, mean; over trailing dims
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
@@ -103,7 +105,7 @@ More on single ops
               dq = scale * ds x k, dk = scale * ds.T x q, dv = w.T x dout, the last
               two summed over the query heads of a group. The region adds to scores
               or hides some with -inf: it is no function of them that bends
-  index, take_along, scatter_add
+  index, take_along, scatter_add, scatter
               an index is in 0 .. dim-1, checked at run time
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
               i + size; `of` and `axis` are what an error names. Places that are
@@ -416,6 +418,16 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.scatter_add,
         _A("rows", "dim"),
         meaning=numpy_ops.scatter_add,
+        traits=(Trait.SCAN,),
+    ),
+    _def(
+        "scatter",
+        _RD,
+        2,
+        shapes.scatter_add,
+        _A("op", "str", choices=("prod", "max", "min", "last")),
+        _A("rows", "dim"),
+        meaning=numpy_ops.scatter,
         traits=(Trait.SCAN,),
     ),
     _def(

@@ -176,6 +176,8 @@ _NUMBERS: tuple[OpDef, ...] = (
     _binary("minimum", _ANY, np.minimum, _COMMUTATIVE, _EXACT, inline=_LOWER),
     _binary("maximum", _ANY, np.maximum, _COMMUTATIVE, _EXACT, inline=_HIGHER),
     _binary("atan2", _FLOAT, np.arctan2, cost=24),
+    _binary("copysign", _FLOAT, np.copysign, _EXACT),
+    _binary("nextafter", _FLOAT, np.nextafter, _EXACT, _FLAT),
     _compare("eq", np.equal, "{} == {}", _COMMUTATIVE),
     _compare("ne", np.not_equal, "{} != {}", _COMMUTATIVE),
     _compare("lt", np.less, "{} < {}"),

@@ -1,10 +1,10 @@
 """Kernels that walk a window or an axis for each result element.
 
 pool, transposed convolution: a loop over the window inside a map over the results.
-cumulate: a loop along one axis inside loops over all others. scatter_add: blocks of
-columns; each goes over all rows in order, so that the sums do not depend on the number
-of threads. The ops that compute their operands are computed inside the loops, as in any
-fusion.
+cumulate: a loop along one axis inside loops over all others. scatter_add, scatter:
+blocks of columns; each goes over all rows in order, so that the sums do not depend on
+the number of threads. The ops that compute their operands are computed inside the
+loops, as in any fusion.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.ops import OPAQUE
+from pliant.ir.reductions import COMBINES, identity
 from pliant.ir.types import DType
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import BoundValue, Evaluator
@@ -245,17 +246,21 @@ def _scatter_add(scan: _Scan, name: str) -> KernelStep:
         store = Store(scan.out, (at * width + column.var,), as_dtype(value, dtype))
         return For(column.name, *ends, block([*body, store]), Kind.VECTOR)
 
-    clear = across(sym("_d0"), [], as_dtype(_ZERO, dtype))
+    op = "sum" if scan.root.name == "scatter_add" else scan.root.str_attr("op")
+    start = _ZERO if op == "last" else Const(identity(op, dtype), dtype)
+    clear = across(sym("_d0"), [], as_dtype(start, dtype))
     row = Axis("_w0", index.shape[0])
     scan.evaluator.space = with_axes(scan.facts, [row, column])
     scan.evaluator.push(["_p", row.name])
-    bound = BoundValue("scatter_add", 0, result.shape[0], scan.root.loc)
+    bound = BoundValue(scan.root.name, 0, result.shape[0], scan.root.loc)
     place, fits = scan.evaluator.gathered(index, (row.var,), bound, None)
     scan.evaluator.push([column.name])
     added = scan.evaluator.value(rows, (row.var, column.var))
     inner = scan.evaluator.pop()
-    before = Load(scan.out, (place * width + column.var,))
-    total = Binary("add", as_dtype(before, dtype.compute), added)
+    total = added
+    if op in COMBINES:
+        before = Load(scan.out, (place * width + column.var,))
+        total = Binary(COMBINES[op], as_dtype(before, dtype.compute), added)
     visit = [*scan.evaluator.pop(), If(fits, across(place, inner, total))]
     walk = [
         For("_d0", as_expr(0), result.shape[0], clear),
@@ -292,6 +297,7 @@ _KERNELS: dict[str, Callable[[_Scan, str], KernelStep]] = {
     "pool": _pool,
     "cumulate": _cumulate,
     "scatter_add": _scatter_add,
+    "scatter": _scatter_add,
 }
 
 

@@ -158,6 +158,16 @@ def _cast(tape: Tape, op: Op, grads: Grads) -> Parts:
     yield x, GradientPart(tape.b.cast(g, x.dtype))
 
 
+def _with_sign(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """The magnitude's gradient turns with the sign; of 0 it has none, as in torch."""
+    (x, _), (g,) = op.operands, grads
+    assert g is not None
+    if tape.wants(x):
+        ratio = _div(tape, op.result, x)
+        turned = tape.where(tape.compare("ne", x, 0.0), tape.mul(g, ratio))
+        yield x, GradientPart(turned)
+
+
 MATH: dict[str, Rule] = {
     **{name: _unary(derivative) for name, derivative in _UNARY.items()},
     "add": _binary(_same, _same),
@@ -170,6 +180,7 @@ MATH: dict[str, Rule] = {
     "pow": _binary(_base, _exponent),
     "mod": _binary(_same, _remainder),
     "atan2": _binary(_angle(0), _angle(1)),
+    "copysign": _with_sign,
     "maximum": _extreme("gt"),
     "minimum": _extreme("lt"),
     "select": _select,

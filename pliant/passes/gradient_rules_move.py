@@ -171,6 +171,26 @@ def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
     yield rows, GradientPart(tape.b.emit("index", _of(grads), i))
 
 
+def _scatter(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """As torch has it: of the last, each row that was written gets the gradient; of the
+    largest, those that are equal to it share it; of a product, the rest of it does."""
+    (i, rows), b, g = op.operands, tape.b, _of(grads)
+    mine = b.emit("index", g, i)
+    kind = op.str_attr("op")
+    if kind == "last":
+        yield rows, GradientPart(mine)
+        return
+    found = b.emit("index", op.result, i)
+    if kind == "prod":
+        yield rows, GradientPart(tape.mul(mine, b.emit("div", found, rows)))
+        return
+    hit = b.cast(b.emit("eq", rows, found), rows.dtype)
+    count = scatter(tape, i, hit, op.dim_attr("rows"))
+    shared = b.emit("div", tape.mul(mine, hit), b.emit("index", count, i))
+    # A row that is not the largest has none to share, if all are NaN.
+    yield rows, GradientPart(tape.where(b.emit("eq", rows, found), shared))
+
+
 MOVE: dict[str, Rule] = {
     "broadcast": _broadcast,
     "stretch": _stretch,
@@ -183,4 +203,5 @@ MOVE: dict[str, Rule] = {
     "index": _index,
     "take_along": _take_along,
     "scatter_add": _scatter_add,
+    "scatter": _scatter,
 }

@@ -1,0 +1,227 @@
+"""One entry of a scorecard: compiled, called and compared with eager.
+
+    |ours - f64|  <=  2 * |eager - f64|  +  floor
+
+element by element, where f64 is eager in double precision. The floor is a few rounding
+errors of the element, and of the largest element of the result, which stands for the
+terms that were summed up.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import pliant
+from pliant.errors import InternalError, UnsupportedOpError
+
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+OWN, LARGEST = 32, 16  # rounding errors of the element, of the largest one
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: str
+    text: str = ""
+
+
+class Call(torch.nn.Module):
+    """A function of tensors; everything else that it is given is part of the model."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        super().__init__()
+        flat, self.spec = pytree.tree_flatten((args, kwargs))
+        self.function, self.flat = function, flat
+        self.places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those of the example; what makes tensors of none has one that it ignores."""
+        return [self.flat[i] for i in self.places] or [torch.zeros(3)]
+
+    def forward(self, tensors: list[torch.Tensor]) -> Any:
+        flat = list(self.flat)
+        for place, tensor in zip(self.places, tensors, strict=False):
+            flat[place] = tensor
+        args, kwargs = pytree.tree_unflatten(flat, self.spec)
+        found = self.function(*args, **kwargs)
+        # Named tuples of torch are no results of an exported program.
+        return list(found) if isinstance(found, tuple | list) else found
+
+
+def judge(model: torch.nn.Module, tensors: list[torch.Tensor]) -> Verdict:
+    """Compiles a model of a list of tensors with every dim dynamic."""
+    eager = run(model, tensors)
+    if isinstance(eager, Exception):
+        return Verdict("eager_cannot", first_line(eager))
+    shapes = {"tensors": [_dynamic(x) for x in tensors]}
+    try:
+        compiled = pliant.compile(model, (tensors,), dynamic_shapes=shapes)
+    except Exception as error:
+        return refusal(error, model, tensors, shapes)
+    answer = run(compiled, tensors)
+    if isinstance(answer, InternalError) or (
+        isinstance(answer, Exception) and not isinstance(answer, pliant.PliantError)
+    ):
+        return Verdict("internal", f"{type(answer).__name__}: {first_line(answer)}")
+    if isinstance(answer, Exception):
+        return Verdict("refused", f"{type(answer).__name__}: {first_line(answer)}")
+    problem = compare(model, tensors, eager, answer)
+    if problem:
+        return Verdict("wrong", problem)
+    return other_sizes(model, compiled, tensors)
+
+
+def _dynamic(x: torch.Tensor) -> dict[int, Any]:
+    """Every dim; but one of size 1 may be there to broadcast, and is not to vary."""
+    return {axis: Dim.AUTO for axis, size in enumerate(x.shape) if size != 1}
+
+
+def refusal(
+    error: Exception, model: torch.nn.Module, tensors: Any, shapes: Any
+) -> Verdict:
+    if isinstance(error, UnsupportedOpError):
+        reasons = dict.fromkeys(f"{op.name}: {op.reason}" for op in error.ops)
+        return Verdict("unsupported", "; ".join(reasons))
+    text = f"{type(error).__name__}: {first_line(error)}"
+    if "torch.export could not trace" in text:
+        return Verdict("export_cannot", text)
+    try:
+        with torch.no_grad():
+            torch.export.export(model, (tensors,), dynamic_shapes=shapes, strict=False)
+    except Exception as own:
+        return Verdict("export_cannot", f"{type(own).__name__}: {first_line(own)}")
+    typed = isinstance(error, pliant.PliantError)
+    inside = isinstance(error, InternalError) or not typed
+    return Verdict("internal" if inside else "refused", text)
+
+
+def other_sizes(
+    model: torch.nn.Module, compiled: Any, tensors: list[torch.Tensor]
+) -> Verdict:
+    """The same at sizes one larger, of 1 and of 0: right, or refused."""
+    narrow = 0
+    for change in (lambda n: n + 1 if n > 1 else n, lambda n: 1, lambda n: 0):
+        resized = [_resized(x, change) for x in tensors]
+        eager = run(model, resized)
+        if isinstance(eager, Exception):
+            continue
+        answer = run(compiled, resized)
+        if isinstance(answer, InternalError):
+            return Verdict("internal", first_line(answer))
+        if isinstance(answer, Exception):
+            narrow += 1
+            continue
+        problem = compare(model, resized, eager, answer)
+        if problem:
+            sizes = [list(x.shape) for x in resized]
+            return Verdict("wrong", f"at {sizes}: {problem}")
+    return Verdict("pass", f"refuses {narrow} of 3 other sizes" if narrow else "")
+
+
+def _resized(x: torch.Tensor, change: Callable[[int], int]) -> torch.Tensor:
+    """Values repeated or dropped along each axis, so that ids stay valid."""
+    for axis, size in enumerate(x.shape):
+        index = torch.arange(change(size) if size else 0) % max(size, 1)
+        x = x.index_select(axis, index)
+    return x
+
+
+def run(model: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+    """The tensors and numbers that a model gives, or its error."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            given = [x.clone() for x in tensors]
+            return pytree.tree_leaves(model(given))
+    except Exception as error:
+        return error
+
+
+def compare(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    eager: list[Any],
+    answer: list[Any],
+) -> str:
+    """What is wrong with an answer; nothing if it is right."""
+    again = run(model, list(tensors))
+    random = not all(map(_alike, eager, again))
+    wide = [x.double() if x.is_floating_point() else x for x in tensors]
+    exact = run(model, wide)
+    if isinstance(exact, Exception) or len(exact) != len(eager):
+        exact = eager
+    if len(answer) != len(eager):
+        return f"{len(answer)} results, not {len(eager)}"
+    for ours, its, true in zip(answer, eager, exact, strict=True):
+        problem = difference(ours, its, true, random)
+        if problem:
+            return problem
+    return ""
+
+
+def _alike(x: Any, y: Any) -> bool:
+    if not isinstance(x, torch.Tensor):
+        return bool(x == y) or x != x
+    if x.shape != y.shape:
+        return False
+    return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
+
+
+def difference(ours: Any, its: Any, true: Any, random: bool) -> str:
+    if not isinstance(its, torch.Tensor):
+        if random or ours == its or (its != its and ours != ours):
+            return ""
+        if isinstance(its, float) and math.isclose(ours, its, rel_tol=1e-5):
+            return ""
+        return f"{ours}, not {its}"
+    if not isinstance(ours, torch.Tensor):
+        return f"a {type(ours).__name__}, not a tensor"
+    if ours.shape != its.shape or ours.dtype != its.dtype:
+        return f"{ours.dtype}{list(ours.shape)}, not {its.dtype}{list(its.shape)}"
+    if random or not its.numel():
+        return ""
+    if not its.is_floating_point():
+        off = ours != its
+        return f"{int(off.sum())} of {off.numel()} differ" if off.any() else ""
+    if not isinstance(true, torch.Tensor) or true.shape != its.shape:
+        true = its
+    mine, eager, exact = ours.double(), its.double(), true.double()
+    if not torch.equal(mine.isnan(), eager.isnan()):
+        return (
+            f"NaN in {int(mine.isnan().sum())} places, not {int(eager.isnan().sum())}"
+        )
+    infinite = eager.isinf() | mine.isinf()
+    if not torch.equal(mine[infinite], eager[infinite]):
+        # An overflow that only one of the two has, at the edge of the type.
+        edge = torch.finfo(its.dtype).max * (1 - 1e-5)
+        if (exact[infinite].abs() < edge).any():
+            return "infinite in other places"
+    fine = eager.isfinite() & mine.isfinite()
+    if not fine.any():
+        return ""
+    mine, eager, exact = mine[fine], eager[fine], exact[fine]
+    exact = torch.where(exact.isfinite(), exact, eager)
+    unit = UNIT.get(its.dtype, 2.0**-24)
+    floor = unit * (OWN * exact.abs() + LARGEST * exact.abs().max())
+    floor += torch.finfo(its.dtype).tiny
+    error, allowed = (mine - exact).abs(), 2 * (eager - exact).abs() + floor
+    worst = int((error / allowed).argmax())
+    if error[worst] <= allowed[worst]:
+        return ""
+    return (
+        f"{float(mine[worst]):.9g}, eager has {float(eager[worst]):.9g} and "
+        f"f64 {float(exact[worst]):.9g}"
+    )
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] if lines else ""

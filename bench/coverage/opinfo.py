@@ -1,0 +1,63 @@
+"""Every OpInfo of torch.testing, with its own samples in f32.
+
+Entries without f32 take the first dtype they have that Pliant knows. Of an entry's
+samples, `SAMPLES` are tried, spread over the list; the worst verdict counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from bench.coverage.judge import Call, Verdict, judge
+
+SAMPLES = 2
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64)
+WORST = (
+    *("wrong", "internal", "unsupported", "refused", "export_cannot"),
+    *("pass", "eager_cannot"),
+)
+
+
+@functools.cache
+def entries() -> dict[str, Any]:
+    from torch.testing._internal import common_methods_invocations as infos
+
+    found: dict[str, Any] = {}
+    for info in infos.op_db:
+        variant = f".{info.variant_test_name}" if info.variant_test_name else ""
+        found[f"{info.name}{variant}"] = info
+    return found
+
+
+def names() -> list[str]:
+    return list(entries())
+
+
+def evaluate(name: str) -> Verdict:
+    info = entries()[name]
+    dtype = next((d for d in DTYPES if d in info.dtypes), None)
+    if dtype is None:
+        return Verdict("unsupported", "it has no dtype that Pliant has")
+    torch.manual_seed(0)
+    samples = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    # A sample without elements says little: last, if there are others.
+    samples.sort(key=lambda sample: not _elements(sample))
+    count = min(SAMPLES, len(samples))
+    worst = Verdict("eager_cannot", "it has no samples")
+    for i in range(count):
+        sample = samples[i * (len(samples) - 1) // max(count - 1, 1)]
+        call = Call(info.op, (sample.input, *sample.args), sample.kwargs)
+        verdict = judge(call, call.tensors)
+        if WORST.index(verdict.kind) < WORST.index(worst.kind):
+            worst = verdict
+        if worst.kind in ("wrong", "internal", "unsupported"):
+            break
+    return worst
+
+
+def _elements(sample: Any) -> bool:
+    tensors = torch.utils._pytree.tree_leaves((sample.input, sample.args))
+    return all(x.numel() for x in tensors if isinstance(x, torch.Tensor))

@@ -1,0 +1,84 @@
+"""The scorecards as docs/coverage.md: counts, then every failure by name and reason."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, RESULTS = ROOT / "docs" / "coverage.md", ROOT / "bench" / "results"
+KINDS = (
+    *("pass", "wrong", "unsupported", "refused", "internal", "crash", "hang"),
+    *("export_cannot", "eager_cannot"),
+)
+TITLES = {
+    "opinfo": "OpInfo entries of torch.testing",
+    "aten": "Core ATen overloads",
+    "models": "Architectures of timm, transformers and diffusers",
+}
+OPENING = """# What of torch compiles
+
+Written by `make coverage` (`python -m bench.coverage opinfo|aten|models`): each entry
+is compiled with every dim dynamic (but those of size 1, which may be there to
+broadcast), without fallback, and compared with eager at its own sizes and at others
+(`bench/coverage/judge.py`). Every entry that does not pass is listed.
+"""
+
+
+def save(card: str, found: dict[str, dict[str, Any]], about: dict[str, str]) -> None:
+    """The results of one card; the page is written anew from those of all cards."""
+    content = {"about": about, "entries": found}
+    text = json.dumps(content, indent=0, sort_keys=True)
+    (RESULTS / f"coverage_{card}.json").write_text(text + "\n")
+    parts = [OPENING]
+    for each, title in TITLES.items():
+        path = RESULTS / f"coverage_{each}.json"
+        if path.exists():
+            parts.append(_card(title, json.loads(path.read_text())))
+    PAGE.write_text("\n".join(parts))
+
+
+def counts(found: dict[str, dict[str, Any]]) -> dict[str, int]:
+    kinds = collections.Counter(entry["kind"] for entry in found.values())
+    return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+
+
+def _card(title: str, content: dict[str, Any]) -> str:
+    found = content["entries"]
+    numbers = ", ".join(f"{n} {kind}" for kind, n in counts(found).items())
+    about = ", ".join(f"{key} {value}" for key, value in content["about"].items())
+    lines = [f"## {title}", "", f"{len(found)} entries: {numbers} ({about}).", ""]
+    blocking = _blocking(found)
+    if blocking:
+        lines += ["| blocks | entries |", "| --- | --- |"]
+        lines += [f"| {op} | {n} |" for op, n in blocking]
+        lines.append("")
+    for kind in KINDS[1:]:
+        entries = {n: e for n, e in sorted(found.items()) if e["kind"] == kind}
+        if entries:
+            lines += [f"### {kind}", ""]
+            lines += [f"- {name}: {_plain(e['text'])}" for name, e in entries.items()]
+            lines.append("")
+    narrow = {n: e for n, e in sorted(found.items()) if e["kind"] == "pass"}
+    narrow = {n: e for n, e in narrow.items() if e["text"]}
+    if narrow:
+        lines += ["### pass, but refuse other sizes", "", ", ".join(narrow), ""]
+    return "\n".join(lines)
+
+
+def _blocking(found: dict[str, dict[str, Any]]) -> list[tuple[str, int]]:
+    """Ops without a translation, by how many entries they keep from compiling."""
+    ops: collections.Counter[str] = collections.Counter()
+    for entry in found.values():
+        if entry["kind"] == "unsupported":
+            ops.update(set(re.findall(r"\b(?:aten|prims)\.\w+\.\w+", entry["text"])))
+    return [(op, n) for op, n in ops.most_common() if n > 1]
+
+
+def _plain(text: str) -> str:
+    """On one line, without places of this machine."""
+    text = re.sub(r"(/[\w.+-]+)+/", "", text)
+    return " ".join(text.split())[:300]

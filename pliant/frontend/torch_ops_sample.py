@@ -1,0 +1,235 @@
+"""aten ops that read between elements: a volume at a grid, antialiased resizing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pliant.frontend.torch_ops_context import Size, TorchContext
+from pliant.frontend.torch_ops_math import Translate
+from pliant.frontend.torch_ops_nn import matmul, scaled_size
+from pliant.frontend.torch_ops_shape import drop_axis
+from pliant.ir.graph import Value
+from pliant.ir.types import DType
+from pliant.sym import Expr, as_expr
+
+aten = torch.ops.aten
+
+# --- a volume at the points of a grid -------------------------------------------
+
+_NEAREST, _BORDER, _REFLECTION = 1, 1, 2
+
+
+def grid_sampler_3d(
+    cx: TorchContext,
+    x: Value,
+    grid: Value,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> Value:
+    """x (N, C, D, H, W) at grid (N, .., 3), whose last axis has x, y, z."""
+    sizes = x.shape[2:]
+    points = [
+        drop_axis(cx, cx.slice(grid, 4, 2 - k, 1), 4) for k in range(3)
+    ]  # along D, H, W: (N, D', H', W') each
+    points = [
+        _position(cx, point, size, padding_mode, align_corners)
+        for point, size in zip(points, sizes, strict=True)
+    ]
+    last = cx.transpose(x, [0, 2, 3, 4, 1])
+    if interpolation_mode == _NEAREST:
+        corner = [cx.unary("round", point) for point in points]
+        out = _at(cx, last, corner, None)
+    else:
+        floors = [cx.unary("floor", point) for point in points]
+        rests = [cx.sub(p, f) for p, f in zip(points, floors, strict=True)]
+        parts = []
+        for side in itertools.product((0, 1), repeat=3):
+            corner = [
+                cx.add(f, 1.0) if s else f for f, s in zip(floors, side, strict=True)
+            ]
+            shares = [
+                r if s else cx.sub(1.0, r) for r, s in zip(rests, side, strict=True)
+            ]
+            weight = cx.mul(cx.mul(shares[0], shares[1]), shares[2])
+            parts.append(_at(cx, last, corner, weight))
+        out = parts[0]
+        for part in parts[1:]:
+            out = cx.add(out, part)
+    return cx.transpose(out, [0, 4, 1, 2, 3])
+
+
+def _position(
+    cx: TorchContext, point: Value, size: Expr, padding: int, corners: bool
+) -> Value:
+    """From -1..1 to elements of an axis, put inside as the padding says."""
+    wide = cx.tensor(size, point.dtype)
+    if corners:
+        at = cx.mul(cx.div(cx.add(point, 1.0), 2.0), cx.sub(wide, 1.0))
+    else:
+        at = cx.div(cx.sub(cx.mul(cx.add(point, 1.0), wide), 1.0), 2.0)
+    if padding == _REFLECTION:
+        low = 0.0 if corners else -0.5
+        span = cx.sub(wide, 1.0) if corners else wide
+        off = cx.unary("abs", cx.sub(at, low))
+        some = cx.select(cx.arith("eq", span, 0.0), 1.0, span)
+        turns = cx.unary("floor", cx.div(off, some))
+        rest = cx.sub(off, cx.mul(turns, some))
+        even = cx.arith("eq", cx.arith("mod", turns, 2.0), 0.0)
+        back = cx.select(even, cx.add(rest, low), cx.add(cx.sub(span, rest), low))
+        at = cx.select(cx.arith("eq", span, 0.0), 0.0, back)
+    if padding in (_BORDER, _REFLECTION):
+        at = cx.arith("maximum", cx.arith("minimum", at, cx.sub(wide, 1.0)), 0.0)
+    return at
+
+
+def _at(
+    cx: TorchContext, x: Value, corner: Sequence[Value], weight: Value | None
+) -> Value:
+    """x (N, D, H, W, C) at whole positions, times a weight; outside it is 0."""
+    inside: Value | None = None
+    places = [cx.iota(corner[0].shape, 0, DType.I64)]
+    for position, size in zip(corner, x.shape[1:4], strict=True):
+        for test in (
+            cx.arith("ge", position, 0.0),
+            cx.arith("lt", position, cx.tensor(size, position.dtype)),
+        ):
+            inside = test if inside is None else cx.arith("logical_and", inside, test)
+    assert inside is not None
+    for axis, (position, size) in enumerate(
+        zip(corner, x.shape[1:4], strict=True), start=1
+    ):
+        place = cx.cast(cx.select(inside, position, 0.0), DType.I64)
+        places.append(cx.in_range(place, size, axis))
+    picked = cx.b.emit("index", x, *places)  # (N, D', H', W', C)
+    share = cx.tensor(1.0, x.dtype) if weight is None else weight
+    kept = cx.select(inside, share, 0.0)
+    mask = cx.reshape(inside, (*inside.shape, 1))
+    out = cx.select(mask, picked, 0.0)
+    return out if weight is None else cx.mul(out, cx.reshape(kept, mask.shape))
+
+
+# --- resizing with antialiasing -------------------------------------------------
+
+
+def _triangle(cx: TorchContext, x: Value) -> Value:
+    return cx.arith("maximum", cx.sub(1.0, cx.unary("abs", x)), 0.0)
+
+
+def _cubic(cx: TorchContext, x: Value) -> Value:
+    """Keys' kernel with a = -1/2."""
+    size = cx.unary("abs", x)
+    near = cx.add(cx.mul(cx.mul(cx.sub(cx.mul(size, 1.5), 2.5), size), size), 1.0)
+    far = cx.mul(cx.sub(size, 5.0), size)
+    far = cx.mul(cx.sub(cx.mul(cx.add(far, 8.0), size), 4.0), -0.5)
+    far = cx.select(cx.arith("lt", size, 2.0), far, 0.0)
+    return cx.select(cx.arith("lt", size, 1.0), near, far)
+
+
+_FILTERS: dict[str, tuple[Callable[[TorchContext, Value], Value], float]] = {
+    "linear": (_triangle, 1.0),
+    "cubic": (_cubic, 2.0),
+}
+
+
+def _weights(
+    cx: TorchContext,
+    kind: str,
+    size: Expr,
+    out: Expr,
+    factor: float | None,
+    corners: bool,
+) -> Value:
+    """(size, out): what each element adds to each of the result, in f64.
+
+    The filter is as wide as `scale` elements where the result is smaller. Elements
+    are taken from int(center - support + 1/2) up to int(center + support + 1/2).
+    """
+    filter, reach = _FILTERS[kind]
+    wide, narrow = cx.tensor(size, DType.F64), cx.tensor(out, DType.F64)
+    if corners:
+        gaps = cx.arith("maximum", cx.sub(narrow, 1.0), 1.0)
+        scale = cx.div(cx.sub(wide, 1.0), gaps)
+        scale = cx.select(cx.arith("gt", narrow, 1.0), scale, 0.0)
+    elif factor is not None and factor > 0:
+        scale = cx.tensor(1.0 / factor, DType.F64)
+    else:
+        scale = cx.div(wide, narrow)
+    spread = cx.arith("maximum", scale, 1.0)
+    support = cx.mul(spread, reach)
+    center = cx.mul(scale, cx.add(cx.iota((1, out), 1, DType.F64), 0.5))
+    place = cx.iota((size, 1), 0, DType.F64)
+    first = cx.unary("trunc", cx.add(cx.sub(center, support), 0.5))
+    behind = cx.unary("trunc", cx.add(cx.add(center, support), 0.5))
+    off = cx.div(cx.add(cx.sub(place, center), 0.5), spread)
+    taken = cx.arith(
+        "logical_and", cx.arith("ge", place, first), cx.arith("lt", place, behind)
+    )
+    weight = cx.select(taken, filter(cx, off), 0.0)
+    total = cx.reduce("sum", weight, (0,), keepdims=True)
+    return cx.div(weight, cx.select(cx.arith("eq", total, 0.0), 1.0, total))
+
+
+def smoothed(
+    cx: TorchContext,
+    x: Value,
+    kind: str,
+    sizes: Sequence[Size],
+    corners: bool,
+    factors: Sequence[float | None],
+) -> Value:
+    """Columns, then rows: each a product with the matrix of its weights."""
+    kept = x.dtype
+    x = cx.cast(x, kept.compute)
+    for axis in (3, 2):
+        size, out = x.shape[axis], cx.simplify(as_expr(sizes[axis - 2]))
+        weights = _weights(cx, kind, size, out, factors[axis - 2], corners)
+        last = cx.move_axis(x, axis, 3)
+        x = cx.move_axis(matmul(cx, last, cx.cast(weights, x.dtype)), 3, axis)
+    return cx.cast(x, kept)
+
+
+def resize_smoothed(kind: str) -> Translate:
+    def translate(
+        cx: TorchContext,
+        x: Value,
+        sizes: Sequence[Size],
+        align_corners: bool,
+        *factors: float | None,
+    ) -> Value:
+        padded = (*factors, None, None)[:2]
+        return smoothed(cx, x, kind, sizes, align_corners, padded)
+
+    return translate
+
+
+def resize_smoothed_vec(kind: str) -> Translate:
+    def translate(
+        cx: TorchContext,
+        x: Value,
+        sizes: Sequence[Size] | None,
+        align_corners: bool,
+        factors: Sequence[Any] | None,
+    ) -> Value:
+        given = tuple(factors) if factors is not None else (None, None)
+        if sizes is None:
+            pairs = zip(x.shape[2:], given, strict=True)
+            sizes = [scaled_size(cx, dim, factor) for dim, factor in pairs]
+        if any(f is not None and not isinstance(f, int | float) for f in given):
+            cx.unsupported("a resize factor that depends on sizes")
+        return smoothed(cx, x, kind, sizes, align_corners, given)
+
+    return translate
+
+
+SAMPLE: dict[Any, Translate] = {
+    aten.grid_sampler_3d.default: grid_sampler_3d,
+    aten._upsample_bilinear2d_aa.default: resize_smoothed("linear"),
+    aten._upsample_bilinear2d_aa.vec: resize_smoothed_vec("linear"),
+    aten._upsample_bicubic2d_aa.default: resize_smoothed("cubic"),
+    aten._upsample_bicubic2d_aa.vec: resize_smoothed_vec("cubic"),
+}
