@@ -238,6 +238,74 @@ graph @main(%x: f32[n]) {
     )
 
 
+def test_flow() -> None:
+    text = """
+    graph @main(%h: f32[n], %xs: f32[t, n]) {
+      %last: f32[n], %all: f32[t, n] = scan(%h, %xs)
+        {rounds = <t>, scanned = 1, reverse = false}
+        region @body(%a: f32[n], %x: f32[n]) {
+          %b: f32[n] = add(%a, %x)
+          %c: f32[n] = neg(%b)
+          return %b, %c
+        }
+      return %last, %all
+    }
+    """
+    expect(
+        opt(text, "flow"),
+        """\
+graph @main(%h: f32[n], %xs: f32[t, n]) {
+  %last: f32[n], %all: f32[t, n], %next_last: f32[n], %memory: u8[0] = call_loop(%h, %xs) {callee = "scan_0", sizes = [n, t]}
+  return %last, %all
+}
+
+loop @scan_0.body.map_0(n; in %in_0: f32[n], in %in_1: f32[n], out %out_0: f32[n], out %out_1: f32[n]) do
+  for _p = 0 to ceildiv(n, 2048) parallel grain 16 do
+    for _d0 = 2048*_p to min(2048*_p + 2048, n) vector {
+      local $_v1: f32 = %in_0[_d0]
+      local $_v2: f32 = %in_1[_d0]
+      local $_v3: f32 = add($_v1, $_v2)
+      %out_0[_d0] = $_v3
+      local $_v4: f32 = neg($_v3)
+      %out_1[_d0] = $_v4
+    }
+  end
+end
+
+loop @scan_0(n, t; in %arg_0: f32[n], in %rows_0: f32[n*t], out %last: f32[n], out %all: f32[n*t], out %next_last: f32[n], out %memory: u8[0]) {
+  for _block = 0 to ceildiv(n, 2048) parallel grain 32 do
+    for _i = 2048*_block to min(2048*_block + 2048, n) vector do
+      %last[_i] = %arg_0[_i]
+    end
+  end
+  {
+    for _pair = 0 to t//2 {
+      {
+        let _row = index(2*_pair)
+        call @scan_0.body.map_0(n; %last[0], %rows_0[_row*n], %next_last[0], %all[_row*n])
+      }
+      {
+        let _row = index(2*_pair + 1)
+        call @scan_0.body.map_0(n; %next_last[0], %rows_0[_row*n], %last[0], %all[_row*n])
+      }
+    }
+    if eq(index(t % 2), index(1)) {
+      {
+        let _row = index(t - 1)
+        call @scan_0.body.map_0(n; %last[0], %rows_0[_row*n], %next_last[0], %all[_row*n])
+      }
+      for _block = 0 to ceildiv(n, 2048) parallel grain 32 do
+        for _i = 2048*_block to min(2048*_block + 2048, n) vector do
+          %last[_i] = %next_last[_i]
+        end
+      end
+    }
+  }
+}
+""",
+    )
+
+
 def test_attention() -> None:
     text = ATTENTION
     expect(
