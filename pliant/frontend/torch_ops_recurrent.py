@@ -13,6 +13,7 @@ by running them step by step: `symbolic_lengths` gives it the shapes instead.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -233,14 +234,20 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
 
 @contextmanager
 def symbolic_lengths() -> Iterator[None]:
-    """While it lasts, torch infers shapes of recurrent layers without running them."""
+    """While it lasts, torch infers shapes of recurrent layers without running them.
+
+    torch.nn's layers hold their weights in a list too, of which torch.export warns.
+    """
     kept = {op: dict(op.py_kernels) for op in _SHAPES}
     try:
         for op, shapes in _SHAPES.items():
             for key in op.py_kernels:
                 op.py_kernels[key] = shapes
             op._dispatch_cache.clear()
-        yield
+        with warnings.catch_warnings():
+            held = r"The tensor attributes? .*_flat_weights"
+            warnings.filterwarnings("ignore", held, UserWarning)
+            yield
     finally:
         for op, kernels in kept.items():
             op.py_kernels.clear()

@@ -1,0 +1,85 @@
+"""The loop function of one flow while it is made, and the statements all flows use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pliant.ir.graph import Value
+from pliant.ir.loop_walk import size_symbols
+from pliant.ir.loops import (
+    Block,
+    Buffer,
+    For,
+    Kind,
+    Load,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+    buffer,
+)
+from pliant.ir.types import DType, TensorType
+from pliant.lower.nest import BLOCK, grain
+from pliant.memory.flow_regions import Flows, LoweredRegion
+from pliant.sym import Expr, as_expr, ceildiv, maximum, minimum, sym
+
+
+@dataclass(slots=True)
+class FlowFunction:
+    """The function of one flow, while it is made."""
+
+    operands: tuple[Value, ...]
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+    weights: dict[str, Buffer] = field(default_factory=dict)  # by constant
+    extra: list[Buffer] = field(default_factory=list)
+    body: list[Stmt] = field(default_factory=list)
+
+    def function(self, name: str) -> LoopFunc:
+        body = Block(tuple(self.body))
+        held = (*self.inputs, *self.weights.values(), *self.outputs, *self.extra)
+        return LoopFunc(name, size_symbols(body, held), held, body)
+
+    def memory(self, *sizes: Expr) -> Buffer:
+        """The memory of temporaries, large enough for each of some regions."""
+        largest = sizes[0]
+        for size in sizes[1:]:
+            largest = maximum(largest, size)
+        return self.scratch("memory", DType.U8, largest)
+
+    def scratch(self, name: str, dtype: DType, count: Expr) -> Buffer:
+        made = buffer(name, dtype, (count,), Role.OUT)
+        self.extra.append(made)
+        return made
+
+    def read(self, flows: Flows, regions: Sequence[LoweredRegion]) -> None:
+        """Takes the constants of regions as inputs."""
+        for region in regions:
+            for name in region.constants.values():
+                if name not in self.weights:
+                    type = flows.module.constants[name].type
+                    self.weights[name] = flat(name, type, Role.IN)
+
+
+def flat(name: str, type: TensorType, role: Role) -> Buffer:
+    return buffer(name, type.dtype, (type.numel,), role)
+
+
+def inputs_of(values: Sequence[Value]) -> dict[Value, Buffer]:
+    return {v: flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
+
+
+def copy(target: Buffer, source: Buffer, count: Expr) -> Stmt:
+    """Copies elements, in blocks that threads share."""
+    i, block = sym("_i"), sym("_block")
+    first, end = block * BLOCK, minimum(count, (block + 1) * BLOCK)
+    store = Store(target, (i,), Load(source, (i,)))
+    inner = For("_i", first, end, store, Kind.VECTOR)
+    blocks = ceildiv(count, BLOCK)
+    each = grain(as_expr(BLOCK))
+    return For("_block", as_expr(0), blocks, inner, Kind.PARALLEL, grain=each)
+
+
+def first(buf: Buffer) -> Load:
+    return Load(buf, (as_expr(0),))
