@@ -22,6 +22,7 @@ from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
+from pliant.frontend.torch_ops_sort import SORT
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -32,6 +33,7 @@ TABLE: dict[Any, Translate] = {
     **LOSS,
     **SHAPE,
     **PICK,
+    **SORT,
     **NN,
     **TRAIN,
     **BACKWARD,

@@ -34,6 +34,7 @@ from pliant.ir.ops import (
     ATTENTIONS,
     CALLS,
     IN_MEMORY,
+    LIBRARY,
     LOOKUPS,
     OPAQUE,
     OPS,
@@ -501,7 +502,7 @@ def reads_view(op: Op, which: int, view: View) -> bool:
         # The pixels of an image row are contiguous, with all their channels.
         pixels, channels = view.strides[-2:]
         return channels == as_expr(1) and pixels == view.shape[-1]
-    if op.name in CALLS or (op.name in CONVOLUTIONS and which == 1):
+    if op.name in CALLS | LIBRARY or (op.name in CONVOLUTIONS and which == 1):
         return view.is_contiguous()
     return True
 

@@ -144,9 +144,13 @@ def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
-    b, g = tape.b, _of(grads)
     x, i = op.operands
-    axis = op.int_attr("axis")
+    yield from taken_back(tape, x, i, op.int_attr("axis"), _of(grads))
+
+
+def taken_back(tape: Tape, x: Value, i: Value, axis: int, g: Value) -> Parts:
+    """The gradient of x, of which elements i along an axis were taken."""
+    b = tape.b
     others = [k for k in range(x.type.rank) if k != axis]
     aligned = all(b.same(x.shape[k], i.shape[k]) for k in others)
     if is_one(i.shape[axis]) and aligned:
