@@ -21,7 +21,7 @@ SOURCES = [
     "watch.c",
 ]
 HEADERS = ("rt", "internal", "tensor", "python")
-LIBRARY = ("running.c", "search.c", "sort.c")  # kernels that models call
+LIBRARY = ("running.c", "scatter.c", "search.c", "sort.c")  # kernels that models call
 LIBRARY_HEADERS = ("keys", "library", "sort_rows")
 
 

@@ -22,7 +22,7 @@ from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_shape import SHAPE
-from pliant.frontend.torch_ops_sort import SORT
+from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -38,6 +38,16 @@ TABLE: dict[Any, Translate] = {
     **TRAIN,
     **BACKWARD,
 }
+
+# Ops that other packages define: by name, as they exist once the package is loaded.
+BY_NAME: dict[str, Translate] = {
+    "transformers.grouped_mm_fallback.default": grouped_mm,
+}
+
+
+def translation(target: Any) -> Translate | None:
+    found = TABLE.get(target)
+    return BY_NAME.get(str(target)) if found is None else found
 
 
 @functools.cache

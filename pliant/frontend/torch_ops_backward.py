@@ -26,6 +26,7 @@ from pliant.frontend.torch_ops_context import (
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import layer_norm, rms_norm
 from pliant.frontend.torch_ops_pick import index_put as write_at
+from pliant.frontend.torch_ops_pick import scatter_elements
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -280,7 +281,7 @@ def scatter(cx: TorchContext, x: Value, dim: int, index: Value, src: Operand) ->
         return cx.reshape(scatter(cx, x, 0, index, src), ())
     axis = cx.axis(dim, x.type.rank)
     if not index.shape[axis].is_const or index.shape[axis].value > MOST_WRITES:
-        cx.unsupported(f"writing more than {MOST_WRITES} elements of a row")
+        return scatter_elements(cx, x, axis, index, src)
     places = cx.in_range(index, x.shape[axis], axis)
     values = cx.tensor(src, x.dtype)
     if values.type.rank:

@@ -264,16 +264,97 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """Only x[mask] = number; other writes need a scatter."""
+    """x[mask] = number, or writes at integer indices (sums: torch_ops_backward.py)."""
     single = [i for i in indices if i is not None]
-    if len(single) == 1 and single[0].dtype is DType.BOOL and not accumulate:
+    assert not accumulate
+    if len(single) == 1 and single[0].dtype is DType.BOOL:
         mask, lead = single[0], list(indices).index(single[0])
         if values.type.numel == 1:
             tail = x.type.rank - lead - mask.type.rank
             mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
             fill = cx.cast(cx.reshape(values, ()), x.dtype)
             return cx.b.select(mask, fill, x)
-    return cx.unsupported("writing at computed places (only x[mask] = number is)")
+    if any(i.dtype in (DType.BOOL, DType.U8) for i in single):
+        return cx.unsupported("of writes by a mask, only x[mask] = number")
+    if not single:
+        return cx.broadcast_to(values, x.shape)
+    return _write_at(cx, x, indices, values)
+
+
+def _write_at(
+    cx: TorchContext, x: Value, indices: Sequence[Value | None], values: Value
+) -> Value:
+    used = [axis for axis, index in enumerate(indices) if index is not None]
+    aligned = cx.aligned(*(i for i in indices if i is not None))
+    shape = cx.b.broadcast_shapes(*(i.shape for i in aligned))
+    places = []
+    for axis, index in zip(used, aligned, strict=True):
+        _want_places(cx, index, x.shape[axis])
+        inside = as_index(cx, index)
+        inside = cx.in_range(inside, x.shape[axis], axis, wraps=True)
+        places.append(cx.broadcast_to(inside, shape))
+    rest = [axis for axis in range(x.type.rank) if axis not in used]
+    # Adjacent indices have their dims where the first is, others in front.
+    lead = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    before, after = rest[:lead], rest[lead:]
+    sizes = [x.shape[axis] for axis in rest]
+    wide = cx.broadcast_to(values, (*sizes[:lead], *shape, *sizes[lead:]))
+    count = len(shape)
+    order = [*range(lead, lead + count), *range(lead)]
+    wide = cx.transpose(wide, [*order, *range(lead + count, wide.type.rank)])
+    front = [*used, *before, *after]
+    dims = [x.shape[axis] for axis in used]
+    place = cx.b.flat_place(places, dims)
+    made = _write_rows(cx, cx.transpose(x, front), place, wide, len(used))
+    return cx.transpose(made, sorted(range(x.type.rank), key=front.__getitem__))
+
+
+def _write_rows(
+    cx: TorchContext, x: Value, place: Value, rows: Value, lead: int
+) -> Value:
+    """x with rows written at places of its first `lead` axes, taken as one."""
+    count, total = place.type.numel, cx.count(x, range(lead))
+    size = cx.count(x, range(lead, x.type.rank))
+    flat = cx.reshape(place, (count,))
+    given = cx.reshape(cx.cast(rows, x.dtype), (count, size))
+    old = cx.reshape(x, (total, size))
+    made = cx.b.emit("scatter_rows", old, flat, given)
+    if x in cx.nonnegative and rows in cx.nonnegative:
+        cx.nonnegative.add(made)
+    return cx.reshape(made, x.shape)
+
+
+def index_copy(
+    cx: TorchContext, x: Value, dim: int, index: Value, source: Value
+) -> Value:
+    if x.type.rank == 0:
+        return cx.reshape(cx.cast(source, x.dtype), ())
+    axis = cx.axis(dim, x.type.rank)
+    index = cx.reshape(index, (index.type.numel,))
+    indices: list[Value | None] = [None] * x.type.rank
+    indices[axis] = cx.in_range(as_index(cx, index), x.shape[axis], axis)
+    return _write_at(cx, x, indices, source)
+
+
+def scatter_elements(
+    cx: TorchContext, x: Value, axis: int, index: Value, src: Operand
+) -> Value:
+    """x with src[.., j, ..] written at index[.., j, ..] along an axis."""
+    shape = index.shape
+    if isinstance(src, Value) and src.type.rank:
+        for k, size in enumerate(shape):
+            src = cx.slice(src, k, 0, size)
+    else:
+        src = cx.broadcast_to(cx.tensor(src, x.dtype), shape)
+    for k, size in enumerate(shape):
+        if k != axis:
+            cx.require(le(size, x.shape[k]), f"scatter: the index must fit at dim {k}")
+    inside = cx.in_range(as_index(cx, index), x.shape[axis], axis)
+    places = [
+        inside if k == axis else cx.iota(shape, k, DType.I64) for k in range(len(shape))
+    ]
+    place = cx.b.flat_place(places, x.shape)
+    return _write_rows(cx, x, place, src, x.type.rank)
 
 
 def diagonal(
@@ -357,6 +438,7 @@ PICK: dict[Any, Translate] = {
     aten.take_along_dim.default: take_along_dim,
     aten.index.Tensor: index_tensor,
     aten.index_put.default: index_put,
+    aten.index_copy.default: index_copy,
     aten.masked_select.default: masked_select,
     aten.nonzero.default: nonzero,
     aten.diagonal.default: diagonal,

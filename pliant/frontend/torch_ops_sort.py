@@ -404,7 +404,27 @@ def histc(
     return cx.cast(_counted(cx, place, inside, count), x.dtype)
 
 
+# --- products of groups ----------------------------------------------------------
+
+
+def grouped_mm(
+    cx: TorchContext,
+    a: Value,
+    b: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Value:
+    """Rows a (S, K) in groups that end at `offs`, each with a matrix of b (G, K, N)."""
+    if offs is None or bias is not None or (a.type.rank, b.type.rank) != (2, 3):
+        cx.unsupported("only groups of rows, each with a matrix, and without bias")
+    wide = cx.cast(a, a.dtype.compute)
+    out = cx.b.emit("grouped_matmul", wide, b, offs)
+    return cx.cast(out, cx.out_dtype)
+
+
 SORT: dict[Any, Translate] = {
+    aten._grouped_mm.default: grouped_mm,
     aten.sort.default: sort,
     aten.sort.stable: stable_sort,
     aten.argsort.default: argsort,

@@ -23,7 +23,7 @@ from pliant.frontend.torch_alias import (
     op_name,
 )
 from pliant.frontend.torch_dims import as_bound, to_expr
-from pliant.frontend.torch_ops import TABLE
+from pliant.frontend.torch_ops import TABLE, translation
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.frontend.translate import POISON, Location
@@ -152,7 +152,8 @@ class Walk:
         target = node.target
         args, kwargs = self.operands(node)
         special = self.special(node, args)
-        known = target in TABLE or target in SIZES or special is not None
+        rule = translation(target)
+        known = rule is not None or target in SIZES or special is not None
         if not known and getattr(target, "__name__", "") in IGNORED:
             return None
         if not known and target is not operator.getitem:
@@ -165,7 +166,8 @@ class Walk:
             return self.item(node, args[0], args[1])
         if target in SIZES:
             return self.fold(node, args)
-        return self.checked(node, TABLE[target](self.cx, *args, **kwargs))
+        assert rule is not None
+        return self.checked(node, rule(self.cx, *args, **kwargs))
 
     def item(self, node: Node, source: Any, which: Any) -> Any:
         picked = source[which]

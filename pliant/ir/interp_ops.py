@@ -197,6 +197,18 @@ def matmul(a: Array, b: Array) -> Array:
     return np.asarray(np.matmul(a, b))
 
 
+def grouped_matmul(a: Array, b: Array, ends: Array) -> Array:
+    """Row ranges that end where `ends` says, each with its own matrix."""
+    out: Array = np.zeros((a.shape[0], b.shape[2]), a.dtype)
+    first = 0
+    for matrix, last in zip(b, ends.tolist(), strict=True):
+        if not first <= last <= len(a):
+            raise IndexRangeError(f"grouped_mm: offset {last} of {len(a)} rows")
+        out[first:last] = a[first:last] @ matrix
+        first = last
+    return out
+
+
 def _windows(
     x: Array,
     window: Sequence[int],

@@ -39,7 +39,7 @@ REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
                                       all u[m] with i[m] == r, in order of m
           pool {op, window, stride, low, high, dilation, include_pad}
                                       op: max, mean; over trailing dims
-LIBRARY   the rows of ir/ops_library.py; all but `search` along `axis`
+LIBRARY   the rows of ir/ops_library.py
           sort {axis, descending} -> values, i64 places; equal elements keep their order
           top {axis, k, largest} -> values, i64 places: the best k, best first; of
                                       equals the first
@@ -48,10 +48,17 @@ LIBRARY   the rows of ir/ops_library.py; all but `search` along `axis`
           running_extreme {axis, least} -> values, i64 places: the largest or smallest
                                       so far, of equals the last, from a NaN on NaN
           running_logsumexp {axis}    log(sum(exp)) so far
+          scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
+                                      i[m] replaced by u[m], in order of m; the places
+                                      are checked before (in_range)
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;
                                       with a in f32, b may be half, and is widened
+          grouped_matmul (a, b, ends)   a[S, K], b[G, K, N], ends[G] ascending integers
+                                      -> [S, N]: row r < ends[0] is a[r] x b[0], from
+                                      there to ends[1] a[r] x b[1], ..; rows behind the
+                                      last end are 0; types as of matmul
           conv (x, w) {stride, low, high, dilation, groups}   x (N, C, spatial..),
                                       w (O, C/groups, kernel..)
           conv_last (x, w) {stride, low, high, dilation}   x (N, spatial.., C),
@@ -435,6 +442,13 @@ _TABLE: tuple[OpDef, ...] = (
     *LIBRARY_OPS,
     # contract
     _def("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
+    _def(
+        "grouped_matmul",
+        _CT,
+        3,
+        shapes.grouped_matmul,
+        meaning=numpy_ops.grouped_matmul,
+    ),
     _def(
         "conv",
         _CT,

@@ -65,6 +65,18 @@ def _running_logsumexp(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return types
 
 
+def _scatter_rows(cx: InferContext, types: Types, _: Attrs) -> Types:
+    x, places, updates = types
+    cx.same_dtype((x, updates))
+    if places.dtype is not DType.I64:
+        cx.fail(f"places are i64, not {places.dtype}")
+    for kind, rank, what in ((x, 2, "x"), (places, 1, "places"), (updates, 2, "rows")):
+        cx.require_rank(kind, rank, what)
+    cx.require_equal(x.shape[1], updates.shape[1], "rows must have one size")
+    cx.require_equal(places.shape[0], updates.shape[0], "one place for each row")
+    return (x,)
+
+
 SEARCHED = (DType.F64, DType.F32, DType.I64, DType.I32)
 
 # ---- meanings
@@ -119,6 +131,13 @@ def _logsumexp(x: Array, axis: int) -> Array:
     return np.logaddexp.accumulate(x.astype(np.float64), axis).astype(x.dtype)
 
 
+def _placed(x: Array, places: Array, updates: Array) -> Array:
+    out = x.copy()
+    for row, update in zip(places, updates, strict=True):
+        out[row] = update
+    return out
+
+
 # ---- rows
 
 
@@ -156,5 +175,6 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
         AttrSpec("least", "bool"),
         cost=8,
     ),
+    _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
 )

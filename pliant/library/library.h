@@ -65,4 +65,10 @@ PLT_API void plt_running_extreme(plt_call *call, int64_t dtype, int64_t least,
 PLT_API void plt_running_logsumexp(plt_call *call, int64_t dtype, int64_t outer,
                                    int64_t n, int64_t inner, const void *x, void *out);
 
+/* A copy of x, whose rows have so many bytes, with updates written at places, in order.
+ * The places are rows of x. */
+PLT_API void plt_scatter_rows(plt_call *call, int64_t bytes, int64_t rows, int64_t count,
+                              const void *x, const int64_t *places, const void *updates,
+                              void *out);
+
 #endif

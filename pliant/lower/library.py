@@ -77,7 +77,14 @@ def _search_sizes(op: Op) -> tuple[Expr, ...]:
     return _code(op), _flag(op, "right"), rows[0], rows[1], values[1]
 
 
+def _scatter_sizes(op: Op) -> tuple[Expr, ...]:
+    x, places, _ = op.operands
+    rows, columns = x.shape
+    return columns * x.dtype.bytes, rows, places.shape[0]
+
+
 KERNELS: dict[str, LibraryKernel] = {
+    "scatter_rows": LibraryKernel("plt_scatter_rows", _scatter_sizes),
     "sort": LibraryKernel(
         "plt_sort",
         lambda op: (_code(op), _flag(op, "descending"), *_around(op)),

@@ -49,6 +49,7 @@ from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.convolve_last import lower_conv_last
+from pliant.lower.grouped import lower_grouped
 from pliant.lower.library import lower_library
 from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
@@ -317,6 +318,10 @@ def _steps(
         cuts = Cuts(on.strips and on.patching, on.patching)
         given = operands if on.packing else Operands(operands.views, {})
         return lower_matmul(region, name, given, facts, cx.target, check, cuts)
+    if kind == "grouped_matmul":
+        cuts = Cuts(cx.options.strips and cx.options.patching, cx.options.patching)
+        given = operands if cx.options.packing else Operands(operands.views, {})
+        return lower_grouped(region, name, given, state.facts, cx.target, check, cuts)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_last":

@@ -36,7 +36,19 @@ def _logsumexp(tape: Tape, op: Op, grads: Grads) -> Parts:
     yield x, GradientPart(b.emit("sub", above, below))
 
 
+def _scatter_rows(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """Replaced rows give nothing to x; a row has the gradient of where it went."""
+    b, (g,), (x, places, updates) = tape.b, grads, op.operands
+    assert g is not None
+    if tape.wants(x):
+        nothing = b.broadcast_to(b.scalar(0.0, g.dtype), updates.shape)
+        yield x, GradientPart(b.emit("scatter_rows", g, places, nothing))
+    if tape.wants(updates):
+        yield updates, GradientPart(b.emit("index", g, places))
+
+
 LIBRARY: dict[str, Rule] = {
+    "scatter_rows": _scatter_rows,
     "sort": _chosen,
     "top": _chosen,
     "running_extreme": _chosen,
