@@ -215,22 +215,20 @@ static void top_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
         if (r->bytes == 8) {
             pair *items = (pair *)work;
             int64_t count = collect_wide(r, x, items, most);
-            if (count > 2 * k || count != r->n) {
-                if (k < count) select_wide(items, count, k, items + most);
-                items = sort_short_wide(items, items + most, k);
-            } else {
-                items = sort_wide(items, items + most, count);
+            if (count > 2 * k) {
+                select_wide(items, count, k, items + most);
+                count = k;
             }
+            items = sort_wide(items, items + most, count);
             write_wide(r, x, values, places, items, k);
         } else {
             uint64_t *items = (uint64_t *)work;
             int64_t count = collect_narrow(r, x, items, most);
-            if (count > 2 * k || count != r->n) {
-                if (k < count) select_narrow(items, count, k, items + most);
-                items = sort_short_narrow(items, items + most, k);
-            } else {
-                items = sort_narrow(items, items + most, count);
+            if (count > 2 * k) {
+                select_narrow(items, count, k, items + most);
+                count = k;
             }
+            items = sort_narrow(items, items + most, count);
             write_narrow(r, x, values, places, items, k);
         }
     }

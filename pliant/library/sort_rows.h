@@ -30,14 +30,32 @@ static void NAME(merge)(const ITEM *restrict a, int64_t n, const ITEM *restrict 
     while (b != end_b) *out++ = *b++;
 }
 
+/* Two runs of n, one behind the other, merged from both ends at once: n steps from each
+ * end meet in the middle, so no end of a run is reached before. */
+static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict out) {
+    const ITEM *p = a, *q = a + n, *r = a + n - 1, *s = a + 2 * n - 1;
+    ITEM *low = out, *high = out + 2 * n - 1;
+    for (int64_t i = 0; i < n; i++) {
+        int second = LESS(*q, *p), first = LESS(*s, *r);
+        *low++ = *(second ? q : p);
+        q += second;
+        p += !second;
+        *high-- = *(first ? r : s);
+        r -= first;
+        s -= !first;
+    }
+}
+
 /* Runs of a few, then runs twice as long, from one array to the other and back. */
 static ITEM *NAME(sort_short)(ITEM *a, ITEM *b, int64_t n) {
-    int64_t run = 12;
+    int64_t run = 8;
     for (int64_t i = 0; i < n; i += run) NAME(insert)(a + i, plt_min(run, n - i));
     for (; run < n; run *= 2) {
-        for (int64_t i = 0; i < n; i += 2 * run) {
-            int64_t first = plt_min(run, n - i), second = plt_min(run, n - i - first);
-            NAME(merge)(a + i, first, a + i + first, second, b + i);
+        int64_t i = 0;
+        for (; i + 2 * run <= n; i += 2 * run) NAME(merge_even)(a + i, run, b + i);
+        if (i < n) {
+            int64_t first = plt_min(run, n - i);
+            NAME(merge)(a + i, first, a + i + first, n - i - first, b + i);
         }
         ITEM *other = a;
         a = b;
@@ -87,36 +105,31 @@ static ITEM *NAME(sort)(ITEM *a, ITEM *b, int64_t n) {
     return n < LONG ? NAME(sort_short)(a, b, n) : NAME(sort_long)(a, b, n, differ);
 }
 
-/* Moves the k least items to the front, in any order; 0 < k < n. `room` is for n more. */
+/* Moves the k least items to the front; 0 < k < n. All stay in order but a few of the
+ * last ones compared, which are sorted: so places still ascend where keys are equal.
+ * `room` is for n more. */
 static void NAME(select)(ITEM *a, int64_t n, int64_t k, ITEM *room) {
-    int64_t low = 0, high = n - 1;
-    for (int turns = 64; high - low > 16; turns--) {
-        if (turns == 0) break;
-        ITEM p = a[low], q = a[low + (high - low) / 2], r = a[high];
+    int64_t low = 0, high = n;
+    for (int turns = 0; high - low > 16 && turns < 64; turns++) {
+        ITEM p = a[low], q = a[low + (high - low) / 2], r = a[high - 1];
         ITEM pivot = LESS(p, q) ? (LESS(q, r) ? q : LESS(p, r) ? r : p)
                                 : (LESS(p, r) ? p : LESS(q, r) ? r : q);
-        int64_t i = low, j = high;
-        while (i <= j) {
-            while (LESS(a[i], pivot)) i++;
-            while (LESS(pivot, a[j])) j--;
-            if (i <= j) {
-                ITEM e = a[i];
-                a[i++] = a[j];
-                a[j--] = e;
-            }
+        int64_t below = low, above = 0;
+        for (int64_t i = low; i < high; i++) {
+            ITEM e = a[i];
+            int less = LESS(e, pivot);
+            a[below] = e;
+            room[above] = e;
+            below += less;
+            above += !less;
         }
-        if (k - 1 <= j)
-            high = j;
-        else if (k - 1 >= i)
-            low = i;
+        memcpy(a + below, room, sizeof *a * (size_t)above);
+        if (k == below) return;
+        if (k < below)
+            high = below;
         else
-            return;
+            low = below;
     }
-    int64_t count = high - low + 1;
-    if (count <= 17) {
-        NAME(insert)(a + low, count);
-        return;
-    }
-    ITEM *sorted = NAME(sort_short)(a + low, room, count); /* unlucky pivots */
-    if (sorted != a + low) memcpy(a + low, sorted, sizeof *a * (size_t)count);
+    ITEM *sorted = NAME(sort_short)(a + low, room, high - low);
+    if (sorted != a + low) memcpy(a + low, sorted, sizeof *a * (size_t)(high - low));
 }
