@@ -21,6 +21,8 @@ SOURCES = [
     "watch.c",
 ]
 HEADERS = ("rt", "internal", "tensor", "python")
+LIBRARY = ("running.c", "scatter.c", "search.c", "sort.c")  # kernels that models call
+LIBRARY_HEADERS = ("keys", "library", "sort_rows")
 
 
 def ffi_include() -> str:
@@ -51,14 +53,20 @@ setup(
     ext_modules=[
         Extension(
             "pliant.runtime._plt",
-            sources=[f"pliant/runtime/{name}" for name in SOURCES],
-            depends=[f"pliant/runtime/{name}.h" for name in HEADERS],
+            sources=[
+                *(f"pliant/runtime/{name}" for name in SOURCES),
+                *(f"pliant/library/{name}" for name in LIBRARY),
+            ],
+            depends=[
+                *(f"pliant/runtime/{name}.h" for name in HEADERS),
+                *(f"pliant/library/{name}.h" for name in LIBRARY_HEADERS),
+            ],
             include_dirs=[ffi_include()],
             extra_compile_args=[
-                *("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"),
+                *("-std=c11", "-O3", "-Wall", "-Wextra", "-Werror"),
                 *("-fvisibility=hidden", "-pthread", "-g0"),
             ],
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-lm"],
         )
     ],
     cmdclass={"build_ext": BuildRuntime, "bdist_wheel": PlatformWheel},

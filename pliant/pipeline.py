@@ -88,6 +88,7 @@ from pliant.passes.recompute import recompute
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Code, Footprint, Program
 from pliant.progress import step
+from pliant.runtime.binding import load
 from pliant.runtime.binding import symbols as runtime_symbols
 
 Transform = Callable[[Module, Context], Module]
@@ -450,11 +451,16 @@ def compile_module(
 
 
 def library_symbols(module: Module) -> dict[str, int]:
-    """Addresses of the library functions that a module calls, from this process."""
-    process = ctypes.CDLL(None)
+    """Addresses of the library functions that a module calls.
+
+    They are the package's own, or functions that this process has loaded.
+    """
+    own, process = load(), ctypes.CDLL(None)
     found: dict[str, int] = {}
     for library in module.libraries.values():
-        function = getattr(process, library.symbol, None)
+        function = getattr(own, library.symbol, None) or getattr(
+            process, library.symbol, None
+        )
         if function is None:
             raise PliantError(
                 f"library function '{library.symbol}' is not loaded: load its shared "

@@ -26,6 +26,7 @@ from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_sample import SAMPLE
 from pliant.frontend.torch_ops_scatter import SCATTER
 from pliant.frontend.torch_ops_shape import SHAPE
+from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_train import TRAIN
 
@@ -37,6 +38,7 @@ TABLE: dict[Any, Translate] = {
     **LOSS,
     **SHAPE,
     **PICK,
+    **SORT,
     **NN,
     **RECURRENT,
     **TRAIN,
@@ -46,6 +48,16 @@ TABLE: dict[Any, Translate] = {
     **DISTANCE,
     **SAMPLE,
 }
+
+# Ops that other packages define: by name, as they exist once the package is loaded.
+BY_NAME: dict[str, Translate] = {
+    "transformers.grouped_mm_fallback.default": grouped_mm,
+}
+
+
+def translation(target: Any) -> Translate | None:
+    found = TABLE.get(target)
+    return BY_NAME.get(str(target)) if found is None else found
 
 
 @functools.cache

@@ -95,6 +95,8 @@ def merged(cx: TorchContext, rows: Rows, op: str, include_self: bool = True) -> 
     """The target, each row merged with those that have its place: sum, prod, mean,
     max, min, or the last of them. Half floats are merged in f32, and round once."""
     kind = rows.target.dtype
+    if op == "last":
+        return cx.b.emit("scatter_rows", rows.target, rows.places, rows.values)
     wide = DType.I32 if kind is DType.BOOL else kind.compute
     old, new = (cx.cast(v, wide) for v in (rows.target, rows.values))
     count = old.shape[0]

@@ -26,7 +26,7 @@ from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_expand import Expansion, expanded
 from pliant.frontend.torch_flow import FLOWS
-from pliant.frontend.torch_ops import TABLE
+from pliant.frontend.torch_ops import TABLE, translation
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
@@ -174,7 +174,8 @@ class Walk:
         target = node.target
         args, kwargs = self.operands(node)
         special = self.special(node, args)
-        known = target in TABLE or target in SIZES or special is not None
+        rule = translation(target)
+        known = rule is not None or target in SIZES or special is not None
         if not known and getattr(target, "__name__", "") in IGNORED:
             return None
         if not known and target is not operator.getitem:
@@ -187,7 +188,8 @@ class Walk:
             return self.item(node, args[0], args[1])
         if target in SIZES:
             return self.fold(node, args)
-        return self.checked(node, TABLE[target](self.cx, *args, **kwargs))
+        assert rule is not None
+        return self.checked(node, rule(self.cx, *args, **kwargs))
 
     def item(self, node: Node, source: Any, which: Any) -> Any:
         picked = source[which]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pliant.ir.graph import Graph, Module, Op
+from pliant.ir.loops import Role
 from pliant.ir.ops import CALLS
 
 
 def calls_in(graph: Graph) -> tuple[Op, ...]:
     """The calls in order."""
     return tuple(op for op in graph.ops if op.name in CALLS)
+
+
+def roles_of(call: Op, module: Module) -> Sequence[Role] | None:
+    """What a call in destination-passing form does to each operand, if known."""
+    if call.name == "call_library":
+        return module.libraries[call.str_attr("callee")].roles
+    return [b.role for b in module.loops[call.str_attr("callee")].buffers]
 
 
 def computed_by(call: Op, module: Module) -> Graph | None:

@@ -28,7 +28,7 @@ from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, Guard
 
 if TYPE_CHECKING:
-    from pliant.ir.loops import LoopFunc
+    from pliant.ir.loops import LoopFunc, Role
 
 # What an attribute may hold; which op takes which is declared in ir/ops.py.
 Attr = bool | int | float | str | DType | Expr | tuple["Attr", ...] | None
@@ -177,11 +177,14 @@ class Constant:
 class Library:
     """An external function called destination-passing: (inputs..., outputs...).
 
-    Its result types are given at the call, as for a loop function.
+    Its result types are given at the call, as for a loop function. `roles` says what it
+    does to each argument; such a function depends on its arguments alone, and never
+    fails. Of one without roles nothing is known.
     """
 
     name: str
     symbol: str
+    roles: tuple[Role, ...] | None = None
 
 
 class KernelPlan(Protocol):

@@ -172,13 +172,9 @@ _AT = {"prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 def scatter(places: Array, updates: Array, op: str, rows: int) -> Array:
     _check_range(places, 0, rows, "scatter", 0)
-    start = 0 if op == "last" else identity(op, _dtype_of(updates))
+    start = identity(op, _dtype_of(updates))
     out: Array = np.full((rows, updates.shape[1]), start, updates.dtype)
-    if op in _AT:
-        _AT[op].at(out, places.astype(np.int64), updates)
-    else:
-        for place, row in zip(places, updates, strict=True):
-            out[int(place)] = row
+    _AT[op].at(out, places.astype(np.int64), updates)
     return out
 
 
@@ -212,6 +208,18 @@ def matmul(a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu" and a.dtype.itemsize == 1:
         a, b = a.astype(np.int32), b.astype(np.int32)
     return np.asarray(np.matmul(a, b))
+
+
+def grouped_matmul(a: Array, b: Array, ends: Array) -> Array:
+    """Row ranges that end where `ends` says, each with its own matrix."""
+    out: Array = np.zeros((a.shape[0], b.shape[2]), a.dtype)
+    first = 0
+    for matrix, last in zip(b, ends.tolist(), strict=True):
+        if not first <= last <= len(a):
+            raise IndexRangeError(f"grouped_mm: offset {last} of {len(a)} rows")
+        out[first:last] = a[first:last] @ matrix
+        first = last
+    return out
 
 
 def _windows(

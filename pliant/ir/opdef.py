@@ -44,6 +44,7 @@ class Trait(enum.Enum):
     CONVOLUTION = enum.auto()
     ATTENTION = enum.auto()  # q, k, v are the last operands that it must have
     CALL = enum.auto()  # calls a loop function or a library
+    LIBRARY = enum.auto()  # its kernel is a C function, see ir/ops_library.py
 
 
 FAMILIES = frozenset(
@@ -142,8 +143,9 @@ class OpDef:
     """One op.
 
     `meaning` is what it computes, in NumPy: a function of the operands' arrays, and of
-    the attributes by name with every dim as its number. None: only the interpreter can
-    tell (ir/interp.py), because the op has regions, memory or the module behind it.
+    the attributes by name with every dim as its number; several results are a tuple.
+    None: only the interpreter can tell (ir/interp.py), because the op has regions,
+    memory or the module behind it.
     `inline` is the same for NumPy scalars as Python text, where that is faster.
     `neutral` is the number with which `x op number` is x for every x, NaN and -0.0
     among them; it stands on the left as well if the op is commutative.

@@ -1,8 +1,9 @@
 """The op table: all that is known of every op of the graph IR, in one row each.
 
 A row (ir/opdef.py) has the attributes, the shape rule, the traits, the cost and the
-meaning in NumPy. Those of elementwise ops are in ir/ops_elementwise.py, the others
-here. A set of ops is made of traits and defined once, at the end of this file.
+meaning in NumPy. Those of elementwise ops are in ir/ops_elementwise.py, those of ops
+with a kernel in C in ir/ops_library.py, the others here. A set of ops is made of traits
+and defined once, at the end of this file.
 
 Shapes are explicit: elementwise operands have one shape, `broadcast` makes it so.
 Two dims that must be equal but are not provably so become a constraint (a run-time
@@ -37,13 +38,29 @@ REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
                                       all u[m] with i[m] == r, in order of m
           scatter (i, u) {op, rows}   the same with op prod, max or min, whose identity
-                                      rows without any hold; last: the last u[m], or 0
+                                      rows without any hold
           pool {op, window, stride, low, high, dilation, include_pad}
                                       op: max, mean; over trailing dims
+LIBRARY   the rows of ir/ops_library.py
+          sort {axis, descending} -> values, i64 places; equal elements keep their order
+          top {axis, k, largest} -> values, i64 places: the best k, best first; of
+                                      equals the first
+          search (rows, values) {right}   rows[R, n] sorted, values[R, m] -> i64[R, m]:
+                                      how many of a row are below, or not above
+          running_extreme {axis, least} -> values, i64 places: the largest or smallest
+                                      so far, of equals the last, from a NaN on NaN
+          running_logsumexp {axis}    log(sum(exp)) so far
+          scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
+                                      i[m] replaced by u[m], in order of m; the places
+                                      are checked before (in_range)
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;
                                       with a in f32, b may be half, and is widened
+          grouped_matmul (a, b, ends)   a[S, K], b[G, K, N], ends[G] ascending integers
+                                      -> [S, N]: row r < ends[0] is a[r] x b[0], from
+                                      there to ends[1] a[r] x b[1], ..; rows behind the
+                                      last end are 0; types as of matmul
           conv (x, w) {stride, low, high, dilation, groups}   x (N, C, spatial..),
                                       w (O, C/groups, kernel..)
           conv_last (x, w) {stride, low, high, dilation}   x (N, spatial.., C),
@@ -143,6 +160,7 @@ from pliant.ir.graph import Op
 from pliant.ir.infer import Attrs, Infer, InferContext, Types
 from pliant.ir.opdef import ABSENT, ATTR_KINDS, FAMILIES, AttrSpec, Cost, OpDef, Trait
 from pliant.ir.ops_elementwise import ELEMENTWISE
+from pliant.ir.ops_library import LIBRARY_OPS
 from pliant.ir.shapes_composite import einsum_labels
 
 __all__ = [
@@ -153,6 +171,7 @@ __all__ = [
     "FORMULAS",
     "GATHERS",
     "IN_MEMORY",
+    "LIBRARY",
     "LOOKUPS",
     "OPAQUE",
     "OPS",
@@ -425,7 +444,7 @@ _TABLE: tuple[OpDef, ...] = (
         _RD,
         2,
         shapes.scatter_add,
-        _A("op", "str", choices=("prod", "max", "min", "last")),
+        _A("op", "str", choices=("prod", "max", "min")),
         _A("rows", "dim"),
         meaning=numpy_ops.scatter,
         traits=(Trait.SCAN,),
@@ -442,8 +461,16 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.pool,
         traits=(Trait.SCAN,),
     ),
+    *LIBRARY_OPS,
     # contract
     _def("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
+    _def(
+        "grouped_matmul",
+        _CT,
+        3,
+        shapes.grouped_matmul,
+        meaning=numpy_ops.grouped_matmul,
+    ),
     _def(
         "conv",
         _CT,
@@ -704,9 +731,10 @@ FORMULAS = named(Trait.FORMULA)
 GATHERS = named(Trait.GATHER)
 LOOKUPS = named(Trait.LOOKUP)
 CALLS = named(Trait.CALL)
+LIBRARY = named(Trait.LIBRARY)
 SCANS = named(Trait.SCAN)
 # Roots of kernels that read their operands from memory, and compute none of them.
-IN_MEMORY = named(Trait.CONTRACT, Trait.ATTENTION, Trait.CALL)
+IN_MEMORY = named(Trait.CONTRACT, Trait.ATTENTION, Trait.CALL, Trait.LIBRARY)
 OPAQUE = IN_MEMORY | SCANS  # roots of kernels
 # The forms of attention, and at which operand q, k, v and what scores read begin.
 ATTENTIONS = {name: OPS[name].arity[0] - 3 for name in sorted(named(Trait.ATTENTION))}

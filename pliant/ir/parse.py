@@ -201,6 +201,14 @@ class _Scanner:
             return self.string()
         return self.need(_NAME, what)
 
+    def role(self) -> Role:
+        self.skip()
+        start = self.position
+        role = _ROLES.get(self.word("a role"))
+        if role is None:
+            raise self.error(f"expected a role: {', '.join(_ROLES)}", start)
+        return role
+
     def string(self) -> str:
         self.skip()
         start = self.position
@@ -320,7 +328,9 @@ class _Parser(_Scanner):
             elif self.accept("library"):
                 name = self.name("@", "a library function")
                 self.expect("symbol")
-                self.add(libraries, Library(name, self.string()), start)
+                symbol = self.string()
+                roles = self.list(self.role, ")") if self.accept("(") else None
+                self.add(libraries, Library(name, symbol, roles), start)
             elif self.accept("constant"):
                 self.add(constants, self.constant(), start)
             elif self.accept("check"):
@@ -521,11 +531,7 @@ class _LoopParser:
 
     def buffer(self) -> Buffer:
         at = self.at
-        at.skip()
-        start = at.position
-        role = _ROLES.get(at.word("a role"))
-        if role is None:
-            raise at.error(f"expected a role: {', '.join(_ROLES)}", start)
+        role = at.role()
         name = at.name("%", "a buffer")
         at.expect(":")
         type_ = at.type()

@@ -222,6 +222,19 @@ def cumulate(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return types
 
 
+def grouped_matmul(cx: InferContext, types: Types, _: Attrs) -> Types:
+    a, b, ends = types
+    if not (a.dtype is DType.F32 and b.dtype.compute is DType.F32):
+        cx.same_dtype((a, b))
+    cx.want(a, "f")
+    cx.want(ends, "i", "ends")
+    for kind, rank, what in ((a, 2, "rows"), (b, 3, "matrices"), (ends, 1, "ends")):
+        cx.require_rank(kind, rank, what)
+    cx.require_equal(a.shape[1], b.shape[1], "rows and columns must agree")
+    cx.require_equal(ends.shape[0], b.shape[0], "each matrix has a group of rows")
+    return (a.with_shape((a.shape[0], b.shape[2])),)
+
+
 def matmul(cx: InferContext, types: Types, _: Attrs) -> Types:
     a, b = types
     if a.dtype in NARROW and b.dtype in NARROW:

@@ -311,6 +311,9 @@ class _GraphChecker:
                 self.computes(op)
                 if op.str_attr("callee") not in self.module.libraries:
                     raise _Breach(f"there is no library @{op.attr('callee')}")
+                roles = self.module.libraries[op.str_attr("callee")].roles
+                if roles is not None and len(op.operands) != len(roles):
+                    raise _Breach(f"@{op.attr('callee')} takes {len(roles)} operands")
             case "call_loop" if not self.is_purpose:
                 self.computes(op)
                 if op.str_attr("callee") not in self.module.loops:

@@ -10,7 +10,7 @@
     type      = dtype "[" dim,* "]" ["strides" "[" dim,* "]"]
     attr      = true | false | none | number | string | dtype | "<" dim ">"
               | "[" dim,+ "]"  a tuple of dims  |  "(" attr,* ")"  any other tuple
-    library   = "library" @name "symbol" string
+    library   = "library" @name "symbol" string ["(" role, .. ")"]
     constant  = "constant" @name ":" type (dense "[" number,* "]" | bytes string
               | data hash)
     check     = "check" kind string   the first is check 1; kind: index, division
@@ -220,7 +220,9 @@ def print_constant(constant: Constant) -> str:
 
 def print_library(library: Library) -> str:
     symbol = string_text(library.symbol)
-    return f"library @{name_text(library.name)} symbol {symbol}\n"
+    roles = library.roles
+    given = "" if roles is None else f" ({', '.join(role.value for role in roles)})"
+    return f"library @{name_text(library.name)} symbol {symbol}{given}\n"
 
 
 def print_module(module: Module) -> str:

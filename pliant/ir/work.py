@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pliant.ir.calls import calls_in, computed_by
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.ops import ATTENTIONS, LOOKUPS
+from pliant.ir.ops import ATTENTIONS, LIBRARY, LOOKUPS, OPS
 from pliant.sym import Expr, as_expr, minimum, product
 from pliant.sym.nodes import sum_of
 
@@ -26,9 +26,12 @@ class Work:
 
 
 def op_flops(op: Op) -> Expr:
-    """Floating-point operations of a contraction; nothing for other ops."""
+    """Floating-point operations of a contraction, or what a C function's are worth;
+    nothing for other ops."""
     match op.name:
         case "matmul":
+            return 2 * op.result.type.numel * op.operands[0].shape[-1]
+        case "grouped_matmul":
             return 2 * op.result.type.numel * op.operands[0].shape[-1]
         case "conv" | "conv_last":
             return 2 * op.result.type.numel * product(op.operands[1].shape[1:])
@@ -38,6 +41,8 @@ def op_flops(op: Op) -> Expr:
             return _attention_flops(op)
         case "attention_backward":  # five products of the sizes of two
             return _attention_flops(op) * 5 // 2
+        case name if name in LIBRARY:
+            return OPS[name].cost * op.operands[-1].type.numel
         case _:
             return as_expr(0)
 

@@ -28,6 +28,7 @@ from pliant.ir.graph import (
     DataCheck,
     Graph,
     KernelPlan,
+    Library,
     Module,
     Names,
     Op,
@@ -37,7 +38,7 @@ from pliant.ir.graph import (
 )
 from pliant.ir.loop_walk import Node, rewrite
 from pliant.ir.loops import Call, LoopFunc
-from pliant.ir.ops import CALLS, SCANS
+from pliant.ir.ops import CALLS, LIBRARY, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
@@ -48,6 +49,8 @@ from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import Operands, lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.convolve_last import lower_conv_last
+from pliant.lower.grouped import lower_grouped
+from pliant.lower.library import lower_library
 from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
@@ -86,6 +89,7 @@ class _Lowering:
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
     plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function name
+    libraries: dict[str, Library] = field(default_factory=dict)
 
     def number_check(self, check: DataCheck) -> int:
         if check not in self.checks:
@@ -167,6 +171,8 @@ class _Lowering:
             ends = (("computes", purpose.name),)
         attrs: tuple[tuple[str, Attr], ...]
         if isinstance(step, LibraryStep):
+            if step.library is not None:
+                self.libraries[step.callee] = step.library
             attrs = (("callee", step.callee), ("sizes", step.sizes), *ends)
             self.ops.append(Op("call_library", given, attrs, (), (), loc))
             return
@@ -227,7 +233,7 @@ def lower(module: Module, cx: Context) -> Module:
     return Module(
         {"main": lowered, **state.purposes},
         state.loops,
-        module.libraries,
+        {**module.libraries, **state.libraries},
         state.constants,
         tuple(state.checks),
         plans=state.plans,
@@ -315,6 +321,10 @@ def _steps(
         cuts = Cuts(on.strips and on.patching, on.patching)
         given = operands if on.packing else Operands(operands.views, {})
         return lower_matmul(region, name, given, facts, cx.target, check, cuts)
+    if kind == "grouped_matmul":
+        cuts = Cuts(cx.options.strips and cx.options.patching, cx.options.patching)
+        given = operands if cx.options.packing else Operands(operands.views, {})
+        return lower_grouped(region, name, given, state.facts, cx.target, check, cuts)
     if kind == "conv":
         return lower_conv(region, name, operands, state.facts, cx.target, check)
     if kind == "conv_last":
@@ -332,6 +342,8 @@ def _steps(
         )
     if kind in CALLS:
         return [_call_step(state, region)]
+    if kind in LIBRARY:
+        return [lower_library(region)]
     if kind in SCANS:
         return [lower_scan(region, name, state.facts, check)]
     raise InternalError("lower", f"no kernel for fusions of kind {kind}")

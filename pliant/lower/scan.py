@@ -247,8 +247,7 @@ def _scatter_add(scan: _Scan, name: str) -> KernelStep:
         return For(column.name, *ends, block([*body, store]), Kind.VECTOR)
 
     op = "sum" if scan.root.name == "scatter_add" else scan.root.str_attr("op")
-    start = _ZERO if op == "last" else Const(identity(op, dtype), dtype)
-    clear = across(sym("_d0"), [], as_dtype(start, dtype))
+    clear = across(sym("_d0"), [], Const(identity(op, dtype), dtype))
     row = Axis("_w0", index.shape[0])
     scan.evaluator.space = with_axes(scan.facts, [row, column])
     scan.evaluator.push(["_p", row.name])
@@ -257,10 +256,8 @@ def _scatter_add(scan: _Scan, name: str) -> KernelStep:
     scan.evaluator.push([column.name])
     added = scan.evaluator.value(rows, (row.var, column.var))
     inner = scan.evaluator.pop()
-    total = added
-    if op in COMBINES:
-        before = Load(scan.out, (place * width + column.var,))
-        total = Binary(COMBINES[op], as_dtype(before, dtype.compute), added)
+    before = Load(scan.out, (place * width + column.var,))
+    total = Binary(COMBINES[op], as_dtype(before, dtype.compute), added)
     visit = [*scan.evaluator.pop(), If(fits, across(place, inner, total))]
     walk = [
         For("_d0", as_expr(0), result.shape[0], clear),
@@ -272,9 +269,6 @@ def _scatter_add(scan: _Scan, name: str) -> KernelStep:
     if blocks.extent == as_expr(1):
         walk = [For(blocks.name, as_expr(0), as_expr(1), block(walk))]
     return scan.step(name, block([*root, parallel([blocks], walk, work)]))
-
-
-_ZERO = Const(0, DType.I64)
 
 
 def _inside(at: Sequence[Expr], shape: Sequence[Expr]) -> LoopValue:

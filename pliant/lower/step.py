@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.ir.graph import Constant, DataCheck, Value
+from pliant.ir.graph import Constant, DataCheck, Library, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
@@ -108,11 +108,15 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True)
 class LibraryStep:
-    """One call of an external function: (call, sizes.., inputs.., results..)."""
+    """One call of an external function: (call, sizes.., inputs.., results..).
+
+    `library` is the function, where the module does not have it yet.
+    """
 
     callee: str
     arguments: tuple[Argument, ...]
     sizes: tuple[Expr, ...]
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,17 @@ range. At run time the order with the least peak for the actual sizes is picked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pliant.context import Context
-from pliant.ir.calls import calls_in
+from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Call, Check, Role
 from pliant.ir.ops import CALLS
-from pliant.ir.spec import destinations
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
 from pliant.memory.order_compare import PeakBound, dominates
@@ -80,9 +79,10 @@ class Calls:
 def calls_of(graph: Graph, module: Module) -> Calls:
     """The calls and their dependencies: read after write, write after read and write.
 
-    The roles of a loop function say which buffers it writes. A library function writes
-    the buffers that no call has touched before it: its results. Parameters are written
-    after every call that may fail, so that a step can stop before it changes them.
+    The roles of a function say which buffers it writes. A library function without
+    roles writes the buffers that no call has touched before it: its results. Parameters
+    are written after every call that may fail, so that a step can stop before it
+    changes them.
     """
     bases: dict[Value, Value] = {}
     sizes: dict[Value, Expr] = {}
@@ -104,7 +104,7 @@ def calls_of(graph: Graph, module: Module) -> Calls:
             written = _written(op, module, bases, writer, sizes)
             if any(root not in sizes for root in written):
                 waits |= checked
-            if op.name == "call_library" or op.str_attr("callee") in failing:
+            if call_may_fail(op, module, failing):
                 checked |= 1 << number
             for root in roots:
                 if root in writer:
@@ -127,6 +127,11 @@ def calls_of(graph: Graph, module: Module) -> Calls:
     return Calls(
         tuple(ops), tuple(before), touches, buffers, tuple(sizes[v] for v in buffers)
     )
+
+
+def call_may_fail(op: Op, module: Module, failing: Container[str]) -> bool:
+    """Whether a call may end the run; `failing` are the loop functions that may."""
+    return roles_of(op, module) is None or op.str_attr("callee") in failing
 
 
 def may_fail(module: Module) -> set[str]:
@@ -157,15 +162,14 @@ def _written(
     allocs: Mapping[Value, Expr],
 ) -> set[Value]:
     """The buffers that a call writes, views resolved."""
-    if op.name == "call_library":
+    roles = roles_of(op, module)
+    if roles is None:
         roots = {bases.get(v, v) for v in op.operands}
         return {root for root in roots if root in allocs and root not in writer}
-    func = module.loops[op.str_attr("callee")]
-    pairs = zip(func.buffers, destinations(func, op), strict=True)
     return {
         bases.get(value, value)
-        for buffer, value in pairs
-        if value is not None and buffer.role is not Role.IN
+        for value, role in zip(op.operands, roles, strict=True)
+        if role is not Role.IN
     }
 
 

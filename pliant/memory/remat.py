@@ -10,19 +10,18 @@ the facts for that. For the lowered graph
 
 they are what each step reads and writes, how much work it is, and whether it may run
 twice. Kernels are functions of what they read, so they may, with two exceptions: one
-that writes an input of the model (a parameter's update), and a library's function,
-about which nothing is known. The runtime makes sure that an operand still holds its
+that writes an input of the model (a parameter's update), and a library's function about
+which nothing is known. The runtime makes sure that an operand still holds its
 value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.calls import calls_in
+from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import LoopFunc, Role
+from pliant.ir.loops import Role
 from pliant.ir.work import Work, call_work
 from pliant.memory.liveness import Memory
 
@@ -58,7 +57,7 @@ def steps(module: Module, memory: Memory) -> Steps:
     """The steps of a lowered module."""
     graph = module.main
     calls, works = calls_in(graph), call_work(module)
-    operands = [_operands(op, module.loops, memory) for op in calls]
+    operands = [_operands(op, module, memory) for op in calls]
     numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     written = {
         v for touched in operands for v, (_, writes) in touched.items() if writes
@@ -72,7 +71,7 @@ def steps(module: Module, memory: Memory) -> Steps:
             Touch(numbers[v], *flags) for v, flags in touched.items() if v in numbers
         )
         updates = any(w and v in params for v, (_, w) in touched.items())
-        repeatable = op.name == "call_loop" and not updates
+        repeatable = roles_of(op, module) is not None and not updates
         made.append(Step(op, touches, repeatable, work))
     return Steps(tuple(made), tuple(pinned))
 
@@ -83,15 +82,10 @@ def _bases(graph: Graph, memory: Memory) -> list[Value]:
     return [v for v in (*graph.params, *results) if v not in memory.bases]
 
 
-def _operands(
-    op: Op, loops: Mapping[str, LoopFunc], memory: Memory
-) -> dict[Value, tuple[bool, bool]]:
+def _operands(op: Op, module: Module, memory: Memory) -> dict[Value, tuple[bool, bool]]:
     """What a call reads and writes, views resolved."""
-    roles: Sequence[Role]
-    if op.name == "call_loop":
-        roles = [b.role for b in loops[op.str_attr("callee")].buffers]
-    else:  # unknown: each operand may be either
-        roles = [Role.INOUT] * len(op.operands)
+    # Unknown: each operand may be either.
+    roles = roles_of(op, module) or [Role.INOUT] * len(op.operands)
     found: dict[Value, tuple[bool, bool]] = {}
     for value, role in zip(op.operands, roles, strict=True):
         base = memory.bases.get(value, value)

@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pliant.context import Context
-from pliant.ir.calls import calls_in
+from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Call, LoopFunc, Role
 from pliant.ir.ops import CALLS
 from pliant.lower.to_loops import Lowering, lower_group
-from pliant.memory.order import may_fail
+from pliant.memory.order import call_may_fail, may_fail
 from pliant.memory.pointwise import in_place, is_pointwise
 from pliant.sym import sym
 
@@ -90,8 +90,7 @@ class _Update:
         self.refusing = [
             number
             for number, call in enumerate(self.calls)
-            if needed >> number & 1
-            and (call.name == "call_library" or call.str_attr("callee") in failing)
+            if needed >> number & 1 and call_may_fail(call, self.module, failing)
         ]
 
     def closed(self, before: set[int]) -> int:
@@ -101,12 +100,12 @@ class _Update:
         return bits
 
     def accesses(self, call: Op) -> list[tuple[Value, bool]]:
-        if call.name == "call_library":
+        roles = roles_of(call, self.module)
+        if roles is None:
             return [(self.base(v), True) for v in call.operands]
-        buffers = self.func(call).buffers
         return [
-            (self.base(v), b.role is not Role.IN)
-            for v, b in zip(call.operands, buffers, strict=True)
+            (self.base(v), role is not Role.IN)
+            for v, role in zip(call.operands, roles, strict=True)
         ]
 
     def put_behind(self, number: int, before: list[int]) -> bool:

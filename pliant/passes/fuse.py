@@ -34,6 +34,7 @@ from pliant.ir.ops import (
     ATTENTIONS,
     CALLS,
     IN_MEMORY,
+    LIBRARY,
     LOOKUPS,
     OPAQUE,
     OPS,
@@ -50,7 +51,7 @@ from pliant.passes.sizes import hardly_larger
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes an epilogue while the tile is in cache.
-EPILOGUE = named(Trait.CONTRACT)
+EPILOGUE = named(Trait.CONTRACT) - {"grouped_matmul"}
 CONVOLUTIONS = named(Trait.CONVOLUTION)
 MOST_OPS = 96
 
@@ -489,6 +490,8 @@ def reads_view(op: Op, which: int, view: View) -> bool:
         # Rows or columns have to be contiguous. Otherwise a transposing copy is faster
         # than reading every element from a cache line of its own.
         return as_expr(1) in view.strides[-2:] or is_one(view.shape[-1])
+    if op.name == "grouped_matmul":
+        return which == 1 or view.is_contiguous()
     first = ATTENTIONS.get(op.name)
     if first is not None and (which == first or which < min(first, 2)):
         # The rows of queries, of results and of their gradients are read in place, so
@@ -501,7 +504,7 @@ def reads_view(op: Op, which: int, view: View) -> bool:
         # The pixels of an image row are contiguous, with all their channels.
         pixels, channels = view.strides[-2:]
         return channels == as_expr(1) and pixels == view.shape[-1]
-    if op.name in CALLS or (op.name in CONVOLUTIONS and which == 1):
+    if op.name in CALLS | LIBRARY or (op.name in CONVOLUTIONS and which == 1):
         return view.is_contiguous()
     return True
 

@@ -144,9 +144,13 @@ def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _take_along(tape: Tape, op: Op, grads: Grads) -> Parts:
-    b, g = tape.b, _of(grads)
     x, i = op.operands
-    axis = op.int_attr("axis")
+    yield from taken_back(tape, x, i, op.int_attr("axis"), _of(grads))
+
+
+def taken_back(tape: Tape, x: Value, i: Value, axis: int, g: Value) -> Parts:
+    """The gradient of x, of which elements i along an axis were taken."""
+    b = tape.b
     others = [k for k in range(x.type.rank) if k != axis]
     aligned = all(b.same(x.shape[k], i.shape[k]) for k in others)
     if is_one(i.shape[axis]) and aligned:
@@ -172,16 +176,12 @@ def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _scatter(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """As torch has it: of the last, each row that was written gets the gradient; of the
-    largest, those that are equal to it share it; of a product, the rest of it does."""
+    """As torch has it: those that are equal to the largest share its gradient, and a
+    factor gets that of the product times the other factors."""
     (i, rows), b, g = op.operands, tape.b, _of(grads)
     mine = b.emit("index", g, i)
-    kind = op.str_attr("op")
-    if kind == "last":
-        yield rows, GradientPart(mine)
-        return
     found = b.emit("index", op.result, i)
-    if kind == "prod":
+    if op.str_attr("op") == "prod":
         yield rows, GradientPart(tape.mul(mine, b.emit("div", found, rows)))
         return
     hit = b.cast(b.emit("eq", rows, found), rows.dtype)

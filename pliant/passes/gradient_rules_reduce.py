@@ -6,6 +6,7 @@ from typing import Any
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Op, Value, copied
+from pliant.ir.types import DType
 from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 from pliant.sym import as_expr, product
 
@@ -153,6 +154,33 @@ def _matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
         yield w, GradientPart(tape.b.cast(_right(tape, op, g), w.dtype))
 
 
+def _grouped_matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """Of a matrix: its rows of `a`, transposed, times their gradients.
+
+    The matrices' products run over all rows, with those of other groups as zeros.
+    """
+    (a, w, ends), (g,) = op.operands, grads
+    b = tape.b
+    assert g is not None
+    if tape.wants(a):
+        back = b.emit("grouped_matmul", g, b.swap(w, -1, -2), ends)
+        yield a, GradientPart(b.cast(back, a.dtype))
+    if tape.wants(w):
+        groups, rows = w.shape[0], a.shape[0]
+        stops = b.reshape(b.cast(ends, DType.I64), (1, groups))
+        places = b.iota((1, rows), 1, DType.I64)
+        group = b.reshape(b.emit("search", stops, places, right=True), (rows,))
+        shape = (groups, rows)
+        wide = b.broadcast_to(b.reshape(group, (1, rows)), shape)
+        own = b.emit("eq", wide, b.iota(shape, 0, DType.I64))
+        part = (*shape, a.shape[1])
+        mask = b.broadcast_to(b.reshape(own, (*shape, 1)), part)
+        each = b.broadcast_to(b.reshape(a, (1, *a.shape)), part)
+        each = tape.where(mask, each)
+        summed = b.emit("matmul", b.swap(each, -1, -2), b.reshape(g, (1, *g.shape)))
+        yield w, GradientPart(b.cast(summed, w.dtype))
+
+
 def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
@@ -175,4 +203,5 @@ REDUCE: dict[str, Rule] = {
     "reduce": _reduce,
     "cumulate": _cumulate,
     "matmul": _matmul,
+    "grouped_matmul": _grouped_matmul,
 }

@@ -105,7 +105,12 @@ SMOOTH = _entries(
         "logsumexp": "{v}, {D}, {k}",
         "softmax.int log_softmax.int": ("{v}, {d}", "{v}, {d}, torch.float64"),
         "_softmax _log_softmax": "{v}, {d}, False",
-        "cumsum cumprod": "{v}, {d}",
+        "cumsum cumprod logcumsumexp": "{v}, {d}",
+        "quantile.scalar nanquantile.scalar": "{v}, 0.3, {d}, {k}",
+        "quantile nanquantile": (
+            "{x}.float(), torch.tensor([0.2, 0.7])",
+            "{v}.double(), torch.tensor([0.5]).double(), {d}, interpolation='nearest'",
+        ),
         "diff": ("{v}", "{v}, 1, {d}", "{v}, 2, {d}"),
         "cosine_similarity": "{v}, {like}, {d}",
         "mse_loss l1_loss": ("{x}, {like}", "{x}, {like}, 0", "{x}, {like}, 2"),
@@ -205,8 +210,38 @@ SMOOTH = _entries(
     }
 )
 
+# Numbers without ties: of equal ones eager may choose any.
+_RANKS = "{v}.flatten().argsort(stable=True).view_as({v})"
+
 STEP = _entries(
     {
+        "sort argsort": (f"{_RANKS}, {{d}}, {{k}}", f"{_RANKS}.float(), {{d}}"),
+        "sort.stable": (
+            "{v}, stable=True, dim={d}, descending={k}",
+            "{n}, stable=True",
+        ),
+        "argsort.stable": "{v}, stable=True, dim={d}, descending={k}",
+        "msort": "{n}",
+        "topk": (
+            f"{_RANKS}, ({{N}} + 1) // 2, {{d}}, {{k}}",
+            f"{_RANKS}.float(), 1, {{d}}, {{k}}",
+        ),
+        "kthvalue": f"{_RANKS}.float(), ({{N}} + 1) // 2, {{d}}, {{k}}",
+        "median nanmedian": "{x}",
+        "median.dim nanmedian.dim": f"{_RANKS}.float(), {{d}}, {{k}}",
+        "mode": f"{_RANKS}, {{d}}, {{k}}",
+        "cummax cummin": "{v}, {d}",
+        "searchsorted.Tensor": (
+            "{v}.sort().values, {v}",
+            "{v}, {v}, sorter={v}.argsort(stable=True), right=True",
+        ),
+        "searchsorted.Scalar": "{r}[0].sort().values, 0.3",
+        "bucketize.Tensor": "{x}, {W:5}.sort().values, right={k}",
+        "bucketize.Scalar": "0.3, {r}[0].sort().values",
+        "isin.Tensor_Tensor": ("{n}, {y}", "{i}, {y}, invert=True"),
+        "isin.Tensor_Scalar": "{n}, 1",
+        "isin.Scalar_Tensor": "1, {n}",
+        "histc": ("{x}, 5, -1, 1", "{x}, 3"),
         "sign sgn": "{n}",
         "floor ceil trunc fix": "{n}",
         "round": ("{n}", "{x} * 4"),
@@ -259,6 +294,7 @@ STEP = _entries(
 
 KEEP = _entries(
     {
+        "index_copy": "{v}, {d}, torch.arange({N}).flip(0), {like}",
         "neg abs": "{n}",
         "positive": "{n}",
         "bitwise_not": ("{i}", "{b}"),
@@ -493,6 +529,7 @@ CHANGES = (
 
 # Overloads that no random model calls, and why.
 LEFT_OUT = {
+    "aten._grouped_mm.default": "takes bf16 alone; tests/frontend has it",
     "aten.lift_fresh.default": "torch.export makes a copy of it, which eager is not",
     "aten._assert_async.msg": "gives nothing to compare; torch.export makes it",
     "aten._assert_scalar.default": "gives nothing to compare; torch.export makes it",

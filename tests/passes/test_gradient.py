@@ -266,3 +266,30 @@ def test_stretch(wide: tuple[int, int], single: tuple[int, ...]) -> None:
     _, grad = run_graph(Module({"main": made}), [np.ones(own), y], env=env)
     want = y.sum(single, keepdims=True) if single else y
     np.testing.assert_allclose(grad, want, rtol=1e-12)
+
+
+GROUPED = """graph @main(%a: f64[s, 3], %b: f64[2, 3, 4], %ends: i64[2]) {
+  %y: f64[s, 4] = grouped_matmul(%a, %b, %ends)
+  %q: f64[s, 4] = mul(%y, %y)
+  %l: f64[] = reduce(%q) {op = "sum", axes = (0, 1), keepdims = false}
+  return %l
+}
+"""
+
+
+def test_groups_of_rows_against_differences() -> None:
+    """Each matrix sees the rows of its group alone; rows behind all groups, none."""
+    forward = Module({"main": parse_graph(GROUPED)})
+    both = Module({"main": differentiated(GROUPED, "a", "b")})
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal((6, 3)), rng.standard_normal((2, 3, 4))]
+    ends = np.array([2, 5])
+    _, *found = run_graph(both, [*given, ends])
+    for which, gradient_of in enumerate(found):
+        for at in np.ndindex(gradient_of.shape):
+            ways = []
+            for step in (1e-6, -1e-6):
+                moved = [array.copy() for array in given]
+                moved[which][at] += step
+                ways.append(run_graph(forward, [*moved, ends])[0])
+            assert abs((ways[0] - ways[1]) / 2e-6 - gradient_of[at]) < 1e-6

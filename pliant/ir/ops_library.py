@@ -1,0 +1,180 @@
+"""Ops whose kernels are C functions of the package: rows, shape rules, meanings.
+
+Such an op has its operands and results in memory, and shares its kernel with no other
+op. Its row here is all that the graph IR knows of it; lower/library.py says which
+function of pliant/library/ it calls, with which sizes and how much workspace. Gradients
+are in passes/gradient_rules_library.py.
+
+Rows run along `axis`. NaN is the largest number, and -0.0 equals 0.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pliant.ir.infer import Attrs, InferContext, Types
+from pliant.ir.opdef import AttrSpec, OpDef, Trait
+from pliant.ir.types import DType, TensorType
+from pliant.sym import le
+
+Array = np.ndarray[Any, Any]
+
+MOST = 2**32 - 1  # elements of a row: places have 32 bits beside a key
+
+# ---- shape rules
+
+
+def _sort(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (x,), axis = types, cx.axis(attrs.integer("axis"), types[0])
+    cx.require(le(x.shape[axis], MOST), "a row to sort is too long")
+    return x, x.with_dtype(DType.I64)
+
+
+def _top(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    (x,), axis, k = types, cx.axis(attrs.integer("axis"), types[0]), attrs.dim("k")
+    cx.require(le(x.shape[axis], MOST), "a row to select from is too long")
+    cx.require(le(0, k), "the number of elements selected must not be negative")
+    message = f"selected index k out of range: k elements of dim {axis} must be there"
+    cx.require(le(k, x.shape[axis]), message)
+    chosen = TensorType(x.dtype, (*x.shape[:axis], k, *x.shape[axis + 1 :]))
+    return chosen, chosen.with_dtype(DType.I64)
+
+
+def _search(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    row, values = types
+    cx.same_dtype(types)
+    if row.dtype not in SEARCHED:
+        cx.fail(f"searches in {', '.join(map(str, SEARCHED))}, not in {row.dtype}")
+    cx.require_rank(row, 2, "the sorted rows")
+    cx.require_rank(values, 2, "the values")
+    cx.require_equal(row.shape[0], values.shape[0], "one row for each row of values")
+    return (values.with_dtype(DType.I64),)
+
+
+def _running_extreme(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    cx.axis(attrs.integer("axis"), types[0])
+    return types[0], types[0].with_dtype(DType.I64)
+
+
+def _running_logsumexp(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    cx.axis(attrs.integer("axis"), types[0])
+    if types[0].dtype not in (DType.F32, DType.F64):
+        cx.fail(f"takes f32 or f64, not {types[0].dtype}")
+    return types
+
+
+def _scatter_rows(cx: InferContext, types: Types, _: Attrs) -> Types:
+    x, places, updates = types
+    cx.same_dtype((x, updates))
+    if places.dtype is not DType.I64:
+        cx.fail(f"places are i64, not {places.dtype}")
+    for kind, rank, what in ((x, 2, "x"), (places, 1, "places"), (updates, 2, "rows")):
+        cx.require_rank(kind, rank, what)
+    cx.require_equal(x.shape[1], updates.shape[1], "rows must have one size")
+    cx.require_equal(places.shape[0], updates.shape[0], "one place for each row")
+    return (x,)
+
+
+SEARCHED = (DType.F64, DType.F32, DType.I64, DType.I32)
+
+# ---- meanings
+
+
+def ranks(x: Array) -> Array:
+    """Integers that compare as the elements do: NaN is above all, zeros are equal."""
+    _, place = np.unique(x, return_inverse=True, equal_nan=True)
+    return place.reshape(x.shape).astype(np.int64)
+
+
+def _sorted(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
+    rank = -ranks(x) if descending else ranks(x)
+    places = np.argsort(rank, axis, kind="stable")
+    return np.take_along_axis(x, places, axis), places
+
+
+def _best(x: Array, axis: int, k: int, largest: bool) -> tuple[Array, Array]:
+    values, places = _sorted(x, axis, largest)
+    chosen = tuple(slice(k if i == axis else None) for i in range(x.ndim))
+    return values[chosen], places[chosen]
+
+
+def _searched(rows: Array, values: Array, right: bool) -> Array:
+    """Halves what is left of a row, as torch does; NaN makes that matter."""
+    start = np.zeros(values.shape, np.int64)
+    left = np.full(values.shape, rows.shape[1], np.int64)
+    while (left > 0).any():
+        half = left // 2
+        middle = np.minimum(start + half, rows.shape[1] - 1)
+        found = np.take_along_axis(rows, middle, 1)
+        below = (found > values) if right else (found >= values)
+        behind = (left > 0) & ~below
+        start = np.where(behind, start + half + 1, start)
+        left = np.where(behind, left - half - 1, half)
+    return start
+
+
+def _running(x: Array, axis: int, least: bool) -> tuple[Array, Array]:
+    rank = ranks(x)
+    if least:
+        rank = np.where(x != x, x.size, -rank)
+    best = np.maximum.accumulate(rank, axis)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    here = np.arange(x.shape[axis]).reshape(shape)
+    places = np.maximum.accumulate(np.where(rank == best, here, 0), axis)
+    return np.take_along_axis(x, places, axis), places
+
+
+def _logsumexp(x: Array, axis: int) -> Array:
+    return np.logaddexp.accumulate(x.astype(np.float64), axis).astype(x.dtype)
+
+
+def _placed(x: Array, places: Array, updates: Array) -> Array:
+    out = x.copy()
+    for row, update in zip(places, updates, strict=True):
+        out[row] = update
+    return out
+
+
+# ---- rows
+
+
+def _row(
+    name: str, arity: int, rule: Any, meaning: Any, *attrs: AttrSpec, cost: int
+) -> OpDef:
+    traits = {Trait.REDUCE, Trait.LIBRARY, Trait.PURE}
+    if name == "search":
+        traits.add(Trait.FLAT)
+    kinds = frozenset(traits)
+    return OpDef(name, (arity, arity), attrs, rule, kinds, cost=cost, meaning=meaning)
+
+
+_AXIS = AttrSpec("axis", "int")
+
+LIBRARY_OPS: tuple[OpDef, ...] = (
+    _row("sort", 1, _sort, _sorted, _AXIS, AttrSpec("descending", "bool"), cost=64),
+    _row(
+        "top",
+        1,
+        _top,
+        _best,
+        _AXIS,
+        AttrSpec("k", "dim"),
+        AttrSpec("largest", "bool"),
+        cost=16,
+    ),
+    _row("search", 2, _search, _searched, AttrSpec("right", "bool"), cost=64),
+    _row(
+        "running_extreme",
+        1,
+        _running_extreme,
+        _running,
+        _AXIS,
+        AttrSpec("least", "bool"),
+        cost=8,
+    ),
+    _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
+    _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
+)

@@ -1,0 +1,135 @@
+/* Sorting and selecting of one row, for one kind of item. Included once per kind, with
+ *
+ *   ITEM      a key and the place it came from
+ *   KEY(e)    the key, KEY_BITS of them
+ *   LESS(a,b) the order of keys, then of places: no two items are equal
+ *   NAME(f)   the function's name for this kind
+ *
+ * The sort is by radix for long rows, by merging for short ones. Both keep the order of
+ * equal keys, so it suffices that the places ascend. */
+
+static void NAME(insert)(ITEM *a, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        ITEM e = a[i];
+        int64_t j = i;
+        for (; j > 0 && LESS(e, a[j - 1]); j--) a[j] = a[j - 1];
+        a[j] = e;
+    }
+}
+
+static void NAME(merge)(const ITEM *restrict a, int64_t n, const ITEM *restrict b,
+                        int64_t m, ITEM *restrict out) {
+    const ITEM *end_a = a + n, *end_b = b + m;
+    while (a != end_a && b != end_b) {
+        int second = LESS(*b, *a);
+        *out++ = second ? *b : *a;
+        b += second;
+        a += !second;
+    }
+    while (a != end_a) *out++ = *a++;
+    while (b != end_b) *out++ = *b++;
+}
+
+/* Two runs of n, one behind the other, merged from both ends at once: n steps from each
+ * end meet in the middle, so no end of a run is reached before. */
+static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict out) {
+    const ITEM *p = a, *q = a + n, *r = a + n - 1, *s = a + 2 * n - 1;
+    ITEM *low = out, *high = out + 2 * n - 1;
+    for (int64_t i = 0; i < n; i++) {
+        int second = LESS(*q, *p), first = LESS(*s, *r);
+        *low++ = *(second ? q : p);
+        q += second;
+        p += !second;
+        *high-- = *(first ? r : s);
+        r -= first;
+        s -= !first;
+    }
+}
+
+/* Runs of a few, then runs twice as long, from one array to the other and back. */
+static ITEM *NAME(sort_short)(ITEM *a, ITEM *b, int64_t n) {
+    int64_t run = 8;
+    for (int64_t i = 0; i < n; i += run) NAME(insert)(a + i, plt_min(run, n - i));
+    for (; run < n; run *= 2) {
+        int64_t i = 0;
+        for (; i + 2 * run <= n; i += 2 * run) NAME(merge_even)(a + i, run, b + i);
+        if (i < n) {
+            int64_t first = plt_min(run, n - i);
+            NAME(merge)(a + i, first, a + i + first, n - i - first, b + i);
+        }
+        ITEM *other = a;
+        a = b;
+        b = other;
+    }
+    return a;
+}
+
+static ITEM *NAME(sort_long)(ITEM *a, ITEM *b, int64_t n, uint64_t differ) {
+    int low = 0, span = KEY_BITS;
+    while (!(differ >> low & 1)) low++;
+    while (!(differ >> (span - 1) & 1)) span--;
+    span -= low;
+    int width = n < 8192 ? 8 : 11;
+    int passes = (span + width - 1) / width;
+    width = (span + passes - 1) / passes;
+    uint64_t mask = (UINT64_C(1) << width) - 1;
+    int64_t counts[1 << 11];
+    for (int pass = 0; pass < passes; pass++) {
+        int shift = low + pass * width;
+        memset(counts, 0, sizeof *counts << width);
+        for (int64_t i = 0; i < n; i++) counts[KEY(a[i]) >> shift & mask]++;
+        if (counts[KEY(a[0]) >> shift & mask] == n) continue;
+        int64_t sum = 0;
+        for (uint64_t d = 0; d <= mask; d++) {
+            int64_t count = counts[d];
+            counts[d] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < n; i++) b[counts[KEY(a[i]) >> shift & mask]++] = a[i];
+        ITEM *other = a;
+        a = b;
+        b = other;
+    }
+    return a;
+}
+
+/* Sorts a, with b as room for as many; returns which of them holds the result. Places
+ * ascend where keys are equal. */
+static ITEM *NAME(sort)(ITEM *a, ITEM *b, int64_t n) {
+    uint64_t differ = 0, falls = 0;
+    for (int64_t i = 1; i < n; i++) {
+        differ |= KEY(a[i]) ^ KEY(a[0]);
+        falls |= KEY(a[i]) < KEY(a[i - 1]);
+    }
+    if (!falls) return a;
+    return n < LONG ? NAME(sort_short)(a, b, n) : NAME(sort_long)(a, b, n, differ);
+}
+
+/* Moves the k least items to the front; 0 < k < n. All stay in order but a few of the
+ * last ones compared, which are sorted: so places still ascend where keys are equal.
+ * `room` is for n more. */
+static void NAME(select)(ITEM *a, int64_t n, int64_t k, ITEM *room) {
+    int64_t low = 0, high = n;
+    for (int turns = 0; high - low > 16 && turns < 64; turns++) {
+        ITEM p = a[low], q = a[low + (high - low) / 2], r = a[high - 1];
+        ITEM pivot = LESS(p, q) ? (LESS(q, r) ? q : LESS(p, r) ? r : p)
+                                : (LESS(p, r) ? p : LESS(q, r) ? r : q);
+        int64_t below = low, above = 0;
+        for (int64_t i = low; i < high; i++) {
+            ITEM e = a[i];
+            int less = LESS(e, pivot);
+            a[below] = e;
+            room[above] = e;
+            below += less;
+            above += !less;
+        }
+        memcpy(a + below, room, sizeof *a * (size_t)above);
+        if (k == below) return;
+        if (k < below)
+            high = below;
+        else
+            low = below;
+    }
+    ITEM *sorted = NAME(sort_short)(a + low, room, high - low);
+    if (sorted != a + low) memcpy(a + low, sorted, sizeof *a * (size_t)(high - low));
+}
