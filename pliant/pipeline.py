@@ -25,6 +25,7 @@
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
     vectorize     how each loop runs by lanes on the target
+    unify         functions that differ in numbers alone -> one, with parameters
 
 That list is the table `STAGES` below. A front end (frontend/) has made the module, and
 what the stages leave is turned into code by three steps more:
@@ -63,6 +64,7 @@ from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, verify
 from pliant.lower.lower import lower
+from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
 from pliant.measure.rates import rates
@@ -307,6 +309,13 @@ STAGES: tuple[Pass, ...] = (
         LOWERED,
         "how each loop runs by lanes on the target",
         needs=("vectors",),
+    ),
+    Pass(
+        "unify",
+        unify,
+        LOWERED,
+        "functions that differ in numbers alone -> one, with parameters",
+        needs=("share",),
     ),
 )
 

@@ -739,3 +739,58 @@ loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
 end
 """,
     )
+
+
+def test_unify() -> None:
+    """Bounds of vector loops, divisors, 0 and 1 stay; equal numbers are one size."""
+    text = """
+graph @main(%x: f32[n], %y: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %a) {callee = "f", sizes = [n]}
+  call_loop(%y, %b) {callee = "g", sizes = [n]}
+  return %a, %b
+}
+
+loop @copy(n; in %p: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector lanes 8 masked do
+    %o[i] = %p[i]
+  end
+end
+
+loop @f(n; in %p: f32[n], out %o: f32[n]) do
+  for u = 0 to ceildiv(n, 96) do
+    call @copy(min(-96*u + n, 96); %p[96*u], %o[96*u])
+  end
+end
+
+loop @g(n; in %p: f32[n], out %o: f32[n]) do
+  for u = 0 to ceildiv(n, 32) do
+    call @copy(min(-32*u + n, 32); %p[32*u], %o[32*u])
+  end
+end
+"""
+    expect(
+        opt(text, "unify"),
+        """\
+graph @main(%x: f32[n], %y: f32[n]) {
+  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  call_loop(%x, %a) {callee = "f", sizes = [n, ceildiv(n, 96), 96]}
+  call_loop(%y, %b) {callee = "f", sizes = [n, ceildiv(n, 32), 32]}
+  return %a, %b
+}
+
+loop @copy(n; in %p: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector lanes 8 masked do
+    %o[i] = %p[i]
+  end
+end
+
+loop @f(n, _size0, _size1; in %p: f32[n], out %o: f32[n]) do
+  for u = 0 to _size0 do
+    call @copy(min(-_size1*u + n, _size1); %p[_size1*u], %o[_size1*u])
+  end
+end
+""",
+    )

@@ -272,9 +272,15 @@ def rewrite(node: N, f: Callable[[Any], Node]) -> N:
     return result  # type: ignore[no-any-return]
 
 
+def replace_dims(node: N, f: Callable[[Expr], Expr]) -> N:
+    """The node with the dimension expressions of its own replaced."""
+    made: N = _with_parts(node, _DIMS, f)
+    return made
+
+
 def map_dims(node: N, f: Callable[[Expr], Expr]) -> N:
     """The node with every dimension expression in it replaced."""
-    return rewrite(node, lambda inner: _with_parts(inner, _DIMS, f))
+    return rewrite(node, lambda inner: replace_dims(inner, f))
 
 
 def map_buffers(node: N, f: Callable[[Buffer], Buffer]) -> N:

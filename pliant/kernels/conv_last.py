@@ -3,9 +3,10 @@
     out (pixels, O) = windows (pixels, window * C) x W (window * C, O)
 
 The product's kernel (`gemm.py`) computes the rows of its left operand when it copies a
-block of them side by side; here it gathers them from the input under the windows. With
-channels last the taps along the last spatial axis are contiguous in memory, so a row
-consists of one run for each tap of the other axes:
+block of them side by side; here it calls a kernel that gathers them from the input
+under the windows. Its sizes are parameters, so that all convolutions whose windows move
+alike share it. With channels last the taps along the last spatial axis are contiguous
+in memory, so a row consists of one run for each tap of the other axes:
 
     for image row in block
       for tap of the outer axes
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
+    Call,
     For,
     If,
     Index,
@@ -91,21 +94,25 @@ class Windows:
 
     def gather(self, x: Buffer, at: RowsAt) -> Stmt:
         """Copies some steps of K of some rows from the input."""
-        last, y = self.slides[-1], sym("_y")
-        width = maximum(last.out, 1)
-        outer = (self.images, *(slide.out for slide in self.slides[:-1]))
-        lets, place = unflatten_unit(y, outer, "_y")
-        first = y * width - at.row
-        row = Block(
-            (
-                *lets,
-                Let("_from", Index(maximum(-first, 0))),
-                Let("_to", Index(minimum(width, at.rows - first))),
-                self._taps(x, at, place, first + at.first),
-            )
+        sizes = (
+            *(at.row, at.rows, at.step, at.steps, at.copy.strides[-2]),
+            *(self.images, self.channels, *x.strides[:-1]),
         )
-        begin, end = at.row, at.row + at.rows
-        return For("_y", floordiv(begin, width), ceildiv(end, width), row)
+        for slide in self.slides:
+            sizes += (slide.extent, slide.out, slide.window)
+            sizes += (slide.low,) if _is_size(slide.low) else ()
+        start, none = (x, tuple(as_expr(0) for _ in x.shape)), as_expr(0)
+        copy = (at.copy, (sym(WORKER), at.first, none))
+        return Call(self.gathering.name, sizes, (start, copy))
+
+    @property
+    def gathering(self) -> LoopFunc:
+        """The kernel that gathers rows, of all windows that move in the same way."""
+        moves = (
+            (s.stride, s.dilation, None if _is_size(s.low) else s.low)
+            for s in self.slides
+        )
+        return _gathering(self.dtype, tuple(moves))
 
     def direct(self, x: Buffer) -> Direct | None:
         """Windows that can be read in place: neighbours in an image row.
@@ -139,6 +146,24 @@ class Windows:
 
         row, tap = across.stride * self.channels, down.dilation * x.strides[1]
         return Direct(down.window, run.value, row, tap, inside, place)
+
+    def rows_loop(self, x: Buffer, at: RowsAt) -> Stmt:
+        """Loops over the image rows of some rows."""
+        last, y = self.slides[-1], sym("_y")
+        width = maximum(last.out, 1)
+        outer = (self.images, *(slide.out for slide in self.slides[:-1]))
+        lets, place = unflatten_unit(y, outer, "_y")
+        first = y * width - at.row
+        row = Block(
+            (
+                *lets,
+                Let("_from", Index(maximum(-first, 0))),
+                Let("_to", Index(minimum(width, at.rows - first))),
+                self._taps(x, at, place, first),
+            )
+        )
+        begin, end = at.row, at.row + at.rows
+        return For("_y", floordiv(begin, width), ceildiv(end, width), row)
 
     def _taps(self, x: Buffer, at: RowsAt, place: Sequence[Expr], first: Expr) -> Stmt:
         """Copies every run of the pixels `_from` to `_to` of an image row."""
@@ -184,17 +209,49 @@ class Windows:
                 pixels,
             )
         )
-        if all(window.is_const for _, window in loops):
-            for name, window in reversed(loops):
-                body = For(name, as_expr(0), window, body)
-            return body
-        # With this many taps, most belong to other passes over K.
+        # With many taps, most belong to other passes over K.
         windows = [window for _, window in loops]
         lets, taps = unflatten_unit(sym("_w"), windows, "_wt")
         named = (Let(n, Index(t)) for (n, _), t in zip(loops, taps, strict=True))
         most = maximum(run, 1)
         ends = floordiv(at.step, most), minimum(ceildiv(steps, most), product(windows))
         return For("_w", *ends, Block((*lets, *named, body)))
+
+
+def _is_size(low: Expr) -> bool:
+    """Whether padding can be a parameter of a function: these are not negative."""
+    return low.is_const and low.value >= 0
+
+
+# How windows move along each axis: stride, dilation, and padding if it is negative.
+Moves = tuple[tuple[int, int, Expr | None], ...]
+
+
+@lru_cache(maxsize=256)
+def _gathering(dtype: DType, moves: Moves) -> LoopFunc:
+    """Gathers rows of windows; only how they move is known, sizes are parameters."""
+    names = ["row", "rows", "step", "steps", "copy_row", "images", "channels"]
+    strides = [f"x_stride{k}" for k in range(len(moves))]
+    names += strides
+    slides: list[Slide] = []
+    for k, (stride, dilation, low) in enumerate(moves):
+        sizes = [f"extent{k}", f"out{k}", f"window{k}"]
+        padding = sym(f"low{k}") if low is None else low
+        extent, out, window = (sym(name) for name in sizes)
+        slides.append(Slide(extent, out, window, stride, dilation, padding))
+        names += sizes if low is not None else [*sizes, f"low{k}"]
+    channels = sym("channels")
+    x_strides = (*(sym(name) for name in strides), channels, as_expr(1))
+    windows = Windows(dtype, sym("images"), channels, tuple(slides), x_strides)
+    row, rows, step, steps = (sym(name) for name in names[:4])
+    copy = buffer("copy", dtype, (rows, steps), Role.OUT, (sym("copy_row"), 1))
+    x = windows.input()
+    body = windows.rows_loop(x, RowsAt((), row, step, rows, steps, copy))
+    ways = "_".join(
+        f"{stride}x{dilation}{'' if low is None else f'x{low}'}".replace("-", "m")
+        for stride, dilation, low in moves
+    )
+    return LoopFunc(f"gather_{dtype}_{ways}", tuple(names), (x, copy), body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +297,7 @@ class _ColumnRun:
         return For("_x", sym("_from"), sym("_to"), fill)
 
     def _store(self, row: Expr, begin: Expr, end: Expr, value: LoopValue) -> Stmt:
-        place = (sym(WORKER), row, self.step + sym("_r"))
-        store = Store(self.copy, place, value)
+        store = Store(self.copy, (row, self.step + sym("_r")), value)
         return For("_r", begin, end, store, Kind.VECTOR)
 
 

@@ -25,9 +25,8 @@ strips of rows (`strips.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pliant.ir.loops import (
     WORKER,
@@ -47,7 +46,6 @@ from pliant.ir.loops import (
     Stmt,
     Store,
     Switch,
-    as_dtype,
     buffer,
 )
 from pliant.kernels.choose import (
@@ -59,7 +57,6 @@ from pliant.kernels.choose import (
     Plan,
     StripCut,
     exceeds,
-    row_tiles,
     share_of,
     unit_grain,
 )
@@ -75,13 +72,12 @@ from pliant.kernels.micro import (
     tap_kernels,
     tap_name,
 )
-from pliant.kernels.packing import pack_rows, row_room, unflatten_unit
+from pliant.kernels.packing import Packing, pack_rows, row_room, unflatten_unit
 from pliant.kernels.product import (
     Address,
     Around,
     Cuts,
     Direct,
-    Plain,
     Product,
     Prologue,
     RowsAt,
@@ -132,8 +128,6 @@ class Gemm:
 
 # Calls the planned product with the plan's arguments.
 PlannedCall = Callable[[dict[str, Expr]], Stmt]
-# The address that many rows below the start of something.
-Rows = Callable[[int], Address]
 # Calls a kernel. The arguments: B's address and stride along K, the address and stride
 # to prefetch, where to write the packed panel, whether rows of A come from beyond L2.
 PanelCall = Callable[[Address, Expr, Address, Expr, Address | None, bool], Stmt]
@@ -170,6 +164,9 @@ class _Builder:
         self.direct = around.direct if whole else None
         self.copy = None if plan.copied == as_expr(0) else self.copy_buffer()
         cells = minimum(ceildiv(p.n, tile.NR) * minimum(p.k, tile.depth), tile.cells)
+        self.packing = None
+        if self.b is not None:
+            self.packing = Packing.of(self.b, dtype, tile)
         self.panel = buffer("panels", dtype, (THREADS, cells, tile.NR), Role.WORK)
         rows = as_expr(max(tile.MR, DOT_TILE if self.dot_rows is not None else 0))
         if self.several:
@@ -359,8 +356,7 @@ class _Builder:
         whole = as_expr(self.tile.NR)
         row = sym("_row") + sym("_start")
 
-        def kept(below: int) -> Address:
-            return self.scratch, (sym(WORKER), sym("_place") + below, as_expr(0))
+        kept = (self.scratch, (sym(WORKER), sym("_place"), as_expr(0)))
 
         def through(columns: Expr) -> Stmt:
             place = sym("_place") if self.several else as_expr(0)
@@ -376,7 +372,7 @@ class _Builder:
         if plain is None:
             full = through(whole)
         else:
-            place = partial(_below, plain, batch, row, column)
+            place = plain(batch, row, column)
             full = self.multiply(batch, whole, place, self.p.n)
         if columns == whole:
             return full
@@ -388,71 +384,57 @@ class _Builder:
         return self.plan.packed * (panel - sym("_first")) * self.plan.depth
 
     def pack_panels(self, b: Buffer, batch: tuple[Expr, ...]) -> Stmt:
-        """Packs this pass's part of the group's whole panels, and of a partial one.
+        """Packs this pass's part of the group's whole panels, and of a partial one."""
+        p, nr, packing = self.p, self.tile.NR, self.packing
+        assert packing is not None
+        first, last, begin = sym("_first"), sym("_last"), sym("_begin")
+        whole = minimum(last, floordiv(p.n, nr))
+        at, steps, strides = self.b_at(batch), sym("_steps"), b.strides[-2:]
 
-        It goes row by row, so that B is read sequentially.
-        """
-        k, j, q, nr = sym("_k"), sym("_j"), sym("_q"), self.tile.NR
-        first, last = sym("_first"), sym("_last")
-        whole = minimum(last, floordiv(self.p.n, nr))
+        def ends(panel: Expr) -> tuple[Address, Address]:
+            kept = (sym(WORKER), self.cell(panel), as_expr(0))
+            return (b, (*at, begin, panel * nr)), (self.panel, kept)
 
-        def copy(panel: Expr, where: LoopValue | None) -> Stmt:
-            place = (*self.b_at(batch), sym("_begin") + k, panel * nr + j)
-            value = as_dtype(Load(b, place, where), self.p.dtype)
-            store = Store(self.panel, (sym(WORKER), self.cell(panel) + k, j), value)
-            return For("_j", as_expr(0), as_expr(nr), store, Kind.VECTOR)
-
-        def over(body: Stmt) -> Stmt:
-            return For("_k", as_expr(0), sym("_steps"), body)
-
-        several: Stmt
-        if b.strides[-2] == as_expr(1):  # a panel's rows are along K
-            several = For("_q", first, whole, over(copy(q, None)))
-        else:
-            several = over(For("_q", first, whole, copy(q, None)))
-        inside = Binary("lt", Index(whole * nr + j), Index(self.p.n))
-        rest = If(Binary("lt", Index(whole), Index(last)), over(copy(whole, inside)))
-        wanted = (
-            self.plan.packed * (1 - sym("_fused")) if self.keeps else self.plan.packed
-        )
+        sizes = (steps, whole - first, *strides, self.plan.depth)
+        several = Call(packing.whole, sizes, ends(first))
+        columns = (steps, p.n - whole * nr, *strides)
+        partial = Call(packing.partial, columns, ends(whole))
+        wanted = self.plan.packed
+        if self.keeps:
+            wanted = wanted * (1 - sym("_fused"))
+        rest = If(Binary("lt", Index(whole), Index(last)), partial)
         return Block((If(_is_set(wanted), several), rest))
 
     def multiply(
-        self, batch: tuple[Expr, ...], columns: Expr, result: Rows, c_row: Expr
+        self, batch: tuple[Expr, ...], columns: Expr, result: Address, c_row: Expr
     ) -> Stmt:
         """Calls the micro-kernel of this tile's height and width, as the plan says."""
         row = sym("_row") + sym("_start")
 
-        def on(a: Rows, strides: Sequence[Expr]) -> Stmt:
+        def on(a: Address, strides: Sequence[Expr]) -> Stmt:
             left = (sym("_steps"), *row_strides(*strides))
             return self.right(
                 batch,
                 columns,
                 lambda b, step, coming, ahead, kept, far: self.heights(
                     (*left, step, c_row, sym("_adding"), ahead),
-                    lambda below: (a(below), b, coming, result(below)),
+                    (a, b, coming, result),
                     columns,
                     kept,
                     far,
                 ),
             )
 
-        def there(below: int) -> Address:
-            return self.a, (*batch, row + below, sym("_begin"))
-
         always = self.plan.copied == as_expr(1)
         call: Stmt | None = None
         if not always:
+            there = (self.a, (*batch, row, sym("_begin")))
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            copy, turned = self.copy, self.turned
-            strides = copy.strides[-2:]
-
-            def copied(below: int) -> Address:
-                at = (sym("_start") - sym("_swath_row") + below, as_expr(0))
-                return copy, (sym(WORKER), *(at[::-1] if turned else at))
-
-            beside = on(copied, strides[::-1] if turned else strides)
+            order = -1 if self.turned else 1
+            at = (sym("_start") - sym("_swath_row"), as_expr(0))[::order]
+            copied = (self.copy, (sym(WORKER), *at))
+            beside = on(copied, self.copy.strides[-2:][::order])
             wanted = _is_set(self.plan.copied)
             call = beside if call is None else If(wanted, beside, call)
         assert call is not None
@@ -463,7 +445,7 @@ class _Builder:
         return Block((Let("_adding", Index(adding)), call))
 
     def taps(
-        self, direct: Direct, batch: tuple[Expr, ...], result: Rows, c_row: Expr
+        self, direct: Direct, batch: tuple[Expr, ...], result: Address, c_row: Expr
     ) -> Stmt:
         """Calls the micro-kernel of this tile on rows in place; prefetches the next."""
         assert self.constant is not None
@@ -474,12 +456,10 @@ class _Builder:
         left, index = direct.place(row + sym("_height"), direct.taps - 1)
         share = (sym("_p") - sym("_first")) * self.p.k
         coming = (left, (*index[:-1], index[-1] + share))
-        operands = (direct.place(row, none), panel, coming, result(0))
-        cases = tuple(
-            (h, Call(tap_name(self.p.elements, h, self.tile), sizes, operands))
-            for h in self.tile.tall
-        )
-        return Switch(sym("_height"), cases)
+        operands = (direct.place(row, none), panel, coming, result)
+        of, tile = self.p.elements, self.tile
+        names = {h: tap_name(of, h, tile) for h in tile.tall}
+        return _calls(sym("_height"), names, sizes, operands)
 
     def right(self, batch: tuple[Expr, ...], columns: Expr, call: PanelCall) -> Stmt:
         """The call with a constant's panel, a panel just packed, or B in place."""
@@ -603,52 +583,34 @@ class _Builder:
     def heights(
         self,
         sizes: tuple[Expr, ...],
-        operands: Callable[[int], tuple[Address, ...]],
+        operands: tuple[Address, ...],
         columns: Expr,
         kept: Address | None,
         far: bool,
     ) -> Stmt:
-        """Calls the kernel of this height; for few columns, the narrow one.
-
-        Operands are addresses as a function of the row.
-        """
-        tile = self.tile
+        """Calls the kernel of this height; for few columns, the narrow one."""
+        tile, of = self.tile, self.p.elements
+        names: dict[int, str] = {}
         if far:
-            tall = tuple(
-                (h, Call(far_name(self.p.elements, h, tile), sizes, operands(0)))
-                for h in tile.tall
-            )
-            return Switch(sym("_height"), tall)
-        if kept is not None:
-            keeping = tuple(
-                (
-                    h,
-                    Call(
-                        panel_name(self.p.elements, h, tile.NR, True),
-                        sizes,
-                        (*operands(0), kept),
-                    ),
-                )
-                for h in range(tile.keeping, tile.MR + 1)
-            )
-            return Switch(sym("_height"), keeping)
+            names = {h: far_name(of, h, tile) for h in tile.tall}
+        elif kept is not None:
+            operands = (*operands, kept)
+            heights = range(tile.keeping, tile.MR + 1)
+            names = {h: panel_name(of, h, tile.NR, True) for h in heights}
+        if names:
+            return _calls(sym("_height"), names, sizes, operands)
         widths = set(range(1, VECTORS + 1))
         n = columns if columns.is_const else self.p.n
         if n.is_const:
             last = -(-(n.value % tile.NR) // tile.lanes)
             widths = {last, VECTORS} - {0} if n.value > tile.NR else {last or VECTORS}
-        cases: list[tuple[int, Stmt]] = []
         for vectors in sorted(widths):
             for height in range(1, tile.MR + 1):
-                width, start, calls = vectors * tile.lanes, 0, []
-                for part in row_tiles(height, tile.tallest(vectors)):
-                    name = panel_name(self.p.elements, part, width)
-                    calls.append(Call(name, sizes, operands(start)))
-                    start += part
-                number = (vectors - 1) * tile.MR + height
-                cases.append((number, Block(tuple(calls))))
+                name = panel_name(of, height, vectors * tile.lanes)
+                names[(vectors - 1) * tile.MR + height] = name
         wide = ceildiv(columns, tile.lanes) - 1
-        return Switch(wide * tile.MR + sym("_height"), tuple(cases))
+        number = wide * tile.MR + sym("_height")
+        return _calls(number, names, sizes, operands)
 
     # ---- strips
 
@@ -696,10 +658,15 @@ class _Builder:
         return If(single, along(replace(self.p, n=as_expr(1)), b), turned)
 
 
-def _below(
-    plain: Plain, batch: tuple[Expr, ...], row: Expr, column: Expr, below: int
-) -> Address:
-    return plain(batch, row + below, column)
+def _calls(
+    number: Expr,
+    names: Mapping[int, str],
+    sizes: tuple[Expr, ...],
+    operands: tuple[Address, ...],
+) -> Stmt:
+    """Calls the kernel of this number; all take the same arguments."""
+    cases = ((case, Call(name, sizes, operands)) for case, name in names.items())
+    return Switch(number, tuple(cases))
 
 
 def _is_set(flag: Expr) -> LoopValue:
@@ -721,6 +688,7 @@ def gemm(
     if not always_dot:
         planned = builder.panel_units()
         helpers += panel_kernels(spec.elements, target)
+        helpers += builder.packing.kernels() if builder.packing is not None else ()
         helpers += keeping_kernels(spec.elements, target) if builder.keeps else ()
         helpers += tap_kernels(spec.elements, target) if builder.direct else ()
         helpers += far_kernels(spec.elements, target) if builder.streams else ()

@@ -25,6 +25,7 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
+    Call,
     Const,
     Dot,
     Fma,
@@ -44,6 +45,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.types import DType
+from pliant.kernels.choose import row_tiles
 from pliant.kernels.tiles import VECTORS, Tile, gemm_tile
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, mod, sym
@@ -200,13 +202,37 @@ def _over(
     return For("_i", as_expr(0), as_expr(height), columns, Kind.UNROLL)
 
 
+@lru_cache(maxsize=256)
+def split_kernel(of: Elements, height: int, vectors: int, tile: Tile) -> LoopFunc:
+    """A tile that is too tall for its width: it calls the kernels of lower ones."""
+    width = vectors * tile.lanes
+    a = left_buffer(of.dtype, height, as_expr(1))
+    c = buffer("c", of.dtype, (height, width), Role.INOUT, (sym("c_row"), 1))
+    b = buffer("b", of.stored, (sym("K"), width), Role.IN, (sym("b_step"), 1))
+    # Prefetched only, so it may lie anywhere.
+    coming = buffer("coming", of.stored, (0, width), Role.IN, (sym("ahead"), 1))
+    sizes, none = tuple(sym(name) for name in PANEL_SIZES), as_expr(0)
+    calls: list[Stmt] = []
+    row = 0
+    for part in row_tiles(height, tile.tallest(vectors)):
+        left = (left_place(none, height, as_expr(row), none),)
+        ends = ((a, left), (b, (none, none)), (coming, (none, none)))
+        result = (c, (as_expr(row), none))
+        calls.append(Call(panel_name(of, part, width), sizes, (*ends, result)))
+        row += part
+    name = panel_name(of, height, width)
+    return LoopFunc(name, PANEL_SIZES, (a, b, coming, c), Block(tuple(calls)))
+
+
 def panel_kernels(of: Elements, target: Target) -> tuple[LoopFunc, ...]:
-    """Kernels of every height with two vectors per row, of low ones with one."""
+    """Kernels of every height, with one vector per row and with two."""
     tile = gemm_tile(of.dtype, target)
     return tuple(
-        panel_kernel(of, height, vectors, tile)
+        (panel_kernel if height <= tile.tallest(vectors) else split_kernel)(
+            of, height, vectors, tile
+        )
         for vectors in range(1, VECTORS + 1)
-        for height in range(1, tile.tallest(vectors) + 1)
+        for height in range(1, tile.MR + 1)
     )
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from pliant.ir.loops import (
+    Binary,
     Block,
     Buffer,
     For,
@@ -22,9 +24,11 @@ from pliant.ir.loops import (
     Kind,
     Let,
     Load,
+    LoopFunc,
     Role,
     Stmt,
     Store,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import DType
@@ -69,6 +73,87 @@ def pack_constant(weight: np.ndarray, tile: Tile) -> np.ndarray:
     if full < len(packed):
         packed[full, :, : n - full * tile.NR] = weight[:, full * tile.NR :]
     return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The kernels that pack panels of B: `dtype` from `stored` numbers.
+
+    `along` is the axis in which B is contiguous, K or N, or neither.
+    """
+
+    dtype: DType
+    stored: DType
+    along: str | None
+    tile: Tile
+
+    @staticmethod
+    def of(b: Buffer, dtype: DType, tile: Tile) -> Packing:
+        along = None
+        for axis, stride in zip("KN", b.strides[-2:], strict=True):
+            along = axis if stride == as_expr(1) else along
+        return Packing(dtype, b.dtype, along, tile)
+
+    @property
+    def whole(self) -> str:
+        """The name of the kernel for whole panels.
+
+        Its sizes: steps of K, panels, B's strides along K and N, steps of K that a
+        packed panel has room for.
+        """
+        same = self.stored is self.dtype
+        types = f"{self.dtype}" if same else f"{self.dtype}_{self.stored}"
+        return f"pack_{types}x{self.tile.NR}{f'_by_{self.along}' if self.along else ''}"
+
+    @property
+    def partial(self) -> str:
+        """The name of the kernel for a panel with few columns; the rest is zero.
+
+        Its sizes: steps of K, columns, B's strides along K and N.
+        """
+        return f"{self.whole}_partial"
+
+    def kernels(self) -> tuple[LoopFunc, ...]:
+        return _pack_panels(self), _pack_partial(self)
+
+    @property
+    def _strides(self) -> tuple[Expr, Expr]:
+        step, column = (sym("b_step"), sym("b_column"))
+        one = as_expr(1)
+        return one if self.along == "K" else step, one if self.along == "N" else column
+
+
+@lru_cache(maxsize=64)
+def _pack_panels(how: Packing) -> LoopFunc:
+    nr = as_expr(how.tile.NR)
+    steps, panels, depth = (sym(name) for name in ("K", "panels", "depth"))
+    k, q, j = (sym(name) for name in ("_k", "_q", "_j"))
+    b = buffer("b", how.stored, (steps, panels * nr), Role.IN, how._strides)
+    shape, strides = (panels, steps, nr), (depth * nr, nr, 1)
+    packed = buffer("packed", how.dtype, shape, Role.OUT, strides)
+    value = as_dtype(Load(b, (k, q * nr + j)), how.dtype)
+    row = For("_j", as_expr(0), nr, Store(packed, (q, k, j), value), Kind.VECTOR)
+    loops = (("_k", steps), ("_q", panels))
+    # B is read sequentially.
+    body: Stmt = row
+    for name, extent in loops if how.along == "K" else loops[::-1]:
+        body = For(name, as_expr(0), extent, body)
+    sizes = ("K", "panels", "b_step", "b_column", "depth")
+    return LoopFunc(how.whole, sizes, (b, packed), body)
+
+
+@lru_cache(maxsize=64)
+def _pack_partial(how: Packing) -> LoopFunc:
+    nr = as_expr(how.tile.NR)
+    steps, columns, k, j = (sym(name) for name in ("K", "columns", "_k", "_j"))
+    b = buffer("b", how.stored, (steps, columns), Role.IN, how._strides)
+    packed = buffer("packed", how.dtype, (steps, nr), Role.OUT)
+    inside = Binary("lt", Index(j), Index(columns))
+    value = as_dtype(Load(b, (k, j), inside), how.dtype)
+    row = For("_j", as_expr(0), nr, Store(packed, (k, j), value), Kind.VECTOR)
+    body = For("_k", as_expr(0), steps, row)
+    sizes = ("K", "columns", "b_step", "b_column")
+    return LoopFunc(how.partial, sizes, (b, packed), body)
 
 
 def row_room(n: Expr, plan: Plan) -> Expr:

@@ -321,9 +321,10 @@ def product_steps(
     body, planned = _planned(name, product_plan, made, [buf for buf, _ in buffers])
     func = function_of(name, body, [buf for buf, _ in buffers])
     arguments = tuple(arg for _, arg in buffers)
-    product_step = KernelStep(
-        func, arguments, made.helpers, None, planned, product_plan
-    )
+    helpers = made.helpers
+    if given.gathered is not None:
+        helpers += given.gathered.kernels
+    product_step = KernelStep(func, arguments, helpers, None, planned, product_plan)
     return [*given.steps, product_step]
 
 
@@ -334,6 +335,7 @@ class Gathered:
     prologue: Prologue
     buffer: Buffer
     argument: Argument
+    kernels: tuple[LoopFunc, ...]  # that the prologue calls
     direct: Direct | None = None  # rows that are read in place
 
 

@@ -68,7 +68,7 @@ def lower_conv_last(
     few = outputs.is_const and outputs.value <= FEW_PANELS * tile.NR
     whole = depth.is_const and depth.value <= tile.depth
     direct = windows.direct(source) if in_place and few and whole else None
-    gathered = Gathered(prologue, source, image, direct)
+    gathered = Gathered(prologue, source, image, (windows.gathering,), direct)
     constant = known_now(operands.constants.get(w), weight)
     if constant is not None and constant.type.numel == product(weight.shape):
 

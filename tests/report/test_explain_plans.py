@@ -22,6 +22,8 @@ from pliant.ir import interp_loops
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module
 from pliant.ir.interp import run_graph
+from pliant.ir.loop_walk import statements
+from pliant.ir.loops import Call
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import row_tiles
 from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS
@@ -113,7 +115,9 @@ def observed_calls(
     inside = interp_loops._Run.call
 
     def noted(self: Any, name: str, sizes: Any, memories: Any) -> None:
-        if name.startswith("gemm_"):
+        body = self.module.loops[name].body
+        splits = any(isinstance(stmt, Call) for stmt in statements(body))
+        if name.startswith("gemm_") and not splits:
             counts[name] += 1
         elif name.startswith(("dot_", "strip_", "narrow_", "outer_")):
             counts[name] += sizes[0]  # tiles
