@@ -74,7 +74,7 @@ def peak_terms(memory: Memory, facts: Facts) -> list[Expr]:
         results = results + value.type.bytes
     sums: list[Expr] = []
     moments = sorted({b.first for b in memory.buffers})
-    for k, following in itertools.pairwise((*moments, None)):
+    for k, following in itertools.zip_longest(moments, moments[1:]):
         alive = [b for b in memory.buffers if b.first <= k <= b.last]
         if following is not None and all(b.last >= following for b in alive):
             continue  # all of it is alive at the next moment as well
