@@ -8,10 +8,13 @@ intervals and sizes, so the peak is known without running.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Value
-from pliant.sym import Expr, Facts, as_expr, ceildiv
+from pliant.sym import Expr, Facts, as_expr, ceildiv, le
+from pliant.sym.points import witnesses
 
 ALIGN = 64  # offsets are multiples of a cache line
 
@@ -69,23 +72,35 @@ def peak_terms(memory: Memory, facts: Facts) -> list[Expr]:
     results = as_expr(0)
     for value in dict.fromkeys(memory.outputs):
         results = results + value.type.bytes
-    moments = sorted({b.first for b in memory.buffers})
     sums: list[Expr] = []
-    for k in moments:
+    moments = sorted({b.first for b in memory.buffers})
+    for k, following in itertools.zip_longest(moments, moments[1:]):
+        alive = [b for b in memory.buffers if b.first <= k <= b.last]
+        if following is not None and all(b.last >= following for b in alive):
+            continue  # all of it is alive at the next moment as well
         live = results
-        for b in memory.buffers:
-            if b.first <= k <= b.last:
-                live = live + ALIGN * ceildiv(b.bytes, ALIGN)
+        for b in alive:
+            live = live + ALIGN * ceildiv(b.bytes, ALIGN)
         sums.append(live)
     return largest(sums or [results], facts)
 
 
 def largest(sums: list[Expr], facts: Facts) -> list[Expr]:
-    """Drops every sum that another one provably dominates."""
+    """Drops every sum that another one provably dominates.
+
+    A proof is tried only where no size is known at which the sum is the greater one.
+    """
+    names = {name for e in sums for name in e.symbols()}
+    points = witnesses(facts, names)
+    values = {e: [e.evaluate(point) for point in points] for e in sums}
+
+    def dominates(a: Expr, b: Expr) -> bool:
+        refuted = any(map(operator.lt, values[a], values[b]))
+        return not refuted and facts.prove(le(b, a)) is True
+
     kept: list[Expr] = []
-    for e in dict.fromkeys(sums):
-        if any(facts.compare(e, other) in ("lt", "le", "eq") for other in kept):
-            continue
-        kept = [o for o in kept if facts.compare(o, e) not in ("lt", "le", "eq")]
-        kept.append(e)
-    return kept
+    # The greatest first: few of those behind it need a second proof.
+    for e in sorted(values, key=lambda e: -sum(values[e])):
+        if not any(dominates(other, e) for other in kept):
+            kept = [*(other for other in kept if not dominates(e, other)), e]
+    return [e for e in values if e in kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
@@ -59,6 +60,12 @@ def test_largest() -> None:
     assert largest([4 * N, 8 * N, 4 * N], facts) == [8 * N]
     assert largest([N, m], facts) == [N, m]
     assert largest([as_expr(1), N], facts) == [N]
+
+
+def test_no_proof_is_tried_of_what_sizes_refute() -> None:
+    refused = mock.Mock(side_effect=AssertionError)
+    with mock.patch.object(Facts, "prove", refused):
+        assert largest([N, sym("m")], Facts()) == [N, sym("m")]
 
 
 class Chain(nn.Module):
