@@ -3,8 +3,8 @@
     |ours - f64|  <=  2 * |eager - f64|  +  floor
 
 element by element, where f64 is eager in double precision. The floor is a few rounding
-errors of the element, and of the largest element of the result, which stands for the
-terms that were summed up.
+errors of the element, of the largest element of the result, which stands for the terms
+that were summed up, and of the inputs: as far as these move the element.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import pliant
 from pliant.errors import InternalError, UnsupportedOpError
 
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-OWN, LARGEST = 32, 16  # rounding errors of the element, of the largest one
+# Rounding errors of the element, of the largest one, and of the inputs.
+OWN, LARGEST, MOVES = 32, 16, 4
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,39 @@ def compare(
         exact = eager
     if len(answer) != len(eager):
         return f"{len(answer)} results, not {len(eager)}"
-    for ours, its, true in zip(answer, eager, exact, strict=True):
-        problem = difference(ours, its, true, random)
+    moved = _moved(model, wide, exact)
+    for i, (ours, its, true) in enumerate(zip(answer, eager, exact, strict=True)):
+        problem = difference(ours, its, true, random, moved[i])
         if problem:
             return problem
     return ""
+
+
+def _moved(model: torch.nn.Module, wide: list[Any], exact: list[Any]) -> list[Any]:
+    """How far each element moves if inputs are off by a rounding error of f32."""
+    moved: list[Any] = [0.0] * len(exact)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        shaken = [
+            x * (1 + UNIT[torch.float32] * _signs(x, generator))
+            if x.is_floating_point()
+            else x
+            for x in wide
+        ]
+        found = run(model, shaken)
+        if isinstance(found, Exception) or len(found) != len(exact):
+            return moved
+        for i, (a, b) in enumerate(zip(found, exact, strict=True)):
+            if not isinstance(b, torch.Tensor) or not b.is_floating_point():
+                continue
+            if a.shape == b.shape:
+                off = (a.double() - b.double()).abs().nan_to_num(0.0, 0.0)
+                moved[i] = torch.maximum(off, torch.as_tensor(moved[i]).double())
+    return moved
+
+
+def _signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 2, x.shape, generator=generator) * 2.0 - 1.0
 
 
 def _alike(x: Any, y: Any) -> bool:
@@ -175,7 +204,7 @@ def _alike(x: Any, y: Any) -> bool:
     return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
 
 
-def difference(ours: Any, its: Any, true: Any, random: bool) -> str:
+def difference(ours: Any, its: Any, true: Any, random: bool, moved: Any) -> str:
     if not isinstance(its, torch.Tensor):
         if random or ours == its or (its != its and ours != ours):
             return ""
@@ -212,6 +241,8 @@ def difference(ours: Any, its: Any, true: Any, random: bool) -> str:
     unit = UNIT.get(its.dtype, 2.0**-24)
     floor = unit * (OWN * exact.abs() + LARGEST * exact.abs().max())
     floor += torch.finfo(its.dtype).tiny
+    if isinstance(moved, torch.Tensor) and moved.shape == its.shape:
+        floor += MOVES * moved[fine]
     error, allowed = (mine - exact).abs(), 2 * (eager - exact).abs() + floor
     worst = int((error / allowed).argmax())
     if error[worst] <= allowed[worst]:

@@ -129,8 +129,8 @@ class _Expander:
                 inner = make_fx(call, tracing_mode="real", pre_dispatch=True)(*vals)
         except Exception:  # torch's rules fail in many ways
             return None
-        questions = list(asked_here(asked))
-        if any(_fixes(question) for question in questions):
+        questions = [q for q in asked_here(asked) if self.held(q)]
+        if any(fixes_a_size(question) for question in questions):
             return None
         if _type(inner) != _type(node.meta.get("val")):
             return None
@@ -141,6 +141,15 @@ class _Expander:
             self.asked.questions[Question(question.condition, path, line)] = None
         self.asked.sizes |= asked.sizes
         return inner, operands
+
+    def held(self, question: Question) -> bool:
+        """Whether it is true of the example's own sizes.
+
+        If not, torch did not look at them: it was asked whether something is known to
+        be so for every size (guard_or_false), and what follows is right in any case.
+        """
+        sizes = self.mode.shape_env.backed_var_to_val
+        return bool(question.condition.subs(sizes) != sympy.false)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -218,7 +227,7 @@ def _replace(graph: Graph, node: Node, results: Any) -> None:
     graph.erase_node(node)
 
 
-def _fixes(question: Question) -> bool:
+def fixes_a_size(question: Question) -> bool:
     """Whether it fixes a size to that of the example, or is about data."""
     expr = question.condition
     if any(str(symbol).startswith(("u", "zuf")) for symbol in expr.free_symbols):

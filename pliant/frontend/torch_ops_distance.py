@@ -34,7 +34,7 @@ def _norm(cx: TorchContext, off: Value, p: float) -> Value:
 
 
 def cdist(
-    cx: TorchContext, x: Value, y: Value, p: float, compute_mode: int | None = None
+    cx: TorchContext, x: Value, y: Value, p: float = 2, compute_mode: int | None = None
 ) -> Value:
     rows, others = unsqueeze(cx, x, -2), unsqueeze(cx, y, -3)
     return _norm(cx, cx.sub(rows, others), p)
@@ -185,6 +185,7 @@ def addbmm(
 
 
 DISTANCE: dict[Any, Translate] = {
+    aten.cdist.default: cdist,
     aten._cdist_forward.default: cdist,
     aten._pdist_forward.default: pdist,
     aten._euclidean_dist.default: lambda cx, x, y: cdist(cx, x, y, 2.0),

@@ -40,6 +40,11 @@ def dot(cx: TorchContext, x: Value, y: Value) -> Value:
     return cx.b.matmul(x, y)
 
 
+def inner(cx: TorchContext, x: Value, y: Value) -> Value:
+    scalar = not x.type.rank or not y.type.rank
+    return cx.mul(x, y) if scalar else linear(cx, x, y)
+
+
 def outer(cx: TorchContext, x: Value, y: Value) -> Value:
     return cx.mul(cx.reshape(x, (x.shape[0], 1)), cx.reshape(y, (1, y.shape[0])))
 
@@ -52,6 +57,8 @@ def plus_product(
     assert isinstance(out, Value)
     if beta == 0:
         return out
+    if out.type.rank == 1 and not x.type.rank:  # of no rows, eager gives the scalar
+        cx.require(le(as_expr(1), out.shape[0]), "addmv of a scalar needs rows")
     return cx.add(out, scaled(cx, x, beta))
 
 
@@ -546,7 +553,7 @@ NN: dict[Any, Translate] = {
     aten.mv.default: matmul,
     aten.dot.default: dot,
     aten.vdot.default: dot,
-    aten.inner.default: lambda cx, x, y: linear(cx, x, y),
+    aten.inner.default: inner,
     aten.outer.default: outer,
     aten.ger.default: outer,
     aten.addmm.default: plus_product,

@@ -121,6 +121,17 @@ def var_mean(
     return list(variance(cx, x, axes, correction, keepdim))
 
 
+def std_mean(
+    cx: TorchContext,
+    x: Value,
+    dim: Any = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> list[Value]:
+    spread, center = var_mean(cx, x, dim, correction, keepdim)
+    return [cx.unary("sqrt", spread), center]
+
+
 def var_mean_dim(
     cx: TorchContext, x: Value, dim: Dims, unbiased: bool = True, keepdim: bool = False
 ) -> list[Value]:
@@ -346,6 +357,7 @@ REDUCE: dict[Any, Translate] = {
     aten.std.dim: root_of(var),
     aten.std.correction: root_of(var_correction),
     aten.var_mean.correction: var_mean,
+    aten.std_mean.correction: std_mean,
     aten.var_mean.dim: var_mean_dim,
     aten.amax.default: extreme("max"),
     aten.amin.default: extreme("min"),

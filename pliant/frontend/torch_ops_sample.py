@@ -18,12 +18,12 @@ from pliant.sym import Expr, as_expr
 
 aten = torch.ops.aten
 
-# --- a volume at the points of a grid -------------------------------------------
+# --- an image or a volume at the points of a grid -------------------------------
 
-_NEAREST, _BORDER, _REFLECTION = 1, 1, 2
+_NEAREST, _CUBIC, _BORDER, _REFLECTION = 1, 2, 1, 2
 
 
-def grid_sampler_3d(
+def grid_sampler(
     cx: TorchContext,
     x: Value,
     grid: Value,
@@ -31,47 +31,89 @@ def grid_sampler_3d(
     padding_mode: int,
     align_corners: bool,
 ) -> Value:
-    """x (N, C, D, H, W) at grid (N, .., 3), whose last axis has x, y, z."""
-    sizes = x.shape[2:]
+    """x (N, C, spatial..) at grid (N, .., rank), whose last axis has x, y, z."""
+    rank, sizes = x.type.rank - 2, x.shape[2:]
+    last = rank + 1
     points = [
-        drop_axis(cx, cx.slice(grid, 4, 2 - k, 1), 4) for k in range(3)
-    ]  # along D, H, W: (N, D', H', W') each
-    points = [
-        _position(cx, point, size, padding_mode, align_corners)
-        for point, size in zip(points, sizes, strict=True)
-    ]
-    last = cx.transpose(x, [0, 2, 3, 4, 1])
-    if interpolation_mode == _NEAREST:
-        corner = [cx.unary("round", point) for point in points]
-        out = _at(cx, last, corner, None)
+        _spread(
+            cx,
+            drop_axis(cx, cx.slice(grid, last, rank - 1 - k, 1), last),
+            size,
+            align_corners,
+        )
+        for k, size in enumerate(sizes)
+    ]  # in elements along each axis: (N, out..) each
+
+    def put_inside(positions: Sequence[Value]) -> list[Value]:
+        pairs = zip(positions, sizes, strict=True)
+        return [_padded(cx, p, n, padding_mode, align_corners) for p, n in pairs]
+
+    if interpolation_mode == _CUBIC:
+        whole = [cx.unary("floor", point) for point in points]
+        shares = [
+            _cubic_shares(cx, cx.sub(p, w)) for p, w in zip(points, whole, strict=True)
+        ]
+        taps = range(4)
+        corners = [[cx.add(w, float(k - 1)) for k in taps] for w in whole]
+        settle = put_inside
     else:
-        floors = [cx.unary("floor", point) for point in points]
-        rests = [cx.sub(p, f) for p, f in zip(points, floors, strict=True)]
-        parts = []
-        for side in itertools.product((0, 1), repeat=3):
-            corner = [
-                cx.add(f, 1.0) if s else f for f, s in zip(floors, side, strict=True)
-            ]
-            shares = [
-                r if s else cx.sub(1.0, r) for r, s in zip(rests, side, strict=True)
-            ]
-            weight = cx.mul(cx.mul(shares[0], shares[1]), shares[2])
-            parts.append(_at(cx, last, corner, weight))
-        out = parts[0]
-        for part in parts[1:]:
-            out = cx.add(out, part)
-    return cx.transpose(out, [0, 4, 1, 2, 3])
+        points = put_inside(points)
+        near = "round" if interpolation_mode == _NEAREST else "floor"
+        whole = [cx.unary(near, point) for point in points]
+        rests = [cx.sub(p, w) for p, w in zip(points, whole, strict=True)]
+        shares = [[cx.sub(1.0, r), r] for r in rests]
+        corners = [[w, cx.add(w, 1.0)] for w in whole]
+        taps = range(1 if interpolation_mode == _NEAREST else 2)
+        settle = _as_they_are
+    final = cx.transpose(x, [0, *range(2, rank + 2), 1])
+    out: Value | None = None
+    for side in itertools.product(taps, repeat=rank):
+        at = settle([corners[k][s] for k, s in enumerate(side)])
+        weight: Value | None = None
+        if interpolation_mode != _NEAREST:
+            weight = shares[0][side[0]]
+            for k, s in enumerate(side[1:], start=1):
+                weight = cx.mul(weight, shares[k][s])
+        part = _at(cx, final, at, weight)
+        out = part if out is None else cx.add(out, part)
+    assert out is not None
+    return cx.transpose(out, [0, rank + 1, *range(1, rank + 1)])
 
 
-def _position(
-    cx: TorchContext, point: Value, size: Expr, padding: int, corners: bool
-) -> Value:
-    """From -1..1 to elements of an axis, put inside as the padding says."""
+def _as_they_are(positions: Sequence[Value]) -> list[Value]:
+    return list(positions)
+
+
+def _cubic_shares(cx: TorchContext, t: Value) -> list[Value]:
+    """Keys' kernel with a = -3/4, of the four elements around."""
+    a = -0.75
+
+    def outer(d: Value) -> Value:
+        inner = cx.sub(cx.mul(d, a), 5 * a)
+        inner = cx.add(cx.mul(inner, d), 8 * a)
+        return cx.sub(cx.mul(inner, d), 4 * a)
+
+    def inner(d: Value) -> Value:
+        slope = cx.sub(cx.mul(d, a + 2), a + 3)
+        return cx.add(cx.mul(cx.mul(slope, d), d), 1.0)
+
+    rest = cx.sub(1.0, t)
+    return [outer(cx.add(t, 1.0)), inner(t), inner(rest), outer(cx.add(rest, 1.0))]
+
+
+def _spread(cx: TorchContext, point: Value, size: Expr, corners: bool) -> Value:
+    """From -1..1 to elements of an axis."""
     wide = cx.tensor(size, point.dtype)
     if corners:
-        at = cx.mul(cx.div(cx.add(point, 1.0), 2.0), cx.sub(wide, 1.0))
-    else:
-        at = cx.div(cx.sub(cx.mul(cx.add(point, 1.0), wide), 1.0), 2.0)
+        return cx.mul(cx.div(cx.add(point, 1.0), 2.0), cx.sub(wide, 1.0))
+    return cx.div(cx.sub(cx.mul(cx.add(point, 1.0), wide), 1.0), 2.0)
+
+
+def _padded(
+    cx: TorchContext, at: Value, size: Expr, padding: int, corners: bool
+) -> Value:
+    """Positions put inside, as the padding says; none, for zeros."""
+    wide = cx.tensor(size, at.dtype)
     if padding == _REFLECTION:
         low = 0.0 if corners else -0.5
         span = cx.sub(wide, 1.0) if corners else wide
@@ -90,27 +132,24 @@ def _position(
 def _at(
     cx: TorchContext, x: Value, corner: Sequence[Value], weight: Value | None
 ) -> Value:
-    """x (N, D, H, W, C) at whole positions, times a weight; outside it is 0."""
+    """x (N, spatial.., C) at whole positions, times a weight; outside it is 0."""
+    sizes = x.shape[1:-1]
     inside: Value | None = None
-    places = [cx.iota(corner[0].shape, 0, DType.I64)]
-    for position, size in zip(corner, x.shape[1:4], strict=True):
+    for position, size in zip(corner, sizes, strict=True):
         for test in (
             cx.arith("ge", position, 0.0),
             cx.arith("lt", position, cx.tensor(size, position.dtype)),
         ):
             inside = test if inside is None else cx.arith("logical_and", inside, test)
     assert inside is not None
-    for axis, (position, size) in enumerate(
-        zip(corner, x.shape[1:4], strict=True), start=1
-    ):
+    places = [cx.iota(corner[0].shape, 0, DType.I64)]
+    for axis, (position, size) in enumerate(zip(corner, sizes, strict=True), start=1):
         place = cx.cast(cx.select(inside, position, 0.0), DType.I64)
         places.append(cx.in_range(place, size, axis))
-    picked = cx.b.emit("index", x, *places)  # (N, D', H', W', C)
-    share = cx.tensor(1.0, x.dtype) if weight is None else weight
-    kept = cx.select(inside, share, 0.0)
-    mask = cx.reshape(inside, (*inside.shape, 1))
-    out = cx.select(mask, picked, 0.0)
-    return out if weight is None else cx.mul(out, cx.reshape(kept, mask.shape))
+    picked = cx.b.emit("index", x, *places)  # (N, out.., C)
+    column = [*inside.shape, as_expr(1)]
+    out = cx.select(cx.reshape(inside, column), picked, 0.0)
+    return out if weight is None else cx.mul(out, cx.reshape(weight, column))
 
 
 # --- resizing with antialiasing -------------------------------------------------
@@ -227,7 +266,8 @@ def resize_smoothed_vec(kind: str) -> Translate:
 
 
 SAMPLE: dict[Any, Translate] = {
-    aten.grid_sampler_3d.default: grid_sampler_3d,
+    aten.grid_sampler_2d.default: grid_sampler,
+    aten.grid_sampler_3d.default: grid_sampler,
     aten._upsample_bilinear2d_aa.default: resize_smoothed("linear"),
     aten._upsample_bilinear2d_aa.vec: resize_smoothed_vec("linear"),
     aten._upsample_bicubic2d_aa.default: resize_smoothed("cubic"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pliant.frontend.torch_ops_bessel import BESSEL, Function, narrow
-from pliant.frontend.torch_ops_context import Operand, TorchContext
+from pliant.frontend.torch_ops_context import HALF, Operand, TorchContext
 from pliant.frontend.torch_ops_math import Translate, float_test
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -282,6 +282,12 @@ def copysign(cx: TorchContext, x: Operand, y: Operand) -> Value:
     return cx.arith("copysign", x, y, cx.out_dtype)
 
 
+def nextafter(cx: TorchContext, x: Value, y: Value) -> Value:
+    if cx.out_dtype in HALF:
+        cx.unsupported("the next number of a half float")
+    return cx.arith("nextafter", x, y)
+
+
 def signbit(cx: TorchContext, x: Value) -> Value:
     if not x.dtype.is_float:
         return (
@@ -323,6 +329,6 @@ SPECIAL: dict[Any, Translate] = {
     aten.copysign.Scalar: copysign,
     aten.signbit.default: signbit,
     aten.sinc.default: sinc,
-    aten.nextafter.default: lambda cx, x, y: cx.arith("nextafter", x, y),
+    aten.nextafter.default: nextafter,
     **BESSEL,
 }

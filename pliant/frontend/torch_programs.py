@@ -326,9 +326,13 @@ def _facts(conds: Sequence[Cond]) -> Facts:
 def _possible(region: Sequence[Cond]) -> bool:
     """False only if it is proved that no size is in the region."""
     try:
-        return _facts(region[:-1]).prove(region[-1]) is not False
+        known = _facts(region[:-1])
+        if known.prove(region[-1]) is False:
+            return False
+        known.assume(region[-1])
     except ValueError:  # they contradict each other
         return False
+    return True
 
 
 def _few(region: Sequence[Cond]) -> dict[str, tuple[int, int]]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -42,6 +43,13 @@ _OPS = os.path.join(_TORCH, "_ops.py")
 # Sorts strides of what torch.cond gives, for speed alone: no condition of the program.
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
+
+# Functions of torch's decompositions that compute the shape in which operands meet, or
+# the strides of a result: as inside an op, they decide nothing that has a value.
+_SHAPES = frozenset({"_broadcast_shapes", "compute_elementwise_output_strides"})
+_LAYOUT = re.compile("contiguous|non_overlapping|memory_format|channels_last|strides")
+_REFERENCES = os.path.join(_TORCH, "_refs") + os.sep
+_PRIMITIVES = os.path.join(_TORCH, "_prims_common") + os.sep
 
 # torch's settings are of the process, so one trace at a time.
 _tracing = threading.RLock()
@@ -134,6 +142,10 @@ def _asking_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         path, function = frame.f_code.co_filename, frame.f_code.co_name
         if path == _FAKE_OPS or path.startswith(_TRACER):
+            return None
+        if function in _SHAPES and path.startswith((_REFERENCES, _PRIMITIVES)):
+            return None
+        if path.startswith(_PRIMITIVES) and _LAYOUT.search(function):
             return None
         if path == _OPS and function == "decompose":
             decomposed = True

@@ -492,6 +492,139 @@ def test_attention_forms() -> None:
     check(cases, make, shapes, [(1, 1), (3, 13), (1, 130), (2, 67)], 2e-5)
 
 
+SPECIAL: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{name: getattr(torch, name) for name in ("atan", "asinh", "sinc", "angle", "i0")},
+    **{name: getattr(torch, name) for name in ("signbit", "isposinf", "isneginf")},
+    **{name: getattr(torch, name) for name in ("lgamma", "digamma", "acosh")},
+    "acos": lambda x: x.sigmoid().acos(),
+    "asin": lambda x: x.sin().asin(),
+    "atanh": lambda x: (x.sin() * 0.99).atanh(),
+    "erfinv": lambda x: (x.sin() * 0.99).erfinv(),
+    "ndtri": lambda x: torch.special.ndtri(x.sigmoid()),
+    **{
+        name: getattr(torch.special, name)
+        for name in (
+            *("erfcx", "ndtr", "log_ndtr", "i0e", "i1", "i1e", "bessel_j0"),
+            *("bessel_j1", "modified_bessel_i0", "modified_bessel_i1"),
+            "spherical_bessel_j0",
+        )
+    },
+    **{
+        name: lambda x, name=name: getattr(torch.special, name)(x.abs() + 0.1)
+        for name in (
+            *("modified_bessel_k0", "modified_bessel_k1", "bessel_y0", "bessel_y1"),
+            *("scaled_modified_bessel_k0", "scaled_modified_bessel_k1"),
+        )
+    },
+    "fmax": lambda x: torch.fmax(x, x.flip(0)),
+    "fmin": lambda x: torch.fmin(x, x.flip(0)),
+    "heaviside": lambda x: torch.heaviside(x, x.flip(0)),
+    "copysign": lambda x: torch.copysign(x, x.flip(0)),
+    "nextafter": lambda x: torch.nextafter(x, x.flip(0)),
+    "isin": lambda x: torch.isin(x, x[:2]),
+    "std_mean": lambda x: torch.std_mean(x, dim=1),
+    "addbmm": lambda x: torch.addbmm(x[:1, :1], x[None], x.T[None]),
+    "cdist": lambda x: torch.cdist(x, x + 1, 1.0),
+    "pdist": F.pdist,
+    "diagonal_scatter": lambda x: torch.diagonal_scatter(x, x.diagonal() * 2),
+}
+
+
+def test_special_functions() -> None:
+    """Within what f32 resolves, at 0, beyond the domain and far out as well."""
+
+    class Every(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[Any]:
+            return [function(x) for function in SPECIAL.values()]
+
+    generator = torch.Generator().manual_seed(0)
+    model = compiled(Every(), (torch.randn(3, 9),), ({0: "n"},))
+    for n in (2, 3, 64):
+        x = torch.randn(n, 9, generator=generator) * torch.tensor([1.0, 4, 30] * 3)
+        x[0] = torch.tensor([0.0, 1, -1, 2, -2, 0.5, -0.5, 40, -40])
+        for name, got, want in zip(SPECIAL, run(model, (x,)), Every()(x), strict=True):
+            torch.testing.assert_close(
+                *(got, want),
+                rtol=3e-5,
+                atol=3e-6,
+                equal_nan=True,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    **{
+        f"{op} {own}": lambda x, i, op=op, own=own: x.scatter_reduce(
+            0, i[:, None].expand(x.shape), x * 2, op, include_self=own
+        )
+        for op in ("sum", "prod", "mean", "amax", "amin")
+        for own in (True, False)
+    },
+    "scatter.src": lambda x, i: x.scatter(0, i[:, None].expand(x.shape), x * 2),
+    "scatter.reduce": lambda x, i: x.scatter(
+        0, i[:, None].expand(x.shape), x * 2, reduce="multiply"
+    ),
+    "index_copy": lambda x, i: x.index_copy(0, i, x * 2),
+    "index_fill": lambda x, i: x.index_fill(0, i, 3.0),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x * 2, "amax"),
+    "index_put": lambda x, i: x.index_put((i,), x * 2),
+    "put": lambda x, i: x.put(i, x[:, 0]),
+    "masked_scatter": lambda x, i: x.masked_scatter(x > 0, x.flip(0)),
+}
+
+
+def test_writes_at_computed_places() -> None:
+    class Every(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> list[Any]:
+            return [function(x, i) for function in WRITES.values()]
+
+    example = torch.randn(4, 3), torch.randperm(4)
+    model = compiled(Every(), example, ({0: "n"}, {0: "n"}))
+    for n in (1, 2, 7, 40):
+        args = torch.randn(n, 3), torch.randperm(n)
+        torch_oracle.same(run(model, args), Every()(*args))
+
+
+def test_bags_of_embeddings() -> None:
+    class Every(nn.Module):
+        def forward(self, i: torch.Tensor, weight: torch.Tensor) -> list[Any]:
+            modes = ("sum", "mean", "max")
+            return [
+                F.embedding_bag(i, weight, mode=mode, padding_idx=pad)
+                for mode in modes
+                for pad in (None, 1)
+            ]
+
+    example = torch.randint(0, 7, (4, 3)), torch.randn(7, 6)
+    model = compiled(Every(), example, ({0: "n", 1: "k"}, None))
+    for n, k in ((1, 1), (2, 5), (9, 2)):
+        args = torch.randint(0, 7, (n, k)), torch.randn(7, 6)
+        torch_oracle.same(run(model, args), Every()(*args))
+
+
+def test_samples_between_elements() -> None:
+    class Every(nn.Module):
+        def forward(self, x: torch.Tensor, grid: torch.Tensor) -> list[Any]:
+            kinds = ("bilinear", "nearest", "bicubic")
+            pads = ("zeros", "border", "reflection")
+            out: list[Any] = [
+                F.grid_sample(x, grid, kind, pad, align_corners=kind == "nearest")
+                for kind, pad in zip(kinds, pads, strict=True)
+            ]
+            volume, points = x[:, :, None], F.pad(grid, (0, 1))[:, None]
+            out.append(F.grid_sample(volume, points, align_corners=False))
+            for kind in ("bilinear", "bicubic"):
+                out.append(F.interpolate(x, (5, 3), mode=kind, antialias=True))
+            return out
+
+    example = torch.randn(2, 3, 7, 11), torch.randn(2, 4, 5, 2)
+    dims = {0: "n", 2: "h", 3: "w"}, {0: "n", 1: "a"}
+    model = compiled(Every(), example, dims)
+    for n, h, w, a in ((1, 7, 11, 2), (3, 4, 5, 1), (2, 1, 20, 3)):
+        args = torch.randn(n, 3, h, w), torch.randn(n, a, 5, 2)
+        torch_oracle.same(run(model, args), Every()(*args))
+
+
 def test_nearly_all_overloads_were_compiled() -> None:
     """Runs last: what is left are other spellings of what was compiled."""
     if len(SEEN) < 100:
