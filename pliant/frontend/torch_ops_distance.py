@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import Operand, TorchContext, as_index, used
+from pliant.frontend.torch_ops_context import TorchContext, as_index, used
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import matmul
 from pliant.frontend.torch_ops_shape import take, unsqueeze
@@ -62,22 +62,6 @@ def pdist(cx: TorchContext, x: Value, p: float = 2) -> Value:
     column = cx.add(cx.sub(k, begin(row)), cx.add(row, 1))
     cx.nonnegative |= {row, column}
     return _norm(cx, cx.sub(take(cx, x, 0, row), take(cx, x, 0, column)), p)
-
-
-def isin(
-    cx: TorchContext,
-    elements: Operand,
-    tests: Operand,
-    *,
-    assume_unique: bool = False,
-    invert: bool = False,
-) -> Value:
-    """Each element beside each of the tests."""
-    x, wanted = cx.tensor(elements), cx.tensor(tests)
-    wanted = cx.reshape(wanted, (wanted.type.numel,))
-    hits = cx.arith("eq", unsqueeze(cx, x, -1), wanted)
-    found = cx.reduce("any", hits, (hits.type.rank - 1,))
-    return cx.unary("logical_not", found) if invert else found
 
 
 def embedding_bag(
@@ -189,9 +173,6 @@ DISTANCE: dict[Any, Translate] = {
     aten._cdist_forward.default: cdist,
     aten._pdist_forward.default: pdist,
     aten._euclidean_dist.default: lambda cx, x, y: cdist(cx, x, y, 2.0),
-    aten.isin.Tensor_Tensor: isin,
-    aten.isin.Tensor_Scalar: isin,
-    aten.isin.Scalar_Tensor: isin,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
     aten.diagonal_scatter.default: diagonal_scatter,
