@@ -84,6 +84,8 @@ class Shake:
         return 1 + TINY * torch.tan(math.pi * (drawn - 0.5))
 
     def __call__(self, x: Any) -> Any:
+        if isinstance(x, tuple | list):  # all that an op gives
+            return type(x)([self(part) for part in x])
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         return x * self.factor(x)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from catalogue import ENTRIES, LEFT_OUT
-from judge import judge
+from judge import Shake, judge
 from random_models import Input, Line, Model, model
 
 import pliant
@@ -56,6 +56,17 @@ def test_the_example_says_the_type_of_nothing() -> None:
     given = Input("x0", ("n",), torch.float32)
     made = Model(0, (given,), (kept,), (), ("v0",), ((1, 4, 1), (1, 0, 1), (1, 9, 1)))
     assert judge(made).kind == "fine"
+
+
+def test_each_of_several_results_is_rounded() -> None:
+    """The second one of an op too: it is shaken, and so are the two that it gives."""
+    x = torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64)
+    kept = x.clone()
+    first, (second, places) = Shake(0)((x, [x, torch.arange(3)]))
+    assert (first != kept).all() and (second != kept).all()
+    assert torch.equal(places, torch.arange(3)) and torch.equal(x, kept)
+    found = Shake(0)(x.max(0))
+    assert found.values != 5.0 and found.indices == 2
 
 
 class Grid(torch.nn.Module):
