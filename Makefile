@@ -18,7 +18,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 
 .PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-papers pages ablation
+.PHONY: bench-limits bench-papers pages ablation coverage
 
 test: lint types unit
 
@@ -48,6 +48,11 @@ sweep: setup
 fuzz: setup
 	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \
 		$(if $(SEED),--seed $(SEED))
+
+# What of torch compiles: every OpInfo entry, 15 minutes; writes docs/coverage.md. An
+# interrupted run goes on where it was.
+coverage: setup
+	$(BIN)/python -m bench.coverage opinfo
 
 # Each of these says how long it will take before it starts; docs/measuring.md has them
 # in order. Times need an otherwise idle machine; tables go to the terminal and to

@@ -1,4 +1,4 @@
-"""What of torch compiles, as scorecards: `python -m bench.coverage opinfo|aten|models`.
+"""What of torch compiles, as scorecards: `python -m bench.coverage opinfo`.
 
 Every entry of a fixed list is compiled with every dim dynamic and compared with eager;
 there is no fallback. Each is judged in a process that may crash or hang without harm

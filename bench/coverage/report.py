@@ -14,16 +14,12 @@ KINDS = (
     *("pass", "wrong", "unsupported", "refused", "internal", "crash", "hang"),
     *("export_cannot", "eager_cannot"),
 )
-TITLES = {
-    "opinfo": "OpInfo entries of torch.testing",
-    "aten": "Core ATen overloads",
-    "models": "Architectures of timm, transformers and diffusers",
-}
+TITLES = {"opinfo": "OpInfo entries of torch.testing"}
 OPENING = """# What of torch compiles
 
-Written by `make coverage` (`python -m bench.coverage opinfo|aten|models`): each entry
-is compiled with every dim dynamic (but those of size 1, which may be there to
-broadcast), without fallback, and compared with eager at its own sizes and at others
+Written by `make coverage` (`python -m bench.coverage opinfo`): each entry is compiled
+with every dim dynamic (but those of size 1, which may be there to broadcast), without
+fallback, and compared with eager at its own sizes and at others
 (`bench/coverage/judge.py`). Every entry that does not pass is listed.
 """
 
@@ -39,6 +35,12 @@ def save(card: str, found: dict[str, dict[str, Any]], about: dict[str, str]) -> 
         if path.exists():
             parts.append(_card(title, json.loads(path.read_text())))
     PAGE.write_text("\n".join(parts))
+
+
+def saved(card: str) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """What the last run was, and its entries."""
+    content = json.loads((RESULTS / f"coverage_{card}.json").read_text())
+    return content["about"], content["entries"]
 
 
 def counts(found: dict[str, dict[str, Any]]) -> dict[str, int]:

@@ -105,7 +105,8 @@ def _polynomial(cx: TorchContext, x: Value, coefficients: tuple[float, ...]) -> 
 
 def _erfinv(cx: TorchContext, y: Value) -> Value:
     """A rational function, then three steps of Newton's method on erf."""
-    size = cx.unary("abs", y)
+    left = cx.arith("lt", y, 0.0)
+    size = cx.select(left, cx.unary("neg", y), y)  # with a slope at 0
     inside = cx.arith("minimum", size, 0.7)
     z = cx.mul(inside, inside)
     ratio = cx.div(_polynomial(cx, z, _CENTRAL), _polynomial(cx, z, _CENTRAL_BELOW))
@@ -123,10 +124,9 @@ def _erfinv(cx: TorchContext, y: Value) -> Value:
         x = cx.sub(x, cx.div(cx.sub(cx.unary("erf", x), size), slope))
         # The last step has the derivative: 1 over that of erf.
         x = cx.b.emit("stop_gradient", x) if cx.training and step == 1 else x
-    x = cx.select(cx.arith("lt", y, 0.0), cx.unary("neg", x), x)
-    x = cx.select(cx.arith("eq", size, 1.0), cx.mul(y, math.inf), x)
-    x = cx.select(cx.arith("gt", size, 1.0), math.nan, x)
-    return cx.select(cx.arith("eq", y, 0.0), y, x)
+    x = cx.select(cx.arith("eq", size, 1.0), math.inf, x)
+    x = cx.select(left, cx.unary("neg", x), x)
+    return cx.select(cx.arith("gt", size, 1.0), math.nan, x)
 
 
 def _erfcx(cx: TorchContext, x: Value) -> Value:

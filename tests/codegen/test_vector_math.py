@@ -264,6 +264,8 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     **{op: getattr(torch, op) for op in UNARY if op != "decay"},
     "pow": torch.pow,
     "atan2": torch.atan2,
+    "copysign": torch.copysign,
+    "nextafter": torch.nextafter,
     "mod": torch.remainder,
     "floordiv": torch.floor_divide,
 }
