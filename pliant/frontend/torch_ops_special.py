@@ -144,6 +144,11 @@ def _ndtr(cx: TorchContext, x: Value) -> Value:
     return cx.mul(cx.unary("erfc", cx.mul(x, -math.sqrt(0.5))), 0.5)
 
 
+def _eager_ndtr(cx: TorchContext, x: Value) -> Value:
+    """As torch has it: 0 left of -8.3, where `_ndtr` is not."""
+    return cx.mul(cx.add(cx.unary("erf", cx.mul(x, math.sqrt(0.5))), 1.0), 0.5)
+
+
 def _log_ndtr(cx: TorchContext, x: Value) -> Value:
     """Of the left tail, the logarithm of what is left beside exp(-x^2/2)."""
     low = cx.arith("minimum", x, -1.0)
@@ -315,7 +320,7 @@ SPECIAL: dict[Any, Translate] = {
     aten.atanh.default: exact(_atanh),
     aten.erfinv.default: exact(_erfinv),
     aten.special_erfcx.default: narrow(_erfcx),
-    aten.special_ndtr.default: exact(_ndtr),
+    aten.special_ndtr.default: exact(_eager_ndtr),
     aten.special_log_ndtr.default: narrow(_log_ndtr),
     aten.special_ndtri.default: narrow(_ndtri),
     aten.lgamma.default: narrow(_lgamma),
