@@ -120,11 +120,16 @@ def _matters(graph: Graph, *wanted: Value) -> set[Value]:
     return found
 
 
+def _multiplies(op: Op) -> bool:
+    """Products at computed places: a quotient by the factor fails where it is 0."""
+    return op.name == "scatter" and op.str_attr("op") == "prod"
+
+
 def _reject(graph: Graph, active: set[Value]) -> None:
     missing = [
         UnsupportedOp(op.name, "its gradient is not known", op.loc or "unknown place")
         for op in graph.ops
-        if op.name not in RULES
+        if (op.name not in RULES or _multiplies(op))
         and op.name not in WITHOUT
         and any(v in active for v in op.results)
     ]

@@ -176,14 +176,10 @@ def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
 
 
 def _scatter(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """As torch has it: those that are equal to the largest share its gradient, and a
-    factor gets that of the product times the other factors."""
+    """As torch has it: those that are equal to the largest share its gradient."""
     (i, rows), b, g = op.operands, tape.b, _of(grads)
     mine = b.emit("index", g, i)
     found = b.emit("index", op.result, i)
-    if op.str_attr("op") == "prod":
-        yield rows, GradientPart(tape.mul(mine, b.emit("div", found, rows)))
-        return
     hit = b.cast(b.emit("eq", rows, found), rows.dtype)
     count = scatter(tape, i, hit, op.dim_attr("rows"))
     shared = b.emit("div", tape.mul(mine, hit), b.emit("index", count, i))

@@ -206,18 +206,34 @@ def test_stop_gradient() -> None:
 
 
 def test_ops_without_a_rule() -> None:
-    with pytest.raises(UnsupportedOpError, match="if"):
+    with pytest.raises(UnsupportedOpError, match="while"):
         differentiated(
-            """graph @main(%c: bool[], %w: f64[n]) {
-  %y: f64[n] = if(%c, %w)
-    region @then(%a: f64[n]) {
-      return %a
+            """graph @main(%w: f64[n]) {
+  %y: f64[n] = while(%w)
+    region @test(%a: f64[n]) {
+      %m: f64[] = reduce(%a) {op = "max", axes = (0), keepdims = false}
+      %c: bool[] = isnan(%m)
+      return %c
     }
-    region @else(%a: f64[n]) {
+    region @body(%a: f64[n]) {
       %b: f64[n] = neg(%a)
       return %b
     }
   %l: f64[] = reduce(%y) {op = "sum", axes = (0), keepdims = false}
+  return %l
+}
+""",
+            "w",
+        )
+
+
+def test_products_at_computed_places_have_no_rule() -> None:
+    """A quotient by the factor would be wrong where it is 0."""
+    with pytest.raises(UnsupportedOpError, match="scatter"):
+        differentiated(
+            """graph @main(%i: i64[m], %w: f64[m, c]) {
+  %y: f64[n, c] = scatter(%i, %w) {op = "prod", rows = <n>}
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1), keepdims = false}
   return %l
 }
 """,
