@@ -188,6 +188,10 @@ class Flows:
         graph = Graph(name, tuple(params), ops, region.results, (), guards)
         graph = graph.replace(sizes=tuple(sorted(free)))
         lowered = self.compile(self.module.replace(graphs={"main": graph}))
+        for op in lowered.main.ops:
+            if op.name == "call_library":
+                callee = op.replace(name=op.str_attr("callee"))
+                self.refuse(callee, "not inside a branch or loop yet")
         return self.adopted(lowered, name), tuple(params)
 
     def adopted(self, lowered: Module, name: str) -> LoweredRegion:

@@ -142,3 +142,16 @@ def test_a_failed_check_ends_a_loop() -> None:
     with pytest.raises(pliant.PliantError, match="is outside axis 0"):
         m(torch.tensor([1, 2, 9, 0]), torch.tensor([0]))
     assert int(m(*inputs)) == 0
+
+
+def test_sorting_in_a_loop_is_refused() -> None:
+    class Sorts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return while_loop(
+                lambda i, x: i < 3,
+                lambda i, x: (i + 1, x.sort().values * 2),
+                (torch.zeros((), dtype=torch.int64), x),
+            )[1]
+
+    with pytest.raises(pliant.UnsupportedOpError, match="sort: not inside a branch"):
+        pliant.compile(Sorts(), (torch.randn(5),), ({0: "n"},))
