@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-RUNTIME := $(wildcard pliant/runtime/*.c pliant/runtime/*.h)
+RUNTIME := $(wildcard pliant/runtime/*.[ch] pliant/library/*.[ch])
 CHECKED := pliant tests bench zoo demo setup.py
 # `make bench MODELS="bert gpt2"`; more choices: `.venv/bin/pliant bench --help`.
 MODELS ?= zoo
