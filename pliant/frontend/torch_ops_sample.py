@@ -14,7 +14,7 @@ from pliant.frontend.torch_ops_nn import matmul, scaled_size
 from pliant.frontend.torch_ops_shape import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr
+from pliant.sym import Expr, as_expr, le
 
 aten = torch.ops.aten
 
@@ -33,6 +33,8 @@ def grid_sampler(
 ) -> Value:
     """x (N, C, spatial..) at grid (N, .., rank), whose last axis has x, y, z."""
     rank, sizes = x.type.rank - 2, x.shape[2:]
+    for size in sizes:
+        cx.require(le(as_expr(1), size), "a grid samples from elements")
     last = rank + 1
     points = [
         _spread(
@@ -226,6 +228,8 @@ def smoothed(
     x = cx.cast(x, kept.compute)
     for axis in (3, 2):
         size, out = x.shape[axis], cx.simplify(as_expr(sizes[axis - 2]))
+        for extent in (size, out):
+            cx.require(le(as_expr(1), extent), "a resize needs elements")
         weights = _weights(cx, kind, size, out, factors[axis - 2], corners)
         last = cx.move_axis(x, axis, 3)
         x = cx.move_axis(matmul(cx, last, cx.cast(weights, x.dtype)), 3, axis)

@@ -309,8 +309,6 @@ def _never_late(load: _Access, store: _Access) -> bool:
         if parts is None:
             return False
         digits += parts
-    if len(digits) > _MOST_DIGITS:
-        return False
     return _disjoint(load, store, digits, common)
 
 
@@ -342,6 +340,8 @@ def _disjoint(
     if bases[0] != bases[1]:
         return False
     pairs = _unblocked(list(zip(digits, weights, strict=True)), facts)
+    if len(pairs) > _MOST_DIGITS:
+        return False
     return any(
         all(_ascends(span, order, facts) for span in spans)
         for order in permutations(pairs)

@@ -278,7 +278,9 @@ def test_only_the_sums_of_attention(causal: bool) -> None:
     as_eager(function, ours, q[:1, :, :1])
 
 
-def test_a_size_of_data_alone_is_refused() -> None:
+def test_a_size_of_data_alone() -> None:
+    """Nothing but the number of elements that a mask keeps."""
+
     def sized(x: Tensor, mask: Tensor) -> Tensor:
         return torch.ones(torch.masked_select(x, mask).shape[0])
 
@@ -288,9 +290,12 @@ def test_a_size_of_data_alone_is_refused() -> None:
         return torch.full_like(picked, 2)
 
     x = torch.randn(4)
-    for function in (sized, changed):
-        with pytest.raises(pliant.UnsupportedOpError, match="nonzero: no native code"):
-            compiled(function, x, x > 0, dims=({0: "n"}, {0: "n"}))
+    ours = compiled(sized, x, x > 0, dims=({0: "n"}, {0: "n"}))
+    for n in (0, 1, 4, 31):
+        x = torch.randn(n)
+        as_eager(sized, ours, x, x > 0)
+    with pytest.raises(pliant.UnsupportedOpError, match="is not proved"):
+        compiled(changed, x, x > 0, dims=({0: "n"}, {0: "n"}))
 
 
 # --- copies that are views at some sizes ------------------------------------------

@@ -492,7 +492,7 @@ def test_attention_forms() -> None:
     check(cases, make, shapes, [(1, 1), (3, 13), (1, 130), (2, 67)], 2e-5)
 
 
-SPECIAL: dict[str, Callable[[torch.Tensor], Any]] = {
+SPECIAL_FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     **{name: getattr(torch, name) for name in ("atan", "asinh", "sinc", "angle", "i0")},
     **{name: getattr(torch, name) for name in ("signbit", "isposinf", "isneginf")},
     **{name: getattr(torch, name) for name in ("lgamma", "digamma", "acosh")},
@@ -535,14 +535,16 @@ def test_special_functions() -> None:
 
     class Every(nn.Module):
         def forward(self, x: torch.Tensor) -> list[Any]:
-            return [function(x) for function in SPECIAL.values()]
+            return [function(x) for function in SPECIAL_FUNCTIONS.values()]
 
     generator = torch.Generator().manual_seed(0)
     model = compiled(Every(), (torch.randn(3, 9),), ({0: "n"},))
     for n in (2, 3, 64):
         x = torch.randn(n, 9, generator=generator) * torch.tensor([1.0, 4, 30] * 3)
         x[0] = torch.tensor([0.0, 1, -1, 2, -2, 0.5, -0.5, 40, -40])
-        for name, got, want in zip(SPECIAL, run(model, (x,)), Every()(x), strict=True):
+        for name, got, want in zip(
+            SPECIAL_FUNCTIONS, run(model, (x,)), Every()(x), strict=True
+        ):
             torch.testing.assert_close(
                 *(got, want),
                 rtol=3e-5,

@@ -497,7 +497,7 @@ class Maker:
             try:
                 with torch.no_grad():
                     exec(line.text(), space)
-                fine = line.statement or self.fine(space[line.name])
+                fine = line.statement or self.fine(space[line.name], line.name)
             except Exception:
                 if k < 2:
                     return False
@@ -507,10 +507,11 @@ class Maker:
                     return False
         return True
 
-    @staticmethod
-    def fine(value: Any) -> bool:
+    def fine(self, value: Any, name: str) -> bool:
+        """Whether it can be used: among others, its rank is that of the example."""
         return (
             isinstance(value, Tensor)
+            and value.dim() == self.at(name).dim()
             and value.numel() <= MOST_ELEMENTS
             and value.dim() <= 6
             and not value.is_complex()

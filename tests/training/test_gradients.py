@@ -19,6 +19,7 @@ from small_models import (
     token_loss,
 )
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 from training_oracle import check_gradients, eager
 
 import pliant
@@ -292,18 +293,21 @@ def test_parts_without_gradient() -> None:
 
 
 def test_every_op_without_a_gradient_is_listed() -> None:
-    def branches(x: Tensor) -> Tensor:
-        more = torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,))
-        return torch.cond(x.sum() > 9, torch.exp, torch.sin, (more,))
+    def products(x: Tensor) -> Tensor:
+        more = x.scatter_reduce(1, (x > 2).long(), x * 2, "prod")
+        start = torch.zeros((), dtype=torch.int64)
+        return while_loop(
+            lambda i, y: i < 3, lambda i, y: (i + 1, y.exp()), (start, more)
+        )[1]
 
     with pytest.raises(pliant.UnsupportedOpError) as caught:
         pliant.compile_training(
-            Apply(torch.ones(4, 9), branches),
+            Apply(torch.ones(4, 9), products),
             torch.sum,
             pliant.SGD(0.1),
             ((torch.ones(4, 9),), ()),
         )
-    assert [op.name for op in caught.value.ops] == ["if", "if"]
+    assert [op.name for op in caught.value.ops] == ["scatter", "while"]
     assert all("gradient" in op.reason for op in caught.value.ops)
 
 
