@@ -10,7 +10,7 @@ import torch
 
 from pliant.frontend.torch_ops_context import Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_nn import matmul, scaled_size
+from pliant.frontend.torch_ops_nn import scaled_size
 from pliant.frontend.torch_ops_shape import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -87,20 +87,22 @@ def _as_they_are(positions: Sequence[Value]) -> list[Value]:
 
 
 def _cubic_shares(cx: TorchContext, t: Value) -> list[Value]:
-    """Keys' kernel with a = -3/4, of the four elements around."""
+    """Keys' kernel with a = -3/4, of the four elements around.
+
+    The outer ones, which torch computes as a cubic in t + 1, are a*t*(1-t)^2: nothing
+    cancels.
+    """
     a = -0.75
 
-    def outer(d: Value) -> Value:
-        inner = cx.sub(cx.mul(d, a), 5 * a)
-        inner = cx.add(cx.mul(inner, d), 8 * a)
-        return cx.sub(cx.mul(inner, d), 4 * a)
+    def outer(near: Value, far: Value) -> Value:
+        return cx.mul(cx.mul(cx.mul(near, a), far), far)
 
     def inner(d: Value) -> Value:
         slope = cx.sub(cx.mul(d, a + 2), a + 3)
         return cx.add(cx.mul(cx.mul(slope, d), d), 1.0)
 
     rest = cx.sub(1.0, t)
-    return [outer(cx.add(t, 1.0)), inner(t), inner(rest), outer(cx.add(rest, 1.0))]
+    return [outer(t, rest), inner(t), inner(rest), outer(rest, t)]
 
 
 def _spread(cx: TorchContext, point: Value, size: Expr, corners: bool) -> Value:
@@ -184,8 +186,8 @@ def _weights(
     out: Expr,
     factor: float | None,
     corners: bool,
-) -> Value:
-    """(size, out): what each element adds to each of the result, in f64.
+) -> tuple[Value, Value]:
+    """(out, size): what each element adds to each of the result, in f64, if it does.
 
     The filter is as wide as `scale` elements where the result is smaller. Elements
     are taken from int(center - support + 1/2) up to int(center + support + 1/2).
@@ -202,8 +204,8 @@ def _weights(
         scale = cx.div(wide, narrow)
     spread = cx.arith("maximum", scale, 1.0)
     support = cx.mul(spread, reach)
-    center = cx.mul(scale, cx.add(cx.iota((1, out), 1, DType.F64), 0.5))
-    place = cx.iota((size, 1), 0, DType.F64)
+    center = cx.mul(scale, cx.add(cx.iota((out, 1), 0, DType.F64), 0.5))
+    place = cx.iota((1, size), 1, DType.F64)
     first = cx.unary("trunc", cx.add(cx.sub(center, support), 0.5))
     behind = cx.unary("trunc", cx.add(cx.add(center, support), 0.5))
     off = cx.div(cx.add(cx.sub(place, center), 0.5), spread)
@@ -211,8 +213,9 @@ def _weights(
         "logical_and", cx.arith("ge", place, first), cx.arith("lt", place, behind)
     )
     weight = cx.select(taken, filter(cx, off), 0.0)
-    total = cx.reduce("sum", weight, (0,), keepdims=True)
-    return cx.div(weight, cx.select(cx.arith("eq", total, 0.0), 1.0, total))
+    total = cx.reduce("sum", weight, (1,), keepdims=True)
+    whole = cx.div(weight, cx.select(cx.arith("eq", total, 0.0), 1.0, total))
+    return whole, cx.broadcast_to(taken, (out, size))
 
 
 def smoothed(
@@ -223,16 +226,30 @@ def smoothed(
     corners: bool,
     factors: Sequence[float | None],
 ) -> Value:
-    """Columns, then rows: each a product with the matrix of its weights."""
+    """Columns, then rows: each the weighted sums of what a window holds.
+
+    An infinity outside of a window does not count, so it is no matrix product. An image
+    of the size it has already is left alone, where windows have weights of 0 too.
+    """
     kept = x.dtype
+    high, wide = (
+        cx.arith("eq", cx.tensor(have, DType.I64), cx.tensor(want, DType.I64))
+        for have, want in zip(x.shape[2:], sizes, strict=True)
+    )
+    changes = cx.unary("logical_not", cx.arith("logical_and", high, wide))
     x = cx.cast(x, kept.compute)
     for axis in (3, 2):
         size, out = x.shape[axis], cx.simplify(as_expr(sizes[axis - 2]))
         for extent in (size, out):
             cx.require(le(as_expr(1), extent), "a resize needs elements")
-        weights = _weights(cx, kind, size, out, factors[axis - 2], corners)
+        weights, taken = _weights(cx, kind, size, out, factors[axis - 2], corners)
         last = cx.move_axis(x, axis, 3)
-        x = cx.move_axis(matmul(cx, last, cx.cast(weights, x.dtype)), 3, axis)
+        spread = cx.reshape(last, (*last.shape[:3], 1, size))
+        counts = cx.arith("logical_or", changes, cx.arith("ne", weights, 0.0))
+        taken = cx.arith("logical_and", taken, counts)
+        parts = cx.mul(spread, cx.cast(weights, x.dtype))
+        x = cx.reduce("sum", cx.select(taken, parts, 0.0), (4,))
+        x = cx.move_axis(x, 3, axis)
     return cx.cast(x, kept)
 
 
