@@ -228,15 +228,10 @@ def smoothed(
 ) -> Value:
     """Columns, then rows: each the weighted sums of what a window holds.
 
-    An infinity outside of a window does not count, so it is no matrix product. An image
+    An infinity outside of a window does not count, so it is no matrix product. An axis
     of the size it has already is left alone, where windows have weights of 0 too.
     """
     kept = x.dtype
-    high, wide = (
-        cx.arith("eq", cx.tensor(have, DType.I64), cx.tensor(want, DType.I64))
-        for have, want in zip(x.shape[2:], sizes, strict=True)
-    )
-    changes = cx.unary("logical_not", cx.arith("logical_and", high, wide))
     x = cx.cast(x, kept.compute)
     for axis in (3, 2):
         size, out = x.shape[axis], cx.simplify(as_expr(sizes[axis - 2]))
@@ -245,6 +240,7 @@ def smoothed(
         weights, taken = _weights(cx, kind, size, out, factors[axis - 2], corners)
         last = cx.move_axis(x, axis, 3)
         spread = cx.reshape(last, (*last.shape[:3], 1, size))
+        changes = cx.arith("ne", cx.tensor(size, DType.I64), cx.tensor(out, DType.I64))
         counts = cx.arith("logical_or", changes, cx.arith("ne", weights, 0.0))
         taken = cx.arith("logical_and", taken, counts)
         parts = cx.mul(spread, cx.cast(weights, x.dtype))
