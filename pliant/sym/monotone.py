@@ -20,7 +20,10 @@ from pliant.sym.nodes import (
     Term,
     as_expr,
     lift,
+    maximum,
+    minimum,
     operands,
+    rebuild,
 )
 from pliant.sym.prove import Facts
 from pliant.sym.signs import plainly_nonnegative
@@ -95,4 +98,43 @@ def _largest_term(term: Expr, name: str, end: Expr, facts: Facts) -> Expr | None
     if way is not None:
         return low if way < 0 else high
     ends = (e for e in (high, low) if facts.prove(le(term, e)) is True)
-    return next(ends, None)
+    return next(ends, None) or _above(term, name, end)
+
+
+def _above(expr: Expr, name: str, end: Expr) -> Expr | None:
+    """A bound from bounds of the parts: min(max(a - b*u, 0), 1) is at most 1."""
+    total = ZERO
+    for coefficient, mono in expr.terms:
+        if not all(plainly_nonnegative(lift(atom)) for atom, _ in mono):
+            return None
+        term = as_expr(max(coefficient, 0))
+        moving = any(name in lift(atom).symbols() for atom, _ in mono)
+        if not moving:
+            term = as_expr(coefficient)
+        for atom, power in mono:
+            bound = _atom_above(atom, name, end)
+            if bound is None:
+                return None
+            term = term * bound**power
+        total = total + term
+    return total
+
+
+def _atom_above(atom: Atom, name: str, end: Expr) -> Expr | None:
+    if name not in lift(atom).symbols():
+        return lift(atom)
+    if isinstance(atom, Symbol):
+        return end
+    bounds = [_above(part, name, end) for part in operands(atom)]
+    known = [bound for bound in bounds if bound is not None]
+    match atom:
+        case Min() if known:
+            return minimum(*known)
+        case Max() if len(known) == len(bounds):
+            return maximum(*known)
+        case FloorDiv() | CeilDiv():
+            divisor = operands(atom)[1]
+            fixed = name not in divisor.symbols() and plainly_nonnegative(divisor)
+            return rebuild(atom, known) if fixed and len(known) == 2 else None
+        case _:
+            return None

@@ -85,6 +85,7 @@ def test_direction(text: str, way: int | None) -> None:
         ("n*u + 3", "n**2 + 3"),
         ("2*n - u", "2*n"),
         ("64*ceildiv(4*u, 64) + n - u", "64*ceildiv(4*n, 64) + n"),
+        ("5*ceildiv(n*min(max(9 - 3*u, 0), 1), 4)", "5*ceildiv(n, 4)"),
     ],
 )
 def test_largest(text: str, most: str) -> None:
