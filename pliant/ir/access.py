@@ -26,6 +26,7 @@ from pliant.sym import (
     rebuild,
     sym,
 )
+from pliant.sym.nodes import long_division
 from pliant.sym.signs import plainly_nonnegative
 
 Index = tuple[Expr, ...]
@@ -115,6 +116,8 @@ def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:
 
 def _multiples(e: Expr, by: Expr) -> tuple[Expr, Expr]:
     """e == whole*by + rest, with every term that `by` divides exactly in `whole`."""
+    if len(by.terms) > 1:  # d*n - d + i is d*(n - 1) + i
+        return long_division(e, by)
     whole, rest = as_expr(0), as_expr(0)
     for coefficient, monomial in e.terms:
         term = as_expr(coefficient)

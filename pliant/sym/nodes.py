@@ -386,7 +386,7 @@ def _quotient(num: Expr, den: Expr) -> Expr:
     if den.is_const and den.value <= 0:
         _reject_zero(num, den)
         return floordiv(-num, -den)
-    whole, num = _divide(num, den)  # (k*a + r)//k -> a + r//k
+    whole, num = long_division(num, den)  # (k*a + r)//k -> a + r//k
     if den.is_const:
         carry = num.constant // den.value
         whole, num = whole + carry, num - carry * den.value
@@ -426,7 +426,7 @@ def _remainder(num: Expr, den: Expr) -> Expr:
         _reject_zero(num, den)
         return -mod(-num, -den)
     num = _strip_mods(num, den)
-    _, num = _divide(num, den)  # (k*a + r) % k -> r % k
+    _, num = long_division(num, den)  # (k*a + r) % k -> r % k
     if den.is_const:
         num = num - (num.constant - num.constant % den.value)
         if num.is_const:
@@ -570,7 +570,7 @@ def monomial_quotient(mono: Monomial, by: Monomial) -> Monomial | None:
     return tuple((atom, power) for atom, power in powers.items() if power)
 
 
-def _divide(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+def long_division(num: Expr, den: Expr) -> tuple[Expr, Expr]:
     """(q, r) with num == q*den + r; takes only terms that divide exactly.
 
     With several terms in `den`, polynomial division may trade one term for others

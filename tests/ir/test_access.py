@@ -25,7 +25,7 @@ from pliant.ir.access import (
 from pliant.ir.build import Builder
 from pliant.ir.graph import Op
 from pliant.ir.types import DType, tensor
-from pliant.sym import Expr, Facts, as_expr, eq, floordiv, mod, sym
+from pliant.sym import Expr, Facts, as_expr, eq, floordiv, le, mod, sym
 
 A, B, C = sym("a"), sym("b"), sym("c")
 ENVS = [
@@ -303,3 +303,10 @@ def moved(
             starts = sizes(op.dims_attr("starts"), env)
             cuts = zip(starts, shape, op.ints_attr("steps"), strict=True)
             return x[tuple(slice(s, s + n * step, step) for s, n, step in cuts)]
+
+
+def test_a_row_less_one() -> None:
+    """The rows of (batch, n - 1) as one axis, and back: no quotient is left."""
+    n, outer, inner = sym("n"), sym("i"), sym("j")
+    space = Space(Facts().assume(le(1, n)), {"i": sym("batch"), "j": n - 1})
+    assert divide(outer * n - outer + inner, n - 1, space) == (outer, inner)
