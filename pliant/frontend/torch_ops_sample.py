@@ -55,7 +55,8 @@ def grid_sampler(
 
     def put_inside(positions: Sequence[Value]) -> list[Value]:
         pairs = zip(positions, sizes, strict=True)
-        return [_padded(cx, p, n, padding_mode, align_corners) for p, n in pairs]
+        how = (padding_mode, align_corners, rank == 3)
+        return [_padded(cx, p, n, *how) for p, n in pairs]
 
     if interpolation_mode == _CUBIC:
         whole = [cx.unary("floor", point) for point in points]
@@ -121,7 +122,7 @@ def _spread(cx: TorchContext, point: Value, size: Expr, corners: bool) -> Value:
 
 
 def _padded(
-    cx: TorchContext, at: Value, size: Expr, padding: int, corners: bool
+    cx: TorchContext, at: Value, size: Expr, padding: int, corners: bool, volume: bool
 ) -> Value:
     """Positions put inside, as the padding says; none, for zeros."""
     wide = cx.tensor(size, at.dtype)
@@ -136,7 +137,10 @@ def _padded(
         back = cx.select(even, cx.add(rest, low), cx.add(cx.sub(span, rest), low))
         at = cx.select(cx.arith("eq", span, 0.0), 0.0, back)
     if padding in (_BORDER, _REFLECTION):
-        at = cx.arith("maximum", cx.arith("minimum", at, cx.sub(wide, 1.0)), 0.0)
+        end = cx.sub(wide, 1.0)
+        at = cx.arith("maximum", cx.arith("minimum", at, end), 0.0)
+        # torch's clamp takes NaN to one end: to the first element, of volumes the last.
+        at = cx.select(cx.unary("isnan", at), end if volume else 0.0, at)
     return at
 
 
@@ -159,8 +163,13 @@ def _at(
         places.append(cx.in_range(place, size, axis))
     picked = cx.b.emit("index", x, *places)  # (N, out.., C)
     column = [*inside.shape, as_expr(1)]
-    out = cx.select(cx.reshape(inside, column), picked, 0.0)
-    return out if weight is None else cx.mul(out, cx.reshape(weight, column))
+    kept = cx.reshape(inside, column)
+    if weight is None:
+        return cx.select(kept, picked, 0.0)
+    share = cx.reshape(weight, column)
+    if len(sizes) == 3:  # torch skips corners of volumes, and masks those of images
+        return cx.select(kept, cx.mul(picked, share), 0.0)
+    return cx.mul(cx.select(kept, picked, 0.0), share)
 
 
 # --- resizing with antialiasing -------------------------------------------------

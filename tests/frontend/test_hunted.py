@@ -298,6 +298,24 @@ def test_a_size_of_data_alone() -> None:
         compiled(changed, x, x > 0, dims=({0: "n"}, {0: "n"}))
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grids_of_no_number(rank: int, padding: str) -> None:
+    """Positions that are NaN or infinite are where eager has them."""
+
+    def sampled(x: Tensor, grid: Tensor) -> Tensor:
+        how = {"padding_mode": padding, "align_corners": False}
+        smooth = torch.nn.functional.grid_sample(x, grid, **how)
+        near = torch.nn.functional.grid_sample(x, grid, mode="nearest", **how)
+        return torch.cat([smooth, near], 1)
+
+    x = torch.randn(1, 2, *[3] * rank)
+    places = torch.tensor([math.nan, math.inf, -math.inf, 0.3, -2.0, 5.0])
+    grid = torch.stack([places] * rank, -1).reshape(1, *[1] * (rank - 1), 6, rank)
+    ours = compiled(sampled, x, grid, dims=None)
+    torch.testing.assert_close(ours(x, grid), sampled(x, grid), equal_nan=True)
+
+
 # --- copies that are views at some sizes ------------------------------------------
 
 
