@@ -28,6 +28,7 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
     lambda j: 97 if j % 2 else 0,
 )
 _MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
+_FEW_SCANNED = 520  # likewise, where small ones will do
 
 
 class SampleSpace:
@@ -51,8 +52,8 @@ class SampleSpace:
             if point is not None and _hold(self.conditions, point):
                 yield point
 
-    def narrow(self) -> None:
-        """Finds the small values that the conditions of one symbol alone allow."""
+    def narrow(self, most: int = _MOST_SCANNED) -> None:
+        """Finds the values below `most` that conditions of one symbol alone allow."""
         for name in self.free:
             alone = {
                 k: form for k, form in self.forms.items() if form.symbols() == (name,)
@@ -60,7 +61,7 @@ class SampleSpace:
             conds = [c for c in self.conditions if alone.keys() >= set(c.symbols())]
             if not conds:
                 continue
-            tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
+            tried = {self._inside(name, size) for size in range(most)}
             allowed = []
             for size in sorted(tried):
                 point = _evaluated(alone, {name: size})
@@ -139,8 +140,12 @@ class Sampler:
             {name: sym(name) for name in symbols}, conditions, self._interval
         )
         places = {name: j for j, name in enumerate(space.free)}
-        wanted = (partial(self._from_end, pattern, places) for pattern in _PATTERNS)
-        return list(space.points(wanted))
+        wanted = [partial(self._from_end, pattern, places) for pattern in _PATTERNS]
+        points = list(space.points(wanted))
+        if len(points) < len(wanted):
+            space.narrow(_FEW_SCANNED)
+            points = list(space.points(wanted))
+        return points
 
     def _from_end(
         self, pattern: Callable[[int], int], places: Mapping[str, int], name: str
