@@ -62,7 +62,7 @@ from pliant.interface import InputDims, interface_of, reject_reserved
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
-from pliant.ir.spec import Stage, verify
+from pliant.ir.spec import Stage, Typed, verify
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
@@ -335,6 +335,7 @@ class Driver:
     instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
+    typed: Typed = field(default_factory=dict)
 
     def time(self, name: str, started: float) -> None:
         spent = perf_counter() - started
@@ -347,7 +348,7 @@ class Driver:
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
-            verify(module, stage)
+            verify(module, stage, self.typed)
             self.time("verify", started)
 
     def run(self, stage: Pass, module: Module) -> Module:

@@ -95,8 +95,9 @@ class InferContext:
 
     def require_equal(self, a: Expr, b: Expr, why: str) -> Expr:
         """The dim that both are: the constant one if there is one, else the plainer."""
-        if a is not b:
-            self.require(eq(a, b).plain(), why)
+        if a is b:
+            return a
+        self.require(eq(a, b).plain(), why)
         if a.is_const or b.is_const:
             return a if a.is_const else b
         return a if len(str(a)) <= len(str(b)) else b

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 
@@ -59,8 +59,16 @@ class Stage(enum.Enum):
     LOWERED = "lowered"
 
 
-def verify(module: Module, stage: Stage) -> None:
-    """Raises InternalError if the module is not legal at the stage."""
+# Ops whose result types were inferred, and the facts from which. Ops do not change.
+Typed: TypeAlias = dict[Op, Facts]
+
+
+def verify(module: Module, stage: Stage, typed: Typed | None = None) -> None:
+    """Raises InternalError if the module is not legal at the stage.
+
+    `typed` carries what was found on to the next stage of the same compilation.
+    """
+    typed = {} if typed is None else typed
     tables = (module.graphs, module.loops, module.libraries, module.constants)
     for table in tables:
         for key, item in table.items():
@@ -72,9 +80,10 @@ def verify(module: Module, stage: Stage) -> None:
     purposes = {graph.name for graph in computed(module)}
     for graph in module.graphs.values():
         if graph.name not in purposes:
-            _GraphChecker(module, graph, stage).function()
+            _GraphChecker(module, graph, stage, typed).function()
     for name in purposes:
-        _GraphChecker(module, module.graphs[name], stage).purpose(module.main)
+        graph = module.graphs[name]
+        _GraphChecker(module, graph, stage, typed).purpose(module.main)
     for order in module.orders:
         calls = calls_in(module.main)
         if sorted(order) != list(range(len(calls))):
@@ -149,8 +158,11 @@ class _Breach(Exception):
 class _GraphChecker:
     """One graph function; `body` is the graph or region that is being checked."""
 
-    def __init__(self, module: Module, graph: Graph, stage: Stage) -> None:
+    def __init__(
+        self, module: Module, graph: Graph, stage: Stage, typed: Typed
+    ) -> None:
         self.module, self.graph, self.stage = module, graph, stage
+        self.typed = typed
         self.defined: set[Value] = set()
         self.fresh = 0
         self.is_purpose = False
@@ -282,13 +294,14 @@ class _GraphChecker:
         return facts
 
     def attributes(self, op: Op, symbols: set[str]) -> None:
-        given = dict(op.attrs)
-        try:
-            wanted = OPS[op.name].normalise(given)
-        except (TypeError, ValueError) as error:
-            raise _Breach(str(error)) from None
-        if tuple(op.attrs) != wanted or len(given) != len(op.attrs):
-            raise _Breach(f"attributes {op.attrs} should be {wanted}")
+        if op not in self.typed:
+            given = dict(op.attrs)
+            try:
+                wanted = OPS[op.name].normalise(given)
+            except (TypeError, ValueError) as error:
+                raise _Breach(str(error)) from None
+            if tuple(op.attrs) != wanted or len(given) != len(op.attrs):
+                raise _Breach(f"attributes {op.attrs} should be {wanted}")
         for name, attr in op.attrs:
             for dim in exprs_of(attr):
                 fresh = op.name == "match_cast" and bare(dim) is not None
@@ -394,6 +407,8 @@ class _GraphChecker:
 
     def types(self, op: Op, facts: Facts) -> Facts:
         """The results are what the shape rule gives."""
+        if self.typed.get(op) is facts:
+            return facts
         cx = InferContext(
             facts,
             fresh=self.fresh_symbol,
@@ -411,6 +426,9 @@ class _GraphChecker:
             raise _Breach(f"has {len(found)} results, not {len(op.results)}")
         for value, type in zip(op.results, found, strict=True):
             self.same_type(op, value, type, cx)
+        alone = not op.regions and op.name != "call"
+        if alone and cx.facts is facts and not cx.guards:
+            self.typed[op] = facts
         return cx.facts
 
     def fresh_symbol(self, hint: str) -> Expr:

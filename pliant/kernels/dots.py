@@ -1,9 +1,10 @@
 """Matrix products with lanes along K: few columns, or few rows of a B adjacent in K.
 
 for unit in blocks of rows x panels of columns        parallel, if there is much to do
-  for width of 4, then a remainder of 3, 2 or 1
-    for height of 4, then remainders of 2 and 1
-      dot_f32_hxw(rows of A, rows of B)     -> the result, or scratch
+  dots_f32(rows of A, rows of B)            one function for all products
+    for width of 4, then a remainder of 3, 2 or 1
+      for height of 4, then remainders of 2 and 1
+        dot_f32_hxw(rows of A, rows of B)   -> the result, or scratch
   epilogue on the unit, if there is one
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from pliant.ir.loops import (
@@ -24,15 +26,29 @@ from pliant.ir.loops import (
     Index,
     Kind,
     Let,
+    LoopFunc,
+    Role,
     Stmt,
     Switch,
+    buffer,
 )
+from pliant.ir.types import DType
 from pliant.kernels.choose import SMALL, unit_grain
-from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS, dot_name
+from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS, dot_kernels, dot_name
 from pliant.kernels.packing import unflatten_unit
 from pliant.kernels.product import Address, Around, Product, TileAt
 from pliant.kernels.tiles import Tile
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, minimum, mod, product, sym
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    sym,
+)
 
 DOT_TILE = 16  # rows of a unit
 
@@ -91,48 +107,61 @@ class Dots:
         return body
 
     def tiles(self, batch: tuple[Expr, ...], row: Expr, column: Expr) -> Stmt:
-        """Computes rows by whole tiles, all in one call, then the remaining rows."""
-        rows, most = sym("_rows"), max(DOT_HEIGHTS)
-        whole = floordiv(rows, most)
-
-        def across(width: int) -> Stmt:
-            def call(height: int, count: Expr) -> Stmt:
-                return self.call(batch, row, column, height, width, count)
-
-            some = Binary("gt", Index(whole), Index(as_expr(0)))
-            first = Block((Let("_i", Index(as_expr(0))), call(most, whole)))
-            rest: list[Stmt] = []
-            # Each runs at most once, as a height is twice the next one.
-            for taller, height in pairwise(DOT_HEIGHTS):
-                start = Let("_i", Index(floordiv(rows, taller) * taller))
-                wanted = Binary("ge", Index(mod(rows, taller)), Index(as_expr(height)))
-                rest.append(If(wanted, Block((start, call(height, as_expr(1))))))
-            return Block((If(some, first), *rest))
-
-        return _cover("_j", sym("_columns"), across)
-
-    def call(
-        self,
-        batch: tuple[Expr, ...],
-        row: Expr,
-        column: Expr,
-        height: int,
-        width: int,
-        count: Expr,
-    ) -> Stmt:
-        """Calls the kernel for this many tiles from (_i, _j) of a unit on."""
-        p, b_at, plain = self.spec, self.b_at(batch), self.around.plain
-        i, j, origin = sym("_i"), sym("_j"), as_expr(0)
+        """Calls the function that covers `_rows` x `_columns` results by tiles."""
+        p, origin, plain = self.spec, as_expr(0), self.around.plain
         b_row = self.b.strides[-1] if self.in_place else self.b.strides[-2]
-        place = (origin, column + j) if self.in_place else (column + j, origin)
-        left: Address = (self.a, (*batch, row + i, origin))
-        result: Address = (self.scratch, (sym(WORKER), i, j))
+        place = (origin, column) if self.in_place else (column, origin)
+        left: Address = (self.a, (*batch, row, origin))
+        result: Address = (self.scratch, (sym(WORKER), origin, origin))
         c_row = as_expr(self.tile.NR)
         if plain is not None:
-            result, c_row = plain(batch, row + i, column + j), p.n
-        sizes = (count, p.k, p.a_strides[-2], b_row, c_row)
-        name = dot_name(p.dtype, height, width)
-        return Call(name, sizes, (left, (self.b, (*b_at, *place)), result))
+            result, c_row = plain(batch, row, column), p.n
+        sizes = (sym("_rows"), sym("_columns"), p.k, p.a_strides[-2], b_row, c_row)
+        right: Address = (self.b, (*self.b_at(batch), *place))
+        return Call(_dots_name(p.dtype), sizes, (left, right, result))
+
+
+def _dots_name(dtype: DType) -> str:
+    return f"dots_{dtype}"
+
+
+@lru_cache(maxsize=16)
+def dots_kernel(dtype: DType) -> LoopFunc:
+    """Rows of A times rows of B, by tiles of up to 4 x 4 results."""
+    rows, columns, k, c_row = (sym(s) for s in ("rows", "columns", "K", "c_row"))
+    a = buffer("a", dtype, (rows, k), Role.IN, (sym("a_row"), 1))
+    b = buffer("b", dtype, (columns, k), Role.IN, (sym("b_row"), 1))
+    span = (rows - 1) * c_row + columns
+    c = buffer("c", dtype, (maximum(span, 0),), Role.OUT)
+    i, j, origin, most = sym("_i"), sym("_j"), as_expr(0), max(DOT_HEIGHTS)
+    whole = floordiv(rows, most)
+
+    def call(height: int, width: int, count: Expr) -> Stmt:
+        sizes = (count, k, sym("a_row"), sym("b_row"), c_row)
+        places = ((a, (i, origin)), (b, (j, origin)), (c, (i * c_row + j,)))
+        return Call(dot_name(dtype, height, width), sizes, places)
+
+    def across(width: int) -> Stmt:
+        """All whole tiles in one call, then the remaining rows."""
+        some = Binary("gt", Index(whole), Index(origin))
+        first = Block((Let("_i", Index(origin)), call(most, width, whole)))
+        rest: list[Stmt] = []
+        # Each runs at most once, as a height is twice the next one.
+        for taller, height in pairwise(DOT_HEIGHTS):
+            start = Let("_i", Index(floordiv(rows, taller) * taller))
+            wanted = Binary("ge", Index(mod(rows, taller)), Index(as_expr(height)))
+            once = Block((start, call(height, width, as_expr(1))))
+            rest.append(If(wanted, once))
+        return Block((If(some, first), *rest))
+
+    sizes = ("rows", "columns", "K", "a_row", "b_row", "c_row")
+    body = _cover("_j", columns, across)
+    return LoopFunc(_dots_name(dtype), sizes, (a, b, c), body)
+
+
+def dots_kernels(dtype: DType) -> tuple[LoopFunc, ...]:
+    """The function that products call, and the micro-kernels that it calls."""
+    return *dot_kernels(dtype), dots_kernel(dtype)
 
 
 def _cover(var: str, extent: Expr, part: Callable[[int], Stmt]) -> Stmt:

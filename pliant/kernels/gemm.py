@@ -60,9 +60,8 @@ from pliant.kernels.choose import (
     share_of,
     unit_grain,
 )
-from pliant.kernels.dots import DOT_TILE, Dots
+from pliant.kernels.dots import DOT_TILE, Dots, dots_kernels
 from pliant.kernels.micro import (
-    dot_kernels,
     far_kernels,
     far_name,
     keeping_kernels,
@@ -694,7 +693,7 @@ def gemm(
         helpers += far_kernels(spec.elements, target) if builder.streams else ()
     dots = builder.dots()
     if dots is not None:
-        helpers += dot_kernels(spec.dtype)
+        helpers += dots_kernels(spec.dtype)
     by_strips = builder.strips() if cuts.strips and not always_dot else None
     if by_strips is not None:
         helpers += by_strips.kernels()

@@ -14,7 +14,8 @@ A number stays a number if
     a vector or unrolled loop has it as a bound, or multiplies its variable by it
     something is divided by it
     it is 0 or 1: such expressions have another form
-    it is part of a value that is known once loops are unrolled (`ir/loop_known.py`)
+    it is part of a value that is known once loops are unrolled (`ir/loop_known.py`),
+    and such a loop has bounds that depend on it
 
 A size computed from others, such as ceildiv(height, 4), is treated like a number if it
 is proved not to be negative. The order of arithmetic is unchanged, and so are results.
@@ -122,6 +123,7 @@ class _Form:
         self.numbers: dict[str, Expr] = {}
         self.calls: dict[object, Call] = {}  # of a switch, by their arguments
         self.fixed_axes = self._fixed_axes()
+        self.deciding = _deciding(func)
         self.made = {buf.name: self._buffer(buf) for buf in func.buffers}
         body = map_buffers(func.body, lambda b: self.made.get(b.name, b))
         self.body = self._stmt(body, _Scope())
@@ -187,8 +189,9 @@ class _Form:
 
     def _value(self, stmt: Stmt, value: LoopValue, scope: _Scope) -> LoopValue:
         match stmt, value:
-            case Let(), Index(dim) if scope.known.has(dim):
-                return value
+            case Let(name), Index(dim) if name in self.deciding:
+                if scope.known.has(dim):
+                    return value
             case _:
                 pass
 
@@ -251,6 +254,28 @@ class _Form:
         if any(name.startswith("_") for name in whole.symbols()):
             return False  # a plan's, not the model's
         return self.facts.prove(ge(whole, ZERO)) is True
+
+
+def _deciding(func: LoopFunc) -> set[str]:
+    """The variables on which bounds of vector and unrolled loops depend."""
+    found: set[str] = set()
+    sources: dict[str, set[str]] = {}
+    for stmt in statements(func.body):
+        if isinstance(stmt, Let):
+            sources.setdefault(stmt.name, set()).update(_names(stmt))
+        if isinstance(stmt, For):
+            bounds = {*stmt.begin.symbols(), *stmt.end.symbols()}
+            sources.setdefault(stmt.var, set()).update(bounds)
+            if _fixed(stmt):
+                found |= bounds
+    for buf, index in accesses(func.body):
+        if buf.role is Role.REGISTER:
+            found.update(name for at in index for name in at.symbols())
+    new = set(found)
+    while new:
+        new = {n for name in new for n in sources.get(name, ())} - found
+        found |= new
+    return found
 
 
 def _dims(let: Let) -> list[Expr]:
