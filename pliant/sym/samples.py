@@ -28,7 +28,7 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
     lambda j: 97 if j % 2 else 0,
 )
 _MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
-_FEW_SCANNED = 520  # likewise, where small ones will do
+_NEAREST = 64  # how far above a wanted size an allowed one is looked for
 
 
 class SampleSpace:
@@ -52,23 +52,34 @@ class SampleSpace:
             if point is not None and _hold(self.conditions, point):
                 yield point
 
-    def narrow(self, most: int = _MOST_SCANNED) -> None:
-        """Finds the values below `most` that conditions of one symbol alone allow."""
+    def narrow(self) -> None:
+        """Finds the small values that the conditions of one symbol alone allow."""
         for name in self.free:
-            alone = {
-                k: form for k, form in self.forms.items() if form.symbols() == (name,)
-            }
-            conds = [c for c in self.conditions if alone.keys() >= set(c.symbols())]
-            if not conds:
-                continue
-            tried = {self._inside(name, size) for size in range(most)}
-            allowed = []
-            for size in sorted(tried):
-                point = _evaluated(alone, {name: size})
-                if point is not None and _hold(conds, point):
-                    allowed.append(size)
-            if allowed:
-                self._values[name] = allowed
+            allows = self._alone(name)
+            if allows is not None:
+                tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
+                allowed = [size for size in sorted(tried) if allows(size)]
+                if allowed:
+                    self._values[name] = allowed
+
+    def allowed(self, name: str, size: int) -> int:
+        """The least size from this one on that its own conditions allow, if near."""
+        allows = self._alone(name)
+        if allows is None:
+            return size
+        sizes = range(size, size + _NEAREST)
+        return next((other for other in sizes if allows(other)), size)
+
+    def _alone(self, name: str) -> Callable[[int], bool] | None:
+        """Whether conditions of one symbol alone allow a value; None if none are."""
+        alone = {k: form for k, form in self.forms.items() if form.symbols() == (name,)}
+        conds = [c for c in self.conditions if alone.keys() >= set(c.symbols())]
+
+        def allows(size: int) -> bool:
+            point = _evaluated(alone, {name: size})
+            return point is not None and _hold(conds, point)
+
+        return allows if conds else None
 
     def _inside(self, name: str, size: int) -> int:
         low, high = self.interval(name)
@@ -140,12 +151,11 @@ class Sampler:
             {name: sym(name) for name in symbols}, conditions, self._interval
         )
         places = {name: j for j, name in enumerate(space.free)}
-        wanted = [partial(self._from_end, pattern, places) for pattern in _PATTERNS]
-        points = list(space.points(wanted))
-        if len(points) < len(wanted):
-            space.narrow(_FEW_SCANNED)
-            points = list(space.points(wanted))
-        return points
+
+        def wanted(pattern: Callable[[int], int], name: str) -> int:
+            return space.allowed(name, self._from_end(pattern, places, name))
+
+        return list(space.points(partial(wanted, pattern) for pattern in _PATTERNS))
 
     def _from_end(
         self, pattern: Callable[[int], int], places: Mapping[str, int], name: str
