@@ -14,7 +14,7 @@ from torch.utils._sympy import interp, value_ranges
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from pliant.frontend import torch_trace
+from pliant.frontend import torch_bounds, torch_trace
 from pliant.frontend.torch_bounds import shared_bounds
 
 
@@ -32,6 +32,19 @@ class Padded(nn.Module):
             ends = [wide // 2, wide - wide // 2, high // 2, high - high // 2]
             x = conv(nn.functional.pad(x, ends))
         return x
+
+
+class Windows(nn.Module):
+    """Windows of 7 x 7 and back: a size is a product divided by its factors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high, wide = x.shape[-2:]
+        x = nn.functional.pad(x[:, 0], (0, -wide % 7, 0, -high % 7))
+        batch, high, wide = x.shape
+        x = x.view(batch, high // 7, 7, wide // 7, 7).transpose(2, 3).reshape(-1, 49)
+        batch = x.shape[0] // (high * wide // 49)
+        x = x.view(batch, high // 7, wide // 7, 7, 7).transpose(2, 3)
+        return x.reshape(batch, high, wide)
 
 
 def nested(depth: int) -> sympy.Expr:
@@ -80,9 +93,26 @@ def test_symbols_are_a_set_of_the_callers_own() -> None:
         assert expr.free_symbols == wanted
 
 
-def test_traces_are_the_same() -> None:
+def test_factors_cancel_term_by_term() -> None:
+    a, b, c = sympy.symbols("a1 b1 c1", integer=True, positive=True)
+    refused = mock.Mock(side_effect=AssertionError)
+    with mock.patch.object(torch_bounds, "_simplify", refused), shared_bounds():
+        assert FloorDiv(a * c + b * c, c) == a + b
+        assert FloorDiv(6 * a * c + 4 * c, 4 * c) == FloorDiv(3 * a + 2, 2)
+        assert FloorDiv(c * (a + 1) * (b + 2), c) == (a + 1) * (b + 2)
+
+
+def test_a_quotient_that_stays_is_simplified_by_sympy() -> None:
+    a, b = sympy.symbols("a2 b2", integer=True, positive=True)
+    expr = (a * b + a) / (b + 1)
+    with shared_bounds():
+        assert sympy.simplify(expr) == a
+
+
+@pytest.mark.parametrize("model", [Padded(3), Windows()], ids=["padded", "windows"])
+def test_traces_are_the_same(model: nn.Module) -> None:
     torch.manual_seed(0)
-    model, x = Padded(3).eval(), torch.randn(2, 1, 61, 44)
+    model, x = model.eval(), torch.randn(2, 1, 61, 44)
     dims = ({0: "batch", 2: "height", 3: "width"},)
     shared = torch_trace.trace(model, (x,), dims)
     with mock.patch.object(torch_trace, "shared_bounds", contextlib.nullcontext):
