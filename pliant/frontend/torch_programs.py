@@ -202,8 +202,7 @@ class _Search:
     def example_sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for (number, axis), dim in self.dims.items():
-            (name, *more) = dim.symbols()
-            if not more and dim == sym(name):
+            if (name := dim.symbol) is not None:
                 value = self.first.values[number]
                 whole = isinstance(value, torch.Tensor)
                 sizes.setdefault(name, int(value.shape[axis]) if whole else int(value))

@@ -437,11 +437,9 @@ def most(end: Expr) -> int | None:
     """A constant that a loop's end plainly does not exceed."""
     if end.is_const:
         return end.value
-    match end.terms:
-        case ((1, ((Min(args), 1),)),):
-            return min((arg.value for arg in args if arg.is_const), default=None)
-        case _:
-            return None
+    if isinstance(end.atom, Min):
+        return min((arg.value for arg in end.atom.args if arg.is_const), default=None)
+    return None
 
 
 def dtype_of(value: LoopValue) -> DType:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.infer import bare
 from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
 from pliant.ir.ops import ATTENTIONS
@@ -65,9 +64,9 @@ class RegionScore:
             return Load(buffers[value], at, here[1] if varies else where)
 
         axes = [
-            Axis(bare(position) or "", extent)
+            Axis(position.symbol, extent)
             for position, extent in zip((*index, sym(KEY)), score.shape, strict=True)
-            if bare(position) is not None
+            if position.symbol is not None
         ]
         space = with_axes(self.facts, axes)
         evaluator = Evaluator(self.region.producers(), leaf, space, self.number_check)

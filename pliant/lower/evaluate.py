@@ -288,9 +288,9 @@ class Evaluator:
             inner.append(i - low)
             if inside is True:
                 continue
-            for name in i.symbols():
-                if name in self.space.extents and i - low == sym(name):
-                    extents[name] = dim
+            name = (i - low).symbol
+            if name is not None and name in self.space.extents:
+                extents[name] = dim
             test: LoopValue = Const(False, DType.BOOL) if inside is False else inside
             condition = conjunction(condition, test)
             guard = conjunction(guard, test)
