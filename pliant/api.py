@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -195,14 +194,9 @@ def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
         return SizedResult(value.number, value.dims, sizes)
 
     results = tuple(map(told, signature.results))
-    rebuild = signature.unflatten_results
-    if signature.single:
-        results = results or (told(TensorResult(0)),)
-        rebuild = itemgetter(0)
-    changed = replace(
-        signature, results=results, unflatten_results=rebuild, single=False
+    return module.with_main(found.graph), replace(
+        signature, results=results, plain=False
     )
-    return module.with_main(found.graph), changed
 
 
 def _workers(threads: int | None) -> int:
