@@ -188,7 +188,7 @@ class Signature:
 
     @property
     def is_direct(self) -> bool:
-        """Whether a call's arguments are main's, and main's results are all it needs."""
+        """Whether a call takes main's arguments, and needs only main's results."""
         return (
             self.positional
             and all(isinstance(a, TensorSlot) for a in self.arguments)
