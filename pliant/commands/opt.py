@@ -94,12 +94,12 @@ def run(args: argparse.Namespace) -> int:
         module = after
     text = print_module(module)
     if args.json:
-        told = {
+        answer = {
             "passes": [stage.name for stage in stages],
             "interpreted": sample is not None,
             "text": text,
         }
-        print(json.dumps(told, indent=1))
+        print(json.dumps(answer, indent=1))
     else:
         print(text, end="")
     return 0

@@ -138,8 +138,10 @@ class Parameters:
         got = len(args) + len(kwargs)
         if problems or len(args) > len(order):
             count = f"{len(names)} input{'' if len(names) == 1 else 's'}"
-            told = f"the model takes {count} ({', '.join(names)}), got {got}"
-            raise ShapeError("; ".join([told, *problems]), expected=len(names), got=got)
+            takes = f"the model takes {count} ({', '.join(names)}), got {got}"
+            raise ShapeError(
+                "; ".join([takes, *problems]), expected=len(names), got=got
+            )
         return (
             tuple(values[name] for name in self.positional),
             {name: values[name] for name in self.keywords},
@@ -239,8 +241,8 @@ class Signature:
                     leaves.append(tensors[number])
                 case SizedResult(number, dims, sizes):
                     env = symbols(flat) if env is None else env
-                    told = {name: int(tensors[k]) for name, k in sizes}
-                    shape = [dim.evaluate({**env, **told}) for dim in dims]
+                    counts = {name: int(tensors[k]) for name, k in sizes}
+                    shape = [dim.evaluate({**env, **counts}) for dim in dims]
                     whole = tensors[number][: math.prod(shape)]
                     leaves.append(whole.reshape(shape))
                 case SizeResult(value):

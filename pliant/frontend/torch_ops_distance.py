@@ -149,8 +149,8 @@ def diagonal_scatter(
 
 def angle(cx: TorchContext, x: Value) -> Value:
     x = cx.cast(x, cx.out_dtype)
-    turned = cx.select(cx.arith("lt", x, 0.0), math.pi, cx.mul(cx.sub(x, x), 0.0))
-    zero = cx.select(cx.unary("isinf", x), 0.0, turned)
+    by_sign = cx.select(cx.arith("lt", x, 0.0), math.pi, cx.mul(cx.sub(x, x), 0.0))
+    zero = cx.select(cx.unary("isinf", x), 0.0, by_sign)
     return cx.select(cx.arith("lt", x, 0.0), math.pi, zero)
 
 

@@ -74,7 +74,7 @@ def grid_sampler(
         shares = [[cx.sub(1.0, r), r] for r in rests]
         corners = [[w, cx.add(w, 1.0)] for w in whole]
         taps = range(1 if interpolation_mode == _NEAREST else 2)
-        settle = _as_they_are
+        settle = _unchanged
     final = cx.transpose(x, [0, *range(2, rank + 2), 1])
     out: Value | None = None
     for side in itertools.product(taps, repeat=rank):
@@ -90,7 +90,7 @@ def grid_sampler(
     return cx.transpose(out, [0, rank + 1, *range(1, rank + 1)])
 
 
-def _as_they_are(positions: Sequence[Value]) -> list[Value]:
+def _unchanged(positions: Sequence[Value]) -> list[Value]:
     return list(positions)
 
 

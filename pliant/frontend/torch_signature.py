@@ -99,8 +99,8 @@ def _other_structure(
 
 def program_names(ep: ExportedProgram) -> Names:
     """An exported program knows only the arguments of its example."""
-    told = ep.module_call_graph[0].signature
-    names = () if told is None else tuple(told.forward_arg_names or ())
+    called = ep.module_call_graph[0].signature
+    names = () if called is None else tuple(called.forward_arg_names or ())
 
     def of(spec: pytree.TreeSpec) -> Parameters:
         count, keywords = _given(spec)

@@ -89,20 +89,21 @@ class Vectors:
     """How the iterations of a VECTOR loop run: `lanes` of them side by side.
 
     In one turn `copies` bodies follow one another, each with partial accumulators of
-    its own, and each is on `abreast` vectors. With `most`, or a rest that is HALVED,
-    there is no loop: `most` iterations or the constant number of them are written out.
+    its own. A body is on `jam` vectors, which run its inner loops together (unroll and
+    jam). With `most`, or a rest that is HALVED, there is no loop: `most` iterations or
+    the constant number of them are written out.
     """
 
     lanes: int
     rest: Rest
     copies: int = 1
-    abreast: int = 1
+    jam: int = 1
     most: int | None = None
 
     @property
     def together(self) -> int:
         """Iterations of one turn."""
-        return self.lanes * self.copies * self.abreast
+        return self.lanes * self.copies * self.jam
 
 
 @dataclass(frozen=True, slots=True)

@@ -608,9 +608,9 @@ class _LoopParser:
         if rest is None:
             raise at.error(f"expected one of {', '.join(_RESTS)}")
         copies = at.integer() if at.accept("copies") else 1
-        abreast = at.integer() if at.accept("abreast") else 1
+        jam = at.integer() if at.accept("jam") else 1
         most = at.integer() if at.accept("most") else None
-        return Vectors(lanes, rest, copies, abreast, most)
+        return Vectors(lanes, rest, copies, jam, most)
 
     def let(self) -> Let:
         name = self.at.symbol()

@@ -20,7 +20,7 @@
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
     stmt      = "{" stmt* "}"                                    Block
               | "for" symbol "=" dim "to" dim ["step" int] [kind] ["grain" dim]
-                ["lanes" int rest ["copies" int] ["abreast" int] ["most" int]] inner
+                ["lanes" int rest ["copies" int] ["jam" int] ["most" int]] inner
               | "alloc" role %buffer ":" type
               | %buffer "[" dim,* "]" "=" value                  Store
               | "let" symbol "=" value
@@ -287,8 +287,8 @@ def vectors_text(vectors: Vectors) -> str:
     text = f"lanes {vectors.lanes} {vectors.rest.value}"
     if vectors.copies != 1:
         text += f" copies {vectors.copies}"
-    if vectors.abreast != 1:
-        text += f" abreast {vectors.abreast}"
+    if vectors.jam != 1:
+        text += f" jam {vectors.jam}"
     return text if vectors.most is None else f"{text} most {vectors.most}"
 
 
@@ -361,8 +361,8 @@ class _LoopPrinter:
                 inner = indented("\n".join(map(self.variant, variants)))
                 return f"dispatch {{\n{inner}\n}}"
             case Check(cond, number, value):
-                told = "" if value is None else f" of {self.value(value)}"
-                return f"check {self.value(cond)} else {number}{told}"
+                value_text = "" if value is None else f" of {self.value(value)}"
+                return f"check {self.value(cond)} else {number}{value_text}"
             case Prefetch(buffer, index):
                 return f"prefetch {self.access(buffer, index)}"
             case Call(function, sizes, arguments):

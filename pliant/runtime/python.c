@@ -131,9 +131,9 @@ static void *make_native(const framework *fw, const plt_output_desc *o,
     int32_t type = torch_type(o);
     if (fw->empty(o->rank, sizes, strides, type, 0, 0, &made) != 0) return NULL;
     int64_t bytes = 0;
-    bool told = fw->storage_bytes(made, &bytes) == 0;
+    bool known = fw->storage_bytes(made, &bytes) == 0;
     plt_count(meter, bytes);
-    if (told && fw->data(made, data) == 0) return made;
+    if (known && fw->data(made, data) == 0) return made;
     fw->release(made);
     return NULL;
 }
