@@ -179,7 +179,7 @@ def build(
 
 
 def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
-    """The module with sizes that data decide as results, for the caller to cut by."""
+    """The module with data-dependent sizes as results, by which others are cut."""
     found = bind_sizes(module.main)
     if found.graph is module.main:
         return module, signature

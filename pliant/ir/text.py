@@ -268,10 +268,6 @@ def print_loop(func: LoopFunc, mark: Stmt | None = None) -> str:
     return f"loop {printer.header(func)} {printer.body(func.body)}\n"
 
 
-def print_stmt(stmt: Stmt) -> str:
-    return _LoopPrinter().stmt(stmt)
-
-
 def print_value(value: LoopValue) -> str:
     return _LoopPrinter().value(value)
 

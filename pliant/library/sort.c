@@ -33,7 +33,7 @@ typedef struct pair {
     uint64_t key, place;
 } pair;
 
-/* Writes what k items stand for. `items` may be the memory of `places`. */
+/* Writes the elements and places of k items. `items` may be the memory of `places`. */
 static void write_narrow(const rows *r, const char *from, char *to, int64_t *places,
                          const uint64_t *items, int64_t k) {
     int64_t step = r->inner;
@@ -112,7 +112,7 @@ static void sort_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
             sort_row_wide(r, x, values, places, items, items + r->n);
         } else {
             uint64_t *items = (uint64_t *)work;
-            /* The places of a row that is whole are room for its items. */
+            /* If a row is contiguous, the memory of its places has room for its items. */
             uint64_t *other = r->inner == 1 ? (uint64_t *)places : items + r->n;
             sort_row_narrow(r, x, values, places, items, other);
         }

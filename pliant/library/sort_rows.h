@@ -33,8 +33,8 @@ static void NAME(merge)(const ITEM *restrict a, int64_t n, const ITEM *restrict 
     while (b != end_b) *out++ = *b++;
 }
 
-/* Two runs of n, one behind the other, merged from both ends at once: n steps from each
- * end meet in the middle, so no end of a run is reached before. */
+/* Merges two adjacent runs of n from both ends at once. The n steps from each end meet in
+ * the middle, so neither run is exhausted before. */
 static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict out) {
     const ITEM *p = a, *q = a + n, *r = a + n - 1, *s = a + 2 * n - 1;
     ITEM *low = out, *high = out + 2 * n - 1;
@@ -49,7 +49,7 @@ static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict o
     }
 }
 
-/* Runs of a few, then runs twice as long, from one array to the other and back. */
+/* Sorts short runs, then merges them to runs twice as long, between the two arrays. */
 static ITEM *NAME(sort_short)(ITEM *a, ITEM *b, int64_t n) {
     int64_t run = 8;
     for (int64_t i = 0; i < n; i += run) NAME(insert)(a + i, plt_min(run, n - i));
