@@ -425,7 +425,7 @@ class _GraphChecker:
         if len(found) != len(op.results):
             raise _Breach(f"has {len(found)} results, not {len(op.results)}")
         for value, type in zip(op.results, found, strict=True):
-            self.same_type(op, value, type, cx)
+            self.same_type(value, type, cx)
         alone = not op.regions and op.name != "call"
         if alone and cx.facts is facts and not cx.guards:
             self.typed[op] = facts
@@ -435,9 +435,7 @@ class _GraphChecker:
         self.fresh += 1
         return sym(f"{_FRESH}{self.fresh}")
 
-    def same_type(
-        self, op: Op, value: Value, wanted: TensorType, cx: InferContext
-    ) -> None:
+    def same_type(self, value: Value, wanted: TensorType, cx: InferContext) -> None:
         have = value.type
         if have == wanted:
             return

@@ -69,15 +69,6 @@ static void write_wide(const rows *r, const char *from, char *to, int64_t *place
 #define KEYS plt_narrow_keys
 #define LONG 160
 #include "sort_rows.h"
-#undef ITEM
-#undef KEY
-#undef KEY_TYPE
-#undef KEY_BITS
-#undef MAKE
-#undef LESS
-#undef NAME
-#undef KEYS
-#undef LONG
 
 #define ITEM pair
 #define KEY(e) ((e).key)
@@ -89,15 +80,6 @@ static void write_wide(const rows *r, const char *from, char *to, int64_t *place
 #define KEYS plt_wide_keys
 #define LONG 384
 #include "sort_rows.h"
-#undef ITEM
-#undef KEY
-#undef KEY_TYPE
-#undef KEY_BITS
-#undef MAKE
-#undef LESS
-#undef NAME
-#undef KEYS
-#undef LONG
 
 static void sort_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
     const rows *r = args;

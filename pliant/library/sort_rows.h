@@ -199,3 +199,13 @@ static void NAME(top_row)(const rows *r, const char *x, char *values, int64_t *p
     items = NAME(sort)(items, items + most, count);
     NAME(write)(r, x, values, places, items, k);
 }
+
+#undef ITEM
+#undef KEY
+#undef KEY_TYPE
+#undef KEY_BITS
+#undef MAKE
+#undef LESS
+#undef NAME
+#undef KEYS
+#undef LONG

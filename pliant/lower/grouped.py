@@ -87,7 +87,7 @@ def lower_grouped(fusion: Fusion) -> list[KernelStep]:
     else:
         shape = _panels(b.shape, tile)
         panels = Temporary(TensorType(b.dtype, shape))
-        steps.append(_packing(f"{name}_pack", b, view, panels, tile))
+        steps.append(_packing(f"{name}_pack", b, view, panels))
     group = _one_group(op, _group_name(name, op), fusion)
     steps.append(_over_groups(op, group, panels, fusion))
     return steps
@@ -123,9 +123,7 @@ def _packed_ahead(constant: Constant, view: View, tile: Tile) -> Packed:
     return Packed(key, constant, "packed", constant.type.dtype, make)
 
 
-def _packing(
-    name: str, b: Value, view: View, panels: Temporary, tile: Tile
-) -> KernelStep:
+def _packing(name: str, b: Value, view: View, panels: Temporary) -> KernelStep:
     groups, count, k, width = panels.type.shape
     source = buffer("b", b.dtype, view.shape, Role.IN, view.strides)
     target = buffer("panels", b.dtype, panels.type.shape, Role.OUT)

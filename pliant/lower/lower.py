@@ -221,7 +221,7 @@ def lower(module: Module, cx: Context) -> Module:
                 kind = op.str_attr("kind")
                 counts[kind] = counts.get(kind, -1) + 1
                 _lower_fusion(state, op, producers, f"{prefix}{kind}_{counts[kind]}")
-    results = _results(state, graph, producers)
+    results = _results(state, graph)
     lowered = Graph(
         graph.name,
         graph.params,
@@ -418,9 +418,7 @@ def _packed(state: _Lowering, packed: Packed) -> Constant:
     return Constant(name, kind, data, origin=origin)
 
 
-def _results(
-    state: _Lowering, graph: Graph, producers: dict[Value, Op]
-) -> tuple[Value, ...]:
+def _results(state: _Lowering, graph: Graph) -> tuple[Value, ...]:
     """Gives every result a buffer of its own, by a copy where necessary."""
     out: list[Value] = []
     taken: set[Value] = set()
