@@ -133,10 +133,14 @@ class Trainer:
         return self.run(self.compiled[0], ids, ids)
 
     def run(self, step: Any, ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        if step.memory_limit != self.limit:
-            step.memory_limit = self.limit
+        self.set_limit(step)
         self.last = step
         return step((ids,), (labels,))
+
+    def set_limit(self, step: Any) -> None:
+        """The limit of this job, or none, in place of that of an earlier one."""
+        if step.memory_limit != self.limit:
+            step.memory_limit = self.limit
 
     def compile(self, example: Any, dynamic_shapes: Any) -> Any:
         started = perf_counter()
@@ -158,8 +162,9 @@ class Trainer:
         With `exact` it is compiled for this one length.
         """
         step = self.compile(((ids,), (ids,)), None) if exact else self.compiled[0]
+        self.set_limit(step)
         try:
-            plan = step.memory_plan((ids,), (ids,), memory_limit=self.limit)
+            plan = step.memory_plan((ids,), (ids,))
         except pliant.MemoryLimitError as refusal:
             return {"least": refusal.least}
         return {"peak": plan.peak_bytes}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -58,7 +57,7 @@ def compile(
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
     or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
     such as "512MiB". `threads` defaults to PLIANT_THREADS, else what torch or
-    OMP_NUM_THREADS were told, else the cores that the process may use. The result
+    OMP_NUM_THREADS were set to, else the cores that the process may use. The result
     follows the model's weights (docs/weights.md).
     """
     chosen = settings(options, threads, target, memory_limit, instruments)
@@ -166,27 +165,27 @@ def build(
         (*signature.example, *held),
         chosen.instruments,
     )
-    told = {**seconds, **program.seconds}
+    total = {**seconds, **program.seconds}
     return kind(
         program,
         weights,
         signature,
         chosen.threads,
         chosen.memory_limit,
-        told,
+        total,
         module.constants,
         owner,
     )
 
 
 def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
-    """The module with sizes that data decide as results, for the caller to cut by."""
+    """The module with data-dependent sizes as results, by which others are cut."""
     found = bind_sizes(module.main)
     if found.graph is module.main:
         return module, signature
     sizes = tuple(found.counts.items())
 
-    def told(result: Result) -> Result:
+    def rebound(result: Result) -> Result:
         if not isinstance(result, TensorResult):
             return result
         value = found.results[result.number]
@@ -194,15 +193,10 @@ def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
             return TensorResult(value.number)
         return SizedResult(value.number, value.dims, sizes)
 
-    results = tuple(map(told, signature.results))
-    rebuild = signature.unflatten_results
-    if signature.single:
-        results = results or (told(TensorResult(0)),)
-        rebuild = itemgetter(0)
-    changed = replace(
-        signature, results=results, unflatten_results=rebuild, single=False
+    results = tuple(map(rebound, signature.results))
+    return module.with_main(found.graph), replace(
+        signature, results=results, plain=False
     )
-    return module.with_main(found.graph), changed
 
 
 def _workers(threads: int | None) -> int:
@@ -210,8 +204,8 @@ def _workers(threads: int | None) -> int:
 
     The cores are this machine's, whichever one the code is generated for.
     """
-    told = threads or knobs.THREADS.get() or asked_threads() or cores()
-    return min(told, MOST_THREADS)
+    count = threads or knobs.THREADS.get() or asked_threads() or cores()
+    return min(count, MOST_THREADS)
 
 
 def _check_threads(threads: Any) -> None:

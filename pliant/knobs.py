@@ -68,7 +68,7 @@ THREADS: Knob[int | None] = Knob(
     _positive,
     None,
     "Worker threads of a call where the caller does not say; unset: what torch or "
-    "OMP_NUM_THREADS were told, else the cores that affinity mask and quota leave.",
+    "OMP_NUM_THREADS were set to, else the cores that affinity mask and quota leave.",
 )
 SHARE_THREADS: Knob[bool] = Knob(
     "PLIANT_SHARE_THREADS",

@@ -32,20 +32,20 @@ class _Line:
         self.timer.daemon = True
         self.timer.start()
 
-    def told(self) -> str:
+    def line(self) -> str:
         return f"{self.text}: {self.part}" if self.part else self.text
 
     def show(self) -> None:
         with self.lock:
             if not self.ended:
-                self.status = self.console.status(self.told())
+                self.status = self.console.status(self.line())
                 self.status.start()
 
     def say(self, text: str, part: str = "") -> None:
         with self.lock:
             self.text, self.part = text, part
             if self.status is not None:
-                self.status.update(self.told())
+                self.status.update(self.line())
 
     def end(self) -> None:
         self.timer.cancel()

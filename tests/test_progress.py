@@ -60,7 +60,7 @@ def test_shown_at_once_or_later(terminal: io.StringIO) -> None:
         with progress.task("inner"):
             assert line.text == "inner"
         progress.step("part")
-        assert line.told() == "outer: part"
+        assert line.line() == "outer: part"
 
 
 def test_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -259,6 +259,12 @@ graph @main(%h: f32[n], %xs: f32[t, n]) {
   return %last, %all
 }
 
+inside @scan_0.body @scan_0.body.map_0(%a: f32[n], %x: f32[n]) {
+  %b: f32[n] = add(%a, %x)
+  %c: f32[n] = neg(%b)
+  return %b, %c
+}
+
 loop @scan_0.body.map_0(n; in %in_0: f32[n], in %in_1: f32[n], out %out_0: f32[n], out %out_1: f32[n]) do
   for _p = 0 to ceildiv(n, 2048) parallel grain 16 do
     for _d0 = 2048*_p to min(2048*_p + 2048, n) vector {

@@ -6,8 +6,8 @@ vectorisation and unrolling stay off: the loop IR already says which loops run b
 
 LLVM can run on several threads that share no context, target machine or pass manager,
 but llvmlite holds a global lock. So every module has its own context and every run its
-own bench, and the two long calls (optimise a function, emit a module) bypass llvmlite's
-lock. The many short ones do not.
+own compiler, and the two long calls (optimise a function, emit a module) bypass
+llvmlite's lock. The many short ones do not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _initialised: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class CompilerPool:
+class Compiler:
     """What one thread at a time compiles with."""
 
     machine: Any
@@ -44,11 +44,11 @@ class CompilerPool:
 
 def optimised(source: ll.Module | str, target: Target, opt_level: int) -> Any:
     """LLVM's form of a module, after the pass pipeline."""
-    with _bench(target, opt_level) as bench:
+    with _compiler(target, opt_level) as compiler:
         module = llvm.parse_assembly(str(source), llvm.create_context())
         module.triple = target.triple
         if opt_level > 0:
-            _simplify(module, bench)
+            _simplify(module, compiler)
         return module
 
 
@@ -64,14 +64,14 @@ def object_code(
         outside = function.is_declaration and not name.startswith("llvm.")
         if outside and name not in LIBC_SYMBOLS and name not in symbols:
             raise InternalError("jit", f"generated code calls '{name}', not given")
-    with _bench(target, opt_level) as bench:
-        return _emit(module, bench)
+    with _compiler(target, opt_level) as compiler:
+        return _emit(module, compiler)
 
 
 def assembly_text(module: Any, target: Target, opt_level: int) -> str:
     """The machine code of an optimised module, for reading."""
-    with _bench(target, opt_level) as bench:
-        return str(bench.machine.emit_assembly(module))
+    with _compiler(target, opt_level) as compiler:
+        return str(compiler.machine.emit_assembly(module))
 
 
 def target_machine(target: Target, opt_level: int = 2) -> Any:
@@ -87,28 +87,28 @@ def target_machine(target: Target, opt_level: int = 2) -> Any:
     )
 
 
-_benches: dict[tuple[Target, int], list[CompilerPool]] = {}
+_idle: dict[tuple[Target, int], list[Compiler]] = {}
 
 
 @contextmanager
-def _bench(target: Target, opt_level: int) -> Iterator[CompilerPool]:
-    """A bench that no other thread uses.
+def _compiler(target: Target, opt_level: int) -> Iterator[Compiler]:
+    """A compiler that no other thread uses.
 
-    Benches are kept, because llvmlite frees pass managers only in part.
+    They are kept, because llvmlite frees pass managers only in part.
     """
     with _lock:
-        free = _benches.setdefault((target, opt_level), [])
-        bench = free.pop() if free else None
-    if bench is None:
-        bench = _make(target, opt_level)
+        free = _idle.setdefault((target, opt_level), [])
+        compiler = free.pop() if free else None
+    if compiler is None:
+        compiler = _make(target, opt_level)
     try:
-        yield bench
+        yield compiler
     finally:
         with _lock:
-            free.append(bench)
+            free.append(compiler)
 
 
-def _make(target: Target, opt_level: int) -> CompilerPool:
+def _make(target: Target, opt_level: int) -> Compiler:
     machine = target_machine(target, opt_level)
     tuning = llvm.create_pipeline_tuning_options(opt_level)
     tuning.loop_vectorization = tuning.slp_vectorization = False
@@ -117,26 +117,28 @@ def _make(target: Target, opt_level: int) -> CompilerPool:
     inline = llvm.create_new_module_pass_manager()
     inline.add_always_inliner_pass()
     inline.add_global_dead_code_eliminate_pass()
-    return CompilerPool(machine, tuning, inline, passes.getFunctionPassManager())
+    return Compiler(machine, tuning, inline, passes.getFunctionPassManager())
 
 
-def _simplify(module: Any, bench: CompilerPool) -> None:
+def _simplify(module: Any, compiler: Compiler) -> None:
     # Each run has its own pass builder: a run leaves callbacks in its builder, and all
     # of them would be called around every pass of the next run.
-    bench.inline.run(module, llvm.create_pass_builder(bench.machine, bench.tuning))
+    compiler.inline.run(
+        module, llvm.create_pass_builder(compiler.machine, compiler.tuning)
+    )
     run = _unlocked("LLVMPY_RunNewFunctionPassManager")
     for function in module.functions:
         if not function.is_declaration:
-            passes = llvm.create_pass_builder(bench.machine, bench.tuning)
-            run(bench.simplify, function, passes)
+            passes = llvm.create_pass_builder(compiler.machine, compiler.tuning)
+            run(compiler.simplify, function, passes)
 
 
-def _emit(module: Any, bench: CompilerPool) -> bytes:
+def _emit(module: Any, compiler: Compiler) -> bytes:
     """Like llvmlite's TargetMachine.emit_object, without its lock."""
     lib = llvm.ffi.lib
     emit = _unlocked("LLVMPY_TargetMachineEmitToMemory")
     with llvm.ffi.OutputString() as message:
-        buffer = emit(bench.machine, module, 1, message)
+        buffer = emit(compiler.machine, module, 1, message)
         if not buffer:
             raise InternalError("jit", f"no object code: {message}")
     try:

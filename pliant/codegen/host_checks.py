@@ -68,8 +68,8 @@ def size_checks(graphs: Iterable[Graph]) -> tuple[SizeCheck, ...]:
             if dims:
                 whole = product(maximum(dim, 1) for dim in value.shape)
                 whole = whole * value.dtype.bytes
-                told = f"{what} in bytes"
-                extents.setdefault(whole, SizeCheck(whole, told, high=MOST))
+                whole_text = f"{what} in bytes"
+                extents.setdefault(whole, SizeCheck(whole, whole_text, high=MOST))
         for op in walk(graph):
             for expr in _expressions(value for _, value in op.attrs):
                 if not expr.is_const and expr not in others:

@@ -152,8 +152,8 @@ class _Body(Loops):
             case Dispatch(variants):
                 self.dispatch(variants)
             case Check(cond, number, value):
-                told = None if value is None else self.value(value)
-                self.check(self.value(cond), number, told)
+                shown = None if value is None else self.value(value)
+                self.check(self.value(cond), number, shown)
             case Prefetch(buf, index):
                 address = self.memory.near(buf, index)
                 if address is not None:

@@ -159,8 +159,8 @@ class Control(Values):
             if value is not None:
                 place = [constant(I64, VALUE_FIELD)]
                 with b.if_then(b.extract_value(before, 1)):
-                    told = first_lane(b, value, failed)
-                    b.store(told, b.gep(self.call, place, source_etype=I64))
+                    shown = first_lane(b, value, failed)
+                    b.store(shown, b.gep(self.call, place, source_etype=I64))
 
     def call_function(self, stmt: Call) -> None:
         self.call_address(self.called(stmt), stmt)

@@ -78,7 +78,7 @@ class Loops(Parallel):
             for copy in range(vectors.copies):
                 self.copy = copy
                 var = LaneIndex(base, loop.step, copy * lanes * loop.step)
-                self.lanes_body(loop, var, lanes * vectors.abreast)
+                self.lanes_body(loop, var, lanes * vectors.jam)
             self.copy = 0
         if vectors.rest is Rest.MASKED:
             self.masked_rest(loop, vectors, begin, whole, trips)

@@ -235,10 +235,10 @@ def _show(chosen: Target, checks: list[Diagnosis], limits: Measured | None) -> N
     threads = [(k.replace("_", " "), str(v)) for k, v in _threads(chosen).items()]
     _table(console, "threads", [(k, v) for k, v in threads if v != "None"])
     if limits is None:
-        told = [("", "not measured yet: pliant doctor --measure")]
+        rows = [("", "not measured yet: pliant doctor --measure")]
     else:
-        told = limit_rows(limits)
-    _table(console, "limits", told)
+        rows = limit_rows(limits)
+    _table(console, "limits", rows)
     console.print("\nchecks", style="bold")
     for check in checks:
         word, style = ("OK", "green") if check.problem is None else ("problem", "red")

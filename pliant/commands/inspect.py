@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- told -----------------------------------------------------------------------
+# --- as text --------------------------------------------------------------------
 
 
 def _size(count: float) -> str:
@@ -211,8 +211,8 @@ def _lines(
         lines.append("  " + "  ".join(cells).rstrip())
     if len(held.held) > SHOWN:
         rest = held.held[SHOWN:]
-        told = _size(sum(item.bytes for item in rest))
-        lines.append(f"  and {len(rest)} more, {told}")
+        size = _size(sum(item.bytes for item in rest))
+        lines.append(f"  and {len(rest)} more, {size}")
     for item in made:
         lines.append(
             f"  {item.action}: {item.value}, {_size(item.bytes)}, between steps "

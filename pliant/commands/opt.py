@@ -4,7 +4,7 @@ FILE is the text of a module: written by hand, or a dump of PLIANT_DUMP, edited 
 (the weights of a dump are found beside it); `-` reads it from the standard input.
 
     pliant opt model.ir -p canonicalize,decompose,fuse
-    pliant opt dump/14_fuse.ir -p lower,order --dims n=5
+    pliant opt dump/15_fuse.ir -p lower,order --dims n=5
     pliant opt --list
 
 The module is verified before the first stage and after each. With --dims it is also
@@ -94,12 +94,12 @@ def run(args: argparse.Namespace) -> int:
         module = after
     text = print_module(module)
     if args.json:
-        told = {
+        answer = {
             "passes": [stage.name for stage in stages],
             "interpreted": sample is not None,
             "text": text,
         }
-        print(json.dumps(told, indent=1))
+        print(json.dumps(answer, indent=1))
     else:
         print(text, end="")
     return 0

@@ -100,16 +100,16 @@ def export_onnx(setup: Setup) -> float:
     """Makes the model's ONNX file, once per folder; gives the seconds it took."""
     for package in ("onnx", "onnxscript"):
         _import(package)
-    told = setup.folder / "export_seconds"
-    if not told.exists():
+    stored = setup.folder / "export_seconds"
+    if not stored.exists():
         started = perf_counter()
         try:
             _export_onnx(setup, setup.case.program)
         except torch.onnx.errors.OnnxExporterError:
             started = perf_counter()
             _export_onnx(setup, _views_of_copies(setup.case.export()))
-        told.write_text(repr(perf_counter() - started))
-    return float(told.read_text())
+        stored.write_text(repr(perf_counter() - started))
+    return float(stored.read_text())
 
 
 def _export_onnx(setup: Setup, program: torch.export.ExportedProgram | None) -> None:

@@ -197,7 +197,7 @@ def left_out(results: Sequence[Result]) -> Iterator[str]:
 
 
 def left_out_note(results: Sequence[Result]) -> str:
-    """The same as a list, with what is the same everywhere told once."""
+    """The same as a list, with what is the same everywhere stated once."""
     reasons: dict[str, list[str]] = {}
     for line in left_out(results):
         where, _, reason = line.partition(": ")

@@ -58,10 +58,13 @@ def stamp(rounds: int) -> Stamp:
 
 def commit() -> Stamp:
     """The code that runs: its commit, and whether it was changed since."""
-    told = _git("log", "-1", "--format=%h", "--", *CODE)
-    if not told:
+    last = _git("log", "-1", "--format=%h", "--", *CODE)
+    if not last:
         return {"commit": UNKNOWN, "changed": False}
-    return {"commit": told, "changed": bool(_git("status", "--porcelain", "--", *CODE))}
+    return {
+        "commit": last,
+        "changed": bool(_git("status", "--porcelain", "--", *CODE)),
+    }
 
 
 def _git(*arguments: str) -> str:

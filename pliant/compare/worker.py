@@ -37,7 +37,7 @@ from pliant.report.profile import totals
 
 Say = Callable[[str], None]
 PROFILED_CALLS = 9
-BRIEF = 300  # letters of an error that are told
+BRIEF = 300  # letters of an error that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def prepare(name: str, setup: Setup) -> Candidate:
         "status": "ok",
         "reason": "",
         "compile_seconds": seconds,
-        "export_seconds": export,  # torch.export for us, ONNX for others; told apart
+        "export_seconds": export,  # torch.export for us, ONNX for others; separate
     }
     return candidate
 
@@ -196,8 +196,8 @@ def remember(candidate: Candidate, job: Job) -> None:
         return
     path = Path(job.folder) / f"{candidate.name}_{job.threads}t_seconds"
     if not path.exists():
-        told = {"seconds": candidate.about["compile_seconds"], "load": LOAD}
-        path.write_text(json.dumps(told))
+        answer = {"seconds": candidate.about["compile_seconds"], "load": LOAD}
+        path.write_text(json.dumps(answer))
     first = json.loads(path.read_text())
     # A benchmark's own workers before this one make a load of up to all cores.
     alone = first["load"] <= host().cores + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from pliant.frontend.contract import Imported
@@ -33,4 +34,6 @@ def plain_signature(graph: Graph) -> Signature:
         return list(parameters.bind(args, kwargs)[0])
 
     results = tuple(TensorResult(k) for k in range(len(graph.results)))
-    return Signature(arguments, results, flatten, tuple, True, len(graph.results) == 1)
+    around = itemgetter(0) if len(results) == 1 else tuple
+    plain = len(results) > 0
+    return Signature(arguments, results, flatten, around, True, plain)

@@ -138,8 +138,10 @@ class Parameters:
         got = len(args) + len(kwargs)
         if problems or len(args) > len(order):
             count = f"{len(names)} input{'' if len(names) == 1 else 's'}"
-            told = f"the model takes {count} ({', '.join(names)}), got {got}"
-            raise ShapeError("; ".join([told, *problems]), expected=len(names), got=got)
+            takes = f"the model takes {count} ({', '.join(names)}), got {got}"
+            raise ShapeError(
+                "; ".join([takes, *problems]), expected=len(names), got=got
+            )
         return (
             tuple(values[name] for name in self.positional),
             {name: values[name] for name in self.keywords},
@@ -164,7 +166,7 @@ class Signature:
     flatten_arguments: Flatten
     unflatten_results: Callable[[list[Any]], Any]
     positional: bool  # the arguments are a plain tuple of tensors
-    single: bool  # the model returns one tensor, nothing around it
+    plain: bool  # the model returns what main does: a tensor, or a tuple of several
     # Sizes of the first slots in the example it was traced with, if there was one.
     example: tuple[tuple[int, ...], ...] = ()
     seed: str | None = None  # the parameter that random numbers follow from
@@ -188,9 +190,12 @@ class Signature:
 
     @property
     def is_direct(self) -> bool:
-        """Whether a call needs no flattening and no rebuilding."""
-        plain = all(isinstance(a, TensorSlot) for a in self.arguments)
-        return self.positional and self.single and plain
+        """Whether a call takes main's arguments, and needs only main's results."""
+        return (
+            self.positional
+            and all(isinstance(a, TensorSlot) for a in self.arguments)
+            and all(isinstance(r, TensorResult | FixedResult) for r in self.results)
+        )
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""
@@ -225,7 +230,7 @@ class Signature:
     ) -> Any:
         """The structure the model returns, from the flat tensors of a call."""
         flat, result = call
-        if self.single:
+        if self.plain:
             return result
         tensors = result if isinstance(result, tuple) else (result,)
         env: Mapping[str, int] | None = None
@@ -236,8 +241,8 @@ class Signature:
                     leaves.append(tensors[number])
                 case SizedResult(number, dims, sizes):
                     env = symbols(flat) if env is None else env
-                    told = {name: int(tensors[k]) for name, k in sizes}
-                    shape = [dim.evaluate({**env, **told}) for dim in dims]
+                    counts = {name: int(tensors[k]) for name, k in sizes}
+                    shape = [dim.evaluate({**env, **counts}) for dim in dims]
                     whole = tensors[number][: math.prod(shape)]
                     leaves.append(whole.reshape(shape))
                 case SizeResult(value):
@@ -246,6 +251,10 @@ class Signature:
                 case FixedResult(fixed):
                     leaves.append(fixed)
         return self.unflatten_results(leaves)
+
+    def rebuild_direct(self, result: Any) -> Any:
+        """The same for a signature that is direct: the arguments play no part."""
+        return self.rebuild(((), result), lambda _: {})
 
 
 def dtype_name(value: Any) -> str | None:

@@ -94,8 +94,8 @@ _PLACE = "the exported program"
 def guards_of(ep: ExportedProgram, env: Any) -> Iterator[Question]:
     """The guards on sizes of a program that someone else exported.
 
-    It covers sizes 0 and 1 only if torch was told to: by default torch assumes that
-    every dynamic size is at least 2, and does not record what the code does below that.
+    It covers sizes 0 and 1 only if torch was configured to: by default torch assumes
+    that every dynamic size is at least 2, and does not record what the code does below.
     A program loaded from a file does not say which of the two it is.
     """
     for guard in env.guards:

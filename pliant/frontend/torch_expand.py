@@ -61,7 +61,10 @@ def expanded(module: GraphModule, wanted: Callable[[Node], bool]) -> Expansion:
 
 
 def _unknown(node: Node) -> bool:
-    """A call of an op that neither has a translation nor writes what one gives."""
+    """Whether a node calls an op without a translation, of its own or of its twin.
+
+    The twin of an op that writes in place is the op that returns a new tensor.
+    """
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
@@ -89,9 +92,10 @@ class _Expander:
         return Expansion(module, self.asked)
 
     def expand(self, module: GraphModule, node: Node, above: frozenset[object]) -> None:
-        """Puts the nodes of a decomposition in the place of a node, if there is one.
+        """Replaces a node by the nodes of its decomposition, if it has one.
 
-        `above` are the ops that it is a part of: one that leads back to them is none.
+        `above` are the ops whose decomposition the node is a part of. A decomposition
+        that contains one of them is not used.
         """
         assert isinstance(node.target, torch._ops.OpOverload)
         above |= {node.target}
@@ -153,9 +157,9 @@ class _Expander:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What torch learns about sizes in a decomposition is forgotten behind it.
+        """Restores what torch knew about sizes before a decomposition was traced.
 
-        It is recorded as conditions instead, and a rule that is not used leaves none.
+        What it learns there is recorded as conditions instead, if the rule is used.
         """
         env, mode = self.mode.shape_env, self.mode
         caches, mode.cache_enabled = mode.cache_enabled, False
@@ -215,7 +219,7 @@ class _Expander:
 
 
 def _replace(graph: Graph, node: Node, results: Any) -> None:
-    """All uses of a node's results are uses of these."""
+    """Replaces a node by results that were computed in its place."""
     if isinstance(results, tuple | list):
         for user in list(node.users):
             which = user.args[1]
@@ -228,7 +232,7 @@ def _replace(graph: Graph, node: Node, results: Any) -> None:
 
 
 def fixes_a_size(question: Question) -> bool:
-    """Whether it fixes a size to that of the example, or is about data."""
+    """Whether a condition fixes a size to that of the example, or depends on data."""
     expr = question.condition
     if any(str(symbol).startswith(("u", "zuf")) for symbol in expr.free_symbols):
         return True
@@ -237,7 +241,7 @@ def fixes_a_size(question: Question) -> bool:
 
 
 def _type(result: Any) -> object:
-    """What must be the same of an op and its decomposition: how many, which types."""
+    """The number and types of results, which an op and its decomposition share."""
     if isinstance(result, GraphModule):
         (out,) = (n for n in result.graph.nodes if n.op == "output")
         result = map_arg(out.args[0], lambda n: n.meta.get("val"))

@@ -192,15 +192,15 @@ class _ExportImport:
     def _read_size(self, node: Node, val: torch.SymInt) -> None:
         value = self._dim(val)
         self.walk.env[node] = value
-        symbols = value.symbols()
+        symbol = value.symbol
         if value.is_const:
             self.slots.append(FixedSlot(node.name, value.value))
-        elif len(symbols) == 1 and value == sym(symbols[0]):
-            self.slots.append(SizeSlot(node.name, symbols[0]))
-            if symbols[0] not in self.sizes:
-                self.sizes.append(symbols[0])
-                open_integer(self.cx, symbols[0])
-                bound_integer(self.cx, node, symbols[0])
+        elif symbol is not None:
+            self.slots.append(SizeSlot(node.name, symbol))
+            if symbol not in self.sizes:
+                self.sizes.append(symbol)
+                open_integer(self.cx, symbol)
+                bound_integer(self.cx, node, symbol)
         else:
             self._problem(node, f"an integer input that must equal {value}")
 

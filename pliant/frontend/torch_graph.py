@@ -113,14 +113,14 @@ def from_graph(gm: GraphModule) -> ImportedGraph:
 # --- layouts --------------------------------------------------------------------
 
 
-def _spelt(size: Any) -> Any:
+def _size_key(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The dims from the outermost in memory to the innermost; None if it has gaps."""
-    sizes = [_spelt(n) for n in tensor.shape]
-    strides = [_spelt(n) for n in tensor.stride()]
+    sizes = [_size_key(n) for n in tensor.shape]
+    strides = [_size_key(n) for n in tensor.stride()]
     ones = [i for i, n in enumerate(sizes) if n == 1]
     left = [i for i in range(len(sizes)) if i not in ones]
     order: list[int] = []
@@ -206,7 +206,7 @@ class _GraphImport:
     def _source(
         self, size: Any, source: ArgumentSource, integer: Node | None = None
     ) -> None:
-        expr = _spelt(size)
+        expr = _size_key(size)
         if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
             return
         self.symbols[str(expr)] = value = sym(str(expr))
@@ -219,13 +219,13 @@ class _GraphImport:
         name = f"dim {expr}"
         if limits.lower.is_Integer and limits.lower > 0:
             low = int(limits.lower)
-            told = (f"{name} was traced as at least {low}: ", value)
-            guard = Guard(ge(value, low), told, "torch.compile")
+            message = (f"{name} was traced as at least {low}: ", value)
+            guard = Guard(ge(value, low), message, "torch.compile")
             self.cx.assume(Basis.TRACED, guard)
         if limits.upper.is_Integer and limits.upper < 1 << 48:
             high = int(limits.upper)
-            told = (f"{name} was traced as at most {high}: ", value)
-            guard = Guard(le(value, high), told, "torch.compile")
+            message = (f"{name} was traced as at most {high}: ", value)
+            guard = Guard(le(value, high), message, "torch.compile")
             self.cx.assume(Basis.TRACED, guard)
 
     def _read_inputs(self) -> None:
@@ -270,7 +270,7 @@ class _GraphImport:
         self._set(node, value)
 
     def _dim(self, size: Any) -> Expr:
-        expr = _spelt(size)
+        expr = _size_key(size)
         if isinstance(expr, int):
             return as_expr(expr)
         return to_expr(expr, self.symbols.__getitem__)
@@ -280,8 +280,8 @@ class _GraphImport:
         for name in size.symbols():
             if name in self.traced:
                 value, only = sym(name), int(self.traced[name])
-                told = (f"dim {name} was fixed to {only}: ", value)
-                guard = Guard(eq(value, only), told, "torch.compile")
+                message = (f"dim {name} was fixed to {only}: ", value)
+                guard = Guard(eq(value, only), message, "torch.compile")
                 self.cx.assume(Basis.TRACED, guard)
 
     def _read_constants(self) -> None:

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from pliant.frontend.torch_ops_activation import ACTIVATION
 from pliant.frontend.torch_ops_backward import BACKWARD
 from pliant.frontend.torch_ops_distance import DISTANCE
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
+from pliant.frontend.torch_ops_norm import NORM
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
@@ -34,12 +36,14 @@ aten = torch.ops.aten
 
 TABLE: dict[Any, Translate] = {
     **MATH,
+    **ACTIVATION,
     **REDUCE,
     **LOSS,
     **SHAPE,
     **PICK,
     **SORT,
     **NN,
+    **NORM,
     **RECURRENT,
     **TRAIN,
     **BACKWARD,

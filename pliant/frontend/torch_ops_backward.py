@@ -23,7 +23,7 @@ from pliant.frontend.torch_ops_context import (
     used,
 )
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_nn import layer_norm, rms_norm
+from pliant.frontend.torch_ops_norm import layer_norm, rms_norm
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
 from pliant.ir.types import DType

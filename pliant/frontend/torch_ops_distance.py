@@ -76,9 +76,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> list[Any]:
-    """(rows of each bag summed, averaged, or their largest; then what is not computed).
+    """The sum, mean or maximum of the rows of each bag, and three unused results.
 
-    A bag begins at its offset: the bag of a row is the number of offsets up to it.
+    A bag begins at its offset, so the number of a row's bag is the number of offsets
+    up to that row.
     """
     if any(used(cx, which) for which in (1, 2, 3)):
         cx.unsupported("embedding_bag that gives more than the bags")
@@ -133,7 +134,7 @@ def diagonal_scatter(
     on = cx.arith("eq", cx.iota((1, columns), 1, DType.I64), cx.add(row, offset))
     new = cx.move_axis(cx.cast(src, x.dtype), src.type.rank - 1, 0)
     cx.b.require_equal(new.shape[0], size, "as many elements as the diagonal has")
-    # Rows without an element of the diagonal read one that is added behind it.
+    # Rows without an element of the diagonal read an extra one that is appended.
     extra = cx.full(0, (1, *new.shape[1:]), x.dtype)
     number = cx.sub(cx.iota((rows,), 0, DType.I64), low)
     inside = cx.b.binary(
@@ -149,8 +150,8 @@ def diagonal_scatter(
 
 def angle(cx: TorchContext, x: Value) -> Value:
     x = cx.cast(x, cx.out_dtype)
-    turned = cx.select(cx.arith("lt", x, 0.0), math.pi, cx.mul(cx.sub(x, x), 0.0))
-    zero = cx.select(cx.unary("isinf", x), 0.0, turned)
+    by_sign = cx.select(cx.arith("lt", x, 0.0), math.pi, cx.mul(cx.sub(x, x), 0.0))
+    zero = cx.select(cx.unary("isinf", x), 0.0, by_sign)
     return cx.select(cx.arith("lt", x, 0.0), math.pi, zero)
 
 

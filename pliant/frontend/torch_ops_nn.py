@@ -1,4 +1,4 @@
-"""aten ops of neural networks: products, convolutions, pools, norms, attention."""
+"""aten ops of neural networks: products, convolutions, pools, resizing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_context import Real, Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate, scaled
-from pliant.frontend.torch_ops_reduce import variance
-from pliant.frontend.torch_tensors import torch_dtype
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, le, minimum, mod, ne
@@ -115,7 +113,7 @@ def convolve(
         dilation=tuple(spread),
         groups=groups,
     )
-    out = _with_bias(cx, out, bias)
+    out = with_bias(cx, out, bias)
     return cx.reshape(out, out.shape[1:]) if single else out
 
 
@@ -135,7 +133,7 @@ def _named_padding(
     return [t // 2 for t in total], [t - t // 2 for t in total]
 
 
-def _with_bias(cx: TorchContext, out: Value, bias: Value | None) -> Value:
+def with_bias(cx: TorchContext, out: Value, bias: Value | None) -> Value:
     if bias is None:
         return out
     ones = (1,) * (out.type.rank - 2)
@@ -171,7 +169,7 @@ def convolve_transposed(
         groups=groups,
         extra=tuple(cx.ints(output_padding, rank, "output padding")),
     )
-    out = _with_bias(cx, out, bias)
+    out = with_bias(cx, out, bias)
     return cx.reshape(out, out.shape[1:]) if single else out
 
 
@@ -347,125 +345,6 @@ def _adapt_axis(cx: TorchContext, op: str, x: Value, axis: int, out: Expr) -> Va
     return cx.div(cx.reduce("sum", kept, (axis + 1,)), counts)
 
 
-# --- norms ----------------------------------------------------------------------
-
-
-def _affine(weight: Value | None, bias: Value | None) -> tuple[str, list[Value]]:
-    if weight is None:
-        return "none", []
-    return ("w", [weight]) if bias is None else ("wb", [weight, bias])
-
-
-def layer_norm(
-    cx: TorchContext,
-    x: Value,
-    normalized_shape: Sequence[Size],
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Value:
-    kind, extra = _affine(weight, bias)
-    axes = len(normalized_shape)
-    out = cx.b.emit("layer_norm", x, *extra, axes=axes, eps=eps, affine=kind)
-    return cx.add(out, bias) if weight is None and bias is not None else out
-
-
-def rms_norm(
-    cx: TorchContext,
-    x: Value,
-    normalized_shape: Sequence[Size],
-    weight: Value | None = None,
-    eps: float | None = None,
-) -> Value:
-    if eps is None:
-        # torch's own is that of the type it computes in, not of a half.
-        eps = torch.finfo(torch_dtype(x.dtype.compute)).eps
-    kind, extra = _affine(weight, None)
-    axes = len(normalized_shape)
-    return cx.b.emit("rms_norm", x, *extra, axes=axes, eps=eps, affine=kind)
-
-
-def group_norm(
-    cx: TorchContext,
-    x: Value,
-    num_groups: int,
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Value:
-    kind, extra = _affine(weight, bias)
-    out = cx.b.emit("group_norm", x, *extra, groups=num_groups, eps=eps, affine=kind)
-    return _with_bias(cx, out, bias) if weight is None else out
-
-
-def batch_norm(
-    cx: TorchContext,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
-) -> Value:
-    if running_mean is None or running_var is None:
-        axes = [0, *range(2, x.type.rank)]
-        running_var, running_mean = variance(cx, x, axes, 0.0, False)
-    kind, extra = _affine(weight, bias)
-    out = cx.b.emit(
-        "batch_norm", x, running_mean, running_var, *extra, eps=eps, affine=kind
-    )
-    return _with_bias(cx, out, bias) if weight is None else out
-
-
-def batch_norm_with_statistics(
-    cx: TorchContext,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    var: Value,
-    momentum: float,
-    eps: float,
-) -> list[Any]:
-    out = batch_norm(cx, x, weight, bias, mean, var, False, momentum, eps)
-    return [out, None, None]
-
-
-def instance_norm(
-    cx: TorchContext,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
-) -> Value:
-    if not use_input_stats:
-        return batch_norm(
-            cx, x, weight, bias, running_mean, running_var, False, momentum, eps
-        )
-    if x.shape[1].is_const:
-        return group_norm(cx, x, x.shape[1].value, weight, bias, eps)
-    spread, center = variance(cx, x, range(2, x.type.rank), 0.0, True)
-    center = cx.reshape(center, spread.shape)
-    off = cx.sub(cx.cast(x, spread.dtype), center)
-    out = cx.mul(off, cx.unary("rsqrt", cx.add(spread, eps)))
-    column = [x.shape[1], *[as_expr(1)] * (x.type.rank - 2)]
-    if weight is not None:
-        out = cx.mul(out, cx.reshape(weight, column))
-    if bias is not None:
-        out = cx.add(out, cx.reshape(bias, column))
-    return cx.cast(out, x.dtype)
-
-
 # --- resizing -------------------------------------------------------------------
 
 
@@ -595,12 +474,6 @@ NN: dict[Any, Translate] = {
         adaptive_pool("max", 3)(cx, x, s),
         None,
     ],
-    aten.layer_norm.default: layer_norm,
-    aten.native_layer_norm.default: lambda cx, *a: [layer_norm(cx, *a), None, None],
-    aten.rms_norm.default: rms_norm,
-    aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
-    aten.group_norm.default: group_norm,
-    aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
     aten.scaled_dot_product_attention.default: attention,
     aten.upsample_nearest1d.default: resize("nearest", 1),
     aten.upsample_nearest2d.default: resize("nearest", 2),

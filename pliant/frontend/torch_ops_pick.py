@@ -297,25 +297,6 @@ def item(cx: TorchContext, x: Value) -> Expr:
     return size.shape[0]
 
 
-def index_put(
-    cx: TorchContext,
-    x: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool = False,
-) -> Value:
-    """Only x[mask] = number; other writes need a scatter."""
-    single = [i for i in indices if i is not None]
-    if len(single) == 1 and single[0].dtype is DType.BOOL and not accumulate:
-        mask, lead = single[0], list(indices).index(single[0])
-        if values.type.numel == 1:
-            tail = x.type.rank - lead - mask.type.rank
-            mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
-            fill = cx.cast(cx.reshape(values, ()), x.dtype)
-            return cx.b.select(mask, fill, x)
-    return cx.unsupported("writing at computed places (only x[mask] = number is)")
-
-
 def diagonal(
     cx: TorchContext, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:

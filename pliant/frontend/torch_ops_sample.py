@@ -74,7 +74,7 @@ def grid_sampler(
         shares = [[cx.sub(1.0, r), r] for r in rests]
         corners = [[w, cx.add(w, 1.0)] for w in whole]
         taps = range(1 if interpolation_mode == _NEAREST else 2)
-        settle = _as_they_are
+        settle = _unchanged
     final = cx.transpose(x, [0, *range(2, rank + 2), 1])
     out: Value | None = None
     for side in itertools.product(taps, repeat=rank):
@@ -90,12 +90,12 @@ def grid_sampler(
     return cx.transpose(out, [0, rank + 1, *range(1, rank + 1)])
 
 
-def _as_they_are(positions: Sequence[Value]) -> list[Value]:
+def _unchanged(positions: Sequence[Value]) -> list[Value]:
     return list(positions)
 
 
 def _cubic_shares(cx: TorchContext, t: Value) -> list[Value]:
-    """Keys' kernel with a = -3/4, of the four elements around.
+    """The weights of the four elements around: Keys' kernel with a = -3/4.
 
     The outer ones, which torch computes as a cubic in t + 1, are a*t*(1-t)^2: nothing
     cancels.
@@ -114,7 +114,7 @@ def _cubic_shares(cx: TorchContext, t: Value) -> list[Value]:
 
 
 def _spread(cx: TorchContext, point: Value, size: Expr, corners: bool) -> Value:
-    """From -1..1 to elements of an axis."""
+    """A coordinate in -1..1 as a position along an axis."""
     wide = cx.tensor(size, point.dtype)
     if corners:
         return cx.mul(cx.div(cx.add(point, 1.0), 2.0), cx.sub(wide, 1.0))
@@ -124,7 +124,7 @@ def _spread(cx: TorchContext, point: Value, size: Expr, corners: bool) -> Value:
 def _padded(
     cx: TorchContext, at: Value, size: Expr, padding: int, corners: bool, volume: bool
 ) -> Value:
-    """Positions put inside, as the padding says; none, for zeros."""
+    """Positions moved inside the volume, except with zero padding."""
     wide = cx.tensor(size, at.dtype)
     if padding == _REFLECTION:
         low = 0.0 if corners else -0.5
@@ -203,7 +203,7 @@ def _weights(
     factor: float | None,
     corners: bool,
 ) -> tuple[Value, Value]:
-    """(out, size): what each element adds to each of the result, in f64, if it does.
+    """The weights (out, size) of elements in results, in f64, and where they count.
 
     The filter is as wide as `scale` elements where the result is smaller. Elements
     are taken from int(center - support + 1/2) up to int(center + support + 1/2).

@@ -14,7 +14,6 @@ import torch
 
 from pliant.frontend.torch_ops_context import Operand, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_pick import index_put as write_at
 from pliant.ir.graph import Value
 from pliant.ir.reductions import COMBINES
 from pliant.ir.types import DType
@@ -22,7 +21,7 @@ from pliant.sym import Expr, as_expr, le, minimum, product
 
 aten = torch.ops.aten
 MOST_WRITES = 16  # elements of a row that a scatter writes by a select for each
-# torch's names of what joins elements.
+# torch's names of the operations that combine elements.
 REDUCES = {
     "add": "sum",
     "sum": "sum",
@@ -68,17 +67,32 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """Sums where indices say; without `accumulate`, the last of those written."""
+    """x with values written at the indices, or added there with `accumulate`.
+
+    Of several values for one place, the last is written.
+    """
     plain = [i for i in indices if i is not None]
     if any(i.dtype in (DType.BOOL, DType.U8) for i in plain):
         if accumulate:
             cx.unsupported("adding up where a mask says")
-        return write_at(cx, x, indices, values, accumulate)
+        return _put_masked(cx, x, indices, values)
     if not plain:
         both = cx.cast(values, x.dtype)
         return cx.broadcast_to(cx.add(x, both) if accumulate else both, x.shape)
     rows = rows_at(cx, x, indices, values, wraps=True)
     return rows.back(merged(cx, rows, "sum" if accumulate else "last"))
+
+
+def _put_masked(
+    cx: TorchContext, x: Value, indices: Sequence[Value | None], values: Value
+) -> Value:
+    """x[.., mask] = number"""
+    (lead, mask), *more = [(k, i) for k, i in enumerate(indices) if i is not None]
+    if more or mask.dtype is not DType.BOOL or values.type.numel != 1:
+        cx.unsupported("x[mask] = values for more than one mask or value")
+    tail = x.type.rank - lead - mask.type.rank
+    mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
+    return cx.b.select(mask, cx.cast(cx.reshape(values, ()), x.dtype), x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +106,11 @@ class Rows:
 
 
 def merged(cx: TorchContext, rows: Rows, op: str, include_self: bool = True) -> Value:
-    """The target, each row merged with those that have its place: sum, prod, mean,
-    max, min, or the last of them. Half floats are merged in f32, and round once."""
+    """The target, each row merged with the values for its place.
+
+    `op` is sum, prod, mean, max, min, or last, which replaces the row by the last of
+    the values. Half floats are merged in f32 and rounded once.
+    """
     kind = rows.target.dtype
     if op == "last":
         return cx.b.emit("scatter_rows", rows.target, rows.places, rows.values)
@@ -134,7 +151,8 @@ def rows_at(
     shape = cx.b.broadcast_shapes(*(i.shape for i in aligned))
     rest = [a for a in range(x.type.rank) if a not in used_axes]
     beside = [x.shape[a] for a in rest]
-    # The dims of the indices stand where the first is if they are adjacent.
+    # If the indexed axes are adjacent, the dims of the indices take their place; else
+    # they come first.
     first = used_axes[0]
     together = used_axes == list(range(first, first + len(used_axes)))
     lead = first if together else 0
@@ -362,7 +380,7 @@ def masked_scatter(cx: TorchContext, x: Value, mask: Value, source: Value) -> Va
     number = cx.reshape(number, shape)
     values = cx.reshape(cx.cast(source, x.dtype), (source.type.numel,))
     some = cx.simplify(minimum(count, 1))
-    # Where nothing is written any element will do, if there is one: an extra one is.
+    # Elements that are not masked read an extra element, which is not used.
     extra = cx.full(0, (some,), x.dtype)
     values = cx.concat([values, extra], 0)
     wanted = cx.select(mask, number, cx.tensor(source.type.numel, DType.I64))

@@ -454,14 +454,14 @@ def rot90(
     cx: TorchContext, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)
 ) -> Value:
     a, b = (cx.axis(d, x.type.rank) for d in dims)
-    turned = swap_axes(x.type.rank, a, b)
+    swapped = swap_axes(x.type.rank, a, b)
     match k % 4:
         case 1:
-            return flip(cx, cx.transpose(x, turned), [a])
+            return flip(cx, cx.transpose(x, swapped), [a])
         case 2:
             return flip(cx, x, [a, b])
         case 3:
-            return flip(cx, cx.transpose(x, turned), [b])
+            return flip(cx, cx.transpose(x, swapped), [b])
         case _:
             return x
 

@@ -150,7 +150,8 @@ def median_of_all(ignores_nan: bool) -> Translate:
         flat = cx.reshape(x, (x.type.numel,))
         if cx.proves(le(1, x.type.numel)) or not x.dtype.is_float:
             return one_of_rows(cx, flat, 0, False, _median(ignores_nan))[0]
-        # Of no elements it is NaN: that is put behind them, and counts if alone.
+        # The median of no elements is NaN. An extra element is appended: NaN if there
+        # are no others, else infinity, which is never the median.
         none = cx.arith("eq", x.type.numel, 0)
         filler = cx.select(none, float("nan"), float("inf"))
         filler = cx.reshape(cx.cast(filler, x.dtype), (1,))
@@ -343,12 +344,12 @@ def isin(
     assume_unique: bool = False,
     invert: bool = False,
 ) -> Value:
-    """Whether the places in front of and behind its equals differ."""
+    """Whether an element has an equal: the first and last place to insert it differ."""
     dtype = _searchable(cx.promote(elements, tests))
     x, among = cx.tensor(elements, dtype), cx.tensor(tests, dtype)
     among = cx.reshape(among, (among.type.numel,))
     found: Value | None = None
-    if dtype.is_float:  # a NaN equals nothing: another test is made twice instead
+    if dtype.is_float:  # a NaN equals nothing, so it is replaced by another test
         spoilt = cx.unary("isnan", among)
         rest = cx.select(spoilt, cx.tensor(-math.inf, dtype), among)
         among = cx.select(spoilt, cx.reduce("max", rest, (0,), True), among)
@@ -364,7 +365,7 @@ def isin(
 
 
 def _counted(cx: TorchContext, place: Value, inside: Value, bins: Expr) -> Value:
-    """How many of the places, where `inside`, are each of 0 .. bins-1."""
+    """How often each of 0 .. bins-1 occurs among the places that are `inside`."""
     count = place.type.numel
     where = cx.reshape(cx.select(inside, place, bins), (count,))
     one = cx.full(1, (count, 1), DType.I64)
@@ -398,7 +399,7 @@ def histc(
     inside = cx.b.binary("logical_and", above, below)
     scaled = cx.mul(cx.sub(wide, low), cx.tensor(count, wide.dtype))
     place = cx.div(scaled, cx.sub(high, low))
-    # What is outside has no place that an integer could hold.
+    # The place of an element outside the range may not fit into an integer.
     place = cx.select(inside, place, cx.tensor(0.0, wide.dtype))
     place = cx.arith("minimum", cx.cast(place, DType.I64), count - 1)
     return cx.cast(_counted(cx, place, inside, count), x.dtype)

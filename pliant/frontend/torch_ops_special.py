@@ -39,16 +39,16 @@ def _both_sides(cx: TorchContext, x: Value, side: Callable[[Value], Value]) -> V
 # --- inverses of trigonometric and hyperbolic functions -------------------------
 
 
-def _other_leg(cx: TorchContext, x: Value) -> Value:
+def _root_of_one_minus_square(cx: TorchContext, x: Value) -> Value:
     return cx.unary("sqrt", cx.mul(cx.sub(1.0, x), cx.add(x, 1.0)))
 
 
 def _acos(cx: TorchContext, x: Value) -> Value:
-    return cx.arith("atan2", _other_leg(cx, x), x)
+    return cx.arith("atan2", _root_of_one_minus_square(cx, x), x)
 
 
 def _asin(cx: TorchContext, x: Value) -> Value:
-    return cx.arith("atan2", x, _other_leg(cx, x))
+    return cx.arith("atan2", x, _root_of_one_minus_square(cx, x))
 
 
 def _atan(cx: TorchContext, x: Value) -> Value:

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from pliant.frontend.torch_ops_activation import log_sigmoid
 from pliant.frontend.torch_ops_attention import dropout, kept
 from pliant.frontend.torch_ops_context import TorchContext, as_index
 from pliant.frontend.torch_ops_loss import MEAN, SUM
-from pliant.frontend.torch_ops_math import Translate, log_sigmoid
-from pliant.frontend.torch_ops_nn import batch_norm as frozen_batch_norm
-from pliant.frontend.torch_ops_nn import instance_norm as frozen_instance_norm
+from pliant.frontend.torch_ops_math import Translate
+from pliant.frontend.torch_ops_norm import batch_norm as frozen_batch_norm
+from pliant.frontend.torch_ops_norm import instance_norm as frozen_instance_norm
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, le, maximum, minimum, ne

@@ -39,7 +39,7 @@ from pliant.ir.same import same_graphs
 from pliant.sym import Cond, Expr, Facts, Guard, as_expr, eq, ge, sym
 
 MOST_TRACES = 8  # of one model
-_LARGEST = 4096  # a size, when looking for one that goes another way
+_LARGEST = 4096  # a size, when looking for one that takes another path
 _MOST_ELEMENTS = 1 << 25  # of an example that is made for it
 
 Simplify = Callable[[Module], Module]
@@ -47,7 +47,7 @@ _ALL_HOLD: Mapping[Cond, Guard | None] = {}  # no branch is covered
 
 
 @dataclass(slots=True)
-class _Way:
+class _Path:
     """A path: a trace, and the conditions on sizes under which the code takes it."""
 
     traced: Traced
@@ -57,11 +57,11 @@ class _Way:
 
 
 @dataclass(slots=True)
-class _Behind:
-    """The paths where a condition is false; `known` if they are all of them."""
+class _Explored:
+    """The paths where a condition is false; `complete` if these are all."""
 
-    ways: list[_Way] = field(default_factory=list)
-    known: bool = True
+    paths: list[_Path] = field(default_factory=list)
+    complete: bool = True
 
 
 def programs(
@@ -98,12 +98,12 @@ class _Search:
         covered: dict[Cond, Guard | None] = {}
         others: list[Imported] = []
         limits = self.main.guards(Basis.DECLARED, Basis.CHECKED)
-        main = _Way(self.first, self.main, tuple(guard.cond for guard in limits))
-        for guard, behind in self.explore(main):
-            if behind.known and all(map(self.serves, behind.ways)):
+        main = _Path(self.first, self.main, tuple(guard.cond for guard in limits))
+        for guard, found in self.explore(main):
+            if found.complete and all(map(self.serves, found.paths)):
                 covered[guard.cond] = _above_zero(guard)
             else:
-                others += [way.imported for way in behind.ways]
+                others += [path.imported for path in found.paths]
         if covered:
             self.main = self.imported(self.first, covered)
         return (self.main, *others)
@@ -117,45 +117,45 @@ class _Search:
 
     # ---- the tree of paths
 
-    def explore(self, way: _Way) -> Iterator[tuple[Guard, _Behind]]:
+    def explore(self, path: _Path) -> Iterator[tuple[Guard, _Explored]]:
         """Explores the negation of each condition of a path, one after the other."""
-        path = (*way.region, *(eq(sym(name), n) for name, n in way.pins.items()))
-        for guard in (*self.fixed(way), *way.imported.guards(Basis.BRANCH)):
-            if guard.cond in path:
+        known = (*path.region, *(eq(sym(name), n) for name, n in path.pins.items()))
+        for guard in (*self.fixed(path), *path.imported.guards(Basis.BRANCH)):
+            if guard.cond in known:
                 continue  # asked before, and answered there
-            region = (*path, guard.cond.negated())
+            region = (*known, guard.cond.negated())
             if not _possible(region):
-                yield guard, _Behind()
+                yield guard, _Explored()
             elif is_special(guard.cond):
-                yield guard, self.behind(region)
-            elif way.imported is not self.main:
+                yield guard, self.explore_region(region)
+            elif path.imported is not self.main:
                 # A condition that stays is no gap if the main program has it as well.
                 kept = any(g.cond == guard.cond for g in self.branches)
-                yield guard, _Behind(known=kept)
-            path = (*path, guard.cond)
+                yield guard, _Explored(complete=kept)
+            known = (*known, guard.cond)
 
-    def fixed(self, way: _Way) -> Iterator[Guard]:
+    def fixed(self, path: _Path) -> Iterator[Guard]:
         """Sizes of inputs that this path assumed to be equal, or to be a number."""
-        dims = _dims(way.imported)
+        dims = _dims(path.imported)
         for place, dim in self.dims.items():
             number, axis = place
             there = dims.get(place)
             if there is None:
-                there = as_expr(traced_dims(way.traced.program)[number][axis])
+                there = as_expr(traced_dims(path.traced.program)[number][axis])
             if there is not dim:
                 yield Guard(eq(dim, there), ("a size is fixed",), "the trace")
 
-    def behind(self, region: tuple[Cond, ...]) -> _Behind:
-        way = self.trace(region)
-        if way is None:
-            return _Behind(known=False)
-        found = _Behind([way])
-        for _, more in self.explore(way):
-            found.ways += more.ways
-            found.known &= more.known
+    def explore_region(self, region: tuple[Cond, ...]) -> _Explored:
+        path = self.trace(region)
+        if path is None:
+            return _Explored(complete=False)
+        found = _Explored([path])
+        for _, more in self.explore(path):
+            found.paths += more.paths
+            found.complete &= more.complete
         return found
 
-    def trace(self, region: tuple[Cond, ...]) -> _Way | None:
+    def trace(self, region: tuple[Cond, ...]) -> _Path | None:
         """The path of the code in a region of sizes; None if it cannot be traced.
 
         A symbol with one value in the region is fixed to it, and one that is 0 or 1 is
@@ -166,8 +166,8 @@ class _Search:
         if sizes is None or self.traces >= MOST_TRACES:
             return None
         self.traces += 1
-        few = _few(region)
-        fixed = [place for place, dim in self.dims.items() if dim.symbols()[0] in few]
+        pinned = _pinned_symbols(region)
+        fixed = [at for at, dim in self.dims.items() if dim.symbols()[0] in pinned]
         try:
             values = self.examples(sizes)
             traced = trace_again(
@@ -176,16 +176,16 @@ class _Search:
             imported = self.imported(traced)
         except Exception:  # the model's own, at a size it was not given
             return None
-        pins = {name: as_expr(sizes[name]) for name in few}
-        return _Way(traced, imported, region, pins)
+        pins = {name: as_expr(sizes[name]) for name in pinned}
+        return _Path(traced, imported, region, pins)
 
     # ---- sizes and examples
 
     def sizes_in(self, region: Sequence[Cond]) -> dict[str, int] | None:
         """Sizes with these conditions, near the example's; above 0 if there are."""
-        few = _few(region)
-        hints = {**self.example_sizes(), **{n: most for n, (_, most) in few.items()}}
-        names = sorted({n for cond in region for n in cond.symbols()} - set(few))
+        pinned = _pinned_symbols(region)
+        hints = {**self.example_sizes(), **{n: most for n, (_, most) in pinned.items()}}
+        names = sorted({n for cond in region for n in cond.symbols()} - set(pinned))
         small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
         together = ({**hints, **dict.fromkeys(names, n)} for n in small)
         alone = ({**hints, name: n} for name in names for n in small)
@@ -202,8 +202,7 @@ class _Search:
     def example_sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for (number, axis), dim in self.dims.items():
-            (name, *more) = dim.symbols()
-            if not more and dim == sym(name):
+            if (name := dim.symbol) is not None:
                 value = self.first.values[number]
                 whole = isinstance(value, torch.Tensor)
                 sizes.setdefault(name, int(value.shape[axis]) if whole else int(value))
@@ -230,15 +229,15 @@ class _Search:
 
     # ---- proofs
 
-    def serves(self, way: _Way) -> bool:
+    def serves(self, path: _Path) -> bool:
         """Whether the main program is right for all sizes of this path.
 
         A size that is 0 or 1 there was traced at 1. Nothing is known at 0, so the main
         program must refuse it: of the branch's condition, at least n >= 1 is kept.
         """
-        few = _few(way.region)
-        zeros = [name for name, (least, most) in few.items() if least == 0 < most]
-        return all(map(self.refuses_zero, zeros)) and self.same(way)
+        pinned = _pinned_symbols(path.region)
+        zeros = [name for name, (least, most) in pinned.items() if least == 0 < most]
+        return all(map(self.refuses_zero, zeros)) and self.same(path)
 
     def refuses_zero(self, name: str) -> bool:
         return any(
@@ -246,19 +245,19 @@ class _Search:
             for guard in self.branches
         )
 
-    def same(self, way: _Way) -> bool:
+    def same(self, path: _Path) -> bool:
         """Whether the main program computes the same as this path, at its pins."""
         try:
-            main = self.pinned(self.first, way.pins)
+            main = self.pinned(self.first, path.pins)
         except ShapeError:
             return True  # the main program refuses these sizes for another reason
         except PliantError:
             return False
         try:
-            other = self.pinned(way.traced, way.pins)
+            other = self.pinned(path.traced, path.pins)
         except PliantError:
             return False
-        if _interface(main, self.first) != _interface(other, way.traced):
+        if _interface(main, self.first) != _interface(other, path.traced):
             return False
         return same_graphs(self.simplify(main.module), self.simplify(other.module))
 
@@ -276,14 +275,14 @@ class _Search:
 # ---- conditions
 
 
-class _Nothing(dict[Cond, Guard | None]):
+class _AllCovered(dict[Cond, Guard | None]):
     """Every branch is covered."""
 
     def get(self, cond: Cond, default: object = None) -> None:
         return None
 
 
-_NONE = _Nothing()
+_NONE = _AllCovered()
 
 
 def _above_zero(guard: Guard) -> Guard | None:
@@ -335,16 +334,16 @@ def _possible(region: Sequence[Cond]) -> bool:
     return True
 
 
-def _few(region: Sequence[Cond]) -> dict[str, tuple[int, int]]:
+def _pinned_symbols(region: Sequence[Cond]) -> dict[str, tuple[int, int]]:
     """The symbols that have one value in a region, or are 0 or 1: least and most."""
     facts = _facts(region)
-    few = {}
+    pinned = {}
     for name in sorted({n for cond in region for n in cond.symbols()}):
         low, high = facts.bounds(sym(name))
         least = max(low or 0, 0)
         if high is not None and (high == least or (least == 0 and high == 1)):
-            few[name] = least, high
-    return few
+            pinned[name] = least, high
+    return pinned
 
 
 def _dims(imported: Imported) -> dict[tuple[int, int], Expr]:

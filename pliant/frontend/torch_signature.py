@@ -29,7 +29,6 @@ def torch_signature(
     assert spec is not None and out_spec is not None
     parameters = (names or program_names(ep))(spec)
     plain = pytree.tree_structure((tuple(0 for _ in slots), {}))
-    single = out_spec == pytree.tree_structure(0) and len(results) == 1
     positional = spec == plain
     return Signature(
         tuple(slots),
@@ -37,8 +36,15 @@ def torch_signature(
         _Flatten(parameters, spec, positional),
         _Unflatten(out_spec),
         positional,
-        single and isinstance(results[0], TensorResult),
+        _is_plain(out_spec, results),
     )
+
+
+def _is_plain(spec: pytree.TreeSpec, results: Sequence[Result]) -> bool:
+    """Whether the structure is one tensor, or a tuple of two or more in order."""
+    tensors = tuple(TensorResult(k) for k in range(len(results)))
+    around = tensors if len(tensors) > 1 else 0
+    return tuple(results) == tensors and spec == pytree.tree_structure(around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,8 @@ def _other_structure(
 
 def program_names(ep: ExportedProgram) -> Names:
     """An exported program knows only the arguments of its example."""
-    told = ep.module_call_graph[0].signature
-    names = () if told is None else tuple(told.forward_arg_names or ())
+    called = ep.module_call_graph[0].signature
+    names = () if called is None else tuple(called.forward_arg_names or ())
 
     def of(spec: pytree.TreeSpec) -> Parameters:
         count, keywords = _given(spec)

@@ -381,10 +381,10 @@ def _tensor_dims(
                 f"numbers, 0 to {rank - 1}"
             )
         if not -rank <= key < rank:
-            told = f"0 to {rank - 1}" if rank else "none"
+            legal = f"0 to {rank - 1}" if rank else "none"
             raise ShapeError(
                 f"dynamic_shapes: input '{name}' has no axis {key}: its shape is "
-                f"{shape}, its axes are {told}",
+                f"{shape}, its axes are {legal}",
                 input=name,
                 dim=key,
                 expected=rank,

@@ -48,16 +48,17 @@ def check_sizes(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> None:
 def _check_size(leaf: LeafSpec, axis: int, dim: DimSpec, size: int) -> None:
     fixed = dim.for_torch if isinstance(dim.for_torch, int) else None
     if fixed is not None and fixed != size:
-        told, wanted = f"is given as {fixed}", fixed
+        problem, wanted = f"is given as {fixed}", fixed
     elif dim.low is not None and size < dim.low:
-        told, wanted = f"is declared to be at least {dim.low}", dim.low
+        problem, wanted = f"is declared to be at least {dim.low}", dim.low
     elif dim.high is not None and size > dim.high:
-        told, wanted = f"is declared to be at most {dim.high}", dim.high
+        problem, wanted = f"is declared to be at most {dim.high}", dim.high
     else:
         return
     name = f"'{dim.expr}', " if dim.expr is not None else ""
     raise ShapeError(
-        f"dynamic_shapes: {name}{leaf.place(axis)}, {told}, but the example has {size}",
+        f"dynamic_shapes: {name}{leaf.place(axis)}, {problem}, but the example "
+        f"has {size}",
         input=leaf.name,
         dim=axis,
         expected=wanted,
@@ -78,16 +79,16 @@ def _check_derived(
     slope = expr.substitute({name: 1}).value - offset
     known, where = values.get(name, (0, ""))
     if name in values and slope * known + offset != size:
-        told = f"'{name}' is {known} at {where} of the example, which makes it "
-        told += str(slope * known + offset)
+        problem = f"'{name}' is {known} at {where} of the example, which makes it "
+        problem += str(slope * known + offset)
     elif name not in values and (size - offset) % slope:
-        told = f"no whole '{name}' gives it"
+        problem = f"no whole '{name}' gives it"
     else:
         values.setdefault(name, ((size - offset) // slope, leaf.place(axis)))
         return
     raise ShapeError(
         f"dynamic_shapes: {leaf.place(axis)} is declared as {expr}, but the example "
-        f"has {size}: {told}",
+        f"has {size}: {problem}",
         input=leaf.name,
         dim=axis,
         expected=str(expr),
@@ -131,7 +132,7 @@ def export_error(
                 " take apart: register a dataclass with "
                 "torch.export.register_dataclass, or pass its tensors"
             )
-    advice = next((told for kind, told in _ADVICE if kind in str(failure)), "")
+    advice = next((text for kind, text in _ADVICE if kind in str(failure)), "")
     said = str(failure).split("\nThe error above occurred")[0].strip()
     return PliantError(
         f"torch.export could not trace the model: {type(failure).__name__}: {said}"

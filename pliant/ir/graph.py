@@ -218,8 +218,9 @@ class Module:
     A lowered module also says what a failed run-time check means (`check` statement
     number k is about `checks[k - 1]`), and in which other orders the calls of `main`
     may run (positions of its calls; all are legal, which needs least memory depends on
-    the sizes). `plans` explain loop functions, and `inside` says what the kernels
-    compute that a loop function of control flow calls; these have no text form.
+    the sizes). `inside` says what the kernels compute that a loop function of control
+    flow calls, by the name of their region. `plans` explain loop functions; they have
+    no text form.
     """
 
     graphs: Mapping[str, Graph]

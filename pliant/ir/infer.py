@@ -13,7 +13,7 @@ from typing import NoReturn
 from pliant.errors import DTypeError, ShapeError
 from pliant.ir.graph import Attr, Graph
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Cond, Expr, Facts, Guard, Symbol, eq, sym
+from pliant.sym import Cond, Expr, Facts, Guard, eq, sym
 
 
 class Attrs:
@@ -166,8 +166,4 @@ Infer = Callable[[InferContext, Types, Attrs], Types]
 
 def bare(dim: Expr) -> str | None:
     """The name, if the dim is one symbol."""
-    match dim.terms:
-        case ((1, ((Symbol(name), 1),)),):
-            return name
-        case _:
-            return None
+    return dim.symbol

@@ -21,7 +21,6 @@ import numpy as np
 from pliant.errors import DTypeError, InternalError, ShapeError
 from pliant.ir.calls import computed_by
 from pliant.ir.graph import Attr, Graph, Module, Op, Value
-from pliant.ir.infer import bare
 from pliant.ir.interp_attention import (
     ScoreOf,
     attention,
@@ -256,7 +255,7 @@ class Interpreter:
         if len(shape) != type.rank:
             raise InternalError("interpreter", where)
         for dim, size in zip(type.shape, shape, strict=True):
-            name = bare(dim)
+            name = dim.symbol
             if name is not None and name not in env:
                 env[name] = size
         for axis, (dim, size) in enumerate(zip(type.shape, shape, strict=True)):

@@ -423,9 +423,9 @@ class _Compiler:
                     self.emit(f"{word} {' and '.join(tests)}:")
                     self.scoped(variant.body)
             case Check(cond, number, value):
-                told = "None" if value is None else self.value(value)
+                shown = "None" if value is None else self.value(value)
                 self.emit(f"if not {self.value(cond)}:")
-                self.emit(f"    cx.fail({self.func.name!r}, {number}, {told})")
+                self.emit(f"    cx.fail({self.func.name!r}, {number}, {shown})")
             case Prefetch(buffer, _):
                 self.prefetched.add(buffer.name)
             case Call():

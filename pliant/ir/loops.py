@@ -89,20 +89,21 @@ class Vectors:
     """How the iterations of a VECTOR loop run: `lanes` of them side by side.
 
     In one turn `copies` bodies follow one another, each with partial accumulators of
-    its own, and each is on `abreast` vectors. With `most`, or a rest that is HALVED,
-    there is no loop: `most` iterations or the constant number of them are written out.
+    its own. A body is on `jam` vectors, which run its inner loops together (unroll and
+    jam). With `most`, or a rest that is HALVED, there is no loop: `most` iterations or
+    the constant number of them are written out.
     """
 
     lanes: int
     rest: Rest
     copies: int = 1
-    abreast: int = 1
+    jam: int = 1
     most: int | None = None
 
     @property
     def together(self) -> int:
         """Iterations of one turn."""
-        return self.lanes * self.copies * self.abreast
+        return self.lanes * self.copies * self.jam
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +438,9 @@ def most(end: Expr) -> int | None:
     """A constant that a loop's end plainly does not exceed."""
     if end.is_const:
         return end.value
-    match end.terms:
-        case ((1, ((Min(args), 1),)),):
-            return min((arg.value for arg in args if arg.is_const), default=None)
-        case _:
-            return None
+    if isinstance(end.atom, Min):
+        return min((arg.value for arg in end.atom.args if arg.is_const), default=None)
+    return None
 
 
 def dtype_of(value: LoopValue) -> DType:

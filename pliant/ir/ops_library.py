@@ -175,6 +175,9 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
         AttrSpec("least", "bool"),
         cost=8,
     ),
+    # Not a `scatter`, whose loops start from an identity and are parallel over columns:
+    # a write has none, must keep the order of updates, and mostly has one column. The C
+    # function is parallel over the rows of the result.
     _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
 )

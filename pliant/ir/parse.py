@@ -319,10 +319,14 @@ class _Parser(_Scanner):
         constants: dict[str, Constant] = {}
         checks: list[DataCheck] = []
         orders: list[tuple[int, ...]] = []
+        inside: dict[str, tuple[Graph, ...]] = {}
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
                 self.add(graphs, self.graph(), start)
+            elif self.accept("inside"):
+                name = self.name("@", "a region")
+                inside[name] = (*inside.get(name, ()), self.body())
             elif self.peek("loop"):
                 self.add(loops, self.loop(), start)
             elif self.accept("library"):
@@ -341,10 +345,18 @@ class _Parser(_Scanner):
                 orders.append(self.list(self.integer, ")"))
             else:
                 raise self.error(
-                    "expected 'graph', 'loop', 'library', 'constant', 'check' or "
-                    "'order'"
+                    "expected 'graph', 'inside', 'loop', 'library', 'constant', "
+                    "'check' or 'order'"
                 )
-        return Module(graphs, loops, libraries, constants, tuple(checks), tuple(orders))
+        return Module(
+            graphs,
+            loops,
+            libraries,
+            constants,
+            tuple(checks),
+            tuple(orders),
+            inside=inside,
+        )
 
     def add(self, table: dict[str, T], item: T, start: int) -> None:
         name = item.name  # type: ignore[attr-defined]
@@ -596,9 +608,9 @@ class _LoopParser:
         if rest is None:
             raise at.error(f"expected one of {', '.join(_RESTS)}")
         copies = at.integer() if at.accept("copies") else 1
-        abreast = at.integer() if at.accept("abreast") else 1
+        jam = at.integer() if at.accept("jam") else 1
         most = at.integer() if at.accept("most") else None
-        return Vectors(lanes, rest, copies, abreast, most)
+        return Vectors(lanes, rest, copies, jam, most)
 
     def let(self) -> Let:
         name = self.at.symbol()

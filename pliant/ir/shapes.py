@@ -1,6 +1,6 @@
 """Shape rules of the primitive ops: elementwise, create, move, reduce, contract.
 
-What each op means is told in ir/ops.py, whose table names these functions.
+What each op means is defined in ir/ops.py, whose table names these functions.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pliant.errors import ShapeError
 from pliant.ir.graph import Graph
-from pliant.ir.infer import Attrs, InferContext, Types, bare
+from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, as_expr, eq, le, sym
 from pliant.sym.monotone import largest
@@ -24,7 +24,7 @@ def _enter(cx: InferContext, region: Graph, types: Types) -> list[tuple[bool, ..
         flags = []
         for want, have in zip(param.shape, type.shape, strict=True):
             equal = cx.proves_equal(want, have)
-            if not equal and bare(want) is None:
+            if not equal and want.symbol is None:
                 cx.fail(f"region {region.name} takes {param}, is given {type}")
             flags.append(not equal)
         varying.append(tuple(flags))
@@ -184,7 +184,7 @@ def call(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         if param.dtype is not type.dtype or param.rank != type.rank:
             cx.fail(f"{name} takes {param}, is given {type}")
         for want, have in zip(param.shape, type.shape, strict=True):
-            symbol = bare(want)
+            symbol = want.symbol
             if symbol is not None:
                 bound.setdefault(symbol, have)
     for param, type in zip(params, types, strict=True):

@@ -285,7 +285,7 @@ class _GraphChecker:
         facts = self.types(op, facts)
         if op.name in _INTRODUCES:
             dims = [d for v in op.results for d in v.shape]
-            symbols.update(name for name in map(bare, dims) if name is not None)
+            symbols.update(dim.symbol for dim in dims if dim.symbol is not None)
         for value in op.results:
             if not symbols.issuperset(symbols_in(value.type)):
                 what = f"result {value}: {value.type}"
@@ -304,7 +304,7 @@ class _GraphChecker:
                 raise _Breach(f"attributes {op.attrs} should be {wanted}")
         for name, attr in op.attrs:
             for dim in exprs_of(attr):
-                fresh = op.name == "match_cast" and bare(dim) is not None
+                fresh = op.name == "match_cast" and dim.symbol is not None
                 if not fresh and not symbols.issuperset(dim.symbols()):
                     self.known(dim.symbols(), symbols, f"attribute {name}")
 
@@ -370,7 +370,7 @@ class _GraphChecker:
             inside = self.entered(op, region, facts, symbols)
             inner = set(symbols) | set(region.sizes)
             dims = [d for v in region.params for d in v.shape]
-            inner.update(name for name in map(bare, dims) if name is not None)
+            inner.update(dim.symbol for dim in dims if dim.symbol is not None)
             for value in region.params:
                 what = f"param {value} of region @{region.name}"
                 self.known(symbols_in(value.type), inner, what)
@@ -395,7 +395,7 @@ class _GraphChecker:
         for param, value in zip(params, op.operands[skipped:], strict=False):
             given = value.shape[1:] if value in rows else value.shape
             for dim, passed in zip(param.shape, given, strict=False):
-                fresh = bare(dim) is not None and bare(dim) not in symbols
+                fresh = dim.symbol is not None and dim.symbol not in symbols
                 if not fresh and facts.prove(eq(dim, passed)) is not True:
                     raise _Breach(
                         f"region {region.name} takes {param}: {param.type}, is given "
@@ -425,7 +425,7 @@ class _GraphChecker:
         if len(found) != len(op.results):
             raise _Breach(f"has {len(found)} results, not {len(op.results)}")
         for value, type in zip(op.results, found, strict=True):
-            self.same_type(op, value, type, cx)
+            self.same_type(value, type, cx)
         alone = not op.regions and op.name != "call"
         if alone and cx.facts is facts and not cx.guards:
             self.typed[op] = facts
@@ -435,9 +435,7 @@ class _GraphChecker:
         self.fresh += 1
         return sym(f"{_FRESH}{self.fresh}")
 
-    def same_type(
-        self, op: Op, value: Value, wanted: TensorType, cx: InferContext
-    ) -> None:
+    def same_type(self, value: Value, wanted: TensorType, cx: InferContext) -> None:
         have = value.type
         if have == wanted:
             return
@@ -445,8 +443,8 @@ class _GraphChecker:
         if have.dtype is not wanted.dtype or have.rank != wanted.rank:
             raise _Breach(problem)
         for mine, dim in zip(have.shape, wanted.shape, strict=True):
-            if (bare(dim) or "").startswith(_FRESH):
-                if bare(mine) is None:
+            if (dim.symbol or "").startswith(_FRESH):
+                if mine.symbol is None:
                     raise _Breach(f"{problem}: {mine} must be a symbol of its own")
                 # What the rule knows of its symbol holds for the one in the graph.
                 cx.facts = cx.facts.assume(eq(dim, mine))

@@ -20,7 +20,7 @@ from weakref import ref
 from pliant.errors import InternalError, PliantError
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
-from pliant.ir.infer import Attrs, InferContext, bare
+from pliant.ir.infer import Attrs, InferContext
 from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import (
@@ -217,7 +217,7 @@ class _LoopChecker:
                 f"{len(buffer.shape)}"
             )
         plain = index
-        if buffer.role is Role.WORK and index and bare(index[0]) == WORKER:
+        if buffer.role is Role.WORK and index and index[0].symbol == WORKER:
             plain = index[1:]
         self.dims(plain, f"{what} of %{buffer.name}")
         if buffer.role is Role.REGISTER:

@@ -46,10 +46,10 @@ def _exchange_problem(loop: For, vectors: Vectors) -> str | None:
 
 
 def _turn_problem(loop: For, vectors: Vectors) -> str | None:
-    if vectors.copies < 1 or vectors.abreast < 1:
+    if vectors.copies < 1 or vectors.jam < 1:
         return "a turn has at least one copy of one vector"
-    if vectors.abreast > 1 and outer_accumulators(loop):
-        return "vectors abreast would add to one accumulator"
+    if vectors.jam > 1 and outer_accumulators(loop):
+        return "vectors that are jammed would add to one accumulator"
     written = vectors.most is not None or vectors.rest is Rest.HALVED
     if written and vectors.together != vectors.lanes:
         return "what is written out has no turns"

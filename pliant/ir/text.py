@@ -1,7 +1,8 @@
 """The text form of a module: printing; `parse.py` reads it back.
 
-    module    = (graph | loop | library | constant | check | order)*
+    module    = (graph | inside | loop | library | constant | check | order)*
     graph     = "graph" body
+    inside    = "inside" @name body   what a kernel in the region of that name computes
     body      = @name "(" (%value ":" type),* ")" ["sizes" "(" symbol,* ")"]
                 "{" constraint* op* "return" %value,* "}"
     constraint= "constraint" cond ["says" attr] ["at" string]
@@ -19,7 +20,7 @@
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
     stmt      = "{" stmt* "}"                                    Block
               | "for" symbol "=" dim "to" dim ["step" int] [kind] ["grain" dim]
-                ["lanes" int rest ["copies" int] ["abreast" int] ["most" int]] inner
+                ["lanes" int rest ["copies" int] ["jam" int] ["most" int]] inner
               | "alloc" role %buffer ":" type
               | %buffer "[" dim,* "]" "=" value                  Store
               | "let" symbol "=" value
@@ -49,7 +50,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pliant.ir.graph import Attr, Constant, Graph, Library, Module, Op, Value
+from pliant.ir.graph import (
+    Attr,
+    Constant,
+    Graph,
+    Library,
+    Module,
+    Names,
+    Op,
+    Value,
+)
 from pliant.ir.loops import (
     Accumulate,
     Accumulator,
@@ -169,6 +179,15 @@ def print_op(op: Op) -> str:
     return text
 
 
+def _distinct(graph: Graph) -> Graph:
+    """A graph without ops may list values of several graphs, by equal names."""
+    if graph.ops:
+        return graph
+    names = Names()
+    params = tuple(Value(names.fresh(v.name), v.type) for v in graph.params)
+    return graph.replace(params=params)
+
+
 def print_graph(graph: Graph) -> str:
     return f"graph {_body_text(graph)}\n"
 
@@ -227,6 +246,9 @@ def print_library(library: Library) -> str:
 
 def print_module(module: Module) -> str:
     parts = [print_graph(graph) for graph in module.graphs.values()]
+    for name, graphs in module.inside.items():
+        bodies = map(_body_text, map(_distinct, dict.fromkeys(graphs)))
+        parts += [f"inside @{name_text(name)} {body}\n" for body in bodies]
     parts += [print_loop(func) for func in module.loops.values()]
     tables = [print_library(library) for library in module.libraries.values()]
     tables += [print_constant(constant) for constant in module.constants.values()]
@@ -246,10 +268,6 @@ def print_loop(func: LoopFunc, mark: Stmt | None = None) -> str:
     return f"loop {printer.header(func)} {printer.body(func.body)}\n"
 
 
-def print_stmt(stmt: Stmt) -> str:
-    return _LoopPrinter().stmt(stmt)
-
-
 def print_value(value: LoopValue) -> str:
     return _LoopPrinter().value(value)
 
@@ -265,8 +283,8 @@ def vectors_text(vectors: Vectors) -> str:
     text = f"lanes {vectors.lanes} {vectors.rest.value}"
     if vectors.copies != 1:
         text += f" copies {vectors.copies}"
-    if vectors.abreast != 1:
-        text += f" abreast {vectors.abreast}"
+    if vectors.jam != 1:
+        text += f" jam {vectors.jam}"
     return text if vectors.most is None else f"{text} most {vectors.most}"
 
 
@@ -339,8 +357,8 @@ class _LoopPrinter:
                 inner = indented("\n".join(map(self.variant, variants)))
                 return f"dispatch {{\n{inner}\n}}"
             case Check(cond, number, value):
-                told = "" if value is None else f" of {self.value(value)}"
-                return f"check {self.value(cond)} else {number}{told}"
+                value_text = "" if value is None else f" of {self.value(value)}"
+                return f"check {self.value(cond)} else {number}{value_text}"
             case Prefetch(buffer, index):
                 return f"prefetch {self.access(buffer, index)}"
             case Call(function, sizes, arguments):

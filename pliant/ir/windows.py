@@ -141,18 +141,18 @@ def conv_input(
 def _conv_input_dense(
     b: Builder, grad: Value, weight: Value, w: Window, groups: int
 ) -> Value:
-    """Stride 1: a convolution with inputs and outputs exchanged, the window turned."""
+    """Stride 1: a convolution with inputs and outputs exchanged, the window flipped."""
     outputs, inputs, *window = weight.shape
     each = outputs // groups
-    turned = b.reshape(weight, (groups, each, inputs, *window))
-    turned = b.reshape(b.swap(turned, 1, 2), (inputs * groups, each, *window))
+    flipped = b.reshape(weight, (groups, each, inputs, *window))
+    flipped = b.reshape(b.swap(flipped, 1, 2), (inputs * groups, each, *window))
     axes = tuple(k for k, size in enumerate(w.size, 2) if size > 1)
     if axes:
-        turned = b.emit("flip", turned, axes=axes)
+        flipped = b.emit("flip", flipped, axes=axes)
     return b.emit(
         "conv",
         grad,
-        turned,
+        flipped,
         stride=w.stride,
         low=tuple(span - 1 - low for span, low in zip(w.spans, w.low, strict=True)),
         high=tuple(span - 1 - end for span, end in zip(w.spans, w.high, strict=True)),

@@ -26,8 +26,10 @@ class Work:
 
 
 def op_flops(op: Op) -> Expr:
-    """Floating-point operations of a contraction, or what a C function's are worth;
-    nothing for other ops."""
+    """Floating-point operations of a contraction, or an estimate for a C function.
+
+    It is 0 for other ops.
+    """
     match op.name:
         case "matmul":
             return 2 * op.result.type.numel * op.operands[0].shape[-1]

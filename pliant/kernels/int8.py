@@ -150,7 +150,7 @@ def across(
     lets, at = unflatten_unit(sym("_u"), units)
     first, column = at[-1] * form.count, sym("_n")
 
-    def woven(count: int) -> Stmt:
+    def word_row(count: int) -> Stmt:
         """A row of words of which the first `count` parts are present."""
         word: LoopValue = Const(0, DType.I32)
         for number in range(count):
@@ -161,10 +161,10 @@ def across(
         store = Store(words, (*at, column), word)
         return For("_n", as_expr(0), n, store, Kind.VECTOR)
 
-    body = woven(form.count)
+    body = word_row(form.count)
     for count in range(form.count - 1, 0, -1):
         fewer = Binary("le", Index(k), Index(first + count))
-        body = If(fewer, woven(count), body)
+        body = If(fewer, word_row(count), body)
     return words, _parallel(Block((*lets, body)), units, n * form.count)
 
 

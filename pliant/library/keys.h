@@ -46,7 +46,7 @@ static inline uint64_t plt_key64(uint64_t bits) {
     }
 
 /* Keys of n elements of a type of at most 4 bytes; `flip` is 0, or all ones of as many
- * bits as the type has, to turn the order round. */
+ * bits as the type has, to reverse the order. */
 static inline void plt_narrow_keys(uint32_t *restrict keys, const void *restrict x,
                                    int64_t n, int64_t step, int64_t dtype,
                                    uint32_t flip) {

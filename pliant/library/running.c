@@ -1,6 +1,6 @@
 /* Running extremes with their places, and running log-sum-exp, along an axis.
  *
- * The columns behind the axis go in blocks of BLOCK; each block is a unit of work. */
+ * The columns after the axis are cut into blocks of BLOCK; each is a unit of work. */
 #include <math.h>
 #include <string.h>
 

@@ -9,9 +9,9 @@ typedef struct queries {
     int64_t *places;
 } queries;
 
-/* Whether the place of v is behind e. A NaN as v is behind everything. A row that ends
- * in NaN is not in order by this: which places are looked at then matters, and they are
- * those of torch, the middle of what is left. */
+/* Whether v is inserted after e. A NaN as v comes after everything. A row that ends in
+ * NaN is not sorted by this order, so the result depends on which elements are compared:
+ * as in torch, the middle of the part that is left. */
 #define BEHIND(e, v) (right ? !((e) > (v)) : !((e) >= (v)))
 
 #define SEARCH(type, name)                                                          \

@@ -9,38 +9,6 @@
 
 enum { BLOCK = 64 };
 
-typedef struct pair {
-    uint64_t key, place;
-} pair;
-
-#define ITEM uint64_t
-#define KEY(e) ((e) >> 32)
-#define KEY_BITS 32
-#define LESS(a, b) ((a) < (b))
-#define NAME(f) f##_narrow
-#define LONG 160
-#include "sort_rows.h"
-#undef ITEM
-#undef KEY
-#undef KEY_BITS
-#undef LESS
-#undef NAME
-#undef LONG
-
-#define ITEM pair
-#define KEY(e) ((e).key)
-#define KEY_BITS 64
-#define LESS(a, b) ((a).key < (b).key || ((a).key == (b).key && (a).place < (b).place))
-#define NAME(f) f##_wide
-#define LONG 384
-#include "sort_rows.h"
-#undef ITEM
-#undef KEY
-#undef KEY_BITS
-#undef LESS
-#undef NAME
-#undef LONG
-
 /* A region over the rows of a tensor. */
 typedef struct rows {
     int64_t dtype, bytes, n, inner, k;
@@ -52,31 +20,20 @@ typedef struct rows {
     int64_t room; /* bytes of work for each worker */
 } rows;
 
-static void narrow_items(const rows *r, const char *x, int64_t first, int64_t n,
-                         uint64_t *items) {
-    uint32_t keys[BLOCK];
-    for (int64_t i = 0; i < n; i += BLOCK) {
-        int64_t count = plt_min(BLOCK, n - i);
-        plt_narrow_keys(keys, x + (first + i) * r->inner * r->bytes, count, r->inner,
-                        r->dtype, (uint32_t)r->flip);
-        for (int64_t j = 0; j < count; j++)
-            items[i + j] = (uint64_t)keys[j] << 32 | (uint64_t)(first + i + j);
-    }
+/* The first element of row `number`, of rows with n elements each. */
+static int64_t row_start(const rows *r, int64_t number, int64_t n) {
+    return number / r->inner * n * r->inner + number % r->inner;
 }
 
-static void wide_items(const rows *r, const char *x, int64_t first, int64_t n,
-                       pair *items) {
-    uint64_t keys[BLOCK];
-    for (int64_t i = 0; i < n; i += BLOCK) {
-        int64_t count = plt_min(BLOCK, n - i);
-        plt_wide_keys(keys, x + (first + i) * r->inner * r->bytes, count, r->inner,
-                      r->dtype, r->flip);
-        for (int64_t j = 0; j < count; j++)
-            items[i + j] = (pair){keys[j], (uint64_t)(first + i + j)};
-    }
-}
+/* Items that a row is collected in; lower/library.py has the same for the workspace,
+ * twice this. */
+static int64_t most_items(int64_t n, int64_t k) { return plt_min(n, 4 * k + 256); }
 
-/* Writes what k items stand for. `items` may be the memory of `places`. */
+typedef struct pair {
+    uint64_t key, place;
+} pair;
+
+/* Writes the elements and places of k items. `items` may be the memory of `places`. */
 static void write_narrow(const rows *r, const char *from, char *to, int64_t *places,
                          const uint64_t *items, int64_t k) {
     int64_t step = r->inner;
@@ -102,10 +59,27 @@ static void write_wide(const rows *r, const char *from, char *to, int64_t *place
     for (int64_t i = 0; i < k; i++) places[i * step] = (int64_t)items[i].place;
 }
 
-/* The first element of row `number`, of rows with n elements each. */
-static int64_t row_start(const rows *r, int64_t number, int64_t n) {
-    return number / r->inner * n * r->inner + number % r->inner;
-}
+#define ITEM uint64_t
+#define KEY(e) ((e) >> 32)
+#define KEY_TYPE uint32_t
+#define KEY_BITS 32
+#define MAKE(key, place) ((uint64_t)(key) << 32 | (place))
+#define LESS(a, b) ((a) < (b))
+#define NAME(f) f##_narrow
+#define KEYS plt_narrow_keys
+#define LONG 160
+#include "sort_rows.h"
+
+#define ITEM pair
+#define KEY(e) ((e).key)
+#define KEY_TYPE uint64_t
+#define KEY_BITS 64
+#define MAKE(key, place) ((pair){(key), (place)})
+#define LESS(a, b) ((a).key < (b).key || ((a).key == (b).key && (a).place < (b).place))
+#define NAME(f) f##_wide
+#define KEYS plt_wide_keys
+#define LONG 384
+#include "sort_rows.h"
 
 static void sort_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
     const rows *r = args;
@@ -117,16 +91,12 @@ static void sort_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
         int64_t *places = r->places + start;
         if (r->bytes == 8) {
             pair *items = (pair *)work;
-            wide_items(r, x, 0, r->n, items);
-            items = sort_wide(items, items + r->n, r->n);
-            write_wide(r, x, values, places, items, r->n);
+            sort_row_wide(r, x, values, places, items, items + r->n);
         } else {
             uint64_t *items = (uint64_t *)work;
-            /* The places of a row that is whole are room for its items. */
+            /* If a row is contiguous, the memory of its places has room for its items. */
             uint64_t *other = r->inner == 1 ? (uint64_t *)places : items + r->n;
-            narrow_items(r, x, 0, r->n, items);
-            items = sort_narrow(items, other, r->n);
-            write_narrow(r, x, values, places, items, r->n);
+            sort_row_narrow(r, x, values, places, items, other);
         }
     }
 }
@@ -142,95 +112,16 @@ PLT_API void plt_sort(plt_call *call, int64_t dtype, int64_t descending, int64_t
     plt_parallel(call, sort_rows, &r, outer * inner, plt_grain(2048, n));
 }
 
-/* ---- the best k ---------------------------------------------------------------- */
-
-/* Items are collected while they beat the k-th best of those before; when their number
- * reaches `most`, the best k of them stay. */
-static int64_t collect_narrow(const rows *r, const char *x, uint64_t *items,
-                              int64_t most) {
-    int64_t n = r->n, k = r->k, count = most;
-    narrow_items(r, x, 0, most, items);
-    uint32_t keys[BLOCK], worst = UINT32_MAX;
-    for (int64_t i = most; i < n; i += BLOCK) {
-        if (count > most - BLOCK) {
-            select_narrow(items, count, k, items + most);
-            worst = 0;
-            for (int64_t j = 0; j < k; j++) {
-                uint32_t key = (uint32_t)(items[j] >> 32);
-                worst = key > worst ? key : worst;
-            }
-            count = k;
-        }
-        int64_t more = plt_min(BLOCK, n - i);
-        uint32_t any = 0;
-        plt_narrow_keys(keys, x + i * r->inner * r->bytes, more, r->inner, r->dtype,
-                        (uint32_t)r->flip);
-        for (int64_t j = 0; j < more; j++) any |= keys[j] < worst;
-        for (int64_t j = 0; any && j < more; j++) {
-            items[count] = (uint64_t)keys[j] << 32 | (uint64_t)(i + j);
-            count += keys[j] < worst;
-        }
-    }
-    return count;
-}
-
-static int64_t collect_wide(const rows *r, const char *x, pair *items, int64_t most) {
-    int64_t n = r->n, k = r->k, count = most;
-    wide_items(r, x, 0, most, items);
-    uint64_t keys[BLOCK], worst = UINT64_MAX;
-    for (int64_t i = most; i < n; i += BLOCK) {
-        if (count > most - BLOCK) {
-            select_wide(items, count, k, items + most);
-            worst = 0;
-            for (int64_t j = 0; j < k; j++)
-                worst = items[j].key > worst ? items[j].key : worst;
-            count = k;
-        }
-        int64_t more = plt_min(BLOCK, n - i);
-        uint64_t any = 0;
-        plt_wide_keys(keys, x + i * r->inner * r->bytes, more, r->inner, r->dtype,
-                      r->flip);
-        for (int64_t j = 0; j < more; j++) any |= keys[j] < worst;
-        for (int64_t j = 0; any && j < more; j++) {
-            items[count] = (pair){keys[j], (uint64_t)(i + j)};
-            count += keys[j] < worst;
-        }
-    }
-    return count;
-}
-
-/* Items that a row is collected in; lower/library.py has the same for the workspace,
- * twice this. */
-static int64_t most_items(int64_t n, int64_t k) { return plt_min(n, 4 * k + 256); }
-
 static void top_rows(void *args, int64_t begin, int64_t end, int64_t worker) {
     const rows *r = args;
     char *work = r->work + worker * r->room;
-    int64_t k = r->k, most = most_items(r->n, k);
     for (int64_t number = begin; number < end; number++) {
         const char *x = r->x + row_start(r, number, r->n) * r->bytes;
-        int64_t start = row_start(r, number, k);
+        int64_t start = row_start(r, number, r->k);
         char *values = r->values + start * r->bytes;
         int64_t *places = r->places + start;
-        if (r->bytes == 8) {
-            pair *items = (pair *)work;
-            int64_t count = collect_wide(r, x, items, most);
-            if (count > 2 * k) {
-                select_wide(items, count, k, items + most);
-                count = k;
-            }
-            items = sort_wide(items, items + most, count);
-            write_wide(r, x, values, places, items, k);
-        } else {
-            uint64_t *items = (uint64_t *)work;
-            int64_t count = collect_narrow(r, x, items, most);
-            if (count > 2 * k) {
-                select_narrow(items, count, k, items + most);
-                count = k;
-            }
-            items = sort_narrow(items, items + most, count);
-            write_narrow(r, x, values, places, items, k);
-        }
+        if (r->bytes == 8) top_row_wide(r, x, values, places, (pair *)work);
+        else top_row_narrow(r, x, values, places, (uint64_t *)work);
     }
 }
 

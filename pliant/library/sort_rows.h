@@ -1,9 +1,12 @@
 /* Sorting and selecting of one row, for one kind of item. Included once per kind, with
  *
- *   ITEM      a key and the place it came from
- *   KEY(e)    the key, KEY_BITS of them
- *   LESS(a,b) the order of keys, then of places: no two items are equal
- *   NAME(f)   the function's name for this kind
+ *   ITEM       a key and the place it came from
+ *   KEY(e)     the key, a KEY_TYPE of KEY_BITS bits
+ *   MAKE(k,p)  the item of a key and a place
+ *   LESS(a,b)  the order of keys, then of places: no two items are equal
+ *   NAME(f)    the function's name for this kind
+ *   KEYS       the function that computes keys
+ *   LONG       the length of rows from which on the radix sort is faster
  *
  * The sort is by radix for long rows, by merging for short ones. Both keep the order of
  * equal keys, so it suffices that the places ascend. */
@@ -30,8 +33,8 @@ static void NAME(merge)(const ITEM *restrict a, int64_t n, const ITEM *restrict 
     while (b != end_b) *out++ = *b++;
 }
 
-/* Two runs of n, one behind the other, merged from both ends at once: n steps from each
- * end meet in the middle, so no end of a run is reached before. */
+/* Merges two adjacent runs of n from both ends at once. The n steps from each end meet in
+ * the middle, so neither run is exhausted before. */
 static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict out) {
     const ITEM *p = a, *q = a + n, *r = a + n - 1, *s = a + 2 * n - 1;
     ITEM *low = out, *high = out + 2 * n - 1;
@@ -46,7 +49,7 @@ static void NAME(merge_even)(const ITEM *restrict a, int64_t n, ITEM *restrict o
     }
 }
 
-/* Runs of a few, then runs twice as long, from one array to the other and back. */
+/* Sorts short runs, then merges them to runs twice as long, between the two arrays. */
 static ITEM *NAME(sort_short)(ITEM *a, ITEM *b, int64_t n) {
     int64_t run = 8;
     for (int64_t i = 0; i < n; i += run) NAME(insert)(a + i, plt_min(run, n - i));
@@ -133,3 +136,76 @@ static void NAME(select)(ITEM *a, int64_t n, int64_t k, ITEM *room) {
     ITEM *sorted = NAME(sort_short)(a + low, room, high - low);
     if (sorted != a + low) memcpy(a + low, sorted, sizeof *a * (size_t)(high - low));
 }
+
+/* ---- rows of tensors ---- */
+
+/* The items of elements first .. first + n - 1 of the row x. */
+static void NAME(items)(const rows *r, const char *x, int64_t first, int64_t n,
+                        ITEM *items) {
+    KEY_TYPE keys[BLOCK];
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t count = plt_min(BLOCK, n - i);
+        KEYS(keys, x + (first + i) * r->inner * r->bytes, count, r->inner, r->dtype,
+             (KEY_TYPE)r->flip);
+        for (int64_t j = 0; j < count; j++)
+            items[i + j] = MAKE(keys[j], (uint64_t)(first + i + j));
+    }
+}
+
+static void NAME(sort_row)(const rows *r, const char *x, char *values, int64_t *places,
+                           ITEM *items, ITEM *room) {
+    NAME(items)(r, x, 0, r->n, items);
+    items = NAME(sort)(items, room, r->n);
+    NAME(write)(r, x, values, places, items, r->n);
+}
+
+/* Collects items while they beat the k-th best of those before; when their number
+ * reaches `most`, the best k of them stay. Returns their number. */
+static int64_t NAME(collect)(const rows *r, const char *x, ITEM *items, int64_t most) {
+    int64_t n = r->n, k = r->k, count = most;
+    NAME(items)(r, x, 0, most, items);
+    KEY_TYPE keys[BLOCK], worst = (KEY_TYPE)UINT64_MAX;
+    for (int64_t i = most; i < n; i += BLOCK) {
+        if (count > most - BLOCK) {
+            NAME(select)(items, count, k, items + most);
+            worst = 0;
+            for (int64_t j = 0; j < k; j++) {
+                KEY_TYPE key = (KEY_TYPE)KEY(items[j]);
+                worst = key > worst ? key : worst;
+            }
+            count = k;
+        }
+        int64_t more = plt_min(BLOCK, n - i);
+        KEY_TYPE any = 0;
+        KEYS(keys, x + i * r->inner * r->bytes, more, r->inner, r->dtype,
+             (KEY_TYPE)r->flip);
+        for (int64_t j = 0; j < more; j++) any |= keys[j] < worst;
+        for (int64_t j = 0; any && j < more; j++) {
+            items[count] = MAKE(keys[j], (uint64_t)(i + j));
+            count += keys[j] < worst;
+        }
+    }
+    return count;
+}
+
+static void NAME(top_row)(const rows *r, const char *x, char *values, int64_t *places,
+                          ITEM *items) {
+    int64_t k = r->k, most = most_items(r->n, k);
+    int64_t count = NAME(collect)(r, x, items, most);
+    if (count > 2 * k) {
+        NAME(select)(items, count, k, items + most);
+        count = k;
+    }
+    items = NAME(sort)(items, items + most, count);
+    NAME(write)(r, x, values, places, items, k);
+}
+
+#undef ITEM
+#undef KEY
+#undef KEY_TYPE
+#undef KEY_BITS
+#undef MAKE
+#undef LESS
+#undef NAME
+#undef KEYS
+#undef LONG

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.infer import bare
 from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
 from pliant.ir.ops import ATTENTIONS
@@ -19,11 +18,9 @@ from pliant.kernels.attention import (
     Scored,
     attention,
 )
-from pliant.lower.contract import Operands
 from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
-from pliant.lower.step import Argument, KernelStep, NumberCheck, Scratch
-from pliant.machine.target import Target
+from pliant.lower.step import Argument, Fusion, KernelStep, NumberCheck, Scratch
 from pliant.passes.attention import attended, score_of
 from pliant.sym import Expr, Facts, sym
 
@@ -65,9 +62,9 @@ class RegionScore:
             return Load(buffers[value], at, here[1] if varies else where)
 
         axes = [
-            Axis(bare(position) or "", extent)
+            Axis(position.symbol, extent)
             for position, extent in zip((*index, sym(KEY)), score.shape, strict=True)
-            if bare(position) is not None
+            if position.symbol is not None
         ]
         space = with_axes(self.facts, axes)
         evaluator = Evaluator(self.region.producers(), leaf, space, self.number_check)
@@ -94,21 +91,17 @@ class Lowered:
     spec: Attention
 
 
-def attention_of(
-    root: Op,
-    operands: Operands,
-    out_strides: tuple[Expr, ...],
-    facts: Facts,
-    number_check: NumberCheck,
-) -> Lowered:
+def attention_of(root: Op, out_strides: tuple[Expr, ...], fusion: Fusion) -> Lowered:
     """The common part of attention and its gradients."""
     q, k, v = attended(root)[:3]
-    views = operands.views
+    views, facts = fusion.views, fusion.facts
     score = score_of(root, {}, facts)
     reads = [_read(n, value, views[value]) for n, value in enumerate(score.reads)]
     score_kernel = None
     if score.region is not None:
-        score_kernel = RegionScore(score.region, tuple(reads), facts, number_check)
+        score_kernel = RegionScore(
+            score.region, tuple(reads), facts, fusion.number_check
+        )
     *batch, heads, q_len, head = q.shape
     scale = root.attr("scale")
     spec = Attention(
@@ -155,16 +148,8 @@ def step_of(
     return KernelStep(kernel.func, (*operands, *results, *work), tuple(kernel.helpers))
 
 
-def lower_attention(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-) -> list[KernelStep]:
-    (root,) = (op for op in region.ops if op.name in ATTENTIONS)
-    out = result_strides(root, root.results[0])
-    lowered = attention_of(root, operands, out, facts, number_check)
-    kernel = attention(name, lowered.spec, target)
+def lower_attention(fusion: Fusion) -> list[KernelStep]:
+    root = fusion.root(*ATTENTIONS)
+    lowered = attention_of(root, result_strides(root, root.results[0]), fusion)
+    kernel = attention(fusion.name, lowered.spec, fusion.target)
     return [step_of(kernel, lowered.operands, root.results)]

@@ -18,7 +18,7 @@ from math import gcd, prod
 import numpy as np
 
 from pliant.ir.access import flatten, reshape_index
-from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.graph import Op, Value
 from pliant.ir.groups import domain_index
 from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import (
@@ -47,15 +47,13 @@ from pliant.kernels.conv import (
 )
 from pliant.kernels.conv_micro import ConvTile, conv_tile
 from pliant.kernels.conv_patch import Slide
-from pliant.lower.contract import Operands, function_of, scratch_of
+from pliant.lower.contract import function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
-from pliant.lower.step import Argument, KernelStep, NumberCheck, Packed, Temporary
-from pliant.machine.target import Target
+from pliant.lower.step import Argument, Fusion, KernelStep, Packed, Temporary
 from pliant.sym import (
     Expr,
-    Facts,
     as_expr,
     ceildiv,
     floordiv,
@@ -80,10 +78,10 @@ class SpreadWindows:
 class BoxEpilogue:
     """The epilogue: what follows a convolution in its region, on one box."""
 
-    def __init__(
-        self, region: Graph, root: Op, facts: Facts, number_check: NumberCheck
-    ) -> None:
-        self.root, self.facts, self.number_check = root, facts, number_check
+    def __init__(self, fusion: Fusion, root: Op) -> None:
+        region = fusion.region
+        self.root, self.facts = root, fusion.facts
+        self.number_check = fusion.number_check
         self.producers = region.producers()
         read = {v for op in region.ops if op is not root for v in op.operands}
         others = [v for v in region.params if v not in root.operands or v in read]
@@ -189,20 +187,12 @@ class ConvPart:
 
 
 class _ConvLowering:
-    def __init__(
-        self,
-        region: Graph,
-        root: Op,
-        operands: Operands,
-        facts: Facts,
-        target: Target,
-        number_check: NumberCheck,
-    ) -> None:
-        self.epilogue = BoxEpilogue(region, root, facts, number_check)
+    def __init__(self, fusion: Fusion, root: Op) -> None:
+        self.epilogue = BoxEpilogue(fusion, root)
         x, self.w = root.operands
-        self.image, self.weight = operands.views[x], operands.views[self.w]
-        self.constant = operands.constants.get(self.w)
-        self.target = target
+        self.image, self.weight = fusion.views[x], fusion.views[self.w]
+        self.constant = fusion.constants.get(self.w)
+        self.target = fusion.target
 
     def steps(self, part: ConvPart) -> list[KernelStep]:
         spec, plain = part.spec, all(s == SpreadWindows() for s in part.spread)
@@ -255,16 +245,9 @@ def _packed(
     return packed
 
 
-def lower_conv(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-) -> list[KernelStep]:
-    (root,) = (op for op in region.ops if op.name == "conv")
-    lowering = _ConvLowering(region, root, operands, facts, target, number_check)
+def lower_conv(fusion: Fusion) -> list[KernelStep]:
+    name, root = fusion.name, fusion.root("conv")
+    lowering = _ConvLowering(fusion, root)
     x, w = root.operands
     groups, outputs = root.int_attr("groups"), root.result.shape[1]
     parts = zip(
@@ -343,16 +326,9 @@ def _residues(
     return found
 
 
-def lower_conv_transpose(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-) -> list[KernelStep]:
-    (root,) = (op for op in region.ops if op.name == "conv_transpose")
-    lowering = _ConvLowering(region, root, operands, facts, target, number_check)
+def lower_conv_transpose(fusion: Fusion) -> list[KernelStep]:
+    name, root = fusion.name, fusion.root("conv_transpose")
+    lowering = _ConvLowering(fusion, root)
     x, w = root.operands
     groups, outputs = root.int_attr("groups"), w.shape[1]
     channels = floordiv(x.shape[1], groups)

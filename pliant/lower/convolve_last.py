@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from pliant.ir.graph import Graph, Op
+from pliant.ir.graph import Op
 from pliant.ir.loops import Role, Stmt, buffer
 from pliant.ir.types import TensorType
 from pliant.ir.views import View
@@ -17,32 +17,22 @@ from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import (
     Gathered,
     Given,
-    Operands,
-    TileEpilogue,
     function_of,
     known_now,
     product_steps,
 )
-from pliant.lower.step import KernelStep, NumberCheck, Packed, Temporary, TileAxes
-from pliant.machine.target import Target
-from pliant.sym import Facts, as_expr, maximum, product
+from pliant.lower.epilogue import TileEpilogue
+from pliant.lower.step import Fusion, KernelStep, Packed, Temporary, TileAxes
+from pliant.sym import as_expr, maximum, product
 
 FEW_PANELS = 4  # up to this many panels of weights, windows are read in place
 
 
-def lower_conv_last(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-    in_place: bool,
-) -> list[KernelStep]:
-    (root,) = (op for op in region.ops if op.name == "conv_last")
-    epilogue = TileEpilogue(region, root, facts, number_check)
+def lower_conv_last(fusion: Fusion) -> list[KernelStep]:
+    name, target, root = fusion.name, fusion.target, fusion.root("conv_last")
+    epilogue = TileEpilogue.of(fusion, root)
     x, w = root.operands
-    image, weight = operands.views[x], operands.views[w]
+    image, weight = fusion.views[x], fusion.views[w]
     windows = _windows(root, image)
     source = windows.input()
 
@@ -67,9 +57,10 @@ def lower_conv_last(
     # Copied rows are read faster, so with many panels the copy pays for itself.
     few = outputs.is_const and outputs.value <= FEW_PANELS * tile.NR
     whole = depth.is_const and depth.value <= tile.depth
-    direct = windows.direct(source) if in_place and few and whole else None
+    in_place = fusion.options.direct and few and whole
+    direct = windows.direct(source) if in_place else None
     gathered = Gathered(prologue, source, image, (windows.gathering,), direct)
-    constant = known_now(operands.constants.get(w), weight)
+    constant = known_now(fusion.constants.get(w), weight)
     if constant is not None and constant.type.numel == product(weight.shape):
 
         def panels(tile: Tile) -> Packed:

@@ -288,9 +288,9 @@ class Evaluator:
             inner.append(i - low)
             if inside is True:
                 continue
-            for name in i.symbols():
-                if name in self.space.extents and i - low == sym(name):
-                    extents[name] = dim
+            name = (i - low).symbol
+            if name is not None and name in self.space.extents:
+                extents[name] = dim
             test: LoopValue = Const(False, DType.BOOL) if inside is False else inside
             condition = conjunction(condition, test)
             guard = conjunction(guard, test)
@@ -326,7 +326,7 @@ class Evaluator:
         self,
         ok: LoopValue,
         check: DataCheck,
-        told: LoopValue | None,
+        shown: LoopValue | None,
         where: LoopValue | None,
     ) -> None:
         fine = ok
@@ -336,7 +336,7 @@ class Evaluator:
         # Outside all loops the code may not run, so there is nothing to check.
         if scope is self.scopes[0]:
             scope = self.scopes[-1]
-        scope.body.append(Check(fine, self.check(check), told))
+        scope.body.append(Check(fine, self.check(check), shown))
 
     def divisor(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None

@@ -47,19 +47,20 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
 from pliant.kernels.packing import pack_constant
-from pliant.kernels.product import Cuts, Product
+from pliant.kernels.product import Product
 from pliant.kernels.tiles import Tile, gemm_tile
 from pliant.lower.contract import (
     Given,
-    Operands,
-    TileEpilogue,
+    cuts_of,
     known_now,
     matrix_of,
     product_steps,
 )
+from pliant.lower.epilogue import TileEpilogue
 from pliant.lower.nest import block
 from pliant.lower.step import (
     Argument,
+    Fusion,
     KernelStep,
     NumberCheck,
     Packed,
@@ -68,26 +69,17 @@ from pliant.lower.step import (
     TileAxes,
 )
 from pliant.machine import pages
-from pliant.machine.target import Target
 from pliant.sym import Expr, Facts, as_expr, ceildiv, floordiv, le, mod, sym
 
 ROWS = "_group"  # rows of the group at hand
 
 
-def lower_grouped(
-    region: Graph,
-    name: str,
-    operands: Operands,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-    cuts: Cuts,
-) -> list[KernelStep]:
-    (op,) = region.ops
-    b = op.operands[1]
-    view = operands.views[b]
-    tile = gemm_tile(op.result.dtype, target)
-    constant = known_now(operands.constants.get(b), view)
+def lower_grouped(fusion: Fusion) -> list[KernelStep]:
+    (op,) = fusion.region.ops
+    name, b = fusion.name, op.operands[1]
+    view = fusion.views[b]
+    tile = gemm_tile(op.result.dtype, fusion.target)
+    constant = known_now(fusion.constants.get(b), view)
     panels: Packed | Temporary
     steps: list[KernelStep] = []
     if constant is not None:
@@ -95,9 +87,9 @@ def lower_grouped(
     else:
         shape = _panels(b.shape, tile)
         panels = Temporary(TensorType(b.dtype, shape))
-        steps.append(_packing(f"{name}_pack", b, view, panels, tile))
-    group = _one_group(op, _group_name(name, op), facts, target, number_check, cuts)
-    steps.append(_over_groups(op, name, group, panels, facts, number_check))
+        steps.append(_packing(f"{name}_pack", b, view, panels))
+    group = _one_group(op, _group_name(name, op), fusion)
+    steps.append(_over_groups(op, group, panels, fusion))
     return steps
 
 
@@ -131,9 +123,7 @@ def _packed_ahead(constant: Constant, view: View, tile: Tile) -> Packed:
     return Packed(key, constant, "packed", constant.type.dtype, make)
 
 
-def _packing(
-    name: str, b: Value, view: View, panels: Temporary, tile: Tile
-) -> KernelStep:
+def _packing(name: str, b: Value, view: View, panels: Temporary) -> KernelStep:
     groups, count, k, width = panels.type.shape
     source = buffer("b", b.dtype, view.shape, Role.IN, view.strides)
     target = buffer("panels", b.dtype, panels.type.shape, Role.OUT)
@@ -154,14 +144,7 @@ def _packing(
 # ---- one group
 
 
-def _one_group(
-    op: Op,
-    name: str,
-    facts: Facts,
-    target: Target,
-    number_check: NumberCheck,
-    cuts: Cuts,
-) -> KernelStep:
+def _one_group(op: Op, name: str, fusion: Fusion) -> KernelStep:
     """The product of one group: (ROWS, K) x (K, N)."""
     a, b, _ = op.operands
     _, k, n = b.shape
@@ -174,23 +157,18 @@ def _one_group(
     one = as_expr(1)
     spec = Product(a.dtype, (), rows, n, k, (k, one), (), None, stored=b.dtype)
     axes = TileAxes((), (0,), (1,))
-    tile = gemm_tile(op.result.dtype, target)
+    tile = gemm_tile(op.result.dtype, fusion.target)
     panels = Temporary(TensorType(b.dtype, _panels(b.shape, tile)[1:]))
     given = Given(
         spec, axes, View(left, as_expr(0), (rows, k), (k, one)), right, panels
     )
-    epilogue = TileEpilogue(region, root, facts, number_check)
-    (step,) = product_steps(name, given, epilogue, target, cuts)
+    epilogue = TileEpilogue(region, root, fusion.facts, fusion.number_check)
+    (step,) = product_steps(name, given, epilogue, fusion.target, cuts_of(fusion))
     return step
 
 
 def _over_groups(
-    op: Op,
-    name: str,
-    group: KernelStep,
-    panels: Argument,
-    facts: Facts,
-    number_check: NumberCheck,
+    op: Op, group: KernelStep, panels: Argument, fusion: Fusion
 ) -> KernelStep:
     a, b, ends = op.operands
     count, k, n = b.shape
@@ -211,7 +189,9 @@ def _over_groups(
                 inputs.append((whole, panels))
                 passed.append((whole, (sym("_g"), *[zero] * len(buf.shape))))
             case Scratch():
-                large = buffer(buf.name, buf.dtype, _most(buf, total, facts), buf.role)
+                large = buffer(
+                    buf.name, buf.dtype, _most(buf, total, fusion.facts), buf.role
+                )
                 kind = TensorType(buf.dtype, large.shape[1:])
                 scratch.append((large, Scratch(kind)))
                 passed.append((large, (zero,) * len(buf.shape)))
@@ -219,10 +199,10 @@ def _over_groups(
                 passed.append((out, (first, zero)))
     sizes = tuple(last - first if s == ROWS else sym(s) for s in group.func.sizes)
     call = Call(group.func.name, sizes, tuple(passed))
-    body = _walk(op, stops, call, number_check, out)
+    body = _walk(op, stops, call, fusion.number_check, out)
     arguments = [*inputs, (out, op.result), *scratch]
     buffers = tuple(buf for buf, _ in arguments)
-    func = LoopFunc(name, size_symbols(body, buffers), buffers, body)
+    func = LoopFunc(fusion.name, size_symbols(body, buffers), buffers, body)
     helpers = (*group.helpers, group.func)
     if group.planned is not None:
         helpers = (*helpers, group.planned)

@@ -17,7 +17,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
@@ -42,11 +42,10 @@ from pliant.ir.ops import CALLS, LIBRARY, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
-from pliant.kernels.product import Cuts
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.attend import lower_attention
 from pliant.lower.attend_backward import lower_attention_backward
-from pliant.lower.contract import Operands, lower_matmul, whole_weight
+from pliant.lower.contract import lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.convolve_last import lower_conv_last
 from pliant.lower.grouped import lower_grouped
@@ -55,6 +54,7 @@ from pliant.lower.rows import THREADS
 from pliant.lower.scan import lower_scan
 from pliant.lower.step import (
     Argument,
+    Fusion,
     KernelStep,
     LibraryStep,
     Packed,
@@ -221,7 +221,7 @@ def lower(module: Module, cx: Context) -> Module:
                 kind = op.str_attr("kind")
                 counts[kind] = counts.get(kind, -1) + 1
                 _lower_fusion(state, op, producers, f"{prefix}{kind}_{counts[kind]}")
-    results = _results(state, graph, producers)
+    results = _results(state, graph)
     lowered = Graph(
         graph.name,
         graph.params,
@@ -286,7 +286,17 @@ def _lower_fusion(
         source = producers.get(view.base)
         if source is not None and source.name == "constant":
             constants[param] = state.module.constants[source.str_attr("name")]
-    steps = _steps(state, kind, region, name, Operands(views, constants))
+    fusion = Fusion(
+        region,
+        name,
+        views,
+        constants,
+        state.facts,
+        state.cx.target,
+        state.cx.options,
+        state.number_check,
+    )
+    steps = _steps(state, kind, fusion)
     results = dict.fromkeys(region.results)
     buffers: dict[Value | Temporary, Value] = {}
     for inner, outer in zip(region.results, op.results, strict=True):
@@ -303,49 +313,41 @@ def _lower_fusion(
         state.call(step, arguments, purpose, op.loc)
 
 
+# Fusions of one contraction with what is computed around it, by their kind.
+_CONTRACTIONS: dict[str, Callable[[Fusion], list[KernelStep]]] = {
+    "matmul": lower_matmul,
+    "grouped_matmul": lower_grouped,
+    "conv": lower_conv,
+    "conv_last": lower_conv_last,
+    "conv_transpose": lower_conv_transpose,
+    "attention": lower_attention,
+    "attention_lse": lower_attention,
+    "attention_backward": lower_attention_backward,
+}
+
+
 def _steps(
-    state: _Lowering, kind: str, region: Graph, name: str, operands: Operands
+    state: _Lowering, kind: str, fusion: Fusion
 ) -> Sequence[KernelStep | LibraryStep]:
-    cx = state.cx
-    check = state.number_check
+    region, name = fusion.region, fusion.name
     if kind in ("map", "row"):
         packed = {
             param: state.held_packed[constant.name]
-            for param, constant in operands.constants.items()
+            for param, constant in fusion.constants.items()
             if constant.name in state.held_packed
-            and operands.views[param].base.shape == param.shape
+            and fusion.views[param].base.shape == param.shape
         }
         return [lower_group(region, name, state.kernels(), packed)]
-    if kind == "matmul":
-        facts, on = state.facts, cx.options
-        cuts = Cuts(on.strips and on.patching, on.patching)
-        given = operands if on.packing else Operands(operands.views, {})
-        return lower_matmul(region, name, given, facts, cx.target, check, cuts)
-    if kind == "grouped_matmul":
-        cuts = Cuts(cx.options.strips and cx.options.patching, cx.options.patching)
-        given = operands if cx.options.packing else Operands(operands.views, {})
-        return lower_grouped(region, name, given, state.facts, cx.target, check, cuts)
-    if kind == "conv":
-        return lower_conv(region, name, operands, state.facts, cx.target, check)
-    if kind == "conv_last":
-        facts, direct = state.facts, cx.options.direct
-        return lower_conv_last(region, name, operands, facts, cx.target, check, direct)
-    if kind == "conv_transpose":
-        return lower_conv_transpose(
-            region, name, operands, state.facts, cx.target, check
-        )
-    if kind in ("attention", "attention_lse"):
-        return lower_attention(region, name, operands, state.facts, cx.target, check)
-    if kind == "attention_backward":
-        return lower_attention_backward(
-            region, name, operands, state.facts, cx.target, check
-        )
+    if kind in _CONTRACTIONS:
+        if kind.endswith("matmul") and not state.cx.options.packing:
+            fusion = replace(fusion, constants={})
+        return _CONTRACTIONS[kind](fusion)
     if kind in CALLS:
         return [_call_step(state, region)]
     if kind in LIBRARY:
         return [lower_library(region)]
     if kind in SCANS:
-        return [lower_scan(region, name, state.facts, check)]
+        return [lower_scan(region, name, state.facts, state.number_check)]
     raise InternalError("lower", f"no kernel for fusions of kind {kind}")
 
 
@@ -416,9 +418,7 @@ def _packed(state: _Lowering, packed: Packed) -> Constant:
     return Constant(name, kind, data, origin=origin)
 
 
-def _results(
-    state: _Lowering, graph: Graph, producers: dict[Value, Op]
-) -> tuple[Value, ...]:
+def _results(state: _Lowering, graph: Graph) -> tuple[Value, ...]:
     """Gives every result a buffer of its own, by a copy where necessary."""
     out: list[Value] = []
     taken: set[Value] = set()

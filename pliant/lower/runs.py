@@ -89,7 +89,7 @@ class Runs:
     lanes: int | None = None
 
     @property
-    def abreast(self) -> int:
+    def partials(self) -> int:
         """Terms of the last axis that are added to different partial sums."""
         return 1 if self.lanes is None else PARTIALS * self.lanes
 
@@ -98,9 +98,9 @@ class Runs:
         if self.lanes is None:
             return terms
         if not terms.is_const:
-            return ceildiv(terms, self.abreast) + 1
+            return ceildiv(terms, self.partials) + 1
         # What fills no vector is added by half a vector, a quarter, and so on.
-        return ceildiv(terms, self.abreast) + (terms.value % self.lanes).bit_count()
+        return ceildiv(terms, self.partials) + (terms.value % self.lanes).bit_count()
 
     def nest(
         self,
@@ -173,7 +173,7 @@ class Runs:
         each = ONE  # terms that a turn of the axis adds to a partial sum
         for k, span in enumerate(reversed(spans)):
             length = maximum(1, floordiv(size, maximum(each, 1)))
-            length = length * self.abreast if k == 0 else length
+            length = length * self.partials if k == 0 else length
             each = self.chain(span.most) if k == 0 else each * span.most
             if not self.facts.prove(le(span.most, length)):
                 number = f"_{name}{span.axis}"

@@ -1,20 +1,41 @@
-"""The result of lowering a fusion: calls of loop functions and their arguments."""
+"""A fusion to lower, and what becomes of it: calls of loop functions and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.ir.graph import Constant, DataCheck, Library, Value
+from pliant.ir.graph import Constant, DataCheck, Graph, Library, Op, Value
 from pliant.ir.loops import LoopFunc
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
-from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
+from pliant.machine.target import Target
+from pliant.options import Options
+from pliant.sym import Expr, Facts, as_expr, ceildiv, floordiv, mod
 
 NumberCheck = Callable[[DataCheck], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A fusion to lower: its region, and the operands behind the parameters."""
+
+    region: Graph
+    name: str  # of its kernel
+    views: Mapping[Value, View]
+    constants: Mapping[Value, Constant]  # parameter -> the constant it is a view of
+    facts: Facts
+    target: Target
+    options: Options
+    number_check: NumberCheck
+
+    def root(self, *names: str) -> Op:
+        """The one op of its region with one of these names."""
+        (root,) = (op for op in self.region.ops if op.name in names)
+        return root
 
 
 @dataclass(frozen=True, slots=True)

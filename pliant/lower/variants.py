@@ -31,7 +31,6 @@ from pliant.sym import (
     Cond,
     Expr,
     Facts,
-    Symbol,
     as_expr,
     divides,
     eq,
@@ -182,17 +181,9 @@ def _strides(body: Stmt) -> Iterator[str]:
             continue
         for _, index in accesses(loop.body):
             step = linear_coefficient(index[0], loop.var) if len(index) == 1 else None
-            name = None if step is None else _symbol(step)
+            name = None if step is None else step.symbol
             if name is not None:
                 yield name
-
-
-def _symbol(dim: Expr) -> str | None:
-    match dim.terms:
-        case ((1, ((Symbol(name), 1),)),):
-            return name
-        case _:
-            return None
 
 
 # ---- a region under an assumption

@@ -73,7 +73,7 @@ def _is_heavy(value: LoopValue) -> bool:
     return isinstance(value, Unary | Binary) and SCALARS[value.op].cost >= Cost.EXPANDED
 
 
-def _abreast(loop: For) -> int:
+def _jam(loop: For) -> int:
     """How many vectors each op of the body computes at once.
 
     If there is a serial loop inside, several vectors go through it together: that gives
@@ -151,14 +151,14 @@ def _exchanges(loop: For, target: Target) -> bool:
         return False
     source = address(load.buffer, load.index)
     result = address(store.buffer, store.index)
-    turned = (
+    exchanges = (
         linear_coefficient(source, loop.var) == ONE
         and linear_coefficient(source, across.var) not in (None, ONE)
         and linear_coefficient(result, across.var) == ONE
         and linear_coefficient(result, loop.var) is not None
     )
-    if not turned or load.where is None:
-        return turned
+    if not exchanges or load.where is None:
+        return exchanges
     masks = target.masks(store.buffer.dtype.bytes)
     return masks and loop.var not in free_symbols(load.where)
 
@@ -223,7 +223,7 @@ class _LoopPlanner:
         room = _room(loop, lanes)
         if known.has(loop.begin) and room is not None:
             return Vectors(lanes, Rest.MASKED, most=room)
-        plan = Vectors(lanes, Rest.WHOLE, _copies(loop), _abreast(loop))
+        plan = Vectors(lanes, Rest.WHOLE, _copies(loop), _jam(loop))
         if is_multiple(loop, plan.together):
             return plan
         masks = _has_masks(self.target, loop)

@@ -37,20 +37,20 @@ def cores() -> int:
 
 
 def asked_threads() -> int | None:
-    """The number of threads that the process was told to use, or None.
+    """The number of threads that the process was asked to use, or None.
 
     It is torch's number of threads, if somebody changed it, else OMP_NUM_THREADS. torch
     does not tell whether its number was set; its own default counts as not set.
     """
-    told = _first_number("OMP_NUM_THREADS")
+    asked = _first_number("OMP_NUM_THREADS")
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):  # not yet imported
-        return told
+        return asked
     now = int(torch.get_num_threads())
-    own = told or _first_number("MKL_NUM_THREADS")
+    own = asked or _first_number("MKL_NUM_THREADS")
     allowed = _allowed()
     unasked = {own} if own else {len(allowed), _whole_cores(allowed)}
-    return told if now in unasked else now
+    return asked if now in unasked else now
 
 
 def _allowed() -> frozenset[int]:
@@ -86,11 +86,11 @@ def caches() -> tuple[Cache, Cache, Cache]:
 
 
 def _cache(level: int) -> Cache:
-    told = _from_sysfs(level)
+    listed = _from_sysfs(level)
     name, assumed = _SYSCONF[level], ASSUMED[level]
-    size = _sysconf(f"SC_{name}_SIZE") or told.bytes or assumed.bytes
-    line = _sysconf(f"SC_{name}_LINESIZE") or told.line or assumed.line
-    ways = _sysconf(f"SC_{name}_ASSOC") or told.ways or assumed.ways
+    size = _sysconf(f"SC_{name}_SIZE") or listed.bytes or assumed.bytes
+    line = _sysconf(f"SC_{name}_LINESIZE") or listed.line or assumed.line
+    ways = _sysconf(f"SC_{name}_ASSOC") or listed.ways or assumed.ways
     return Cache(size, ways, line)
 
 

@@ -272,12 +272,12 @@ def host() -> Target:
         raise OptionError(f"pliant generates no code for {triple}")
     known = next((t for t in classes if not missing(t)), classes[-1])
     off = tuple(f for f in known.features if f.startswith("-"))
-    told = tuple(present.flatten().split(",")) if present else known.features
+    supported = tuple(present.flatten().split(",")) if present else known.features
     return replace(
         known,
         name=f"host-{known.name}",
         cpu=llvm.get_host_cpu_name(),
-        features=told + off,
+        features=supported + off,
     )
 
 

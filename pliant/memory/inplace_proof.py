@@ -217,17 +217,13 @@ class _Walk:
 
 
 def _at_most(end: Expr) -> tuple[Expr, ...]:
-    match end.terms:
-        case ((1, ((Min(args), 1),)),):
-            return args
-        case _:
-            return (end,)
+    return end.atom.args if isinstance(end.atom, Min) else (end,)
 
 
 def _without_floor(size: Expr) -> Expr:
     """n of max(n, 1)."""
-    match size.terms:
-        case ((1, ((Max((a, b)), 1),)),):
+    match size.atom:
+        case Max((a, b)):
             if a == as_expr(1):
                 return b
             if b == as_expr(1):
@@ -253,13 +249,13 @@ def _plain_place(place: Expr, total: Expr) -> Expr:
 
 def _quotient(dim: Expr, variable: Expr) -> tuple[Expr, Expr | None] | None:
     """(a, e) of v // a % e, with e None for v // a, if dim is that; v alone is not."""
-    match dim.terms:
-        case ((1, ((Mod(num, base), 1),)),):
+    match dim.atom:
+        case Mod(num, base):
             if num == variable:
                 return as_expr(1), base
             inner = _quotient(num, variable)
             return None if inner is None or inner[1] is not None else (inner[0], base)
-        case ((1, ((FloorDiv(num, den), 1),)),):
+        case FloorDiv(num, den):
             if num == variable:
                 return den, None
             inner = _quotient(num, variable)

@@ -78,7 +78,7 @@ class _Update:
             before.discard(number)
             self.waits.append(self.closed(before))
 
-    def find_refusing(self, ends: Sequence[Value]) -> None:
+    def find_checks(self, ends: Sequence[Value]) -> None:
         """Finds the calls with a check that these values depend on."""
         roots = {self.base(v) for v in ends}
         makers = {
@@ -108,7 +108,7 @@ class _Update:
             for v, role in zip(call.operands, roles, strict=True)
         ]
 
-    def put_behind(self, number: int, before: list[int]) -> bool:
+    def wait_for(self, number: int, before: list[int]) -> bool:
         """Makes a call wait for others; False, and no change, if that is a cycle."""
         if any(self.waits[n] >> number & 1 for n in before):
             return False
@@ -158,7 +158,7 @@ class _Update:
             for n, other in enumerate(self.calls)
             if n != number and self.touches(other, old)
         ]
-        if not self.put_behind(number, [*others, *self.refusing]):
+        if not self.wait_for(number, [*others, *self.refusing]):
             return False
         self.stored[new] = old
         self.made.setdefault(number, set()).add(results[0])
@@ -208,7 +208,7 @@ def update(module: Module, cx: Context) -> Module:
             bases[op.result] = bases.get(op.operands[0], op.operands[0])
     state = _Update(module, graph, dict(module.loops), list(calls_in(graph)), bases)
     state.depend()
-    state.find_refusing(graph.results[: 1 + changed])
+    state.find_checks(graph.results[: 1 + changed])
     params = {v.name: v for v in graph.params}
     loss, *news = graph.results
     copies: list[tuple[Op, Graph]] = []

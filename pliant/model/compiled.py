@@ -79,7 +79,8 @@ class CompiledModel(Caller):
         self._warned = False
         self._direct = signature.is_direct
         if self._direct:
-            self._delegate(self._runtime)
+            rebuild = None if signature.plain else signature.rebuild_direct
+            self._delegate(self._runtime, rebuild)
 
     # ---- running
 
@@ -95,8 +96,6 @@ class CompiledModel(Caller):
             if direct:  # a default may be missing, or the count be wrong
                 flat = self._signature.flatten(args, kwargs)
             result = self._run_mended(flat)
-        if direct:
-            return result
         return self._signature.rebuild((flat, result), self.symbols_of)
 
     def _call_failed(
@@ -106,7 +105,9 @@ class CompiledModel(Caller):
         found = Status(status)
         if found not in _MENDABLE:
             raise self._refusals.of_call(RuntimeStatus(found, detail), args)
-        return self._run_mended(self._signature.flatten(args, {}))
+        flat = self._signature.flatten(args, {})
+        result = self._run_mended(flat)
+        return self._signature.rebuild((flat, result), self.symbols_of)
 
     def _run_mended(self, flat: Sequence[Any]) -> Any:
         """Checks the arguments, copies what the runtime cannot read, and runs."""

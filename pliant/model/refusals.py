@@ -107,8 +107,8 @@ class Refusals:
             for name, size in self.bound(sizes_of(flat)).items()
             if name in words
         ]
-        told = f", with {', '.join(sizes)}" if sizes else ""
-        return DATA_ERRORS[check.kind](message + told)
+        text = f", with {', '.join(sizes)}" if sizes else ""
+        return DATA_ERRORS[check.kind](message + text)
 
     # ---- sizes that are too large
 
@@ -142,10 +142,10 @@ class Refusals:
     def _bad_size(self, number: int, env: Mapping[str, int]) -> ShapeError:
         """The error for a size that violates one of its bounds."""
         check = self.program.code.host.checks[number]
-        told = _told(check.value, env)
-        if check.low is not None and told.startswith("-"):
+        text = _value_text(check.value, env)
+        if check.low is not None and text.startswith("-"):
             return ShapeError(
-                f"{check.what} would be {told} ({self._dims_text(env)}): "
+                f"{check.what} would be {text} ({self._dims_text(env)}): "
                 "a size cannot be negative",
                 expected="a size",
                 got=check.value.evaluate(env),
@@ -160,12 +160,12 @@ class Refusals:
         value: Expr | None = None,
         most: int = LARGEST,
     ) -> ShapeError:
-        told = "more" if value is None else _told(value, env)
+        text = "more" if value is None else _value_text(value, env)
         return ShapeError(
             f"these sizes are too large ({self._dims_text(env)}): {what} comes to "
-            f"{told}, and at most {most} can be computed with; use smaller sizes",
+            f"{text}, and at most {most} can be computed with; use smaller sizes",
             expected=f"at most {most}",
-            got=told,
+            got=text,
         )
 
     def _dims_text(self, env: Mapping[str, int]) -> str:
@@ -182,14 +182,14 @@ class Refusals:
             found = self._largest(name, dims, limit)
             if found is not None:
                 largest[name] = found
-        told = ", or ".join(f"{name} <= {value}" for name, value in largest.items())
+        text = ", or ".join(f"{name} <= {value}" for name, value in largest.items())
         sizes = ", ".join(f"{name}={value}" for name, value in dims.items())
         unspilled = self.runtime.spec.budgeting.spill_problem
         return MemoryLimitError(
             f"this call needs {least} bytes at least"
             + (f" ({sizes})" if sizes else "")
             + f", the memory {limit_name} is {limit}; raise it"
-            + (f", or use {told}" if told else "")
+            + (f", or use {text}" if text else "")
             + (
                 f"; nothing is spilled to a file: {unspilled}, set PLIANT_SPILL_FOLDER "
                 "to a folder on a disk and compile again"
@@ -241,7 +241,7 @@ def unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:
     return not_a_tensor(slot, value, "one that cannot be read: ")
 
 
-def _told(value: Expr, env: Mapping[str, int]) -> str:
+def _value_text(value: Expr, env: Mapping[str, int]) -> str:
     try:
         return shown(value.evaluate(env))
     except ZeroDivisionError:
@@ -249,12 +249,12 @@ def _told(value: Expr, env: Mapping[str, int]) -> str:
 
 
 def _spill_error(number: int, size: int, began: bool) -> SpillError:
-    told = f"spilling {size} bytes failed"
+    text = f"spilling {size} bytes failed"
     if began:
-        told += " after the call had begun; what it updates may be new in part"
+        text += " after the call had begun; what it updates may be new in part"
     error = SpillError(
         number,
-        f"{told}: {os.strerror(number)}; set PLIANT_SPILL_FOLDER to a folder with "
+        f"{text}: {os.strerror(number)}; set PLIANT_SPILL_FOLDER to a folder with "
         "room and compile again, or raise the memory limit",
     )
     error.began = began

@@ -194,7 +194,7 @@ class _Operands:
                 return operand, factor
         return value, 1.0
 
-    def turned(self, value: Value) -> Value:
+    def swapped(self, value: Value) -> Value:
         """The value with its last two axes exchanged; cancels a transpose before it."""
         rank = value.type.rank
         perm = [*range(rank - 2), rank - 1, rank - 2]
@@ -256,7 +256,7 @@ def _spelled_operands(
     """q, k, v of one rank of at least 3, and the factor of the scores."""
     q, scale = operands.unscaled(spelled.product.operands[0])
     k, more = operands.unscaled(spelled.product.operands[1])
-    k, again = operands.unscaled(operands.turned(k))
+    k, again = operands.unscaled(operands.swapped(k))
     scale *= spelled.scale * more * again
     old, batch = spelled.product.result.shape[:-2], out.result.shape[:-2]
     q = operands.over(q, batch, old, heads=False)

@@ -53,7 +53,7 @@ def _is_number(cx: Rewriter, value: Value, number: Number) -> bool:
     return math.copysign(1, found) == math.copysign(1, number)
 
 
-def _instead(cx: Rewriter, op: Op, value: Value) -> Value | None:
+def _replacement(cx: Rewriter, op: Op, value: Value) -> Value | None:
     """The value, if it may replace the op's result."""
     old, new = op.result.type, value.type
     if old.dtype is not new.dtype or old.rank != new.rank:
@@ -161,7 +161,7 @@ def fold_reduce(cx: Rewriter, op: Op) -> Value | None:
 
 def same_type(cx: Rewriter, op: Op) -> Value | None:
     """A cast, reshape or broadcast to the type that the operand has already."""
-    return _instead(cx, op, op.operands[0])
+    return _replacement(cx, op, op.operands[0])
 
 
 _EXACTLY_IN: dict[DType, frozenset[DType]] = {
@@ -182,7 +182,7 @@ def cast_there_and_back(cx: Rewriter, op: Op) -> Value | None:
         return None
     (x,) = inner.operands
     exact = inner.result.dtype in _EXACTLY_IN.get(x.dtype, frozenset())
-    return _instead(cx, op, x) if exact else None
+    return _replacement(cx, op, x) if exact else None
 
 
 def reshape_of_reshape(cx: Rewriter, op: Op) -> Value | None:
@@ -263,7 +263,7 @@ def moved_iota(cx: Rewriter, op: Op) -> Value | None:
 def whole_slice(cx: Rewriter, op: Op) -> Value | None:
     trivial = all(s == 0 for s in op.dims_attr("starts"))
     unit = all(s == 1 for s in op.ints_attr("steps"))
-    return _instead(cx, op, op.operands[0]) if trivial and unit else None
+    return _replacement(cx, op, op.operands[0]) if trivial and unit else None
 
 
 def slice_of_slice(cx: Rewriter, op: Op) -> Value | None:
@@ -293,7 +293,7 @@ def short_concat(cx: Rewriter, op: Op) -> Value | None:
     axis = op.int_attr("axis")
     kept = [v for v in op.operands if v.shape[axis] != 0] or [op.operands[0]]
     if len(kept) == 1:
-        return _instead(cx, op, kept[0])
+        return _replacement(cx, op, kept[0])
     if len(kept) == len(op.operands):
         return None
     return cx.emit("concat", *kept, axis=axis)
@@ -301,7 +301,7 @@ def short_concat(cx: Rewriter, op: Op) -> Value | None:
 
 def no_pad(cx: Rewriter, op: Op) -> Value | None:
     widths = (*op.dims_attr("low"), *op.dims_attr("high"))
-    return _instead(cx, op, op.operands[0]) if all(w == 0 for w in widths) else None
+    return _replacement(cx, op, op.operands[0]) if all(w == 0 for w in widths) else None
 
 
 def short_flip(cx: Rewriter, op: Op) -> Value | None:
@@ -331,10 +331,10 @@ def neutral(cx: Rewriter, op: Op) -> Value | None:
     number = OPS[op.name].neutral
     assert number is not None
     if _is_number(cx, y, number_as(number, y.dtype)):
-        return _instead(cx, op, x)
+        return _replacement(cx, op, x)
     swaps = has_trait(op, Trait.COMMUTATIVE)
     if swaps and _is_number(cx, x, number_as(number, x.dtype)):
-        return _instead(cx, op, y)
+        return _replacement(cx, op, y)
     return None
 
 
@@ -342,7 +342,7 @@ def whole_quotient(cx: Rewriter, op: Op) -> Value | None:
     """x // 1 -> x for ints; a float would be rounded."""
     x, y = op.operands
     whole = not x.dtype.is_float and _is_number(cx, y, 1)
-    return _instead(cx, op, x) if whole else None
+    return _replacement(cx, op, x) if whole else None
 
 
 def absorbing(number: Number, *, ints_only: bool = False) -> Rule:
@@ -360,7 +360,7 @@ def absorbing(number: Number, *, ints_only: bool = False) -> Rule:
 
 def idempotent(cx: Rewriter, op: Op) -> Value | None:
     x, y = op.operands
-    return _instead(cx, op, x) if x is y else None
+    return _replacement(cx, op, x) if x is y else None
 
 
 def double(cx: Rewriter, op: Op) -> Value | None:
@@ -373,7 +373,7 @@ def small_power(cx: Rewriter, op: Op) -> Value | None:
     """x**1, x**2 and x**3 as products, as torch computes them."""
     x, power = op.operands[0], _number(cx, op.operands[1])
     if power == 1:
-        return _instead(cx, op, x)
+        return _replacement(cx, op, x)
     if power == 2:
         return cx.emit("mul", x, x)
     if power == 3:
@@ -385,8 +385,8 @@ def select_known(cx: Rewriter, op: Op) -> Value | None:
     cond, x, y = op.operands
     known = _number(cx, cond)
     if x is y:
-        return _instead(cx, op, x)
-    return None if known is None else _instead(cx, op, x if known else y)
+        return _replacement(cx, op, x)
+    return None if known is None else _replacement(cx, op, x if known else y)
 
 
 def select_not(cx: Rewriter, op: Op) -> Value | None:

@@ -25,8 +25,8 @@ def _logsumexp(tape: Tape, op: Op, grads: Grads) -> Parts:
 
     def back(part: Value) -> Value:
         terms = b.emit("sub", b.unary("log", part), y)
-        turned = b.emit("flip", terms, axes=(axis,))
-        summed = b.emit("running_logsumexp", turned, axis=axis)
+        reversed_terms = b.emit("flip", terms, axes=(axis,))
+        summed = b.emit("running_logsumexp", reversed_terms, axis=axis)
         total = b.emit("flip", summed, axes=(axis,))
         return b.unary("exp", b.emit("add", total, x))
 

@@ -164,8 +164,8 @@ def _with_sign(tape: Tape, op: Op, grads: Grads) -> Parts:
     assert g is not None
     if tape.wants(x):
         ratio = _div(tape, op.result, x)
-        turned = tape.where(tape.compare("ne", x, 0.0), tape.mul(g, ratio))
-        yield x, GradientPart(turned)
+        scaled = tape.where(tape.compare("ne", x, 0.0), tape.mul(g, ratio))
+        yield x, GradientPart(scaled)
 
 
 MATH: dict[str, Rule] = {

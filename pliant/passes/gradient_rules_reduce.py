@@ -80,8 +80,8 @@ def _cumulated_product(tape: Tape, op: Op, g: Value) -> Value:
 
 
 def _from_end(tape: Tape, g: Value, axis: int) -> Value:
-    turned = tape.b.emit("flip", g, axes=(axis,))
-    summed = tape.b.emit("cumulate", turned, op="sum", axis=axis)
+    reversed_g = tape.b.emit("flip", g, axes=(axis,))
+    summed = tape.b.emit("cumulate", reversed_g, op="sum", axis=axis)
     return tape.b.emit("flip", summed, axes=(axis,))
 
 
@@ -99,7 +99,7 @@ def _rows(tape: Tape, value: Value) -> Value:
     return tape.b.reshape(value, (product(lead), columns))
 
 
-def _is_turned(tape: Tape, value: Value) -> bool:
+def _is_transposed(tape: Tape, value: Value) -> bool:
     """Whether a matrix is the transpose of what is in memory."""
     op = tape.producers.get(value)
     while op is not None and op.name == "reshape":
@@ -124,7 +124,7 @@ def _over_batch(tape: Tape, like: Value, grad: Value) -> Value:
 def _left(tape: Tape, op: Op, g: Value) -> Value:
     a, w = op.operands
     b = tape.b
-    if _is_turned(tape, a):
+    if _is_transposed(tape, a):
         # In the memory order of the operand.
         out = b.swap(b.emit("matmul", w, b.swap(g, -1, -2)), -1, -2)
     else:
@@ -138,7 +138,7 @@ def _right(tape: Tape, op: Op, g: Value) -> Value:
     whole = _single(w) and not _single(a)
     if whole:
         a, g = _rows(tape, a), _rows(tape, g)
-    if _is_turned(tape, w):
+    if _is_transposed(tape, w):
         out = b.swap(b.emit("matmul", b.swap(g, -1, -2), a), -1, -2)
     else:
         out = b.emit("matmul", b.swap(a, -1, -2), g)

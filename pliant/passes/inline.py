@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 from pliant.errors import InternalError
 from pliant.ir.graph import Attr, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.spec import bare
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, Guard, eq, sym
 
@@ -108,7 +107,7 @@ class _InlineWriter:
     ) -> None:
         """New symbols of `want` take their value from `have`; the rest is checked."""
         for actual, named in zip(have.shape, want.shape, strict=True):
-            name = bare(named)
+            name = named.symbol
             if name is not None and name not in symbols:
                 symbols[name] = actual
         for axis, (actual, named) in enumerate(

@@ -308,8 +308,8 @@ def _index(to: _Layout, op: Op) -> bool:
         return False
     perm = (0, *(axis for axis in held.perm if axis != 0))
     # The gather reads the transposed value in place, so nothing is moved.
-    turned = to.builder.transpose(held.value, tuple(map(held.position, perm)))
-    operands = (turned, to.own(indices[0]))
+    moved_value = to.builder.transpose(held.value, tuple(map(held.position, perm)))
+    operands = (moved_value, to.own(indices[0]))
     to.hold(op.result, to._again(op, operands), perm)
     return True
 

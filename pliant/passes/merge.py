@@ -345,16 +345,16 @@ class _MergeWriter:
         by_columns = [value for value in stored if value is not None]
         if len(by_columns) < len(given):
             return builder.concat(given, -1)
-        turned = builder.transpose(builder.concat(by_columns, 0), (1, 0))
-        return builder.reshape(turned, (*given[0].shape[:-2], *turned.shape))
+        transposed = builder.transpose(builder.concat(by_columns, 0), (1, 0))
+        return builder.reshape(transposed, (*given[0].shape[:-2], *transposed.shape))
 
     def _transposed(self, weight: Value) -> Value | None:
         """The matrix whose transpose a weight is."""
         op = self.producers[weight]
         if op.name == "reshape" and op.operands[0].shape == weight.shape[-2:]:
             op = self.producers[op.operands[0]]
-        turned = op.name == "transpose" and op.ints_attr("perm") == (1, 0)
-        return op.operands[0] if turned else None
+        transposed = op.name == "transpose" and op.ints_attr("perm") == (1, 0)
+        return op.operands[0] if transposed else None
 
     def _row(self, product: _MergedProduct, depth: int, like: Op) -> Value:
         """The operand of the link at this depth, as a row for one product."""

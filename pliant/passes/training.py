@@ -50,7 +50,7 @@ def find(graph: Graph, cx: Context) -> Graph:
             if op.name == "attention":
                 if any(v in active for v in op.operands[3:]):
                     return False
-                if op.regions and not _is_straight(op.regions[0]):
+                if op.regions and not _only_shifts(op.regions[0]):
                     return False
             active.update(passed_on(op, active))
         return True
@@ -58,7 +58,7 @@ def find(graph: Graph, cx: Context) -> Graph:
     return gather_attention(graph, cx, has_gradient)
 
 
-def _is_straight(region: Graph) -> bool:
+def _only_shifts(region: Graph) -> bool:
     """Whether the region only adds to scores or masks them.
 
     The gradient of attention does not go through its region: a slope other than 1 needs

@@ -448,8 +448,8 @@ class _Writable:
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
-        told = array.__array_interface__
-        self.__array_interface__ = {**told, "data": (told["data"][0], False)}
+        described = array.__array_interface__
+        self.__array_interface__ = {**described, "data": (described["data"][0], False)}
 
 
 def _to_numpy(result: Any) -> Any:

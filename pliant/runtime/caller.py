@@ -160,9 +160,9 @@ class _Trial:
             read = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p)(address)
             if read(at, ctypes.addressof(room)) != 0:
                 return False
-        told = (size.value, offset.value, data.value or 0)
+        found = (size.value, offset.value, data.value or 0)
         storage = t.untyped_storage()
-        return told == (storage.nbytes(), t.storage_offset(), t.data_ptr())
+        return found == (storage.nbytes(), t.storage_offset(), t.data_ptr())
 
     def _knows_gradients(self) -> bool:
         """Tests the C functions about gradients on tensors with known answers."""
@@ -177,21 +177,21 @@ class _Trial:
 
         plain, leaf = self.samples[0], self._ones().requires_grad_()
         table.no_tangent = tangent(plain)
-        told = []
+        answers = []
         for enabled in (True, False):
             with torch.set_grad_enabled(enabled):
-                told.append(mode() is enabled)
+                answers.append(mode() is enabled)
         with torch.enable_grad():
             inner = leaf * 2
-        told += [needs(leaf._cdata), needs(inner._cdata), not needs(plain._cdata)]
-        told += [tangent(t) == table.no_tangent for t in (leaf, inner)]
+        answers += [needs(leaf._cdata), needs(inner._cdata), not needs(plain._cdata)]
+        answers += [tangent(t) == table.no_tangent for t in (leaf, inner)]
         level = torch._C._enter_dual_level()  # torch.autograd.forward_ad loads much
         try:
             dual = torch._make_dual(self._ones(), self._ones(), level)
-            told.append(tangent(dual) != table.no_tangent)
+            answers.append(tangent(dual) != table.no_tangent)
         finally:
             torch._C._exit_dual_level(level)
-        return all(told)
+        return all(answers)
 
 
 def _keys(torch: Any, tensor: Any) -> int:

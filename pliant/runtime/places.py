@@ -128,12 +128,12 @@ def _tells(torch: Any, layout: int, size: int) -> bool:
         *(base, base.t(), base[1:], base[:, 1:], base[:3], base.flatten()),
         *(base.view(torch.int32), base.unsqueeze(0), base.bfloat16()),
     ]
-    told = {tuple(word(v._cdata + layout + 8 * k) for k in range(size)) for v in views}
+    seen = {tuple(word(v._cdata + layout + 8 * k) for k in range(size)) for v in views}
     deep = torch.ones(2, 3, 1, 2, 1, 3, 2).transpose(1, 5)
     beyond = word(deep._cdata + layout + 8)
     found = [word(beyond + 8 * k) for k in range(2 * deep.dim())]
     right = word(deep._cdata + layout) == deep.dim()
-    return len(told) == len(views) and right and found == [*deep.shape, *deep.stride()]
+    return len(seen) == len(views) and right and found == [*deep.shape, *deep.stride()]
 
 
 def _uncounted(torch: Any, counter: int) -> bool:

@@ -17,6 +17,7 @@
 typedef struct caller {
     PyObject_HEAD
     PyObject *target; /* the caller whose model is called; NULL: itself */
+    PyObject *rebuild; /* called with the results, to nest them; NULL: as they are */
     plt_model *model; /* NULL: none, or closed */
     const framework *framework;
     PyObject *weights; /* (bytes of pointers, their owners); NULL: the model's own */
@@ -130,9 +131,9 @@ static void *make_native(const framework *fw, const plt_output_desc *o,
     int32_t type = torch_type(o);
     if (fw->empty(o->rank, sizes, strides, type, 0, 0, &made) != 0) return NULL;
     int64_t bytes = 0;
-    bool told = fw->storage_bytes(made, &bytes) == 0;
+    bool known = fw->storage_bytes(made, &bytes) == 0;
     plt_count(meter, bytes);
-    if (told && fw->data(made, data) == 0) return made;
+    if (known && fw->data(made, data) == 0) return made;
     fw->release(made);
     return NULL;
 }
@@ -274,6 +275,16 @@ static PyObject *call_read(const caller *c, const plt_arg *args, int64_t *detail
     return result;
 }
 
+/* The results in the structure that the model returns; consumes them. */
+static PyObject *rebuilt(const caller *own, PyObject *results) {
+    if (!results || !own->rebuild) return results;
+    PyObject *rebuild = Py_NewRef(own->rebuild);
+    PyObject *nested = PyObject_CallFunctionObjArgs(rebuild, results, NULL);
+    Py_DECREF(rebuild);
+    Py_DECREF(results);
+    return nested;
+}
+
 static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     const caller *own = (caller *)self;
     const caller *c = own->target ? (caller *)own->target : own;
@@ -292,7 +303,7 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     if (renew_weights(c)) {
         bool open = c->model && c->framework; /* checked again: Python may have run */
         if (open) how = read_args(c->framework, c->model, given, args, detail);
-        if (how == READ) result = call_read(c, args, detail, &status);
+        if (how == READ) result = rebuilt(own, call_read(c, args, detail, &status));
         else if (how == NOT_READ) result = call_other(self, given, named);
         else status = PLT_ERR_KIND;
     }
@@ -315,22 +326,22 @@ static PyObject *serve(PyObject *self, PyObject *given) {
     Py_RETURN_NONE;
 }
 
-static PyObject *delegate(PyObject *self, PyObject *other) {
-    if (PyType_GetSlot(Py_TYPE(other), Py_tp_call) != (void *)call) {
-        PyErr_SetString(PyExc_TypeError, "delegate() takes a Caller");
-        return NULL;
-    }
-    caller *c = (caller *)self;
-    PyObject *before = c->target;
-    c->target = Py_NewRef(other);
-    Py_XDECREF(before);
-    Py_RETURN_NONE;
-}
-
 static void put(PyObject **place, PyObject *value) {
     PyObject *before = *place;
     *place = value == Py_None ? NULL : Py_NewRef(value);
     Py_XDECREF(before);
+}
+
+static PyObject *delegate(PyObject *self, PyObject *given) {
+    PyObject *other, *rebuild;
+    if (!PyArg_ParseTuple(given, "OO", &other, &rebuild)) return NULL;
+    if (PyType_GetSlot(Py_TYPE(other), Py_tp_call) != (void *)call) {
+        PyErr_SetString(PyExc_TypeError, "_delegate() takes a Caller");
+        return NULL;
+    }
+    put(&((caller *)self)->target, other);
+    put(&((caller *)self)->rebuild, rebuild);
+    Py_RETURN_NONE;
 }
 
 static PyObject *hold(PyObject *self, PyObject *held) {
@@ -354,6 +365,7 @@ static PyObject *follow(PyObject *self, PyObject *watch) {
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((caller *)self)->target);
+    Py_VISIT(((caller *)self)->rebuild);
     Py_VISIT(((caller *)self)->weights);
     Py_VISIT(((caller *)self)->watch);
     return 0;
@@ -361,6 +373,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg) {
 
 static int clear(PyObject *self) {
     Py_CLEAR(((caller *)self)->target);
+    Py_CLEAR(((caller *)self)->rebuild);
     Py_CLEAR(((caller *)self)->weights);
     Py_CLEAR(((caller *)self)->watch);
     return 0;
@@ -378,7 +391,9 @@ static void dealloc(PyObject *self) {
 static PyMethodDef caller_methods[] = {
     {"_serve", serve, METH_VARARGS,
      "_serve(model, framework): calls run this plt_model; by address, 0 is none."},
-    {"_delegate", delegate, METH_O, "_delegate(caller): calls run that one's model."},
+    {"_delegate", delegate, METH_VARARGS,
+     "_delegate(caller, rebuild): calls run that one's model, and give what `rebuild` "
+     "makes of its results; None leaves them as they are."},
     {"_hold", hold, METH_O, "_hold((pointers, ..)): weights of the calls to come."},
     {"_follow", follow, METH_O, "_follow(watch): on a change, _renew() is called."},
     {0},

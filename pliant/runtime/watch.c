@@ -178,10 +178,10 @@ int plt_watch_changed(PyObject *self) {
     if (PyType_GetSlot(Py_TYPE(self), Py_tp_new) == plt_watch_spec.slots[0].pfunc) {
         return is_changed((watch *)self);
     }
-    PyObject *told = PyObject_CallMethod(self, "changed", NULL);
-    if (!told) return -1;
-    int result = PyObject_IsTrue(told);
-    Py_DECREF(told);
+    PyObject *answer = PyObject_CallMethod(self, "changed", NULL);
+    if (!answer) return -1;
+    int result = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
     return result;
 }
 

@@ -20,7 +20,6 @@ from typing import TypeAlias
 from pliant.sym.expr import Atom, Monomial, Term
 
 Interval: TypeAlias = tuple[int | None, int | None]
-Powers: TypeAlias = dict[Atom, int]
 
 # Above this many Bernstein coefficients plain interval arithmetic takes over.
 _MOST_VERTICES = 64

@@ -53,10 +53,10 @@ class Cond:
         if self.kind != "eq":
             return self
         for one, other in ((self.lhs, self.rhs), (self.rhs, self.lhs)):
-            match one.terms:
-                case ((1, ((Min((a, b)), 1),)),) if other is a or other is b:
+            match one.atom:
+                case Min((a, b)) if other is a or other is b:
                     return Cond("le", other, b if other is a else a)
-                case ((1, ((Max((a, b)), 1),)),) if other is a or other is b:
+                case Max((a, b)) if other is a or other is b:
                     return Cond("le", b if other is a else a, other)
                 case _:
                     pass

@@ -108,17 +108,12 @@ def _uses(expr: Expr) -> Iterator[tuple[str, Atom]]:
         elif (
             isinstance(atom, FloorDiv | CeilDiv)
             and atom.den.is_const
-            and (name := _lone_symbol(atom.num))
+            and (name := atom.num.symbol)
         ):
             yield name, atom
         else:
             for arg in operands(atom):
                 yield from _uses(arg)
-
-
-def _lone_symbol(expr: Expr) -> str | None:
-    names = expr.symbols()
-    return names[0] if len(names) == 1 and expr is sym(names[0]) else None
 
 
 def _over_product(expr: Expr, ranges: Mapping[str, Interval]) -> tuple[Expr, Interval]:

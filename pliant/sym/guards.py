@@ -92,7 +92,7 @@ def solve(shapes: Sequence[tuple[str, tuple[Expr, ...]]], facts: Facts) -> Solut
     guards: list[Guard] = []
     read: set[_DimPlace] = set()
     for place in places:
-        name = _lone(place.dim)
+        name = place.dim.symbol
         if name is not None and name not in bindings:
             read.add(place)
             value = sym(_OBSERVED)
@@ -140,14 +140,6 @@ def _solve_next(
         read.add(place)
         return True
     return False
-
-
-def _lone(dim: Expr) -> str | None:
-    match dim.terms:
-        case ((1, ((Symbol(name), 1),)),):
-            return name
-        case _:
-            return None
 
 
 def _affine(dim: Expr, name: str) -> tuple[Expr, Expr] | None:

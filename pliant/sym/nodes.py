@@ -177,6 +177,21 @@ class Expr:
         last = self.terms[-1] if self.terms else (0, ())
         return 0 if last[1] else last[0]
 
+    @property
+    def atom(self) -> Atom | None:
+        """The atom, if the expression is a single one."""
+        match self.terms:
+            case ((1, ((atom, 1),)),):
+                return atom
+            case _:
+                return None
+
+    @property
+    def symbol(self) -> str | None:
+        """The name, if the expression is a single symbol."""
+        atom = self.atom
+        return atom.name if isinstance(atom, Symbol) else None
+
     def atoms(self) -> Iterator[Atom]:
         """Each distinct top-level atom, in order of first appearance."""
         seen = dict.fromkeys(atom for _, mono in self.terms for atom, _ in mono)
@@ -712,11 +727,10 @@ def _extremum(
 
 def _flatten(kind: type[Min] | type[Max], args: Iterable[Expr]) -> Iterator[Expr]:
     for arg in args:
-        match arg.terms:
-            case ((1, ((Min() | Max() as atom, 1),)),) if isinstance(atom, kind):
-                yield from atom.args
-            case _:
-                yield arg
+        if isinstance(arg.atom, kind):
+            yield from arg.atom.args
+        else:
+            yield arg
 
 
 def _evaluate_atom(atom: Atom, env: Mapping[str, int]) -> int:

@@ -18,7 +18,7 @@ that one pass can reuse the memoized proofs of another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Literal, TypeAlias
@@ -319,12 +319,10 @@ class Facts:
         for _ in range(_PROPAGATION_ROUNDS):
             changed = False
             for expr in self._nonneg:
-                for coefficient, mono in expr.terms:
-                    name = _lone_symbol(mono)
-                    if name is None or name in self._solved:
+                for coefficient, name, rest in _linear_terms(expr):
+                    if name in self._solved:
                         continue
-                    rest = expr - coefficient * sym(name)
-                    high = None if name in rest.symbols() else self.bounds(rest)[1]
+                    high = self.bounds(rest)[1]
                     if high is None:
                         continue
                     if coefficient > 0:
@@ -473,17 +471,16 @@ class Facts:
             built = rebuild(atom, args)
         except ZeroDivisionError:
             return lift(atom)  # the facts leave this quotient without a value
-        match built.terms:
-            case ((1, ((same, 1),)),) if type(same) is type(atom):
-                return self._reduced_by_range(same)
-            case _:
-                return built.map_atoms(
-                    lambda inner: (
-                        lift(inner)
-                        if isinstance(inner, Symbol)
-                        else self._reduced_by_range(inner)
-                    )
-                )
+        same = built.atom
+        if same is not None and type(same) is type(atom):
+            return self._reduced_by_range(same)
+        return built.map_atoms(
+            lambda inner: (
+                lift(inner)
+                if isinstance(inner, Symbol)
+                else self._reduced_by_range(inner)
+            )
+        )
 
     def _reduced_by_range(self, atom: Atom) -> Expr:
         match atom:
@@ -727,12 +724,16 @@ def _primitive(expr: Expr) -> Expr:
     return Expr._of(tuple((c // divisor, mono) for c, mono in expr.terms))
 
 
-def _lone_symbol(mono: Monomial) -> str | None:
-    match mono:
-        case ((Symbol(name), 1),):
-            return name
-        case _:
-            return None
+def _linear_terms(expr: Expr) -> Iterator[tuple[int, str, Expr]]:
+    """(a, s, rest) with expr == a*s + rest, for each symbol s that rest is free of."""
+    for coefficient, mono in expr.terms:
+        match mono:
+            case ((Symbol(name), 1),):
+                rest = expr - coefficient * sym(name)
+                if name not in rest.symbols():
+                    yield coefficient, name, rest
+            case _:
+                pass
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -748,12 +749,8 @@ def _solvable(expr: Expr) -> tuple[str, Expr] | None:
     later name goes, so that s33 == s6 leaves s6.
     """
     best: tuple[bool, list[tuple[int, str]], str, Expr] | None = None
-    for coefficient, mono in expr.terms:
-        name = _lone_symbol(mono)
-        if name is None or abs(coefficient) != 1:
-            continue
-        rest = expr - coefficient * sym(name)
-        if name in rest.symbols():
+    for coefficient, name, rest in _linear_terms(expr):
+        if abs(coefficient) != 1:
             continue
         image = rest * -coefficient
         positive = all(c > 0 for c, _ in image.terms)

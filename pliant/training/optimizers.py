@@ -85,13 +85,13 @@ class Arithmetic:
 class UpdateRule:
     """One parameter's update: its state, its numbers, and the ops.
 
-    `emit` gives the new parameter and the new state. `told` computes the numbers of a
-    step from the group's options and how many steps went before.
+    `emit` gives the new parameter and the new state. `numbers_of` computes the numbers
+    of a step from the group's options and how many steps went before.
     """
 
     state: tuple[str, ...]
     numbers: tuple[str, ...]
-    told: Callable[[Mapping[str, Any], int], Sequence[float]]
+    numbers_of: Callable[[Mapping[str, Any], int], Sequence[float]]
     emit: Emit
     counts: bool = False  # the state has a `step`
     maximize: bool = False
@@ -149,7 +149,7 @@ def _adam(decoupled: bool, amsgrad: bool) -> Emit:
 
 
 def _adam_numbers(decoupled: bool) -> Callable[[Mapping[str, Any], int], list[float]]:
-    def told(group: Mapping[str, Any], before: int) -> list[float]:
+    def numbers_of(group: Mapping[str, Any], before: int) -> list[float]:
         first, second = (float(beta) for beta in group["betas"])
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         step = before + 1
@@ -163,7 +163,7 @@ def _adam_numbers(decoupled: bool) -> Callable[[Mapping[str, Any], int], list[fl
             float(group["eps"]),
         ]
 
-    return told
+    return numbers_of
 
 
 _ADAM_NUMBERS = (
@@ -263,10 +263,10 @@ def updated(
         one = b.emit("slice", numbers, starts=(row, column), shape=(1, 1), steps=(1, 1))
         return b.cast(b.reshape(one, ()), wide)
 
-    told = {name: number(k) for k, name in enumerate(rule.numbers)}
+    values = {name: number(k) for k, name in enumerate(rule.numbers)}
     g = b.cast(g, wide)
     if rule.maximize:
         g = b.unary("neg", g)
     held = [b.cast(s, wide) for s in state]
-    made = rule.emit(Arithmetic(b), b.cast(p, wide), g, held, told)
+    made = rule.emit(Arithmetic(b), b.cast(p, wide), g, held, values)
     return [b.cast(v, p.dtype) for v in made]

@@ -205,7 +205,7 @@ class State:
                 members = {name: bound.found[name] for name in group.names}
                 check_hooks(self.optimizer, members.items())
                 before = self._steps_before(group, members, options)
-                rows.append(list(group.rule.told(options, before)))
+                rows.append(list(group.rule.numbers_of(options, before)))
                 self._bind_state(group, members, bound)
                 bound.written += members.values()
             width = max(map(len, rows))

@@ -258,4 +258,4 @@ def _drawn(state: State, bound: BoundTensors) -> Iterator[BoundTensors]:
 def _with_gradients(source: TrainingSource, state: State, count: int) -> Signature:
     made = _signature(source, state, source.imported.module.main)
     results = tuple(TensorResult(k) for k in range(1 + count))
-    return replace(made, results=results, unflatten_results=tuple, single=False)
+    return replace(made, results=results, unflatten_results=tuple, plain=False)

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import pliant
 from pliant.cli import main
+from pliant.codegen.host_checks import size_checks
+from pliant.ir.dumps import read_module
+from pliant.ir.graph import Module
 from pliant.ir.text import print_module
 from pliant.pipeline import STAGES
 
@@ -109,19 +113,47 @@ def test_no_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
+class Positive(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x[:, 0] > 0].softmax(-1)
+
+
+def checks_of_regions(module: Module) -> list[str]:
+    graphs = (graph for found in module.inside.values() for graph in found)
+    return [str(check) for check in size_checks(graphs)]
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "dims"),
+    [
+        (nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32)), (3, 8), "n=3"),
+        (nn.GRU(8, 4), (3, 2, 8), "n=3,m=2"),
+        (Positive(), (3, 8), ""),  # rows of results that nobody reads are undefined
+    ],
+    ids=("layers", "loop", "sizes from data"),
+)
 def test_every_dump_is_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    net: torch.nn.Module,
+    shape: tuple[int, ...],
+    dims: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The rest of the stages on a dump give what the compiler made."""
     monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
-    net = torch.nn.Sequential(
-        torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)
-    )
-    model = pliant.compile(net.eval(), (torch.randn(3, 8),), ({0: "n"},))
+    named = dict(enumerate("nm"[: len(shape) - 1]))
+    model = pliant.compile(net.eval(), (torch.randn(shape),), (named,))
+    wanted = checks_of_regions(model.program.lowered)
+    assert bool(wanted) is not isinstance(net, nn.Sequential)
     capsys.readouterr()
     names = [path.stem.partition("_")[2] for path in sorted(tmp_path.glob("*.ir"))]
     for number, path in enumerate(sorted(tmp_path.glob("*.ir"))):
         rest = names[number + 1 :]
-        assert main(["opt", str(path), "-p", ",".join(rest), "--dims", "n=3"]) == 0
+        at = ["--dims", dims] if dims else []
+        assert main(["opt", str(path), "-p", ",".join(rest), *at]) == 0
         text = capsys.readouterr().out
         assert text.startswith(print_module(model.program.lowered)[:200])
+        if "inside @" in path.read_text():
+            assert checks_of_regions(read_module(path, text)) == wanted
+    assert checks_of_regions(read_module(path)) == wanted

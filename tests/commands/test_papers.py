@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bench.finetune import LONGEST, SHORTEST, bucket, lengths
+import torch
+
+import pliant
+from bench.finetune import LONGEST, SHORTEST, Trainer, bucket, lengths
 from bench.papers import Run, bladedisc
 from bench.papers.relax import PAGE, pooled
 
@@ -42,6 +45,20 @@ def test_times_are_compared_where_both_ran() -> None:
     line = bladedisc.way_line("remat off", steps, {"least": 10**9})
     assert line[:2] == ("remat off", "3") and line[3] == "1 of 2"
     assert "refused" in line
+
+
+def test_a_plan_has_the_limit_of_its_job() -> None:
+    """A step that ran inside a limit is planned without one if the job has none."""
+    net, ids = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    step = pliant.compile_training(
+        net, torch.nn.functional.mse_loss, pliant.SGD(lr=0.1), ((ids,), (ids,))
+    )
+    step.memory_limit = 16
+    trainer = Trainer.__new__(Trainer)
+    trainer.compiled = {0: step}
+    for limit, told in ((None, "peak"), (16, "least"), (1 << 20, "peak")):
+        trainer.limit = limit
+        assert list(trainer.planned(ids, exact=False)) == [told]
 
 
 def test_a_shorter_experiment_takes_some_of_the_sizes() -> None:

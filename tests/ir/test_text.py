@@ -55,6 +55,19 @@ graph @empty() {
   return
 }
 
+inside @while_0.test @map_0(%x: f32[n], %y: f32[n]) {
+  %z: f32[n] = add(%x, %y) loc "a.py:3"
+  return %z
+}
+
+inside @while_0.test @map_1(%x: f32[n]) {
+  return %x
+}
+
+inside @"odd name" @most(%x: f32[4*n], %x_1: f32[n]) {
+  return
+}
+
 library @gemm symbol "cblas_sgemm"
 constant @emb: f32[16, 768] data sha256:e7f4da099901a163
 constant @scalar: f64[] dense [0.1]
@@ -157,6 +170,8 @@ def test_module_round_trip() -> None:
     assert text == GRAPHS
     again = parse_module(text, given())
     assert same(module.graphs, again.graphs)
+    assert same(module.inside, again.inside)
+    assert [len(graphs) for graphs in module.inside.values()] == [2, 1]
     assert same(module.libraries, again.libraries)
     assert same(module.constants, again.constants)
 
@@ -236,7 +251,7 @@ def test_large_data_is_sampled() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("grap @x", 1, 1, "expected 'graph', 'loop', 'library', 'constant'"),
+        ("grap @x", 1, 1, "expected 'graph', 'inside', 'loop'"),
         ("graph @g(%x: f32[n) {", 1, 19, "expected ',' or ']'"),
         ("graph @g(%x: f33[n]) {", 1, 14, "expected an element type"),
         ("graph @g() {\n  return %y\n}", 2, 10, "%y is not defined here"),

@@ -122,7 +122,7 @@ def test_bounds_are_known_once_unrolled_loops_are_written_out() -> None:
     assert loose[2].endswith("vector lanes 16 masked")
 
 
-def test_a_column_reduction_walks_vectors_abreast() -> None:
+def test_a_column_reduction_is_jammed() -> None:
     text = """loop @f(n; in %x: f32[8, n], out %y: f32[n]) do
       for i = 0 to n vector {
         accumulator $s: f32 = sum
@@ -131,7 +131,7 @@ def test_a_column_reduction_walks_vectors_abreast() -> None:
       }
     end"""
     assert planned(text) == [
-        "for i = 0 to n vector lanes 16 masked abreast 4",
+        "for i = 0 to n vector lanes 16 masked jam 4",
         "for r = 0 to 8",
     ]
 
@@ -229,9 +229,9 @@ def test_lanes_need_a_body_that_has_them() -> None:
     text = mapped("for i = 0 to n vector lanes 4 masked").replace("%y[i]", "%y[0]")
     with pytest.raises(InternalError, match="cannot run side by side"):
         verify_loop(parse_loop(text))
-    abreast = SUM.replace("vector", "vector lanes 4 masked abreast 2")
+    jam = SUM.replace("vector", "vector lanes 4 masked jam 2")
     with pytest.raises(InternalError, match="add to one accumulator"):
-        verify_loop(parse_loop(abreast))
+        verify_loop(parse_loop(jam))
 
 
 def test_a_plan_that_does_not_parse() -> None:
