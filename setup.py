@@ -21,7 +21,14 @@ SOURCES = [
     "watch.c",
 ]
 HEADERS = ("rt", "internal", "tensor", "python")
-LIBRARY = ("running.c", "scatter.c", "search.c", "sort.c")  # kernels that models call
+# Kernels that models call.
+LIBRARY = ("locate.c", "running.c", "scatter.c", "search.c", "sort.c")
+    "locate.c",
+    "running.c",
+    "scatter.c",
+    "search.c",
+    "sort.c",
+)  # kernels that models call
 LIBRARY_HEADERS = ("keys", "library", "sort_rows")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.opdef import AttrSpec, OpDef, Trait
 from pliant.ir.types import DType, TensorType
-from pliant.sym import le
+from pliant.sym import as_expr, le
 
 Array = np.ndarray[Any, Any]
 
@@ -75,6 +75,14 @@ def _scatter_rows(cx: InferContext, types: Types, _: Attrs) -> Types:
     cx.require_equal(x.shape[1], updates.shape[1], "rows must have one size")
     cx.require_equal(places.shape[0], updates.shape[0], "one place for each row")
     return (x,)
+
+
+def _locate(cx: InferContext, types: Types, _: Attrs) -> Types:
+    (mask,) = types
+    if mask.dtype is not DType.BOOL or mask.rank not in (1, 2):
+        cx.fail(f"locates the true elements of a mask of rank 1 or 2, not {mask}")
+    places = TensorType(DType.I64, (mask.numel, as_expr(mask.rank)))
+    return places, TensorType(DType.I64, ())
 
 
 SEARCHED = (DType.F64, DType.F32, DType.I64, DType.I32)
@@ -138,6 +146,14 @@ def _placed(x: Array, places: Array, updates: Array) -> Array:
     return out
 
 
+def _located(mask: Array) -> tuple[Array, Array]:
+    """Rows behind the last one found are left as they are: here, 0."""
+    places = np.zeros((mask.size, mask.ndim), np.int64)
+    found = np.argwhere(mask)
+    places[: len(found)] = found
+    return places, np.array(len(found), np.int64)
+
+
 # ---- rows
 
 
@@ -179,5 +195,6 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
     # a write has none, must keep the order of updates, and mostly has one column. The C
     # function is parallel over the rows of the result.
     _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
+    _row("locate", 1, _locate, _located, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
 )

@@ -71,4 +71,9 @@ PLT_API void plt_scatter_rows(plt_call *call, int64_t bytes, int64_t rows, int64
                               const void *x, const int64_t *places, const void *updates,
                               void *out);
 
+/* The indices (row, column) of the true elements of a mask, in order, and how many there
+ * are; with rank 1, of the columns of one row. `places` has room for all elements. */
+PLT_API void plt_locate(plt_call *call, int64_t rank, int64_t outer, int64_t n,
+                        const uint8_t *mask, int64_t *places, int64_t *count);
+
 #endif

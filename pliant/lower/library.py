@@ -83,7 +83,13 @@ def _scatter_sizes(op: Op) -> tuple[Expr, ...]:
     return columns * x.dtype.bytes, rows, places.shape[0]
 
 
+def _locate_sizes(op: Op) -> tuple[Expr, ...]:
+    shape = op.operands[0].shape
+    return as_expr(len(shape)), product(shape[:-1]), shape[-1]
+
+
 KERNELS: dict[str, LibraryKernel] = {
+    "locate": LibraryKernel("plt_locate", _locate_sizes),
     "scatter_rows": LibraryKernel("plt_scatter_rows", _scatter_sizes),
     "sort": LibraryKernel(
         "plt_sort",
