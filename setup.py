@@ -23,12 +23,6 @@ SOURCES = [
 HEADERS = ("rt", "internal", "tensor", "python")
 # Kernels that models call.
 LIBRARY = ("locate.c", "running.c", "scatter.c", "search.c", "sort.c")
-    "locate.c",
-    "running.c",
-    "scatter.c",
-    "search.c",
-    "sort.c",
-)  # kernels that models call
 LIBRARY_HEADERS = ("keys", "library", "sort_rows")
 
 
