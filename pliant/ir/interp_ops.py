@@ -432,8 +432,8 @@ def einsum(*operands: Array, equation: str) -> Array:
     return np.asarray(np.einsum(equation, *operands))
 
 
-def extent(x: Array, most: int) -> Array:
-    _check_range(x, 0, most + 1, "item", 0)
+def extent(x: Array, most: int, of: str) -> Array:
+    _check_range(x, 0, most + 1, of, 0)
     return np.zeros(int(x), np.bool_)
 
 

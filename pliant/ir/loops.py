@@ -400,7 +400,7 @@ class Call:
     arguments: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
 
 
-Setting = bool | int | float | str | DType | Expr | tuple[int, ...] | tuple[Expr, ...]
+Setting = Expr | bool | int | float | str | DType | tuple[int, ...] | tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)

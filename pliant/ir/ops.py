@@ -93,7 +93,7 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
-          extent (n: i64 scalar) {most} -> bool[fresh]    a number as a size
+          extent (n: i64 scalar) {most, of} -> bool[fresh]   a number as a size
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
 LOWERED   alloc {bytes, shape, dtype}   view {offset}
           call_loop {callee, sizes[, computes]}
@@ -659,6 +659,7 @@ _TABLE: tuple[OpDef, ...] = (
         1,
         control.extent,
         _A("most", "dim"),
+        _A("of", "str", "item"),
         meaning=numpy_ops.extent,
         traits=(Trait.FLAT,),
     ),

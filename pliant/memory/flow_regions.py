@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.calls import computed, computed_by, roles_of
-from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value
+from pliant.ir.graph import Constant, DataCheck, Graph, Module, Names, Op, Value
 from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import Buffer, Call, CallLibrary, LoopFunc, Stmt, buffer
 from pliant.memory.liveness import ALIGN, liveness
@@ -113,15 +113,22 @@ class Flows:
 
     def bounded(
         self, op: Op, name: str, region: LoweredRegion, most: Mapping[str, Expr]
-    ) -> None:
+    ) -> list[Guard]:
         """Replaces the sizes of what a region computes by the largest, for checks.
 
-        What cannot be bounded, or is not proved when it must hold, is refused.
+        What cannot be bounded is refused. The requirements on these sizes that are not
+        proved are known from now on: they are to be tested, in this order.
         """
+        tests: list[Guard] = []
         for guard in region.graph.constraints:
             data = any(s in most for s in guard.cond.symbols())
             if data and self.facts.prove(guard.cond) is not True:
-                self.refuse(op, f"{guard.cond} depends on data and is not proved")
+                divides = guard.cond.kind == "divides" and not guard.cond.lhs.is_const
+                facts = None if divides else self.assumed(guard)
+                if facts is None:
+                    self.refuse(op, f"{guard.cond} depends on data and never holds")
+                self.facts = facts
+                tests.append(guard)
         whole = dict(self.module.inside)
         for key in [k for k in whole if k.startswith(f"{name}.body")]:
             values = [
@@ -131,6 +138,22 @@ class Flows:
             ]
             whole[key] = (Graph(key, tuple(values), (), ()),)
         self.module = self.module.replace(inside=whole)
+        return tests
+
+    def assumed(self, guard: Guard) -> Facts | None:
+        try:
+            return self.facts.assume(guard.cond)
+        except ValueError:
+            return None
+
+    def number(self, guard: Guard, sizes: Sequence[str]) -> int:
+        """The number of the run-time check of a guard."""
+        what = guard.render({}) or str(guard.cond)
+        message = f"{what}, {sizes[0]} is {{value}}"
+        check = DataCheck.at("size", message, guard.origin)
+        if check not in self.module.checks:
+            self.module = self.module.replace(checks=(*self.module.checks, check))
+        return self.module.checks.index(check) + 1
 
     def largest_dims(
         self, op: Op, value: Value, most: Mapping[str, Expr]
