@@ -22,8 +22,8 @@ from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_shape import drop_axis
 from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.ir.graph import Value
-from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, floordiv, maximum, minimum
+from pliant.ir.types import DType, TensorType
+from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, product
 
 aten = torch.ops.aten
 
@@ -131,7 +131,9 @@ def most_of(cx: TorchContext, size: torch.SymInt) -> Expr | None:
     return cx.simplify(maximum(minimum(*found), 0))
 
 
-def _size(cx: TorchContext, number: Value, size: Any, what: str, how: str) -> Expr:
+def _size(
+    cx: TorchContext, number: Value, size: Any, what: str, how: str, of: str
+) -> Expr:
     """A number of the data as a size, at most what the model states."""
     if not isinstance(size, torch.SymInt) or size.node.expr.free_symbols == set():
         cx.unsupported(f"{what} that is no size of its own")
@@ -139,9 +141,14 @@ def _size(cx: TorchContext, number: Value, size: Any, what: str, how: str) -> Ex
     if most is None:
         cx.unsupported(f"{what} without a bound: add torch._check({how} <= most)")
     number = cx.reshape(cx.cast(number, DType.I64), ())
-    made = cx.b.emit("extent", number, most=most, of=cx.op_name)
+    made = cx.b.emit("extent", number, most=most, of=of)
     cx.symbols.setdefault(str(size.node.expr), made.shape[0])
     return made.shape[0]
+
+
+def _zero(cx: TorchContext, gap: Value, what: str) -> Value:
+    """A number that must be 0, checked when it is used."""
+    return cx.b.in_range(gap, 1, wraps=False, of=what, axis=-1)
 
 
 def item(cx: TorchContext, x: Value) -> Expr:
@@ -152,7 +159,7 @@ def item(cx: TorchContext, x: Value) -> Expr:
     least = number.node.shape_env.bound_sympy(number.node.expr).lower
     if least < 0:
         cx.unsupported("item() that may be negative: add torch._check(n >= 0)")
-    return _size(cx, x, number, "item()", "n")
+    return _size(cx, x, number, "item()", "n", "item()")
 
 
 # ---- elements without repeats
@@ -165,7 +172,7 @@ def _different(cx: TorchContext, rows: Value) -> Value:
     rest = cx.simplify(n - some)
     unlike = cx.arith("ne", cx.slice(rows, 0, some, rest), cx.slice(rows, 0, 0, rest))
     for _ in rows.shape[1:]:
-        unlike = cx.reduce("max", unlike, (1,))
+        unlike = cx.reduce("any", unlike, (1,))
     return cx.concat([cx.full(True, (some,), DType.BOOL), unlike], 0)
 
 
@@ -192,6 +199,13 @@ def _runs(
     return kept, number, length
 
 
+def _put_back(cx: TorchContext, numbers: Value, order: Value) -> Value:
+    """What belongs to sorted elements, as those were before."""
+    (n,) = numbers.shape
+    blank = cx.full(0, (n, 1), DType.I64)
+    return cx.b.emit("scatter_rows", blank, order, cx.reshape(numbers, (n, 1)))
+
+
 def unique(
     cx: TorchContext,
     x: Value,
@@ -204,8 +218,7 @@ def unique(
     values, order = sorted_along(cx, cx.reshape(x, (n,)), 0)
     kept, number, length = _runs(cx, values, return_inverse, return_counts)
     if return_inverse:
-        row, blank = cx.reshape(number, (n, 1)), cx.full(0, (n, 1), DType.I64)
-        number = cx.reshape(cx.b.emit("scatter_rows", blank, order, row), x.shape)
+        number = cx.reshape(_put_back(cx, number, order), x.shape)
     return [kept, number, length]
 
 
@@ -244,7 +257,8 @@ def _repeated(
     n = repeats.shape[0]
     if output_size is None:
         total = cx.reduce("sum", repeats, (0,))
-        length = _size(cx, total, size, "repeats", "result.shape[dim]")
+        of = "repeat_interleave: the sum of repeats"
+        length = _size(cx, total, size, "repeats", "result.shape[dim]", of)
     else:
         length = as_expr(output_size)
     repeats = cx.in_range(repeats, cx.simplify(length + 1), 0)
@@ -252,7 +266,8 @@ def _repeated(
     numbers = cx.iota((length,), 0, DType.I64)
     if output_size is not None:
         gap = cx.sub(length, cx.reduce("sum", repeats, (0,)))
-        numbers = cx.add(numbers, cx.in_range(gap, 1, 0))
+        gap = _zero(cx, gap, "repeat_interleave: output_size less the sum of repeats")
+        numbers = cx.add(numbers, gap)
     rows, wanted = cx.reshape(ends, (1, n)), cx.reshape(numbers, (1, length))
     found = cx.b.emit("search", rows, wanted, right=True)
     place = cx.in_range(cx.reshape(found, (length,)), n, 0)
@@ -287,7 +302,8 @@ def bincount(
         "max", cx.concat([places, cx.full(-1, (1,), DType.I64)], 0), (0,), False
     )
     total = cx.arith("maximum", cx.add(most, 1), minlength)
-    size = _size(cx, total, cx.val.shape[0], "bincount", "result.shape[0]")
+    of = "bincount: the largest number and 1"
+    size = _size(cx, total, cx.val.shape[0], "bincount", "result.shape[0]", of)
     places = cx.in_range(places, size, 0)
     dtype = cx.out_dtype
     rows = cx.full(1, (n,), dtype) if weights is None else cx.cast(weights, dtype)
@@ -319,7 +335,8 @@ def write_masked(
     # One row is for all; else there must be as many as places.
     several = cx.simplify(minimum(maximum(given - 1, 1 - given), 1))
     gap = cx.sub(cx.reduce("sum", ones, (0,)), given)
-    gap = cx.in_range(cx.mul(gap, several), 1, 0)
+    what = "index_put: places of the mask less values given"
+    gap = _zero(cx, cx.mul(gap, several), what)
     some = cx.simplify(minimum(count, 1))
     rows = cx.broadcast_to(cx.cast(rows, x.dtype), (*shape[0], given, *shape[2]))
     blank = cx.full(0, (*shape[0], some, *shape[2]), x.dtype)
@@ -332,11 +349,55 @@ def write_masked(
     return cx.reshape(cx.select(where, picked, flat), x.shape)
 
 
+def _ordered(cx: TorchContext, columns: Value) -> Value:
+    """The places of columns (length, n) in their order, by the first number first."""
+    outer = cx.b
+    cx.b = outer.child()
+    try:
+        order = cx.b.param("order", TensorType(DType.I64, columns.shape[1:]))
+        row = cx.b.param("row", columns.type.with_shape(columns.shape[1:]))
+        cx.nonnegative.add(order)
+        _, places = sorted_along(cx, cx.b.emit("index", row, order), 0)
+        body = cx.b.finish("step", [cx.b.emit("index", order, places)])
+    finally:
+        cx.b = outer
+    first, rounds = cx.iota(columns.shape[1:], 0, DType.I64), columns.shape[0]
+    # Sorting keeps equals in order: from the last number to the first.
+    (made,) = cx.b.emit_multi(
+        "scan",
+        *(first, columns),
+        regions=(body,),
+        rounds=rounds,
+        scanned=1,
+        reverse=True,
+    )
+    cx.nonnegative.add(made)
+    return made
+
+
+def unique_dim(
+    cx: TorchContext,
+    x: Value,
+    dim: int,
+    *_: bool,
+) -> list[Value]:
+    """Rows in ascending order; what nothing reads of the results is not computed."""
+    axis = cx.axis(dim, x.type.rank)
+    rows = cx.move_axis(x, axis, 0)
+    n, length = rows.shape[0], product(rows.shape[1:])
+    order = _ordered(cx, cx.transpose(cx.reshape(rows, (n, length)), (1, 0)))
+    rows = cx.b.emit("index", rows, order)
+    kept, number, counts = _runs(cx, rows, True, True)
+    number = cx.reshape(_put_back(cx, number, order), (n,))
+    return [cx.move_axis(kept, 0, axis), number, counts]
+
+
 DATA: dict[Any, Translate] = {
     aten.item.default: item,
     aten._local_scalar_dense.default: item,
     aten._assert_scalar.default: check,
     aten._unique2.default: unique,
+    aten.unique_dim.default: unique_dim,
     aten.unique_consecutive.default: unique_consecutive,
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.repeat_interleave.self_Tensor: repeat_elements,

@@ -125,8 +125,9 @@ More on single ops
   index, take_along, scatter_add, scatter
               an index is in 0 .. dim-1, checked at run time
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
-              i + size; `of` and `axis` are what an error names. Places that are
-              computed from several indices are made of indices checked one by one
+              i + size; `of` and `axis` are what an error names, where -1 is for a
+              number that is no index. Places that are computed from several indices
+              are made of indices checked one by one
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
               factors the model states, None where it states a size; `keeps_size`
@@ -659,7 +660,7 @@ _TABLE: tuple[OpDef, ...] = (
         1,
         control.extent,
         _A("most", "dim"),
-        _A("of", "str", "item"),
+        _A("of", "str", "item()"),
         meaning=numpy_ops.extent,
         traits=(Trait.FLAT,),
     ),

@@ -151,7 +151,7 @@ def bind_sizes(graph: Graph) -> Bound:
             most = finder.dim_attr("most")
             count = finder.operands[0]
             of = finder.str_attr("of")
-            count = b.in_range(count, most + 1, wraps=False, of=of, axis=0)
+            count = b.in_range(count, most + 1, wraps=False, of=of, axis=-1)
     region, given = _region(graph, size, inside, dependent, tuple(moves))
     inner = bind_sizes(region)
     made = b.emit_multi(
