@@ -40,7 +40,7 @@ _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
 _OPS = os.path.join(_TORCH, "_ops.py")
-_DYNAMO = os.path.join(_TORCH, "_dynamo") + os.sep
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "symbolic_convert.py")
 # Sorts strides of what torch.cond gives, for speed alone: no condition of the program.
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
@@ -149,7 +149,7 @@ def _within_op(env: Any, expr: Any, hints: Any) -> Any:
 def _is_traced(frame: FrameType | None) -> bool:
     """Whether Dynamo traces a function."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_DYNAMO):
+        if frame.f_code.co_filename == _DYNAMO:
             return True
         frame = frame.f_back
     return False
