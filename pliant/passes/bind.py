@@ -103,6 +103,9 @@ def _within(op: Op) -> Op:
     regions: list[Graph] = []
     for region in op.regions:
         found = bind_sizes(region)
+        if found.graph is region:
+            regions.append(region)
+            continue
         if any(value.cut for value in found.results):
             why = "a result of a branch or of a round has a size that data decide"
             raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])
