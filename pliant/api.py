@@ -191,7 +191,8 @@ def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
         value = found.results[result.number]
         if not value.cut:
             return TensorResult(value.number)
-        return SizedResult(value.number, value.dims, sizes)
+        mixed = any(s not in found.counts for d in value.dims for s in d.symbols())
+        return SizedResult(value.number, value.dims, sizes, mixed)
 
     results = tuple(map(rebound, signature.results))
     return module.with_main(found.graph), replace(

@@ -101,6 +101,7 @@ class DivisionError(PliantError, ZeroDivisionError):
 DATA_ERRORS: Mapping[str, type[PliantError]] = {
     "index": IndexRangeError,
     "division": DivisionError,
+    "size": ShapeError,
 }
 
 

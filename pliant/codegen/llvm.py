@@ -37,6 +37,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Check,
     Dispatch,
     For,
@@ -160,6 +161,8 @@ class _Body(Loops):
                     prefetch(self.b, address)
             case Call():
                 self.call_function(stmt)
+            case CallLibrary():
+                self.call_library(stmt)
             case _:
                 raise InternalError("codegen", f"no LLVM for the statement {stmt!r}")
 

@@ -28,6 +28,7 @@ from pliant.ir.loop_walk import statements, values
 from pliant.ir.loops import (
     Block,
     Call,
+    CallLibrary,
     If,
     Load,
     LoopValue,
@@ -166,13 +167,22 @@ class Control(Values):
         self.call_address(self.called(stmt), stmt)
 
     def called(self, stmt: Call) -> LLValue:
-        function = self.unit.functions.get(stmt.function)
+        return self.declared(stmt.function, len(stmt.sizes), len(stmt.arguments))
+
+    def declared(self, name: str, sizes: int, buffers: int) -> LLValue:
+        function = self.unit.functions.get(name)
         if function is None:
-            args = [PTR, *(I64 for _ in stmt.sizes), *(PTR for _ in stmt.arguments)]
+            args = [PTR, *(I64 for _ in range(sizes)), *(PTR for _ in range(buffers))]
             signature = ll.FunctionType(VOID, args)
-            function = ll.Function(self.unit.module, signature, stmt.function)
-            self.unit.functions[stmt.function] = function
+            function = ll.Function(self.unit.module, signature, name)
+            self.unit.functions[name] = function
         return function
+
+    def call_library(self, stmt: CallLibrary) -> None:
+        function = self.declared(stmt.symbol, len(stmt.sizes), len(stmt.buffers))
+        sizes = [self.dims.scalar(size) for size in stmt.sizes]
+        pointers = [self.memory.buffers[buf.name] for buf in stmt.buffers]
+        self.b.call_void(function, [self.call, *sizes, *pointers])
 
     def call_address(self, function: LLValue, stmt: Call) -> None:
         """Calls a function, or its address, with the arguments of a statement."""

@@ -80,11 +80,13 @@ class SizedResult:
     """A result of main that starts with the elements of a tensor of these dims.
 
     Some of the dims are sizes that data decide: other results of main, by their names.
+    With `mixed`, dims depend on sizes of inputs too.
     """
 
     number: int
     dims: tuple[Expr, ...]
     sizes: tuple[tuple[str, int], ...]
+    mixed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,25 +228,35 @@ class Signature:
                 _check_tensor(slot, value, shapes_only)
 
     def rebuild(
-        self, call: tuple[Sequence[Any], Any], symbols: Callable[..., Mapping[str, int]]
+        self,
+        call: tuple[Sequence[Any], Any],
+        symbols: Callable[..., Mapping[str, int]],
+        trim: bool = False,
     ) -> Any:
-        """The structure the model returns, from the flat tensors of a call."""
+        """The structure the model returns, from the flat tensors of a call.
+
+        With `trim`, a result that fills little of its memory gets memory of its own.
+        """
         flat, result = call
         if self.plain:
             return result
         tensors = result if isinstance(result, tuple) else (result,)
         env: Mapping[str, int] | None = None
+        told: dict[str, int] | None = None
         leaves: list[Any] = []
         for item in self.results:
             match item:
                 case TensorResult(number):
                     leaves.append(tensors[number])
-                case SizedResult(number, dims, sizes):
-                    env = symbols(flat) if env is None else env
-                    counts = {name: int(tensors[k]) for name, k in sizes}
-                    shape = [dim.evaluate({**env, **counts}) for dim in dims]
-                    whole = tensors[number][: math.prod(shape)]
-                    leaves.append(whole.reshape(shape))
+                case SizedResult(number, dims, sizes, mixed):
+                    if told is None:
+                        told = {name: int(tensors[k]) for name, k in sizes}
+                    known: Mapping[str, int] = told
+                    if mixed:
+                        env = symbols(flat) if env is None else env
+                        known = {**env, **told}
+                    shape = [dim.evaluate(known) for dim in dims]
+                    leaves.append(_cut(tensors[number], shape, trim))
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
                     leaves.append(value.evaluate(env))
@@ -255,6 +267,18 @@ class Signature:
     def rebuild_direct(self, result: Any) -> Any:
         """The same for a signature that is direct: the arguments play no part."""
         return self.rebuild(((), result), lambda _: {})
+
+
+_WORTH = 4096  # bytes that are worth a copy
+
+
+def _cut(whole: Any, shape: Sequence[int], trim: bool) -> Any:
+    """The tensor whose elements are the first of another."""
+    count, room = math.prod(shape), int(whole.shape[0])
+    part = whole if count == room else whole[:count]
+    if trim and 2 * count <= room and (room - count) * whole.itemsize >= _WORTH:
+        part = part.copy() if isinstance(part, np.ndarray) else part.clone()
+    return part if len(shape) == 1 else part.reshape(shape)
 
 
 def dtype_name(value: Any) -> str | None:

@@ -69,7 +69,7 @@ def decisions(
             continue  # a size that data decides: torch checks it in the graph
         place = question.place
         check = _is_check(question.path, question.line)
-        conds = _conditions(expr, symbols, hints)
+        conds = conditions(expr, symbols, hints)
         if conds is None:
             branches += _pinned(expr, symbols, hints, place)
         for cond in conds or ():
@@ -233,20 +233,24 @@ def _is_check(path: str, line: int) -> bool:
     return linecache.getline(path, line + 1).strip().startswith("raise ")
 
 
-def _conditions(
-    expr: Any, symbols: Mapping[str, Expr], hints: Mapping[str, int]
+def conditions(
+    expr: Any, symbols: Mapping[str, Expr], hints: Mapping[str, int] | None = None
 ) -> list[Cond] | None:
-    """Conditions of ours that imply it; None if it cannot be expressed."""
+    """Conditions of ours that imply it; None if it cannot be expressed.
+
+    `hints` are the sizes of the trace, if it has them.
+    """
     if expr == sympy.true:
         return []
     if isinstance(expr, sympy.And):
-        parts = [_conditions(part, symbols, hints) for part in expr.args]
+        parts = [conditions(part, symbols, hints) for part in expr.args]
         known = [part for part in parts if part is not None]
         return list(itertools.chain(*known)) if len(known) == len(parts) else None
-    if isinstance(expr, sympy.Or):  # the part that held in the trace is enough
+    if isinstance(expr, sympy.Or) and hints is not None:
+        # The part that held in the trace is enough.
         at = {s: hints[str(s)] for s in expr.free_symbols}
         held = [part for part in expr.args if part.subs(at) == sympy.true]
-        spelt = (_conditions(part, symbols, hints) for part in held)
+        spelt = (conditions(part, symbols, hints) for part in held)
         return next((conds for conds in spelt if conds is not None), None)
     relation = _RELATIONS.get(type(expr))
     if relation is None:

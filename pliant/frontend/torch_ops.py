@@ -17,6 +17,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_activation import ACTIVATION
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_distance import DISTANCE
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
@@ -48,6 +49,7 @@ TABLE: dict[Any, Translate] = {
     **TRAIN,
     **BACKWARD,
     **SCATTER,
+    **DATA,
     **SPECIAL,
     **DISTANCE,
     **SAMPLE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +22,6 @@ from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, le, maximum, minimum
 
 aten = torch.ops.aten
-
-_NO_BOUND = 1 << 48  # an upper bound above this is torch's own
 
 
 # --- creation -------------------------------------------------------------------
@@ -208,7 +205,7 @@ def take_along_dim(
 
 def index_tensor(cx: TorchContext, x: Value, indices: Sequence[Value | None]) -> Value:
     """x[i, :, j]: index tensors broadcast together; None keeps a dim."""
-    places = _expand_masks(cx, x, indices)
+    places = expand_masks(cx, x, indices)
     used = [axis for axis, place in enumerate(places) if place is not None]
     if not used:
         return x
@@ -231,7 +228,7 @@ def index_tensor(cx: TorchContext, x: Value, indices: Sequence[Value | None]) ->
     return out
 
 
-def _expand_masks(
+def expand_masks(
     cx: TorchContext, x: Value, indices: Sequence[Value | None]
 ) -> list[Value | None]:
     """A mask of rank r stands for r index vectors, one per dim it covers."""
@@ -262,39 +259,6 @@ def nonzero(cx: TorchContext, x: Value) -> Value:
     out = cx.b.emit("nonzero", cx.to_bool(x))
     cx.nonnegative.add(out)
     return out
-
-
-def item(cx: TorchContext, x: Value) -> Expr:
-    """A number of the data as a size; torch._check bounds it.
-
-    What it is checked for by the model must be such a bound: memory is planned for it.
-    """
-    number = cx.val
-    if not isinstance(number, torch.SymInt):
-        cx.unsupported("item() of a tensor that is not of integers")
-    node, state = cx.node, cx.state
-    assert node is not None and state is not None
-    symbol = number.node.expr
-    limits = number.node.shape_env.bound_sympy(symbol)
-    if limits.lower != 0:
-        cx.unsupported(
-            f"item() of at least {limits.lower}: a size starts from 0, "
-            "torch._check(n >= 0)"
-        )
-    most = None if limits.upper > _NO_BOUND else as_expr(int(limits.upper))
-    for user in node.users:
-        if not any("_assert_scalar" in str(u.target) for u in user.users):
-            continue
-        if user.target is operator.le and user.args[0] is node:
-            end: Any = user.args[1]
-            most = as_expr(state.read(end) if isinstance(end, torch.fx.Node) else end)
-        elif user.target is not operator.ge or user.args != (node, 0):
-            cx.unsupported(f"a check of item() that is no upper bound: {user}")
-    if most is None:
-        cx.unsupported("item() without a bound: add torch._check(n <= most)")
-    size = cx.b.emit("extent", cx.b.reshape(cx.cast(x, DType.I64), ()), most=most)
-    cx.symbols.setdefault(str(symbol), size.shape[0])
-    return size.shape[0]
 
 
 def diagonal(
@@ -379,8 +343,6 @@ PICK: dict[Any, Translate] = {
     aten.index.Tensor: index_tensor,
     aten.masked_select.default: masked_select,
     aten.nonzero.default: nonzero,
-    aten.item.default: item,
-    aten._local_scalar_dense.default: item,
     aten.diagonal.default: diagonal,
     aten.unfold.default: unfold,
     aten.pixel_shuffle.default: pixel_shuffle,

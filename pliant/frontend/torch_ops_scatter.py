@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from pliant.frontend.torch_ops_context import Operand, Size, TorchContext, as_index
+from pliant.frontend.torch_ops_data import write_masked
 from pliant.frontend.torch_ops_math import Translate
+from pliant.frontend.torch_ops_pick import expand_masks
 from pliant.ir.graph import Value
 from pliant.ir.reductions import COMBINES
 from pliant.ir.types import DType
@@ -73,26 +75,14 @@ def index_put(
     """
     plain = [i for i in indices if i is not None]
     if any(i.dtype in (DType.BOOL, DType.U8) for i in plain):
-        if accumulate:
-            cx.unsupported("adding up where a mask says")
-        return _put_masked(cx, x, indices, values)
+        if len(plain) == 1 and not accumulate:
+            return write_masked(cx, x, plain[0], list(indices).index(plain[0]), values)
+        indices = expand_masks(cx, x, indices)
     if not plain:
         both = cx.cast(values, x.dtype)
         return cx.broadcast_to(cx.add(x, both) if accumulate else both, x.shape)
     rows = rows_at(cx, x, indices, values, wraps=True)
     return rows.back(merged(cx, rows, "sum" if accumulate else "last"))
-
-
-def _put_masked(
-    cx: TorchContext, x: Value, indices: Sequence[Value | None], values: Value
-) -> Value:
-    """x[.., mask] = number"""
-    (lead, mask), *more = [(k, i) for k, i in enumerate(indices) if i is not None]
-    if more or mask.dtype is not DType.BOOL or values.type.numel != 1:
-        cx.unsupported("x[mask] = values for more than one mask or value")
-    tail = x.type.rank - lead - mask.type.rank
-    mask = cx.reshape(mask, (*mask.shape, *[1] * tail))
-    return cx.b.select(mask, cx.cast(cx.reshape(values, ()), x.dtype), x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
 _OPS = os.path.join(_TORCH, "_ops.py")
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "symbolic_convert.py")
 # Sorts strides of what torch.cond gives, for speed alone: no condition of the program.
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
@@ -104,7 +105,8 @@ def recorded_questions() -> Iterator[Asked]:
         sorts = sys._getframe(1).f_code.co_filename == _STRIDES
         if sorts and expr.free_symbols <= hints.keys():
             return bool(expr.xreplace(hints))
-        answer = evaluate(env, expr, *args, **kwargs)
+        with _within_op(env, expr, hints):
+            answer = evaluate(env, expr, *args, **kwargs)
         asked.ask(expr, answer)
         return answer
 
@@ -127,6 +129,30 @@ def recorded_questions() -> Iterator[Asked]:
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
     ):
         yield asked
+
+
+def _within_op(env: Any, expr: Any, hints: Any) -> Any:
+    """Keeps what an op asks about its shapes out of the guards of a loop's function.
+
+    torch traces the functions of while_loop and scan by themselves, on sizes of their
+    own, and then tests the guards of that trace: as if the model's code had asked. That
+    two sizes are equal is kept, since shapes later on are compared.
+    """
+    frame = sys._getframe(2)
+    plain = expr.free_symbols <= hints.keys()
+    equal = plain and isinstance(expr, sympy.Eq) and expr.xreplace(hints) == sympy.true
+    if equal or _asking_frame(frame) is not None or not _is_traced(frame):
+        return contextlib.nullcontext()
+    return env.suppress_guards()
+
+
+def _is_traced(frame: FrameType | None) -> bool:
+    """Whether Dynamo traces a function."""
+    while frame is not None:
+        if frame.f_code.co_filename == _DYNAMO:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _condition(expr: Any, answer: Any) -> Any:

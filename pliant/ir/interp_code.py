@@ -31,6 +31,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Cast,
     Check,
     Const,
@@ -51,6 +52,7 @@ from pliant.ir.loops import (
     Rest,
     Role,
     Select,
+    Setting,
     Stmt,
     Store,
     Switch,
@@ -430,6 +432,8 @@ class _Compiler:
                 self.prefetched.add(buffer.name)
             case Call():
                 self.call(stmt)
+            case CallLibrary():
+                self.library(stmt)
             case _:
                 raise LoopFault(f"unknown statement {stmt!r}")
 
@@ -503,6 +507,22 @@ class _Compiler:
             passed.append(f"m{place.number}.at(({distance}) * {size})")
         sizes = _tuple([self.dim(size) for size in call.sizes])
         self.emit(f"cx.call({call.function!r}, {sizes}, {_tuple(passed)})")
+
+    def library(self, call: CallLibrary) -> None:
+        places = [self.place(buffer) for buffer in call.buffers]
+        memories = _tuple([f"m{place.number}" for place in places])
+        shapes = _tuple([_tuple(place.shape) for place in places])
+        known = ", ".join(f"{k!r}: {self.setting(v)}" for k, v in call.settings)
+        self.emit(f"cx.library({self.held(call)}, {memories}, {shapes}, {{{known}}})")
+
+    def setting(self, value: Setting) -> str:
+        match value:
+            case Expr():
+                return self.dim(value)
+            case tuple():
+                return _tuple([self.setting(part) for part in value])
+            case _:
+                return self.held(value)
 
 
 def _is_positive(dim: Expr) -> bool:

@@ -17,7 +17,10 @@ from pliant.errors import PliantError
 from pliant.ir.graph import Module
 from pliant.ir.interp_code import Code, compile_loop
 from pliant.ir.interp_memory import Array, ByteRange, LoopFault, memory_of, storage
-from pliant.ir.loops import Buffer, LoopFunc
+from pliant.ir.interp_numbers import bf16_bits, bf16_value
+from pliant.ir.loops import Buffer, CallLibrary, LoopFunc, Role
+from pliant.ir.ops import OPS
+from pliant.ir.types import DType
 
 
 class CheckFailure(PliantError):
@@ -96,6 +99,30 @@ class _Run:
             raise LoopFault(f"call of @{name}, which the module does not have")
         self.run(self.module.loops[name], sizes, memories)
 
+    def library(
+        self, call: CallLibrary, memories: Any, shapes: Any, settings: Any
+    ) -> None:
+        """What a library function does: what its op means."""
+        meaning = OPS[call.op].meaning
+        if meaning is None:
+            raise LoopFault(f"{call.symbol} computes {call.op}, which has no meaning")
+        given, results = [], []
+        for buffer, memory, shape in zip(call.buffers, memories, shapes, strict=True):
+            kind = storage(buffer.dtype)
+            count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+            data = memory.data[memory.offset : memory.offset + count]
+            elements = data.view(kind).reshape(shape)
+            if buffer.role is Role.IN:
+                given.append(_operand(elements, buffer.dtype))
+            elif buffer.role is Role.OUT:
+                results.append((buffer.dtype, elements))
+        found = meaning(*given, **settings)
+        arrays = found if isinstance(found, tuple) else (found,)
+        for (dtype, target), array in zip(results, arrays, strict=True):
+            if dtype is DType.BF16:
+                array = bf16_bits(np.asarray(array, np.float32))
+            target[...] = np.asarray(array).astype(storage(dtype), copy=False)
+
     def run(self, func: LoopFunc, sizes: Any, memories: Any) -> None:
         if (len(sizes), len(memories)) != (len(func.sizes), len(func.buffers)):
             raise LoopFault(
@@ -103,6 +130,17 @@ class _Run:
                 f"{len(func.buffers)} buffers, not {len(sizes)} and {len(memories)}"
             )
         _compiled(func, self.check_races)(self, sizes, memories)
+
+
+def _operand(elements: Array, dtype: DType) -> Array:
+    """A tensor as the meanings of ops take it."""
+    match dtype:
+        case DType.BF16:
+            return np.asarray(bf16_value(elements))
+        case DType.F16:
+            return elements.astype(np.float32)
+        case _:
+            return elements.copy()
 
 
 def run_loop(

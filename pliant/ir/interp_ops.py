@@ -86,6 +86,9 @@ def pad(x: Array, low: Ints, high: Ints, value: bool | int | float) -> Array:
 
 def _check_range(index: Array, low: int, size: int, what: str, axis: int) -> None:
     bad = index[(index < low) | (index >= size)]
+    if bad.size and axis < 0:
+        ends = "0" if size == 1 else f"0 to {size - 1}"
+        raise ShapeError(f"{what} is {bad.flat[0]}, must be {ends}")
     if bad.size:
         raise IndexRangeError(
             f"{what}: index {bad.flat[0]} is outside axis {axis} of size {size}"
@@ -432,8 +435,8 @@ def einsum(*operands: Array, equation: str) -> Array:
     return np.asarray(np.einsum(equation, *operands))
 
 
-def extent(x: Array, most: int) -> Array:
-    _check_range(x, 0, most + 1, "item", 0)
+def extent(x: Array, most: int, of: str) -> Array:
+    _check_range(x, 0, most + 1, of, -1)
     return np.zeros(int(x), np.bool_)
 
 

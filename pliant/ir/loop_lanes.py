@@ -16,6 +16,7 @@ from pliant.ir.loops import (
     Alloc,
     Block,
     Call,
+    CallLibrary,
     Cast,
     Dispatch,
     For,
@@ -82,7 +83,7 @@ class _Lanes:
             case Switch(selector, cases):
                 inside = all(self.allow(body) for _, body in cases)
                 return inside and not self.differs(selector)
-            case Alloc() | Call() | Dispatch() | While():
+            case Alloc() | Call() | CallLibrary() | Dispatch() | While():
                 return False
             case _:
                 return True

@@ -26,6 +26,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     For,
     Let,
     Load,
@@ -36,7 +37,7 @@ from pliant.ir.loops import (
     Store,
     Variant,
 )
-from pliant.sym import Cond, DimLike, Expr
+from pliant.sym import ZERO, Cond, DimLike, Expr
 
 Node = Stmt | LoopValue
 N = TypeVar("N", bound=Node)
@@ -189,6 +190,8 @@ def accesses(node: Node) -> Iterator[Access]:
                 yield buffer, index
             case Call(_, _, arguments):
                 yield from arguments
+            case CallLibrary(_, _, held):
+                yield from ((buf, tuple(ZERO for _ in buf.shape)) for buf in held)
             case _:
                 pass
 

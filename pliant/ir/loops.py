@@ -18,6 +18,7 @@
            | Check(cond: value, number: int, value?) -- fails the call, never traps
            | Prefetch(buffer, index: dim*)          -- a hint, may lie outside
            | Call(function, sizes: dim*, arguments: (buffer, index: dim*)*)
+           | CallLibrary(symbol, sizes: dim*, buffer*, op, settings) -- a C function
 
     value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*, where?)
            | Read(name) | Unary(op, x) | Binary(op, x, y) | Fma(x, y, z)
@@ -399,6 +400,25 @@ class Call:
     arguments: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
 
 
+Setting = Expr | bool | int | float | str | DType | tuple[int, ...] | tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallLibrary:
+    """Calls a C function with sizes and whole buffers.
+
+    It does what the op of that name does, with `settings` for attributes, to tensors of
+    the buffers' types: its inputs, results and workspace, in this order. It may use all
+    threads, so it is in no parallel loop.
+    """
+
+    symbol: str
+    sizes: tuple[Expr, ...]
+    buffers: tuple[Buffer, ...]
+    op: str
+    settings: tuple[tuple[str, Setting], ...] = ()
+
+
 Stmt = (
     Block
     | For
@@ -415,6 +435,7 @@ Stmt = (
     | Check
     | Prefetch
     | Call
+    | CallLibrary
 )
 
 

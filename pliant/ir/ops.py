@@ -95,7 +95,7 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
-          extent (n: i64 scalar) {most} -> bool[fresh]    a number as a size
+          extent (n: i64 scalar) {most, of} -> bool[fresh]   a number as a size
           fusion (args..) {kind} region     one kernel, see passes/fuse.py
 LOWERED   alloc {bytes, shape, dtype}   view {offset}
           call_loop {callee, sizes[, computes]}
@@ -127,8 +127,9 @@ More on single ops
   index, take_along, scatter_add, scatter
               an index is in 0 .. dim-1, checked at run time
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
-              i + size; `of` and `axis` are what an error names. Places that are
-              computed from several indices are made of indices checked one by one
+              i + size; `of` and `axis` are what an error names, where -1 is for a
+              number that is no index. Places that are computed from several indices
+              are made of indices checked one by one
   slice       start + (size-1)*step is inside the operand; steps are positive
   resize      `shape` holds the new sizes of the trailing dims; `scales` (or ()) the
               factors the model states, None where it states a size; `keeps_size`
@@ -661,6 +662,7 @@ _TABLE: tuple[OpDef, ...] = (
         1,
         control.extent,
         _A("most", "dim"),
+        _A("of", "str", "item()"),
         meaning=numpy_ops.extent,
         traits=(Trait.FLAT,),
     ),

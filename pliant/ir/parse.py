@@ -32,6 +32,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Cast,
     Check,
     Const,
@@ -295,6 +296,32 @@ class _Scanner:
         dtype, shape = self.dtype(), self.dims()
         return TensorType(dtype, shape, self.dims() if self.accept("strides") else None)
 
+    def named_attr(self) -> tuple[str, Attr]:
+        name = self.word("an attribute")
+        self.expect("=")
+        return name, self.attr()
+
+    def attr(self) -> Attr:
+        if self.peek('"'):
+            return self.string()
+        if self.accept("<"):
+            dim = self.dim()
+            self.expect(">")
+            return dim
+        if self.peek("["):
+            return self.dims()
+        if self.accept("("):
+            return self.list(self.attr, ")")
+        if self.accept("none"):
+            return None
+        for text, dtype in DTYPES.items():
+            if self.accept(text):
+                return dtype
+        self.skip()
+        if _LITERAL.match(self.text, self.position):
+            return self.literal()
+        raise self.error("expected a number, string, dtype, <dim> or tuple")
+
 
 class _Parser(_Scanner):
     def __init__(
@@ -492,32 +519,6 @@ class _Parser(_Scanner):
                 raise self.error(f"%{key} is defined twice", start)
         return Op(name, operands, attrs, tuple(results), tuple(regions), loc)
 
-    def named_attr(self) -> tuple[str, Attr]:
-        name = self.word("an attribute")
-        self.expect("=")
-        return name, self.attr()
-
-    def attr(self) -> Attr:
-        if self.peek('"'):
-            return self.string()
-        if self.accept("<"):
-            dim = self.dim()
-            self.expect(">")
-            return dim
-        if self.peek("["):
-            return self.dims()
-        if self.accept("("):
-            return self.list(self.attr, ")")
-        if self.accept("none"):
-            return None
-        for text, dtype in DTYPES.items():
-            if self.accept(text):
-                return dtype
-        self.skip()
-        if _LITERAL.match(self.text, self.position):
-            return self.literal()
-        raise self.error("expected a number, string, dtype, <dim> or tuple")
-
     # ---- loop functions
 
     def loop(self) -> LoopFunc:
@@ -551,14 +552,17 @@ class _LoopParser:
         self.buffers[name] = made
         return made
 
-    def access(self) -> tuple[Buffer, tuple[Expr, ...]]:
+    def known(self) -> Buffer:
         at = self.at
         at.skip()
         start = at.position
         name = at.name("%", "a buffer")
         if name not in self.buffers:
             raise at.error(f"buffer %{name} is not defined here", start)
-        return self.buffers[name], at.dims()
+        return self.buffers[name]
+
+    def access(self) -> tuple[Buffer, tuple[Expr, ...]]:
+        return self.known(), self.at.dims()
 
     def inner(self) -> Stmt:
         if self.at.accept("do"):
@@ -687,6 +691,17 @@ class _LoopParser:
         sizes = at.list(at.dim, ";")
         return Call(name, sizes, at.list(self.access, ")"))
 
+    def library(self) -> CallLibrary:
+        at = self.at
+        symbol = at.string()
+        at.expect("computes")
+        op = at.word("an op")
+        at.expect("{")
+        settings: Any = at.list(at.named_attr, "}")
+        at.expect("(")
+        sizes = at.list(at.dim, ";")
+        return CallLibrary(symbol, sizes, at.list(self.known, ")"), op, settings)
+
     def value(self) -> LoopValue:
         at = self.at
         if at.peek("%"):
@@ -756,4 +771,5 @@ _STATEMENTS: dict[str, Callable[[_LoopParser], Stmt]] = {
     "check": _LoopParser.check,
     "prefetch": _LoopParser.prefetch,
     "call": _LoopParser.call,
+    "library": _LoopParser.library,
 }

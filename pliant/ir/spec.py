@@ -135,7 +135,7 @@ def allowed(op: str, stage: Stage, fused: bool) -> bool:
 # How many leading operands of an op its regions do not see.
 _NOT_PASSED = {"if": 1, "loop": 1, **{op: n + 3 for op, n in ATTENTIONS.items()}}
 # Ops whose result dims, where they are symbols of their own, introduce them.
-_INTRODUCES = frozenset({"match_cast", "nonzero", "if", "loop", "while"})
+_INTRODUCES = frozenset({"match_cast", "nonzero", "extent", "if", "loop", "while"})
 
 
 def exprs_of(attr: Attr) -> Iterator[Expr]:
@@ -391,9 +391,10 @@ class _GraphChecker:
             op.name == "loop" or op.name in ATTENTIONS
         )  # the first is the op's to give
         params = region.params[1:] if own else region.params
-        rows = op.operands[-op.int_attr("scanned") :] if op.name == "scan" else ()
-        for param, value in zip(params, op.operands[skipped:], strict=False):
-            given = value.shape[1:] if value in rows else value.shape
+        passes = op.operands[skipped:]
+        scanned = op.int_attr("scanned") if op.name == "scan" else 0
+        for k, (param, value) in enumerate(zip(params, passes, strict=False)):
+            given = value.shape[1:] if k >= len(passes) - scanned else value.shape
             for dim, passed in zip(param.shape, given, strict=False):
                 fresh = dim.symbol is not None and dim.symbol not in symbols
                 if not fresh and facts.prove(eq(dim, passed)) is not True:

@@ -33,6 +33,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Cast,
     Check,
     Const,
@@ -65,7 +66,7 @@ from pliant.ir.ops_elementwise import SCALARS
 from pliant.ir.reductions import COMBINES
 from pliant.ir.spec_vectors import vectors_problem
 from pliant.ir.text import MARK, print_loop, print_value
-from pliant.ir.types import DType, TensorType
+from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Facts
 
 NEIGHBOURS = 5  # lines shown before and behind what is wrong
@@ -102,8 +103,13 @@ class _Seen:
 def _look(func: LoopFunc) -> _Seen:
     inside = list(statements(func.body))
     calls = dict.fromkeys(s.function for s in inside if isinstance(s, Call))
-    parallel = any(isinstance(s, For) and s.kind is Kind.PARALLEL for s in inside)
-    return _Seen(tuple(calls), parallel)
+    return _Seen(tuple(calls), any(map(_is_parallel, inside)))
+
+
+def _is_parallel(stmt: Stmt) -> bool:
+    """Whether a statement itself may use all threads."""
+    parallel = isinstance(stmt, For) and stmt.kind is Kind.PARALLEL
+    return parallel or isinstance(stmt, CallLibrary)
 
 
 _seen = PerObject(_look)
@@ -395,6 +401,8 @@ class _LoopChecker:
                 self.access(buffer, index, "prefetch")
             case Call():
                 self.call(stmt)
+            case CallLibrary():
+                self.library(stmt)
             case _:
                 self.fail(f"unknown statement {stmt!r}")
 
@@ -493,6 +501,27 @@ class _LoopChecker:
         for func in reached.values():
             if self.parallel and _seen(func).is_parallel:
                 self.fail(f"@{func.name} has a parallel loop and is called from one")
+
+    def library(self, call: CallLibrary) -> None:
+        self.dims(call.sizes, "the sizes of a library function")
+        roles = [buffer.role for buffer in call.buffers]
+        if roles != sorted(roles, key=_LIBRARY_ROLES.index):
+            self.fail("buffers of a library function are in, out, work, in this order")
+        for buffer in call.buffers:
+            if self.buffers.get(buffer.name) != buffer:
+                self.fail(f"buffer %{buffer.name} is not in scope")
+            if buffer.strides != contiguous_strides(buffer.shape):
+                self.fail(f"%{buffer.name} has gaps: a library function takes all")
+        if self.parallel or self.in_vector:
+            self.fail(f"{call.symbol} is called in a parallel or vector loop")
+        known = self.module is not None and [
+            library.symbol for library in self.module.libraries.values()
+        ]
+        if known is not False and call.symbol not in known:
+            self.fail(f"there is no library function {call.symbol}")
+
+
+_LIBRARY_ROLES = (Role.IN, Role.OUT, Role.WORK)
 
 
 def _is_memory(buffer: Buffer) -> bool:

@@ -32,6 +32,7 @@
               | "dispatch" "{" ("variant" string ["when" cond,+] inner)* "}"
               | "check" value "else" int ["of" value]
               | "call" @name "(" dim,* ";" (%buffer "[" dim,* "]"),* ")"
+              | "library" string "computes" op "{" attr,* "}" "(" dim,* ";" %buffer,* ")"
     inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
     value     = number ":" dtype | "index" "(" dim ")"
               | %buffer "[" dim,* "]" ["where" value] | $name [":" dtype]
@@ -68,6 +69,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Cast,
     Check,
     Const,
@@ -365,6 +367,12 @@ class _LoopPrinter:
                 passed = ", ".join(self.access(*argument) for argument in arguments)
                 dims = ", ".join(map(str, sizes))
                 return f"call @{name_text(function)}({dims}; {passed})"
+            case CallLibrary(symbol, sizes, buffers, op, settings):
+                passed = ", ".join(f"%{name_text(b.name)}" for b in buffers)
+                dims = ", ".join(map(str, sizes))
+                known = ", ".join(f"{k} = {attr_text(v)}" for k, v in settings)
+                head = f"library {string_text(symbol)} computes {op} {{{known}}}"
+                return f"{head} ({dims}; {passed})"
         raise TypeError(f"not a loop statement: {stmt!r}")
 
     def variant(self, variant: Variant) -> str:

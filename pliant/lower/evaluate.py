@@ -58,7 +58,10 @@ def conjunction(a: LoopValue | None, b: LoopValue) -> LoopValue:
 
 @dataclass(frozen=True, slots=True)
 class BoundValue:
-    """The axis that an index is checked against, and the op it is checked for."""
+    """The axis that an index is checked against, and the op it is checked for.
+
+    Where the axis is -1, `op` names a number that must be below the size.
+    """
 
     op: str
     axis: int
@@ -67,6 +70,11 @@ class BoundValue:
 
     @property
     def check(self) -> DataCheck:
+        if self.axis < 0:
+            most = self.size - 1
+            ends = "0" if most == as_expr(0) else f"0 to {most}"
+            message = f"{self.op} is {{value}}, must be {ends}"
+            return DataCheck.at("size", message, self.loc)
         place = f"axis {self.axis} of size {self.size}"
         message = f"{self.op}: index {{value}} is outside {place}"
         return DataCheck.at("index", message, self.loc)

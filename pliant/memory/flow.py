@@ -35,9 +35,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pliant.ir.graph import Module, Names, Op, Value, names_of
-from pliant.ir.loops import Block, If, Index, Let, Role
+from pliant.ir.loops import Block, Check, If, Index, Let, Role, Stmt
 from pliant.ir.types import TensorType
-from pliant.memory.flow_function import FlowFunction, first, flat, inputs_of
+from pliant.memory.flow_function import FlowFunction, first, flat, inputs_of, tested
 from pliant.memory.flow_loops import loop, scan, while_
 from pliant.memory.flow_regions import CompileRegion, Flows, LoweredRegion, Place
 from pliant.sym import Facts, Guard, le, maximum, minimum, sym
@@ -93,7 +93,7 @@ def _bind(flows: Flows, op: Op, name: str) -> FlowFunction:
     given = dict(zip(region.params, operands, strict=True))
     lowered, params = flows.region(region, given, f"{name}.body")
     made.read(flows, [lowered])
-    flows.bounded(op, name, lowered, most)
+    tests = flows.bounded(op, name, lowered, most)
     room = largest(lowered.bytes, most, flows.facts)
     if room is None:
         flows.refuse(op, "no largest size is known for what it takes")
@@ -104,7 +104,14 @@ def _bind(flows: Flows, op: Op, name: str) -> FlowFunction:
     # A number out of range is a failure that was reported; memory holds most.
     read = [Let(f"_{s}", first(b)) for s, b in zip(sizes, numbers, strict=True)]
     bound = [Let(s, Index(minimum(maximum(sym(f"_{s}"), 0), most[s]))) for s in sizes]
-    calls = lowered.calls(memory, places, results, made.weights)
+    calls: list[Stmt] = list(lowered.calls(memory, places, results, made.weights))
+    # What is required of the sizes is tested now that they are known.
+    for guard in tests:
+        holds, known = tested(guard.cond), sym(next(s for s in sizes))
+        calls = [
+            Check(holds, flows.number(guard, sizes), Index(known)),
+            If(holds, Block(tuple(calls))),
+        ]
     made.body += [*read, *bound, *calls]
     return made
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from pliant.ir.graph import Value
 from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import (
+    Binary,
     Block,
     Buffer,
     For,
+    Index,
     Kind,
     Load,
     LoopFunc,
+    LoopValue,
     Role,
     Stmt,
     Store,
@@ -22,7 +25,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType, TensorType
 from pliant.lower.nest import BLOCK, grain
 from pliant.memory.flow_regions import Flows, LoweredRegion
-from pliant.sym import Expr, as_expr, ceildiv, maximum, minimum, sym
+from pliant.sym import Cond, Expr, as_expr, ceildiv, maximum, minimum, mod, sym
 
 
 @dataclass(slots=True)
@@ -79,6 +82,14 @@ def copy(target: Buffer, source: Buffer, count: Expr) -> Stmt:
     blocks = ceildiv(count, BLOCK)
     each = grain(as_expr(BLOCK))
     return For("_block", as_expr(0), blocks, inner, Kind.PARALLEL, grain=each)
+
+
+def tested(cond: Cond) -> LoopValue:
+    """A condition on sizes as a value."""
+    if cond.kind == "divides":
+        rest = Index(mod(cond.rhs, cond.lhs))
+        return Binary("eq", rest, Index(as_expr(0)))
+    return Binary(cond.kind, Index(cond.lhs), Index(cond.rhs))
 
 
 def first(buf: Buffer) -> Load:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
-from pliant.ir.calls import computed
-from pliant.ir.graph import Constant, Graph, Module, Names, Op, Value
-from pliant.ir.loops import Buffer, Call, Stmt
+from pliant.ir.calls import computed, computed_by, roles_of
+from pliant.ir.graph import Constant, DataCheck, Graph, Module, Names, Op, Value
+from pliant.ir.loop_walk import size_symbols
+from pliant.ir.loops import Buffer, Call, CallLibrary, LoopFunc, Stmt, buffer
 from pliant.memory.liveness import ALIGN, liveness
 from pliant.sym import Expr, Facts, Guard, as_expr, ceildiv, floordiv, ge, le, sym
 from pliant.sym.monotone import largest
@@ -112,15 +113,22 @@ class Flows:
 
     def bounded(
         self, op: Op, name: str, region: LoweredRegion, most: Mapping[str, Expr]
-    ) -> None:
+    ) -> list[Guard]:
         """Replaces the sizes of what a region computes by the largest, for checks.
 
-        What cannot be bounded, or is not proved when it must hold, is refused.
+        What cannot be bounded is refused. The requirements on these sizes that are not
+        proved are known from now on: they are to be tested, in this order.
         """
+        tests: list[Guard] = []
         for guard in region.graph.constraints:
             data = any(s in most for s in guard.cond.symbols())
             if data and self.facts.prove(guard.cond) is not True:
-                self.refuse(op, f"{guard.cond} depends on data and is not proved")
+                divides = guard.cond.kind == "divides" and not guard.cond.lhs.is_const
+                facts = None if divides else self.assumed(guard)
+                if facts is None:
+                    self.refuse(op, f"{guard.cond} depends on data and never holds")
+                self.facts = facts
+                tests.append(guard)
         whole = dict(self.module.inside)
         for key in [k for k in whole if k.startswith(f"{name}.body")]:
             values = [
@@ -130,6 +138,22 @@ class Flows:
             ]
             whole[key] = (Graph(key, tuple(values), (), ()),)
         self.module = self.module.replace(inside=whole)
+        return tests
+
+    def assumed(self, guard: Guard) -> Facts | None:
+        try:
+            return self.facts.assume(guard.cond)
+        except ValueError:
+            return None
+
+    def number(self, guard: Guard, sizes: Sequence[str]) -> int:
+        """The number of the run-time check of a guard."""
+        what = guard.render({}) or str(guard.cond)
+        message = f"{what}, {sizes[0]} is {{value}}"
+        check = DataCheck.at("size", message, guard.origin)
+        if check not in self.module.checks:
+            self.module = self.module.replace(checks=(*self.module.checks, check))
+        return self.module.checks.index(check) + 1
 
     def largest_dims(
         self, op: Op, value: Value, most: Mapping[str, Expr]
@@ -188,11 +212,39 @@ class Flows:
         graph = Graph(name, tuple(params), ops, region.results, (), guards)
         graph = graph.replace(sizes=tuple(sorted(free)))
         lowered = self.compile(self.module.replace(graphs={"main": graph}))
+        lowered = self.with_libraries(lowered, name)
+        return self.adopted(lowered, name), tuple(params)
+
+    def with_libraries(self, lowered: Module, name: str) -> Module:
+        """A lowered region that calls library functions from loop functions."""
+        loops, ops = dict(lowered.loops), list[Op]()
         for op in lowered.main.ops:
             if op.name == "call_library":
-                callee = op.replace(name=op.str_attr("callee"))
-                self.refuse(callee, "not inside a branch or loop yet")
-        return self.adopted(lowered, name), tuple(params)
+                made = self.library(op, lowered, f"{name}.{len(loops)}")
+                loops[made.name] = made
+                sizes = tuple(sym(s) for s in made.sizes)
+                new = {"callee": made.name, "sizes": sizes}
+                attrs = tuple((k, new.get(k, v)) for k, v in op.attrs)
+                op = op.replace(name="call_loop", attrs=attrs)
+            ops.append(op)
+        main = lowered.main.replace(ops=tuple(ops))
+        return lowered.replace(loops=loops).with_main(main)
+
+    def library(self, op: Op, lowered: Module, name: str) -> LoopFunc:
+        """A function that calls a library function, on memory of any place."""
+        roles, purpose = roles_of(op, lowered), computed_by(op, lowered)
+        library = lowered.libraries[op.str_attr("callee")]
+        if roles is None or purpose is None:
+            self.refuse(op, f"{library.symbol} is not known well enough for a loop")
+        (root,) = purpose.ops
+        held = tuple(
+            buffer(f"{role.value}_{k}", value.dtype, value.shape, role)
+            for k, (value, role) in enumerate(zip(op.operands, roles, strict=True))
+        )
+        settings: Any = root.attrs
+        sizes = op.dims_attr("sizes")
+        body = CallLibrary(library.symbol, sizes, held, root.name, settings)
+        return LoopFunc(f"{name}.{root.name}", size_symbols(body, held), held, body)
 
     def adopted(self, lowered: Module, name: str) -> LoweredRegion:
         """Moves a lowered region's functions, constants and guards to the module."""
@@ -218,6 +270,7 @@ class Flows:
         computes = tuple(computed(lowered))
         self.module = own.replace(
             loops={**own.loops, **lowered.loops},
+            libraries={**own.libraries, **lowered.libraries},
             constants=constants,
             checks=lowered.checks,
             inside={**own.inside, **lowered.inside, name: computes},

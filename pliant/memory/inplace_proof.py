@@ -26,6 +26,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Dispatch,
     For,
     Index,
@@ -142,6 +143,9 @@ class _Walk:
             case Call(_, _, arguments):
                 names = {self.read.name, self.written.name}
                 if any(buffer.name in names for buffer, _ in arguments):
+                    raise _Opaque
+            case CallLibrary(_, _, buffers):
+                if self.read in buffers or self.written in buffers:
                     raise _Opaque
             case _:  # touches neither buffer itself
                 for inner in children(stmt):

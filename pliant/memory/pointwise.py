@@ -27,6 +27,7 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
+    CallLibrary,
     Load,
     LoopFunc,
     Role,
@@ -68,6 +69,9 @@ class _PointwiseWalk:
         for inner in body:
             if isinstance(inner, Call):
                 self.call(inner, source, result)
+            held = inner.buffers if isinstance(inner, CallLibrary) else ()
+            if any(b.name in (source, result) for b in held):
+                raise _NotPointwise
             found = _loads(inner, source)
             if found and stored is not None:
                 raise _NotPointwise

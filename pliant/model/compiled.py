@@ -96,7 +96,8 @@ class CompiledModel(Caller):
             if direct:  # a default may be missing, or the count be wrong
                 flat = self._signature.flatten(args, kwargs)
             result = self._run_mended(flat)
-        return self._signature.rebuild((flat, result), self.symbols_of)
+        trim = self._limit is None  # a copy is beyond what was planned
+        return self._signature.rebuild((flat, result), self.symbols_of, trim)
 
     def _call_failed(
         self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Attr, Graph, Op, Value, substitute
 from pliant.ir.spec import bare, exprs_of
@@ -95,8 +96,30 @@ def _positive(b: Builder, size: Expr) -> Value:
     return b.dim_value(maximum(size, 1))
 
 
+def _within(op: Op) -> Op:
+    """An op of control flow whose regions bind the sizes that they find."""
+    if not op.regions:
+        return op
+    regions: list[Graph] = []
+    for region in op.regions:
+        found = bind_sizes(region)
+        if found.graph is region:
+            regions.append(region)
+            continue
+        if any(value.cut for value in found.results):
+            why = "a result of a branch or of a round has a size that data decide"
+            raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])
+        kept = tuple(found.graph.results[v.number] for v in found.results)
+        regions.append(found.graph.replace(results=kept))
+    same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+    return op if same else op.replace(regions=tuple(regions))
+
+
 def bind_sizes(graph: Graph) -> Bound:
     """The graph without results of sizes that its own ops find out."""
+    ops = tuple(map(_within, graph.ops))
+    if any(new is not old for new, old in zip(ops, graph.ops, strict=True)):
+        graph = graph.replace(ops=ops)
     at = next((k for k, op in enumerate(graph.ops) if op.name in FINDERS), None)
     if at is None:
         plain = (SizedValue(k, v.shape, False) for k, v in enumerate(graph.results))
@@ -105,16 +128,22 @@ def bind_sizes(graph: Graph) -> Bound:
     size = bare(finder.result.shape[0])
     assert size is not None
     before, inside = list(graph.ops[:at]), list[Op]()
-    dependent = {finder.result}
+    sizes, dependent = {size}, {finder.result}
     for op in graph.ops[at + 1 :]:
-        if size in _mentions(op) or any(v in dependent for v in op.operands):
+        finds = op.name in FINDERS  # a size inside this one
+        depends = any(v in dependent for v in op.operands)
+        if finds or depends or not sizes.isdisjoint(_mentions(op)):
             inside.append(op)
             dependent.update(op.results)
         else:
             before.append(op)
-    stays = tuple(g for g in graph.constraints if size not in g.cond.symbols())
-    moves = tuple(g for g in graph.constraints if size in g.cond.symbols())
-    b = Builder.within(graph.replace(constraints=stays))
+        if finds:
+            sizes.update(op.result.shape[0].symbols())
+    stays, moves = list[Guard](), list[Guard]()
+    for guard in graph.constraints:
+        loose = not sizes.isdisjoint(guard.cond.symbols())
+        (moves if loose else stays).append(guard)
+    b = Builder.within(graph.replace(constraints=tuple(stays)))
     b.ops += before
     with b.at(finder.loc):
         if finder.name == "nonzero":
@@ -124,13 +153,15 @@ def bind_sizes(graph: Graph) -> Bound:
         else:
             most = finder.dim_attr("most")
             count = finder.operands[0]
-            count = b.in_range(count, most + 1, wraps=False, of="item", axis=0)
-    region, given = _region(graph, size, inside, dependent, moves)
+            of = finder.str_attr("of")
+            count = b.in_range(count, most + 1, wraps=False, of=of, axis=-1)
+    region, given = _region(graph, size, inside, dependent, tuple(moves))
     inner = bind_sizes(region)
     made = b.emit_multi(
         "bind", count, *given, regions=[inner.graph], most=(most,), loc=finder.loc
     )
-    return _joined(graph, b, region, inner, made, dependent, count, size, stays)
+    guards = tuple(stays)
+    return _joined(graph, b, region, inner, made, dependent, count, size, guards)
 
 
 def _first_rows(finder: Op, found: Value) -> Op:

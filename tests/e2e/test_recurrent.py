@@ -87,43 +87,6 @@ def test_weights_in_a_loop_are_followed() -> None:
     same(m(x), layer(x))
 
 
-class Greedy(nn.Module):
-    """Greedy decoding with an end token: the number of rounds is the data's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.cell = nn.Embedding(11, 8), nn.GRUCell(8, 8)
-        self.head = nn.Linear(8, 11)
-
-    def forward(self, state: Tensor, limit: Tensor) -> tuple[Tensor, ...]:
-        rows = torch.arange(64)
-
-        def going(i: Tensor, token: Tensor, h: Tensor, out: Tensor) -> Tensor:
-            return (i < limit) & (token != 3).any()
-
-        def step(i: Tensor, token: Tensor, h: Tensor, out: Tensor) -> tuple[Any, ...]:
-            h = self.cell(self.words(token), h)
-            token = self.head(h).argmax(-1)
-            out = torch.where(rows == i, token[:, None], out)
-            return i + 1, token, h, out
-
-        n = state.shape[0]
-        start = torch.zeros((), dtype=torch.int64)
-        token, out = torch.zeros(n, dtype=torch.int64), torch.full((n, 64), -1)
-        return while_loop(going, step, (start, token, state, out))
-
-
-def test_greedy_decoding() -> None:
-    torch.manual_seed(1)
-    model = Greedy().eval().requires_grad_(False)
-    dynamic = ({0: "batch"}, {})
-    m = pliant.compile(model, (torch.randn(3, 8), torch.tensor(5)), dynamic)
-    for batch in (1, 2, 7):
-        for limit in (0, 1, 9, 40):
-            inputs = torch.randn(batch, 8), torch.tensor(limit)
-            same(m(*inputs), model(*inputs))
-
-
 def test_a_failed_check_ends_a_loop() -> None:
     """An index out of range in some round: an error, not an endless loop."""
 
@@ -142,16 +105,3 @@ def test_a_failed_check_ends_a_loop() -> None:
     with pytest.raises(pliant.PliantError, match="is outside axis 0"):
         m(torch.tensor([1, 2, 9, 0]), torch.tensor([0]))
     assert int(m(*inputs)) == 0
-
-
-def test_sorting_in_a_loop_is_refused() -> None:
-    class Sorts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return while_loop(
-                lambda i, x: i < 3,
-                lambda i, x: (i + 1, x.sort().values * 2),
-                (torch.zeros((), dtype=torch.int64), x),
-            )[1]
-
-    with pytest.raises(pliant.UnsupportedOpError, match="sort: not inside a branch"):
-        pliant.compile(Sorts(), (torch.randn(5),), ({0: "n"},))

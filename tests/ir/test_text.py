@@ -125,6 +125,9 @@ work %w: f32[4, m], inout %z: i64[], in %"odd name": bool[n]) {
   while eq(%x[0, 0], 0.0:f32) {
     %w[0, 0] = 0.5:f32
   }
+  library "plt_top" computes top {axis = 1, k = <2*m>, largest = true} \
+(1, n, m - 1; %x, %"odd name", %w)
+  library "plt_none" computes none {} (; )
 }
 """
 

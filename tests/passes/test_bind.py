@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+import pliant
+from pliant.errors import ShapeError, UnsupportedOpError
 from pliant.ir.interp import run_graph
 from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
@@ -96,3 +98,76 @@ def test_largest(text: str, most: str) -> None:
         assert all(
             parse(text).evaluate({"n": n, "u": u}) <= bound for u in range(n + 1)
         )
+
+
+INSIDE = """
+graph @main(%x: f32[n], %which: bool[]) {
+  %y: f32[] = if(%which, %x)
+  region @then(%a: f32[n]) {
+    %zero: f32[n] = full() {value = 0.0, dtype = f32, shape = [n]}
+    %flags: bool[n] = gt(%a, %zero)
+    %at: i64[u0, 1] = nonzero(%flags)
+    %flat: i64[u0] = reshape(%at) {shape = [u0]}
+    %kept: f32[u0] = index(%a, %flat)
+    %sum: f32[] = reduce(%kept) {op = "sum", axes = (0), keepdims = false}
+    return %sum
+  }
+  region @else(%b: f32[n]) {
+    %all: f32[] = reduce(%b) {op = "sum", axes = (0), keepdims = false}
+    return %all
+  }
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 13])
+def test_a_size_that_a_branch_finds(n: int) -> None:
+    module = parse_module(INSIDE)
+    verify(module, Stage.IMPORTED)
+    found = bind_sizes(module.main)
+    assert not found.counts
+    assert not any(value.cut for value in found.results)
+    bound = module.with_main(found.graph)
+    verify(bound, Stage.IMPORTED)
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    for which in (True, False):
+        inputs = [x, np.array(which)]
+        want = run_graph(module, inputs)
+        np.testing.assert_allclose(run_graph(bound, inputs)[0], want[0], rtol=1e-5)
+
+
+def test_a_branch_that_gives_a_size_it_finds_is_refused() -> None:
+    text = INSIDE.replace("f32[] = if", "f32[u1] = if").replace(
+        "return %sum", "return %kept"
+    )
+    text = text.replace("return %all", "return %b")
+    with pytest.raises(UnsupportedOpError, match="a size that data decide"):
+        bind_sizes(parse_module(text).main)
+
+
+TWO = """
+graph @main(%x: f32[n], %a: i64[], %b: i64[]) {
+  constraint u0 <= u1
+  %first: bool[u0] = extent(%a) {most = <n>, of = "a"}
+  %last: bool[u1] = extent(%b) {most = <n>, of = "b"}
+  %y: f32[u1 - u0] = slice(%x) {starts = [u0], shape = [u1 - u0], steps = (1)}
+  return %y
+}
+"""
+
+
+def test_two_numbers_and_what_relates_them() -> None:
+    """The second is found inside the first, and the relation tested there."""
+    module = parse_module(TWO)
+    found = bind_sizes(module.main)
+    assert set(found.counts) == {"u0", "u1"}
+    verify(module.with_main(found.graph), Stage.IMPORTED)
+    x = np.arange(7, dtype=np.float32)
+    model = pliant.compile(module)
+    np.testing.assert_array_equal(model(x, np.array(2), np.array(5)), x[2:5])
+    with pytest.raises(ShapeError, match="u0 <= u1"):
+        model(x, np.array(5), np.array(2))
+    with pytest.raises(ShapeError, match="b is 8, must be 0 to n"):
+        model(x, np.array(5), np.array(8))
+    np.testing.assert_array_equal(model(x, np.array(3), np.array(3)), x[3:3])

@@ -106,3 +106,23 @@ def test_a_while_loop_has_no_gradient() -> None:
     inputs, targets = batch(2, 5, 3)
     with pytest.raises(pliant.UnsupportedOpError, match="while: its gradient is not"):
         pliant.compile_training(model, F.mse_loss, step, (inputs, targets), DYNAMIC)
+
+
+class Sorted(nn.Module):
+    """Kernels in C on the way there and on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            carry = torch.tanh(carry + self.inner(row)).sort(-1).values
+            return carry, carry * carry.topk(2, -1).values.sum(-1, keepdim=True)
+
+        start = x.new_zeros(x.shape[0], 4)
+        return self.head(scan(step, start, x.transpose(0, 1))[1].transpose(0, 1))
+
+
+def test_kernels_in_c_inside_a_scan() -> None:
+    compare(Sorted(), 2)

@@ -1,0 +1,78 @@
+"""Random nested regions with sizes of data: two interpreters and machine code agree.
+
+The graph is interpreted as it is, and once more after every stage, as loop functions on
+bytes. Numbers are whole, so results are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from machines import machine
+from regions import inputs, made
+
+import pliant
+from pliant.context import Context
+from pliant.ir.interp import run_graph
+from pliant.ir.parse import parse_module
+from pliant.ir.spec import Stage, verify
+from pliant.ir.text import print_module
+from pliant.options import Options
+from pliant.passes.bind import Bound, bind_sizes
+from pliant.pipeline import run_stages
+
+SIZES = ((0, 0), (1, 1), (0, 3), (2, 1), (5, 3), (13, 2))
+REGULAR = range(10)
+SWEEP = range(1000, 1200)
+
+
+def told(found: Bound, results: list[Any], sizes: dict[str, int]) -> list[Any]:
+    """The results of a graph whose sizes of data are bound, cut as a caller does."""
+    known = sizes | {name: int(results[k]) for name, k in found.counts.items()}
+    out = []
+    for value in found.results:
+        array = results[value.number]
+        if value.cut:
+            shape = [dim.evaluate(known) for dim in value.dims]
+            array = array.reshape(-1)[: math.prod(shape)].reshape(shape)
+        out.append(array)
+    return out
+
+
+def check(seed: int) -> None:
+    module = made(seed)
+    verify(module, Stage.IMPORTED)
+    found = bind_sizes(module.main)
+    bound = module.with_main(found.graph)
+    verify(bound, Stage.IMPORTED)
+    lowered = run_stages(bound, Context(Options(), machine()), "unify")
+    verify(lowered, Stage.LOWERED)
+    text = print_module(lowered)
+    assert print_module(parse_module(text)) == text
+    model = pliant.compile(module, threads=2)
+    for n, m in SIZES:
+        given = inputs(seed, n, m)
+        want = run_graph(module, given)
+        sizes = {"n": n, "m": m}
+        oracle = told(found, run_graph(lowered, given, workers=2), sizes)
+        got = model(*given)
+        native = list(got) if isinstance(got, tuple | list) else [got]
+        for a, b, c in zip(native, oracle, want, strict=True):
+            np.testing.assert_array_equal(b, c, f"interpreter, {n} x {m}")
+            np.testing.assert_array_equal(a, c, f"machine code, {n} x {m}")
+        planned = model.memory_plan(*given).peak_bytes
+        assert model.stats()["last_peak_bytes"] == planned
+
+
+@pytest.mark.parametrize("seed", REGULAR)
+def test_regions(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SWEEP)
+def test_many_regions(seed: int) -> None:
+    check(seed)
