@@ -1,6 +1,6 @@
 """Sizes that data decide: what depends on one becomes a region that is run with it.
 
-    %i: i64[u, 1] = nonzero(%x: bool[n])      %all: i64[n, 1], %count = (from cumsum)
+    %i: i64[u, 1] = nonzero(%x: bool[n])      %all: i64[n, 1], %count = locate(%x)
     %y: f32[u, 4] = index(%t, %i)        ->   %y: f32[4*n] = bind(%count, %all, %t)
     return %y                                   {most = [n]} region(%all, %t) sizes(u)
                                               return %y, %count
@@ -21,7 +21,7 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Attr, Graph, Op, Value, substitute
 from pliant.ir.spec import bare, exprs_of
 from pliant.ir.types import DType
-from pliant.sym import Expr, Guard, as_expr, maximum, product
+from pliant.sym import Expr, Guard, as_expr, le, maximum, product
 
 FINDERS = frozenset({"nonzero", "extent"})
 
@@ -65,35 +65,44 @@ def _mentions(op: Op) -> set[str]:
 
 
 def _located(b: Builder, op: Op) -> tuple[Value, Value]:
-    """The indices of a mask's true elements, first in (N, rank), and their number."""
+    """The indices of a mask's true elements, first in their rows, and their number.
+
+    Of a mask of more than two axes: (all but the last, taken as one; the last).
+    """
     (mask,) = op.operands
-    count = product(mask.shape)
-    flags = b.reshape(mask, (count,))
-    ones = b.cast(flags, DType.I64)
-    total = b.reduce("sum", ones, (0,), False)
-    # The k-th true element goes to row k, all others to one row behind the last.
-    reached = b.emit("cumulate", ones, op="sum", axis=0)
-    places = b.binary("sub", reached, b.scalar(1, DType.I64))
-    places = b.select(flags, places, b.dim_value(count))
-    numbers = b.iota((count, 1))
-    rows = b.emit("scatter_add", places, numbers, rows=count + 1)
-    flat = b.slice_axis(rows, 0, 0, count)
-    columns: list[Value] = []
-    for axis in range(mask.type.rank):
-        behind = product(mask.shape[axis + 1 :])
-        index = flat
-        if axis + 1 < mask.type.rank:
-            index = b.binary("floordiv", index, _positive(b, behind))
-        if axis:
-            index = b.binary("mod", index, _positive(b, mask.shape[axis]))
-        columns.append(index)
-    found = b.concat(columns, 1) if columns else b.full(0, DType.I64, (count, 0))
-    return found, total
+    if mask.type.rank != 1:
+        rows = product(mask.shape[:-1]) if mask.type.rank else as_expr(1)
+        last = mask.shape[-1] if mask.type.rank else as_expr(1)
+        mask = b.reshape(mask, (rows, last))
+    found, count = b.emit_multi("locate", mask)
+    return found, count
 
 
-def _positive(b: Builder, size: Expr) -> Value:
-    """A divisor; there are no elements where it would be 0."""
-    return b.dim_value(maximum(size, 1))
+def _indices(outer: Builder, finder: Op, found: Value) -> list[Op]:
+    """The ops for the rows of indices that there are, a column for each axis."""
+    (mask,), (count, _) = finder.operands, finder.result.shape
+    b, rank = outer.child(), mask.type.rank
+    b.facts = b.facts.assume(le(count, mask.type.numel))
+    with b.at(finder.loc):
+        if rank == 0:
+            b.full(0, DType.I64, (count, 0))
+        else:
+            rows = b.slice_axis(found, 0, 0, count)
+            if rank > 2:
+                _split(b, rows, mask.shape)
+    last = b.ops.pop()
+    return [*b.ops, last.replace(results=(finder.result,))]
+
+
+def _split(b: Builder, rows: Value, shape: Sequence[Expr]) -> Value:
+    """Indices (all axes but the last, the last) as indices of each axis."""
+    place, last = (b.slice_axis(rows, 1, k, 1) for k in range(2))
+    columns = [last]
+    for size in reversed(shape[1:-1]):
+        divisor = b.dim_value(maximum(size, 1))  # with 0, there are no rows
+        columns.insert(0, b.binary("mod", place, divisor))
+        place = b.binary("floordiv", place, divisor)
+    return b.concat([place, *columns], 1)
 
 
 def _within(op: Op) -> Op:
@@ -149,7 +158,8 @@ def bind_sizes(graph: Graph) -> Bound:
         if finder.name == "nonzero":
             found, count = _located(b, finder)
             most = finder.operands[0].type.numel
-            inside.insert(0, _first_rows(finder, found))
+            inside[:0] = indices = _indices(b, finder, found)
+            dependent.update(v for op in indices for v in op.results)
         else:
             most = finder.dim_attr("most")
             count = finder.operands[0]
@@ -162,18 +172,6 @@ def bind_sizes(graph: Graph) -> Bound:
     )
     guards = tuple(stays)
     return _joined(graph, b, region, inner, made, dependent, count, size, guards)
-
-
-def _first_rows(finder: Op, found: Value) -> Op:
-    """The rows of all indices that there are."""
-    rows = finder.result
-    zero = as_expr(0)
-    attrs: tuple[tuple[str, Attr], ...] = (
-        ("starts", (zero, zero)),
-        ("shape", rows.shape),
-        ("steps", (1, 1)),
-    )
-    return Op("slice", (found,), attrs, (rows,), (), finder.loc)
 
 
 def _region(
