@@ -152,6 +152,7 @@ class _Rewriter:
         if self.flows.graph.name != "main":
             name = f"{self.flows.graph.name}.{name}"
         built = _FLOW[op.name](self.flows, op, name)
+        built.forget_unread()
         loose = [s for v in op.results for d in v.shape for s in d.symbols()]
         known = {s for v in op.operands for d in v.shape for s in d.symbols()}
         if not known | set(self.flows.graph_symbols()) >= set(loose):

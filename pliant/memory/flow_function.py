@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.graph import Value
-from pliant.ir.loop_walk import size_symbols
+from pliant.ir.loop_walk import accesses, size_symbols
 from pliant.ir.loops import (
     Binary,
     Block,
@@ -38,6 +38,14 @@ class FlowFunction:
     weights: dict[str, Buffer] = field(default_factory=dict)  # by constant
     extra: list[Buffer] = field(default_factory=list)
     body: list[Stmt] = field(default_factory=list)
+
+    def forget_unread(self) -> None:
+        """Takes no operands that nothing reads: weights that a region has packed."""
+        read = {buf.name for buf, _ in accesses(Block(tuple(self.body)))}
+        pairs = zip(self.operands, self.inputs, strict=True)
+        kept = [(value, buf) for value, buf in pairs if buf.name in read]
+        self.operands = tuple(value for value, _ in kept)
+        self.inputs = [buf for _, buf in kept]
 
     def function(self, name: str) -> LoopFunc:
         body = Block(tuple(self.body))

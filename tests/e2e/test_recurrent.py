@@ -105,3 +105,13 @@ def test_a_failed_check_ends_a_loop() -> None:
     with pytest.raises(pliant.PliantError, match="is outside axis 0"):
         m(torch.tensor([1, 2, 9, 0]), torch.tensor([0]))
     assert int(m(*inputs)) == 0
+
+
+def test_weights_are_held_once() -> None:
+    """A weight that the steps have packed is not an operand of the loop as well."""
+    layer = nn.LSTM(32, 32, batch_first=True)
+    compiled = pliant.compile(
+        layer, (torch.randn(2, 5, 32),), ({0: "batch", 1: "length"},)
+    )
+    held = sum(p.numel() * p.element_size() for p in layer.parameters())
+    assert compiled.stats()["weight_bytes"] <= held
