@@ -96,6 +96,7 @@ bench-parts: setup
 	$(BIN)/python -m bench.conv
 	$(BIN)/python -m bench.costs
 	$(BIN)/python -m bench.order
+	$(BIN)/python -m bench.programs
 
 # Every optimisation off in turn: half an hour.
 ablation: setup

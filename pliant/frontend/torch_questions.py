@@ -40,7 +40,7 @@ _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
 _OPS = os.path.join(_TORCH, "_ops.py")
-_DYNAMO = os.path.join(_TORCH, "_dynamo", "symbolic_convert.py")
+_DYNAMO = "torch._dynamo.symbolic_convert"
 # Sorts strides of what torch.cond gives, for speed alone: no condition of the program.
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
@@ -138,21 +138,17 @@ def _within_op(env: Any, expr: Any, hints: Any) -> Any:
     own, and then tests the guards of that trace: as if the model's code had asked. That
     two sizes are equal is kept, since shapes later on are compared.
     """
-    frame = sys._getframe(2)
+    if not _is_traced() or _asking_frame(sys._getframe(2)) is not None:
+        return contextlib.nullcontext()
     plain = expr.free_symbols <= hints.keys()
     equal = plain and isinstance(expr, sympy.Eq) and expr.xreplace(hints) == sympy.true
-    if equal or _asking_frame(frame) is not None or not _is_traced(frame):
-        return contextlib.nullcontext()
-    return env.suppress_guards()
+    return contextlib.nullcontext() if equal else env.suppress_guards()
 
 
-def _is_traced(frame: FrameType | None) -> bool:
-    """Whether Dynamo traces a function."""
-    while frame is not None:
-        if frame.f_code.co_filename == _DYNAMO:
-            return True
-        frame = frame.f_back
-    return False
+def _is_traced() -> bool:
+    """Whether Dynamo traces a function; it is loaded when it first does."""
+    dynamo = sys.modules.get(_DYNAMO)
+    return dynamo is not None and getattr(dynamo.tls, "current_tx", None) is not None
 
 
 def _condition(expr: Any, answer: Any) -> Any:

@@ -32,7 +32,7 @@
               | "dispatch" "{" ("variant" string ["when" cond,+] inner)* "}"
               | "check" value "else" int ["of" value]
               | "call" @name "(" dim,* ";" (%buffer "[" dim,* "]"),* ")"
-              | "library" string "computes" op "{" attr,* "}"
+              | "library" string "computes" op "{" (name "=" attr),* "}"
                 "(" dim,* ";" %buffer,* ")"
     inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
     value     = number ":" dtype | "index" "(" dim ")"

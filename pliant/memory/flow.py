@@ -106,12 +106,10 @@ def _bind(flows: Flows, op: Op, name: str) -> FlowFunction:
     bound = [Let(s, Index(minimum(maximum(sym(f"_{s}"), 0), most[s]))) for s in sizes]
     calls: list[Stmt] = list(lowered.calls(memory, places, results, made.weights))
     # What is required of the sizes is tested now that they are known.
-    for guard in tests:
-        holds, known = tested(guard.cond), sym(next(s for s in sizes))
-        calls = [
-            Check(holds, flows.number(guard, sizes), Index(known)),
-            If(holds, Block(tuple(calls))),
-        ]
+    for guard in reversed(tests):
+        holds, number = tested(guard.cond), flows.number(guard, sizes)
+        told = Index(sym(sizes[0]))
+        calls = [Check(holds, number, told), If(holds, Block(tuple(calls)))]
     made.body += [*read, *bound, *calls]
     return made
 
