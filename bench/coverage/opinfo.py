@@ -11,14 +11,10 @@ from typing import Any
 
 import torch
 
-from bench.coverage.judge import Call, Verdict, judge
+from bench.coverage.judge import WORST, Call, Verdict, judge
 
 SAMPLES = 2
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64)
-WORST = (
-    *("wrong", "internal", "unsupported", "refused", "export_cannot"),
-    *("pass", "eager_cannot"),
-)
 
 
 @functools.cache
@@ -39,6 +35,8 @@ def names() -> list[str]:
 def evaluate(name: str) -> Verdict:
     info = entries()[name]
     dtype = next((d for d in DTYPES if d in info.dtypes), None)
+    if not info.dtypes:
+        return Verdict("eager_cannot", "it does not run on the CPU")
     if dtype is None:
         return Verdict("unsupported", "it has no dtype that Pliant has")
     torch.manual_seed(0)

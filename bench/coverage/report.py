@@ -14,7 +14,11 @@ KINDS = (
     *("pass", "wrong", "unsupported", "refused", "internal", "crash", "hang"),
     *("export_cannot", "eager_cannot"),
 )
-TITLES = {"opinfo": "OpInfo entries of torch.testing"}
+TITLES = {
+    "opinfo": "OpInfo entries of torch.testing",
+    "coreaten": "Core ATen overloads",
+    "architectures": "Architectures of timm, transformers and diffusers",
+}
 OPENING = """# What of torch compiles
 
 Written by `make coverage` (`python -m bench.coverage opinfo`): each entry is compiled
