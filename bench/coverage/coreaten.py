@@ -22,7 +22,6 @@ ELSEWHERE = {
     "sym_numel.default": "torch.export has the product of sizes",
     "sym_storage_offset.default": "it is 0 for every tensor of an exported graph",
     "sym_stride.int": "torch.export computes strides from sizes",
-    "atan2.out": "torch.export has atan2.default and a copy",
 }
 
 

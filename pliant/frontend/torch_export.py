@@ -41,7 +41,7 @@ from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import Walk, expand, location
-from pliant.frontend.translate import Location, constant_of
+from pliant.frontend.translate import Location, Untranslated, constant_of
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Value
 from pliant.ir.types import DType, TensorType
@@ -127,14 +127,18 @@ class _ExportImport:
         self._check_mutations()
         self.walk.run(self.expansion.module)
         values, results = self._read_outputs()
+        written = self._written(values)
         changed = self._changed()
         values += [self.walk.env[node] for node in changed]
         module = self.cx.finish(values, self.sizes)
         seed = self.cx.seed_value
+        signature = torch_signature(self.ep, self.slots, results, parameters)
         signature = replace(
-            torch_signature(self.ep, self.slots, results, parameters),
+            signature,
             seed=None if seed is None else seed.name,
             changed=tuple(changed.values()),
+            written=written,
+            plain=signature.plain and not written,
         )
         return Imported(module, signature, tuple(self.cx.assumptions))
 
@@ -179,6 +183,9 @@ class _ExportImport:
                 self._problem(node, f"element type {val.dtype} is not supported")
                 return
             type = TensorType(dtype, tuple(self._dim(d) for d in val.shape))
+            if not self.cx.training:
+                count = len([s for s in self.slots if not isinstance(s, FixedSlot)])
+                self.walk.inputs[node] = count
             self.slots.append(TensorSlot(name, type))
             self.walk.env[node] = self.cx.b.param(name, type)
         elif isinstance(val, torch.SymInt):
@@ -241,6 +248,15 @@ class _ExportImport:
                 name = "buffer" if spec.kind is OutputKind.BUFFER_MUTATION else "input"
                 reason = f"the model changes its {name} '{spec.target}' in every call"
                 self.cx.note(f"update of a {name}", reason, _NOWHERE)
+
+    def _written(self, values: list[Value]) -> tuple[tuple[int, int], ...]:
+        """Adds the new values of the inputs that the model has written."""
+        found = self.walk.overwritten
+        if any(isinstance(self.walk.env[node], Untranslated) for node in found):
+            return ()  # reported
+        first = len(values)
+        values += [self.walk.read(node) for node in found]
+        return tuple((slot, first + k) for k, slot in enumerate(found.values()))
 
     def _changed(self) -> dict[Node, str]:
         """Buffers that the model has written, and their names."""

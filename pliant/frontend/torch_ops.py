@@ -23,6 +23,7 @@ from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_norm import NORM
 from pliant.frontend.torch_ops_pick import PICK
+from pliant.frontend.torch_ops_random import RANDOM
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_sample import SAMPLE
@@ -51,6 +52,7 @@ TABLE: dict[Any, Translate] = {
     **SPECIAL,
     **DISTANCE,
     **SAMPLE,
+    **RANDOM,
 }
 
 # Ops that other packages define: by name, as they exist once the package is loaded.
