@@ -1,7 +1,8 @@
 """Every OpInfo of torch.testing, with its own samples in f32.
 
 Entries without f32 take the first dtype they have that Pliant knows. Of an entry's
-samples, `SAMPLES` are tried, spread over the list; the worst verdict counts.
+samples, `SAMPLES` are tried, spread over those that have elements: the judge tries
+sizes of 0 itself. The worst verdict counts.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ def entries() -> dict[str, Any]:
     from torch.testing._internal import common_methods_invocations as infos
 
     # Entries of random ops set a seed in every call; here, seeds are the judge's.
-    infos.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    vars(infos)["wrapper_set_seed"] = _unseeded
     found: dict[str, Any] = {}
     for info in infos.op_db:
         variant = f".{info.variant_test_name}" if info.variant_test_name else ""
         found[f"{info.name}{variant}"] = info
     return found
+
+
+def _unseeded(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
 
 
 def names() -> list[str]:
@@ -43,8 +48,7 @@ def evaluate(name: str) -> Verdict:
         return Verdict("unsupported", "it has no dtype that Pliant has")
     torch.manual_seed(0)
     samples = list(info.sample_inputs("cpu", dtype, requires_grad=False))
-    # A sample without elements says little: last, if there are others.
-    samples.sort(key=lambda sample: not _elements(sample))
+    samples = [sample for sample in samples if _elements(sample)] or samples
     count = min(SAMPLES, len(samples))
     worst = Verdict("eager_cannot", "it has no samples")
     for i in range(count):

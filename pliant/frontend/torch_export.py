@@ -11,7 +11,7 @@ condition of the model (a table of 512 positions) becomes a guard with its sourc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -45,7 +45,7 @@ from pliant.frontend.translate import Location, Untranslated, constant_of
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Cond, Expr, Guard, as_expr, sym
+from pliant.sym import Cond, Expr, Guard, as_expr, eq, sym
 
 _NOWHERE = Location("", "-")
 
@@ -108,6 +108,7 @@ class _ExportImport:
         self.graph = self.expansion.module.graph
         self.cx = TorchContext(Builder(), training)
         self.cx.covered = covered
+        self.cx.specialise = self._specialise
         self.cx.symbols.update(info.names)
         self.slots: list[Slot] = []
         self.sizes: list[str] = []
@@ -141,6 +142,31 @@ class _ExportImport:
             plain=signature.plain and not written,
         )
         return Imported(module, signature, tuple(self.cx.assumptions))
+
+    def _specialise(self, size: Expr) -> None:
+        """Fixes a size to the one of the trace, unless the user counts on others."""
+        env = next((v.fake_mode.shape_env for v in self._traced()), None)
+        if env is None:
+            return
+        values = {
+            ours.symbols()[0]: int(env.backed_var_to_val[theirs])
+            for theirs in env.backed_var_to_val
+            if (ours := self.cx.symbols.get(str(theirs))) is not None
+            and len(ours.symbols()) == 1
+        }
+        named = {n for e in self.info.names.values() for n in e.symbols()}
+        if any(name in named or name not in values for name in size.symbols()):
+            return
+        for name in size.symbols():
+            fixed = eq(sym(name), values[name])
+            why = f"{self.cx.op_name} is compiled for this size alone"
+            self.cx.assume(Basis.TRACED, self.cx.guard(fixed, why))
+
+    def _traced(self) -> Iterator[Any]:
+        vals = (node.meta.get("val") for node in self.graph.nodes)
+        return (
+            v for v in vals if isinstance(v, torch.Tensor) and hasattr(v, "fake_mode")
+        )
 
     def _sizes_read(self) -> frozenset[Any] | None:
         """Sizes that the model's code or an op's argument is computed from, as torch

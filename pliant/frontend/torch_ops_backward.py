@@ -14,7 +14,6 @@ from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_backward_conv import (
     convolution_backward,
     max_pool_backward,
-    max_pool_kept,
 )
 from pliant.frontend.torch_ops_context import (
     Size,
@@ -160,6 +159,5 @@ BACKWARD: dict[Any, Translate] = {
         attention_backward
     ),
     aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices.default: max_pool_kept,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
 }

@@ -155,8 +155,12 @@ def convolve_transposed(
     single = x.type.rank == rank + 1
     x = cx.reshape(x, (1, *x.shape)) if single else x
     _want_places(cx, x)
-    for size in weight.shape:  # its kernel is built from them
-        cx.constant_int(size, "a size of a transposed convolution's weight")
+    # Its kernel is built from them.
+    what = "a size of a transposed convolution's weight"
+    weight = cx.reshape(weight, [cx.constant_int(size, what) for size in weight.shape])
+    channels = weight.shape[0]
+    cx.b.require_equal(x.shape[1], channels, "a convolution's channels")
+    x = cx.reshape(x, (x.shape[0], channels, *x.shape[2:]))
     pads = tuple(cx.ints(padding, rank, "padding"))
     out = cx.b.emit(
         "conv_transpose",
@@ -250,11 +254,6 @@ def max_pool(rank: int) -> Translate:
     return translate
 
 
-def max_pool_with_indices(rank: int) -> Translate:
-    values = max_pool(rank)
-    return lambda cx, *args, **kw: [values(cx, *args, **kw), None]
-
-
 def _given(stride: Any) -> bool:
     return isinstance(stride, int | Expr) or bool(stride)
 
@@ -273,17 +272,40 @@ def avg_pool(rank: int) -> Translate:
         window = cx.ints(kernel_size, rank, "kernel size")
         steps = cx.ints(stride, rank, "stride") if _given(stride) else window
         pads = cx.ints(padding, rank, "padding")
-        if ceil_mode and (divisor_override or (count_include_pad and any(pads))):
-            cx.unsupported("avg_pool that rounds up and counts its padding")
+        ones, size = [1] * rank, math.prod(window)
+        counts = ceil_mode and count_include_pad and any(pads)
         include = count_include_pad and not ceil_mode
-        ones = [1] * rank
-        include = include or bool(divisor_override)
+        include = include or bool(divisor_override) or counts
         out = _pool(cx, "mean", x, window, steps, pads, ones, ceil_mode, include)
         if divisor_override:
-            out = cx.mul(out, math.prod(window) / divisor_override)
-        return out
+            return cx.mul(out, size / divisor_override)
+        if not counts:
+            return out
+        wide = cx.mul(cx.cast(out, out.dtype.compute), float(size))
+        return cx.cast(_by_reach(cx, wide, x, window, steps, pads), x.dtype)
 
     return translate
+
+
+def _by_reach(
+    cx: TorchContext,
+    sums: Value,
+    x: Value,
+    window: Sequence[int],
+    steps: Sequence[int],
+    pads: Sequence[int],
+) -> Value:
+    """Sums of windows over how much of each lies on the input and its padding.
+
+    The last window of a pool that rounds up may reach further.
+    """
+    lead = x.type.rank - len(window)
+    for k, (size, step, pad) in enumerate(zip(window, steps, pads, strict=True), lead):
+        start = cx.sub(cx.mul(cx.b.iota((sums.shape[k],)), step), pad)
+        end = cx.arith("minimum", cx.add(start, size), x.shape[k] + pad)
+        count = cx.cast(cx.sub(end, start), sums.dtype)
+        sums = cx.div(sums, cx.b.broadcast(count, sums.shape, (k,)))
+    return sums
 
 
 def adaptive_pool(op: str, rank: int, mean: bool = True) -> Translate:
@@ -453,8 +475,6 @@ NN: dict[Any, Translate] = {
     aten.max_pool1d.default: max_pool(1),
     aten.max_pool2d.default: max_pool(2),
     aten.max_pool3d.default: max_pool(3),
-    aten.max_pool2d_with_indices.default: max_pool_with_indices(2),
-    aten.max_pool3d_with_indices.default: max_pool_with_indices(3),
     aten.avg_pool1d.default: avg_pool(1),
     aten.avg_pool2d.default: avg_pool(2),
     aten.avg_pool3d.default: avg_pool(3),
@@ -462,18 +482,6 @@ NN: dict[Any, Translate] = {
     aten.adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
     aten._adaptive_avg_pool2d.default: adaptive_pool("mean", 2, mean=False),
     aten.adaptive_avg_pool3d.default: adaptive_pool("mean", 3),
-    aten.adaptive_max_pool1d.default: lambda cx, x, s: [
-        adaptive_pool("max", 1)(cx, x, s),
-        None,
-    ],
-    aten.adaptive_max_pool2d.default: lambda cx, x, s: [
-        adaptive_pool("max", 2)(cx, x, s),
-        None,
-    ],
-    aten.adaptive_max_pool3d.default: lambda cx, x, s: [
-        adaptive_pool("max", 3)(cx, x, s),
-        None,
-    ],
     aten.scaled_dot_product_attention.default: attention,
     aten.upsample_nearest1d.default: resize("nearest", 1),
     aten.upsample_nearest2d.default: resize("nearest", 2),
