@@ -11,11 +11,22 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
-from pliant.frontend.torch_ops_context import Real, Size, TorchContext
+from pliant.frontend.torch_ops_context import Real, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, le, minimum, mod, ne
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    eq,
+    floordiv,
+    le,
+    minimum,
+    mod,
+    ne,
+    product,
+)
 
 aten = torch.ops.aten
 
@@ -195,6 +206,38 @@ def convolution(
             cx, x, weight, bias, stride, padding, output_padding, groups, dilation
         )
     return convolve(cx, x, weight, bias, stride, padding, dilation, groups)
+
+
+def bilinear(
+    cx: TorchContext, x: Value, y: Value, weight: Value, bias: Value | None = None
+) -> Value:
+    """x, y -> x W[o] y for each of the weight's matrices."""
+    lead = x.shape[:-1]
+    rows = [cx.reshape(v, (product(lead), v.shape[-1])) for v in (x, y)]
+    out = cx.b.emit("einsum", rows[0], weight, rows[1], equation="bi,oij,bj->bo")
+    out = out if bias is None else cx.add(out, bias)
+    return cx.reshape(out, (*lead, weight.shape[0]))
+
+
+def embedding_renorm(
+    cx: TorchContext, weight: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """Rows that are looked up and longer than max_norm, scaled to that length."""
+    rows = weight.shape[0]
+    places = cx.reshape(as_index(cx, indices), (indices.type.numel,))
+    ones = cx.full(1.0, (indices.type.numel, 1), DType.F32)
+    hits = cx.b.emit("scatter_add", places, ones, rows=rows)
+    wide = cx.unary("abs", cx.cast(weight, weight.dtype.compute))
+    if norm_type == math.inf:
+        norm = cx.reduce("max", wide, (1,), keepdims=True)
+    else:
+        total = cx.reduce("sum", cx.arith("pow", wide, norm_type), (1,), keepdims=True)
+        norm = cx.arith("pow", total, 1 / norm_type)
+    long = cx.b.binary(
+        "logical_and", cx.arith("gt", hits, 0.0), cx.arith("gt", norm, max_norm)
+    )
+    scale = cx.select(long, cx.div(max_norm, cx.add(norm, 1e-7)), 1.0)
+    return cx.cast(cx.mul(weight, scale), weight.dtype)
 
 
 # --- pools ----------------------------------------------------------------------
@@ -462,6 +505,8 @@ NN: dict[Any, Translate] = {
     aten.addmv.default: plus_product,
     aten.linear.default: linear,
     aten.einsum.default: einsum,
+    aten.bilinear.default: bilinear,
+    aten.embedding_renorm.default: embedding_renorm,
     aten.conv1d.default: convolve,
     aten.conv1d.padding: convolve,
     aten.conv2d.default: convolve,

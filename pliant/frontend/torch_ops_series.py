@@ -1,4 +1,4 @@
-"""Functions of numbers by recurrence: orthogonal polynomials, gcd, zeta, polygamma.
+"""Functions of numbers by recurrence: polynomials, gcd, zeta, incomplete gamma.
 
 The degree of a polynomial is data. The recurrence runs in a loop for all elements at
 once, up to the largest degree of them, and each element keeps its own:
@@ -19,7 +19,7 @@ import torch
 
 from pliant.frontend.torch_ops_context import Operand, TorchContext
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_special import SPECIAL
+from pliant.frontend.torch_ops_special import SPECIAL, log_gamma
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import DType
 
@@ -229,6 +229,121 @@ def polygamma(cx: TorchContext, n: int, x: Value) -> Value:
     return cx.cast(cx.mul(made, sign * math.factorial(n)), cx.out_dtype)
 
 
+# --- mantissa and exponent ------------------------------------------------------------
+
+
+def frexp(cx: TorchContext, x: Value) -> list[Value]:
+    """x = m * 2**e with 1/2 <= |m| < 1, by steps of powers of two, which are exact."""
+    wide = cx.cast(x, DType.F64)
+    odd = cx.b.binary("logical_or", cx.unary("isnan", wide), cx.unary("isinf", wide))
+    odd = cx.b.binary("logical_or", odd, cx.arith("eq", wide, 0.0))
+    m = cx.select(odd, 0.5, wide)
+    e = cx.full(0, x.shape, DType.I64)
+    for bits in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+        large = cx.arith("ge", cx.unary("abs", m), 2.0 ** (bits - 1))
+        m = cx.select(large, cx.mul(m, 2.0**-bits), m)
+        e = cx.select(large, cx.add(e, bits), e)
+        # Twice: a number of f64 may be as small as 2**-1074.
+        for _ in range(2 if bits == 512 else 1):
+            small = cx.arith("lt", cx.unary("abs", m), 2.0**-bits)
+            m = cx.select(small, cx.mul(m, 2.0**bits), m)
+            e = cx.select(small, cx.sub(e, bits), e)
+    mantissa = cx.select(odd, wide, m)
+    exponent = cx.select(odd, 0, e)
+    return [cx.cast(mantissa, x.dtype), cx.cast(exponent, DType.I32)]
+
+
+# --- the incomplete gamma function ----------------------------------------------------
+
+_MOST_ROUNDS, _SMALL, _TINY = 2000.0, 2.0**-52, 1e-300
+
+
+def _gamma_series(cx: TorchContext, a: Value, x: Value) -> Value:
+    """The sum of x**n / ((a + 1) .. (a + n)), for x that is not much above a."""
+
+    def more(given: Sequence[Value]) -> list[Value]:
+        k, total, term, shape, point = given
+        wide = cx.add(cx.b.broadcast_to(k, point.shape), 1.0)
+        term = cx.mul(term, cx.div(point, cx.add(shape, wide)))
+        return [cx.add(k, 1.0), cx.add(total, term), term, shape, point]
+
+    def test(given: Sequence[Value]) -> list[Value]:
+        k, total, term, *_ = given
+        open_ = cx.arith("gt", term, cx.mul(total, _SMALL))
+        some = cx.reduce("any", open_, range(open_.type.rank))
+        return [_and(cx, some, cx.arith("lt", k, _MOST_ROUNDS))]
+
+    one = cx.full(1.0, a.shape, DType.F64)
+    return looped(cx, [cx.full(0.0, (), DType.F64), one, one, a, x], more, test)[1]
+
+
+def _gamma_fraction(cx: TorchContext, a: Value, x: Value) -> Value:
+    """A continued fraction for x above a: Lentz's method (Numerical Recipes, 6.2)."""
+
+    def more(given: Sequence[Value]) -> list[Value]:
+        k, b, c, d, found, change, shape = given
+        k, b = cx.add(k, 1.0), cx.add(b, 2.0)
+        wide = cx.b.broadcast_to(k, b.shape)
+        step = cx.mul(wide, cx.sub(shape, wide))
+        d = _away_from_0(cx, cx.add(cx.mul(step, d), b))
+        c = _away_from_0(cx, cx.add(b, cx.div(step, c)))
+        d = cx.div(1.0, d)
+        change = cx.mul(c, d)
+        return [k, b, c, d, cx.mul(found, change), change, shape]
+
+    def test(given: Sequence[Value]) -> list[Value]:
+        off = cx.unary("abs", cx.sub(given[5], 1.0))
+        open_ = cx.arith("gt", off, _SMALL)
+        some = cx.reduce("any", open_, range(open_.type.rank))
+        return [_and(cx, some, cx.arith("lt", given[0], _MOST_ROUNDS))]
+
+    b = cx.sub(cx.add(x, 1.0), a)
+    d = cx.div(1.0, _away_from_0(cx, b))
+    c = cx.full(1 / _TINY, a.shape, DType.F64)
+    two = cx.full(2.0, a.shape, DType.F64)
+    start = [cx.full(0.0, (), DType.F64), b, c, d, d, two, a]
+    return looped(cx, start, more, test)[4]
+
+
+def _away_from_0(cx: TorchContext, x: Value) -> Value:
+    return cx.select(cx.arith("lt", cx.unary("abs", x), _TINY), _TINY, x)
+
+
+def incomplete_gamma(upper: bool) -> Translate:
+    """The share of gamma(a) that is below x, or above."""
+
+    def translate(cx: TorchContext, a: Value, x: Value) -> Value:
+        pair = cx.aligned(*(cx.cast(v, DType.F64) for v in (a, x)))
+        dims = cx.b.broadcast_shapes(*(v.shape for v in pair))
+        a, x = (cx.broadcast_to(v, dims) for v in pair)
+        # Elsewhere than inside, the loops get harmless numbers.
+        inside = _and(cx, cx.arith("gt", a, 0.0), cx.arith("gt", x, 0.0))
+        inside = _and(cx, inside, cx.arith("lt", cx.add(a, x), math.inf))
+        shape, point = cx.select(inside, a, 1.0), cx.select(inside, x, 1.0)
+        low = cx.arith("lt", point, cx.add(shape, 1.0))
+        power = cx.sub(cx.mul(shape, cx.unary("log", point)), point)
+        scale = cx.unary("exp", cx.sub(power, log_gamma(cx, shape)))
+        series = _gamma_series(cx, shape, cx.select(low, point, 0.5))
+        below = cx.div(cx.mul(series, scale), shape)
+        far = cx.select(low, cx.add(shape, 2.0), point)
+        above = cx.mul(_gamma_fraction(cx, shape, far), scale)
+        if upper:
+            found, zero, whole = cx.select(low, cx.sub(1.0, below), above), 1.0, 0.0
+        else:
+            found, zero, whole = cx.select(low, below, cx.sub(1.0, above)), 0.0, 1.0
+        edge = cx.select(cx.arith("eq", x, 0.0), zero, math.nan)
+        edge = cx.select(cx.arith("eq", a, 0.0), whole, edge)
+        edge = cx.select(cx.arith("eq", x, math.inf), whole, edge)
+        edge = cx.select(cx.arith("eq", a, math.inf), zero, edge)
+        both = cx.arith("eq", a, x)  # 0 and 0, infinity and infinity
+        edge = cx.select(both, math.nan, edge)
+        least = cx.arith("minimum", a, x)
+        edge = cx.select(cx.arith("ge", least, 0.0), edge, math.nan)
+        return cx.cast(cx.select(inside, found, edge), cx.out_dtype)
+
+    return translate
+
+
 def _times(factor: float, more: float = 0.0) -> Plain:
     return lambda cx, x: cx.add(cx.mul(x, factor), more)
 
@@ -255,6 +370,11 @@ SERIES: dict[Any, Translate] = {
         for name, rule in _SERIES.items()
         for overload in ("default", *_OF_NUMBERS[name == "zeta"])
     },
+    aten.igamma.default: incomplete_gamma(False),
+    aten.igammac.default: incomplete_gamma(True),
+    aten.special_gammainc.default: incomplete_gamma(False),
+    aten.special_gammaincc.default: incomplete_gamma(True),
+    aten.frexp.Tensor: frexp,
     aten.gcd.default: gcd,
     aten.lcm.default: lcm,
     aten.polygamma.default: polygamma,
