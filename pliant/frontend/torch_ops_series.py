@@ -239,7 +239,7 @@ def frexp(cx: TorchContext, x: Value) -> list[Value]:
     odd = cx.b.binary("logical_or", odd, cx.arith("eq", wide, 0.0))
     m = cx.select(odd, 0.5, wide)
     e = cx.full(0, x.shape, DType.I64)
-    for bits in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+    for bits in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1):
         large = cx.arith("ge", cx.unary("abs", m), 2.0 ** (bits - 1))
         m = cx.select(large, cx.mul(m, 2.0**-bits), m)
         e = cx.select(large, cx.add(e, bits), e)
