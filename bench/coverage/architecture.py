@@ -85,7 +85,7 @@ def found_tensors(result: Any) -> list[torch.Tensor]:
 
 def judge_architecture(case: Architecture) -> Verdict:
     torch.manual_seed(0)
-    model = Plain(case.build().eval(), case.names, case.fixed).eval()
+    model = Plain(_shaken(case.build().eval()), case.names, case.fixed).eval()
     example = case.inputs(*case.sizes[0])
     if isinstance(eager := _run(model, example), Exception):
         return Verdict("eager_cannot", f"{type(eager).__name__}: {first_line(eager)}")
@@ -94,7 +94,7 @@ def judge_architecture(case: Architecture) -> Verdict:
         with torch.no_grad():
             compiled = pliant.compile(model, example, shapes)
     except Exception as error:
-        return refusal(error, model, example, shapes)
+        return refusal(error, model, example, for_torch(shapes))
     double = copy.deepcopy(model).double()
     refused: list[str] = []
     tried = 0
@@ -116,6 +116,25 @@ def judge_architecture(case: Architecture) -> Verdict:
     if refused:
         return Verdict("refused", "; ".join(refused))
     return Verdict("pass", "" if tried > 1 else "eager takes no other size")
+
+
+def _shaken(model: torch.nn.Module) -> torch.nn.Module:
+    """No parameter is constant: a gate of zeros has ties alone, a scale of zeros hides
+    what it multiplies."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and parameter.numel() > 1:
+                first = parameter.flatten()[0]
+                if bool((parameter == first).all()):
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def for_torch(shapes: Any) -> Any:
+    """torch.export knows no names: each is a dim that it may fix."""
+    return pytree.tree_map(
+        lambda dim: torch.export.Dim.AUTO if isinstance(dim, str) else dim, shapes
+    )
 
 
 def _run(model: Callable[..., Any], inputs: Tensors) -> Any:

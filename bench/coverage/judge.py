@@ -75,7 +75,7 @@ def judge(model: torch.nn.Module, tensors: list[torch.Tensor]) -> Verdict:
     try:
         compiled = pliant.compile(model, (tensors,), dynamic_shapes=shapes)
     except Exception as error:
-        return refusal(error, model, tensors, shapes)
+        return refusal(error, model, (tensors,), shapes)
     answer = run(compiled, tensors)
     if isinstance(answer, InternalError) or (
         isinstance(answer, Exception) and not isinstance(answer, pliant.PliantError)
@@ -183,17 +183,16 @@ def _dynamic(x: torch.Tensor) -> dict[int, Any]:
 
 
 def refusal(
-    error: Exception, model: torch.nn.Module, tensors: Any, shapes: Any
+    error: Exception, model: torch.nn.Module, args: tuple[Any, ...], shapes: Any
 ) -> Verdict:
+    """Why a model did not compile; what torch.export alone can export is no excuse."""
     if isinstance(error, UnsupportedOpError):
         reasons = dict.fromkeys(f"{op.name}: {op.reason}" for op in error.ops)
         return Verdict("unsupported", "; ".join(reasons))
     text = f"{type(error).__name__}: {first_line(error)}"
-    if "torch.export could not trace" in text:
-        return Verdict("export_cannot", text)
     try:
         with torch.no_grad():
-            torch.export.export(model, (tensors,), dynamic_shapes=shapes, strict=False)
+            torch.export.export(model, args, dynamic_shapes=shapes, strict=False)
     except Exception as own:
         return Verdict("export_cannot", f"{type(own).__name__}: {first_line(own)}")
     typed = isinstance(error, pliant.PliantError)

@@ -87,7 +87,6 @@ TEXT: dict[str, dict[str, Any]] = {
     "falcon_mamba": _MAMBA,
     "flaubert": _XLM,
     "fnet": {},
-    "funnel": {"d_model": 64, "n_head": 4, "d_head": 16, "num_hidden_layers": None},
     "gemma": _GROUPED,
     "gemma2": _GROUPED,
     "gemma3_text": {**_GROUPED, "sliding_window": 16},
