@@ -460,7 +460,7 @@ RANDOM: dict[Any, Translate] = {
     aten.randperm.default: randperm,
     aten.randperm.generator: randperm,
     aten.random.default: random_from,
-    getattr(aten.random, "from"): random_from,  # noqa: B009: a keyword
+    getattr(aten.random, "from"): random_from,
     aten.random.to: random_to,
     aten.uniform.default: uniform,
     aten.bernoulli.default: bernoulli,
