@@ -18,7 +18,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 
 .PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-papers pages ablation coverage
+.PHONY: bench-limits bench-papers pages ablation coverage coverage-models
 
 test: lint types unit
 
@@ -49,10 +49,21 @@ fuzz: setup
 	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \
 		$(if $(SEED),--seed $(SEED))
 
-# What of torch compiles: every OpInfo entry, 15 minutes; writes docs/coverage.md. An
-# interrupted run goes on where it was.
+# What of torch compiles: every OpInfo entry and core ATen overload, 20 minutes; writes
+# docs/coverage.md. An interrupted run goes on where it was.
 coverage: setup
 	$(BIN)/python -m bench.coverage opinfo
+	$(BIN)/python -m bench.coverage coreaten
+
+# Architectures of timm, transformers and diffusers, an hour; to the same page. timm
+# imports torchvision, which is put into a folder of its own, without what it needs.
+TORCHVISION := $(shell $(PYTHON) -c "import tempfile as t; print(t.gettempdir())")
+TORCHVISION := $(TORCHVISION)/pliant_coverage/torchvision
+coverage-models: $(VENV)/.bench
+	$(BIN)/pip install --quiet --no-deps timm==1.0.31
+	test -d $(TORCHVISION) || \
+		$(BIN)/pip install --quiet --no-deps --target $(TORCHVISION) torchvision==0.28.0
+	$(BIN)/python -m bench.coverage architectures
 
 # Each of these says how long it will take before it starts; docs/measuring.md has them
 # in order. Times need an otherwise idle machine; tables go to the terminal and to

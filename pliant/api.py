@@ -195,8 +195,9 @@ def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
         return SizedResult(value.number, value.dims, sizes, mixed)
 
     results = tuple(map(rebound, signature.results))
+    written = tuple((k, found.results[n].number) for k, n in signature.written)
     return module.with_main(found.graph), replace(
-        signature, results=results, plain=False
+        signature, results=results, plain=False, written=written
     )
 
 

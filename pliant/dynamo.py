@@ -39,6 +39,7 @@ from pliant.frontend.torch_graph import (
     ResultView,
     from_graph,
 )
+from pliant.frontend.torch_model import draw_seed
 from pliant.frontend.torch_ops import decompositions
 from pliant.model.arguments import parse_bytes
 from pliant.model.compiled import CompiledModel
@@ -142,8 +143,7 @@ class CompiledGraph:
         if self.model is not None:
             given = [_stored(inputs[a.number], a) for a in self._arguments]
             if self._seeded:  # torch.manual_seed decides, as in eager mode
-                seed = torch.empty((), dtype=torch.int64)
-                given.append(seed.random_(-(2**63), None))
+                given.append(draw_seed())
             given += [inputs[source.number] for source in self._sizes]
             made = self.model(*given)
             results = made if isinstance(made, tuple) else (made,)

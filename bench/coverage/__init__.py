@@ -1,4 +1,8 @@
-"""What of torch compiles, as scorecards: `python -m bench.coverage opinfo`.
+"""What of torch compiles, as scorecards: `python -m bench.coverage CARD`.
+
+    opinfo          every OpInfo of torch.testing
+    coreaten        every overload that torch tags as core
+    architectures   models of timm, transformers and diffusers
 
 Every entry of a fixed list is compiled with every dim dynamic and compared with eager;
 there is no fallback. Each is judged in a process that may crash or hang without harm

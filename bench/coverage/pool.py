@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 Found = dict[str, Any]
+PER_PROCESS = 100  # entries: what torch keeps of a trace adds up
 
 
 def run(
@@ -66,6 +67,8 @@ def _serve(
     total: int,
 ) -> None:
     worker: _Worker | None = None
+    module = importlib.import_module(f"bench.coverage.{card}")
+    most = getattr(module, "PER_PROCESS", PER_PROCESS)
     while True:
         try:
             name = waiting.get_nowait()
@@ -74,7 +77,7 @@ def _serve(
         worker = worker or _Worker(card)
         started = time.perf_counter()
         answer = worker.ask(name, limit)
-        if answer["kind"] in ("crash", "hang") or worker.asked >= _Worker.MOST:
+        if answer["kind"] in ("crash", "hang") or worker.asked >= most:
             worker.close()
             worker = None
         answer["seconds"] = round(time.perf_counter() - started, 2)
@@ -88,8 +91,6 @@ def _serve(
 
 
 class _Worker:
-    MOST = 100  # entries of one process: what torch keeps of a trace adds up
-
     def __init__(self, card: str) -> None:
         self.asked = 0
         self.process = subprocess.Popen(

@@ -14,13 +14,20 @@ KINDS = (
     *("pass", "wrong", "unsupported", "refused", "internal", "crash", "hang"),
     *("export_cannot", "eager_cannot"),
 )
-TITLES = {"opinfo": "OpInfo entries of torch.testing"}
+TITLES = {
+    "opinfo": "OpInfo entries of torch.testing",
+    "coreaten": "Core ATen overloads",
+    "architectures": "Architectures of timm, transformers and diffusers",
+}
 OPENING = """# What of torch compiles
 
-Written by `make coverage` (`python -m bench.coverage opinfo`): each entry is compiled
-with every dim dynamic (but those of size 1, which may be there to broadcast), without
-fallback, and compared with eager at its own sizes and at others
-(`bench/coverage/judge.py`). Every entry that does not pass is listed.
+Written by `make coverage` (ops) and `make coverage-models` (architectures). Each op is
+compiled with every dim dynamic (but those of size 1, which may be there to broadcast),
+without fallback, and compared with eager at its own sizes and at others
+(`bench/coverage/judge.py`); random ops are judged by shape, type and distribution, not
+by value. Each architecture has random weights, a dynamic batch and, where the model has
+one, a dynamic length or size (`bench/coverage/architecture.py`). Every entry that does
+not pass is listed.
 """
 
 

@@ -160,7 +160,7 @@ class Signature:
     """The caller's arguments and results, flat, and the structure around them.
 
     `main` may have one more parameter, a seed, and more results: the new values of
-    buffers come last.
+    arguments that the model writes, then those of buffers.
     """
 
     arguments: tuple[Slot, ...]
@@ -173,12 +173,16 @@ class Signature:
     example: tuple[tuple[int, ...], ...] = ()
     seed: str | None = None  # the parameter that random numbers follow from
     changed: tuple[str, ...] = ()  # the buffers that the model writes
+    # Gives a seed for the next call, if the caller is not to.
+    draw: Callable[[], Any] | None = None
+    # Arguments that the model writes: the slot's number, and that of the new value.
+    written: tuple[tuple[int, int], ...] = ()
 
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Signature:
         """The same, with the sizes of these arguments recorded as the example's."""
-        values = zip(self.slots, self.flatten(args, kwargs), strict=True)
+        values = zip(self.slots, self.flatten(args, kwargs), strict=False)
         sizes = (
             tuple(map(int, v.shape)) if isinstance(slot, TensorSlot) else (int(v),)
             for slot, v in values
@@ -187,17 +191,40 @@ class Signature:
 
     @property
     def slots(self) -> tuple[TensorSlot | SizeSlot, ...]:
-        """The arguments the compiled function takes."""
-        return tuple(a for a in self.arguments if not isinstance(a, FixedSlot))
+        """The arguments the compiled function takes; a seed that is drawn is last."""
+        given = tuple(a for a in self.arguments if not isinstance(a, FixedSlot))
+        if self.draw is None or self.seed is None:
+            return given
+        return (*given, TensorSlot(self.seed, TensorType(DType.I64, ())))
 
     @property
     def is_direct(self) -> bool:
         """Whether a call takes main's arguments, and needs only main's results."""
         return (
             self.positional
+            and self.draw is None
+            and not self.written
             and all(isinstance(a, TensorSlot) for a in self.arguments)
             and all(isinstance(r, TensorResult | FixedResult) for r in self.results)
         )
+
+    def drawn(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, and a seed behind them if this call draws one."""
+        if self.draw is None:
+            return flat
+        seed = self.draw()
+        arrays = [isinstance(value, np.ndarray | np.generic) for value in flat]
+        return [*flat, seed.numpy() if arrays and all(arrays) else seed]
+
+    def write(self, flat: Sequence[Any], result: Any) -> None:
+        """Stores the new values of the arguments that the model writes."""
+        tensors = result if isinstance(result, tuple) else (result,)
+        for slot, number in self.written:
+            target, new = flat[slot], tensors[number]
+            if isinstance(target, np.ndarray):
+                target[...] = new
+            else:
+                target.detach().copy_(new)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""

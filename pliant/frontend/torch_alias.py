@@ -95,6 +95,10 @@ _RESHAPES = frozenset(
         "lift_fresh",
     ]
 )
+_OTHER_TWINS = {
+    aten.normal_.default: aten.normal_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+}
 # These give their operand itself, unless they are to drop something.
 _DROPOUTS = frozenset(
     ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
@@ -120,6 +124,8 @@ def functional_twin(target: Any) -> Any:
     """aten.add_.Tensor -> aten.add.Tensor; None if there is none."""
     if not is_in_place(target):
         return None
+    if target in _OTHER_TWINS:
+        return _OTHER_TWINS[target]
     packet = getattr(aten, op_name(target)[:-1], None)
     return getattr(packet, target._overloadname, None)
 
@@ -251,6 +257,8 @@ class Nodes(Protocol):
     lazy: dict[Node, Callable[[], Value]]  # weights that are not read yet
     buffers: dict[Node, str]  # weights that a call may change
     written: dict[Node, str]  # those that it did
+    inputs: dict[Node, int]  # arguments that a call may change, by slot
+    overwritten: dict[Node, int]  # those that it did
 
     def read(self, node: Node) -> Any: ...
 
@@ -307,7 +315,7 @@ class Aliases:
 
     def check_writable(self, node: Node) -> None:
         root = self.root(node)
-        if root in self.walk.buffers:
+        if root in self.walk.buffers or root in self.walk.inputs:
             return
         if root in self.walk.lazy:
             self.cx.unsupported(
@@ -322,6 +330,8 @@ class Aliases:
         root = self.root(node)
         if root in self.walk.buffers:
             self.walk.written[root] = self.walk.buffers[root]
+        if root in self.walk.inputs:
+            self.walk.overwritten[root] = self.walk.inputs[root]
         self.writes[root] = self.writes.get(root, 0) + 1
         if self.copies and self.cx.node is not None:
             self._guard_copies(root, self.cx.node)

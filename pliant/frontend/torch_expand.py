@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,8 @@ class _Expander:
             return None
         if _type(inner) != _type(node.meta.get("val")):
             return None
+        if _data_symbols(inner.graph.nodes) - _data_symbols(operands):
+            return None  # a number of the data, whose bounds are forgotten with it
         if any(each.target in above for each in inner.graph.nodes):
             return None
         path, line = _source(node)
@@ -238,6 +240,13 @@ def fixes_a_size(question: Question) -> bool:
         return True
     unevaluated = isinstance(expr, sympy.Eq) and expr.rhs.is_number
     return bool(unevaluated and expr.lhs.is_Symbol and expr.rhs not in (0, 1))
+
+
+def _data_symbols(nodes: Iterable[Node]) -> set[str]:
+    """Symbols for numbers that torch reads from data."""
+    numbers = (node.meta.get("val") for node in nodes)
+    found = (n.node.expr.free_symbols for n in numbers if isinstance(n, torch.SymInt))
+    return {str(s) for symbols in found for s in symbols if str(s).startswith("u")}
 
 
 def _type(result: Any) -> object:

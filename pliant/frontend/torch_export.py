@@ -11,7 +11,7 @@ condition of the model (a table of 512 positions) becomes a guard with its sourc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -41,11 +41,11 @@ from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import Walk, expand, location
-from pliant.frontend.translate import Location, constant_of
+from pliant.frontend.translate import Location, Untranslated, constant_of
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Cond, Expr, Guard, as_expr, sym
+from pliant.sym import Cond, Expr, Guard, as_expr, eq, sym
 
 _NOWHERE = Location("", "-")
 
@@ -108,6 +108,7 @@ class _ExportImport:
         self.graph = self.expansion.module.graph
         self.cx = TorchContext(Builder(), training)
         self.cx.covered = covered
+        self.cx.specialise = self._specialise
         self.cx.symbols.update(info.names)
         self.slots: list[Slot] = []
         self.sizes: list[str] = []
@@ -127,16 +128,45 @@ class _ExportImport:
         self._check_mutations()
         self.walk.run(self.expansion.module)
         values, results = self._read_outputs()
+        written = self._written(values)
         changed = self._changed()
         values += [self.walk.env[node] for node in changed]
         module = self.cx.finish(values, self.sizes)
         seed = self.cx.seed_value
+        signature = torch_signature(self.ep, self.slots, results, parameters)
         signature = replace(
-            torch_signature(self.ep, self.slots, results, parameters),
+            signature,
             seed=None if seed is None else seed.name,
             changed=tuple(changed.values()),
+            written=written,
+            plain=signature.plain and not written,
         )
         return Imported(module, signature, tuple(self.cx.assumptions))
+
+    def _specialise(self, size: Expr) -> None:
+        """Fixes a size to the one of the trace, unless the user counts on others."""
+        env = next((v.fake_mode.shape_env for v in self._traced()), None)
+        if env is None:
+            return
+        values = {
+            ours.symbols()[0]: int(env.backed_var_to_val[theirs])
+            for theirs in env.backed_var_to_val
+            if (ours := self.cx.symbols.get(str(theirs))) is not None
+            and len(ours.symbols()) == 1
+        }
+        named = {n for e in self.info.names.values() for n in e.symbols()}
+        if any(name in named or name not in values for name in size.symbols()):
+            return
+        for name in size.symbols():
+            fixed = eq(sym(name), values[name])
+            why = f"{self.cx.op_name} is compiled for this size alone"
+            self.cx.assume(Basis.TRACED, self.cx.guard(fixed, why))
+
+    def _traced(self) -> Iterator[Any]:
+        vals = (node.meta.get("val") for node in self.graph.nodes)
+        return (
+            v for v in vals if isinstance(v, torch.Tensor) and hasattr(v, "fake_mode")
+        )
 
     def _sizes_read(self) -> frozenset[Any] | None:
         """Sizes that the model's code or an op's argument is computed from, as torch
@@ -179,6 +209,9 @@ class _ExportImport:
                 self._problem(node, f"element type {val.dtype} is not supported")
                 return
             type = TensorType(dtype, tuple(self._dim(d) for d in val.shape))
+            if not self.cx.training:
+                count = len([s for s in self.slots if not isinstance(s, FixedSlot)])
+                self.walk.inputs[node] = count
             self.slots.append(TensorSlot(name, type))
             self.walk.env[node] = self.cx.b.param(name, type)
         elif isinstance(val, torch.SymInt):
@@ -241,6 +274,15 @@ class _ExportImport:
                 name = "buffer" if spec.kind is OutputKind.BUFFER_MUTATION else "input"
                 reason = f"the model changes its {name} '{spec.target}' in every call"
                 self.cx.note(f"update of a {name}", reason, _NOWHERE)
+
+    def _written(self, values: list[Value]) -> tuple[tuple[int, int], ...]:
+        """Adds the new values of the inputs that the model has written."""
+        found = self.walk.overwritten
+        if any(isinstance(self.walk.env[node], Untranslated) for node in found):
+            return ()  # reported
+        first = len(values)
+        values += [self.walk.read(node) for node in found]
+        return tuple((slot, first + k) for k, slot in enumerate(found.values()))
 
     def _changed(self) -> dict[Node, str]:
         """Buffers that the model has written, and their names."""

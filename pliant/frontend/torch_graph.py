@@ -164,7 +164,7 @@ class _GraphImport:
         self.results: list[Value] = []
         self.computed: dict[Node, Computed] = {}
         self.traced: dict[str, torch.SymInt] = {}
-        self.cx.specialise, self.cx.random = self._specialise, True
+        self.cx.specialise = self._specialise
 
     def run(self) -> ImportedGraph:
         self._read_symbols()

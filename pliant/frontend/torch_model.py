@@ -30,7 +30,7 @@ def import_model(
     look alike. The time spent in torch is added to `seconds`.
     """
     if isinstance(model, torch.export.ExportedProgram):
-        return (from_exported(model),)
+        return (_seeded(from_exported(model)),)
     if not isinstance(model, torch.nn.Module):
         raise OptionError(
             f"cannot compile a {type(model).__name__}: give an nn.Module, "
@@ -41,8 +41,23 @@ def import_model(
     ways = programs(model, examples, dynamic_shapes, simplify=simplify)
     seconds["export"] = perf_counter() - started
     return tuple(
-        replace(way, signature=way.signature.with_example(examples, {})) for way in ways
+        _seeded(replace(way, signature=way.signature.with_example(examples, {})))
+        for way in ways
     )
+
+
+def _seeded(imported: Imported) -> Imported:
+    """Each call of a program with random ops draws a seed, as eager would draw."""
+    signature = imported.signature
+    if signature.seed is None:
+        return imported
+    return replace(imported, signature=replace(signature, draw=draw_seed))
+
+
+def draw_seed() -> torch.Tensor:
+    """From torch's generator: torch.manual_seed decides what it is."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty((), dtype=torch.int64).random_(-(2**63), None)
 
 
 def _examples(model: torch.nn.Module, given: Any) -> tuple[Any, ...]:

@@ -24,13 +24,17 @@ from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
 from pliant.frontend.torch_ops_norm import NORM
 from pliant.frontend.torch_ops_pick import PICK
+from pliant.frontend.torch_ops_pool import POOL
+from pliant.frontend.torch_ops_random import RANDOM
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
 from pliant.frontend.torch_ops_sample import SAMPLE
 from pliant.frontend.torch_ops_scatter import SCATTER
+from pliant.frontend.torch_ops_series import SERIES
 from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_special import SPECIAL
+from pliant.frontend.torch_ops_strided import STRIDED
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -53,6 +57,10 @@ TABLE: dict[Any, Translate] = {
     **SPECIAL,
     **DISTANCE,
     **SAMPLE,
+    **RANDOM,
+    **STRIDED,
+    **POOL,
+    **SERIES,
 }
 
 # Ops that other packages define: by name, as they exist once the package is loaded.

@@ -1,34 +1,15 @@
-"""Attention and dropout, which goes into it in training."""
+"""Attention, with dropout inside it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from pliant.frontend.torch_ops_context import Real, TorchContext
+from pliant.frontend.torch_ops_random import dropout
 from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.graph import Op, Value
-from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr
-
-
-def kept(cx: TorchContext, shape: Sequence[Expr], p: float) -> Value:
-    """What a dropout lets through: each element with probability 1 - p."""
-    if not cx.random:
-        cx.unsupported("dropout in training is random: call eval()")
-    b = cx.b
-    chance = b.emit("random", cx.seed(), number=cx.next_number(), shape=tuple(shape))
-    return b.binary("ge", chance, b.scalar(p, DType.F32))
-
-
-def dropout(cx: TorchContext, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    if not train or not p:
-        return x
-    if p == 1:
-        return cx.mul(x, 0.0)
-    keep = kept(cx, x.shape, p)
-    return cx.b.select(keep, cx.mul(x, 1 / (1 - p)), cx.b.scalar(0.0, x.dtype))
+from pliant.ir.types import TensorType
 
 
 def attention(
@@ -42,8 +23,6 @@ def attention(
     scale: float | Real | None = None,
     enable_gqa: bool = False,
 ) -> Value:
-    if dropout_p and not cx.random:
-        cx.unsupported("attention with dropout is random: call eval()")
     if isinstance(scale, Real):  # computed from a dynamic size
         q, scale = cx.arith("mul", q, scale), 1.0
     flat = q.type.rank == 2

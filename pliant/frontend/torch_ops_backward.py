@@ -14,10 +14,8 @@ from pliant.frontend.torch_ops_attention import attention
 from pliant.frontend.torch_ops_backward_conv import (
     convolution_backward,
     max_pool_backward,
-    max_pool_kept,
 )
 from pliant.frontend.torch_ops_context import (
-    Operand,
     Size,
     TorchContext,
     used,
@@ -26,8 +24,7 @@ from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_norm import layer_norm, rms_norm
 from pliant.frontend.torch_ops_reduce import variance
 from pliant.ir.graph import Value
-from pliant.ir.types import DType
-from pliant.sym import as_expr, le
+from pliant.sym import le
 
 aten = torch.ops.aten
 
@@ -147,44 +144,6 @@ def _no_dropout(cx: TorchContext, dropout_p: float) -> None:
         cx.unsupported("attention with dropout inside")
 
 
-# --- random numbers -------------------------------------------------------------
-
-
-def uniform(cx: TorchContext, shape: Sequence[Size], *_: Any, **__: Any) -> Value:
-    """In [0, 1)."""
-    if not cx.random:
-        cx.unsupported("random numbers are not supported")
-    dims = tuple(as_expr(size) for size in shape)
-    out = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=dims)
-    return cx.cast(out, cx.out_dtype)
-
-
-def uniform_like(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
-    return uniform(cx, x.shape)
-
-
-def bernoulli(cx: TorchContext, x: Value, p: Operand | None = None, **_: Any) -> Value:
-    """1 with probability p, or that of each element."""
-    if not cx.random:
-        cx.unsupported("random numbers are not supported")
-    chance = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=x.shape)
-    return cx.cast(cx.arith("lt", chance, x if p is None else p), x.dtype)
-
-
-def native_dropout(
-    cx: TorchContext, x: Value, p: float, train: bool | None
-) -> list[Any]:
-    """(out, which elements were kept)"""
-    if train is False or not p:
-        return [x, cx.full(True, x.shape, DType.BOOL)]
-    if not cx.random:
-        cx.unsupported("dropout in training is random: call eval()")
-    chance = cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=x.shape)
-    kept = cx.arith("ge", chance, float(p))
-    scaled = cx.mul(x, 0.0 if p == 1 else 1 / (1 - p))
-    return [cx.select(kept, scaled, 0.0), kept]
-
-
 def convert_element_type(cx: TorchContext, x: Value, dtype: torch.dtype) -> Value:
     return cx.cast(x, cx.dtype(dtype))
 
@@ -199,12 +158,6 @@ BACKWARD: dict[Any, Translate] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         attention_backward
     ),
-    aten.rand.default: uniform,
-    aten.rand_like.default: uniform_like,
-    aten.bernoulli.default: bernoulli,
-    aten.bernoulli.p: bernoulli,
-    aten.native_dropout.default: native_dropout,
     aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices.default: max_pool_kept,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
 }

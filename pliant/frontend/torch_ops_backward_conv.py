@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pliant.frontend.torch_ops_context import TorchContext, used
-from pliant.frontend.torch_ops_nn import max_pool
+from pliant.frontend.torch_ops_context import TorchContext
 from pliant.ir.graph import Value
 from pliant.ir.windows import (
     Window,
@@ -14,9 +13,7 @@ from pliant.ir.windows import (
     conv_transpose_input,
     conv_weight,
     max_pool_input,
-    max_pool_places,
 )
-from pliant.sym import Expr
 
 
 def convolution_backward(
@@ -55,32 +52,6 @@ def convolution_backward(
 
 
 # --- max pools that know what they picked ---------------------------------------
-
-
-def max_pool_kept(
-    cx: TorchContext,
-    x: Value,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> list[Any]:
-    """(out, the place in its plane of each element of it)"""
-    options = (kernel_size, stride, padding, dilation, ceil_mode)
-    out = max_pool(2)(cx, x, *options)
-    if not used(cx, 1):
-        return [out, None]
-    window = cx.ints(kernel_size, 2, "kernel size")
-    given = isinstance(stride, int | Expr) or bool(stride)
-    steps = cx.ints(stride, 2, "stride") if given else window
-    pads = cx.ints(padding, 2, "padding")
-    spread = cx.ints(dilation, 2, "dilation")
-    # The last windows of a rounded-up pool reach behind the padding.
-    tail = [p + (s - 1 if ceil_mode else 0) for p, s in zip(pads, steps, strict=True)]
-    rows = (window, steps, pads, tail, spread)
-    sliding = Window(*(tuple(row) for row in rows))
-    return [out, max_pool_places(cx.b, x, out.shape[-2:], sliding)]
 
 
 def max_pool_backward(

@@ -11,11 +11,22 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_attention import attention
-from pliant.frontend.torch_ops_context import Real, Size, TorchContext
+from pliant.frontend.torch_ops_context import Real, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate, scaled
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, ceildiv, eq, floordiv, le, minimum, mod, ne
+from pliant.sym import (
+    Expr,
+    as_expr,
+    ceildiv,
+    eq,
+    floordiv,
+    le,
+    minimum,
+    mod,
+    ne,
+    product,
+)
 
 aten = torch.ops.aten
 
@@ -155,8 +166,12 @@ def convolve_transposed(
     single = x.type.rank == rank + 1
     x = cx.reshape(x, (1, *x.shape)) if single else x
     _want_places(cx, x)
-    for size in weight.shape:  # its kernel is built from them
-        cx.constant_int(size, "a size of a transposed convolution's weight")
+    # Its kernel is built from them.
+    what = "a size of a transposed convolution's weight"
+    weight = cx.reshape(weight, [cx.constant_int(size, what) for size in weight.shape])
+    channels = weight.shape[0]
+    cx.b.require_equal(x.shape[1], channels, "a convolution's channels")
+    x = cx.reshape(x, (x.shape[0], channels, *x.shape[2:]))
     pads = tuple(cx.ints(padding, rank, "padding"))
     out = cx.b.emit(
         "conv_transpose",
@@ -191,6 +206,38 @@ def convolution(
             cx, x, weight, bias, stride, padding, output_padding, groups, dilation
         )
     return convolve(cx, x, weight, bias, stride, padding, dilation, groups)
+
+
+def bilinear(
+    cx: TorchContext, x: Value, y: Value, weight: Value, bias: Value | None = None
+) -> Value:
+    """x, y -> x W[o] y for each of the weight's matrices."""
+    lead = x.shape[:-1]
+    rows = [cx.reshape(v, (product(lead), v.shape[-1])) for v in (x, y)]
+    out = cx.b.emit("einsum", rows[0], weight, rows[1], equation="bi,oij,bj->bo")
+    out = out if bias is None else cx.add(out, bias)
+    return cx.reshape(out, (*lead, weight.shape[0]))
+
+
+def embedding_renorm(
+    cx: TorchContext, weight: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """Rows that are looked up and longer than max_norm, scaled to that length."""
+    rows = weight.shape[0]
+    places = cx.reshape(as_index(cx, indices), (indices.type.numel,))
+    ones = cx.full(1.0, (indices.type.numel, 1), DType.F32)
+    hits = cx.b.emit("scatter_add", places, ones, rows=rows)
+    wide = cx.unary("abs", cx.cast(weight, weight.dtype.compute))
+    if norm_type == math.inf:
+        norm = cx.reduce("max", wide, (1,), keepdims=True)
+    else:
+        total = cx.reduce("sum", cx.arith("pow", wide, norm_type), (1,), keepdims=True)
+        norm = cx.arith("pow", total, 1 / norm_type)
+    long = cx.b.binary(
+        "logical_and", cx.arith("gt", hits, 0.0), cx.arith("gt", norm, max_norm)
+    )
+    scale = cx.select(long, cx.div(max_norm, cx.add(norm, 1e-7)), 1.0)
+    return cx.cast(cx.mul(weight, scale), weight.dtype)
 
 
 # --- pools ----------------------------------------------------------------------
@@ -250,11 +297,6 @@ def max_pool(rank: int) -> Translate:
     return translate
 
 
-def max_pool_with_indices(rank: int) -> Translate:
-    values = max_pool(rank)
-    return lambda cx, *args, **kw: [values(cx, *args, **kw), None]
-
-
 def _given(stride: Any) -> bool:
     return isinstance(stride, int | Expr) or bool(stride)
 
@@ -273,17 +315,40 @@ def avg_pool(rank: int) -> Translate:
         window = cx.ints(kernel_size, rank, "kernel size")
         steps = cx.ints(stride, rank, "stride") if _given(stride) else window
         pads = cx.ints(padding, rank, "padding")
-        if ceil_mode and (divisor_override or (count_include_pad and any(pads))):
-            cx.unsupported("avg_pool that rounds up and counts its padding")
+        ones, size = [1] * rank, math.prod(window)
+        counts = ceil_mode and count_include_pad and any(pads)
         include = count_include_pad and not ceil_mode
-        ones = [1] * rank
-        include = include or bool(divisor_override)
+        include = include or bool(divisor_override) or counts
         out = _pool(cx, "mean", x, window, steps, pads, ones, ceil_mode, include)
         if divisor_override:
-            out = cx.mul(out, math.prod(window) / divisor_override)
-        return out
+            return cx.mul(out, size / divisor_override)
+        if not counts:
+            return out
+        wide = cx.mul(cx.cast(out, out.dtype.compute), float(size))
+        return cx.cast(_by_reach(cx, wide, x, window, steps, pads), x.dtype)
 
     return translate
+
+
+def _by_reach(
+    cx: TorchContext,
+    sums: Value,
+    x: Value,
+    window: Sequence[int],
+    steps: Sequence[int],
+    pads: Sequence[int],
+) -> Value:
+    """Sums of windows over how much of each lies on the input and its padding.
+
+    The last window of a pool that rounds up may reach further.
+    """
+    lead = x.type.rank - len(window)
+    for k, (size, step, pad) in enumerate(zip(window, steps, pads, strict=True), lead):
+        start = cx.sub(cx.mul(cx.b.iota((sums.shape[k],)), step), pad)
+        end = cx.arith("minimum", cx.add(start, size), x.shape[k] + pad)
+        count = cx.cast(cx.sub(end, start), sums.dtype)
+        sums = cx.div(sums, cx.b.broadcast(count, sums.shape, (k,)))
+    return sums
 
 
 def adaptive_pool(op: str, rank: int, mean: bool = True) -> Translate:
@@ -440,6 +505,8 @@ NN: dict[Any, Translate] = {
     aten.addmv.default: plus_product,
     aten.linear.default: linear,
     aten.einsum.default: einsum,
+    aten.bilinear.default: bilinear,
+    aten.embedding_renorm.default: embedding_renorm,
     aten.conv1d.default: convolve,
     aten.conv1d.padding: convolve,
     aten.conv2d.default: convolve,
@@ -453,8 +520,6 @@ NN: dict[Any, Translate] = {
     aten.max_pool1d.default: max_pool(1),
     aten.max_pool2d.default: max_pool(2),
     aten.max_pool3d.default: max_pool(3),
-    aten.max_pool2d_with_indices.default: max_pool_with_indices(2),
-    aten.max_pool3d_with_indices.default: max_pool_with_indices(3),
     aten.avg_pool1d.default: avg_pool(1),
     aten.avg_pool2d.default: avg_pool(2),
     aten.avg_pool3d.default: avg_pool(3),
@@ -462,18 +527,6 @@ NN: dict[Any, Translate] = {
     aten.adaptive_avg_pool2d.default: adaptive_pool("mean", 2),
     aten._adaptive_avg_pool2d.default: adaptive_pool("mean", 2, mean=False),
     aten.adaptive_avg_pool3d.default: adaptive_pool("mean", 3),
-    aten.adaptive_max_pool1d.default: lambda cx, x, s: [
-        adaptive_pool("max", 1)(cx, x, s),
-        None,
-    ],
-    aten.adaptive_max_pool2d.default: lambda cx, x, s: [
-        adaptive_pool("max", 2)(cx, x, s),
-        None,
-    ],
-    aten.adaptive_max_pool3d.default: lambda cx, x, s: [
-        adaptive_pool("max", 3)(cx, x, s),
-        None,
-    ],
     aten.scaled_dot_product_attention.default: attention,
     aten.upsample_nearest1d.default: resize("nearest", 1),
     aten.upsample_nearest2d.default: resize("nearest", 2),

@@ -174,7 +174,7 @@ def put_window(
     """x with one window of one axis replaced."""
     start, size, step = window
     if step != 1:
-        cx.unsupported("writing to a slice with a step")
+        return _put_every(cx, x, new, axis, window)
     behind = cx.simplify(x.shape[axis] - start - size)
     parts = [cx.cast(new, x.dtype)]
     if start != 0:
@@ -182,6 +182,27 @@ def put_window(
     if behind != 0:
         parts.append(cx.slice(x, axis, start + size, behind))
     return cx.concat(parts, axis)
+
+
+def _put_every(
+    cx: TorchContext, x: Value, new: Value, axis: int, window: tuple[Expr, Expr, int]
+) -> Value:
+    """x with every step-th element of a window replaced."""
+    start, size, step = window
+    new = cx.cast(new, x.dtype)
+    last = cx.b.iota((x.shape[axis],))
+    turn = cx.sub(last, start)
+    which = cx.arith("floordiv", turn, step)
+    hit = cx.arith("eq", cx.mul(which, step), turn)
+    hit = cx.b.binary("logical_and", hit, cx.arith("ge", turn, 0))
+    hit = cx.b.binary("logical_and", hit, cx.arith("lt", which, size))
+    # At least one row, so that there is one to read where none is meant.
+    blank = (*x.shape[:axis], as_expr(1), *x.shape[axis + 1 :])
+    rows = cx.concat([new, cx.full(0, blank, x.dtype)], axis)
+    place = cx.arith("minimum", cx.arith("maximum", which, 0), size)
+    found = cx.b.emit("index", cx.move_axis(rows, axis, 0), place)
+    wide = cx.b.broadcast(hit, x.shape, (axis,))
+    return cx.b.select(wide, cx.move_axis(found, 0, axis), x)
 
 
 def slice_scatter(
@@ -260,6 +281,8 @@ def squeeze(
     cx: TorchContext, x: Value, dim: int | Sequence[int] | None = None
 ) -> Value:
     """Drops dims of 1; a dynamic dim stays, and must not be 1, so ranks are fixed."""
+    if not isinstance(dim, int) and dim is not None and not dim:
+        return x
     dropped = []
     for axis in cx.axes(dim, x.type.rank):
         size = cx.simplify(x.shape[axis])

@@ -208,7 +208,7 @@ def _mirrored(cx: TorchContext, x: Value) -> tuple[Value, Value, Value]:
     return left, right, cx.select(left, off, 0.5)
 
 
-def _lgamma(cx: TorchContext, x: Value) -> Value:
+def log_gamma(cx: TorchContext, x: Value) -> Value:
     left, z, off = _mirrored(cx, x)
     small = cx.arith("lt", z, float(_SHIFT))
     inside = cx.arith("minimum", z, float(_SHIFT))
@@ -323,7 +323,7 @@ SPECIAL: dict[Any, Translate] = {
     aten.special_ndtr.default: exact(_eager_ndtr),
     aten.special_log_ndtr.default: narrow(_log_ndtr),
     aten.special_ndtri.default: narrow(_ndtri),
-    aten.lgamma.default: narrow(_lgamma),
+    aten.lgamma.default: narrow(log_gamma),
     aten.digamma.default: narrow(_digamma),
     aten.fmax.default: _larger("ge"),
     aten.fmin.default: _larger("le"),

@@ -1,4 +1,4 @@
-"""Translations that training needs: losses, random ops, what is detached.
+"""Translations that training needs: losses, norms, what is detached.
 
 A loss is spelled so that nothing of the logits' size is made but their gradient: of the
 class that is meant one element is picked, and the rest is one number for each row.
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from pliant.frontend.torch_ops_activation import log_sigmoid
-from pliant.frontend.torch_ops_attention import dropout, kept
 from pliant.frontend.torch_ops_context import TorchContext, as_index
 from pliant.frontend.torch_ops_loss import MEAN, SUM
 from pliant.frontend.torch_ops_math import Translate
@@ -172,48 +171,6 @@ def binary_cross_entropy_with_logits(
     return b.cast(_reduced(cx, each, b.full_like(each, 1.0), reduction), out)
 
 
-# --- dropout ----------------------------------------------------------------------
-
-
-def native_dropout(
-    cx: TorchContext, x: Value, p: float, train: bool = False
-) -> list[Any]:
-    return [dropout(cx, x, p, bool(train)), None]
-
-
-def feature_dropout(
-    cx: TorchContext, x: Value, p: float = 0.5, train: bool = False
-) -> Value:
-    """Whole channels: what lies behind the first two dims."""
-    if not train or not p:
-        return x
-    if p == 1:
-        return cx.mul(x, 0.0)
-    ones = (as_expr(1),) * (x.type.rank - 2)
-    keep = kept(cx, (*x.shape[:2], *ones), p)
-    wide = cx.b.broadcast_to(keep, x.shape)
-    return cx.b.select(wide, cx.mul(x, 1 / (1 - p)), cx.b.scalar(0.0, x.dtype))
-
-
-# What SELU tends to far below 0 (Klambauer et al. 2017), as torch has it.
-_SELU_LEAST = 1.7580993408473766
-
-
-def alpha_dropout(
-    cx: TorchContext, x: Value, p: float = 0.5, train: bool = False
-) -> Value:
-    """To SELU's least value, then scaled: mean 0 and variance 1 stay."""
-    if not train or not p:
-        return x
-    if p == 1:
-        return cx.mul(x, 0.0)
-    factor = 1 / math.sqrt((_SELU_LEAST**2 * p + 1) * (1 - p))
-    least = _SELU_LEAST * factor
-    there = cx.add(cx.mul(x, factor), least * p)
-    gone = cx.b.scalar(least * p - least, x.dtype)
-    return cx.b.select(kept(cx, x.shape, p), there, gone)
-
-
 # --- norms that keep statistics -----------------------------------------------------
 
 
@@ -272,8 +229,6 @@ def batch_norm(
         return frozen_batch_norm(
             cx, x, weight, bias, running_mean, running_var, False, momentum, eps
         )
-    if running_mean is not None and not cx.training:
-        cx.unsupported("batch_norm in training updates its statistics: call eval()")
     axes = [0, *range(2, x.type.rank)]
     return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
 
@@ -297,8 +252,6 @@ def instance_norm(
             *(cx, x, weight, bias, running_mean, running_var),
             *(use_input_stats, momentum, eps),
         )
-    if not cx.training:
-        cx.unsupported("instance_norm in training updates its statistics: call eval()")
     axes = range(2, x.type.rank)
     return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
 
@@ -352,10 +305,6 @@ TRAIN: dict[Any, Translate] = {
     aten.nll_loss2d.default: nll_loss,
     aten.cross_entropy_loss.default: cross_entropy,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
-    aten.dropout.default: dropout,
-    aten.native_dropout.default: native_dropout,
-    aten.feature_dropout.default: feature_dropout,
-    aten.alpha_dropout.default: alpha_dropout,
     aten.embedding.default: embedding,
     aten.batch_norm.default: batch_norm,
     aten.instance_norm.default: instance_norm,

@@ -59,14 +59,20 @@ def trace(
     check_sizes(flat, leaves)
     flat = _apart(flat)
     attempts = [enlarged(flat, leaves, alike=False), enlarged(flat, leaves, alike=True)]
-    # Each in turn: sizes as guessed, all alike, as given.
+    # Each in turn: sizes as guessed, all alike, as given, with those of 0 fixed.
+    shapes = declared.for_torch
+    tries = [(values, shapes) for values in (*attempts, flat) if values is not None]
+    if any(0 in value.shape for value in flat if isinstance(value, torch.Tensor)):
+        tries.append((flat, _fixed_where_empty(flat, leaves)))
     failure: Exception | None = None
-    for values in [*(a for a in attempts if a is not None), flat]:
+    for values, dims in tries:
         try:
-            program, asked = _export(model, values, spec, declared.for_torch, training)
+            program, asked = _export(model, values, spec, dims, training)
         except Exception as error:  # torch raises many kinds; the first one counts
             failure = failure or error
             continue
+        if _leaves_out(program, flat) and values is not flat:
+            continue  # the code took a size that was guessed to be the only one
         info = declared_symbols(traced_dims(program), leaves)
         info = replace(info, asked=asked)
         return Traced(program, info, tuple(values), declared)
@@ -108,6 +114,32 @@ def trace_again(
             known.setdefault(str(size), name)
     info = replace(info, names=known, asked=asked)
     return replace(first, program=program, info=info, values=tuple(values))
+
+
+def _leaves_out(program: ExportedProgram, flat: Sequence[Any]) -> bool:
+    """Whether a size of the example is none that the program is for."""
+    for value, sizes in zip(flat, traced_dims(program), strict=True):
+        shape = value.shape if isinstance(value, torch.Tensor) else ()
+        if any(
+            isinstance(sizes[k], int) and sizes[k] != n for k, n in enumerate(shape)
+        ):
+            return True
+    return False
+
+
+def _fixed_where_empty(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> Any:
+    """The dims that vary but for those of 0 that may be fixed: some code takes no other
+    size there."""
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    for value, leaf in zip(flat, leaves, strict=True):
+        dims = {
+            axis: dim.for_torch
+            for axis, dim in leaf.dims.items()
+            if dim.must_vary or (axis >= 0 and dim.dynamic and value.shape[axis])
+        }
+        if dims:
+            shapes[value] = dims
+    return shapes
 
 
 def _export(

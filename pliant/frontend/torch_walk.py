@@ -67,6 +67,8 @@ class Walk:
         self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used
         self.buffers: dict[Node, str] = {}  # weights that a call may change
         self.written: dict[Node, str] = {}  # those that it did
+        self.inputs: dict[Node, int] = {}  # arguments that it may change, by slot
+        self.overwritten: dict[Node, int] = {}  # those that it did
         self.aliases: Aliases | None = None
         # Sizes, as torch knows them, that something was computed from; None: any.
         self.sizes_read: frozenset[Any] | None = None
@@ -172,6 +174,8 @@ class Walk:
     def translate(self, node: Node) -> Any:
         self.cx.node, self.cx.state = node, self
         target = node.target
+        if node not in self.live and is_random(target):
+            return POISON  # and no seed is drawn for it
         args, kwargs = self.operands(node)
         special = self.special(node, args)
         rule = translation(target)
@@ -344,8 +348,9 @@ class Walk:
 
     def region(self, reference: Any, operands: list[Any], name: str) -> Graph:
         """An inner graph as a region; sizes are seen from outside, tensors passed."""
-        outer = self.cx.b
+        outer, random = self.cx.b, self.cx.random
         self.cx.b = outer.child()
+        self.cx.random = False  # every round would draw the same
         try:
             inside = [
                 self.cx.b.param(f"{name}_arg", x.type) if isinstance(x, Value) else x
@@ -356,7 +361,7 @@ class Walk:
                 raise Unsupported("a branch or loop body that returns no tensor")
             return self.cx.b.finish(name, results)
         finally:
-            self.cx.b = outer
+            self.cx.b, self.cx.random = outer, random
 
 
 def _live(module: GraphModule) -> set[Node]:
@@ -384,6 +389,12 @@ def _trains(node: Node) -> bool:
     return node.target in norms and node.args[3] is not None and node.args[5] is True
 
 
+def is_random(target: Any) -> bool:
+    """An op that draws random numbers."""
+    seeded = torch.Tag.nondeterministic_seeded
+    return isinstance(target, torch._ops.OpOverload) and seeded in target.tags
+
+
 def _poisoned(argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return any(_poisoned(a) for a in argument)
@@ -391,9 +402,6 @@ def _poisoned(argument: Any) -> bool:
 
 
 def _why_unknown(target: Any) -> str:
-    name = str(target)
-    if "rand" in name or "bernoulli" in name or "multinomial" in name:
-        return "random numbers are not supported"
     if is_in_place(target):
         return "this in-place op has no translation"
     return "this op has no translation"

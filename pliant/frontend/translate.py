@@ -84,7 +84,7 @@ class Translation:
         self.problems: list[UnsupportedOp] = []
         # The source's symbols in our spelling.
         self.symbols: dict[str, Expr] = {}
-        self.random = training  # whether a call may draw random numbers
+        self.random = True  # whether random numbers may be drawn here
         self.randoms = 0  # random ops so far; each draws numbers of its own
         self.seed_value: Value | None = None
         # What the source's program took for granted, and which of its branches need

@@ -357,7 +357,11 @@ def max_pool_places(b: Builder, x: Value, places: Sequence[Expr], w: Window) -> 
         return b.binary("sub", index, b.scalar(w.low[k], DType.I64))
 
     def first(k: int) -> Value:
-        """The first that is no padding: picked if all are the lowest of numbers."""
+        """The first that is not before the input: picked if all are the lowest.
+
+        Of a window whose taps all lie in padding, that one lies behind the input, and
+        is what torch says it picked.
+        """
         begin, gap = start(k), b.scalar(w.dilation[k], DType.I64)
         none = b.scalar(0, DType.I64)
         if w.low[k]:
@@ -365,8 +369,7 @@ def max_pool_places(b: Builder, x: Value, places: Sequence[Expr], w: Window) -> 
             more = b.binary("add", before, b.scalar(w.dilation[k] - 1, DType.I64))
             skipped = b.binary("floordiv", more, gap)
             begin = b.emit("add", begin, b.binary("mul", skipped, gap))
-        last = b.binary("sub", b.dim_value(dims[k]), b.scalar(1, DType.I64))
-        return b.binary("minimum", begin, last) if w.high[k] else begin
+        return begin
 
     best = b.full(-math.inf, x.dtype, shape)
     where = flat(first)
@@ -389,14 +392,19 @@ def max_pool_input(
 ) -> Value:
     """Each gradient added up at the element that was picked, in a value of this shape.
 
-    `where` are places in a plane: the last `rank` dims.
+    `where` are places in a plane: the last `rank` dims. One behind its plane, of a
+    window of padding alone, is in the next, as torch has it; the last has no next.
     """
     planes, size = product(shape[:-rank]), product(shape[-rank:])
     seen = product(grad.shape[-rank:])
     flat = b.reshape(where, (planes, seen))
     plane = b.iota((planes, seen), 0, DType.I64)
     flat = b.emit("add", flat, b.binary("mul", plane, b.dim_value(size)))
-    rows = b.reshape(b.cast(grad, grad.dtype.compute), (planes * seen, 1))
+    inside = b.binary("lt", flat, b.dim_value(planes * size))
+    wide = b.reshape(b.cast(grad, grad.dtype.compute), (planes, seen))
+    flat = b.select(inside, flat, b.scalar(0, DType.I64))
+    wide = b.select(inside, wide, b.scalar(0.0, wide.dtype))
+    rows = b.reshape(wide, (planes * seen, 1))
     index = b.reshape(flat, (planes * seen,))
     sums = b.emit("scatter_add", index, rows, rows=planes * size)
     return b.reshape(b.cast(sums, grad.dtype), shape)

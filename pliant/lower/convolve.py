@@ -333,7 +333,7 @@ def lower_conv_transpose(fusion: Fusion) -> list[KernelStep]:
     groups, outputs = root.int_attr("groups"), w.shape[1]
     channels = floordiv(x.shape[1], groups)
     axes = [
-        _residues(extent, out, window.value, *numbers)
+        _residues(extent, out, fusion.facts.canonical(window).value, *numbers)
         for extent, out, window, *numbers in zip(
             x.shape[2:],
             root.result.shape[2:],

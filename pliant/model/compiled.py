@@ -18,7 +18,7 @@ from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
-from pliant.model.refusals import Refusals, sizes_of, unreadable
+from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
 from pliant.model.runtime_spec import runtime_spec
 from pliant.model.weights import Weights
 from pliant.passes.fuse import kernel_count
@@ -88,14 +88,19 @@ class CompiledModel(Caller):
         """A call that needs flattening or rebuilding, or has no torch tensors."""
         direct = self._direct and not kwargs
         flat = args if direct else self._signature.flatten(args, kwargs)
+        given = self._signature.drawn(flat)
+        if self._signature.written:
+            check_written(self._signature, flat)
         try:
-            result = self._runtime(*flat)
+            result = self._runtime(*given)
         except RuntimeStatus as status:
             if status.status not in _MENDABLE:
-                raise self._refusals.of_call(status, flat) from None
+                raise self._refusals.of_call(status, given) from None
             if direct:  # a default may be missing, or the count be wrong
                 flat = self._signature.flatten(args, kwargs)
-            result = self._run_mended(flat)
+                given = self._signature.drawn(flat)
+            result = self._run_mended(given)
+        self._signature.write(flat, result)
         trim = self._limit is None  # a copy is beyond what was planned
         return self._signature.rebuild((flat, result), self.symbols_of, trim)
 

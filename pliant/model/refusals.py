@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pliant.errors import (
     DATA_ERRORS,
     DTypeError,
@@ -235,6 +237,33 @@ def sizes_of(flat: Sequence[Any]) -> list[int]:
     for value in flat:
         sizes.extend([value] if isinstance(value, int) else value.shape)
     return [int(s) for s in sizes]
+
+
+def check_written(signature: Signature, flat: Sequence[Any]) -> None:
+    """No argument that the model writes may share memory with another argument."""
+    blocks = [_memory(value) for value in flat]
+    for number, _ in signature.written:
+        for other, block in enumerate(blocks):
+            if other != number and block is not None and block == blocks[number]:
+                names = [signature.slots[k].name for k in (number, other)]
+                raise DTypeError(
+                    f"the model writes input '{names[0]}', which shares memory with "
+                    f"input '{names[1]}': pass a copy of one",
+                    input=names[0],
+                    expected="memory of its own",
+                    got=f"that of '{names[1]}'",
+                )
+
+
+def _memory(value: Any) -> int | None:
+    """Where the memory begins that a tensor is a part of; None if there is none."""
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return int(value.ctypes.data) if value.size else None
+    if not hasattr(value, "untyped_storage"):
+        return None
+    return int(value.untyped_storage().data_ptr()) or None
 
 
 def unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

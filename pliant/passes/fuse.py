@@ -192,8 +192,10 @@ class _Fuser:
             return
         outputs = self.outputs(joined)
         ops = list(self.with_views(joined, outputs))
+        if _repeats(ops) or _multiplies(ops):
+            return
         shape = structure(ops, outputs, self.facts)
-        if shape is None or self._recomputes(a, shape) or _repeats(ops):
+        if shape is None or self._recomputes(a, shape):
             return
         for k in joined.ops:
             self.group[k] = joined
@@ -433,6 +435,31 @@ def _repeats(ops: Sequence[Op]) -> bool:
                     stack.append(list(op.operands))
                 else:
                     cone.extend(op.operands)
+    return False
+
+
+def _multiplies(ops: Sequence[Op]) -> bool:
+    """Whether steps that read the one before at several places would multiply.
+
+    x[1:] - x[:-1] needs two elements of x. In a chain of such steps, the first would be
+    computed twice as often with each step.
+    """
+    if sum(op.name == "slice" for op in ops) < 2:
+        return False
+    left = 2 * len(ops) + 32
+    read: dict[Value, int] = {}  # at the place of the reader
+    elsewhere: dict[Value, int] = {}  # through views, each of which is another place
+    for op in reversed(ops):
+        often = max(1, *(read.get(v, 0) + elsewhere.get(v, 0) for v in op.results))
+        if is_transparent(op):
+            for v in op.operands:
+                elsewhere[v] = elsewhere.get(v, 0) + often
+            continue
+        left -= often
+        if left < 0:
+            return True
+        for v in op.operands:
+            read[v] = max(read.get(v, 0), often)
     return False
 
 

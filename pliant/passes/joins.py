@@ -210,6 +210,9 @@ def _rebuilt(graph: Graph, axes: Axes, found: _Joins) -> Graph:
             continue
         changed = True
         with builder.at(op.loc):
+            if not pieces:  # of no elements: what it was read from may be gone
+                mapping[op.result] = builder.full_like(op.result, 0)
+                continue
             if op.name == "slice" and len(pieces) != 1:
                 builder.append(substitute(op, mapping))
                 continue

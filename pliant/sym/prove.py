@@ -553,15 +553,31 @@ class Facts:
             return self._decide_divides(cond)
         difference = self.canonical(cond.rhs - cond.lhs)
         match cond.kind:
-            case "le":
-                return self._sign(difference)
-            case "lt":
-                return self._sign(difference - 1)
+            case "le" | "lt":
+                strict = cond.kind == "lt"
+                answer = self._sign(difference - strict)
+                if answer is None and self._holds_anyway(cond):
+                    return True
+                return answer
             case "eq":
                 return self._is_zero(difference)
             case _:
                 zero = self._is_zero(difference)
                 return None if zero is None else not zero
+
+    def _holds_anyway(self, cond: Cond) -> bool:
+        """Whether it is so for all sizes, whatever else is known of them.
+
+        min(2*k, n) <= n holds as it stands. Where min(2*k, n) is known to be 8, the
+        search may get lost in what is known of 8.
+        """
+        parts = (*cond.lhs.atoms(), *cond.rhs.atoms())
+        if not self._statements or not any(isinstance(a, Min | Max) for a in parts):
+            return False
+        least = (self.bounds(sym(name))[0] for name in cond.symbols())
+        if any(low is None or low < 0 for low in least):
+            return False
+        return _NOTHING_KNOWN.prove(cond) is True
 
     def _sign(self, expr: Expr) -> bool | None:
         """Whether expr >= 0; memoized by the strongest form of expr."""
@@ -757,3 +773,6 @@ def _solvable(expr: Expr) -> tuple[str, Expr] | None:
         if best is None or (positive, _natural(name)) > best[:2]:
             best = (positive, _natural(name), name, image)
     return None if best is None else best[2:]
+
+
+_NOTHING_KNOWN = Facts()

@@ -347,3 +347,27 @@ def test_stated_before_its_parts_were_known() -> None:
     for cond in (equal, below):
         assert empty.prove(cond) is None
         assert empty.assume(cond).assume(le(1, n)).prove(cond) is True
+
+
+def test_more_knowledge_never_proves_less() -> None:
+    """Thirds of n, as torch's chunk cuts them, each known to be 4 long."""
+    part = maximum(ceildiv(n, 3), 1)
+    second = minimum(2 * part, n)
+    whole = le(second, n)
+    facts = Facts()
+    assert facts.prove(whole) is True
+    for cond in (
+        eq(ceildiv(n, 3), 4),
+        eq(n - 2 * ceildiv(n, 3), 4),
+        eq(minimum(part, n), 4),
+        eq(second - minimum(part, n), 4),
+        eq(n - second, 4),
+    ):
+        facts = facts.assume(cond)
+        assert facts.prove(whole) is True, cond
+
+
+def test_what_holds_for_sizes_may_not_hold_for_integers() -> None:
+    facts = Facts().with_range("k", -5, 5).assume(le(n, 8))
+    assert facts.prove(le(minimum(sym("k"), n), 0)) is None
+    assert facts.prove(le(0, maximum(sym("k"), -7))) is None

@@ -1,0 +1,35 @@
+"""Architectures of timm, transformers and diffusers, with random weights."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import resource
+import warnings
+
+from bench.coverage import diffusers_models, timm_models, transformers_models
+from bench.coverage.architecture import Architecture, judge_architecture
+from bench.coverage.judge import Verdict
+
+PER_PROCESS = 1  # what a library leaves behind does not meet the next model
+MEMORY = 12 * 2**30  # address space of a process: an architecture that needs more fails
+
+
+@functools.cache
+def entries() -> dict[str, Architecture]:
+    return {
+        **timm_models.entries(),
+        **transformers_models.entries(),
+        **diffusers_models.entries(),
+    }
+
+
+def names() -> list[str]:
+    return list(entries())
+
+
+def evaluate(name: str) -> Verdict:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    return judge_architecture(entries()[name])

@@ -1,0 +1,98 @@
+"""Inputs that a model writes in place: the caller's tensors change, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pliant
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x * 2
+
+
+def column(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+    x[:, 0] = y.sum(1)
+    x.t()[1:].mul_(2)
+    return x.sum(), x.shape[0]
+
+
+def swapped(x: torch.Tensor, y: torch.Tensor) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+def compiled(function: Callable[..., Any], columns: int = 3) -> pliant.CompiledModel:
+    x, y = torch.rand(4, columns), torch.rand(4, columns)
+    rows = {0: "n", 1: torch.export.Dim.AUTO}
+    return pliant.compile(Calls(function), (x, y), {"inputs": (rows, rows)})
+
+
+@pytest.mark.parametrize("function", [added, column, swapped])
+@pytest.mark.parametrize("size", [0, 1, 2, 7])
+def test_as_eager_writes_them(function: Callable[..., Any], size: int) -> None:
+    m = compiled(function)
+    given = torch.rand(size, 3), torch.rand(size, 3)
+    own, its = ([x.clone() for x in given] for _ in range(2))
+    found, wanted = m(*own), function(*its)
+    torch.testing.assert_close(found, wanted)
+    for mine, theirs in zip(own, its, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_running_statistics(size: int) -> None:
+    def function(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+        return nn.functional.batch_norm(x, mean, var, training=True)
+
+    example = torch.rand(4, 3), torch.rand(3), torch.rand(3)
+    m = pliant.compile(Calls(function), example, {"inputs": ({0: "n"}, None, None)})
+    given = torch.rand(size, 3), torch.rand(3), torch.rand(3)
+    own, its = ([x.clone() for x in given] for _ in range(2))
+    torch.testing.assert_close(m(*own), function(*its))
+    torch.testing.assert_close(own, its)
+
+
+def test_strided_and_numpy() -> None:
+    m = compiled(added)
+    block, y = torch.rand(3, 5), torch.rand(5, 3)
+    before = block.clone()
+    m(block.t(), y)
+    torch.testing.assert_close(block, before + y.t())
+    array = np.ones((5, 3), np.float32)
+    m(array, y.numpy())
+    assert np.allclose(array, 1 + y.numpy())
+
+
+def test_shared_memory_is_refused() -> None:
+    m = compiled(added)
+    x = torch.rand(4, 3)
+    with pytest.raises(pliant.DTypeError, match="shares memory"):
+        m(x, x)
+    with pytest.raises(pliant.DTypeError, match="shares memory"):
+        m(x[:2], x[2:])
+
+
+def test_a_refused_call_writes_nothing() -> None:
+    m = compiled(added)
+    x = torch.ones(4, 3)
+    with pytest.raises(pliant.ShapeError):
+        m(x, torch.rand(5, 3))
+    assert torch.equal(x, torch.ones(4, 3))
