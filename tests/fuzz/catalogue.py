@@ -22,6 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pliant.frontend.torch_ops_random import RANDOM
+from pliant.frontend.torch_ops_series import SERIES
+from pliant.frontend.torch_ops_strided import STRIDED
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -594,7 +598,30 @@ CHANGES = (
 )
 
 # Overloads that no random model calls, and why.
+# Ops of the random ones that are fuzzed where they drop nothing.
+_NOT_ALWAYS_RANDOM = {
+    f"aten.{name}.default"
+    for name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout")
+}
+
 LEFT_OUT = {
+    **{
+        str(overload): "random numbers of its own; test_random_ops.py has it"
+        for overload in RANDOM
+        if str(overload) not in _NOT_ALWAYS_RANDOM
+    },
+    **{
+        str(overload): "tests/frontend/test_series_ops.py has it"
+        for overload in (*SERIES, *STRIDED)
+    },
+    **{
+        f"aten.{name}.default": "tests/frontend/test_series_ops.py has it"
+        for name in (
+            *("fractional_max_pool2d", "fractional_max_pool3d", "bilinear"),
+            *("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"),
+            *("_adaptive_avg_pool3d", "embedding_renorm"),
+        )
+    },
     **{
         f"aten.{name}": "has weights of its own; tests/e2e/test_recurrent.py has it"
         for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -619,10 +646,6 @@ LEFT_OUT = {
     "aten.empty.memory_format": "its values are undefined",
     "aten.empty_like.default": "its values are undefined",
     "aten.new_empty.default": "its values are undefined",
-    "aten.rand.default": "random numbers of its own",
-    "aten.rand_like.default": "random numbers of its own",
-    "aten.bernoulli.default": "random numbers of its own",
-    "aten.bernoulli.p": "random numbers of its own",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": (
         "needs a forward result of eager's own; tests/training has it"
     ),
