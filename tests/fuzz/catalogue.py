@@ -615,6 +615,14 @@ LEFT_OUT = {
         for overload in (*SERIES, *STRIDED)
     },
     **{
+        f"aten.{name}": "a size of data; tests/frontend/test_data_ops.py has it"
+        for name in (
+            *("_unique2.default", "unique_consecutive.default", "unique_dim.default"),
+            *("bincount.default", "repeat_interleave.Tensor"),
+            "repeat_interleave.self_Tensor",
+        )
+    },
+    **{
         f"aten.{name}.default": "tests/frontend/test_series_ops.py has it"
         for name in (
             *("fractional_max_pool2d", "fractional_max_pool3d", "bilinear"),
