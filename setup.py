@@ -22,8 +22,8 @@ SOURCES = [
 ]
 HEADERS = ("rt", "internal", "tensor", "python")
 # Kernels that models call.
-LIBRARY = ("locate.c", "running.c", "scatter.c", "search.c", "sort.c")
-LIBRARY_HEADERS = ("keys", "library", "sort_rows")
+LIBRARY = ("linalg.c", "locate.c", "running.c", "scatter.c", "search.c", "sort.c")
+LIBRARY_HEADERS = ("keys", "lapack", "library", "linalg_real", "sort_rows")
 
 
 def ffi_include() -> str:

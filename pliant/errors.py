@@ -98,10 +98,15 @@ class DivisionError(PliantError, ZeroDivisionError):
     """An integer was to be divided by 0, or its remainder taken."""
 
 
+class MatrixError(PliantError, RuntimeError):
+    """A matrix cannot be factorized: it is singular, or not positive-definite."""
+
+
 DATA_ERRORS: Mapping[str, type[PliantError]] = {
     "index": IndexRangeError,
     "division": DivisionError,
     "size": ShapeError,
+    "matrix": MatrixError,
 }
 
 

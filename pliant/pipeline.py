@@ -63,6 +63,7 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Typed, verify
+from pliant.lower.library_linalg import NEED_LAPACK
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
@@ -92,6 +93,7 @@ from pliant.program import Code, Footprint, Program
 from pliant.progress import step
 from pliant.runtime.binding import load
 from pliant.runtime.binding import symbols as runtime_symbols
+from pliant.runtime.lapack import use_lapack
 
 Transform = Callable[[Module, Context], Module]
 
@@ -467,6 +469,8 @@ def library_symbols(module: Module) -> dict[str, int]:
     """
     own, process = load(), ctypes.CDLL(None)
     found: dict[str, int] = {}
+    if any(library.symbol in NEED_LAPACK for library in module.libraries.values()):
+        use_lapack()
     for library in module.libraries.values():
         function = getattr(own, library.symbol, None) or getattr(
             process, library.symbol, None

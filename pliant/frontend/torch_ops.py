@@ -19,6 +19,7 @@ from pliant.frontend.torch_ops_activation import ACTIVATION
 from pliant.frontend.torch_ops_backward import BACKWARD
 from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_distance import DISTANCE
+from pliant.frontend.torch_ops_linalg import LINALG
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
 from pliant.frontend.torch_ops_nn import NN
@@ -35,6 +36,7 @@ from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_strided import STRIDED
+from pliant.frontend.torch_ops_spectral import SPECTRAL
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -61,6 +63,8 @@ TABLE: dict[Any, Translate] = {
     **STRIDED,
     **POOL,
     **SERIES,
+    **LINALG,
+    **SPECTRAL,
 }
 
 # Ops that other packages define: by name, as they exist once the package is loaded.

@@ -178,8 +178,8 @@ class Library:
     """An external function called destination-passing: (inputs..., outputs...).
 
     Its result types are given at the call, as for a loop function. `roles` says what it
-    does to each argument; such a function depends on its arguments alone, and never
-    fails. Of one without roles nothing is known.
+    does to each argument; such a function depends on its arguments alone, and fails by
+    a check of the module if at all. Of one without roles nothing is known.
     """
 
     name: str

@@ -5,56 +5,29 @@
     call_library(%x, %y, %p, %work) {callee = "sort", sizes = [1, 0, batch, n, 1]}
     library @sort symbol "plt_sort" (in, out, out, work)
 
-To add one: a row in ir/ops_library.py, the function, and a row here. `sizes` are the
-integers that the function is called with, `work` the bytes of its workspace for each
-worker, and for how many at most (a region has no more workers than units).
+To add one: a row in ir/ops_library.py, the function, and a row here (those of linear
+algebra are in library_linalg.py, those of Fourier transforms in library_fft.py).
+`sizes` are the integers that the function is called with, `work` the bytes of its
+workspace for each worker, and for how many at most (a region has no more workers than
+units).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from pliant.ir.graph import Graph, Library, Op
+from pliant.ir.graph import DataCheck, Graph, Library, Op
 from pliant.ir.loops import Role
 from pliant.ir.types import DType, TensorType
+from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
+from pliant.lower.library_linalg import LINALG_KERNELS
 from pliant.lower.rows import THREADS
-from pliant.lower.step import Argument, LibraryStep, Temporary
+from pliant.lower.step import Argument, LibraryStep, NumberCheck, Temporary
 from pliant.sym import Expr, as_expr, maximum, minimum, product, sym
-
-# enum plt_dtype (library.h)
-CODES = {dtype: as_expr(number) for number, dtype in enumerate(DType)}
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Workspace: bytes of one worker, and the units that workers share."""
-
-    bytes: Expr
-    units: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryKernel:
-    """A C function and its arguments for an op."""
-
-    symbol: str
-    sizes: Callable[[Op], tuple[Expr, ...]]
-    work: Callable[[Op], Work] | None = None
 
 
 def _around(op: Op) -> tuple[Expr, Expr, Expr]:
     """(outer, n, inner) of the first operand and the op's axis."""
     shape, axis = op.operands[0].shape, op.int_attr("axis")
     return product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
-
-
-def _flag(op: Op, name: str) -> Expr:
-    return as_expr(int(op.bool_attr(name)))
-
-
-def _code(op: Op) -> Expr:
-    return CODES[op.operands[0].dtype]
 
 
 def _sort_work(op: Op) -> Work:
@@ -74,7 +47,7 @@ def _top_work(op: Op) -> Work:
 
 def _search_sizes(op: Op) -> tuple[Expr, ...]:
     rows, values = (v.shape for v in op.operands)
-    return _code(op), _flag(op, "right"), rows[0], rows[1], values[1]
+    return code(op), flag(op, "right"), rows[0], rows[1], values[1]
 
 
 def _scatter_sizes(op: Op) -> tuple[Expr, ...]:
@@ -93,13 +66,13 @@ KERNELS: dict[str, LibraryKernel] = {
     "scatter_rows": LibraryKernel("plt_scatter_rows", _scatter_sizes),
     "sort": LibraryKernel(
         "plt_sort",
-        lambda op: (_code(op), _flag(op, "descending"), *_around(op)),
+        lambda op: (code(op), flag(op, "descending"), *_around(op)),
         _sort_work,
     ),
     "top": LibraryKernel(
         "plt_top",
         lambda op: (
-            *(_code(op), _flag(op, "largest"), *_around(op)),
+            *(code(op), flag(op, "largest"), *_around(op)),
             op.dim_attr("k"),
         ),
         _top_work,
@@ -107,17 +80,25 @@ KERNELS: dict[str, LibraryKernel] = {
     "search": LibraryKernel("plt_search", _search_sizes),
     "running_extreme": LibraryKernel(
         "plt_running_extreme",
-        lambda op: (_code(op), _flag(op, "least"), *_around(op)),
+        lambda op: (code(op), flag(op, "least"), *_around(op)),
     ),
     "running_logsumexp": LibraryKernel(
-        "plt_running_logsumexp", lambda op: (_code(op), *_around(op))
+        "plt_running_logsumexp", lambda op: (code(op), *_around(op))
     ),
+    **LINALG_KERNELS,
 }
 
 
-def lower_library(region: Graph) -> LibraryStep:
+def lower_library(region: Graph, number_check: NumberCheck) -> LibraryStep:
     (op,) = region.ops
     kernel = KERNELS[op.name]
+    sizes = kernel.sizes(op)
+    if kernel.checks is not None:
+        message, number = kernel.message(op), 0
+        if message:
+            number = number_check(DataCheck.at("matrix", message, op.loc))
+        at = kernel.checks
+        sizes = (*sizes[:at], as_expr(number), *sizes[at:])
     arguments: list[Argument] = [*op.operands, *op.results]
     roles = [Role.IN] * len(op.operands) + [Role.OUT] * len(op.results)
     if kernel.work is not None:
@@ -127,4 +108,4 @@ def lower_library(region: Graph) -> LibraryStep:
         arguments.append(Temporary(TensorType(DType.U8, shape)))
         roles.append(Role.WORK)
     library = Library(op.name, kernel.symbol, tuple(roles))
-    return LibraryStep(library.name, tuple(arguments), kernel.sizes(op), library)
+    return LibraryStep(library.name, tuple(arguments), sizes, library)

@@ -345,7 +345,7 @@ def _steps(
     if kind in CALLS:
         return [_call_step(state, region)]
     if kind in LIBRARY:
-        return [lower_library(region)]
+        return [lower_library(region, state.number_check)]
     if kind in SCANS:
         return [lower_scan(region, name, state.facts, state.number_check)]
     raise InternalError("lower", f"no kernel for fusions of kind {kind}")
