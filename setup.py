@@ -22,8 +22,11 @@ SOURCES = [
 ]
 HEADERS = ("rt", "internal", "tensor", "python")
 # Kernels that models call.
-LIBRARY = ("linalg.c", "locate.c", "running.c", "scatter.c", "search.c", "sort.c")
-LIBRARY_HEADERS = ("keys", "lapack", "library", "linalg_real", "sort_rows")
+LIBRARY = (
+    *("fft.c", "linalg.c", "locate.c", "running.c", "scatter.c", "search.c"),
+    "sort.c",
+)
+LIBRARY_HEADERS = ("fft_real", "keys", "lapack", "library", "linalg_real", "sort_rows")
 
 
 def ffi_include() -> str:

@@ -55,7 +55,8 @@ LIBRARY   the rows of ir/ops_library.py
           scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
                                       i[m] replaced by u[m], in order of m; the places
                                       are checked before (in_range)
-          and those of linear algebra (ir/ops_linalg.py)
+          and those of linear algebra (ir/ops_linalg.py) and of Fourier transforms
+          (ir/ops_fft.py)
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;

@@ -16,6 +16,7 @@ import numpy as np
 
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.opdef import AttrSpec, OpDef, Trait
+from pliant.ir.ops_fft import FFT_OPS
 from pliant.ir.ops_linalg import LINALG_OPS
 from pliant.ir.types import DType, TensorType
 from pliant.sym import as_expr, le
@@ -199,4 +200,5 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
     _row("locate", 1, _locate, _located, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
     *LINALG_OPS,
+    *FFT_OPS,
 )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from pliant.ir.graph import DataCheck, Graph, Library, Op
 from pliant.ir.loops import Role
 from pliant.ir.types import DType, TensorType
+from pliant.lower.library_fft import FFT_KERNELS
 from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
 from pliant.lower.library_linalg import LINALG_KERNELS
 from pliant.lower.rows import THREADS
@@ -86,6 +87,7 @@ KERNELS: dict[str, LibraryKernel] = {
         "plt_running_logsumexp", lambda op: (code(op), *_around(op))
     ),
     **LINALG_KERNELS,
+    **FFT_KERNELS,
 }
 
 
@@ -107,5 +109,8 @@ def lower_library(region: Graph, number_check: NumberCheck) -> LibraryStep:
         shape = (workers, work.bytes)
         arguments.append(Temporary(TensorType(DType.U8, shape)))
         roles.append(Role.WORK)
+        if work.shared is not None:
+            arguments.append(Temporary(TensorType(DType.U8, (work.shared,))))
+            roles.append(Role.WORK)
     library = Library(op.name, kernel.symbol, tuple(roles))
     return LibraryStep(library.name, tuple(arguments), sizes, library)

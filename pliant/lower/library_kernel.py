@@ -18,10 +18,14 @@ CODES = {dtype: as_expr(number) for number, dtype in enumerate(DType)}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Workspace: bytes of one worker, and the units that workers share."""
+    """Workspace: bytes of one worker, and the units that workers share.
+
+    `shared` bytes more are for all workers, an argument behind the others.
+    """
 
     bytes: Expr
     units: Expr
+    shared: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
