@@ -190,9 +190,10 @@ def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
             return result
         value = found.results[result.number]
         if not value.cut:
-            return TensorResult(value.number)
+            return TensorResult(value.number, result.is_complex)
         mixed = any(s not in found.counts for d in value.dims for s in d.symbols())
-        return SizedResult(value.number, value.dims, sizes, mixed)
+        whole = value.number, value.dims, sizes, mixed
+        return SizedResult(*whole, is_complex=result.is_complex)
 
     results = tuple(map(rebound, signature.results))
     written = tuple((k, found.results[n].number) for k, n in signature.written)

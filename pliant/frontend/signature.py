@@ -13,6 +13,7 @@ name into the order of the example's.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -30,10 +31,14 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """The next of main's parameters: tensors are in their order."""
+    """The next of main's parameters: tensors are in their order.
+
+    Of a complex tensor, the parameter has the two parts of a number as its last axis.
+    """
 
     name: str
     type: TensorType
+    is_complex: bool = False
 
     @property
     def dims(self) -> tuple[Expr, ...]:
@@ -63,9 +68,10 @@ class FixedSlot:
 
 @dataclass(frozen=True, slots=True)
 class TensorResult:
-    """The result of main with this number."""
+    """The result of main with this number; a complex one ends with an axis of 2."""
 
     number: int
+    is_complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class SizedResult:
     dims: tuple[Expr, ...]
     sizes: tuple[tuple[str, int], ...]
     mixed: bool
+    is_complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +212,9 @@ class Signature:
             and self.draw is None
             and not self.written
             and all(isinstance(a, TensorSlot) for a in self.arguments)
+            and all(
+                isinstance(a, TensorSlot) and not a.is_complex for a in self.arguments
+            )
             and all(isinstance(r, TensorResult | FixedResult) for r in self.results)
         )
 
@@ -231,7 +241,9 @@ class Signature:
         flat = self.flatten_arguments(args, kwargs)
         out: list[Any] = []
         for slot, value in zip(self.arguments, flat, strict=True):
-            if not isinstance(slot, FixedSlot):
+            if isinstance(slot, TensorSlot) and slot.is_complex:
+                out.append(_parts(slot, value))
+            elif not isinstance(slot, FixedSlot):
                 out.append(value)
             elif not _same(value, slot.value):
                 raise ShapeError(
@@ -273,9 +285,10 @@ class Signature:
         leaves: list[Any] = []
         for item in self.results:
             match item:
-                case TensorResult(number):
-                    leaves.append(tensors[number])
-                case SizedResult(number, dims, sizes, mixed):
+                case TensorResult(number, is_complex):
+                    found = tensors[number]
+                    leaves.append(_joined(found) if is_complex else found)
+                case SizedResult(number, dims, sizes, mixed, is_complex):
                     if told is None:
                         told = {name: int(tensors[k]) for name, k in sizes}
                     known: Mapping[str, int] = told
@@ -283,7 +296,8 @@ class Signature:
                         env = symbols(flat) if env is None else env
                         known = {**env, **told}
                     shape = [dim.evaluate(known) for dim in dims]
-                    leaves.append(_cut(tensors[number], shape, trim))
+                    found = _cut(tensors[number], shape, trim)
+                    leaves.append(_joined(found) if is_complex else found)
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
                     leaves.append(value.evaluate(env))
@@ -306,6 +320,32 @@ def _cut(whole: Any, shape: Sequence[int], trim: bool) -> Any:
     if trim and 2 * count <= room and (room - count) * whole.itemsize >= _WORTH:
         part = part.copy() if isinstance(part, np.ndarray) else part.clone()
     return part if len(shape) == 1 else part.reshape(shape)
+
+
+def _parts(slot: TensorSlot, value: Any) -> Any:
+    """A complex tensor's memory as real numbers, with a last axis of 2."""
+    got = dtype_name(value)
+    wanted = "complex64" if slot.type.dtype is DType.F32 else "complex128"
+    if got != wanted:
+        raise DTypeError(
+            f"input '{slot.name}' must be {wanted}, got {got or type(value).__name__}",
+            input=slot.name,
+            expected=wanted,
+            got=got,
+        )
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value).reshape((*np.shape(value), 1))
+        return array.view(NUMPY[slot.type.dtype])
+    torch = sys.modules["torch"]
+    return torch.view_as_real(value.resolve_conj())
+
+
+def _joined(value: Any) -> Any:
+    """The complex tensor of a last axis of 2."""
+    if isinstance(value, np.ndarray):
+        kind = np.complex64 if value.dtype == np.float32 else np.complex128
+        return value.view(kind).reshape(value.shape[:-1])
+    return sys.modules["torch"].view_as_complex(value)
 
 
 def dtype_name(value: Any) -> str | None:

@@ -254,7 +254,7 @@ class Nodes(Protocol):
 
     cx: TorchContext
     env: dict[Node, Any]
-    lazy: dict[Node, Callable[[], Value]]  # weights that are not read yet
+    lazy: dict[Node, Callable[[], Any]]  # weights that are not read yet
     buffers: dict[Node, str]  # weights that a call may change
     written: dict[Node, str]  # those that it did
     inputs: dict[Node, int]  # arguments that a call may change, by slot

@@ -29,7 +29,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from pliant.frontend.torch_alias import functional_twin, is_in_place
-from pliant.frontend.torch_ops import TABLE, translation
+from pliant.frontend.torch_ops import TABLE, complex_translation, translation
+from pliant.frontend.torch_ops_complex import is_complex
 from pliant.frontend.torch_questions import Asked, Question, recorded_questions
 from pliant.frontend.torch_rules import Decomposition, asked_here, rules_of
 from pliant.frontend.torch_sizes import SIZES
@@ -68,6 +69,8 @@ def _unknown(node: Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
+    if is_complex(node):
+        return complex_translation(target) is None and target not in SIZES
     known = translation(target) is not None or target in SIZES
     return not known and functional_twin(target) not in TABLE
 

@@ -36,9 +36,10 @@ from pliant.frontend.signature import (
 from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import SymbolInfo, to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
+from pliant.frontend.torch_ops_complex import Complex, from_pairs, to_pairs
 from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
-from pliant.frontend.torch_tensors import dtype_of, to_numpy
+from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import Walk, expand, location
 from pliant.frontend.translate import Location, Untranslated, constant_of
@@ -204,6 +205,9 @@ class _ExportImport:
     def _read_user_input(self, node: Node) -> None:
         name, val = node.name, node.meta.get("val")
         if isinstance(val, torch.Tensor):
+            if val.is_complex() and val.dtype is not torch.complex32:
+                self._read_complex(node, val)
+                return
             dtype = dtype_of(val.dtype)
             if dtype is None:
                 self._problem(node, f"element type {val.dtype} is not supported")
@@ -221,6 +225,12 @@ class _ExportImport:
         else:
             self.slots.append(FixedSlot(name, val))
             self.walk.env[node] = val
+
+    def _read_complex(self, node: Node, val: torch.Tensor) -> None:
+        dims = (*(self._dim(d) for d in val.shape), as_expr(2))
+        kind = TensorType(self.cx.dtype(val.dtype), dims)
+        self.slots.append(TensorSlot(node.name, kind, is_complex=True))
+        self.walk.env[node] = from_pairs(self.cx, self.cx.b.param(node.name, kind))
 
     def _read_size(self, node: Node, val: torch.SymInt) -> None:
         value = self._dim(val)
@@ -254,6 +264,8 @@ class _ExportImport:
         dtype = dtype_of(tensor.dtype)
         if dtype is not None:
             self.walk.lazy[node] = partial(self._load, target, tensor, dtype)
+        elif tensor.dtype in (torch.complex64, torch.complex128):
+            self.walk.lazy[node] = partial(self._load_complex, target, tensor)
         elif node.users:
             self._problem(node, f"element type {tensor.dtype} is not supported")
 
@@ -264,6 +276,10 @@ class _ExportImport:
         if key not in self.weights:
             self.weights[key] = constant_of(name, dtype, to_numpy(tensor), tensor)
         return self.cx.b.constant(self.weights[key])
+
+    def _load_complex(self, name: str, tensor: torch.Tensor) -> Complex:
+        dtype = self.cx.dtype(tensor.dtype)
+        return from_pairs(self.cx, self._load(name, as_real(tensor), dtype))
 
     def _check_mutations(self) -> None:
         for spec in self.ep.graph_signature.output_specs:
@@ -311,6 +327,9 @@ class _ExportImport:
             if isinstance(value, Value):
                 results.append(TensorResult(len(values)))
                 values.append(value)
+            elif isinstance(value, Complex):
+                results.append(TensorResult(len(values), is_complex=True))
+                values.append(to_pairs(self.cx, value))
             elif isinstance(value, Expr) and not value.is_const:
                 results.append(SizeResult(value))
             elif isinstance(value, Expr):

@@ -17,8 +17,10 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_activation import ACTIVATION
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_complex import OF_COMPLEX, lifted
 from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_distance import DISTANCE
+from pliant.frontend.torch_ops_fft import FFT
 from pliant.frontend.torch_ops_linalg import LINALG
 from pliant.frontend.torch_ops_loss import LOSS
 from pliant.frontend.torch_ops_math import MATH, Translate
@@ -37,6 +39,7 @@ from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_strided import STRIDED
 from pliant.frontend.torch_ops_spectral import SPECTRAL
+from pliant.frontend.torch_ops_spectral import EIGENVALUES, SPECTRAL
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten
@@ -65,7 +68,11 @@ TABLE: dict[Any, Translate] = {
     **SERIES,
     **LINALG,
     **SPECTRAL,
+    **FFT,
 }
+
+# Ops that complex tensors take part in, and what they do then.
+COMPLEX: dict[Any, Translate] = {**OF_COMPLEX, **FFT, **EIGENVALUES}
 
 # Ops that other packages define: by name, as they exist once the package is loaded.
 BY_NAME: dict[str, Translate] = {
@@ -76,6 +83,12 @@ BY_NAME: dict[str, Translate] = {
 def translation(target: Any) -> Translate | None:
     found = TABLE.get(target)
     return BY_NAME.get(str(target)) if found is None else found
+
+
+def complex_translation(target: Any) -> Translate | None:
+    """The same where operands or results are complex."""
+    found = COMPLEX.get(target)
+    return lifted(target, TABLE.get(target)) if found is None else found
 
 
 @functools.cache

@@ -75,7 +75,8 @@ class TorchContext(Translation):
         return self.dtype(self.val.dtype)
 
     def dtype(self, its: torch.dtype) -> DType:
-        ours = dtype_of(its)
+        """Of complex numbers, that of their parts."""
+        ours = dtype_of(its.to_real() if its.is_complex else its)
         if ours is None:
             self.unsupported(f"element type {its} is not supported")
         return ours

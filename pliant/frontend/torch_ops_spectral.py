@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pliant.frontend.torch_ops_complex import Complex, from_pairs
 from pliant.frontend.torch_ops_context import Operand, TorchContext, used
 from pliant.frontend.torch_ops_linalg import flat, message, mT, shaped
 from pliant.frontend.torch_ops_math import Translate
@@ -118,6 +119,23 @@ def matrix_rank_above(
 ) -> Value:
     return matrix_rank(cx, a, tol, 0.0, hermitian)
 
+
+def eig(cx: TorchContext, a: Value) -> list[Complex]:
+    if isinstance(a, Complex):
+        cx.unsupported("eigenvalues of complex matrices")
+    found = cx.b.emit_multi("eig", flat(cx, a), error=message("linalg.eig"))
+    return [from_pairs(cx, shaped(cx, each, a.shape[:-2])) for each in found]
+
+
+def eigvals(cx: TorchContext, a: Value) -> Complex:
+    return eig(cx, a)[0]
+
+
+EIGENVALUES: dict[Any, Translate] = {
+    aten.linalg_eig.default: eig,
+    aten.linalg_eigvals.default: eigvals,
+    aten._linalg_eigvals.default: eigvals,
+}
 
 SPECTRAL: dict[Any, Translate] = {
     aten._linalg_svd.default: svd,

@@ -68,6 +68,15 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     return array
 
 
+def as_real(tensor: Any) -> Any:
+    """A complex tensor as real numbers with a last axis of 2; others as they are."""
+    import torch
+
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.detach().resolve_conj())
+
+
 def without_data(kind: TensorType) -> Any:
     """A tensor of constant shape on the meta device."""
     import torch

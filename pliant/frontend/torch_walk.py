@@ -26,10 +26,17 @@ from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_expand import Expansion, expanded
 from pliant.frontend.torch_flow import FLOWS
-from pliant.frontend.torch_ops import TABLE, translation
+from pliant.frontend.torch_ops import TABLE, complex_translation, translation
+from pliant.frontend.torch_ops_complex import (
+    Complex,
+    as_complex,
+    from_pairs,
+    holds_complex,
+    is_complex,
+)
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
-from pliant.frontend.torch_tensors import dtype_of, to_numpy
+from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.translate import POISON, Location, constant_of
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import TensorType
@@ -64,7 +71,7 @@ class Walk:
     def __init__(self, cx: TorchContext) -> None:
         self.cx, self.symbols, self.problems = cx, cx.symbols, cx.problems
         self.env: dict[Node, Any] = {}
-        self.lazy: dict[Node, Callable[[], Value]] = {}  # weights, read when used
+        self.lazy: dict[Node, Callable[[], Any]] = {}  # weights, read when used
         self.buffers: dict[Node, str] = {}  # weights that a call may change
         self.written: dict[Node, str] = {}  # those that it did
         self.inputs: dict[Node, int] = {}  # arguments that it may change, by slot
@@ -89,6 +96,11 @@ class Walk:
     def find_constant(self, module: GraphModule, node: Node) -> None:
         """A tensor that an inner graph or a decomposition has as its own."""
         tensor = getattr(module, str(node.target), None)
+        if isinstance(tensor, torch.Tensor) and tensor.is_complex():
+            pairs, parts = as_real(tensor), self.cx.dtype(tensor.dtype)
+            data = constant_of(node.name, parts, to_numpy(pairs), pairs)
+            self.env[node] = from_pairs(self.cx, self.cx.b.constant(data))
+            return
         dtype = dtype_of(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
         if dtype is not None and node not in self.env and node not in self.lazy:
             data = constant_of(node.name, dtype, to_numpy(tensor), tensor)
@@ -179,6 +191,8 @@ class Walk:
         args, kwargs = self.operands(node)
         special = self.special(node, args)
         rule = translation(target)
+        if is_complex(node) or holds_complex(args, kwargs):
+            rule = complex_translation(target)
         known = rule is not None or target in SIZES or special is not None
         if not known and getattr(target, "__name__", "") in IGNORED:
             return None
@@ -215,6 +229,8 @@ class Walk:
         args, kwargs = self.operands(node)
         if any(_poisoned(a) for a in (*args, *kwargs.values())):
             raise Unsupported("")
+        if holds_complex(args, kwargs):
+            self.cx.unsupported("in-place change of complex numbers")
         old = args[0]
         twin = functional_twin(node.target)
         if any(r.alias_info is not None for r in twin._schema.returns):
@@ -252,6 +268,17 @@ class Walk:
         return self.conform(node, result, val)
 
     def conform(self, node: Node, result: Any, val: Any) -> Any:
+        if isinstance(val, torch.Tensor) and val.is_complex():
+            if isinstance(result, Value):
+                result = as_complex(self.cx, result, self.cx.dtype(val.dtype))
+            if isinstance(result, Complex):
+                parts = (
+                    self.conform_part(node, p, val) for p in (result.re, result.im)
+                )
+                return Complex(*parts)
+        return self.conform_part(node, result, val)
+
+    def conform_part(self, node: Node, result: Any, val: Any) -> Any:
         if not isinstance(result, Value) or not isinstance(val, torch.Tensor):
             return result
         if result.type.rank != val.dim():
@@ -357,6 +384,8 @@ class Walk:
                 for x in operands
             ]
             results = self.inline(reference, inside)
+            if holds_complex(operands, results):
+                raise Unsupported("complex numbers in a branch or loop")
             if any(not isinstance(r, Value) for r in results):
                 raise Unsupported("a branch or loop body that returns no tensor")
             return self.cx.b.finish(name, results)

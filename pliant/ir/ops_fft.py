@@ -68,8 +68,8 @@ def _irfft(cx: InferContext, types: Types, attrs: Attrs) -> Types:
 
 # ---- meanings
 
-_WORDS = {"none": "backward", "root": "ortho", "count": "forward"}
-_BACK = {"none": "forward", "root": "ortho", "count": "backward"}
+_WORDS: dict[str, Any] = {"none": "backward", "root": "ortho", "count": "forward"}
+_BACK: dict[str, Any] = {"none": "forward", "root": "ortho", "count": "backward"}
 
 
 def _pair(z: Array, like: Array) -> tuple[Array, Array]:
@@ -89,8 +89,8 @@ def transformed(
         return re, im
     z = _complex(re, im)
     if inverse:
-        return _pair(np.fft.ifft(z, axis=axis, norm=_BACK[norm]), re)  # type: ignore[call-overload]
-    return _pair(np.fft.fft(z, axis=axis, norm=_WORDS[norm]), re)  # type: ignore[call-overload]
+        return _pair(np.fft.ifft(z, axis=axis, norm=_BACK[norm]), re)
+    return _pair(np.fft.fft(z, axis=axis, norm=_WORDS[norm]), re)
 
 
 def real_transformed(x: Array, axis: int, norm: str) -> tuple[Array, Array]:
@@ -99,7 +99,7 @@ def real_transformed(x: Array, axis: int, norm: str) -> tuple[Array, Array]:
     if not x.size:
         return np.zeros(shape, x.dtype), np.zeros(shape, x.dtype)
     wide = x.astype(np.float64)
-    return _pair(np.fft.rfft(wide, axis=axis, norm=_WORDS[norm]), x)  # type: ignore[call-overload]
+    return _pair(np.fft.rfft(wide, axis=axis, norm=_WORDS[norm]), x)
 
 
 def real_restored(re: Array, im: Array, axis: int, n: int, norm: str) -> Array:
@@ -108,7 +108,7 @@ def real_restored(re: Array, im: Array, axis: int, n: int, norm: str) -> Array:
     if not re.size:
         return np.zeros(shape, re.dtype)
     z = _complex(re, im)
-    back = np.fft.irfft(z, n, axis=axis, norm=_BACK[norm])  # type: ignore[call-overload]
+    back = np.fft.irfft(z, n, axis=axis, norm=_BACK[norm])
     return back.astype(re.dtype)
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from pliant.errors import WeightError
 from pliant.frontend.torch_tensors import (
     after_optimizer_steps,
+    as_real,
     dtype_of,
     is_dense,
     is_tensor,
@@ -213,6 +214,7 @@ def _found(place: WeightPlace, owner: Any) -> Any:
 
 
 def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
+    tensors = [as_real(tensor) for tensor in tensors]
     for place, tensor in zip(leaf.places, tensors, strict=True):
         _check(place, leaf.type, tensor)
     first, *others = tensors
