@@ -259,6 +259,8 @@ def compare(
     again = run(model, list(tensors))
     random = not all(map(_alike, eager, again)) or is_random(model, list(tensors))
     wide = [x.double() if x.is_floating_point() else x for x in tensors]
+    random = not all(map(_alike, eager, again))
+    wide = [_wide(x) for x in tensors]
     exact = run(model, wide)
     if isinstance(exact, Exception) or len(exact) != len(eager):
         exact = eager
@@ -302,6 +304,10 @@ def _other_places(
         if torch.equal(*found) and torch.equal(found[0].flatten(), values.flatten()):
             return True
     return False
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
 
 
 def _moved(model: torch.nn.Module, wide: list[Any], exact: list[Any]) -> list[Any]:
@@ -352,6 +358,13 @@ def difference(ours: Any, its: Any, true: Any, random: bool, moved: Any) -> str:
         return f"{ours.dtype}{list(ours.shape)}, not {its.dtype}{list(its.shape)}"
     if random or not its.numel():
         return ""
+    if its.is_complex():  # part by part
+        ours, its = (
+            torch.view_as_real(ours.resolve_conj()),
+            torch.view_as_real(its.resolve_conj()),
+        )
+        true = torch.view_as_real(true.resolve_conj()) if true.is_complex() else its
+        moved = 0.0
     if not its.is_floating_point():
         off = ours != its
         return f"{int(off.sum())} of {off.numel()} differ" if off.any() else ""

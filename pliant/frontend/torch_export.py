@@ -274,12 +274,14 @@ class _ExportImport:
         layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
         key = (tensor.data_ptr(), *layout) if tensor.numel() else (name,)
         if key not in self.weights:
-            self.weights[key] = constant_of(name, dtype, to_numpy(tensor), tensor)
+            self.weights[key] = constant_of(
+                name, dtype, to_numpy(as_real(tensor)), tensor
+            )
         return self.cx.b.constant(self.weights[key])
 
     def _load_complex(self, name: str, tensor: torch.Tensor) -> Complex:
         dtype = self.cx.dtype(tensor.dtype)
-        return from_pairs(self.cx, self._load(name, as_real(tensor), dtype))
+        return from_pairs(self.cx, self._load(name, tensor, dtype))
 
     def _check_mutations(self) -> None:
         for spec in self.ep.graph_signature.output_specs:

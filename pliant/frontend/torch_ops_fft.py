@@ -211,6 +211,23 @@ def fft_c2r(
     return _c2r(cx, half, last, as_expr(size), _MODES[normalization])
 
 
+def frequencies(half: bool) -> Translate:
+    """The frequencies of a spectrum's elements, d between those of the sequence."""
+
+    def translate(cx: TorchContext, n: Size, d: float = 1.0, **_: Any) -> Value:
+        size = as_expr(n)
+        count = floordiv(size, 2) + 1 if half else size
+        place = cx.iota((count,), 0, DType.I64)
+        if not half:
+            behind = cx.arith("gt", place, floordiv(size - 1, 2))
+            place = cx.select(behind, cx.sub(place, size), place)
+        whole = cx.mul(cx.tensor(size, DType.F64), cx.tensor(d, DType.F64))
+        wide = cx.div(cx.cast(place, DType.F64), whole)
+        return cx.cast(wide, cx.out_dtype)
+
+    return translate
+
+
 # --- short-time transforms ---------------------------------------------------------
 
 
@@ -333,6 +350,8 @@ FFT: dict[Any, Translate] = {
     aten._fft_c2c.default: fft_c2c,
     aten._fft_r2c.default: fft_r2c,
     aten._fft_c2r.default: fft_c2r,
+    aten.fft_fftfreq.default: frequencies(False),
+    aten.fft_rfftfreq.default: frequencies(True),
     aten.stft.default: stft,
     aten.stft.center: stft_centered,
     aten.istft.default: istft,

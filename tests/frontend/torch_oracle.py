@@ -19,7 +19,7 @@ from pliant.frontend.signature import (
     TensorSlot,
 )
 from pliant.frontend.torch_export import export_module, from_exported
-from pliant.frontend.torch_tensors import to_numpy, torch_dtype
+from pliant.frontend.torch_tensors import as_real, to_numpy, torch_dtype
 from pliant.ir.interp import run_graph, solved
 
 
@@ -32,7 +32,7 @@ def run(imported: Imported, args: tuple[Any, ...], kwargs: Any = None) -> Any:
     for value, slot in zip(flat, signature.arguments, strict=True):
         match slot:
             case TensorSlot():
-                arrays.append(to_numpy(value))
+                arrays.append(to_numpy(as_real(value)))
             case SizeSlot(_, symbol):
                 assert sizes.setdefault(symbol, value) == value
             case FixedSlot(_, fixed):
@@ -47,9 +47,10 @@ def run(imported: Imported, args: tuple[Any, ...], kwargs: Any = None) -> Any:
     out: list[Any] = []
     for item in signature.results:
         match item:
-            case TensorResult(which):
+            case TensorResult(which, is_complex):
                 dtype = torch_dtype(graph.results[which].dtype)
-                out.append(torch.from_numpy(np.array(results[which])).to(dtype))
+                found = torch.from_numpy(np.array(results[which])).to(dtype)
+                out.append(torch.complex(*found.unbind(-1)) if is_complex else found)
             case SizeResult(size):
                 out.append(size.evaluate(env))
             case FixedResult(fixed):
