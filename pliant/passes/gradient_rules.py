@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pliant.ir.ops import Trait, named
 from pliant.passes.gradient_rules_conv import CONV
+from pliant.passes.gradient_rules_fft import FFT
 from pliant.passes.gradient_rules_flow import FLOW
 from pliant.passes.gradient_rules_library import LIBRARY
 from pliant.passes.gradient_rules_math import MATH
@@ -18,6 +19,7 @@ RULES: dict[str, Rule] = {
     **CONV,
     **FLOW,
     **LIBRARY,
+    **FFT,
 }
 
 # Ops that pass on no gradient: their derivative is 0 wherever it exists, they have no
