@@ -26,6 +26,7 @@ from torch.fx import Node
 
 from pliant.frontend.contract import Basis
 from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_ops_complex import Complex
 from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_ops_shape import (
     from_front,
@@ -417,8 +418,10 @@ class Aliases:
         shape = (*base.shape[:axis], as_expr(1), *base.shape[axis + 1 :])
         return self.cx.reshape(new, shape)
 
-    def _undo(self, node: Node, base: Value, new: Value) -> Value:
+    def _undo(self, node: Node, base: Any, new: Value) -> Value:
         """`base` after its view `node` was replaced by `new`."""
+        if isinstance(base, Complex):
+            self.cx.unsupported("in-place change of a part of complex numbers")
         cx, rank = self.cx, base.type.rank
         if is_in_place(node.target):
             return new

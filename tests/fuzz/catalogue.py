@@ -558,6 +558,21 @@ OTHER = _entries({"linspace": "0.0, 1.0, 7", "_int_mm": "{byte}, {byte}.t()"})
 
 RESIZES = "upsample_.*(linear|cubic)"
 
+_KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+
+# Through complex numbers and back to real ones.
+SPECTRA = [
+    Entry("fft", text, text=True)
+    for text in (
+        "torch.fft.rfft({v}, dim={d}).abs()",
+        "torch.fft.fft({v}, dim={d}, norm='ortho').real",
+        "torch.fft.ifft(torch.complex({v}, {v}.sin()), dim={d}).imag",
+        "torch.fft.irfft({v}, n=6, dim={d})",
+        "torch.fft.hfft({v}, n=7, dim={d})",
+        "torch.fft.fft2({m}).real",
+    )
+]
+
 # Python code that is no overload of its own: views, slices, branches on sizes.
 PYTHON = [
     Entry("branch", text, keep=True, text=True)
@@ -630,6 +645,37 @@ LEFT_OUT = {
             *("_adaptive_avg_pool3d", "embedding_renorm"),
         )
     },
+_FFTS = [f"fft_{kind}{form}" for kind in _KINDS for form in ("", "2", "n")]
+LEFT_OUT = {
+    **{
+        f"aten.{name}": "not unique, or not of every matrix; test_linalg_ops.py has it"
+        for name in (
+            *("cholesky.default", "linalg_cholesky.default"),
+            *("linalg_cholesky_ex.default", "cholesky_solve.default"),
+            *("cholesky_inverse.default", "linalg_solve_triangular.default"),
+            *("triangular_solve.default", "linalg_lu_factor_ex.default"),
+            *("linalg_lu_factor.default", "linalg_lu.default", "lu_unpack.default"),
+            *("linalg_lu_solve.default", "_linalg_solve_ex.default"),
+            *("linalg_solve_ex.default", "linalg_solve.default"),
+            *("linalg_inv_ex.default", "linalg_inv.default", "inverse.default"),
+            *("_linalg_det.default", "_linalg_slogdet.default", "geqrf.default"),
+            *("linalg_householder_product.default", "orgqr.default", "ormqr.default"),
+            *("linalg_qr.default", "_linalg_svd.default", "_linalg_eigh.default"),
+            *("linalg_pinv.atol_rtol_tensor", "linalg_pinv.atol_rtol_float"),
+            *("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.default"),
+            *("linalg_matrix_rank.atol_rtol_float", "linalg_matrix_rank.tol_tensor"),
+            *("linalg_ldl_factor_ex.default", "linalg_ldl_factor.default"),
+            *("linalg_ldl_solve.default", "linalg_matrix_exp.default"),
+            "_linalg_check_errors.default",
+        )
+    },
+    **{
+        f"aten.{name}.default": "gives or takes complex numbers; see SPECTRA"
+        for name in (*_FFTS, "_fft_c2c", "_fft_r2c", "_fft_c2r", "stft", "istft")
+    },
+    "aten.stft.center": "gives complex numbers; test_fft_ops.py has it",
+    "aten.fft_fftfreq.default": "takes no tensor; test_fft_ops.py has it",
+    "aten.fft_rfftfreq.default": "takes no tensor; test_fft_ops.py has it",
     **{
         f"aten.{name}": "has weights of its own; tests/e2e/test_recurrent.py has it"
         for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -659,4 +705,4 @@ LEFT_OUT = {
     ),
 }
 
-ENTRIES = [*SMOOTH, *STEP, *KEEP, *ROUNDED, *OTHER, *PYTHON]
+ENTRIES = [*SMOOTH, *STEP, *KEEP, *ROUNDED, *OTHER, *SPECTRA, *PYTHON]

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from catalogue import OTHER, RESIZES, ROUNDED, SMOOTH
+from catalogue import OTHER, RESIZES, ROUNDED, SMOOTH, SPECTRA
 from random_models import Model, Sizes
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,7 +70,7 @@ class Verdict:
 
 
 # Ops that round: what they take and give is shaken.
-ROUNDS = {entry.overload for entry in (*SMOOTH, *ROUNDED, *OTHER)}
+ROUNDS = {entry.overload for entry in (*SMOOTH, *ROUNDED, *OTHER, *SPECTRA)}
 
 
 class Shake:
@@ -324,7 +324,8 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         if isinstance(got, Exception):
             return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
         if isinstance(want, Exception):
-            if not matters(model, sizes):
+            # Of no rows, eager's FFT library has no transform; there is nothing to it.
+            if not matters(model, sizes) or "MKL FFT error" in str(want):
                 continue
             raised = f"{type(want).__name__}: {want}"
             return Verdict("answer", f"at {sizes}, eager raises {raised}")
