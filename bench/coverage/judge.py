@@ -258,8 +258,6 @@ def compare(
     """What is wrong with an answer; nothing if it is right."""
     again = run(model, list(tensors))
     random = not all(map(_alike, eager, again)) or is_random(model, list(tensors))
-    wide = [x.double() if x.is_floating_point() else x for x in tensors]
-    random = not all(map(_alike, eager, again))
     wide = [_wide(x) for x in tensors]
     exact = run(model, wide)
     if isinstance(exact, Exception) or len(exact) != len(eager):
@@ -304,6 +302,8 @@ def _other_places(
         if torch.equal(*found) and torch.equal(found[0].flatten(), values.flatten()):
             return True
     return False
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
     if x.is_complex():
         return x.to(torch.complex128)

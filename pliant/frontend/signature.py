@@ -211,7 +211,6 @@ class Signature:
             self.positional
             and self.draw is None
             and not self.written
-            and all(isinstance(a, TensorSlot) for a in self.arguments)
             and all(
                 isinstance(a, TensorSlot) and not a.is_complex for a in self.arguments
             )

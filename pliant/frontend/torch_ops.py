@@ -37,9 +37,8 @@ from pliant.frontend.torch_ops_series import SERIES
 from pliant.frontend.torch_ops_shape import SHAPE
 from pliant.frontend.torch_ops_sort import SORT, grouped_mm
 from pliant.frontend.torch_ops_special import SPECIAL
-from pliant.frontend.torch_ops_strided import STRIDED
-from pliant.frontend.torch_ops_spectral import SPECTRAL
 from pliant.frontend.torch_ops_spectral import EIGENVALUES, SPECTRAL
+from pliant.frontend.torch_ops_strided import STRIDED
 from pliant.frontend.torch_ops_train import TRAIN
 
 aten = torch.ops.aten

@@ -619,6 +619,7 @@ _NOT_ALWAYS_RANDOM = {
     for name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout")
 }
 
+_FFTS = [f"fft_{kind}{form}" for kind in _KINDS for form in ("", "2", "n")]
 LEFT_OUT = {
     **{
         str(overload): "random numbers of its own; test_random_ops.py has it"
@@ -645,8 +646,6 @@ LEFT_OUT = {
             *("_adaptive_avg_pool3d", "embedding_renorm"),
         )
     },
-_FFTS = [f"fft_{kind}{form}" for kind in _KINDS for form in ("", "2", "n")]
-LEFT_OUT = {
     **{
         f"aten.{name}": "not unique, or not of every matrix; test_linalg_ops.py has it"
         for name in (
