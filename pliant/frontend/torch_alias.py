@@ -321,7 +321,8 @@ class Aliases:
         if root in self.walk.lazy:
             self.cx.unsupported(
                 f"changes the buffer {root.name} in place: state that lasts from call "
-                "to call is not supported"
+                "to call is not supported; statistics of a training stay as they are "
+                "after eval()"
             )
         if root.op == "placeholder":
             self.cx.unsupported(f"changes the input {root.name} in place")

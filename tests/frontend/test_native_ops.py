@@ -22,6 +22,12 @@ from torch import nn
 import pliant
 from pliant.frontend import torch_programs
 from pliant.frontend.torch_ops import TABLE
+from pliant.frontend.torch_ops_data import DATA
+from pliant.frontend.torch_ops_fft import FFT
+from pliant.frontend.torch_ops_linalg import LINALG
+from pliant.frontend.torch_ops_random import RANDOM
+from pliant.frontend.torch_ops_recurrent import RECURRENT
+from pliant.frontend.torch_ops_series import SERIES
 from pliant.model import compiled as model_code
 
 SEEN: set[Any] = set()  # aten overloads that some test has compiled
@@ -627,9 +633,14 @@ def test_samples_between_elements() -> None:
         torch_oracle.same(run(model, args), Every()(*args))
 
 
+# Tables that have files of tests of their own.
+ELSEWHERE = {*DATA, *FFT, *LINALG, *RANDOM, *RECURRENT, *SERIES}
+
+
 def test_nearly_all_overloads_were_compiled() -> None:
     """Runs last: what is left are other spellings of what was compiled."""
     if len(SEEN) < 100:
         pytest.skip("the tests above did not run")
-    missing = sorted(str(op) for op in TABLE if op not in SEEN)
-    assert len(missing) <= len(TABLE) // 3, missing
+    here = [op for op in TABLE if op not in ELSEWHERE]
+    missing = sorted(str(op) for op in here if op not in SEEN)
+    assert len(missing) <= len(here) // 3, missing

@@ -538,7 +538,7 @@ def test_in_place(function: Any) -> None:
     matches_eager(Call(function), example, (({0: "b", 1: "n"},),), *calls)
 
 
-def test_changing_an_input_or_a_buffer_is_refused() -> None:
+def test_changing_a_buffer_is_refused() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -546,11 +546,11 @@ def test_changing_an_input_or_a_buffer_is_refused() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.seen.add_(1)
-            return x.add_(self.seen)
+            return x + self.seen
 
     with pytest.raises(UnsupportedOpError) as raised:
         imported_from(Counts(), (torch.ones(3),), None)
-    assert len(raised.value.ops) == 2
+    assert len(raised.value.ops) == 1
     assert "buffer" in str(raised.value) and "in place" in str(raised.value)
 
 
@@ -596,14 +596,16 @@ def test_every_unsupported_op_is_listed_once() -> None:
     class Several(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             ordered = torch.special.airy_ai(x)
-            noise = torch.igamma(x, ordered)
-            return torch.special.zeta(ordered @ ordered.t(), x) + noise, ordered.exp()
+            noise = torch.segment_reduce(
+                ordered, "max", lengths=torch.tensor([1, 3]), unsafe=True
+            )
+            return torch.hash_tensor(ordered @ noise.t()), ordered.exp()
 
     with pytest.raises(UnsupportedOpError) as raised:
         imported_from(Several(), (torch.randn(4, 4),), None)
     ops = raised.value.ops
     names = [op.name.split(".")[1] for op in ops]
-    assert names == ["special_airy_ai", "igamma", "special_zeta"]
+    assert names == ["special_airy_ai", "segment_reduce", "hash_tensor"]
     for op in ops:
         assert "test_torch_export.py:" in op.loc and "in forward: " in op.loc
     assert "torch.special.airy_ai(x" in ops[0].loc
