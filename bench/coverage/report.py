@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pliant.compare.results import stamp
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, RESULTS = ROOT / "docs" / "coverage.md", ROOT / "bench" / "results"
 KINDS = (
@@ -33,7 +35,7 @@ not pass is listed.
 
 def save(card: str, found: dict[str, dict[str, Any]], about: dict[str, str]) -> None:
     """The results of one card; the page is written anew from those of all cards."""
-    content = {"about": about, "entries": found}
+    content = {"stamp": stamp(0), "about": about, "entries": found}
     text = json.dumps(content, indent=0, sort_keys=True)
     (RESULTS / f"coverage_{card}.json").write_text(text + "\n")
     parts = [OPENING]
