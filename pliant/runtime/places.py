@@ -20,6 +20,7 @@ from pliant.runtime.description import Framework
 IMPL_BYTES = 192  # no c10::TensorImpl is smaller
 _STORAGE_BYTES, _COUNTER_BYTES = 64, 24  # nor a c10::StorageImpl or a VersionCounter
 _INLINE_RANK, _LAYOUT_WORDS = 5, 24  # PLT_INLINE_RANK, PLT_LAYOUT_WORDS
+_ATTEMPTS = 3
 
 
 def word(address: int) -> int:
@@ -41,7 +42,17 @@ def only(found: Sequence[set[int]]) -> int | None:
 
 
 def find_places(torch: Any, table: Framework) -> None:
-    """Fills in the offsets that a watch needs; none if one of them is not found."""
+    """Fills in the offsets that a watch needs; none if one of them is not found.
+
+    Memory that was used before may have a wanted value by chance, so that two offsets
+    are possible. Other tensors are tried then.
+    """
+    for _ in range(_ATTEMPTS):
+        if _find_places(torch, table):
+            return
+
+
+def _find_places(torch: Any, table: Framework) -> bool:
     samples = _samples(torch)
     impls = [t._cdata for t in samples]
     storages = [t.untyped_storage()._cdata for t in samples]
@@ -57,16 +68,17 @@ def find_places(torch: Any, table: Framework) -> None:
     counter = only([_of_counter(t) for t in samples])
     layout = only([_of_layout(t) for t in samples])
     if storage is None or data is None or counter is None or layout is None:
-        return
+        return False
     count = only([_of_count(word(t._cdata + counter), t._version) for t in samples])
     size = (table.keys_offset + 8 - layout) // 8
     if count is None or not 2 * _INLINE_RANK < size <= _LAYOUT_WORDS:
-        return
+        return False
     if not _tells(torch, layout, size) or not _uncounted(torch, counter):
-        return
+        return False
     table.storage_place, table.data_place = storage, data
     table.counter_place, table.count_place = counter, count
     table.layout_place, table.layout_words = layout, size
+    return True
 
 
 def _samples(torch: Any) -> list[Any]:
