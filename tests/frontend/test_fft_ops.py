@@ -6,40 +6,19 @@ and odd; rows are fewer and more than the kernel has lanes.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_oracle
-from torch import fft, nn
+from guarded_runs import Call, hostile  # noqa: F401
+from torch import fft
 
 import pliant
-from pliant.model import compiled as model_code
 
 DIMS = ({0: "b", 1: "n"},)
 SHAPES = ((3, 8), (1, 1), (2, 2), (17, 7), (5, 67), (1, 134), (2, 1009), (33, 60))
-
-
-@pytest.fixture(autouse=True)
-def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec = model_code.runtime_spec
-
-    def guarded(*args: Any) -> Any:
-        return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
-
-    monkeypatch.setattr(model_code, "runtime_spec", guarded)
-    yield
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *x: torch.Tensor) -> Any:
-        return self.function(*x)
 
 
 def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,17 +6,16 @@ not unique (signs of vectors) is compared by what it multiplies to.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_oracle
+from guarded_runs import hostile  # noqa: F401
 from torch import linalg, nn
 
 import pliant
-from pliant.model import compiled as model_code
 from pliant.runtime import lapack
 
 BOTH = (torch.float32, torch.float64)
@@ -27,17 +26,6 @@ RECTANGLES = (
 )
 BATCHED = ({0: "b", 1: "n", 2: "n"},)
 ANY = ({0: "b", 1: "m", 2: "n"},)
-
-
-@pytest.fixture(autouse=True)
-def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec = model_code.runtime_spec
-
-    def guarded(*args: Any) -> Any:
-        return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
-
-    monkeypatch.setattr(model_code, "runtime_spec", guarded)
-    yield
 
 
 class Call(nn.Module):

@@ -6,41 +6,19 @@ zeros; sizes are 0, 1, around where the algorithms change, and large.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_oracle
-from torch import nn
+from guarded_runs import Call, hostile  # noqa: F401
 
 import pliant
-from pliant.model import compiled as model_code
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
-
-
-@pytest.fixture(autouse=True)
-def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec = model_code.runtime_spec
-
-    def guarded(*args: Any) -> Any:
-        return dataclasses.replace(spec(*args), guard_pages=True, poison=True)
-
-    monkeypatch.setattr(model_code, "runtime_spec", guarded)
-    yield
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *x: torch.Tensor) -> Any:
-        return self.function(*x)
 
 
 def compiled(
