@@ -8,13 +8,16 @@ one block, and be operands of one another. LLVM's parser checks the types.
 
 An expression that was computed before in the same block is not emitted again. An
 unrolled loop would otherwise repeat its address arithmetic in every iteration, and LLVM
-would take as long to eliminate that as for everything else.
+would take as long to eliminate that as for everything else. For the same reason what
+does not change in a loop is emitted before it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import llvmlite.ir as ll
@@ -25,6 +28,8 @@ from pliant.codegen.llvm_types import LLType, LLValue
 _VOID = ll.VoidType()
 _FLAG = ll.IntType(1)
 _PAIR = ll.LiteralStructType([ll.IntType(64), _FLAG])
+# Values that are computed before every loop; allocas are in the entry block.
+_OUTSIDE = (ll.Constant, ll.Argument, ll.GlobalValue, ll.AllocaInstr)
 _COMPARED = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 _SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "sge"}
 _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
@@ -33,7 +38,7 @@ _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": 
 class SourceLine(Value):  # type: ignore[misc]
     """An instruction: its text, and the name of its result."""
 
-    __slots__ = ("operands", "opname", "parent", "reference", "text", "type")
+    __slots__ = ("depth", "operands", "opname", "parent", "reference", "text", "type")
 
     def __init__(
         self,
@@ -43,15 +48,27 @@ class SourceLine(Value):  # type: ignore[misc]
         operands: tuple[LLValue, ...],
         reference: str,
         text: str,
+        depth: int,
     ) -> None:
         self.parent, self.type, self.opname = parent, typ, opname
         self.operands, self.reference, self.text = operands, reference, text
+        self.depth = depth  # the number of loops around it
 
     def __str__(self) -> str:
         return self.text
 
     def get_reference(self) -> str:
         return self.reference
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop around the current position."""
+
+    before: ll.Block  # runs once if there are iterations; branches to the first block
+    first: ll.Block
+    counter: LLValue
+    known: dict[str, SourceLine] = field(default_factory=dict)  # moved to `before`
 
 
 def _binary(opname: str) -> Callable[..., LLValue]:
@@ -84,11 +101,44 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, SourceLine] = {}  # computed in the block, by text
         self._known_in: ll.Block = None  # the block that `_known` is about
+        self._loops: list[_Loop] = []  # from the outermost to the innermost
+
+    @contextmanager
+    def inside(self, before: ll.Block, counter: LLValue) -> Iterator[None]:
+        """What is emitted now is the body of a loop, which begins here.
+
+        `before` runs once if there are iterations, and does nothing but branch here.
+        """
+        self._loops.append(_Loop(before, self._block, counter))
+        try:
+            yield
+        finally:
+            self._loops.pop()
 
     def _pure(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
     ) -> SourceLine:
-        """An instruction whose result depends only on its operands."""
+        """An instruction whose result depends only on its operands.
+
+        It is emitted before the loops that none of its operands is computed in. They
+        are available there: they are here, and no path into the loop is another.
+        """
+        depth = len(self._loops)
+        if depth:
+            depth = max(map(self._depth, operands))
+            if depth < len(self._loops) and _may_trap(opname, operands):
+                # Only out of a loop whose every iteration comes here.
+                runs = self._loops[-1].first is self._block
+                depth = len(self._loops) - runs
+        if depth < len(self._loops):
+            loop = self._loops[depth]
+            found = loop.known.get(text)
+            if found is None:
+                found = self._new(loop.before, depth, typ, opname, operands, text)
+                instructions = loop.before.instructions
+                instructions.insert(len(instructions) - 1, found)
+                loop.known[text] = found
+            return found
         if self._known_in is not self._block:
             self._known, self._known_in = {}, self._block
         found = self._known.get(text)
@@ -96,20 +146,42 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
             found = self._known[text] = self._line(typ, opname, operands, text)
         return found
 
+    def _depth(self, value: LLValue) -> int:
+        """The number of loops around a value's definition, or a larger number."""
+        if isinstance(value, SourceLine):
+            return value.depth
+        if isinstance(value, _OUTSIDE):
+            return 0
+        for depth, loop in enumerate(self._loops, 1):
+            if loop.counter is value:
+                return depth
+        return len(self._loops)
+
     def _line(
         self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
     ) -> SourceLine:
         block = self._block
+        line = self._new(block, len(self._loops), typ, opname, operands, text)
+        block.instructions.insert(self._anchor, line)
+        self._anchor += 1
+        return line
+
+    def _new(
+        self,
+        block: ll.Block,
+        depth: int,
+        typ: LLType,
+        opname: str,
+        operands: tuple[LLValue, ...],
+        text: str,
+    ) -> SourceLine:
         reference = ""
         if typ is not _VOID:
             if self._numbers is None:
                 self._numbers = _numbers(block)
             reference = f"%t{next(self._numbers)}"
             text = f"{reference} = {text}"
-        line = SourceLine(block, typ, opname, operands, reference, text)
-        block.instructions.insert(self._anchor, line)
-        self._anchor += 1
-        return line
+        return SourceLine(block, typ, opname, operands, reference, text, depth)
 
     add, sub, mul = _binary("add"), _binary("sub"), _binary("mul")
     sdiv, udiv = _binary("sdiv"), _binary("udiv")
@@ -262,6 +334,17 @@ class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
         """Calls a function that returns nothing, by its address."""
         text = f"call void {address.get_reference()}({', '.join(map(_typed, args))})"
         self._line(_VOID, "call", (address, *args), text)
+
+
+def _may_trap(opname: str, operands: Sequence[LLValue]) -> bool:
+    """Whether an instruction must not run where the program does not want it to."""
+    if opname == "load":
+        return True
+    if opname not in ("sdiv", "udiv", "srem", "urem"):
+        return False
+    divisor = operands[1]
+    known = isinstance(divisor, ll.Constant) and isinstance(divisor.constant, int)
+    return not known or divisor.constant in (0, -1)
 
 
 @lru_cache(maxsize=64)

@@ -85,13 +85,15 @@ class Frame(ABC):
     ) -> Iterator[LLValue]:
         """A counted loop that is skipped if it has no iterations."""
         b = self.b
-        body, after = b.append_basic_block(label), b.append_basic_block(f"{label}.end")
-        before = b.block
-        b.cbranch(b.icmp_signed("<", begin, end), body, after)
+        names = (f"{label}.before", label, f"{label}.end")
+        before, body, after = map(b.append_basic_block, names)
+        b.cbranch(b.icmp_signed("<", begin, end), before, after)
+        b.position_at_end(before)
+        b.branch(body)
         b.position_at_end(body)
         counter = b.phi(I64, name=label)
         counter.add_incoming(begin, before)
-        with self.region():
+        with self.region(), b.inside(before, counter):
             yield counter
         following = b.add(counter, constant(I64, step), flags=NO_WRAP)
         counter.add_incoming(following, b.block)

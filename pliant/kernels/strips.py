@@ -34,11 +34,9 @@ from pliant.ir.loops import (
     Kind,
     Let,
     Load,
-    Local,
     LoopFunc,
     LoopValue,
     Prefetch,
-    Read,
     Role,
     Stmt,
     Store,
@@ -214,32 +212,35 @@ class _Strip:
             place = (as_expr(chain), i, as_expr(vector), j)
             return Store(acc, place, zero(self.of.dtype))
 
-        def end(added: bool, vector: int) -> Stmt:
-            place = (i, as_expr(vector), j)
-            total: LoopValue = Load(acc, (as_expr(0), *place))
-            for chain in range(1, chains):
-                total = Binary("add", total, Load(acc, (as_expr(chain), *place)))
-            at = (row, sym("_p") * self.tile.NR + vector * lanes + j)
-            wanted = inside(vector)
-            if added:
-                total = Binary("add", Load(self.c, at, wanted), total)
-            if wanted is None:
-                return Store(self.c, at, total)
-            # The sum is named outside the condition, where all lanes may be read.
-            named = Local("_total", self.of.dtype, total)
-            store = Store(self.c, at, Read("_total", self.of.dtype))
-            return Block((named, If(wanted, store)))
+        def place(vector: int) -> tuple[Expr, ...]:
+            return (row, sym("_p") * self.tile.NR + vector * lanes + j)
+
+        def total(more: bool, vector: int) -> Stmt:
+            """The sum of the accumulators, or that and what is in C."""
+            at = (i, as_expr(vector), j)
+            found: LoopValue = Load(acc, (ZERO, *at))
+            if more:
+                before = Load(self.c, place(vector), inside(vector))
+                found = Binary("add", before, found)
+            else:
+                for chain in range(1, chains):
+                    found = Binary("add", found, Load(acc, (as_expr(chain), *at)))
+            return Store(acc, (ZERO, *at), found)
+
+        def end(vector: int) -> Stmt:
+            wanted, result = inside(vector), Load(acc, (ZERO, i, as_expr(vector), j))
+            store = Store(self.c, place(vector), result)
+            return store if wanted is None else If(wanted, store)
 
         even = floordiv(sym("K"), chains) * chains
         body = [Alloc(acc), *(over(partial(start, chain)) for chain in range(chains))]
         body.append(steps(as_expr(0), even, chains))
         if chains > 1:
-            body.append(steps(even, sym("K"), 1))
+            body += [steps(even, sym("K"), 1), over(partial(total, False))]
         # Each pass is summed on its own: one sum over a long K would lose precision.
-        added = Binary("gt", Index(sym("more")), Index(as_expr(0)))
+        more = Binary("gt", Index(sym("more")), Index(as_expr(0)))
         # One row at a time, as its vectors share cache lines.
-        ends = (over(partial(end, more)) for more in (True, False))
-        return Block((*body, If(added, *ends)))
+        return Block((*body, If(more, over(partial(total, True))), over(end)))
 
 
 @lru_cache(maxsize=256)

@@ -162,3 +162,54 @@ def test_a_block_computes_once() -> None:
     assert b.add(x, x) is not total  # the first block need not come before
     b.ret_void()
     llvm.parse_assembly(str(module)).verify()
+
+
+def test_invariant_expressions_are_emitted_before_the_loop() -> None:
+    """But what could fault only if every iteration computes it."""
+    module = ll.Module("loops")
+    kinds = ll.FunctionType(ll.VoidType(), [I64, I64, PTR])
+    function = ll.Function(module, kinds, "f")
+    n, m, p = function.args
+    names = ("entry", "outer.before", "outer", "inner.before", "inner")
+    entry, before, outer, within, inner = map(function.append_basic_block, names)
+    b = LLBuilder(entry)
+    b.branch(before)
+    b.position_at_end(before)
+    b.branch(outer)
+    b.position_at_end(outer)
+    i = b.phi(I64)
+    zero = ll.Constant(I64, 0)
+    with b.inside(before, i):
+        b.branch(within)
+        b.position_at_end(within)
+        b.branch(inner)
+        b.position_at_end(inner)
+        j = b.phi(I64)
+        with b.inside(within, j):
+            product, row = b.mul(n, m), b.add(i, n)
+            assert b.mul(n, m) is product
+            element = b.add(row, j)
+            always = b.load(p, typ=I64, constant=True)
+            quotient, third = b.sdiv(n, m), b.sdiv(n, ll.Constant(I64, 3))
+            with b.if_then(b.icmp_signed("<", j, n)):
+                sometimes = b.load(p, typ=I64, constant=True)
+                scaled = b.mul(m, m)
+                maybe = b.sdiv(m, n)
+                here = b.block
+            after = b.block
+            changing = b.load(p, typ=I64)
+    places = {
+        before: (product, third, scaled),
+        within: (row, always, quotient),
+        inner: (element,),
+        here: (sometimes, maybe),
+        after: (changing,),
+    }
+    for block, lines in places.items():
+        assert all(line in block.instructions for line in lines), block.name
+    assert before.instructions[-1] is before.terminator
+    for phi, first, last in ((j, within, after), (i, before, after)):
+        phi.add_incoming(zero, first)
+        phi.add_incoming(zero, last)
+    b.cbranch(b.icmp_signed("<", element, changing), inner, outer)
+    llvm.parse_assembly(str(module)).verify()
