@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
 
+import llvmlite.ir as ll
+
 from pliant import cache
 from pliant.backend.jit import CompiledCode
 from pliant.backend.objects import object_code, optimised
@@ -81,7 +83,7 @@ def build(
     """Machine code for a lowered model; `symbols` are the addresses it may call."""
     started = perf_counter()
     program = program_units(loops, plan, target, opt_level)
-    units = {unit.key: unit for unit in (*program.kernels.values(), program.host)}
+    units = {unit.key: unit for unit in program.all()}
     images = _known(units)
     missing = [unit for key, unit in units.items() if key not in images]
     # Largest first, so that no long one runs alone at the end.
@@ -89,9 +91,9 @@ def build(
     with ThreadPoolExecutor(cores(), "pliant-llvm") as workers:
         futures: dict[str, Future[bytes]] = {}
         for unit in missing:
-            text = str(unit.emit())
+            text = _text(unit.emit())
             allowed = unit.calls | symbols.keys()
-            work = workers.submit(_object, text, target, opt_level, allowed)
+            work = workers.submit(_object, text, target, unit.opt_level, allowed)
             futures[unit.key] = work
         emitted = perf_counter()
         for key, future in futures.items():
@@ -99,7 +101,7 @@ def build(
     _keep({key: images[key] for key in futures})
     code = CompiledCode(
         (images[key] for key in units),
-        program.host.symbols,
+        program.host_symbols,
         symbols,
         target,
         lambda: optimised(whole_program(loops, plan, target), target, opt_level),
@@ -112,6 +114,18 @@ def build(
         emitted - started,
         perf_counter() - emitted,
     )
+
+
+def _text(module: ll.Module) -> str:
+    """The text of a module, which is taken apart: its parts refer to one another, so
+    only the garbage collector would free them, and slowly.
+    """
+    text = str(module)
+    for function in module.functions:
+        for block in function.blocks:
+            block.instructions.clear()
+        function.blocks.clear()
+    return text
 
 
 def _disk() -> cache.DiskCache | None:

@@ -47,10 +47,9 @@ ARENA, TABLE, OFFSETS, STATUS, PROGRAM = 1, 2, 3, 8, 9
 ADDRESSES = {BufferOrigin.INPUT: 4, BufferOrigin.OUTPUT: 5, BufferOrigin.WEIGHT: 6}
 
 
-def emit_host(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
-    """Adds the three functions; `symbols` are the names of the kernels in LLVM."""
+def emit_calls(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
+    """Adds what every call runs; `symbols` are the names of the kernels in LLVM."""
     _RunFunction(module, plan).emit(symbols)
-    _emit_sizes(module, plan)
     _emit_bind(module, plan)
 
 
@@ -70,7 +69,8 @@ def _address(builder: LLBuilder, base: LLValue, k: int, kind: LLType) -> LLValue
     return builder.gep(base, [ll.Constant(I64, k)], source_etype=kind)
 
 
-def _emit_sizes(module: ll.Module, plan: HostPlan) -> None:
+def emit_sizes(module: ll.Module, plan: HostPlan) -> None:
+    """Adds what a new shape runs."""
     function, builder = _function(module, SIZES, I64, 2)
     source, target = function.args
     dims = CheckedDims(builder)

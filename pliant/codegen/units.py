@@ -1,6 +1,6 @@
 """Units of compilation: what becomes one piece of object code, and its name for ever.
 
-A loop function is a unit, and the host functions of a model are one. A unit's key is a
+A loop function is a unit, and the host functions of a model are two. A unit's key is a
 hash of all that its code depends on: the text of what it is emitted from, the units it
 calls, the target, LLVM, and the files of the code generator. So object code is found
 by its key, in this process or in a later one, without any LLVM IR being built.
@@ -13,7 +13,7 @@ and another matmul_7 never meets under a wrong name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ll
 
 from pliant.cache import hashed
-from pliant.codegen.host import BIND, RUN, SIZES, emit_host
+from pliant.codegen.host import BIND, RUN, SIZES, emit_calls, emit_sizes
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
 from pliant.codegen.sources import files_hash
@@ -53,25 +53,49 @@ class Unit:
     symbols: tuple[str, ...]  # what it defines
     calls: frozenset[str]  # what it calls, of other units and libraries
     emit: Callable[[], ll.Module]
+    opt_level: int
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a model: its loop functions by name, and its host flow."""
+    """The units of a model: its loop functions by name, and its host flow.
+
+    `sizes` runs once per new shape and is one long sequence of integer arithmetic: it
+    is compiled without optimisation, in a tenth of the time.
+    """
 
     kernels: Mapping[str, Unit]
-    host: Unit
+    calls: Unit
+    sizes: Unit
+
+    @property
+    def host_symbols(self) -> tuple[str, ...]:
+        return (*self.calls.symbols, *self.sizes.symbols)
+
+    def all(self) -> Iterator[Unit]:
+        yield from self.kernels.values()
+        yield self.calls
+        yield self.sizes
 
 
 def program_units(
     loops: Mapping[str, LoopFunc], plan: HostPlan, target: Target, opt_level: int
 ) -> Units:
     """The units of a lowered model; none is emitted yet."""
-    context = hashed(_target_text(target), str(opt_level), toolchain() or "")
+    context = _Context(target, opt_level)
     kernels: dict[str, Unit] = {}
     for name in loops:
-        _loop_unit(name, loops, kernels, target, context)
-    return Units(kernels, _host_unit(plan, kernels, context))
+        _loop_unit(name, loops, kernels, context)
+    sizes = _sizes_unit(plan, _Context(target, 0))
+    return Units(kernels, _calls_unit(plan, kernels, context), sizes)
+
+
+class _Context:
+    """What the units are compiled for."""
+
+    def __init__(self, target: Target, opt_level: int) -> None:
+        self.target, self.opt_level = target, opt_level
+        self.key = hashed(_target_text(target), str(opt_level), toolchain() or "")
 
 
 def whole_program(
@@ -80,7 +104,8 @@ def whole_program(
     """The same code in one module under the names the model gives, for people."""
     module = ll.Module("pliant")
     emit_loop_functions(module, loops.values(), target)
-    emit_host(module, plan, {name: name for name in loops})
+    emit_calls(module, plan, {name: name for name in loops})
+    emit_sizes(module, plan)
     return module
 
 
@@ -88,8 +113,7 @@ def _loop_unit(
     name: str,
     loops: Mapping[str, LoopFunc],
     known: dict[str, Unit],
-    target: Target,
-    context: str,
+    context: _Context,
 ) -> Unit:
     if name in known:
         return known[name]
@@ -97,18 +121,19 @@ def _loop_unit(
     parts = _print(func)
     symbols: dict[str, str] = {}
     for callee in parts.called:
-        (symbols[callee],) = _loop_unit(callee, loops, known, target, context).symbols
+        (symbols[callee],) = _loop_unit(callee, loops, known, context).symbols
     callees = (f"{callee}={symbol}" for callee, symbol in symbols.items())
-    key = hashed("loop", context, parts.digest, *callees)
+    key = hashed("loop", context.key, parts.digest, *callees)
     symbol = f"{parts.stem}.{key[:_DIGITS]}"
     emit = partial(
         emit_loop_function,
         func,
         tuple(loops[callee] for callee in parts.called),
         {**symbols, name: symbol},
-        target,
+        context.target,
     )
-    known[name] = Unit(key, parts.size, (symbol,), frozenset(symbols.values()), emit)
+    calls, level = frozenset(symbols.values()), context.opt_level
+    known[name] = Unit(key, parts.size, (symbol,), calls, emit, level)
     return known[name]
 
 
@@ -132,21 +157,33 @@ def _printed(func: LoopFunc) -> _Print:
 _print = PerObject(_printed)  # several models share micro-kernels
 
 
-def _host_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: str) -> Unit:
+def _calls_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: _Context) -> Unit:
     symbols = {name: unit.symbols[0] for name, unit in kernels.items()}
     calls = frozenset(
         c.callee if c.is_library else symbols[c.callee] for c in plan.calls
     )
     names = (f"{name}={symbol}" for name, symbol in symbols.items())
     text = plan.text()
-    key = hashed("host", context, text, *names)
+    key = hashed("calls", context.key, text, *names)
 
     def emit() -> ll.Module:
-        module = ll.Module("host")
-        emit_host(module, plan, symbols)
+        module = ll.Module("calls")
+        emit_calls(module, plan, symbols)
         return module
 
-    return Unit(key, len(text), (RUN, SIZES, BIND), calls, emit)
+    return Unit(key, len(text), (RUN, BIND), calls, emit, context.opt_level)
+
+
+def _sizes_unit(plan: HostPlan, context: _Context) -> Unit:
+    text = plan.text()
+    key = hashed("sizes", context.key, text)
+
+    def emit() -> ll.Module:
+        module = ll.Module("sizes")
+        emit_sizes(module, plan)
+        return module
+
+    return Unit(key, len(text), (SIZES,), frozenset(), emit, context.opt_level)
 
 
 def _target_text(target: Target) -> str:

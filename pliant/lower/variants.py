@@ -106,8 +106,19 @@ def vector_assumptions(nest: Nest, facts: Facts, lanes: int) -> list[VariantGuar
 
 
 def possible(assumption: VariantGuard, facts: Facts) -> bool:
-    """Whether the assumption is not proved false."""
-    return all(facts.prove(guard) is not False for guard in assumption.guards)
+    """Whether the assumption is not seen to be false.
+
+    A form that no size takes would only be code that does not run, so comparisons are
+    decided by bounds alone and not by a search for a proof.
+    """
+    return all(_possible(guard, facts) for guard in assumption.guards)
+
+
+def _possible(guard: Cond, facts: Facts) -> bool:
+    if guard.kind not in ("le", "lt"):
+        return facts.prove(guard) is not False
+    _, most = facts.bounds(guard.rhs - guard.lhs)
+    return most is None or most >= (guard.kind == "lt")
 
 
 # ---- sizes

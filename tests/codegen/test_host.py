@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pliant import runtime
 from pliant.backend.jit import compile_ir
 from pliant.codegen.builder import LLBuilder
-from pliant.codegen.host import emit_host
+from pliant.codegen.host import emit_calls, emit_sizes
 from pliant.codegen.host_checks import MOST, SizeCheck
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import HostPlan, Table
@@ -230,7 +230,8 @@ class Host:
             stamps=None,
         )
         module = ll.Module("host")
-        emit_host(module, self.plan, {})
+        emit_calls(module, self.plan, {})
+        emit_sizes(module, self.plan)
         self.code = compile_ir(module, target.host(), runtime.symbols())
 
     def call(
