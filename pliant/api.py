@@ -29,7 +29,7 @@ from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
 from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
-from pliant.passes.bind import bind_sizes
+from pliant.passes.bind import Bound
 from pliant.pipeline import compile_module, simplified
 from pliant.progress import step, task
 
@@ -145,7 +145,7 @@ def build(
 
     Constants that are tensors of the `owner`, the model that was imported, follow it.
     """
-    module, signature = bound(imported.checked(), imported.signature)
+    module, signature = imported.checked(), imported.signature
     slots = signature.slots
     inputs = tuple((slot.name, slot.dims) for slot in slots)
     tensors = [k for k, slot in enumerate(slots) if isinstance(slot, TensorSlot)]
@@ -169,7 +169,7 @@ def build(
     return kind(
         program,
         weights,
-        signature,
+        rebound(signature, program.results),
         chosen.threads,
         chosen.memory_limit,
         total,
@@ -178,28 +178,24 @@ def build(
     )
 
 
-def bound(module: Module, signature: Signature) -> tuple[Module, Signature]:
-    """The module with data-dependent sizes as results, by which others are cut."""
-    found = bind_sizes(module.main)
-    if found.graph is module.main:
-        return module, signature
+def rebound(signature: Signature, found: Bound) -> Signature:
+    """The signature of a module whose results are cut to sizes that data decide."""
+    if not found.counts:
+        return signature
     sizes = tuple(found.counts.items())
 
-    def rebound(result: Result) -> Result:
+    def cut(result: Result) -> Result:
         if not isinstance(result, TensorResult):
             return result
         value = found.results[result.number]
         if not value.cut:
-            return TensorResult(value.number, result.is_complex)
+            return result
         mixed = any(s not in found.counts for d in value.dims for s in d.symbols())
-        whole = value.number, value.dims, sizes, mixed
+        whole = result.number, value.dims, sizes, mixed
         return SizedResult(*whole, is_complex=result.is_complex)
 
-    results = tuple(map(rebound, signature.results))
-    written = tuple((k, found.results[n].number) for k, n in signature.written)
-    return module.with_main(found.graph), replace(
-        signature, results=results, plain=False, written=written
-    )
+    results = tuple(map(cut, signature.results))
+    return replace(signature, results=results, plain=False)
 
 
 def _workers(threads: int | None) -> int:

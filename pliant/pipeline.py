@@ -1,6 +1,7 @@
 """What happens to a model, in order. Read this file first.
 
     inline        calls of graph functions and match-casts go away
+    bind          what has a size that data decide -> a region that is run with it
     joins         concats of slices of concats -> one concat of what is read
     canonicalize  fold identities, share equal values, drop dead ones
     smooth        training: composite ops in the form that has torch's derivative
@@ -78,6 +79,7 @@ from pliant.memory.update import update
 from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
+from pliant.passes.bind import bind_sizes, results_of
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
@@ -160,6 +162,12 @@ STAGES: tuple[Pass, ...] = (
         lambda module, cx: inline(module),
         IMPORTED,
         "calls of graph functions and match-casts go away",
+    ),
+    Pass(
+        "bind",
+        on_main(lambda graph, cx: bind_sizes(graph)),
+        IMPORTED,
+        "what has a size that data decide -> a region that is run with it",
     ),
     Pass(
         "joins",
@@ -413,9 +421,11 @@ def compile_module(
     driver = Driver(Context(options, target, training), watch)
     if example:
         interface_of(module.main, inputs).check_example(example)
-    fused = lowered = module
+    bound = fused = lowered = module
     for stage, lowered in driver.stages(module):
-        if stage.legal is Stage.FUSED:
+        if stage.name == "bind":
+            bound = lowered
+        elif stage.legal is Stage.FUSED:
             fused = lowered
 
     step("memory")
@@ -455,6 +465,7 @@ def compile_module(
         fused.replace(constants={}),
         lowered.replace(constants={}),
         interface,
+        results_of(module.main, bound.main),
         Footprint(memory, stepped, weigh),
         Code(host, made.code, made.kernels_built, made.kernels_cached),
         driver.seconds,

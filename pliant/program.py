@@ -1,6 +1,7 @@
 """What the pipeline makes of a model: all that is known of it, by who needs it.
 
 Interface   how the sizes of a call become symbols, and what must hold of them
+Bound       which results have sizes that data decide, and where those are found
 Footprint   which memory the calls need and when: planning reads it
 Code        the host flow and the machine code: running reads it
 Program     these, and the module they are made from, fused and lowered: describing
@@ -18,6 +19,7 @@ from pliant.ir.graph import Module
 from pliant.measure.rates import Rates
 from pliant.memory.liveness import Memory
 from pliant.memory.remat import Steps
+from pliant.passes.bind import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Program:
     fused: Module
     lowered: Module
     interface: Interface
+    results: Bound
     footprint: Footprint
     code: Code
     seconds: Mapping[str, float]  # by stage

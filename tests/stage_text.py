@@ -45,12 +45,12 @@ def opt(
         training = Training(train, lambda b, params, gradients: gradients, update)
     cx = Context(Options(**dict.fromkeys(off, False)), named(target), training)
     module = parse_module(dedent(text))
-    stages = [by_name[name] for name in passes.split(",")]
-    made = optimised(module, stages, cx)
+    names = passes.split(",")
+    made = optimised(module, [by_name[name] for name in names], cx)
     for size in sizes:
         dims = size if isinstance(size, Mapping) else dict.fromkeys(_dims(module), size)
         sample = Sample(module.main, dict(dims))
-        for name, after in zip(["input", *by_name], made, strict=False):
+        for name, after in zip(["input", *names], made, strict=True):
             sample.check(name, after)
     return print_module(made[-1])
 

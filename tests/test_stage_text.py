@@ -62,6 +62,35 @@ graph @main(%x: f32[n]) {
     )
 
 
+def test_bind() -> None:
+    text = """
+    graph @main(%x: f32[n], %m: bool[n]) {
+      constraint u <= n
+      %i: i64[u, 1] = nonzero(%m)
+      %at: i64[u] = reshape(%i) {shape = [u]}
+      %y: f32[u] = index(%x, %at)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "bind"),
+        """\
+graph @main(%x: f32[n], %m: bool[n]) {
+  %locate: i64[n, 1], %locate_1: i64[] = locate(%m)
+  %bind: f32[n] = bind(%locate_1, %locate, %x) {most = [n]}
+    region @bound(%locate: i64[n, 1], %x: f32[n]) sizes (u) {
+      constraint u <= n
+      %i: i64[u, 1] = slice(%locate) {starts = [0, 0], shape = [u, 1], steps = (1, 1)}
+      %at: i64[u] = reshape(%i) {shape = [u]}
+      %y: f32[u] = index(%x, %at)
+      return %y
+    }
+  return %bind, %locate_1
+}
+""",
+    )
+
+
 def test_joins() -> None:
     text = """
     graph @main(%x: f32[n, 4], %y: f32[n, 4]) {

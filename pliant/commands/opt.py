@@ -4,7 +4,7 @@ FILE is the text of a module: written by hand, or a dump of PLIANT_DUMP, edited 
 (the weights of a dump are found beside it); `-` reads it from the standard input.
 
     pliant opt model.ir -p canonicalize,decompose,fuse
-    pliant opt dump/15_fuse.ir -p lower,order --dims n=5
+    pliant opt dump/16_fuse.ir -p lower,order --dims n=5
     pliant opt --list
 
 The module is verified before the first stage and after each. With --dims it is also
@@ -37,6 +37,7 @@ from pliant.ir.text import print_module
 from pliant.ir.types import NUMPY, DType
 from pliant.machine import target
 from pliant.options import SWITCHES, Options
+from pliant.passes.bind import Bound, results_of
 from pliant.pipeline import STAGES, Pass
 
 NAME = "opt"
@@ -216,6 +217,7 @@ class Sample:
     main: Graph
     dims: dict[str, int]
     wanted: list[Any] | None = None
+    bound: Bound | None = None  # what the results are if some have sizes of data
 
     def inputs(self) -> list[Any]:
         numbers = np.random.default_rng(0)
@@ -239,6 +241,10 @@ class Sample:
         """The results of a module, which must be those before it."""
         env = {**self.dims, "threads": 2}
         found = run_graph(module, self.inputs(), env=env, workers=2)
+        if stage == "bind":
+            self.bound = results_of(self.main, module.main)
+        if self.bound is not None:
+            found = self.bound.cut(found, self.dims)
         if self.wanted is None or len(found) != len(self.wanted):
             self.wanted = found  # a stage of training gives other results
             return

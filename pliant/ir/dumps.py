@@ -1,6 +1,6 @@
 """Modules in files: the text form, and beside it the data of large constants.
 
-    folder/07_attention.ir          what `print_module` gives
+    folder/08_attention.ir          what `print_module` gives
     folder/weights/<hash>.npy       a constant's data, once for all files of the folder
 
 So a dump can be edited and read back, by `pliant opt` or by `read_module`.

@@ -13,8 +13,10 @@ before the call, for the largest sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
@@ -28,23 +30,53 @@ FINDERS = frozenset({"nonzero", "extent"})
 
 @dataclass(frozen=True, slots=True)
 class SizedValue:
-    """A result: its number, and its dims, over sizes of inputs and of data.
+    """A result's dims, over sizes of inputs and of data.
 
-    With `cut`, it is flat and longer than that.
+    With `cut`, the result is flat and longer than that.
     """
 
-    number: int
     dims: tuple[Expr, ...]
     cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A graph after the pass, what its results are, and which ones are sizes."""
+    """What the results of a graph are after the pass, in their old order.
 
-    graph: Graph
+    Behind them it has a result for each size that data decide.
+    """
+
     results: tuple[SizedValue, ...]
     counts: dict[str, int]  # a size that data decide -> the number of a result
+
+    def cut(self, arrays: Sequence[Any], dims: Mapping[str, int]) -> list[Any]:
+        """The results in their own shapes, where `dims` are the sizes of the inputs."""
+        known = {**dims, **{name: int(arrays[k]) for name, k in self.counts.items()}}
+        made = []
+        for value, array in zip(self.results, arrays, strict=False):
+            if value.cut:
+                shape = [dim.evaluate(known) for dim in value.dims]
+                array = array[: prod(shape)].reshape(shape)
+            made.append(array)
+        return made
+
+
+def results_of(before: Graph, after: Graph) -> Bound:
+    """What the results of a graph are, told from it before and after the pass."""
+    pairs = zip(before.results, after.results[: len(before.results)], strict=True)
+    results = tuple(SizedValue(v.shape, made.type != v.type) for v, made in pairs)
+    names = _counted(after, len(before.results))
+    return Bound(results, {name: len(results) + k for k, name in enumerate(names)})
+
+
+def _counted(graph: Graph, start: int) -> tuple[str, ...]:
+    """The sizes that a graph's results are from `start` on, the outermost first."""
+    if start == len(graph.results):
+        return ()
+    count, *inner = graph.results[start:]
+    (op,) = (o for o in graph.ops if o.name == "bind" and o.operands[0] is count)
+    (region,) = op.regions
+    return (*region.sizes, *_counted(region, len(region.results) - len(inner)))
 
 
 def _symbols(attr: Attr) -> Iterator[str]:
@@ -111,28 +143,27 @@ def _within(op: Op) -> Op:
         return op
     regions: list[Graph] = []
     for region in op.regions:
-        found = bind_sizes(region)
-        if found.graph is region:
+        made = bind_sizes(region)
+        if made is region:
             regions.append(region)
             continue
-        if any(value.cut for value in found.results):
+        kept = made.results[: len(region.results)]
+        if any(a.type != b.type for a, b in zip(kept, region.results, strict=True)):
             why = "a result of a branch or of a round has a size that data decide"
             raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])
-        kept = tuple(found.graph.results[v.number] for v in found.results)
-        regions.append(found.graph.replace(results=kept))
+        regions.append(made.replace(results=kept))
     same = all(a is b for a, b in zip(regions, op.regions, strict=True))
     return op if same else op.replace(regions=tuple(regions))
 
 
-def bind_sizes(graph: Graph) -> Bound:
+def bind_sizes(graph: Graph) -> Graph:
     """The graph without results of sizes that its own ops find out."""
     ops = tuple(map(_within, graph.ops))
     if any(new is not old for new, old in zip(ops, graph.ops, strict=True)):
         graph = graph.replace(ops=ops)
     at = next((k for k, op in enumerate(graph.ops) if op.name in FINDERS), None)
     if at is None:
-        plain = (SizedValue(k, v.shape, False) for k, v in enumerate(graph.results))
-        return Bound(graph, tuple(plain), {})
+        return graph
     finder = graph.ops[at]
     size = bare(finder.result.shape[0])
     assert size is not None
@@ -168,10 +199,14 @@ def bind_sizes(graph: Graph) -> Bound:
     region, given = _region(graph, size, inside, dependent, tuple(moves))
     inner = bind_sizes(region)
     made = b.emit_multi(
-        "bind", count, *given, regions=[inner.graph], most=(most,), loc=finder.loc
+        "bind", count, *given, regions=[inner], most=(most,), loc=finder.loc
     )
-    guards = tuple(stays)
-    return _joined(graph, b, region, inner, made, dependent, count, size, guards)
+    # The results in their order, then the size, then those that the region finds.
+    new = dict(zip(region.results, made, strict=False))
+    results = (*(new.get(v, v) for v in graph.results), count, *made[len(new) :])
+    known = {g.cond for g in stays}
+    more = tuple(g for g in b.guards if g.cond not in known)
+    return graph.replace(ops=tuple(b.ops), results=results, constraints=(*stays, *more))
 
 
 def _region(
@@ -189,41 +224,3 @@ def _region(
     results = tuple(dict.fromkeys(v for v in graph.results if v in dependent))
     region = Graph("bound", tuple(params.values()), ops, results, (size,), guards)
     return region, given
-
-
-def _joined(
-    graph: Graph,
-    b: Builder,
-    region: Graph,
-    inner: Bound,
-    made: Sequence[Value],
-    dependent: set[Value],
-    count: Value,
-    size: str,
-    guards: tuple[Guard, ...],
-) -> Bound:
-    """The graph with results of the region in the place of its own."""
-    places = {v: k for k, v in enumerate(region.results)}
-    results: list[Value] = []
-    sized: list[SizedValue] = []
-    for value in graph.results:
-        if value not in dependent:
-            sized.append(SizedValue(len(results), value.shape, False))
-            results.append(value)
-            continue
-        told = inner.results[places[value]]
-        new = made[told.number]
-        cut = told.cut or new.type != value.type
-        sized.append(SizedValue(len(results), told.dims, cut))
-        results.append(new)
-    counts = {size: len(results)}
-    results.append(count)
-    for name, number in inner.counts.items():
-        counts[name] = len(results)
-        results.append(made[number])
-    known = {g.cond for g in guards}
-    more = tuple(g for g in b.guards if g.cond not in known)
-    made_graph = graph.replace(
-        ops=tuple(b.ops), results=tuple(results), constraints=(*guards, *more)
-    )
-    return Bound(made_graph, tuple(sized), counts)

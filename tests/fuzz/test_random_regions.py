@@ -6,9 +6,6 @@ bytes. Numbers are whole, so results are equal to the last bit.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
 from machines import machine
@@ -21,7 +18,7 @@ from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_module
 from pliant.options import Options
-from pliant.passes.bind import Bound, bind_sizes
+from pliant.passes.bind import results_of
 from pliant.pipeline import run_stages
 
 SIZES = ((0, 0), (1, 1), (0, 3), (2, 1), (5, 3), (13, 2))
@@ -29,26 +26,14 @@ REGULAR = range(10)
 SWEEP = range(1000, 1200)
 
 
-def told(found: Bound, results: list[Any], sizes: dict[str, int]) -> list[Any]:
-    """The results of a graph whose sizes of data are bound, cut as a caller does."""
-    known = sizes | {name: int(results[k]) for name, k in found.counts.items()}
-    out = []
-    for value in found.results:
-        array = results[value.number]
-        if value.cut:
-            shape = [dim.evaluate(known) for dim in value.dims]
-            array = array.reshape(-1)[: math.prod(shape)].reshape(shape)
-        out.append(array)
-    return out
-
-
 def check(seed: int) -> None:
     module = made(seed)
     verify(module, Stage.IMPORTED)
-    found = bind_sizes(module.main)
-    bound = module.with_main(found.graph)
+    cx = Context(Options(), machine())
+    bound = run_stages(module, cx, "bind")
     verify(bound, Stage.IMPORTED)
-    lowered = run_stages(bound, Context(Options(), machine()), "unify")
+    results = results_of(module.main, bound.main)
+    lowered = run_stages(bound, cx, "unify")
     verify(lowered, Stage.LOWERED)
     text = print_module(lowered)
     assert print_module(parse_module(text)) == text
@@ -56,8 +41,8 @@ def check(seed: int) -> None:
     for n, m in SIZES:
         given = inputs(seed, n, m)
         want = run_graph(module, given)
-        sizes = {"n": n, "m": m}
-        oracle = told(found, run_graph(lowered, given, workers=2), sizes)
+        found = run_graph(lowered, given, workers=2)
+        oracle = results.cut(found, {"n": n, "m": m})
         got = model(*given)
         native = list(got) if isinstance(got, tuple | list) else [got]
         for a, b, c in zip(native, oracle, want, strict=True):
