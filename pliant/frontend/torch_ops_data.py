@@ -307,7 +307,7 @@ def bincount(
     places = cx.in_range(places, size, 0)
     dtype = cx.out_dtype
     rows = cx.full(1, (n,), dtype) if weights is None else cx.cast(weights, dtype)
-    added = cx.b.emit("scatter_add", places, cx.reshape(rows, (n, 1)), rows=size)
+    added = cx.b.emit("scatter", places, cx.reshape(rows, (n, 1)), op="sum", rows=size)
     return cx.reshape(added, (size,))
 
 

@@ -90,7 +90,7 @@ def embedding_bag(
         bags = cx.simplify(maximum(bags - 1, 0))
         offsets = cx.slice(offsets, 0, 0, bags)
     ones = cx.full(1, (bags, 1), DType.I64)
-    marks = cx.b.emit("scatter_add", as_index(cx, offsets), ones, rows=count + 1)
+    marks = cx.b.emit("scatter", as_index(cx, offsets), ones, op="sum", rows=count + 1)
     number = cx.b.emit("cumulate", cx.slice(marks, 0, 0, count), op="sum", axis=0)
     place = cx.sub(cx.reshape(number, (count,)), 1)
     rows = take(cx, weight, 0, cx.in_range(indices, weight.shape[0], 0))
@@ -100,13 +100,15 @@ def embedding_bag(
     kept = cx.full(True, (count, 1), DType.BOOL)
     if padding_idx >= 0:
         kept = unsqueeze(cx, cx.arith("ne", indices, padding_idx), -1)
-    among = cx.b.emit("scatter_add", place, cx.cast(kept, DType.I64), rows=bags)
+    among = cx.b.emit("scatter", place, cx.cast(kept, DType.I64), op="sum", rows=bags)
     if mode == 2:
         rows = cx.select(kept, rows, -math.inf)
         out = cx.b.emit("scatter", place, rows, op="max", rows=bags)
         out = cx.select(cx.arith("gt", among, 0), out, 0.0)
     else:
-        out = cx.b.emit("scatter_add", place, cx.select(kept, rows, 0.0), rows=bags)
+        out = cx.b.emit(
+            "scatter", place, cx.select(kept, rows, 0.0), op="sum", rows=bags
+        )
     if mode == 1:
         least = cx.arith("maximum", among, 1)
         out = cx.div(out, cx.cast(least, out.dtype))

@@ -343,7 +343,7 @@ def _overlapped(cx: TorchContext, frames: Value, hop: int, whole: Expr) -> Value
     place = cx.add(first, cx.iota((1, n), 1, DType.I64))
     rows = cx.reshape(cx.transpose(frames, [1, 2, 0]), (count * n, batch))
     where = cx.reshape(place, (count * n,))
-    return cx.transpose(cx.b.emit("scatter_add", where, rows, rows=whole), [1, 0])
+    return cx.transpose(cx.b.emit("scatter", where, rows, op="sum", rows=whole), [1, 0])
 
 
 FFT: dict[Any, Translate] = {

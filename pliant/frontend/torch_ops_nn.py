@@ -226,7 +226,7 @@ def embedding_renorm(
     rows = weight.shape[0]
     places = cx.reshape(as_index(cx, indices), (indices.type.numel,))
     ones = cx.full(1.0, (indices.type.numel, 1), DType.F32)
-    hits = cx.b.emit("scatter_add", places, ones, rows=rows)
+    hits = cx.b.emit("scatter", places, ones, op="sum", rows=rows)
     wide = cx.unary("abs", cx.cast(weight, weight.dtype.compute))
     if norm_type == math.inf:
         norm = cx.reduce("max", wide, (1,), keepdims=True)

@@ -58,7 +58,7 @@ def embedding_backward(
 
 def _sum_rows(cx: TorchContext, places: Value, rows: Value, count: Expr) -> Value:
     wide = cx.cast(rows, rows.dtype.compute)
-    out = cx.b.emit("scatter_add", places, wide, rows=count)
+    out = cx.b.emit("scatter", places, wide, op="sum", rows=count)
     return cx.cast(out, rows.dtype)
 
 
@@ -107,16 +107,14 @@ def merged(cx: TorchContext, rows: Rows, op: str, include_self: bool = True) -> 
     wide = DType.I32 if kind is DType.BOOL else kind.compute
     old, new = (cx.cast(v, wide) for v in (rows.target, rows.values))
     count = old.shape[0]
-    if op in ("sum", "mean"):
-        found = cx.b.emit("scatter_add", rows.places, new, rows=count)
-    else:
-        found = cx.b.emit("scatter", rows.places, new, op=op, rows=count)
+    merge = "sum" if op == "mean" else op
+    found = cx.b.emit("scatter", rows.places, new, op=merge, rows=count)
     if op == "sum" and include_self:
         return cx.cast(cx.add(old, found), kind)
     if op in ("prod", "max", "min") and include_self:
         return cx.cast(cx.arith(COMBINES[op], old, found), kind)
     ones = cx.full(1, (rows.places.shape[0], 1), DType.I64)
-    hits = cx.b.emit("scatter_add", rows.places, ones, rows=count)
+    hits = cx.b.emit("scatter", rows.places, ones, op="sum", rows=count)
     hit = cx.broadcast_to(cx.arith("gt", hits, 0), old.shape)
     if op == "mean":
         total = cx.add(old, found) if include_self else found

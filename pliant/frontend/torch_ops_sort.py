@@ -369,7 +369,7 @@ def _counted(cx: TorchContext, place: Value, inside: Value, bins: Expr) -> Value
     count = place.type.numel
     where = cx.reshape(cx.select(inside, place, bins), (count,))
     one = cx.full(1, (count, 1), DType.I64)
-    sums = cx.b.emit("scatter_add", where, one, rows=bins + 1)
+    sums = cx.b.emit("scatter", where, one, op="sum", rows=bins + 1)
     return cx.reshape(cx.slice(sums, 0, 0, bins), (bins,))
 
 

@@ -163,14 +163,7 @@ def cumulate(x: Array, op: str, axis: int) -> Array:
     return function(x, axis, wide).astype(x.dtype)
 
 
-def scatter_add(places: Array, updates: Array, rows: int) -> Array:
-    _check_range(places, 0, rows, "scatter_add", 0)
-    out: Array = np.zeros((rows, updates.shape[1]), updates.dtype)
-    np.add.at(out, places.astype(np.int64), updates)
-    return out
-
-
-_AT = {"prod": np.multiply, "max": np.maximum, "min": np.minimum}
+_AT = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def scatter(places: Array, updates: Array, op: str, rows: int) -> Array:

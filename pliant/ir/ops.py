@@ -35,10 +35,9 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
                                       error names
 REDUCE    reduce {op, axes, keepdims} op: sum prod max min any all
           cumulate {op, axis}         running sum or prod
-          scatter_add (i, u) {rows}   i[M], u[M, C] -> [rows, C]: row r is the sum of
-                                      all u[m] with i[m] == r, in order of m
-          scatter (i, u) {op, rows}   the same with op prod, max or min, whose identity
-                                      rows without any hold
+          scatter (i, u) {op, rows}   i[M], u[M, C] -> [rows, C]: row r is the sum,
+                                      prod, max or min of all u[m] with i[m] == r, in
+                                      order of m; the identity of op if there is none
           pool {op, window, stride, low, high, dilation, include_pad}
                                       op: max, mean; over trailing dims
 LIBRARY   the rows of ir/ops_library.py
@@ -126,7 +125,7 @@ More on single ops
               dq = scale * ds x k, dk = scale * ds.T x q, dv = w.T x dout, the last
               two summed over the query heads of a group. The region adds to scores
               or hides some with -inf: it is no function of them that bends
-  index, take_along, scatter_add, scatter
+  index, take_along, scatter
               an index is in 0 .. dim-1, checked at run time
   in_range    0 <= i < size, or with `wraps` -size <= i < size, and a negative one gives
               i + size; `of` and `axis` are what an error names, where -1 is for a
@@ -436,20 +435,11 @@ _TABLE: tuple[OpDef, ...] = (
         traits=(Trait.SCAN,),
     ),
     _def(
-        "scatter_add",
-        _RD,
-        2,
-        shapes.scatter_add,
-        _A("rows", "dim"),
-        meaning=numpy_ops.scatter_add,
-        traits=(Trait.SCAN,),
-    ),
-    _def(
         "scatter",
         _RD,
         2,
-        shapes.scatter_add,
-        _A("op", "str", choices=("prod", "max", "min")),
+        shapes.scatter,
+        _A("op", "str", choices=("sum", "prod", "max", "min")),
         _A("rows", "dim"),
         meaning=numpy_ops.scatter,
         traits=(Trait.SCAN,),

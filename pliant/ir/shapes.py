@@ -206,12 +206,12 @@ def argreduce(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return (_reduced(x, (axis,), attrs.flag("keepdims")).with_dtype(DType.I64),)
 
 
-def scatter_add(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+def scatter(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     i, u = types
     cx.want(i, "iu", "index")
     cx.want(u, "fiu")
     cx.require_rank(i, 1, "index")
-    cx.require_rank(u, 2, "rows to add")
+    cx.require_rank(u, 2, "rows to merge")
     cx.require_equal(i.shape[0], u.shape[0], "one index for each row")
     return (u.with_shape((attrs.dim("rows"), u.shape[1])),)
 

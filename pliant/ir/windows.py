@@ -406,5 +406,5 @@ def max_pool_input(
     wide = b.select(inside, wide, b.scalar(0.0, wide.dtype))
     rows = b.reshape(wide, (planes * seen, 1))
     index = b.reshape(flat, (planes * seen,))
-    sums = b.emit("scatter_add", index, rows, rows=planes * size)
+    sums = b.emit("scatter", index, rows, op="sum", rows=planes * size)
     return b.reshape(b.cast(sums, grad.dtype), shape)

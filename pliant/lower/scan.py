@@ -1,10 +1,10 @@
 """Kernels that walk a window or an axis for each result element.
 
 pool, transposed convolution: a loop over the window inside a map over the results.
-cumulate: a loop along one axis inside loops over all others. scatter_add, scatter:
-blocks of columns; each goes over all rows in order, so that the sums do not depend on
-the number of threads. The ops that compute their operands are computed inside the
-loops, as in any fusion.
+cumulate: a loop along one axis inside loops over all others. scatter: blocks of
+columns; each goes over all rows in order, so that sums do not depend on the number of
+threads. The ops that compute their operands are computed inside the loops, as in any
+fusion.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _cumulate(scan: _Scan, name: str) -> KernelStep:
     return _along(scan, name, axis, walk)
 
 
-def _scatter_add(scan: _Scan, name: str) -> KernelStep:
+def _scatter(scan: _Scan, name: str) -> KernelStep:
     index, rows = scan.root.operands
     result = scan.root.result
     width, dtype = result.shape[1], result.dtype
@@ -246,7 +246,7 @@ def _scatter_add(scan: _Scan, name: str) -> KernelStep:
         store = Store(scan.out, (at * width + column.var,), as_dtype(value, dtype))
         return For(column.name, *ends, block([*body, store]), Kind.VECTOR)
 
-    op = "sum" if scan.root.name == "scatter_add" else scan.root.str_attr("op")
+    op = scan.root.str_attr("op")
     clear = across(sym("_d0"), [], Const(identity(op, dtype), dtype))
     row = Axis("_w0", index.shape[0])
     scan.evaluator.space = with_axes(scan.facts, [row, column])
@@ -290,8 +290,7 @@ def _lowest(dtype: DType) -> Const:
 _KERNELS: dict[str, Callable[[_Scan, str], KernelStep]] = {
     "pool": _pool,
     "cumulate": _cumulate,
-    "scatter_add": _scatter_add,
-    "scatter": _scatter_add,
+    "scatter": _scatter,
 }
 
 

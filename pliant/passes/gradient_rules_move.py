@@ -123,7 +123,9 @@ def _pad(tape: Tape, op: Op, grads: Grads) -> Parts:
 def scatter(tape: Tape, index: Value, rows: Value, count: Expr) -> Value:
     """Sums rows by index, in the compute type."""
     wide = tape.b.cast(rows, rows.dtype.compute)
-    return tape.b.cast(tape.b.emit("scatter_add", index, wide, rows=count), rows.dtype)
+    return tape.b.cast(
+        tape.b.emit("scatter", index, wide, op="sum", rows=count), rows.dtype
+    )
 
 
 def _index(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -169,16 +171,16 @@ def taken_back(tape: Tape, x: Value, i: Value, axis: int, g: Value) -> Parts:
     yield x, GradientPart(b.reshape(made, x.shape))
 
 
-def _scatter_add(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """Each row gets the gradient of the sum that it was added to."""
-    i, rows = op.operands
-    yield rows, GradientPart(tape.b.emit("index", _of(grads), i))
-
-
 def _scatter(tape: Tape, op: Op, grads: Grads) -> Parts:
-    """As torch has it: those that are equal to the largest share its gradient."""
-    (i, rows), b, g = op.operands, tape.b, _of(grads)
-    mine = b.emit("index", g, i)
+    """Each row gets the gradient of the sum that it was added to.
+
+    Of a max or min, as torch has it: those that are equal to it share its gradient.
+    """
+    (i, rows), b = op.operands, tape.b
+    mine = b.emit("index", _of(grads), i)
+    if op.str_attr("op") == "sum":
+        yield rows, GradientPart(mine)
+        return
     found = b.emit("index", op.result, i)
     hit = b.cast(b.emit("eq", rows, found), rows.dtype)
     count = scatter(tape, i, hit, op.dim_attr("rows"))
@@ -198,6 +200,5 @@ MOVE: dict[str, Rule] = {
     "pad": _pad,
     "index": _index,
     "take_along": _take_along,
-    "scatter_add": _scatter_add,
     "scatter": _scatter,
 }

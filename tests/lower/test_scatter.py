@@ -1,4 +1,4 @@
-"""scatter_add: rows summed up where an index says, in machine code and interpreted."""
+"""scatter: rows summed up where an index says, in machine code and interpreted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pliant.ir.parse import parse_module
 
 TEXT = """
 graph @main(%i: i64[m], %u: f32[m, c]) {
-  %y: f32[11, c] = scatter_add(%i, %u) {rows = <11>}
+  %y: f32[11, c] = scatter(%i, %u) {op = "sum", rows = <11>}
   return %y
 }
 """

@@ -242,7 +242,7 @@ def test_products_at_computed_places_have_no_rule() -> None:
 
 
 SCATTER = """graph @main(%i: i64[m], %w: f64[m, c], %v: f64[n, c]) {
-  %y: f64[n, c] = scatter_add(%i, %w) {rows = <n>}
+  %y: f64[n, c] = scatter(%i, %w) {op = "sum", rows = <n>}
   %p: f64[n, c] = mul(%y, %v)
   %l: f64[] = reduce(%p) {op = "sum", axes = (0, 1), keepdims = false}
   return %l
