@@ -125,7 +125,7 @@ def cholesky(cx: TorchContext, x: Value, upper: bool = False) -> Value:
 def cholesky_solve(cx: TorchContext, b: Value, x: Value, upper: bool = False) -> Value:
     (b, x), lead = together(cx, (b, 2), (x, 2))
     for transposed in (True, False) if upper else (False, True):
-        b = _triangular(cx, x, b, upper, transposed)
+        b = _triangular(cx, x, b, upper, transposed, False)
     return shaped(cx, b, lead)
 
 
@@ -134,12 +134,7 @@ def cholesky_inverse(cx: TorchContext, x: Value, upper: bool = False) -> Value:
 
 
 def _triangular(
-    cx: TorchContext,
-    a: Value,
-    b: Value,
-    upper: bool,
-    transposed: bool = False,
-    unit: bool = False,
+    cx: TorchContext, a: Value, b: Value, upper: bool, transposed: bool, unit: bool
 ) -> Value:
     return cx.b.emit(
         "triangular_solve", a, b, upper=upper, transposed=transposed, unit=unit
@@ -157,8 +152,9 @@ def solve_triangular(
     (a, b), lead = together(cx, (a, 2), (b, 2))
     if left:
         return shaped(cx, _triangular(cx, a, b, upper, False, unitriangular), lead)
-    turned = _triangular(cx, a, mT(cx, b), upper, True, unitriangular)
-    return shaped(cx, mT(cx, turned), lead)
+    # x a = b is a' x' = b'.
+    found = _triangular(cx, a, mT(cx, b), upper, True, unitriangular)
+    return shaped(cx, mT(cx, found), lead)
 
 
 def triangular_solve(
@@ -234,16 +230,6 @@ def lu(cx: TorchContext, x: Value, pivot: bool = True) -> list[Value]:
     return lu_unpack(cx, found, pivots)
 
 
-def _with_lu(
-    cx: TorchContext, lu: Value, pivots: Value, b: Value, left: bool, transposed: bool
-) -> Value:
-    if not left:
-        return mT(cx, _with_lu(cx, lu, pivots, mT(cx, b), True, not transposed))
-    (lu, pivots, b), lead = together(cx, (lu, 2), (pivots, 1), (b, 2))
-    found = cx.b.emit("lu_solve", lu, pivots, b, transposed=transposed)
-    return shaped(cx, found, lead)
-
-
 def lu_solve(
     cx: TorchContext,
     lu: Value,
@@ -252,7 +238,11 @@ def lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> Value:
-    return _with_lu(cx, lu, pivots, b, left, adjoint)
+    if not left:
+        return mT(cx, lu_solve(cx, lu, pivots, mT(cx, b), adjoint=not adjoint))
+    (lu, pivots, b), lead = together(cx, (lu, 2), (pivots, 1), (b, 2))
+    found = cx.b.emit("lu_solve", lu, pivots, b, transposed=adjoint)
+    return shaped(cx, found, lead)
 
 
 def _solve(
@@ -267,9 +257,9 @@ def _solve(
         cx.require(le(1, apart), "solve of a matrix, not of a vector for each matrix")
     if rank == a.type.rank - 1:  # a vector for each matrix
         column = cx.reshape(b, (*b.shape, 1))
-        x = _with_lu(cx, found, pivots, column, True, False)
+        x = lu_solve(cx, found, pivots, column)
         return [cx.reshape(x, x.shape[:-1]), found, pivots, info]
-    return [_with_lu(cx, found, pivots, b, left, False), found, pivots, info]
+    return [lu_solve(cx, found, pivots, b, left), found, pivots, info]
 
 
 def solve_with_lu(
@@ -294,7 +284,7 @@ def solve(cx: TorchContext, a: Value, b: Value, left: bool = True) -> Value:
 def _inverse(cx: TorchContext, a: Value, error: str) -> list[Value]:
     found, pivots, info = lu_factor(cx, a, error)
     b = identity(cx, a.shape[-2:], a.dtype)
-    return [_with_lu(cx, found, pivots, b, True, False), info]
+    return [lu_solve(cx, found, pivots, b), info]
 
 
 def inv_ex(cx: TorchContext, a: Value, check_errors: bool = False) -> list[Value]:

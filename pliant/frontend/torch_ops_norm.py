@@ -73,53 +73,20 @@ def batch_norm(
     x: Value,
     weight: Value | None,
     bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
+    mean: Value,
+    var: Value,
     eps: float,
-    cudnn_enabled: bool = True,
 ) -> Value:
-    if running_mean is None or running_var is None:
-        axes = [0, *range(2, x.type.rank)]
-        running_var, running_mean = variance(cx, x, axes, 0.0, False)
+    """By statistics that are given; `torch_ops_train.py` has the op of torch."""
     kind, extra = _affine(weight, bias)
-    out = cx.b.emit(
-        "batch_norm", x, running_mean, running_var, *extra, eps=eps, affine=kind
-    )
+    out = cx.b.emit("batch_norm", x, mean, var, *extra, eps=eps, affine=kind)
     return with_bias(cx, out, bias) if weight is None else out
 
 
-def batch_norm_with_statistics(
-    cx: TorchContext,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    var: Value,
-    momentum: float,
-    eps: float,
-) -> list[Any]:
-    out = batch_norm(cx, x, weight, bias, mean, var, False, momentum, eps)
-    return [out, None, None]
-
-
 def instance_norm(
-    cx: TorchContext,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
+    cx: TorchContext, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
-    if not use_input_stats:
-        return batch_norm(
-            cx, x, weight, bias, running_mean, running_var, False, momentum, eps
-        )
+    """By the statistics of each instance."""
     if x.shape[1].is_const:
         return group_norm(cx, x, x.shape[1].value, weight, bias, eps)
     spread, center = variance(cx, x, range(2, x.type.rank), 0.0, True)
@@ -140,5 +107,11 @@ NORM: dict[Any, Translate] = {
     aten.rms_norm.default: rms_norm,
     aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
     aten.group_norm.default: group_norm,
-    aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
+    aten._native_batch_norm_legit_no_training.default: (
+        lambda cx, x, w, b, mean, var, momentum, eps: [
+            batch_norm(cx, x, w, b, mean, var, eps),
+            None,
+            None,
+        ]
+    ),
 }

@@ -22,8 +22,8 @@ def _sliding(
     cx: TorchContext,
     rank: int,
     kernel_size: Any,
-    stride: Any,
-    padding: Any,
+    stride: Any = (),
+    padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Window:
@@ -41,20 +41,11 @@ def max_pool_kept(rank: int) -> Translate:
     """(out, the place in its plane of each element of it)"""
     values = max_pool(rank)
 
-    def translate(
-        cx: TorchContext,
-        x: Value,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> list[Any]:
-        options = (kernel_size, stride, padding, dilation, ceil_mode)
-        out = values(cx, x, *options)
+    def translate(cx: TorchContext, x: Value, *args: Any, **named: Any) -> list[Any]:
+        out = values(cx, x, *args, **named)
         if not used(cx, 1):
             return [out, None]
-        window = _sliding(cx, rank, *options)
+        window = _sliding(cx, rank, *args, **named)
         return [out, max_pool_places(cx.b, x, out.shape[-rank:], window)]
 
     return translate

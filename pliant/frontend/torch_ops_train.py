@@ -225,10 +225,9 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Value:
-    if not training and running_mean is not None:
-        return frozen_batch_norm(
-            cx, x, weight, bias, running_mean, running_var, False, momentum, eps
-        )
+    if not training and running_mean is not None and running_var is not None:
+        given = running_mean, running_var
+        return frozen_batch_norm(cx, x, weight, bias, *given, eps)
     axes = [0, *range(2, x.type.rank)]
     return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
 
@@ -247,11 +246,11 @@ def instance_norm(
 ) -> Value:
     if weight is not None or bias is not None:
         cx.require(le(1, x.shape[0]), "weights of an instance norm need a batch")
-    if not use_input_stats or running_mean is None:
-        return frozen_instance_norm(
-            *(cx, x, weight, bias, running_mean, running_var),
-            *(use_input_stats, momentum, eps),
-        )
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        given = running_mean, running_var
+        return frozen_batch_norm(cx, x, weight, bias, *given, eps)
+    if running_mean is None:
+        return frozen_instance_norm(cx, x, weight, bias, eps)
     axes = range(2, x.type.rank)
     return _by_input(cx, x, weight, bias, running_mean, momentum, eps, axes)
 
