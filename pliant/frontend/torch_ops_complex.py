@@ -402,8 +402,8 @@ def lifted(target: Any, real: Translate | None) -> Translate | None:
     if name in ("resolve_conj", "resolve_neg"):
         return lambda cx, x: x
     if name == "adjoint" and real is not None:
-        turned = partwise(real)
-        return lambda cx, x: conjugate(cx, turned(cx, x))
+        transposed = partwise(real)
+        return lambda cx, x: conjugate(cx, transposed(cx, x))
     if real is None or name.startswith(("_assert", "sym_")):  # about types and sizes
         return real
     if name in PARTWISE:

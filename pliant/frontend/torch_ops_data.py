@@ -200,7 +200,7 @@ def _runs(
 
 
 def _put_back(cx: TorchContext, numbers: Value, order: Value) -> Value:
-    """What belongs to sorted elements, as those were before."""
+    """Values for sorted elements, in the order before sorting."""
     (n,) = numbers.shape
     blank = cx.full(0, (n, 1), DType.I64)
     return cx.b.emit("scatter_rows", blank, order, cx.reshape(numbers, (n, 1)))
@@ -213,7 +213,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> list[Value]:
-    """In ascending order, whether or not that is asked for."""
+    """In ascending order, with `sorted=False` too."""
     n = x.type.numel
     values, order = sorted_along(cx, cx.reshape(x, (n,)), 0)
     kept, number, length = _runs(cx, values, return_inverse, return_counts)
@@ -317,7 +317,7 @@ def bincount(
 def write_masked(
     cx: TorchContext, x: Value, mask: Value, lead: int, rows: Value
 ) -> Value:
-    """x[.., mask] = rows: as many as there are places, or one for all."""
+    """x[.., mask] = rows: a row for each True, or one for all."""
     if rows.type.numel == 1:
         tail = x.type.rank - lead - mask.type.rank
         mask = cx.reshape(cx.to_bool(mask), (*mask.shape, *[1] * tail))

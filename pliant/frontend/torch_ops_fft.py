@@ -306,12 +306,12 @@ def istft(
     if return_complex or isinstance(window, Complex):
         cx.unsupported("istft to complex numbers")
     single = x.rank == 2
-    turned = [
+    transposed = [
         cx.transpose(cx.reshape(p, (1, *p.shape)) if single else p, [0, 2, 1])
         for p in (x.re, x.im)
     ]
     half, hop = n_fft // 2 + 1, hop_length or n_fft // 4
-    spectrum = Complex(*(cx.slice(part, 2, 0, half) for part in turned))
+    spectrum = Complex(*(cx.slice(part, 2, 0, half) for part in transposed))
     frames = _c2r(cx, spectrum, 2, as_expr(n_fft), "root" if normalized else "count")
     shape = _window(cx, window, n_fft, win_length or n_fft)
     count = frames.shape[1]

@@ -129,7 +129,7 @@ def convolve(
 
 
 def _want_places(cx: TorchContext, x: Value) -> None:
-    """torch convolves nothing only if it is a batch of nothing."""
+    """torch takes an input without elements only if its batch dim is 0."""
     for size in x.shape[2:]:
         cx.require(le(minimum(x.shape[0], 1), size), "a convolution needs elements")
 

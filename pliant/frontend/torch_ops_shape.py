@@ -196,7 +196,7 @@ def _put_every(
     hit = cx.arith("eq", cx.mul(which, step), turn)
     hit = cx.b.binary("logical_and", hit, cx.arith("ge", turn, 0))
     hit = cx.b.binary("logical_and", hit, cx.arith("lt", which, size))
-    # At least one row, so that there is one to read where none is meant.
+    # At least one row: elements outside the window read one too, and drop it.
     blank = (*x.shape[:axis], as_expr(1), *x.shape[axis + 1 :])
     rows = cx.concat([new, cx.full(0, blank, x.dtype)], axis)
     place = cx.arith("minimum", cx.arith("maximum", which, 0), size)
@@ -374,7 +374,7 @@ def meshgrid(
 
 
 def cat(cx: TorchContext, tensors: Sequence[Value], dim: int = 0) -> Value:
-    # torch lets an empty vector stand in for nothing, whatever the rank.
+    # torch ignores an empty vector, whatever the rank of the others.
     ranks = max(t.type.rank for t in tensors)
     kept = [t for t in tensors if t.type.rank == ranks]
     dtype = cx.promote(*tensors)
@@ -528,7 +528,7 @@ def pad(
         cut_low, cut_high = (cx.simplify(maximum(-p, 0)) for p in (low, high))
         lows[axis], highs[axis] = (cx.simplify(maximum(p, 0)) for p in (low, high))
         x = cx.slice(x, axis, cut_low, x.shape[axis] - cut_low - cut_high)
-    if mode != "constant":  # circular: what is left goes round
+    if mode != "constant":  # reads x as it is after the cuts
         for axis, _, _ in pairs:
             x = _padded_by_own(cx, x, axis, lows[axis], highs[axis], mode)
         return x

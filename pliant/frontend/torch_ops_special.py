@@ -112,7 +112,7 @@ def _erfinv(cx: TorchContext, y: Value) -> Value:
     ratio = cx.div(_polynomial(cx, z, _CENTRAL), _polynomial(cx, z, _CENTRAL_BELOW))
     central = cx.mul(inside, ratio)
     rest = cx.div(cx.sub(1.0, cx.arith("maximum", size, 0.7)), 2.0)
-    # At 1 and beyond any number will do: the ends are set behind.
+    # At 1 and beyond any number will do: they are replaced below.
     rest = cx.arith("maximum", rest, 1e-300)
     z = cx.unary("sqrt", cx.unary("neg", cx.unary("log", rest)))
     tail = cx.div(_polynomial(cx, z, _TAIL), _polynomial(cx, z, _TAIL_BELOW))
@@ -130,7 +130,7 @@ def _erfinv(cx: TorchContext, y: Value) -> Value:
 
 
 def _erfcx(cx: TorchContext, x: Value) -> Value:
-    """exp(x^2) erfc(x); beyond 20 its asymptotic series, and inf far left of 0."""
+    """exp(x^2) erfc(x); beyond 20 its asymptotic series, inf at large negative x."""
     near = cx.arith("minimum", x, 20.0)
     near = cx.mul(cx.unary("exp", cx.mul(near, near)), cx.unary("erfc", near))
     far = cx.arith("maximum", x, 20.0)
@@ -150,7 +150,7 @@ def _eager_ndtr(cx: TorchContext, x: Value) -> Value:
 
 
 def _log_ndtr(cx: TorchContext, x: Value) -> Value:
-    """Of the left tail, the logarithm of what is left beside exp(-x^2/2)."""
+    """In the left tail -x^2/2 plus the logarithm of ndtr(x) / exp(-x^2/2)."""
     low = cx.arith("minimum", x, -1.0)
     tail = cx.unary("log", cx.mul(_erfcx(cx, cx.mul(low, -math.sqrt(0.5))), 0.5))
     left = cx.sub(tail, cx.mul(cx.mul(low, low), 0.5))

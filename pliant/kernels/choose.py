@@ -69,7 +69,7 @@ UNIT_WORK = 1 << 18  # multiply-adds that pay for a thread: about ten microsecon
 SHARED_WORK = 1 << 19  # the least work of a product that two threads share
 READ_ROWS = 8  # with fewer rows, reading B takes as long as multiplying 8 rows
 WRITE_STEPS = 8  # writing a result takes as long as this many steps of K
-MOST_ABREAST = 4  # most panels that a strip holds in registers
+MOST_PANELS = 4  # most panels that a strip holds in registers
 FAR_STEPS = 32  # steps of K per pass of a strip over a B that no L2 holds
 LONG_SUM = 1024  # most steps of K in one sum: a longer one loses precision
 FAR_PASSES = 128  # most passes of a strip: adding up more partial sums loses precision
@@ -310,9 +310,9 @@ def dot_choice(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> Expr:
         return maximum(few_columns, fills * (1 - exceeds(m, DOT_ROWS)))
     if not what.packs_rows:
         return as_expr(0)
-    turned = exceeds(n, 1) if what.column else as_expr(1)
+    packs = exceeds(n, 1) if what.column else as_expr(1)
     fills = exceeds(k, lanes // 2 - 1)
-    return fills * exceeds(m * gain + lanes * k, turned * lanes * n * k)
+    return fills * exceeds(m * gain + lanes * k, packs * lanes * n * k)
 
 
 def thread_blocks(m: Expr, least: Expr, units: Expr, tall: Expr, tile: Tile) -> Expr:
@@ -387,7 +387,7 @@ def choose_strips(m: Expr, n: Expr, k: Expr, tile: Tile, what: Choice) -> StripC
         # The strip kernel reads one and a half panels together.
         wide = maximum(ceildiv(n - tile.lanes, tile.NR), 1)
         together = 1 + exceeds(m, tile.MR) * (ceildiv(wide, maximum(near, 1)) - 1)
-        at_once = maximum(minimum(MOST_ABREAST, floordiv(tile.MR, maximum(m, 1))), 1)
+        at_once = maximum(minimum(MOST_PANELS, floordiv(tile.MR, maximum(m, 1))), 1)
         streamed = few * exceeds(size, tile.near // 2) * exceeds(panels, at_once)
         # Enough steps per pass that no pass is empty.
         steps = maximum(STRIP - away * (STRIP - FAR_STEPS), ceildiv(k, FAR_PASSES))

@@ -230,8 +230,8 @@ class _Conv:
         self.table = buffer("taps", DType.I64, (THREADS, self.taps), Role.WORK)
         pixels = (THREADS, blocks.positions)
         self.where = buffer("at", DType.I64, pixels, Role.WORK)
-        turned = (THREADS, tile.width, blocks.positions)
-        self.turned = buffer("turned", spec.dtype, turned, Role.WORK)
+        transposed = (THREADS, tile.width, blocks.positions)
+        self.transposed = buffer("transposed", spec.dtype, transposed, Role.WORK)
 
     def kernel(self) -> Kernel:
         work = [self.patch.buffer, self.scratch]
@@ -241,7 +241,7 @@ class _Conv:
         if self.has_taps:
             work.append(self.table)
         if self.deep:
-            work += (self.where, self.turned)
+            work += (self.where, self.transposed)
             helpers += [
                 deep_kernel(dtype, h, tile, self.has_taps)
                 for h in range(1, tile.pixels + 1)
@@ -420,11 +420,11 @@ class _Conv:
             place.rows,
             place.column,
             place.columns,
-            lambda m, r, j: Load(self.turned, (worker, m, r * sym("_columns") + j)),
+            lambda m, r, j: Load(self.transposed, (worker, m, r * sym("_columns") + j)),
         )
-        return [*tiles, self.turn(pixels), *self.epilogue(ready)]
+        return [*tiles, self.transpose(pixels), *self.epilogue(ready)]
 
-    def turn(self, pixels: Expr) -> Stmt:
+    def transpose(self, pixels: Expr) -> Stmt:
         """Transposes a row per pixel to a row per channel, in whole vectors.
 
         Reading past the last pixel stays in scratch; those values are not used.
@@ -432,7 +432,7 @@ class _Conv:
         m, j, lanes = sym("_m"), sym("_j"), self.tile.columns // 2
         pixel = sym("_p") * lanes + j
         value = Load(self.scratch, (sym(WORKER), pixel * self.tile.width + m))
-        store = Store(self.turned, (sym(WORKER), m, pixel), value)
+        store = Store(self.transposed, (sym(WORKER), m, pixel), value)
         square = For("_j", as_expr(0), as_expr(lanes), store, Kind.VECTOR)
         columns = For("_m", as_expr(0), as_expr(self.tile.width), square)
         return For("_p", as_expr(0), ceildiv(pixels, lanes), columns)

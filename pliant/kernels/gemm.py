@@ -185,7 +185,7 @@ class _Builder:
         return buffer("rows", p.dtype, shape, Role.OUT)
 
     @property
-    def turned(self) -> bool:
+    def a_transposed(self) -> bool:
         """Whether A is transposed; computed rows never are."""
         return not self.p.computed and self.p.a_strides[-2] == as_expr(1)
 
@@ -194,7 +194,7 @@ class _Builder:
         p, tile = self.p, self.tile
         # The stride is a power of two plus one vector, so that rows use different cache
         # sets.
-        if self.turned:
+        if self.a_transposed:
             depth, side = minimum(p.k, tile.depth), tile.deep_rows + tile.lanes
             return buffer("copy", p.dtype, (THREADS, depth, side), Role.WORK)
         rows, row = minimum(p.m, tile.deep_rows), minimum(p.k, tile.depth) + tile.lanes
@@ -293,7 +293,7 @@ class _Builder:
             return Block(tuple(self.around.prologue(at)))
         i, k = sym("_i"), sym("_k")
         value = Load(self.a, (*batch, first + i, sym("_begin") + k))
-        if self.turned:
+        if self.a_transposed:
             store = Store(copy, (sym(WORKER), k, i), value)
             rows = For("_i", as_expr(0), here, store, Kind.VECTOR)
             return For("_k", as_expr(0), sym("_steps"), rows)
@@ -430,7 +430,7 @@ class _Builder:
             there = (self.a, (*batch, row, sym("_begin")))
             call = on(there, self.a.strides[-2:])
         if self.copy is not None:
-            order = -1 if self.turned else 1
+            order = -1 if self.a_transposed else 1
             at = (sym("_start") - sym("_swath_row"), as_expr(0))[::order]
             copied = (self.copy, (sym(WORKER), *at))
             beside = on(copied, self.copy.strides[-2:][::order])
@@ -650,11 +650,11 @@ class _Builder:
 
         if b is None or rows is b:
             return along(self.p, rows)
-        turned = Block((pack_rows(b, rows), along(self.p, rows)))
+        packed = Block((pack_rows(b, rows), along(self.p, rows)))
         if b.strides[-2] != self.p.n:
-            return turned
+            return packed
         single = Binary("eq", Index(self.p.n), Index(as_expr(1)))
-        return If(single, along(replace(self.p, n=as_expr(1)), b), turned)
+        return If(single, along(replace(self.p, n=as_expr(1)), b), packed)
 
 
 def _calls(

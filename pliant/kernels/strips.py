@@ -44,7 +44,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.kernels.choose import (
-    MOST_ABREAST,
+    MOST_PANELS,
     StripCut,
     exceeds,
     share_of,
@@ -95,9 +95,9 @@ def has_strips(spec: Product, adjacent: bool, target: Target) -> bool:
     return plain and masked and adjacent
 
 
-def abreast(height: int, tile: Tile) -> int:
+def panels_in_registers(height: int, tile: Tile) -> int:
     """How many panels a strip of this height holds in registers."""
-    return max(1, min(MOST_ABREAST, tile.MR // height))
+    return max(1, min(MOST_PANELS, tile.MR // height))
 
 
 def panels_before(columns: Expr, tile: Tile) -> Expr:
@@ -250,7 +250,7 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     `far`: B comes from memory, so it is prefetched.
     """
     strip = _Strip(of, height, tile, far)
-    n, several = sym("N"), abreast(height, tile)
+    n, several = sym("N"), panels_in_registers(height, tile)
     before, columns, done = panels_before(n, tile), sym("_columns"), ZERO
     parts: list[Stmt] = []
     # The remainder after groups of `several` panels: at most two panels and two more.
@@ -360,7 +360,7 @@ class Strips:
             found += (strip_kernel(of, h, tile, False) for h in heights)
         if not n.is_const or n.value <= tile.lanes:
             found += (narrow_kernel(of, h, tile) for h in heights)
-        if self.single is not None or self.turns:
+        if self.single is not None or self.may_be_row:
             found.append(outer_kernel(of))
         return tuple(found)
 
@@ -382,9 +382,9 @@ class Strips:
         p = self.spec
         batch = tuple(sym(f"_b{axis}") for axis in range(len(p.batch)))
         body = self.block(batch, (ZERO, p.m), (ZERO, p.n), (ZERO, p.k))
-        if self.turns:
+        if self.may_be_row:
             single = Binary("eq", Index(p.n * p.k), Index(ONE))
-            body = If(single, self.turned(), body)
+            body = If(single, self.as_row(), body)
         if not p.n.is_const or p.n.value <= self.tile.NR:
             # The smallest products are not cut into tiles at all.
             at = StripPlace(batch, ZERO, ZERO, ZERO, p.k)
@@ -398,14 +398,14 @@ class Strips:
         return body
 
     @property
-    def turns(self) -> bool:
+    def may_be_row(self) -> bool:
         """Whether a column times a number may be computed as the number times a row."""
         p = self.spec
         known = p.n.is_const and p.k.is_const
         adjacent = p.a_strides == (p.k, ONE)
         return adjacent and (not known or p.n == p.k == ONE)
 
-    def turned(self) -> Stmt:
+    def as_row(self) -> Stmt:
         """A column times a number, computed as one row."""
         b = self.right((), ZERO, ZERO, ONE)
         sizes = (ONE, self.spec.m, ONE, ONE)

@@ -120,9 +120,9 @@ def narrowed(
     """The product `root` on words; `weight` is B, if B is a constant."""
     left, right = (v.dtype for v in root.operands)
     form = form_of(left, right, weight is not None, target)
-    source = _turned(views[0])
+    source = _transposed(views[0])
     step, words = _words(f"{name}_left", source, form, form.left, form.lifts_left, left)
-    a = Retyped(words.source, _turned_type(words.type))
+    a = Retyped(words.source, _transposed_type(words.type))
     if weight is not None:
         return _with_constant(form, step, a, *weight, views[1])
     given = (views[1], form, form.right, form.lifts_right, right)
@@ -136,13 +136,13 @@ def narrowed(
 # ---- operands known at the call
 
 
-def _turned(view: View) -> View:
+def _transposed(view: View) -> View:
     """The view with its last two axes exchanged."""
     shape, strides = (_exchanged(x) for x in (view.shape, view.strides))
     return View(view.base, view.offset, shape, strides)
 
 
-def _turned_type(kind: TensorType) -> TensorType:
+def _transposed_type(kind: TensorType) -> TensorType:
     assert kind.strides is not None
     return TensorType(kind.dtype, _exchanged(kind.shape), _exchanged(kind.strides))
 
@@ -163,7 +163,7 @@ def _words(
     once = View(view.base, view.offset, (*lead, *view.shape[-2:]), view.strides)
     columns_adjacent = view.strides[-1] == ONE and view.strides[-2] != ONE
     if not columns_adjacent:
-        once = _turned(once)
+        once = _transposed(once)
     source = buffer("source", dtype, once.shape, Role.IN, once.strides)
     make = across if columns_adjacent else along
     made, body = make(source, part, form, lifted)

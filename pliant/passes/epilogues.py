@@ -54,38 +54,41 @@ class Flow:
 
 def left_to_readers(flow: Flow, roots: Collection[int]) -> set[int]:
     """Elementwise ops that contractions' kernels could take but should not."""
-    homes = _homes(flow, roots)
+    owners = _owners(flow, roots)
     found: set[int] = set()
     for root in sorted(roots):
-        found |= _left(flow, root, homes)
+        found |= _left(flow, root, owners)
     return found
 
 
-def _homes(flow: Flow, roots: Collection[int]) -> dict[int, int]:
-    """The last contraction before each elementwise op, through elementwise ops."""
-    homes: dict[int, int] = {root: root for root in roots}
+def _owners(flow: Flow, roots: Collection[int]) -> dict[int, int]:
+    """The contraction that owns each elementwise op: the last one it depends on.
+
+    Only elementwise ops lie between the two.
+    """
+    owners: dict[int, int] = {root: root for root in roots}
     for k in sorted(flow.readers):
-        if k in homes or not flow.is_elementwise(k):
+        if k in owners or not flow.is_elementwise(k):
             continue
-        behind = [homes[s] for s in flow.sources(k) if s in homes]
+        behind = [owners[s] for s in flow.sources(k) if s in owners]
         if behind:
-            homes[k] = max(behind)
-    return homes
+            owners[k] = max(behind)
+    return owners
 
 
-def _followers(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
+def _followers(flow: Flow, root: int, owners: Mapping[int, int]) -> set[int]:
     """The ops that the root's kernel could take."""
     size = numel(flow.ops[root].result.shape, flow.facts)
     taken = {root}
     beyond: set[int] = set()  # after the root, and not in its kernel
     waiting = sorted(flow.readers[root])
     seen = set(waiting)
-    candidates = sum(homes.get(k) == root for k in waiting)
+    candidates = sum(owners.get(k) == root for k in waiting)
     while candidates:
         k = heappop(waiting)
-        candidates -= homes.get(k) == root
+        candidates -= owners.get(k) == root
         fits = (
-            homes.get(k) == root
+            owners.get(k) == root
             and (k in flow.apart) == (root in flow.apart)
             and numel(flow.ops[k].result.shape, flow.facts) == size
             and not any(s in beyond for s in flow.sources(k))
@@ -95,7 +98,7 @@ def _followers(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
             if reader not in seen:
                 seen.add(reader)
                 heappush(waiting, reader)
-                candidates += homes.get(reader) == root
+                candidates += owners.get(reader) == root
     return taken
 
 
@@ -107,9 +110,9 @@ def _outputs(flow: Flow, taken: Collection[int]) -> set[int]:
     }
 
 
-def _left(flow: Flow, root: int, homes: Mapping[int, int]) -> set[int]:
+def _left(flow: Flow, root: int, owners: Mapping[int, int]) -> set[int]:
     """The followers to leave out, last to first, if that saves bytes."""
-    taken = _followers(flow, root, homes)
+    taken = _followers(flow, root, owners)
     whole = _outputs(flow, taken)
     if len(whole) < 2:
         return set()

@@ -47,7 +47,7 @@ from pliant.ir.types import NARROW, TensorType
 from pliant.ir.views import View, resolve
 from pliant.passes.epilogues import Flow, left_to_readers
 from pliant.passes.recompute import forward_values
-from pliant.passes.sizes import hardly_larger
+from pliant.passes.sizes import at_most_a_row_larger
 from pliant.sym import as_expr, sym
 
 # Roots whose kernel computes an epilogue while the tile is in cache.
@@ -298,7 +298,7 @@ class _Fuser:
             op = self.ops[k]
             if not self._expensive(op) or numel(op.result.shape, self.facts) in sizes:
                 continue
-            if not hardly_larger(shape.domain, op.result.shape, self.facts):
+            if not at_most_a_row_larger(shape.domain, op.result.shape, self.facts):
                 return True
         return False
 

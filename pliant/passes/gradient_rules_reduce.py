@@ -45,12 +45,12 @@ def _others(tape: Tape, op: Op) -> Value:
     b, (x,) = tape.b, op.operands
     axes, keep = op.ints_attr("axes"), op.bool_attr("keepdims")
     zero = tape.compare("eq", x, 0.0)
-    solid = b.select(zero, b.scalar(1.0, x.dtype), x)
-    rest = _spread(tape, op, b.reduce("prod", solid, axes, keep))
-    holes = _spread(tape, op, b.reduce("sum", b.cast(zero, x.dtype), axes, keep))
-    lone = b.emit("logical_and", zero, tape.compare("eq", holes, 1.0))
-    none = tape.compare("eq", holes, 0.0)
-    return b.select(none, b.emit("div", rest, solid), tape.where(lone, rest))
+    nonzero = b.select(zero, b.scalar(1.0, x.dtype), x)
+    rest = _spread(tape, op, b.reduce("prod", nonzero, axes, keep))
+    zeros = _spread(tape, op, b.reduce("sum", b.cast(zero, x.dtype), axes, keep))
+    single = b.emit("logical_and", zero, tape.compare("eq", zeros, 1.0))
+    none = tape.compare("eq", zeros, 0.0)
+    return b.select(none, b.emit("div", rest, nonzero), tape.where(single, rest))
 
 
 def _cumulate(tape: Tape, op: Op, grads: Grads) -> Parts:
@@ -67,9 +67,9 @@ def _cumulated_product(tape: Tape, op: Op, g: Value) -> Value:
     """Handles zeros: after the first zero of a row, no gradient flows."""
     b, (x,), axis = tape.b, op.operands, op.int_attr("axis")
     zero = tape.compare("eq", x, 0.0)
-    holes = b.emit("cumulate", b.cast(zero, x.dtype), op="sum", axis=axis)
-    none = tape.compare("eq", holes, 0.0)
-    first = b.emit("logical_and", zero, tape.compare("eq", holes, 1.0))
+    zeros = b.emit("cumulate", b.cast(zero, x.dtype), op="sum", axis=axis)
+    none = tape.compare("eq", zeros, 0.0)
+    first = b.emit("logical_and", zero, tape.compare("eq", zeros, 1.0))
     one = b.scalar(1.0, x.dtype)
     before = _from_end(tape, tape.mul(g, op.result), axis)
     mended = b.emit("cumulate", b.select(first, one, x), op="prod", axis=axis)

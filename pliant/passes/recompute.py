@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pliant.context import Context
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import FORMULAS, VIEWS, Trait, has_trait
-from pliant.passes.sizes import hardly_larger
+from pliant.passes.sizes import at_most_a_row_larger
 from pliant.sym import Facts
 
 MOST_OPS = 64  # most ops of one chain
@@ -118,9 +118,9 @@ class _Choice:
         return missing if len(seen) <= MOST_OPS else {value}
 
     def stands_for(self, source: Value, value: Value) -> bool:
-        """Whether a source is in memory, and hardly larger than the value."""
+        """Whether a source is in memory, and at most one row larger than the value."""
         same = source.dtype.bytes <= value.dtype.bytes
-        if not same or not hardly_larger(source.shape, value.shape, self.facts):
+        if not same or not at_most_a_row_larger(source.shape, value.shape, self.facts):
             return False
         return any(not _is_cheap(op) for op in self.readers(source))
 

@@ -1,4 +1,4 @@
-"""Whether a tensor is hardly larger than another: at most one row of a long axis.
+"""Whether a tensor is at most one row of a long axis larger than another.
 
 The common case is the logits of all tokens and those of all but the last: predictions
 of the next token are shifted by one against the labels.
@@ -15,7 +15,9 @@ from pliant.sym.expr import product
 MANY_ROWS = 16  # one row more does not matter from this many rows on
 
 
-def hardly_larger(whole: Sequence[Expr], part: Sequence[Expr], facts: Facts) -> bool:
+def at_most_a_row_larger(
+    whole: Sequence[Expr], part: Sequence[Expr], facts: Facts
+) -> bool:
     """Whether one shape has as many elements as another, or one row of an axis more.
 
     An axis of unknown extent counts as long; one that is known to be short does not.
