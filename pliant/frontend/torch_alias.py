@@ -28,14 +28,13 @@ from pliant.frontend.contract import Basis
 from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_ops_complex import Complex
 from pliant.frontend.torch_ops_context import TorchContext
-from pliant.frontend.torch_ops_shape import (
+from pliant.frontend.torch_ops_shape import moved_axes, swap_axes
+from pliant.frontend.torch_ops_window import (
     from_front,
-    moved_axes,
     put_window,
     select_window,
     slice_window,
     split_windows,
-    swap_axes,
 )
 from pliant.ir.graph import Value
 from pliant.sym import Expr, Guard, as_expr, ne

@@ -40,6 +40,7 @@ from pliant.frontend.torch_ops_special import SPECIAL
 from pliant.frontend.torch_ops_spectral import EIGENVALUES, SPECTRAL
 from pliant.frontend.torch_ops_strided import STRIDED
 from pliant.frontend.torch_ops_train import TRAIN
+from pliant.frontend.torch_ops_window import WINDOW
 
 aten = torch.ops.aten
 
@@ -49,6 +50,7 @@ TABLE: dict[Any, Translate] = {
     **REDUCE,
     **LOSS,
     **SHAPE,
+    **WINDOW,
     **PICK,
     **SORT,
     **NN,

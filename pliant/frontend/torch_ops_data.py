@@ -19,8 +19,8 @@ from pliant.frontend.torch_branches import conditions
 from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_ops_context import Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_shape import drop_axis
 from pliant.frontend.torch_ops_sort import sorted_along
+from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, product

@@ -16,7 +16,8 @@ from pliant.frontend.torch_ops_context import (
     as_index,
 )
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_shape import drop_axis, take, unsqueeze
+from pliant.frontend.torch_ops_shape import take, unsqueeze
+from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, le, maximum, minimum

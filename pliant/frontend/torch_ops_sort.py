@@ -10,7 +10,7 @@ import torch
 
 from pliant.frontend.torch_ops_context import Operand, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_shape import drop_axis
+from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.ops_library import SEARCHED
 from pliant.ir.types import DType
