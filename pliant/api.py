@@ -138,7 +138,7 @@ def build(
     chosen: Settings,
     seconds: Mapping[str, float],
     training: Training | None = None,
-    kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]
+    kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]  # its bound
     owner: object = None,
 ) -> AnyModel:
     """Compiles an imported program; `kind` is what the caller gets.

@@ -35,7 +35,7 @@ class Line:
 
 def test_stages_are_told_in_order() -> None:
     line = Line()
-    token = progress._LINE.set(line)  # type: ignore[arg-type]
+    token = progress._LINE.set(line)
     try:
         pliant.compile(torch.nn.Linear(4, 4), (torch.randn(2, 4),), ({0: "n"},))
     finally:

@@ -32,7 +32,7 @@ def overloads() -> dict[str, Any]:
         packet = getattr(aten, packet_name)
         if not isinstance(packet, torch._ops.OpOverloadPacket):
             continue
-        for each in packet.overloads():  # type: ignore[no-untyped-call]
+        for each in packet.overloads():
             overload: Any = getattr(packet, each)
             if torch.Tag.core in overload.tags:
                 found[f"{packet_name}.{each}"] = overload

@@ -99,7 +99,7 @@ SEEDS = 200
 MOST_APART = math.sqrt(-math.log(1e-6 / 2) / 2) * math.sqrt(2 / SEEDS)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Whether an op draws random numbers."""
 
     found = False
@@ -112,7 +112,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_random(model: torch.nn.Module, tensors: list[torch.Tensor]) -> bool:
-    with _Watch() as watch:  # type: ignore[no-untyped-call]
+    with _Watch() as watch:  # type: ignore[no-untyped-call]  # torch's __init__
         run(model, tensors)
     if not watch.found:
         return False

@@ -34,11 +34,11 @@ OPTIONS = {
 }
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counted(TorchDispatchMode):
     """Counts the ops of eager that compute something, so not views."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.count = 0
 
     def __torch_dispatch__(

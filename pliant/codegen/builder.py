@@ -35,7 +35,7 @@ _SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "s
 _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
 
 
-class SourceLine(Value):  # type: ignore[misc]
+class SourceLine(Value):
     """An instruction: its text, and the name of its result."""
 
     __slots__ = ("depth", "operands", "opname", "parent", "reference", "text", "type")
@@ -93,7 +93,7 @@ def _cast(opname: str) -> Callable[..., LLValue]:
     return emit
 
 
-class LLBuilder(ll.IRBuilder):  # type: ignore[misc]
+class LLBuilder(ll.IRBuilder):
     """Emits instructions at a position in a function."""
 
     def __init__(self, block: ll.Block = None) -> None:

@@ -74,7 +74,7 @@ def lanes_of(value: LLValue) -> int:
     return int(typ.count) if isinstance(typ, ll.VectorType) else 1
 
 
-class SplatConstant(ll.Constant):  # type: ignore[misc]
+class SplatConstant(ll.Constant):
     """A vector constant in LLVM's short form, for any number of lanes."""
 
     def __init__(self, typ: LLType, scalar: LLValue) -> None:
@@ -84,7 +84,7 @@ class SplatConstant(ll.Constant):  # type: ignore[misc]
         return f"splat ({self.constant})"
 
 
-class Poison(ll.Constant):  # type: ignore[misc]
+class Poison(ll.Constant):
     """A value that nothing reads, in a short form for any number of lanes."""
 
     def __init__(self, typ: LLType) -> None:

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch.fx import Node
 
@@ -222,9 +222,11 @@ def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
     if not isinstance(ours, torch.Tensor):
         return None
     for other in given:
-        theirs = other.meta.get("val") if isinstance(other, Node) else None
+        if not isinstance(other, Node):
+            continue
+        theirs = other.meta.get("val")
         if isinstance(theirs, torch.Tensor) and _storage(ours) == _storage(theirs):
-            return other  # type: ignore[no-any-return]
+            return other
     return None
 
 
@@ -341,15 +343,16 @@ class Aliases:
             if other.target is operator.getitem and self.root(other) is root:
                 source = other.args[0]
                 if self.parent[other] is not source and isinstance(source, Node):
-                    name = op_name(source.target)  # type: ignore[arg-type]
+                    name = op_name(source.target)  # type: ignore[arg-type]  # an op
                     self.cx.unsupported(f"in-place change of what {name} gave views of")
         while node in self.parent:
             above = self.parent[node]
             if node.target is operator.getitem:
                 pieces = list(self.env[above])
-                pieces[node.args[1]] = new  # type: ignore[index]
+                which: Any = node.args[1]
+                pieces[which] = new
                 self._set(above, pieces)
-                new = self._put_piece(above, int(node.args[1]), new)  # type: ignore[arg-type]
+                new = self._put_piece(above, which, new)
                 above = self.parent[above]
             else:
                 new = self._undo(node, self.env[above], new)

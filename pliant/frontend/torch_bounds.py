@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -150,7 +150,7 @@ class _Shared:
                 )
             if part not in known:
                 args = [value(arg) for arg in part.args]
-                known[part] = interp._run_sympy_handler(  # type: ignore[no-untyped-call]
+                known[part] = interp._run_sympy_handler(
                     analysis, args, part, index_dtype=index_dtype
                 )
             return known[part]

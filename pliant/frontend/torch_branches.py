@@ -18,7 +18,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule

@@ -152,9 +152,9 @@ def subtracted_from(cx: TorchContext, x: Number, y: Number, alpha: Any = 1) -> C
 
 def multiply(cx: TorchContext, x: Number, y: Number) -> Complex:
     if isinstance(x, Complex) and _is_real(y):
-        return Complex(cx.mul(x.re, y), cx.mul(x.im, y))  # type: ignore[arg-type]
+        return Complex(cx.mul(x.re, y), cx.mul(x.im, y))  # type: ignore[arg-type]  # real
     if isinstance(y, Complex) and _is_real(x):
-        return Complex(cx.mul(x, y.re), cx.mul(x, y.im))  # type: ignore[arg-type]
+        return Complex(cx.mul(x, y.re), cx.mul(x, y.im))  # type: ignore[arg-type]  # real
     return multiplied(cx, *_two(cx, x, y))
 
 
@@ -174,7 +174,7 @@ def divided(cx: TorchContext, x: Complex, y: Complex) -> Complex:
 
 def divide(cx: TorchContext, x: Number, y: Number) -> Complex:
     if isinstance(x, Complex) and _is_real(y):
-        return Complex(cx.div(x.re, y), cx.div(x.im, y))  # type: ignore[arg-type]
+        return Complex(cx.div(x.re, y), cx.div(x.im, y))  # type: ignore[arg-type]  # real
     return divided(cx, *_two(cx, x, y))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 
 from pliant.frontend.torch_branches import conditions

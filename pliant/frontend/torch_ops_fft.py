@@ -62,7 +62,7 @@ def _resized(cx: TorchContext, x: Tensor, axis: int, size: Size | None) -> Tenso
         return x
     if isinstance(x, Complex):
         parts = [_resized(cx, part, axis, size) for part in (x.re, x.im)]
-        return Complex(*parts)  # type: ignore[arg-type]
+        return Complex(*parts)  # type: ignore[arg-type]  # real parts
     wanted, have = cx.simplify(size), x.shape[axis]
     if cx.proves(eq(wanted, have)):
         return x
@@ -89,7 +89,8 @@ def one_axis(kind: str) -> Translate:
         norm: str | None = None,
     ) -> Tensor:
         sizes = None if n is None else [n]
-        return several_axes(kind)(cx, x, sizes, [dim], norm)  # type: ignore[no-any-return]
+        made: Value = several_axes(kind)(cx, x, sizes, [dim], norm)
+        return made
 
     return translate
 
@@ -329,7 +330,7 @@ def istft(
         _resized(cx, cx.slice(p, 1, start, whole - start), 1, size)
         for p in (total, weight)
     ]
-    out = cx.div(*parts)  # type: ignore[arg-type]
+    out = cx.div(*parts)  # type: ignore[arg-type]  # real parts
     if length is not None:  # behind the frames there is nothing
         inside = cx.arith("lt", cx.iota((size,), 0, DType.I64), whole - start)
         out = cx.cast(cx.select(inside, out, 0.0), out.dtype)

@@ -152,7 +152,8 @@ def div(
 ) -> Value:
     dtype = cx.promote(x, y)
     if rounding_mode == "floor":
-        return divided("floordiv")(cx, x, y)  # type: ignore[no-any-return]
+        made: Value = divided("floordiv")(cx, x, y)
+        return made
     if rounding_mode == "trunc":
         if dtype.is_float:
             # A half would round the quotient up to the integer that it is short of.
@@ -213,11 +214,14 @@ def power(cx: TorchContext, x: Operand, y: Operand) -> Value:
         case 2:
             return cx.mul(x, x)
         case 3:
-            return via_f32(lambda cx, x: cx.mul(cx.mul(x, x), x))(cx, x)  # type: ignore[no-any-return]
+            cube: Value = via_f32(lambda cx, x: cx.mul(cx.mul(x, x), x))(cx, x)
+            return cube
         case -1:
             return cx.unary("reciprocal", x)
         case -2:
-            return via_f32(lambda cx, x: cx.unary("reciprocal", cx.mul(x, x)))(cx, x)  # type: ignore[no-any-return]
+            over = via_f32(lambda cx, x: cx.unary("reciprocal", cx.mul(x, x)))
+            made: Value = over(cx, x)
+            return made
         case _:
             return cx.arith("pow", x, exponent, dtype)
 

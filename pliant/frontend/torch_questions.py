@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch.fx.experimental import _config, proxy_tensor, symbolic_shapes
 
@@ -123,7 +123,7 @@ def recorded_questions() -> Iterator[Asked]:
 
     with (
         _tracing,
-        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]  # added at run time
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),

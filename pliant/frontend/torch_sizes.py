@@ -173,7 +173,7 @@ SIZES: dict[Any, Fold] = {
     torch.sym_float: to_float,
     torch.sym_not: _compare,
     torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),
-    torch._sym_sqrt: square_root,  # type: ignore[attr-defined]
+    torch._sym_sqrt: square_root,  # type: ignore[attr-defined]  # private
     torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
     # Where a view begins in memory: to us a view is a value of its own.
     torch.ops.aten.sym_storage_offset.default: lambda cx, x: Undecided(),

@@ -21,7 +21,7 @@ from pliant.ir.types import DTYPES, DType, TensorType
 def need_torch(what: str) -> None:
     """PliantError if torch cannot be imported."""
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401  (only whether it is there)
     except ImportError as error:
         raise PliantError(f"{what} needs torch: pip install 'pliant[torch]'") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
@@ -96,7 +96,7 @@ def trace_again(
     """
     spec = first.program.call_spec.in_spec
     assert spec is not None
-    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    shapes = ShapesCollection()
     for number, leaf in enumerate(first.declared.leaves):
         varying = [a for a, dim in leaf.dims.items() if dim.dynamic]
         free = [axis for axis in varying if (number, axis) not in fixed]
@@ -130,7 +130,7 @@ def _leaves_out(program: ExportedProgram, flat: Sequence[Any]) -> bool:
 def _fixed_where_empty(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> Any:
     """The dims that vary but for those of 0 that may be fixed: some code takes no other
     size there."""
-    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    shapes = ShapesCollection()
     for value, leaf in zip(flat, leaves, strict=True):
         dims = {
             axis: dim.for_torch

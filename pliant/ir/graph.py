@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -116,8 +116,8 @@ class Op:
         (value,) = self.results
         return value
 
-    def replace(self, **changes: object) -> Op:
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def replace(self, **changes: Any) -> Op:
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +142,8 @@ class Graph:
                 table.setdefault(value, []).append(op)
         return table
 
-    def replace(self, **changes: object) -> Graph:
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def replace(self, **changes: Any) -> Graph:
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,8 +236,8 @@ class Module:
     def main(self) -> Graph:
         return self.graphs["main"]
 
-    def replace(self, **changes: object) -> Module:
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def replace(self, **changes: Any) -> Module:
+        return replace(self, **changes)
 
     def with_main(self, graph: Graph) -> Module:
         return self.replace(graphs={**self.graphs, "main": graph})

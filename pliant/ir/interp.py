@@ -530,8 +530,11 @@ def _call_loop(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> 
         else:
             shape = sizes_of(buffer.shape, bound)
             memories.append(_poisoned(math.prod(shape) * buffer.dtype.bytes))
-    options = {"workers": run.workers, "check_races": run.check_races}
-    run_loop(func, run.module, sizes, memories, **options)  # type: ignore[arg-type]
+    run_loop(
+        *(func, run.module, sizes, memories),
+        workers=run.workers,
+        check_races=run.check_races,
+    )
 
 
 def _call_library(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:

@@ -272,7 +272,7 @@ def rewrite(node: N, f: Callable[[Any], Node]) -> N:
         return made[id(old)][1]
 
     result: Any = new(node)
-    return result  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]  # of the kind of `node`
 
 
 def replace_dims(node: N, f: Callable[[Expr], Expr]) -> N:

@@ -135,7 +135,7 @@ class AttrSpec:
         stray = isinstance(value, bool) and base in ("int", "ints", "float", "floats")
         if stray or not isinstance(value, ATTR_KINDS[base]):
             raise TypeError(f"{op}: {self.name} is {value!r}, must be {self.kind}")
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # ATTR_KINDS has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,14 @@ from pliant.sym import Expr, Guard
 
 __all__ = ["ParseError", "parse_graph", "parse_loop", "parse_module"]
 
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 T = TypeVar("T")
+NamedT = TypeVar("NamedT", bound=_Named)
 _HASH = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 # The data of a constant, from the hash that its text holds; None: unknown.
@@ -122,8 +129,8 @@ class _Parser(Scanner):
             inside=inside,
         )
 
-    def add(self, table: dict[str, T], item: T, start: int) -> None:
-        name = item.name  # type: ignore[attr-defined]
+    def add(self, table: dict[str, NamedT], item: NamedT, start: int) -> None:
+        name = item.name
         if name in table:
             raise self.error(f"@{name} is defined twice", start)
         table[name] = item

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pliant.ir.graph import (
     Attr,
@@ -40,7 +40,13 @@ _DIM_FUNCTION = re.compile(r"(?:min|max|ceildiv|floordiv|mod)\s*\(")
 # A "%" that a name follows is a value; the operator prints with a space.
 _DIM_OPERATOR = re.compile(r"\*\*|//|[-+*]|%(?=\s)")
 _DIVIDES = re.compile(r"divides\b")
-_SIGNS = {"==": "eq", "!=": "ne", "<=": "le", "<": "lt", "divides": "divides"}
+_SIGNS: dict[str, Any] = {
+    "==": "eq",
+    "!=": "ne",
+    "<=": "le",
+    "<": "lt",
+    "divides": "divides",
+}
 _ROLES = {role.value: role for role in Role}
 
 
@@ -212,7 +218,7 @@ class Scanner:
             sign = next((s for s in _SIGNS if self.accept(s)), "")
             if not sign:
                 raise self.error("expected '==', '!=', '<=', '<' or 'divides'")
-        return Cond(_SIGNS[sign], left, self.dim())  # type: ignore[arg-type]
+        return Cond(_SIGNS[sign], left, self.dim())
 
     def type(self) -> TensorType:
         dtype, shape = self.dtype(), self.dims()

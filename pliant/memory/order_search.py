@@ -361,6 +361,6 @@ def _calls(state: _State) -> Order:
     found: list[int] = []
     path = state.path
     while path is not None:
-        call, path = path  # type: ignore[assignment]
+        call, path = path  # type: ignore[assignment]  # pairs, nested
         found.append(call)
     return tuple(reversed(found))

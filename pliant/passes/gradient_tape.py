@@ -20,7 +20,7 @@ class GradientPart:
 
     value: Value
     axis: int | None = None
-    start: Expr = as_expr(0)  # noqa: RUF009  expressions are immutable
+    start: Expr = as_expr(0)  # noqa: RUF009  (interned, immutable)
 
     @property
     def end(self) -> Expr:

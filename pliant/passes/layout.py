@@ -257,8 +257,8 @@ def _box(*names: str) -> _Rule:
         held = to.first_held(op)
         if held is None:
             return False
-        attrs = dict(op.attrs)
-        changes = {name: held.moved(attrs[name]) for name in names}  # type: ignore[arg-type]
+        attrs: dict[str, Any] = dict(op.attrs)
+        changes = {name: held.moved(attrs[name]) for name in names}
         to.hold(op.result, to._again(op, (held.value,), **changes), held.perm)
         return True
 

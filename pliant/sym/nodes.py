@@ -63,7 +63,7 @@ class Atom:
         object.__setattr__(self, "order", (rank, str(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = fields(self)  # type: ignore[arg-type]
+        names = fields(self)  # type: ignore[arg-type]  # a subclass is a dataclass
         return type(self), tuple(getattr(self, field.name) for field in names)
 
 
@@ -513,7 +513,7 @@ def _coerce(value: object) -> Expr | None:
     if isinstance(value, Expr):
         return value
     try:
-        return const(value)  # type: ignore[arg-type]
+        return const(value)  # type: ignore[arg-type]  # raises for others
     except TypeError:
         return None
 
@@ -667,9 +667,13 @@ def _strip_mods(num: Expr, den: Expr) -> Expr:
     for coefficient, mono in num.terms:
         term = const(coefficient)
         for atom, power in mono:
-            whole = isinstance(atom, Mod) and power == 1 and atom.den.is_const
-            if whole and coefficient * atom.den.value % den.value == 0:  # type: ignore[attr-defined]
-                term = term * atom.num  # type: ignore[attr-defined]
+            if (
+                isinstance(atom, Mod)
+                and power == 1
+                and atom.den.is_const
+                and coefficient * atom.den.value % den.value == 0
+            ):
+                term = term * atom.num
             else:
                 term = term * lift(atom) ** power
         total = total + term

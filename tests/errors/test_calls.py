@@ -515,13 +515,13 @@ def test_limit_that_is_none(
     bert.memory_limit = "1GiB"
     try:
         with pytest.raises(ValueError, match="memory limit") as caught:
-            bert.memory_limit = wrong  # type: ignore[assignment]
+            bert.memory_limit = wrong
         assert str(wrong) in str(caught.value)
         assert bert.memory_limit == 2**30
     finally:
         bert.memory_limit = None
     with pytest.raises(ValueError, match="memory limit"):
-        bert.memory_plan(batch=1, seq=1, memory_limit=wrong)  # type: ignore[arg-type]
+        bert.memory_plan(batch=1, seq=1, memory_limit=wrong)
     usable()
 
 
@@ -637,14 +637,14 @@ def test_example_inputs() -> None:
     assert torch.equal(pliant.compile(Affine(), [x, x])(x, x), 3 * x)
     for wrong in (x, 5, {"x": x, "y": x}, (x,), (x, x, x)):
         with pytest.raises(OptionError, match="example_inputs"):
-            pliant.compile(Affine(), wrong)  # type: ignore[arg-type]
+            pliant.compile(Affine(), wrong)
 
 
 def test_other_options() -> None:
     x = torch.ones(2)
     for name in ("options", "target"):
         with pytest.raises(OptionError, match=name):
-            pliant.compile(Affine(), (x, x), **{name: "fast"})  # type: ignore[arg-type]
+            pliant.compile(Affine(), (x, x), **{name: "fast"})
 
 
 def test_every_error_is_exported() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch_oracle
-from guarded_runs import Call, hostile  # noqa: F401
+from guarded_runs import Call, hostile  # noqa: F401  (a fixture)
 from torch import fft
 
 import pliant

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_sort_ops import compiled, exact, hostile, plain  # noqa: F401
+from test_sort_ops import compiled, exact, hostile, plain  # noqa: F401  (a fixture)
 
 import pliant
 from pliant.ir.interp import run_graph

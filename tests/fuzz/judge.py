@@ -312,7 +312,7 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
     for sizes, want in zip(model.sizes, eager, strict=True):
         args = model.arguments(sizes)
         try:
-            got = answer(ours, args)  # type: ignore[arg-type]
+            got = answer(ours, args)
         except pliant.InternalError as error:
             return Verdict("internal", f"at {sizes}: {error}")
         except pliant.PliantError as error:

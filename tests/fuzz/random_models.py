@@ -238,7 +238,7 @@ class Maker:
 
     def at(self, name: str) -> Tensor:
         """The value in the example."""
-        return self.spaces[0][name]  # type: ignore[no-any-return]
+        return self.spaces[0][name]
 
     def tensors(self, name: str) -> list[Tensor]:
         return [
@@ -335,11 +335,13 @@ class Maker:
         fits: Callable[[Tensor], bool]
         match letter:
             case "x" | "v" | "m" | "r":
-                dtype = float_
-                fits = lambda t: t.is_floating_point() and least <= t.dim() <= most  # noqa: E731
+                dtype, fits = (
+                    float_,
+                    lambda t: t.is_floating_point() and least <= t.dim() <= most,
+                )
             case "n":
-                dtype = self.random.choice((float_, whole))
-                fits = lambda t: t.dtype != torch.bool  # noqa: E731
+                kinds = (float_, whole)
+                dtype, fits = self.random.choice(kinds), lambda t: t.dtype != torch.bool
             case "a":
                 dtype, fits = float_, lambda t: True
             case "i":

@@ -227,7 +227,7 @@ def test_bare_bodies_are_kept() -> None:
     ids=repr,
 )
 def test_attributes(attr: object) -> None:
-    op = Op("some", (), (("first", attr), ("second", attr)))  # type: ignore[arg-type]
+    op = Op("some", (), (("first", attr), ("second", attr)))
     graph = Graph("g", (), (op,), ())
     text = print_graph(graph)
     again = parse_graph(text)

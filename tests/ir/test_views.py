@@ -109,15 +109,15 @@ def test_what_needs_a_copy() -> None:
 
 def test_contiguous() -> None:
     b, x = start()
-    assert check(b, b.reshape(x, (A, B, 2, 3))).is_contiguous()  # type: ignore[union-attr]
-    assert check(b, b.slice_axis(x, 0, 0, 1)).is_contiguous()  # type: ignore[union-attr]
+    assert check(b, b.reshape(x, (A, B, 2, 3))).is_contiguous()
+    assert check(b, b.slice_axis(x, 0, 0, 1)).is_contiguous()
     shifted = check(b, b.slice_axis(x, 0, A - 1, 1))
     assert shifted is not None and not shifted.is_contiguous()
     turned = check(b, b.transpose(x, (1, 0, 2)))
     assert turned is not None and not turned.is_contiguous()
     b = Builder()
     flat = b.param("y", tensor(DType.F32, 1, B, 6))
-    assert check(b, b.transpose(flat, (1, 0, 2))).is_contiguous()  # type: ignore[union-attr]
+    assert check(b, b.transpose(flat, (1, 0, 2))).is_contiguous()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -67,7 +67,7 @@ class Case:
 
     def param(self, b: Builder, name: str, shape: Sequence[object]) -> Value:
         stored = [shape["bhsd".index(axis)] for axis in self.layout]
-        value = b.param(name, tensor(self.dtype, *stored))  # type: ignore[arg-type]
+        value = b.param(name, tensor(self.dtype, *stored))
         return b.transpose(value, [self.layout.index(axis) for axis in "bhsd"])
 
     def stored(self, x: Tensor) -> Tensor:

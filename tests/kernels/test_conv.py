@@ -83,7 +83,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_conv2d(name: str, target: str) -> None:
     torch.manual_seed(0)
-    conv = nn.Conv2d(4, 8, **SHAPES[name])  # type: ignore[arg-type]
+    conv = nn.Conv2d(4, 8, **SHAPES[name])
     model = Conv(conv)
     made = compiled(model, torch.randn(2, 4, 11, 12), target)
     least = smallest(conv)
@@ -249,7 +249,7 @@ def test_interpreted(layer: nn.Module, size: int, deep: bool) -> None:
     """Every access in bounds, no races, and by the kernel that is meant to run."""
     torch.manual_seed(0)
     channels = layer.in_channels
-    made = compiled(layer, torch.randn(2, channels, 11, 12))  # type: ignore[arg-type]
+    made = compiled(layer, torch.randn(2, channels, 11, 12))
     lowered = interpretable(made)
     loops = {
         name: func
@@ -257,7 +257,7 @@ def test_interpreted(layer: nn.Module, size: int, deep: bool) -> None:
         if not name.startswith(("conv_f32_", "pointwise_f32_"))
         or name.endswith("_deep") == deep
     }
-    x = torch.randn(2, channels, size, size + 1)  # type: ignore[arg-type]
+    x = torch.randn(2, channels, size, size + 1)
     given = [x.numpy()]
     for workers in (1, 2):
         (got,) = run_graph(

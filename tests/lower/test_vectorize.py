@@ -7,6 +7,7 @@ tests/codegen, where every loop goes through the pass.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,7 +251,9 @@ def test_the_interpreter_holds_a_plan_to_its_promise() -> None:
         assert not y[min(size, 32) :].any()
 
     def told(vectors: Vectors, size: int) -> None:
-        plan = lambda s: replace(s, vectors=vectors) if isinstance(s, For) else s  # noqa: E731
+        def plan(s: Any) -> Any:
+            return replace(s, vectors=vectors) if isinstance(s, For) else s
+
         wrong = replace(func, body=rewrite(func.body, plan))
         run_loop(wrong, None, (size,), [x, np.zeros(80, np.float32)])
 

@@ -17,7 +17,7 @@ DIMS = {0: "batch", 2: "height", 3: "width"}
 def normalised(norm: nn.Module) -> nn.Module:
     for name in ("weight", "bias", "running_mean"):
         getattr(norm, name).data.normal_()
-    norm.running_var.uniform_(0.2, 3.0)  # type: ignore[operator, union-attr]
+    norm.running_var.uniform_(0.2, 3.0)
     return norm
 
 
@@ -57,7 +57,7 @@ class Scaled(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(self, x)  # type: ignore[call-arg]
+        return self.body(self, x)
 
 
 ABSORBED: dict[str, Callable[[], nn.Module]] = {

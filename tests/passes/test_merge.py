@@ -68,7 +68,7 @@ def turned(x: Tensor, q: nn.Module, k: nn.Module, v: nn.Module) -> Tensor:
 
 
 def scaled(x: Tensor, q: nn.Module, k: nn.Module, v: nn.Module) -> Tensor:
-    return attend(x, lambda y: q(y) * 0.5, k, v)  # type: ignore[arg-type]
+    return attend(x, lambda y: q(y) * 0.5, k, v)
 
 
 def linears(*columns: int, bias: tuple[bool, ...] = ()) -> list[Any]:

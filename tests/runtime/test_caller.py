@@ -254,4 +254,4 @@ def test_misuse() -> None:
     with pytest.raises(AttributeError, match="_call_other"):
         plain(1)
     with pytest.raises(TypeError, match="Caller"):
-        plain._delegate(len, None)  # type: ignore[arg-type]
+        plain._delegate(len, None)

@@ -81,13 +81,13 @@ def test_attributes(watch: Any) -> None:
         pass
 
     owner, one = Owner(), object()
-    owner.one = one  # type: ignore[attr-defined]
+    owner.one = one
     seen = watch([(vars(owner), {"one": one})], [])
     for _ in range(50):
         assert not seen.changed()
-        owner.one = object()  # type: ignore[attr-defined]
+        owner.one = object()
         assert seen.changed()
-        owner.one = one  # type: ignore[attr-defined]
+        owner.one = one
 
 
 # ---- tensors
@@ -137,7 +137,7 @@ def test_what_changes_nothing(watch: Any) -> None:
     weight.requires_grad_(False)
     weight.grad = None
     weight.numpy()
-    weight.tag = "mine"  # type: ignore[attr-defined]
+    weight.tag = "mine"
     assert not seen.changed()
 
 
@@ -199,9 +199,9 @@ def test_what_is_watched_is_held(watch: Any) -> None:
 
 def test_what_is_no_tensor() -> None:
     with pytest.raises(TypeError, match="tensors of its framework"):
-        Watch(caller.watching_torch(), [], [1])  # type: ignore[list-item]
+        Watch(caller.watching_torch(), [], [1])
     with pytest.raises(TypeError):
-        Watch(caller.watching_torch(), [(1, {})], [])  # type: ignore[list-item]
+        Watch(caller.watching_torch(), [(1, {})], [])
 
 
 # ---- places

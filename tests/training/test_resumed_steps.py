@@ -229,7 +229,7 @@ def test_an_interrupt_after_the_step(make: Make) -> None:
         def rebuild(self, *args: Any) -> Any:
             raise KeyboardInterrupt
 
-    twins.step._signature = Interrupting()  # type: ignore[assignment]
+    twins.step._signature = Interrupting()
     with pytest.raises(KeyboardInterrupt):
         twins.step(*rows(4, seed=9))
     in_torch(twins.other, twins.theirs, rows(4, seed=9))
@@ -256,7 +256,7 @@ def test_other_memory_is_followed() -> None:
 def test_a_replaced_buffer_is_followed() -> None:
     twins = Twins(momentum)
     for net in (twins.net, twins.other):
-        net[1].running_mean = torch.full((9,), 3.0)  # type: ignore[union-attr]
+        net[1].running_mean = torch.full((9,), 3.0)
     twins.train(5, 4)
 
 
@@ -287,8 +287,8 @@ def test_another_layout_is_refused_and_undone() -> None:
 def test_state_in_another_layout_is_taken_over() -> None:
     twins = Twins(adam, pictures)
     twins.train(3)
-    parameter = twins.net.conv.weight  # type: ignore[union-attr]
-    state = twins.mine.state[parameter]  # type: ignore[index]
+    parameter = twins.net.conv.weight
+    state = twins.mine.state[parameter]
     for slot in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
         state[slot] = state[slot].to(memory_format=torch.channels_last)
     twins.train(5, 4)
@@ -315,7 +315,7 @@ def test_replaced_parameters_are_refused() -> None:
 
 def test_replaced_in_both_is_followed() -> None:
     twins = Twins(momentum)
-    twins.net[3].weight = nn.Parameter(twins.net[3].weight.detach().clone())  # type: ignore[union-attr]
+    twins.net[3].weight = nn.Parameter(twins.net[3].weight.detach().clone())
     twins.mine.param_groups[0]["params"] = list(twins.net.parameters())
     twins.train(3, 5)
 
@@ -393,10 +393,10 @@ def test_unfreezing_what_no_optimizer_has_is_nothing() -> None:
     net = half_frozen()
     trained = [p for p in net.parameters() if p.requires_grad]
     step = step_of(net, torch.optim.SGD(trained, lr=0.1))
-    before = net[0].weight.clone()  # type: ignore[union-attr, index]
-    net[0].requires_grad_(True)  # type: ignore[index]
+    before = net[0].weight.clone()
+    net[0].requires_grad_(True)
     step(*rows(3))
-    assert torch.equal(net[0].weight, before)  # type: ignore[union-attr, index]
+    assert torch.equal(net[0].weight, before)
 
 
 def test_groups_that_are_added() -> None:
@@ -474,7 +474,7 @@ def test_frozen_values_that_change_are_followed() -> None:
     twins.train(3)
     for net in (twins.net, twins.other):
         with torch.no_grad():
-            net[0].weight.mul_(0.5)  # type: ignore[union-attr, operator, index]
+            net[0].weight.mul_(0.5)
     twins.train(3, 5)
 
 

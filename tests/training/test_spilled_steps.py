@@ -104,7 +104,7 @@ def test_a_disk_that_fails_later_is_told_apart() -> None:
         status = RuntimeStatus(Status.SPILL, (errno.EIO, 4096, began))
         found[began] = step._refusals.of_call(status, [])
     assert isinstance(found[1], pliant.SpillError) and found[1].began
-    assert not found[0].began  # type: ignore[attr-defined]
+    assert not found[0].began
     assert "may be new in part" in str(found[1])
     assert "in part" not in str(found[0])
 

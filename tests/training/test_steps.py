@@ -43,7 +43,7 @@ def test_twenty_steps(kind: type[nn.Module], make: Make) -> None:
     torch.manual_seed(0)
     draw, loss, shapes = token_batch, token_loss, TOKENS
     if kind is Bert:
-        draw, loss, shapes = text_batch, F.cross_entropy, TEXTS  # type: ignore[assignment]
+        draw, loss, shapes = text_batch, F.cross_entropy, TEXTS
     batches = [draw(*SIZES[k % len(SIZES)], seed=k) for k in range(20)]
     step = follow(kind(), loss, make, shapes, batches, tolerance=3e-4)
     assert step.stats()["calls"] == 20
