@@ -383,6 +383,29 @@ graph @main(%x: f32[n, 4], %w: f32[3, 4]) {
     )
 
 
+def test_contractions_copies_rows_of_two_strides() -> None:
+    text = """
+    graph @main(%x: f32[b, n, 4], %w: f32[1, 4, 3]) {
+      %t: f32[n, b, 4] = transpose(%x) {perm = (1, 0, 2)}
+      %y: f32[n, b, 3] = matmul(%t, %w)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "contractions"),
+        """\
+graph @main(%x: f32[b, n, 4], %w: f32[1, 4, 3]) {
+  %t: f32[n, b, 4] = transpose(%x) {perm = (1, 0, 2)}
+  %reshape: f32[b*n, 4] = reshape(%t) {shape = [b*n, 4]}
+  %reshape_1: f32[4, 3] = reshape(%w) {shape = [4, 3]}
+  %matmul: f32[b*n, 3] = matmul(%reshape, %reshape_1)
+  %reshape_2: f32[n, b, 3] = reshape(%matmul) {shape = [n, b, 3]}
+  return %reshape_2
+}
+""",
+    )
+
+
 def test_simplify() -> None:
     text = """
     graph @main(%x: f32[n, 1]) {

@@ -117,17 +117,6 @@ def _direction(
     return made[-1], made[: len(state)]
 
 
-def _projected(cx: TorchContext, xs: Value, *weights: Value) -> Value:
-    """Rows of all steps (T, B, I) times a weight, as one product of T * B rows.
-
-    Rows that are not in this order are copied: otherwise each step would be a product
-    of its own, which reads the whole weight.
-    """
-    steps, batch, width = xs.shape
-    flat = linear(cx, cx.b.reshape(xs, (steps * batch, width)), *weights)
-    return cx.b.reshape(flat, (steps, batch, flat.shape[1]))
-
-
 def _layers(
     cx: TorchContext,
     step: Step,
@@ -159,7 +148,7 @@ def _layers(
             weights = params[number * each : (number + 1) * each]
             bias = weights[2:3] if has_biases else []
             held = [weights[1], *weights[3:]] if has_biases else weights[1:]
-            rows = _projected(cx, xs, weights[0], *bias)
+            rows = linear(cx, xs, weights[0], *bias)
             begin = tuple(cx.b.squeeze(cx.slice(s, 0, number, 1), 0) for s in states)
             out, state = _direction(cx, step, rows, begin, held, direction == 1)
             results.append(out)

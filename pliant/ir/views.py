@@ -7,7 +7,7 @@ contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,6 +84,15 @@ def resolve(value: Value, producers: Mapping[Value, Op], facts: Facts) -> View |
             return View(source.base, offset, shape, tuple(flipped))
         case _:
             return _reshape(source, shape, facts)
+
+
+def row_stride(shape: Sequence[Expr], strides: Sequence[Expr]) -> Expr | None:
+    """The one stride that reaches all rows of all leading axes, if there is one."""
+    live = [k for k in range(len(shape) - 1) if shape[k] != as_expr(1)]
+    for k, j in pairwise(live):
+        if strides[k] != strides[j] * shape[j]:
+            return None
+    return strides[live[-1]] if live else strides[-2]
 
 
 def _reshape(source: View, shape: tuple[Expr, ...], facts: Facts) -> View | None:

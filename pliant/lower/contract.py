@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from pliant.ir.loops import (
     Stmt,
 )
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
-from pliant.ir.views import View
+from pliant.ir.views import View, row_stride
 from pliant.kernels.choose import Choice, Plan, choose, choose_strips
 from pliant.kernels.gemm import Gemm, call_planned, gemm
 from pliant.kernels.mix import ProductPlan
@@ -261,13 +260,13 @@ def product_of(
     b_batch = tuple(root.operands[1].shape[:-2])
     dtype = root.result.dtype
     shared = all(dim == as_expr(1) for dim in b_batch)
-    row_stride = k if left is None else _row_stride(left)
-    if shared and row_stride is not None:
+    stride = k if left is None else row_stride(left.shape, left.strides)
+    if shared and stride is not None:
         # There is one B for the whole batch, so the batch is just more rows.
         axes = TileAxes((), tuple(range(len(batch) + 1)), (len(batch) + 1,))
         rows, strides = product((*batch, m)), right.strides[-2:]
         step = as_expr(1) if left is None else left.strides[-1]
-        spec = Product(dtype, (), rows, n, k, (row_stride, step), (), strides)
+        spec = Product(dtype, (), rows, n, k, (stride, step), (), strides)
     else:
         axes = TileAxes(
             tuple((i, as_expr(0)) for i in range(len(batch))),
@@ -345,15 +344,6 @@ def _tight_rows(
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     key = ("tight", constant.name, layout, tile)
     return Packed(key, constant, "tight", constant.type.dtype, make), row
-
-
-def _row_stride(view: Strided) -> Expr | None:
-    """The one stride that reaches all rows of all leading axes, if there is one."""
-    live = [k for k in range(len(view.shape) - 1) if view.shape[k] != as_expr(1)]
-    for k, j in pairwise(live):
-        if view.strides[k] != view.strides[j] * view.shape[j]:
-            return None
-    return view.strides[live[-1]] if live else view.strides[-2]
 
 
 def _broadcast_strides(view: Strided, batch: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -5,11 +5,14 @@
     transpose(attention(..), swap)  -> attention(..) {swapped}            no copy after
     .. of all of attention_backward's results                             likewise
     conv, conv_transpose            as matmul, for half storage
+    matmul(transpose(a), w)         -> reshape(matmul(reshape(..), w))    copies rows
 
 Products accumulate in f32 whatever type is stored. Products of 8-bit integers
 accumulate in i32 even if the model widens them further first (as long as no sum can
 overflow i32). Attention writes its result as (.., position, head, element) if the model
-transposes it to that next, as all models do.
+transposes it to that next, as all models do. Rows that no single stride reaches are
+copied if one matrix is for all of them: otherwise every batch would be a product of its
+own, which packs and reads the whole matrix.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from math import prod
 from typing import Any
 
 from pliant.context import Context
+from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import ATTENTIONS, VIEWS, Trait, has_trait
 from pliant.ir.types import NARROW, DType
-from pliant.sym import Facts, le
+from pliant.ir.views import resolve, row_stride
+from pliant.sym import ONE, ZERO, Facts, le, product
 
 MAGNITUDE = {DType.I8: 128, DType.U8: 255}
 
@@ -73,6 +78,27 @@ def _is_narrow(op: Op, producers: Mapping[Value, Op], facts: Facts) -> bool:
     return facts.prove(le(op.operands[0].shape[-1], most)) is True
 
 
+def _apart(op: Op, producers: Mapping[Value, Op], facts: Facts) -> bool:
+    """Whether one matrix is for rows that lie in memory at more than one stride."""
+    if op.name != "matmul" or not op.result.dtype.is_float:
+        return False
+    left, right = op.operands
+    if left.type.rank < 3 or not all(map(is_one, right.shape[:-2])):
+        return False
+    view = resolve(left, producers, facts)
+    if view is None or view.strides[-1] != ONE or ZERO in view.strides:
+        return False
+    return row_stride(view.shape, view.strides) is None
+
+
+def _joined(builder: Builder, op: Op, left: Value, right: Value) -> Value:
+    """The product of all rows as one matrix."""
+    *lead, columns = op.result.shape
+    rows = builder.reshape(left, (product(lead), left.shape[-1]))
+    made = builder.emit("matmul", rows, builder.reshape(right, right.shape[-2:]))
+    return builder.reshape(made, (*lead, columns))
+
+
 def _before_cast(
     builder: Builder,
     value: Value,
@@ -103,16 +129,20 @@ def contractions(graph: Graph, cx: Context) -> Graph:
                 parts = [builder.cast(v, wide) for v in operands]
                 if op.name == "matmul":  # its kernel widens as it reads
                     parts[1] = operands[1]
-                product = _emit(builder, op, parts)
-                replaced[op.result] = builder.cast(product, op.result.dtype)
+                made = _emit(builder, op, parts)
+                replaced[op.result] = builder.cast(made, op.result.dtype)
             changed = True
         elif _is_narrow(op, producers, facts):
             with builder.at(op.loc):
                 parts = [
                     _before_cast(builder, v, producers, replaced) for v in op.operands
                 ]
-                product = _emit(builder, op, parts)
-                replaced[op.result] = builder.cast(product, op.result.dtype)
+                made = _emit(builder, op, parts)
+                replaced[op.result] = builder.cast(made, op.result.dtype)
+            changed = True
+        elif _apart(op, producers, facts):
+            with builder.at(op.loc):
+                replaced[op.result] = _joined(builder, op, *operands)
             changed = True
         elif op.name in ATTENTIONS and _swapped_after(op, users, results):
             with builder.at(op.loc):

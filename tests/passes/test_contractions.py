@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+import pliant
 from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Module, Value
@@ -124,3 +127,31 @@ def test_transposes_after_attention_and_its_gradients(all_swapped: bool) -> None
     flags = [op.bool_attr("swapped") for op in made.ops if "attention" in op.name]
     assert flags == [True, all_swapped]
     assert names(made).count("transpose") == (1 if all_swapped else 3)
+
+
+@pytest.mark.parametrize("perm", [(1, 0, 2), (2, 0, 1, 3), (0, 2, 1, 3)])
+def test_a_weight_is_packed_once_for_rows_of_two_strides(perm: tuple[int, ...]) -> None:
+    """No buffer of a call holds panels of the weight: it is packed before the call."""
+    torch.manual_seed(0)
+
+    class Permuted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(24, 40).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.up(x.permute(perm))
+
+    def given(*dims: int) -> Tensor:
+        return torch.randn(*dims[: len(perm) - 1], 24)
+
+    model = Permuted()
+    dynamic = ({axis: f"d{axis}" for axis in range(len(perm) - 1)},)
+    compiled = pliant.compile(model, (given(2, 3, 5),), dynamic)
+    ops = compiled.program.lowered.main.ops
+    (call,) = (op for op in ops if "matmul" in str(op.attrs))
+    weights = [v for v in call.operands if "weight" in v.name]
+    assert [v.name.partition(".weight.")[2][:6] for v in weights] == ["packed"]
+    for dims in ((0, 3, 5), (1, 1, 1), (7, 13, 2), (64, 5, 3)):
+        x = given(*dims)
+        torch.testing.assert_close(compiled(x), model(x), rtol=2e-5, atol=2e-5)
