@@ -1,14 +1,14 @@
 """The description of an op: everything that the compiler knows about it, in one row.
 
-The rows are in ir/ops.py and ir/ops_elementwise.py. What is not in a row of an
-elementwise op is its native code (codegen/llvm_ops.py, codegen/vector_math.py) and its
-gradient (passes/gradient_rules_math.py).
+The rows are in ir/ops.py and the files that it joins, ir/ops_*.py. What is not in a row
+of an elementwise op is its native code (codegen/llvm_ops.py, codegen/vector_math.py)
+and its gradient (passes/gradient_rules_math.py).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,3 +179,23 @@ class OpDef:
                 raise TypeError(f"{self.name} needs the attribute {spec.name}")
             out.append((spec.name, spec.normalise(self.name, value)))
         return tuple(out)
+
+
+def define(
+    name: str,
+    family: Trait,
+    arity: tuple[int, int | None] | int,
+    rule: Infer,
+    *attrs: AttrSpec,
+    meaning: Callable[..., Any] | None = None,
+    traits: Sequence[Trait] = (),
+    cost: int = Cost.CHEAP,
+    pure: bool = True,
+    regions: int = 0,
+    optional_regions: int = 0,
+) -> OpDef:
+    """A row of the table."""
+    every = {family, *traits, *([Trait.PURE] if pure else [])}
+    count = (arity, arity) if isinstance(arity, int) else arity
+    room = (regions, regions + optional_regions)
+    return OpDef(name, count, attrs, rule, frozenset(every), room, cost, meaning)

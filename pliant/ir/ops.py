@@ -153,16 +153,21 @@ More on single ops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from pliant.ir import interp_ops as numpy_ops
 from pliant.ir import shapes
-from pliant.ir import shapes_composite as composite
-from pliant.ir import shapes_control as control
 from pliant.ir.graph import Op
 from pliant.ir.infer import Attrs, Infer, InferContext, Types
-from pliant.ir.opdef import ABSENT, ATTR_KINDS, FAMILIES, AttrSpec, Cost, OpDef, Trait
+from pliant.ir.opdef import (
+    ATTR_KINDS,
+    FAMILIES,
+    AttrSpec,
+    Cost,
+    OpDef,
+    Trait,
+    define,
+)
+from pliant.ir.ops_composite import COMPOSITE_OPS
+from pliant.ir.ops_control import CONTROL_OPS
 from pliant.ir.ops_elementwise import ELEMENTWISE
 from pliant.ir.ops_library import LIBRARY_OPS
 from pliant.ir.shapes_composite import einsum_labels
@@ -218,28 +223,9 @@ def has_trait(op: Op, trait: Trait) -> bool:
 # ---- the table
 
 
-def _def(
-    name: str,
-    family: Trait,
-    arity: tuple[int, int | None] | int,
-    rule: Infer,
-    *attrs: AttrSpec,
-    meaning: Callable[..., Any] | None = None,
-    traits: Sequence[Trait] = (),
-    cost: int = Cost.CHEAP,
-    pure: bool = True,
-    regions: int = 0,
-    optional_regions: int = 0,
-) -> OpDef:
-    every = {family, *traits, *([Trait.PURE] if pure else [])}
-    count = (arity, arity) if isinstance(arity, int) else arity
-    room = (regions, regions + optional_regions)
-    return OpDef(name, count, attrs, rule, frozenset(every), room, cost, meaning)
-
-
 _A = AttrSpec
 _MV, _RD, _CT = Trait.MOVE, Trait.REDUCE, Trait.CONTRACT
-_CO, _CR, _FL, _LO = Trait.COMPOSITE, Trait.CREATE, Trait.CONTROL, Trait.LOWERED
+_CR = Trait.CREATE
 _VIEW = (Trait.VIEW,)
 _WINDOW = (
     _A("stride", "ints"),
@@ -247,21 +233,13 @@ _WINDOW = (
     _A("high", "ints"),
     _A("dilation", "ints"),
 )
-_ATTEND = (
-    _A("scale", "float?", None),
-    _A("causal", "bool", False),
-    _A("masked", "bool", False),
-    _A("swapped", "bool", False),
-    _A("nan_rows", "bool", False),
-)
-_NORM = (_A("eps", "float"), _A("affine", "str", "none", tuple(composite.AFFINE)))
 
 
 _TABLE: tuple[OpDef, ...] = (
     *ELEMENTWISE,
     # create
-    _def("constant", _CR, 0, shapes.constant, _A("name", "str")),
-    _def(
+    define("constant", _CR, 0, shapes.constant, _A("name", "str")),
+    define(
         "full",
         _CR,
         0,
@@ -272,7 +250,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.full,
         traits=(Trait.FORMULA,),
     ),
-    _def(
+    define(
         "iota",
         _CR,
         0,
@@ -283,7 +261,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.iota,
         traits=(Trait.FORMULA,),
     ),
-    _def(
+    define(
         "dim_value",
         _CR,
         0,
@@ -294,7 +272,7 @@ _TABLE: tuple[OpDef, ...] = (
         traits=(Trait.FORMULA,),
     ),
     # move
-    _def(
+    define(
         "broadcast",
         _MV,
         1,
@@ -304,7 +282,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.broadcast,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "stretch",
         _MV,
         1,
@@ -314,7 +292,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.broadcast,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "reshape",
         _MV,
         1,
@@ -323,7 +301,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.reshape,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "transpose",
         _MV,
         1,
@@ -332,7 +310,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.transpose,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "slice",
         _MV,
         1,
@@ -343,7 +321,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.slice_,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "flip",
         _MV,
         1,
@@ -352,7 +330,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.flip,
         traits=_VIEW,
     ),
-    _def(
+    define(
         "concat",
         _MV,
         (1, None),
@@ -362,7 +340,7 @@ _TABLE: tuple[OpDef, ...] = (
         traits=(Trait.GATHER,),
         cost=3,
     ),
-    _def(
+    define(
         "pad",
         _MV,
         1,
@@ -374,7 +352,7 @@ _TABLE: tuple[OpDef, ...] = (
         traits=(Trait.GATHER,),
         cost=3,
     ),
-    _def(
+    define(
         "index",
         _MV,
         (2, None),
@@ -383,7 +361,7 @@ _TABLE: tuple[OpDef, ...] = (
         traits=(Trait.GATHER, Trait.LOOKUP),
         cost=4,
     ),
-    _def(
+    define(
         "in_range",
         _MV,
         1,
@@ -395,7 +373,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.in_range,
         cost=3,
     ),
-    _def(
+    define(
         "divisor",
         _MV,
         1,
@@ -403,7 +381,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("of", "str", "div"),
         meaning=numpy_ops.divisor,
     ),
-    _def(
+    define(
         "take_along",
         _MV,
         2,
@@ -414,7 +392,7 @@ _TABLE: tuple[OpDef, ...] = (
         cost=4,
     ),
     # reduce
-    _def(
+    define(
         "reduce",
         _RD,
         1,
@@ -424,7 +402,7 @@ _TABLE: tuple[OpDef, ...] = (
         _A("keepdims", "bool", False),
         meaning=numpy_ops.reduce,
     ),
-    _def(
+    define(
         "cumulate",
         _RD,
         1,
@@ -434,7 +412,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.cumulate,
         traits=(Trait.SCAN,),
     ),
-    _def(
+    define(
         "scatter",
         _RD,
         2,
@@ -444,7 +422,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.scatter,
         traits=(Trait.SCAN,),
     ),
-    _def(
+    define(
         "pool",
         _RD,
         1,
@@ -458,15 +436,15 @@ _TABLE: tuple[OpDef, ...] = (
     ),
     *LIBRARY_OPS,
     # contract
-    _def("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
-    _def(
+    define("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
+    define(
         "grouped_matmul",
         _CT,
         3,
         shapes.grouped_matmul,
         meaning=numpy_ops.grouped_matmul,
     ),
-    _def(
+    define(
         "conv",
         _CT,
         2,
@@ -476,7 +454,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.conv,
         traits=(Trait.CONVOLUTION,),
     ),
-    _def(
+    define(
         "conv_last",
         _CT,
         2,
@@ -485,7 +463,7 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.conv_last,
         traits=(Trait.CONVOLUTION,),
     ),
-    _def(
+    define(
         "conv_transpose",
         _CT,
         2,
@@ -496,219 +474,8 @@ _TABLE: tuple[OpDef, ...] = (
         meaning=numpy_ops.conv_transpose,
         traits=(Trait.CONVOLUTION,),
     ),
-    # composite
-    _def(
-        "argreduce",
-        _CO,
-        1,
-        shapes.argreduce,
-        _A("op", "str", choices=("max", "min")),
-        _A("axis", "int"),
-        _A("keepdims", "bool", False),
-        meaning=numpy_ops.argreduce,
-        traits=(Trait.FLAT,),
-    ),
-    _def(
-        "random",
-        _CO,
-        1,
-        composite.random,
-        _A("number", "int"),
-        _A("shape", "dims"),
-        meaning=numpy_ops.random,
-    ),
-    _def("linear", _CO, (2, 3), composite.linear, meaning=numpy_ops.linear),
-    _def(
-        "softmax",
-        _CO,
-        1,
-        composite.axis_kept,
-        _A("axis", "int"),
-        meaning=numpy_ops.softmax,
-    ),
-    _def(
-        "log_softmax",
-        _CO,
-        1,
-        composite.axis_kept,
-        _A("axis", "int"),
-        meaning=numpy_ops.log_softmax,
-    ),
-    _def("relu", _CO, 1, composite.relu, meaning=numpy_ops.relu),
-    _def("silu", _CO, 1, composite.axis_kept, meaning=numpy_ops.silu),
-    _def(
-        "gelu",
-        _CO,
-        1,
-        composite.axis_kept,
-        _A("approximate", "str", "none", choices=("none", "tanh")),
-        meaning=numpy_ops.gelu,
-    ),
-    _def(
-        "layer_norm",
-        _CO,
-        (1, 3),
-        composite.layer_norm,
-        _A("axes", "int"),
-        *_NORM,
-        meaning=numpy_ops.layer_norm,
-    ),
-    _def(
-        "rms_norm",
-        _CO,
-        (1, 2),
-        composite.layer_norm,
-        _A("axes", "int"),
-        *_NORM,
-        meaning=numpy_ops.rms_norm,
-    ),
-    _def(
-        "group_norm",
-        _CO,
-        (1, 3),
-        composite.channel_norm,
-        _A("groups", "int"),
-        *_NORM,
-        meaning=numpy_ops.group_norm,
-    ),
-    _def(
-        "batch_norm",
-        _CO,
-        (3, 5),
-        composite.channel_norm,
-        *_NORM,
-        meaning=numpy_ops.batch_norm,
-    ),
-    _def(
-        "attention",
-        _CO,
-        (3, None),
-        composite.attention,
-        *_ATTEND,
-        optional_regions=1,
-        traits=(Trait.ATTENTION,),
-    ),
-    _def(
-        "attention_lse",
-        _CO,
-        (3, None),
-        composite.attention_lse,
-        *_ATTEND,
-        optional_regions=1,
-        traits=(Trait.ATTENTION,),
-    ),
-    _def(
-        "attention_backward",
-        _CO,
-        (6, None),
-        composite.attention_backward,
-        *_ATTEND,
-        optional_regions=1,
-        traits=(Trait.ATTENTION,),
-    ),
-    _def(
-        "resize",
-        _CO,
-        1,
-        composite.resize,
-        _A("shape", "dims"),
-        _A("mode", "str", choices=("nearest", "nearest_exact", "linear", "cubic")),
-        _A("align_corners", "bool", False),
-        _A("scales", "floats?", ()),
-    ),
-    _def(
-        "einsum",
-        _CO,
-        (1, None),
-        composite.einsum,
-        _A("equation", "str"),
-        meaning=numpy_ops.einsum,
-    ),
-    # control
-    _def("if", _FL, (1, None), control.if_, regions=2),
-    _def("loop", _FL, (1, None), control.loop, regions=1),
-    _def("while", _FL, (1, None), control.while_, regions=2),
-    _def(
-        "scan",
-        _FL,
-        (0, None),
-        control.scan,
-        _A("rounds", "dim"),
-        _A("scanned", "int"),
-        _A("reverse", "bool", False),
-        regions=1,
-    ),
-    _def("bind", _FL, (1, None), control.bind, _A("most", "dims"), regions=1),
-    _def("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),
-    _def(
-        "nonzero",
-        _FL,
-        1,
-        control.nonzero,
-        meaning=numpy_ops.nonzero,
-        traits=(Trait.FLAT,),
-    ),
-    _def(
-        "extent",
-        _FL,
-        1,
-        control.extent,
-        _A("most", "dim"),
-        _A("of", "str", "item()"),
-        meaning=numpy_ops.extent,
-        traits=(Trait.FLAT,),
-    ),
-    _def(
-        "call",
-        _FL,
-        (0, None),
-        control.call,
-        _A("callee", "str"),
-        _A("sizes", "dims", ()),
-        pure=False,
-    ),
-    _def("fusion", _FL, (0, None), control.fusion, _A("kind", "str"), regions=1),
-    # lowered
-    _def(
-        "alloc",
-        _LO,
-        0,
-        shapes.given,
-        _A("bytes", "dim"),
-        _A("shape", "dims"),
-        _A("dtype", "dtype"),
-        pure=False,
-    ),
-    _def(
-        "view",
-        _LO,
-        1,
-        shapes.declared,
-        _A("offset", "dim"),
-        pure=False,
-    ),
-    _def(
-        "call_loop",
-        _LO,
-        (0, None),
-        shapes.declared,
-        _A("callee", "str"),
-        _A("sizes", "dims", ()),
-        _A("computes", "str", ABSENT),
-        pure=False,
-        traits=(Trait.CALL,),
-    ),
-    _def(
-        "call_library",
-        _LO,
-        (0, None),
-        shapes.declared,
-        _A("callee", "str"),
-        _A("sizes", "dims", ()),
-        _A("computes", "str", ABSENT),
-        pure=False,
-        traits=(Trait.CALL,),
-    ),
+    *COMPOSITE_OPS,
+    *CONTROL_OPS,
 )
 
 OPS: dict[str, OpDef] = {definition.name: definition for definition in _TABLE}
