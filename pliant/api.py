@@ -27,6 +27,7 @@ from pliant.machine.processor import asked_threads, cores
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
+from pliant.model.buffers import Buffers
 from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
 from pliant.passes.bind import Bound
@@ -74,14 +75,26 @@ def _compile(
     programs = _import(model, example_inputs, dynamic_shapes, seconds)
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
     owner = None if isinstance(model, Module) else model
+    buffers = None
+    if any(p.signature.held for p in programs):
+        buffers = Buffers([p.signature for p in programs], owner)
+        programs = tuple(
+            replace(p, signature=buffers.extend(p.signature)) for p in programs
+        )
     first, *more = programs
     if not more:
-        return build(first, chosen, seconds, owner=owner)
+        return build(first, chosen, seconds, owner=owner, buffers=buffers)
     # Any of them may be the one for the example's sizes.
     free = [replace(p, signature=replace(p.signature, example=())) for p in programs]
-    main = build(free[0], chosen, seconds, kind=BranchingModel, owner=owner)
-    main.others = tuple(build(p, chosen, seconds, owner=owner) for p in free[1:])
-    main.check_example(first.signature.example)
+    main = build(
+        free[0], chosen, seconds, kind=BranchingModel, owner=owner, buffers=buffers
+    )
+    main.others = tuple(
+        build(p, chosen, seconds, owner=owner, buffers=buffers) for p in free[1:]
+    )
+    held = (h.slot.type.shape for h in first.signature.held)
+    sizes = (tuple(d.value for d in shape) for shape in held)
+    main.check_example((*first.signature.example, *sizes))
     return main
 
 
@@ -140,10 +153,12 @@ def build(
     training: Training | None = None,
     kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]  # its bound
     owner: object = None,
+    buffers: Buffers | None = None,
 ) -> AnyModel:
     """Compiles an imported program; `kind` is what the caller gets.
 
     Constants that are tensors of the `owner`, the model that was imported, follow it.
+    `buffers` are those that it changes.
     """
     module, signature = imported.checked(), imported.signature
     slots = signature.slots
@@ -164,6 +179,7 @@ def build(
         training,
         (*signature.example, *held),
         chosen.instruments,
+        signature.stores,
     )
     total = {**seconds, **program.seconds}
     return kind(
@@ -175,6 +191,7 @@ def build(
         total,
         module.constants,
         owner,
+        buffers,
     )
 
 
@@ -182,7 +199,9 @@ def rebound(signature: Signature, found: Bound) -> Signature:
     """The signature of a module whose results are cut to sizes that data decide."""
     if not found.counts:
         return signature
-    sizes = tuple(found.counts.items())
+    # What is stored in parameters is no result of the compiled function.
+    stored = len(signature.stores)
+    sizes = tuple((name, number - stored) for name, number in found.counts.items())
 
     def cut(result: Result) -> Result:
         if not isinstance(result, TensorResult):

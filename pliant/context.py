@@ -40,6 +40,8 @@ class Context:
     options: Options
     target: Target
     training: Training | None = None  # None: the module is only run
+    # Inference: params, and the numbers of the results that are their new values.
+    stores: tuple[tuple[str, int], ...] = ()
     held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, graph: Graph) -> Facts:

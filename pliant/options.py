@@ -32,7 +32,7 @@ class Options:
     inplace: bool = True  # results may be written over inputs that die
     remat: bool = True  # inside a limit, values are computed again or spilled
     recompute: bool = True  # training: elementwise values not kept for the way back
-    update: bool = True  # training: parameters updated in place; off: copied
+    update: bool = True  # parameters and buffers updated in place; off: copied
 
     def are_on(self, names: tuple[str, ...]) -> bool:
         return all(getattr(self, name) for name in names)

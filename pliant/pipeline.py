@@ -13,6 +13,7 @@
     flow          control flow -> a loop function that calls its regions' kernels
     attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
+    overwrite     inference: of a buffer that is changed in part, only that is written
     simplify      canonicalize again
     absorb        scales and shifts by constants go into the weights
     merge         products that share their left operand -> one product
@@ -22,7 +23,7 @@
     recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
     lower         each kernel -> a loop function; values -> buffers
-    update        training: new parameters are written over the old ones
+    update        new values of parameters and buffers are written over the old ones
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
     vectorize     how each loop runs by lanes on the target
@@ -89,6 +90,7 @@ from pliant.passes.inline import inline
 from pliant.passes.joins import joins
 from pliant.passes.layout import layout
 from pliant.passes.merge import merge
+from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Code, Footprint, Program
@@ -233,6 +235,14 @@ STAGES: tuple[Pass, ...] = (
         DECOMPOSED,
         "matmul, conv, attention in the form their kernels take",
     ),
+    Pass(
+        "overwrite",
+        on_main(overwrite),
+        DECOMPOSED,
+        "of a buffer that is changed in part, only that is written",
+        needs=("update",),
+        only=INFERENCE,
+    ),
     Pass("simplify", on_main(canonicalize), DECOMPOSED, "canonicalize again"),
     Pass(
         "absorb",
@@ -295,9 +305,8 @@ STAGES: tuple[Pass, ...] = (
         "update",
         update,
         LOWERED,
-        "new parameters are written over the old ones",
+        "new values of parameters and buffers are written over the old ones",
         reads=("update",),
-        only=TRAINING,
     ),
     Pass(
         "order",
@@ -408,17 +417,19 @@ def compile_module(
     training: Training | None = None,
     example: Sequence[Sequence[int]] = (),
     instruments: Instruments | None = None,
+    stores: tuple[tuple[str, int], ...] = (),
 ) -> tuple[Program, tuple[Constant, ...]]:
     """From an imported module to machine code, and the weights that it takes.
 
     `inputs` are the runtime's inputs (name, dims; an integer has itself as its one
     dim), `numbers` which of them each parameter of `main` is. With `training`, `main`
     gives a loss, and the code is that of a step. `example` are sizes of the inputs that
-    must be among those the code is for.
+    must be among those the code is for. `stores` are parameters, and the numbers of the
+    results that are stored in them.
     """
     reject_reserved(inputs)
     watch = instruments or Instruments()
-    driver = Driver(Context(options, target, training), watch)
+    driver = Driver(Context(options, target, training, stores), watch)
     if example:
         interface_of(module.main, inputs).check_example(example)
     bound = fused = lowered = module

@@ -69,6 +69,6 @@ def test_stages_of_training() -> None:
     inference = Context(Options(), named("avx2"))
     step = Context(Options(), named("avx2"), training)
     only = [s.name for s in STAGES if s.applies(step) and not s.applies(inference)]
-    assert only == ["smooth", "find", "gradient", "clean", "recompute", "update"]
+    assert only == ["smooth", "find", "gradient", "clean", "recompute"]
     left = [s.name for s in STAGES if s.applies(inference) and not s.applies(step)]
-    assert left == ["layout"]
+    assert left == ["overwrite", "layout"]

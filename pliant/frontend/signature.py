@@ -163,6 +163,14 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A buffer of the model's that is a parameter of main, which a call looks up."""
+
+    name: str  # in the model
+    slot: TensorSlot
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """The caller's arguments and results, flat, and the structure around them.
 
@@ -180,6 +188,10 @@ class Signature:
     example: tuple[tuple[int, ...], ...] = ()
     seed: str | None = None  # the parameter that random numbers follow from
     changed: tuple[str, ...] = ()  # the buffers that the model writes
+    # Buffers that are parameters behind the arguments, and which results of main are
+    # stored in which of them. They are no results of the compiled function.
+    held: tuple[Held, ...] = ()
+    stores: tuple[tuple[str, int], ...] = ()
     # Gives a seed for the next call, if the caller is not to.
     draw: Callable[[], Any] | None = None
     # Arguments that the model writes: the slot's number, and that of the new value.
@@ -269,11 +281,12 @@ class Signature:
         self,
         call: tuple[Sequence[Any], Any],
         symbols: Callable[..., Mapping[str, int]],
-        trim: bool = False,
+        spare: Callable[[], int] | None = None,
     ) -> Any:
         """The structure the model returns, from the flat tensors of a call.
 
-        With `trim`, a result that fills little of its memory gets memory of its own.
+        A result that does not fill its memory gets memory of its own, as long as that
+        takes no more than the bytes that are `spare`.
         """
         flat, result = call
         if self.plain:
@@ -295,7 +308,7 @@ class Signature:
                         env = symbols(flat) if env is None else env
                         known = {**env, **told}
                     shape = [dim.evaluate(known) for dim in dims]
-                    found = _cut(tensors[number], shape, trim)
+                    found = _cut(tensors[number], shape, spare)
                     leaves.append(_joined(found) if is_complex else found)
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
@@ -312,11 +325,12 @@ class Signature:
 _WORTH = 4096  # bytes that are worth a copy
 
 
-def _cut(whole: Any, shape: Sequence[int], trim: bool) -> Any:
+def _cut(whole: Any, shape: Sequence[int], spare: Callable[[], int] | None) -> Any:
     """The tensor whose elements are the first of another."""
     count, room = math.prod(shape), int(whole.shape[0])
     part = whole if count == room else whole[:count]
-    if trim and 2 * count <= room and (room - count) * whole.itemsize >= _WORTH:
+    waste, own = ((n * whole.itemsize) for n in (room - count, count))
+    if waste >= _WORTH and spare is not None and own <= spare():
         part = part.copy() if isinstance(part, np.ndarray) else part.clone()
     return part if len(shape) == 1 else part.reshape(shape)
 

@@ -321,9 +321,8 @@ class Aliases:
             return
         if root in self.walk.lazy:
             self.cx.unsupported(
-                f"changes the buffer {root.name} in place: state that lasts from call "
-                "to call is not supported; statistics of a training stay as they are "
-                "after eval()"
+                f"changes {root.name} in place, which is no buffer of the module: "
+                "state that lasts from call to call must be registered as a buffer"
             )
         if root.op == "placeholder":
             self.cx.unsupported(f"changes the input {root.name} in place")

@@ -126,12 +126,11 @@ class _ExportImport:
         for found in decisions(self.ep, self.cx.symbols, self.expansion.asked):
             self.cx.assume(found.basis, found.guard)
         self.walk.sizes_read = self._sizes_read()
-        self._check_mutations()
         self.walk.run(self.expansion.module)
+        self._read_mutations()
         values, results = self._read_outputs()
         written = self._written(values)
-        changed = self._changed()
-        values += [self.walk.env[node] for node in changed]
+        changed = self._changed(values)
         module = self.cx.finish(values, self.sizes)
         seed = self.cx.seed_value
         signature = torch_signature(self.ep, self.slots, results, parameters)
@@ -199,7 +198,7 @@ class _ExportImport:
                 continue
             else:
                 self._read_weight(node, spec.target)
-                if spec.kind is InputKind.BUFFER and self.cx.training:
+                if spec.kind is InputKind.BUFFER:
                     self.walk.buffers[node] = spec.target
 
     def _read_user_input(self, node: Node) -> None:
@@ -283,15 +282,26 @@ class _ExportImport:
         dtype = self.cx.dtype(tensor.dtype)
         return from_pairs(self.cx, self._load(name, tensor, dtype))
 
-    def _check_mutations(self) -> None:
-        for spec in self.ep.graph_signature.output_specs:
-            if spec.kind in (
-                OutputKind.BUFFER_MUTATION,
-                OutputKind.USER_INPUT_MUTATION,
-            ):
-                name = "buffer" if spec.kind is OutputKind.BUFFER_MUTATION else "input"
-                reason = f"the model changes its {name} '{spec.target}' in every call"
-                self.cx.note(f"update of a {name}", reason, _NOWHERE)
+    def _read_mutations(self) -> None:
+        """What a functional program gives as new values of buffers and inputs."""
+        (node,) = (n for n in self.graph.nodes if n.op == "output")
+        found = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
+        signature = self.ep.graph_signature
+        holders = {s.target: found[s.arg.name] for s in signature.input_specs}
+        for argument, spec in zip(node.args[0], signature.output_specs, strict=True):
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                holder = holders[spec.target]
+                self.walk.written[holder] = str(spec.target)
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                holder = found[str(spec.target)]
+                if holder not in self.walk.inputs:
+                    reason = f"the step would change its input '{spec.target}'"
+                    self.cx.note("update of an input", reason, _NOWHERE)
+                    continue
+                self.walk.overwritten[holder] = self.walk.inputs[holder]
+            else:
+                continue
+            self.walk.env[holder] = self.walk.output(argument)
 
     def _written(self, values: list[Value]) -> tuple[tuple[int, int], ...]:
         """Adds the new values of the inputs that the model has written."""
@@ -302,17 +312,28 @@ class _ExportImport:
         values += [self.walk.read(node) for node in found]
         return tuple((slot, first + k) for k, slot in enumerate(found.values()))
 
-    def _changed(self) -> dict[Node, str]:
-        """Buffers that the model has written, and their names."""
-        written, memory = self.walk.written, dict[int, str]()
-        for target in self.walk.buffers.values():
-            found = self.ep.state_dict.get(target)
-            tensor = self.ep.constants.get(target) if found is None else found
-            assert isinstance(tensor, torch.Tensor)
-            other = memory.setdefault(tensor.data_ptr(), target)
-            if other != target and {other, target} & set(written.values()):
-                reason = f"the model changes '{target}', which is also '{other}'"
-                self.cx.note("update of a buffer", reason, _NOWHERE)
+    def _changed(self, values: list[Value]) -> dict[Node, str]:
+        """Buffers that the model has written; adds their new values."""
+        written = self.walk.written
+        tensors = {**self.ep.constants, **self.ep.state_dict}
+        owners: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                where = tensor.untyped_storage().data_ptr()
+                owners.setdefault(where, []).append(name)
+        for names in owners.values():
+            for name in set(names) & set(written.values()) if len(names) > 1 else ():
+                other = next(n for n in names if n != name)
+                reason = f"the model changes '{name}', which shares memory with "
+                self.cx.note("update of a buffer", f"{reason}'{other}'", _NOWHERE)
+        for node, name in written.items():
+            new, tensor = self.walk.env[node], tensors[name]
+            if isinstance(new, Untranslated):
+                continue  # reported
+            if isinstance(new, Complex):
+                new = to_pairs(self.cx, new)
+            new = self.cx.cast(new, self.cx.dtype(tensor.dtype))
+            values.append(self.cx.reshape(new, tuple(as_real(tensor).shape)))
         return written
 
     # outputs

@@ -14,6 +14,7 @@ from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.torch_export import from_exported
 from pliant.frontend.torch_programs import programs
+from pliant.frontend.torch_state import cumulative, with_buffers
 from pliant.ir.graph import Module
 
 
@@ -30,7 +31,8 @@ def import_model(
     look alike. The time spent in torch is added to `seconds`.
     """
     if isinstance(model, torch.export.ExportedProgram):
-        return (_seeded(from_exported(model)),)
+        tensors = {**model.constants, **model.state_dict}
+        return tuple(map(_seeded, with_buffers([from_exported(model)], tensors)))
     if not isinstance(model, torch.nn.Module):
         raise OptionError(
             f"cannot compile a {type(model).__name__}: give an nn.Module, "
@@ -38,7 +40,9 @@ def import_model(
         )
     examples = _examples(model, example_inputs)
     started = perf_counter()
-    ways = programs(model, examples, dynamic_shapes, simplify=simplify)
+    with cumulative(model):
+        ways = programs(model, examples, dynamic_shapes, simplify=simplify)
+    ways = with_buffers(ways, dict(model.named_buffers(remove_duplicate=False)))
     seconds["export"] = perf_counter() - started
     return tuple(
         _seeded(replace(way, signature=way.signature.with_example(examples, {})))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -14,7 +12,8 @@ import torch
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.torch_programs import programs
-from pliant.ir.graph import Module, Names, Op, Value, names_of, substitute
+from pliant.frontend.torch_state import cumulative, memory_of, promoted
+from pliant.ir.graph import Constant, Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def import_training(
     whole.training = model.training
     started = perf_counter()
     pair = (tuple(examples[0]), tuple(examples[1]))
-    with _cumulative(model):
+    with cumulative(model):
         # Sizes at which the code goes another way are refused.
         imported = programs(whole, pair, shapes, training=True, simplify=simplify)[0]
     seconds["export"] = perf_counter() - started
@@ -79,23 +78,6 @@ def import_training(
     return TrainingSource(imported, whole, parameters, buffers, tuple(frozen))
 
 
-@contextmanager
-def _cumulative(model: Any) -> Iterator[None]:
-    """A momentum of None would make a trace read a count: it is NaN meanwhile."""
-    norms = [
-        m
-        for m in model.modules()
-        if getattr(m, "momentum", 0) is None and hasattr(m, "num_batches_tracked")
-    ]
-    for norm in norms:
-        norm.momentum = math.nan
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.momentum = None
-
-
 def _variables(
     module: Module,
     whole: torch.nn.Module,
@@ -112,65 +94,43 @@ def _variables(
     }
     _check_memory(tensors)
     tensors |= {name: whole.get_buffer(name) for name in changed}
-    trained = {_memory(name, t): (name, t) for name, t in tensors.items()}
+    trained = {memory_of(name, t): (name, t) for name, t in tensors.items()}
     others = {
-        _memory(name, t): t
+        memory_of(name, t): t
         for name, t in (*whole.named_buffers(), *whole.named_parameters())
         if name not in tensors
     }
     frozen: list[Any] = []
-    main = module.main
-    params: list[Value] = []
-    parameters: dict[str, Any] = {}
-    buffers: dict[str, tuple[str, Any]] = {}
-    names, mapping = Names([*names_of(main), *reserved]), dict[Value, Value]()
-    ops: list[Op] = []
-    for op in main.ops:
-        found = None
-        if op.name == "constant":
-            constant = module.constants[op.str_attr("name")]
-            kept: Any = constant.keep
-            key = None if kept is None else _memory(constant.name, kept)
-            found = None if key is None else trained.get(key)
-            if found is None and key in others:
-                frozen.append(others[key])
-        if found is None:
-            ops.append(substitute(op, mapping))
-            continue
-        path, tensor = found
-        name = path.removeprefix("model.")
+
+    def wanted(constant: Constant) -> str | None:
+        kept: Any = constant.keep
+        key = None if kept is None else memory_of(constant.name, kept)
+        if key in others and key not in trained:
+            frozen.append(others[key])
+        if key not in trained:
+            return None
+        path, tensor = trained[key]
         if not tensor.is_contiguous():
             kind = "buffer" if path in changed else "parameter"
             raise OptionError(
-                f"{kind} '{name}' is not contiguous: replace it by "
-                "its .contiguous() before training"
+                f"{kind} '{path.removeprefix('model.')}' is not contiguous: replace it "
+                "by its .contiguous() before training"
             )
-        params.append(Value(names.fresh(name), op.result.type))
-        mapping[op.result] = params[-1]
-        if path in changed:
-            buffers[path] = (params[-1].name, tensor)
-        else:
-            parameters[params[-1].name] = tensor
+        return path
+
+    made, params = promoted(module, wanted, reserved)
+    parameters = {v.name: tensors[p] for p, v in params.items() if p not in changed}
+    buffers = {params[path].name: tensors[path] for path in changed}
     if not parameters:
         raise OptionError("the loss depends on no parameter that requires a gradient")
-    results = tuple(mapping.get(v, v) for v in main.results)
-    params = [*main.params, *params]
-    graph = main.replace(params=tuple(params), ops=tuple(ops), results=results)
-    made = module.with_main(graph)
-    return made, parameters, dict(buffers[p] for p in changed), frozen
-
-
-def _memory(name: str, tensor: Any) -> tuple[object, ...]:
-    """What tells a tensor's memory from others'; one without any has a name."""
-    where = tensor.data_ptr() if tensor.numel() else name
-    return where, tuple(tensor.shape)
+    return made, parameters, buffers, frozen
 
 
 def _check_memory(parameters: Mapping[str, Any]) -> None:
     """Two parameters in one memory would be one here; torch updates both."""
     seen: dict[object, str] = {}
     for name, p in parameters.items():
-        other = seen.setdefault(_memory(name, p), name)
+        other = seen.setdefault(memory_of(name, p), name)
         if other != name:
             pair = " and ".join(f"'{n.removeprefix('model.')}'" for n in (other, name))
             raise OptionError(

@@ -53,7 +53,9 @@ LIBRARY   the rows of ir/ops_library.py
                                       true, and how often; also of bool x[N]
           scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
                                       i[m] replaced by u[m], in order of m; the places
-                                      are checked before (in_range)
+                                      are checked before (in_range); or of several,
+                                      x[O, R, C], u[O, M, C]
+          overwrite (x, new) {starts} x with the part that begins there replaced by new
           and those of linear algebra (ir/ops_linalg.py) and of Fourier transforms
           (ir/ops_fft.py)
 CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batch dim is

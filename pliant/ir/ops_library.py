@@ -10,6 +10,7 @@ Rows run along `axis`. NaN is the largest number, and -0.0 equals 0.0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pliant.ir.opdef import AttrSpec, OpDef, Trait
 from pliant.ir.ops_fft import FFT_OPS
 from pliant.ir.ops_linalg import LINALG_OPS
 from pliant.ir.types import DType, TensorType
-from pliant.sym import as_expr, le
+from pliant.sym import Expr, as_expr, le
 
 Array = np.ndarray[Any, Any]
 
@@ -72,11 +73,44 @@ def _scatter_rows(cx: InferContext, types: Types, _: Attrs) -> Types:
     cx.same_dtype((x, updates))
     if places.dtype is not DType.I64:
         cx.fail(f"places are i64, not {places.dtype}")
-    for kind, rank, what in ((x, 2, "x"), (places, 1, "places"), (updates, 2, "rows")):
-        cx.require_rank(kind, rank, what)
-    cx.require_equal(x.shape[1], updates.shape[1], "rows must have one size")
-    cx.require_equal(places.shape[0], updates.shape[0], "one place for each row")
+    if x.rank not in (2, 3):
+        cx.fail(f"takes a matrix, or several, not {x}")
+    cx.require_rank(places, 1, "places")
+    cx.require_rank(updates, x.rank, "rows")
+    cx.require_equal(x.shape[-1], updates.shape[-1], "rows must have one size")
+    cx.require_equal(places.shape[0], updates.shape[-2], "one place for each row")
+    if x.rank == 3:
+        cx.require_equal(x.shape[0], updates.shape[0], "as many matrices")
     return (x,)
+
+
+def _overwrite(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    x, new = types
+    cx.same_dtype((x, new))
+    cx.require_rank(new, x.rank, "the new part")
+    if len(attrs.dims("starts")) != x.rank:
+        cx.fail("starts at a place of each axis")
+    return (x,)
+
+
+LEVELS = 4  # axes of a window, after those that it fills are joined with others
+
+
+def window_levels(
+    whole: Sequence[Expr], part: Sequence[Expr], starts: Sequence[Expr]
+) -> list[tuple[Expr, Expr, Expr]]:
+    """(size, size of the part, its start) along axes; the last one is contiguous.
+
+    An axis that the part fills is joined with the one in front of it.
+    """
+    levels: list[tuple[Expr, Expr, Expr]] = []
+    for size, width, start in zip(whole, part, starts, strict=True):
+        if size == width and start == as_expr(0) and levels:
+            whole_size, part_size, first = levels[-1]
+            levels[-1] = whole_size * size, part_size * size, first * size
+        else:
+            levels.append((size, width, start))
+    return levels
 
 
 def _locate(cx: InferContext, types: Types, _: Attrs) -> Types:
@@ -143,8 +177,15 @@ def _logsumexp(x: Array, axis: int) -> Array:
 
 def _placed(x: Array, places: Array, updates: Array) -> Array:
     out = x.copy()
-    for row, update in zip(places, updates, strict=True):
-        out[row] = update
+    for number, row in enumerate(places):
+        out[..., row, :] = updates[..., number, :]
+    return out
+
+
+def _overwritten(x: Array, new: Array, starts: tuple[int, ...]) -> Array:
+    out = x.copy()
+    places = zip(starts, new.shape, strict=True)
+    out[tuple(slice(start, start + size) for start, size in places)] = new
     return out
 
 
@@ -197,8 +238,12 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
     # a write has none, must keep the order of updates, and mostly has one column. The C
     # function is parallel over the rows of the result.
     _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
+    _row("overwrite", 2, _overwrite, _overwritten, AttrSpec("starts", "dims"), cost=1),
     _row("locate", 1, _locate, _located, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
     *LINALG_OPS,
     *FFT_OPS,
 )
+
+# Their first operand and their result may be the same memory.
+OVERWRITES = frozenset({"overwrite", "scatter_rows"})

@@ -65,11 +65,19 @@ PLT_API void plt_running_extreme(plt_call *call, int64_t dtype, int64_t least,
 PLT_API void plt_running_logsumexp(plt_call *call, int64_t dtype, int64_t outer,
                                    int64_t n, int64_t inner, const void *x, void *out);
 
-/* A copy of x, whose rows have so many bytes, with updates written at places, in order.
- * The places are rows of x. */
-PLT_API void plt_scatter_rows(plt_call *call, int64_t bytes, int64_t rows, int64_t count,
-                              const void *x, const int64_t *places, const void *updates,
-                              void *out);
+/* `outer` matrices x, whose rows have so many bytes, with updates written at places, in
+ * order. The places are rows of x. `out` may be x. */
+PLT_API void plt_scatter_rows(plt_call *call, int64_t bytes, int64_t outer, int64_t rows,
+                              int64_t count, const void *x, const int64_t *places,
+                              const void *updates, void *out);
+
+/* x, whose elements have so many bytes, with a window of it replaced: of `size` along an
+ * axis, `width` from `start`. `out` may be x. */
+PLT_API void plt_overwrite(plt_call *call, int64_t bytes, int64_t size0, int64_t size1,
+                           int64_t size2, int64_t size3, int64_t width0, int64_t width1,
+                           int64_t width2, int64_t width3, int64_t start0,
+                           int64_t start1, int64_t start2, int64_t start3, const void *x,
+                           const void *part, void *out);
 
 /* The indices (row, column) of the true elements of a mask, in order, and how many there
  * are; with rank 1, of the columns of one row. `places` has room for all elements. */

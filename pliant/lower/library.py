@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from pliant.ir.graph import DataCheck, Graph, Library, Op
 from pliant.ir.loops import Role
+from pliant.ir.ops_library import LEVELS, window_levels
 from pliant.ir.types import DType, TensorType
 from pliant.lower.library_fft import FFT_KERNELS
 from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
@@ -53,8 +54,17 @@ def _search_sizes(op: Op) -> tuple[Expr, ...]:
 
 def _scatter_sizes(op: Op) -> tuple[Expr, ...]:
     x, places, _ = op.operands
-    rows, columns = x.shape
-    return columns * x.dtype.bytes, rows, places.shape[0]
+    *outer, rows, columns = x.shape
+    return columns * x.dtype.bytes, product(outer), rows, places.shape[0]
+
+
+def _overwrite_sizes(op: Op) -> tuple[Expr, ...]:
+    x, new = op.operands
+    levels = window_levels(x.shape, new.shape, op.dims_attr("starts"))
+    one, zero = as_expr(1), as_expr(0)
+    levels = [(one, one, zero)] * (LEVELS - len(levels)) + levels
+    sizes, widths, starts = zip(*levels, strict=True)
+    return (as_expr(x.dtype.bytes), *sizes, *widths, *starts)
 
 
 def _locate_sizes(op: Op) -> tuple[Expr, ...]:
@@ -64,6 +74,7 @@ def _locate_sizes(op: Op) -> tuple[Expr, ...]:
 
 KERNELS: dict[str, LibraryKernel] = {
     "locate": LibraryKernel("plt_locate", _locate_sizes),
+    "overwrite": LibraryKernel("plt_overwrite", _overwrite_sizes),
     "scatter_rows": LibraryKernel("plt_scatter_rows", _scatter_sizes),
     "sort": LibraryKernel(
         "plt_sort",

@@ -27,6 +27,7 @@ from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Call, Check, Role
 from pliant.ir.ops import CALLS
+from pliant.lower.library import KERNELS
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
 from pliant.memory.order_compare import PeakBound, dominates
@@ -131,7 +132,10 @@ def calls_of(graph: Graph, module: Module) -> Calls:
 
 def call_may_fail(op: Op, module: Module, failing: Container[str]) -> bool:
     """Whether a call may end the run; `failing` are the loop functions that may."""
-    return roles_of(op, module) is None or op.str_attr("callee") in failing
+    name = op.str_attr("callee")
+    if op.name == "call_library" and name in KERNELS:
+        return KERNELS[name].checks is not None
+    return roles_of(op, module) is None or name in failing
 
 
 def may_fail(module: Module) -> set[str]:

@@ -1,18 +1,20 @@
-"""New parameters are written over the old ones.
+"""New values of parameters and buffers are written over the old ones.
 
-    %new = alloc ..                                 call_loop(%p, %g, %p)
-    call_loop(%p, %g, %new)                ->       ..
-    ..                                              return %loss
-    return %loss, %new
+    %new = alloc ..                                 %new = view(%p)
+    call_loop(%p, %g, %new)                ->       call_loop(%p, %g, %new)
+    ..                                              ..
+    return %loss, %new                              return %loss
 
-A kernel that computes the new value of a parameter writes it in place if its loops
-allow that (`memory/pointwise.py`). It then runs after all other kernels that read the
-old value, and after all that may fail: an index out of range is found before anything
-is changed. If the loops do not allow it, or if one of those kernels needs a result of
+A kernel that computes the new value of a parameter, or of a buffer of the model, writes
+it in place if its loops allow that (`memory/pointwise.py`), or if it is a function in C
+that does (`OVERWRITES`). It then runs after all other kernels that read the old value,
+and after all that may fail: an index out of range is found before anything is changed.
+Kernels that read the new value, such as attention over a cache, read it where it is
+stored. If the loops do not allow it, or if one of the kernels before needs a result of
 this one, the new value is copied at the end.
 
-The kernels that may fail are those of the forward part. Checks in the backward part see
-the same indices again.
+In a training step, the kernels that may fail are those of the forward part. Checks in
+the backward part see the same indices again.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pliant.context import Context
+from pliant.ir.access import is_one
 from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Call, LoopFunc, Role
 from pliant.ir.ops import CALLS
+from pliant.ir.ops_library import OVERWRITES
+from pliant.ir.types import contiguous_strides
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.memory.order import call_may_fail, may_fail
 from pliant.memory.pointwise import in_place, is_pointwise
-from pliant.sym import sym
+from pliant.sym import as_expr, sym
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class _Update:
     loops: dict[str, LoopFunc]
     calls: list[Op]
     bases: dict[Value, Value]  # a view -> what it is a view of
+    views: dict[Value, Op]
     # Per call: the calls before it, as bits.
     waits: list[int] = field(default_factory=list)
     stored: dict[Value, Value] = field(default_factory=dict)  # alloc -> param
@@ -134,25 +140,18 @@ class _Update:
 
     def store(self, new: Value, old: Value) -> bool:
         """Lets the kernel that makes `new` write it to `old`; False if it must not."""
+        new = self.whole(new)
         users = [n for n, call in enumerate(self.calls) if self.touches(call, new)]
-        if len(users) != 1 or new in self.stored or new in self.bases:
+        makers = [n for n in users if (new, True) in self.accesses(self.calls[n])]
+        if len(makers) != 1 or new in self.stored or new in self.bases:
             return False
-        (number,) = users
-        call = self.calls[number]
-        if call.name != "call_loop" or number in self.refusing:
+        (number,) = makers
+        source = self.calls[number].operands[0]
+        if self.is_library(number) and self.is_between(source, old):
+            self.store(source, old)  # the write before this one
+        result = self.overwriting(self.calls[number], new, old)
+        if number in self.refusing or result is None:
             return False
-        func = self.func(call)
-        pairs = list(zip(call.operands, func.buffers, strict=True))
-        results = [b.name for v, b in pairs if v is new and b.role is Role.OUT]
-        if len(results) != 1:
-            return False
-        for value, buffer in pairs:
-            if self.base(value) is not old:
-                continue
-            if value is not old or buffer.role is not Role.IN:
-                return False
-            if not is_pointwise(func, buffer.name, results[0], self.loops):
-                return False
         others = [
             n
             for n, other in enumerate(self.calls)
@@ -161,18 +160,79 @@ class _Update:
         if not self.wait_for(number, [*others, *self.refusing]):
             return False
         self.stored[new] = old
-        self.made.setdefault(number, set()).add(results[0])
+        for value, base in [*self.bases.items(), (new, new)]:
+            if base is new:
+                self.bases[value] = old
+        if result:
+            self.made.setdefault(number, set()).add(result)
         return True
 
+    def whole(self, value: Value) -> Value:
+        """The buffer that a value is all of."""
+        while value in self.views:
+            op = self.views[value]
+            (source,) = op.operands
+            if source.type.bytes != value.type.bytes or not _is_row_major(op):
+                break
+            value = source
+        return value
+
+    def is_all(self, value: Value, old: Value) -> bool:
+        """Whether a value is all of a parameter's memory."""
+        whole = self.whole(value)
+        return whole is old or self.stored.get(whole) is old
+
+    def is_library(self, number: int) -> bool:
+        call = self.calls[number]
+        return call.name == "call_library" and call.str_attr("callee") in OVERWRITES
+
+    def is_between(self, value: Value, old: Value) -> bool:
+        """Whether a value is neither a parameter nor what is stored in one."""
+        base = self.base(value)
+        return base is not old and base not in self.graph.params
+
+    def overwriting(self, call: Op, new: Value, old: Value) -> str | None:
+        """The buffer by which a call may write `new` over `old`; None if it must not.
+
+        A function in C that may be called so has no other name for it.
+        """
+        if call.name == "call_library":
+            source, *rest = call.operands
+            may = call.str_attr("callee") in OVERWRITES and (
+                self.base(source) is not old
+                or self.whole(source) in (old, *self.stored)
+            )
+            others = [v for v in rest if v is not new]
+            apart = all(self.base(v) is not old for v in others)
+            return "" if may and apart else None
+        func = self.func(call)
+        pairs = list(zip(call.operands, func.buffers, strict=True))
+        results = [b.name for v, b in pairs if v is new and b.role is Role.OUT]
+        if len(results) != 1:
+            return None
+        for value, buffer in pairs:
+            if self.base(value) is not old:
+                continue
+            if not self.is_all(value, old) or buffer.role is not Role.IN:
+                return None
+            if not is_pointwise(func, buffer.name, results[0], self.loops):
+                return None
+        return results[0]
+
     def rewrite(self) -> None:
+        """Calls the functions that allow for it, in place of those that do not."""
         for number, names in self.made.items():
             call = self.calls[number]
             func = in_place(self.func(call), frozenset(names), self.loops)
-            operands = tuple(self.stored.get(v, v) for v in call.operands)
             attrs = {**dict(call.attrs), "callee": func.name}
-            self.calls[number] = call.replace(
-                operands=operands, attrs=tuple(attrs.items())
-            )
+            self.calls[number] = call.replace(attrs=tuple(attrs.items()))
+
+    def placed(self, op: Op) -> Op:
+        """An alloc of what is stored in place becomes a view of where that is."""
+        if op.name != "alloc" or op.result not in self.stored:
+            return op
+        where = self.stored[op.result]
+        return Op("view", (where,), (("offset", as_expr(0)),), (op.result,))
 
     # ---- copies
 
@@ -191,42 +251,53 @@ class _Update:
         return Op("call_loop", arguments, attrs, (), (), ""), region
 
 
-def update(module: Module, cx: Context) -> Module:
-    """The lowered module with all results after the first stored in parameters.
+def _is_row_major(view: Op) -> bool:
+    """From the start of what it is a view of; axes of one element aside."""
+    shape, strides = view.result.shape, view.result.type.strides
+    if view.dim_attr("offset") != as_expr(0):
+        return False
+    pairs = zip(shape, strides or contiguous_strides(shape), strict=True)
+    wanted = contiguous_strides(shape)
+    return all(
+        is_one(dim) or have == want
+        for (dim, have), want in zip(pairs, wanted, strict=True)
+    )
 
-    The training step says which ones, and how many of them belong to the forward part,
-    as the first result does.
+
+def update(module: Module, cx: Context) -> Module:
+    """The lowered module with some of its results stored in parameters.
+
+    In training, these are all but the first; the step says which ones, and how many of
+    them belong to the forward part, as the first result does.
     """
-    assert cx.training is not None
-    updates, changed = cx.training.updates, cx.training.changed
-    if not updates:
+    graph, stores, forward = module.main, cx.stores, len(module.main.results)
+    if cx.training is not None:
+        stores = tuple((name, 1 + k) for k, name in enumerate(cx.training.updates))
+        forward = 1 + cx.training.changed
+    if not stores:
         return module
-    graph = module.main
     bases: dict[Value, Value] = {}
+    views = {op.result: op for op in graph.ops if op.name == "view"}
     for op in graph.ops:
         if op.name == "view":
             bases[op.result] = bases.get(op.operands[0], op.operands[0])
-    state = _Update(module, graph, dict(module.loops), list(calls_in(graph)), bases)
+    calls = list(calls_in(graph))
+    state = _Update(module, graph, dict(module.loops), calls, bases, views)
     state.depend()
-    state.find_checks(graph.results[: 1 + changed])
+    state.find_checks(graph.results[:forward])
     params = {v.name: v for v in graph.params}
-    loss, *news = graph.results
     copies: list[tuple[Op, Graph]] = []
-    for new, name in zip(news, updates, strict=True):
-        old = params[name]
+    for name, number in stores:
+        new, old = graph.results[number], params[name]
         if not (cx.options.update and state.store(new, old)):
             copies.append(state.copy(new, old, cx))
     state.rewrite()
-    order = state.order()
-    gone = set(state.stored)
-    first = [
-        op
-        for op in graph.ops
-        if op.name not in CALLS and not (op.name == "alloc" and op.result in gone)
-    ]
-    ordered = [state.calls[n] for n in order]
+    first = [state.placed(op) for op in graph.ops if op.name not in CALLS]
+    ordered = [state.calls[n] for n in state.order()]
     ops = (*first, *ordered, *(op for op, _ in copies))
-    main = graph.replace(ops=ops, results=(loss,))
+    gone = {number for _, number in stores}
+    results = tuple(v for k, v in enumerate(graph.results) if k not in gone)
+    main = graph.replace(ops=ops, results=results)
     used = _reached(main, state.loops)
     loops = {name: f for name, f in state.loops.items() if name in used}
     purposes = {region.name: region for _, region in copies}

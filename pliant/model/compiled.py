@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from pliant.errors import GradientWarning, OptionError, PliantError
-from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
+from pliant.frontend.signature import LARGEST, Signature, SizeSlot, TensorSlot
 from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
+from pliant.model.buffers import BoundBuffers, Buffers
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
 from pliant.model.runtime_spec import runtime_spec
@@ -51,12 +52,18 @@ class CompiledModel(Caller):
         seconds: Mapping[str, float],
         given: Mapping[str, Constant] | None = None,
         owner: object = None,
+        buffers: Buffers | None = None,
     ) -> None:
-        """`owner` holds the tensors of the constants `given`, if they are followed."""
+        """`owner` holds the tensors of the constants `given`, if they are followed.
+
+        `buffers` are those that calls change.
+        """
+        self._buffers = buffers
         self.program = program
         self._signature = signature
         self._seconds = dict(seconds)
-        self._weights = Weights(weights, given or {}, owner)
+        apart = frozenset() if buffers is None else buffers.places
+        self._weights = Weights(weights, given or {}, owner, apart)
         self._stamps = None
         stamps: list[np.ndarray[Any, Any]] = []
         if program.code.host.stamps:
@@ -86,11 +93,33 @@ class CompiledModel(Caller):
 
     def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that needs flattening or rebuilding, or has no torch tensors."""
+        buffers = self._buffers
+        if buffers is None:
+            return self._run_flat(args, kwargs)
+        with buffers.lock:
+            bound = buffers.bound = buffers.bind(self._signature)
+            before = self._runtime.stats().calls
+            try:
+                return self._run_flat(args, kwargs, bound)
+            finally:
+                buffers.bound = None
+                # An interrupt is raised here although the call has ended.
+                if self._runtime.stats().calls > before:
+                    bound.commit()
+
+    def _run_flat(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bound: BoundBuffers | None = None,
+    ) -> Any:
         direct = self._direct and not kwargs
         flat = args if direct else self._signature.flatten(args, kwargs)
         given = self._signature.drawn(flat)
         if self._signature.written:
             check_written(self._signature, flat)
+        if bound is not None:
+            bound.check(self._signature, flat[: len(flat) - len(bound.given)])
         try:
             result = self._runtime(*given)
         except RuntimeStatus as status:
@@ -101,8 +130,16 @@ class CompiledModel(Caller):
                 given = self._signature.drawn(flat)
             result = self._run_mended(given)
         self._signature.write(flat, result)
-        trim = self._limit is None  # a copy is beyond what was planned
-        return self._signature.rebuild((flat, result), self.symbols_of, trim)
+
+        def spare() -> int:
+            """What a copy may take beyond the plan of this call."""
+            limit, planner = limit_now(self._limit), self._planner
+            if limit.bytes is None:
+                return LARGEST
+            plan = planner.placed(self.symbols_of(given), limit)
+            return limit.bytes - plan.peak_bytes
+
+        return self._signature.rebuild((flat, result), self.symbols_of, spare)
 
     def _call_failed(
         self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
@@ -167,7 +204,8 @@ class CompiledModel(Caller):
         A call does so by itself when torch has counted a change of them. This is for
         changes that torch does not count: through `.data`, NumPy or the storage.
         """
-        if not self._weights.is_following:
+        held = self._buffers is not None and self._buffers.is_following
+        if not self._weights.is_following and not held:
             raise PliantError(
                 "this model follows no module: it was compiled from none, the module "
                 "is gone, or freeze() was called"
@@ -178,6 +216,9 @@ class CompiledModel(Caller):
         """Keeps the weights as they are now, and stops following the module."""
         self._weights.refresh()
         self._weights.stop()
+        if self._buffers is not None:
+            with self._buffers.lock:
+                self._buffers.freeze()
 
     @property
     def weight_bytes(self) -> int:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pliant.errors import (
     DATA_ERRORS,
     DTypeError,
@@ -32,6 +30,7 @@ from pliant.frontend.signature import (
 )
 from pliant.interface import breaks
 from pliant.model.arguments import shown
+from pliant.model.buffers import memory_block
 from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
@@ -241,7 +240,7 @@ def sizes_of(flat: Sequence[Any]) -> list[int]:
 
 def check_written(signature: Signature, flat: Sequence[Any]) -> None:
     """No argument that the model writes may share memory with another argument."""
-    blocks = [_memory(value) for value in flat]
+    blocks = [memory_block(value) for value in flat]
     for number, _ in signature.written:
         for other, block in enumerate(blocks):
             if other != number and block is not None and block == blocks[number]:
@@ -253,17 +252,6 @@ def check_written(signature: Signature, flat: Sequence[Any]) -> None:
                     expected="memory of its own",
                     got=f"that of '{names[1]}'",
                 )
-
-
-def _memory(value: Any) -> int | None:
-    """Where the memory begins that a tensor is a part of; None if there is none."""
-    if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        return int(value.ctypes.data) if value.size else None
-    if not hasattr(value, "untyped_storage"):
-        return None
-    return int(value.untyped_storage().data_ptr()) or None
 
 
 def unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

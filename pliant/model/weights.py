@@ -78,7 +78,7 @@ class WeightPlace:
         return last[2] if last is not None and len(way) > len(self.path) else None
 
 
-def _places(owner: Any) -> Iterator[tuple[WeightPlace, Any]]:
+def places_of(owner: Any) -> Iterator[tuple[WeightPlace, Any]]:
     """Every tensor that an nn.Module or an ExportedProgram has by a name."""
     for path, table, found in tensor_tables(owner):
         for key, value in found.items():
@@ -109,7 +109,7 @@ class _Leaf:
 def _leaves(owner: Any, given: Sequence[Constant]) -> list[_Leaf]:
     """Of the constants given, those that are tensors of the owner's."""
     places: dict[object, list[WeightPlace]] = {}
-    for place, tensor in _places(owner):
+    for place, tensor in places_of(owner):
         where = _memory(tensor)
         if where is not None:
             places.setdefault(where, []).append(place)
@@ -125,9 +125,12 @@ def _leaves(owner: Any, given: Sequence[Constant]) -> list[_Leaf]:
 class _Following:
     """The leaves' tensors, and a watch on them that was set before they are read."""
 
-    def __init__(self, owner: Any, leaves: Sequence[_Leaf]) -> None:
+    def __init__(
+        self, owner: Any, leaves: Sequence[_Leaf], apart: frozenset[WeightPlace]
+    ) -> None:
+        """What is `apart` is not watched: calls themselves change it."""
         self.leaves = tuple(leaves)
-        self.tensors = [[_found(p, owner) for p in leaf.places] for leaf in leaves]
+        self.tensors = [[found_at(p, owner) for p in leaf.places] for leaf in leaves]
         # By identity: two dicts that are equal are still two.
         tables: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         beside: dict[tuple[tuple[str, ...], str], None] = {}
@@ -139,6 +142,8 @@ class _Following:
                     beside.update(dict.fromkeys((place.path, t) for t in _COUNTED))
         for path, table in beside:
             for found, key, value in _tensors_of(owner, path, table):
+                if WeightPlace(path, table, key) in apart:
+                    continue
                 tables.setdefault(id(found), (found, {}))[1].setdefault(key, value)
         listed = list(tables.values())
         kept = (value for _, wanted in listed for value in wanted.values())
@@ -202,7 +207,7 @@ def _stamp(tensor: Any) -> object:
 # ---- tensors as data
 
 
-def _found(place: WeightPlace, owner: Any) -> Any:
+def found_at(place: WeightPlace, owner: Any) -> Any:
     tensor = place.tensor(owner)
     if tensor is None:
         raise WeightError(
@@ -216,7 +221,7 @@ def _found(place: WeightPlace, owner: Any) -> Any:
 def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
     tensors = [as_real(tensor) for tensor in tensors]
     for place, tensor in zip(leaf.places, tensors, strict=True):
-        _check(place, leaf.type, tensor)
+        check_type(place, leaf.type, tensor)
     first, *others = tensors
     for place, tensor in zip(leaf.places[1:], others, strict=True):
         if _memory(tensor) != _memory(first) and not tensor.equal(first):
@@ -229,7 +234,7 @@ def _data(leaf: _Leaf, tensors: Sequence[Any]) -> np.ndarray:
     return to_numpy(first)
 
 
-def _check(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
+def check_type(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
     dtype = dtype_of(tensor.dtype)
     shape = tuple(tensor.shape)
     expected = tuple(d.value for d in wanted.shape)
@@ -258,8 +263,14 @@ class Weights:
     """
 
     def __init__(
-        self, constants: Sequence[Constant], given: Mapping[str, Constant], owner: Any
+        self,
+        constants: Sequence[Constant],
+        given: Mapping[str, Constant],
+        owner: Any,
+        apart: frozenset[WeightPlace] = frozenset(),
     ) -> None:
+        """Tensors that are `apart` are read where they are (model/buffers.py)."""
+        self._apart = apart
         self._lock = Lock()
         self._origins = tuple(c.origin for c in constants)
         self._order = _ordered(self._origins)
@@ -269,7 +280,7 @@ class Weights:
         self._fixed: dict[Origin, np.ndarray] = {}
         leaves = [] if owner is None else _leaves(owner, used)
         if leaves:
-            self._following = _Following(owner, leaves)
+            self._following = _Following(owner, leaves, apart)
             self._owner = weakref.ref(owner, _when_gone(self))
             self._varying = self._depending({leaf.origin for leaf in leaves})
             self._fixed = self._beside(used)
@@ -292,7 +303,7 @@ class Weights:
                 return
             if not always and not following.watch.changed():
                 return
-            fresh = _Following(owner, following.leaves)
+            fresh = _Following(owner, following.leaves, self._apart)
             self.arrays = self._made(fresh.read())
             self._runtime.set_weights((*self.arrays, *self._more))
             self._following = fresh
@@ -421,6 +432,10 @@ def _note_fused_steps(weights: Weights) -> None:
 def _after_step(optimizer: Any, *_: Any) -> None:
     groups = [group for group in optimizer.param_groups if group.get("fused")]
     if groups:
-        changed = [p for group in groups for p in group["params"]]
-        for weights in list(_watching):
-            weights.note(changed)
+        note_changed([p for group in groups for p in group["params"]])
+
+
+def note_changed(tensors: Sequence[Any]) -> None:
+    """Tells all models that these tensors were changed without being counted."""
+    for weights in list(_watching):
+        weights.note(tensors)

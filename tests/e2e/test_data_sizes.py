@@ -146,21 +146,28 @@ def test_a_limit_holds_for_the_largest_size() -> None:
         m(torch.randn(100, 4), torch.ones(100))
 
 
-def test_a_small_result_keeps_little_memory() -> None:
+@pytest.mark.parametrize("kept", [3, 1500, 3500, 4000])
+def test_a_result_keeps_its_own_memory(kept: int) -> None:
     """The rest of the memory for the largest size is given back."""
     case = CASES["kept"]
     model = case.make().requires_grad_(False)
     m = pliant.compile(model, case.inputs(6), case.dynamic)
     n = 4000
-    for keep, few in ((torch.arange(n) < 3, True), (torch.ones(n), False)):
-        inputs = torch.randn(n, 4), keep.float()
-        for limit in (None, "1GiB"):
-            m.memory_limit = limit
-            first, want = m(*inputs)[0], model(*inputs)[0]
-            torch.testing.assert_close(first, want)
-            trimmed = few and limit is None  # a copy is beyond what was planned
-            assert (first.untyped_storage().nbytes() < 100) == trimmed
-            assert m.stats()["last_peak_bytes"] == m.memory_plan(n=n).peak_bytes
+    inputs = torch.randn(n, 4), (torch.arange(n) < kept).float()
+    planned = m.memory_plan(n=n).peak_bytes
+    own = kept * 3 * 4
+    # A copy beyond the plan is made if the limit leaves room for it.
+    for limit, room in (
+        (None, True),
+        (planned + own, True),
+        (planned + own - 1, False),
+    ):
+        m.memory_limit = limit
+        first, want = m(*inputs)[0], model(*inputs)[0]
+        torch.testing.assert_close(first, want)
+        exact = first.untyped_storage().nbytes() == own
+        assert exact == (room or kept == n)
+        assert m.stats()["last_peak_bytes"] == planned
 
 
 def test_an_item_without_a_bound_is_refused() -> None:

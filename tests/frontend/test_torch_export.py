@@ -538,11 +538,11 @@ def test_in_place(function: Any) -> None:
     matches_eager(Call(function), example, (({0: "b", 1: "n"},),), *calls)
 
 
-def test_changing_a_buffer_is_refused() -> None:
+def test_changing_what_is_no_buffer_is_refused() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("seen", torch.zeros(3))
+            self.seen = nn.Parameter(torch.zeros(3), requires_grad=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.seen.add_(1)
@@ -551,7 +551,7 @@ def test_changing_a_buffer_is_refused() -> None:
     with pytest.raises(UnsupportedOpError) as raised:
         imported_from(Counts(), (torch.ones(3),), None)
     assert len(raised.value.ops) == 1
-    assert "buffer" in str(raised.value) and "in place" in str(raised.value)
+    assert "registered as a buffer" in str(raised.value)
 
 
 # --- control flow ---------------------------------------------------------------
@@ -609,14 +609,6 @@ def test_every_unsupported_op_is_listed_once() -> None:
     for op in ops:
         assert "test_torch_export.py:" in op.loc and "in forward: " in op.loc
     assert "torch.special.airy_ai(x" in ops[0].loc
-
-
-def test_training_mode_is_refused() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)).train()
-    with torch.no_grad():
-        ep = torch.export.export(model, (torch.randn(4, 3),))
-    with pytest.raises(UnsupportedOpError, match="eval"):
-        from_exported(ep)
 
 
 def test_failures_of_the_trace_are_ours_to_tell() -> None:

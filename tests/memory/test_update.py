@@ -112,7 +112,9 @@ def test_written_behind_all_readers(on: bool) -> None:
     calls = [op for op in out.main.ops if op.name == "call_loop"]
     names = [[v.name for v in op.operands] for op in calls]
     if on:
-        assert names == [["p", "g", "loss"], ["p", "g", "p"]]
+        assert names == [["p", "g", "loss"], ["p", "g", "new"]]
+        (view,) = (op for op in out.main.ops if op.name == "view")
+        assert view.result.name == "new" and view.operands[0].name == "p"
     else:
         assert names[:2] == [["p", "g", "new"], ["p", "g", "loss"]]
         assert names[2] == ["new", "p"]
@@ -126,3 +128,13 @@ def test_a_reader_that_needs_the_new_value_forces_a_copy() -> None:
     out = update(module, context())
     calls = [op for op in out.main.ops if op.name == "call_loop"]
     assert [v.name for v in calls[-1].operands] == ["new", "p"]
+
+
+def test_a_reader_of_the_new_value_alone_reads_it_where_it_is_stored() -> None:
+    text = MODULE.replace("call_loop(%p, %g, %loss)", "call_loop(%new, %g, %loss)")
+    out = update(parse_module(text), context())
+    verify(out, Stage.LOWERED)
+    calls = [op for op in out.main.ops if op.name == "call_loop"]
+    names = [[v.name for v in op.operands] for op in calls]
+    assert names == [["p", "g", "new"], ["new", "g", "loss"]]
+    assert [op.result.name for op in out.main.ops if op.name == "view"] == ["new"]

@@ -1,0 +1,205 @@
+"""Buffers of a module that a compiled model changes: caches, counters, statistics.
+
+They are the module's own tensors, read and written where they are: a call looks them up
+in the module, compiled code writes over them after all that may fail
+(memory/update.py), and torch's count of their changes is increased. docs/weights.md
+states the rule.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from pliant.errors import DTypeError, WeightError
+from pliant.frontend.signature import Held, Signature
+from pliant.frontend.torch_tensors import as_real, without_data
+from pliant.model.weights import (
+    WeightPlace,
+    check_type,
+    found_at,
+    note_changed,
+    places_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    held: Held
+    places: tuple[WeightPlace, ...]  # several if the module has it by several names
+
+    def find(self, owner: Any) -> Any:
+        """The tensor as it is now; WeightError if it does not fit any more."""
+        first, *others = self.places
+        tensor = found_at(first, owner)
+        for place in others:
+            if found_at(place, owner) is not tensor:
+                raise WeightError(
+                    f"'{first.name}' and '{place.name}' were one buffer when the model "
+                    "was compiled, and are not any more: tie them again, or compile "
+                    "the module as it is now",
+                    name=place.name,
+                )
+        check_type(first, self.held.slot.type, as_real(tensor))
+        return tensor
+
+
+class Buffers:
+    """The buffers that the programs of one model read and write, by their names.
+
+    Calls of the model take turns (`lock`). The module is held by a weak reference: once
+    it is gone, the model goes on with the tensors that it used last.
+    """
+
+    def __init__(self, signatures: Sequence[Signature], owner: Any) -> None:
+        self.lock = Lock()
+        self.bound: BoundBuffers | None = None  # of the call that is running
+        self._owner: Any = weakref.ref(owner)
+        kept: dict[str, tuple[Any, list[WeightPlace]]] = {}
+        ids: dict[int, list[WeightPlace]] = {}
+        for place, tensor in places_of(owner):
+            ids.setdefault(id(tensor), []).append(place)
+            kept[place.name] = tensor, ids[id(tensor)]
+        found = {held.name: held for s in signatures for held in s.held}
+        self._buffers = {
+            name: _Buffer(held, tuple(kept[name][1])) for name, held in found.items()
+        }
+        self._tensors = {name: kept[name][0] for name in found}
+
+    def extend(self, signature: Signature) -> Signature:
+        """The signature of a program whose buffers are arguments, which it finds."""
+        slots = tuple(held.slot for held in signature.held)
+        shapes = [without_data(slot.type) for slot in slots]
+
+        def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+            given = signature.flatten_arguments(args, kwargs)
+            if self.bound is None:  # a plan is asked for, not a call
+                return [*given, *shapes]
+            arrays = [isinstance(value, np.ndarray | np.generic) for value in given]
+            if arrays and all(arrays):
+                return [*given, *map(_as_array, self.bound.given)]
+            return [*given, *self.bound.given]
+
+        return replace(
+            signature,
+            arguments=(*signature.arguments, *slots),
+            flatten_arguments=flatten,
+            positional=False,
+        )
+
+    def bind(self, signature: Signature) -> BoundBuffers:
+        """The buffers of a program for a call; the lock is held meanwhile."""
+        tensors = self.tensors(signature.held)
+        names = {name for name, _ in signature.stores}
+        written = (k for k, h in enumerate(signature.held) if h.slot.name in names)
+        given = tuple(map(_writable, tensors))
+        return BoundBuffers(tuple(tensors), given, tuple(written))
+
+    @property
+    def places(self) -> frozenset[WeightPlace]:
+        return frozenset(p for b in self._buffers.values() for p in b.places)
+
+    @property
+    def is_following(self) -> bool:
+        return self._owner() is not None
+
+    def tensors(self, held: Sequence[Held]) -> list[Any]:
+        """The tensors of a program's buffers as they are now."""
+        owner = self._owner()
+        if owner is not None:
+            for h in held:
+                self._tensors[h.name] = self._buffers[h.name].find(owner)
+        return [self._tensors[h.name] for h in held]
+
+    def freeze(self) -> None:
+        """Goes on with copies of the buffers: the module's stay as they are."""
+        if self.is_following:
+            names = list(self._buffers.values())
+            found = self.tensors([buffer.held for buffer in names])
+            for buffer, tensor in zip(names, found, strict=True):
+                self._tensors[buffer.held.name] = tensor.detach().clone()
+            self._owner = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundBuffers:
+    """The buffers of one call: the module's tensors, and what compiled code is given.
+
+    What it cannot write where it is, such as a transposed tensor, is a copy here.
+    """
+
+    tensors: tuple[Any, ...]
+    given: tuple[Any, ...]
+    written: tuple[int, ...]  # the numbers of those that the call changes
+
+    def check(self, signature: Signature, flat: Sequence[Any]) -> None:
+        """No argument may share memory with a buffer that is written."""
+        blocks = {memory_block(value): k for k, value in enumerate(flat)}
+        for number in self.written:
+            where = memory_block(self.tensors[number])
+            if where is not None and where in blocks:
+                name = signature.slots[blocks[where]].name
+                raise DTypeError(
+                    f"input '{name}' shares memory with the buffer "
+                    f"'{signature.held[number].name}', which the model writes: pass a "
+                    "copy of it",
+                    input=name,
+                    expected="memory of its own",
+                    got=f"that of '{signature.held[number].name}'",
+                )
+
+    def commit(self) -> None:
+        """After the call: copies are written back, and torch is told."""
+        import torch
+        from torch.autograd.graph import increment_version
+
+        with torch.no_grad():
+            for k in self.written:
+                tensor, given = self.tensors[k], self.given[k]
+                kept = tensor.is_inference()
+                if _is_in_place(tensor):
+                    if kept:
+                        note_changed([tensor])
+                    else:
+                        increment_version([tensor])
+                    continue
+                new = torch.view_as_complex(given) if tensor.is_complex() else given
+                with torch.inference_mode(kept):
+                    tensor.detach().copy_(new)
+
+
+def _is_in_place(tensor: Any) -> bool:
+    """Whether compiled code can write a tensor where it is."""
+    return bool(
+        tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+        and tensor.data_ptr() % max(tensor.element_size(), 1) == 0
+    )
+
+
+def _writable(tensor: Any) -> Any:
+    if _is_in_place(tensor):
+        return as_real(tensor.detach())
+    return as_real(tensor.detach().resolve_conj().resolve_neg().clone().contiguous())
+
+
+def _as_array(tensor: Any) -> Any:
+    """The same memory as a NumPy array; bf16 stays torch's."""
+    return tensor if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+
+
+def memory_block(value: Any) -> int | None:
+    """Where the memory begins that a tensor is a part of; None if there is none."""
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return int(value.ctypes.data) if value.size else None
+    if not hasattr(value, "untyped_storage"):
+        return None
+    return int(value.untyped_storage().data_ptr()) or None
