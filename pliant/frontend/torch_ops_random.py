@@ -39,7 +39,7 @@ _DIGITS = {DType.F16: 11, DType.BF16: 8}  # of a half float below 1
 def drawn(cx: TorchContext, shape: Sequence[Size]) -> Value:
     """f32 of 24 bits."""
     if not cx.random:
-        cx.unsupported("random numbers inside a branch or loop")
+        cx.unsupported("random numbers in a branch or loop of a training step")
     dims = tuple(as_expr(size) for size in shape)
     return cx.b.emit("random", cx.seed(), number=cx.next_number(), shape=dims)
 

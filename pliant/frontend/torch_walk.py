@@ -25,7 +25,7 @@ from pliant.frontend.torch_alias import (
 from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_expand import Expansion, expanded
-from pliant.frontend.torch_flow import FLOWS
+from pliant.frontend.torch_flow import FLOWS, Region, next_seed, parts_of
 from pliant.frontend.torch_ops import TABLE, complex_translation, translation
 from pliant.frontend.torch_ops_complex import (
     Complex,
@@ -38,7 +38,7 @@ from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_n
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.translate import POISON, Location, constant_of
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Value
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, as_expr, eq
 
@@ -373,24 +373,36 @@ class Walk:
         single = not isinstance(results, tuple | list)
         return [walk.output(r) for r in ([results] if single else results)]
 
-    def region(self, reference: Any, operands: list[Any], name: str) -> Graph:
-        """An inner graph as a region; sizes are seen from outside, tensors passed."""
-        outer, random = self.cx.b, self.cx.random
-        self.cx.b = outer.child()
-        self.cx.random = False  # every round would draw the same
+    def region(
+        self, reference: Any, operands: list[Any], name: str, rounds: bool
+    ) -> Region:
+        """An inner graph as a region; sizes are seen from outside, tensors passed.
+
+        With `rounds`, it runs repeatedly: if it draws random numbers, its last result
+        is the next seed.
+        """
+        cx = self.cx
+        outer, random, seed = cx.b, cx.random, cx.seed_value
+        cx.b, cx.seed_value = outer.child(), None
+        cx.random = random and not cx.training
         try:
-            inside = [
-                self.cx.b.param(f"{name}_arg", x.type) if isinstance(x, Value) else x
-                for x in operands
-            ]
-            results = self.inline(reference, inside)
-            if holds_complex(operands, results):
-                raise Unsupported("complex numbers in a branch or loop")
-            if any(not isinstance(r, Value) for r in results):
+            results = self.inline(reference, [self.param(name, x) for x in operands])
+            if any(not isinstance(r, Value | Complex) for r in results):
                 raise Unsupported("a branch or loop body that returns no tensor")
-            return self.cx.b.finish(name, results)
+            values = parts_of(results)
+            drawn = cx.seed_value
+            if drawn is not None and rounds:
+                values.append(next_seed(cx, drawn))
+            kinds = tuple(isinstance(r, Complex) for r in results)
+            return Region(cx.b.finish(name, values), kinds, drawn is not None)
         finally:
-            self.cx.b, self.cx.random = outer, random
+            cx.b, cx.random, cx.seed_value = outer, random, seed
+
+    def param(self, name: str, x: Any) -> Any:
+        """The parameter of a region for an operand; numbers are known inside."""
+        if isinstance(x, Complex):
+            return Complex(self.param(name, x.re), self.param(name, x.im))
+        return self.cx.b.param(f"{name}_arg", x.type) if isinstance(x, Value) else x
 
 
 def _live(module: GraphModule) -> set[Node]:
