@@ -407,6 +407,46 @@ def test_refused_calls_change_nothing() -> None:
     assert torch.equal(net.total, torch.zeros(3))
 
 
+def test_a_matrix_that_fails_changes_nothing() -> None:
+    """A function in C finds it, and the counter is in front of it in the model."""
+
+    def function(net: Any, x: Tensor) -> Tensor:
+        net.total += 1
+        return torch.linalg.cholesky(x)
+
+    net = Holds(function, total=torch.zeros(3))
+    m = pliant.compile(net, (torch.eye(3),), {"inputs": ({0: "n", 1: "n"},)})
+    with pytest.raises(pliant.PliantError, match="definite"):
+        m(-torch.eye(3))
+    assert torch.equal(net.total, torch.zeros(3))
+    m(torch.eye(2))
+    assert torch.equal(net.total, torch.ones(3))
+
+
+def test_the_least_memory() -> None:
+    """What is recomputed is not computed from a buffer that was changed meanwhile."""
+
+    def function(net: Any, x: Tensor) -> Tensor:
+        first = (x @ net.state).relu()
+        second = first @ first.t()
+        net.state[1:] += first.sum(0)
+        third = second.softmax(-1) @ first
+        net.state *= 0.5
+        return third @ net.state + second.sum() + first
+
+    torch.manual_seed(0)
+    net = Holds(function, state=torch.rand(16, 16))
+    other, x = copy.deepcopy(net), torch.rand(100, 16)
+    m = pliant.compile(net, (torch.rand(4, 16),), {"inputs": ({0: "n"},)})
+    with pytest.raises(pliant.MemoryLimitError) as refused:
+        m.memory_plan(x, memory_limit=0)
+    m.memory_limit = refused.value.least
+    for _ in range(3):
+        torch.testing.assert_close(m(x), other(x))
+        torch.testing.assert_close(net.state, other.state)
+    assert peak(m) <= refused.value.least
+
+
 def test_threads_take_turns() -> None:
     net = counting()
     m, x = compiled(net), torch.ones(1, 3)
