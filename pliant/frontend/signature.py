@@ -188,14 +188,13 @@ class Signature:
     example: tuple[tuple[int, ...], ...] = ()
     seed: str | None = None  # the parameter that random numbers follow from
     changed: tuple[str, ...] = ()  # the buffers that the model writes
-    # Buffers that are parameters behind the arguments, and which results of main are
-    # stored in which of them. They are no results of the compiled function.
-    held: tuple[Held, ...] = ()
+    held: tuple[Held, ...] = ()  # buffers that are parameters behind the arguments
+    # Parameters that results of main are stored in. They are its last, and no results
+    # of the compiled function.
     stores: tuple[tuple[str, int], ...] = ()
     # Gives a seed for the next call, if the caller is not to.
     draw: Callable[[], Any] | None = None
-    # Arguments that the model writes: the slot's number, and that of the new value.
-    written: tuple[tuple[int, int], ...] = ()
+    written: tuple[int, ...] = ()  # arguments that the model writes, by slot
 
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -236,16 +235,6 @@ class Signature:
         seed = self.draw()
         arrays = [isinstance(value, np.ndarray | np.generic) for value in flat]
         return [*flat, seed.numpy() if arrays and all(arrays) else seed]
-
-    def write(self, flat: Sequence[Any], result: Any) -> None:
-        """Stores the new values of the arguments that the model writes."""
-        tensors = result if isinstance(result, tuple) else (result,)
-        for slot, number in self.written:
-            target, new = flat[slot], tensors[number]
-            if isinstance(target, np.ndarray):
-                target[...] = new
-            else:
-                target.detach().copy_(new)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""

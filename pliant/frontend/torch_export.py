@@ -113,6 +113,7 @@ class _ExportImport:
         self.cx.symbols.update(info.names)
         self.slots: list[Slot] = []
         self.sizes: list[str] = []
+        self.params: dict[Node, Value] = {}
         self.weights: dict[tuple[object, ...], Constant] = {}
         self.walk = Walk(self.cx)
 
@@ -138,8 +139,8 @@ class _ExportImport:
             signature,
             seed=None if seed is None else seed.name,
             changed=tuple(changed.values()),
-            written=written,
-            plain=signature.plain and not written,
+            written=tuple(written),
+            stores=tuple(written.values()),
         )
         return Imported(module, signature, tuple(self.cx.assumptions))
 
@@ -216,7 +217,7 @@ class _ExportImport:
                 count = len([s for s in self.slots if not isinstance(s, FixedSlot)])
                 self.walk.inputs[node] = count
             self.slots.append(TensorSlot(name, type))
-            self.walk.env[node] = self.cx.b.param(name, type)
+            self.params[node] = self.walk.env[node] = self.cx.b.param(name, type)
         elif isinstance(val, torch.SymInt):
             self._read_size(node, val)
         elif isinstance(val, torch.SymFloat | torch.SymBool):
@@ -303,14 +304,20 @@ class _ExportImport:
                 continue
             self.walk.env[holder] = self.walk.output(argument)
 
-    def _written(self, values: list[Value]) -> tuple[tuple[int, int], ...]:
-        """Adds the new values of the inputs that the model has written."""
-        found = self.walk.overwritten
-        if any(isinstance(self.walk.env[node], Untranslated) for node in found):
-            return ()  # reported
-        first = len(values)
-        values += [self.walk.read(node) for node in found]
-        return tuple((slot, first + k) for k, slot in enumerate(found.values()))
+    def _written(self, values: list[Value]) -> dict[int, tuple[str, int]]:
+        """Inputs that the model has written, by slot; adds their new values.
+
+        For each the parameter, and the number of the new value.
+        """
+        made: dict[int, tuple[str, int]] = {}
+        for node, slot in self.walk.overwritten.items():
+            if isinstance(self.walk.env[node], Untranslated):
+                continue  # reported
+            param = self.params[node]
+            new = self.cx.cast(self.walk.read(node), param.dtype)
+            made[slot] = param.name, len(values)
+            values.append(self.cx.reshape(new, param.shape))
+        return made
 
     def _changed(self, values: list[Value]) -> dict[Node, str]:
         """Buffers that the model has written; adds their new values."""

@@ -131,7 +131,6 @@ def _with_buffers(
         signature=replace(
             signature,
             held=tuple(Held(n, TensorSlot(v.name, v.type)) for n, v in held.items()),
-            stores=stores,
-            plain=False,
+            stores=(*signature.stores, *stores),
         ),
     )

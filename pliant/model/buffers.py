@@ -155,22 +155,41 @@ class BoundBuffers:
 
     def commit(self) -> None:
         """After the call: copies are written back, and torch is told."""
-        import torch
-        from torch.autograd.graph import increment_version
+        for k in self.written:
+            commit(self.tensors[k], self.given[k])
 
-        with torch.no_grad():
-            for k in self.written:
-                tensor, given = self.tensors[k], self.given[k]
-                kept = tensor.is_inference()
-                if _is_in_place(tensor):
-                    if kept:
-                        note_changed([tensor])
-                    else:
-                        increment_version([tensor])
-                    continue
-                new = torch.view_as_complex(given) if tensor.is_complex() else given
-                with torch.inference_mode(kept):
-                    tensor.detach().copy_(new)
+
+def commit(target: Any, given: Any) -> None:
+    """Tells of a tensor or an array that compiled code has written; copies it back.
+
+    What the code was given is its memory, or a copy.
+    """
+    if isinstance(target, np.ndarray):
+        if given is not target:
+            target[...] = given
+        return
+    import torch
+    from torch.autograd.graph import increment_version
+
+    kept = target.is_inference()
+    if not _is_in_place(target):
+        new = torch.view_as_complex(given) if target.is_complex() else given
+        with torch.no_grad(), torch.inference_mode(kept):
+            target.detach().copy_(new)
+    elif kept:
+        note_changed([target])
+    else:
+        increment_version([target])
+
+
+def writable(value: Any) -> Any:
+    """An argument that compiled code can write, or a copy of it."""
+    if isinstance(value, np.ndarray):
+        plain = value.flags.c_contiguous and value.flags.aligned
+        return value if plain and value.flags.writeable else value.copy()
+    if not hasattr(value, "is_contiguous") or _is_in_place(value):
+        return value
+    return _writable(value)
 
 
 def _is_in_place(tensor: Any) -> bool:

@@ -17,7 +17,7 @@ from pliant.frontend.signature import LARGEST, Signature, SizeSlot, TensorSlot
 from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
-from pliant.model.buffers import BoundBuffers, Buffers
+from pliant.model.buffers import BoundBuffers, Buffers, commit, writable
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
 from pliant.model.runtime_spec import runtime_spec
@@ -118,6 +118,9 @@ class CompiledModel(Caller):
         given = self._signature.drawn(flat)
         if self._signature.written:
             check_written(self._signature, flat)
+            given = list(given)
+            for slot in self._signature.written:
+                given[slot] = writable(given[slot])
         if bound is not None:
             bound.check(self._signature, flat[: len(flat) - len(bound.given)])
         try:
@@ -129,7 +132,8 @@ class CompiledModel(Caller):
                 flat = self._signature.flatten(args, kwargs)
                 given = self._signature.drawn(flat)
             result = self._run_mended(given)
-        self._signature.write(flat, result)
+        for slot in self._signature.written:
+            commit(flat[slot], given[slot])
 
         def spare() -> int:
             """What a copy may take beyond the plan of this call."""

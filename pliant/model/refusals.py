@@ -241,7 +241,7 @@ def sizes_of(flat: Sequence[Any]) -> list[int]:
 def check_written(signature: Signature, flat: Sequence[Any]) -> None:
     """No argument that the model writes may share memory with another argument."""
     blocks = [memory_block(value) for value in flat]
-    for number, _ in signature.written:
+    for number in signature.written:
         for other, block in enumerate(blocks):
             if other != number and block is not None and block == blocks[number]:
                 names = [signature.slots[k].name for k in (number, other)]

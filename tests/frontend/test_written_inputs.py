@@ -96,3 +96,38 @@ def test_a_refused_call_writes_nothing() -> None:
     with pytest.raises(pliant.ShapeError):
         m(x, torch.rand(5, 3))
     assert torch.equal(x, torch.ones(4, 3))
+
+
+def test_a_cache_is_written_where_it_is() -> None:
+    """Of a cache that is passed in, only the new rows are touched."""
+
+    def function(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        cache[3 : 3 + n] = x
+        return cache.sum(0)
+
+    example = torch.rand(64, 5), torch.rand(2, 5)
+    m = pliant.compile(Calls(function), example, {"inputs": (None, {0: "n"})})
+    for n in (2, 0, 1, 7):
+        cache, x = torch.rand(64, 5), torch.rand(n, 5)
+        own, version = cache.clone(), cache._version
+        torch.testing.assert_close(m(cache, x), function(own, x))
+        assert torch.equal(cache, own)
+        assert cache._version == version + 1
+        assert m.stats()["last_peak_bytes"] < cache.numel()
+    turned = torch.rand(5, 64).t()
+    want = turned.clone()
+    torch.testing.assert_close(m(turned, x), function(want, x))
+    assert torch.equal(turned, want)
+    with pytest.raises(pliant.ShapeError):
+        m(cache, torch.rand(62, 5))
+    assert torch.equal(cache, own)
+
+
+@pytest.mark.filterwarnings("ignore::pliant.GradientWarning")
+def test_an_input_that_requires_a_gradient() -> None:
+    m = compiled(added)
+    x, y = torch.rand(4, 3), torch.rand(4, 3, requires_grad=True)
+    want = x + y.detach()
+    m(x, y)
+    torch.testing.assert_close(x, want)
