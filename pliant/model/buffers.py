@@ -139,11 +139,11 @@ class BoundBuffers:
 
     def check(self, signature: Signature, flat: Sequence[Any]) -> None:
         """No argument may share memory with a buffer that is written."""
-        blocks = {memory_block(value): k for k, value in enumerate(flat)}
+        blocks = [memory_block(value) for value in flat]
         for number in self.written:
             where = memory_block(self.tensors[number])
-            if where is not None and where in blocks:
-                name = signature.slots[blocks[where]].name
+            for slot in (k for k, block in enumerate(blocks) if overlap(block, where)):
+                name = signature.slots[slot].name
                 raise DTypeError(
                     f"input '{name}' shares memory with the buffer "
                     f"'{signature.held[number].name}', which the model writes: pass a "
@@ -213,12 +213,24 @@ def _as_array(tensor: Any) -> Any:
     return tensor if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
-def memory_block(value: Any) -> int | None:
-    """Where the memory begins that a tensor is a part of; None if there is none."""
+def memory_block(value: Any) -> tuple[int, int] | None:
+    """The memory that a tensor is a part of, from and to; None if there is none."""
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base
-        return int(value.ctypes.data) if value.size else None
+        first, last = np.lib.array_utils.byte_bounds(value)
+        return (first, last) if value.size else None
     if not hasattr(value, "untyped_storage"):
         return None
-    return int(value.untyped_storage().data_ptr()) or None
+    storage = value.untyped_storage()
+    first = storage.data_ptr()
+    return (first, first + storage.nbytes()) if first else None
+
+
+def overlap(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    return (
+        one is not None
+        and other is not None
+        and one[0] < other[1]
+        and other[0] < one[1]
+    )

@@ -30,7 +30,7 @@ from pliant.frontend.signature import (
 )
 from pliant.interface import breaks
 from pliant.model.arguments import shown
-from pliant.model.buffers import memory_block
+from pliant.model.buffers import memory_block, overlap
 from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
@@ -243,7 +243,7 @@ def check_written(signature: Signature, flat: Sequence[Any]) -> None:
     blocks = [memory_block(value) for value in flat]
     for number in signature.written:
         for other, block in enumerate(blocks):
-            if other != number and block is not None and block == blocks[number]:
+            if other != number and overlap(block, blocks[number]):
                 names = [signature.slots[k].name for k in (number, other)]
                 raise DTypeError(
                     f"the model writes input '{names[0]}', which shares memory with "

@@ -88,6 +88,9 @@ def test_shared_memory_is_refused() -> None:
         m(x, x)
     with pytest.raises(pliant.DTypeError, match="shares memory"):
         m(x[:2], x[2:])
+    array = np.ones((6, 3), np.float32)
+    with pytest.raises(pliant.DTypeError, match="shares memory"):
+        m(torch.from_numpy(array[1:5]), torch.from_numpy(array[2:]))
 
 
 def test_a_refused_call_writes_nothing() -> None:
