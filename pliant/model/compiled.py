@@ -98,14 +98,15 @@ class CompiledModel(Caller):
             return self._run_flat(args, kwargs)
         with buffers.lock:
             bound = buffers.bound = buffers.bind(self._signature)
-            before = self._runtime.stats().calls
             try:
                 return self._run_flat(args, kwargs, bound)
+            except BaseException as error:
+                # An interrupt may come when the run has ended; nothing is lost if not.
+                if not isinstance(error, PliantError) or getattr(error, "began", False):
+                    bound.commit()
+                raise
             finally:
                 buffers.bound = None
-                # An interrupt is raised here although the call has ended.
-                if self._runtime.stats().calls > before:
-                    bound.commit()
 
     def _run_flat(
         self,
@@ -134,6 +135,8 @@ class CompiledModel(Caller):
             result = self._run_mended(given)
         for slot in self._signature.written:
             commit(flat[slot], given[slot])
+        if bound is not None:
+            bound.commit()
 
         def spare() -> int:
             """What a copy may take beyond the plan of this call."""
