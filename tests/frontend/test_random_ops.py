@@ -197,13 +197,3 @@ def test_dropout_of_a_model_in_training_mode() -> None:
         assert (whole == whole[:, :, :1]).all() and len(whole.unique()) == 2
     assert leaky.min() >= -1 / 3 - 1e-6 and leaky.max() <= -1 / 8
     assert abs(leaky.mean() + (1 / 8 + 1 / 3) / 2) < 0.005
-
-
-def test_inside_a_loop_they_are_refused() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(
-            x.sum() > 0, lambda t: t + torch.rand_like(t), lambda t: t * 2.0, (x,)
-        )
-
-    with pytest.raises(pliant.UnsupportedOpError, match="inside a branch or loop"):
-        compiled(function, torch.rand(4))
