@@ -19,6 +19,7 @@ Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 
 # An overload that no exported graph calls, by what torch.export has instead.
 ELSEWHERE = {
+    "sym_is_contiguous.default": "torch.export answers it from sizes and strides",
     "sym_numel.default": "torch.export has the product of sizes",
     "sym_storage_offset.default": "it is 0 for every tensor of an exported graph",
     "sym_stride.int": "torch.export computes strides from sizes",
@@ -27,15 +28,15 @@ ELSEWHERE = {
 
 @functools.cache
 def overloads() -> dict[str, Any]:
+    """By name, as torch's dispatcher lists them: dir(aten) has those in use alone."""
     found: dict[str, Any] = {}
-    for packet_name in sorted(dir(aten)):
-        packet = getattr(aten, packet_name)
-        if not isinstance(packet, torch._ops.OpOverloadPacket):
-            continue
-        for each in packet.overloads():
-            overload: Any = getattr(packet, each)
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = name.partition("::")
+        packet, _, each = rest.partition(".")
+        if namespace == "aten":
+            overload = getattr(getattr(aten, packet), each or "default")
             if torch.Tag.core in overload.tags:
-                found[f"{packet_name}.{each}"] = overload
+                found[f"{packet}.{each or 'default'}"] = overload
     return found
 
 
@@ -323,6 +324,10 @@ def _written() -> dict[str, list[tuple[Any, ...]]]:
         "reflection_pad1d.default": [(_f(2, 3, 6), [1, 2])],
         "reflection_pad2d.default": [(plane, [1, 2, 2, 1])],
         "reflection_pad3d.default": [(volume, [1, 2, 2, 1, 1, 1])],
+        "resize_.default": [
+            (lambda x: aten.resize_(x.clone(), [1, 1]), (_f(),)),
+            (lambda x: aten.resize_(x.clone(), [1]), (_f(1, 1),)),
+        ],
         "repeat.default": [(_f(3, 5), [2, 3]), (_f(3), [2, 2])],
         "replication_pad2d.default": [(plane, [1, 2, 2, 1])],
         "replication_pad3d.default": [(volume, [1, 2, 2, 1, 1, 1])],
@@ -347,6 +352,9 @@ def _written() -> dict[str, list[tuple[Any, ...]]]:
         "squeeze.dim": [(_f(3, 1, 5), 1), (_f(1, 5), 0)],
         "squeeze.dims": [(_f(3, 1, 5, 1), [1, 3])],
         "sum.dim_IntList": [(_f(3, 5), [1]), (_i(3, 5), [0], True), (_f(3, 5), [0, 1])],
+        "sym_is_contiguous.default": [
+            (lambda x: x + int(aten.sym_is_contiguous(x)), (_f(3, 5),))
+        ],
         "sym_numel.default": [(lambda x: x * aten.sym_numel(x), (_f(3, 5),))],
         "sym_size.int": [(lambda x: x * aten.sym_size.int(x, 0), (_f(3, 5),))],
         "sym_storage_offset.default": [
