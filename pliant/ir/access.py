@@ -108,6 +108,8 @@ def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:
     """(e // by, e % by), with the part of `e` that is provably below `by` split off."""
     if by.is_const and by.value == 1:
         return e, as_expr(0)
+    if by.is_const and by.value == 0:  # an axis without elements: no index is read
+        return as_expr(0), as_expr(0)
     whole, rest = _multiples(e, by)
     if space.at_least(rest, as_expr(0)) and space.at_least(by - 1, rest):
         return whole, rest

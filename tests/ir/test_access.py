@@ -310,3 +310,9 @@ def test_a_row_less_one() -> None:
     n, outer, inner = sym("n"), sym("i"), sym("j")
     space = Space(Facts().assume(le(1, n)), {"i": sym("batch"), "j": n - 1})
     assert divide(outer * n - outer + inner, n - 1, space) == (outer, inner)
+
+
+def test_an_axis_without_elements() -> None:
+    space = Space(Facts(), {})
+    assert divide(A, as_expr(0), space) == (0, 0)
+    assert unflatten(A, exprs((B, 0, 3)), space)[1:] == (0, mod(A, 3))
