@@ -103,6 +103,8 @@ _OTHER_TWINS = {
 _DROPOUTS = frozenset(
     ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"]
 )
+# In-place ops whose result has the operand's memory, but another shape.
+_RESIZES = frozenset(["resize_", "resize_as_"])
 # Views where the layout allows it, copies elsewhere.
 _MAY_COPY = frozenset(["reshape", "reshape_as", "flatten", "ravel", "contiguous"])
 
@@ -114,6 +116,11 @@ def is_in_place(target: Any) -> bool:
     arguments = target._schema.arguments
     first = arguments[0].alias_info if arguments else None
     return first is not None and first.is_write and op_name(target).endswith("_")
+
+
+def _gives_operand(target: Any) -> bool:
+    """An in-place op whose result is its operand, as it is then."""
+    return is_in_place(target) and op_name(target) not in _RESIZES
 
 
 def op_name(target: torch._ops.OpOverload) -> str:
@@ -294,7 +301,7 @@ class Aliases:
             return
         # An in-place op gives its operand: trees do not grow deeper with each.
         above = self.parent.get(source)
-        if above is not None and is_in_place(source.target):
+        if above is not None and _gives_operand(source.target):
             source = above
         self.parent[node] = source
         root = self.roots[node] = self.root(source)
@@ -402,7 +409,7 @@ class Aliases:
         self.made[node] = self.writes[self.root(node)]
 
     def _again(self, node: Node) -> Any:
-        if is_in_place(node.target):
+        if _gives_operand(node.target):
             return self.walk.read(self.parent[node])
         return self.walk.translate(node)
 
@@ -425,11 +432,15 @@ class Aliases:
         if isinstance(base, Complex):
             self.cx.unsupported("in-place change of a part of complex numbers")
         cx, rank = self.cx, base.type.rank
-        if is_in_place(node.target):
+        if _gives_operand(node.target):
             return new
         assert isinstance(node.target, torch._ops.OpOverload)
+        if op_name(node.target) in _RESIZES and not cx.b.same(
+            new.type.numel, base.type.numel
+        ):
+            cx.unsupported("in-place change of the first elements of a tensor")
         name, args = op_name(node.target), self.walk.resolve(node.args[1:])
-        if name in _RESHAPES or name in _DROPOUTS:
+        if name in _RESHAPES or name in _DROPOUTS or name in _RESIZES:
             return cx.reshape(cx.cast(new, base.dtype), base.shape)
         perm = _permutation(name, rank, args)
         if perm is not None:

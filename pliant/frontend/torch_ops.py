@@ -16,7 +16,9 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from pliant.frontend.torch_ops_activation import ACTIVATION
+from pliant.frontend.torch_ops_airy import AIRY
 from pliant.frontend.torch_ops_backward import BACKWARD
+from pliant.frontend.torch_ops_bins import BINS
 from pliant.frontend.torch_ops_complex import OF_COMPLEX, lifted
 from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_distance import DISTANCE
@@ -53,6 +55,7 @@ TABLE: dict[Any, Translate] = {
     **WINDOW,
     **PICK,
     **SORT,
+    **BINS,
     **NN,
     **NORM,
     **RECURRENT,
@@ -61,6 +64,7 @@ TABLE: dict[Any, Translate] = {
     **SCATTER,
     **DATA,
     **SPECIAL,
+    **AIRY,
     **DISTANCE,
     **SAMPLE,
     **RANDOM,

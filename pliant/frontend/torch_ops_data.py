@@ -311,6 +311,63 @@ def bincount(
     return cx.reshape(added, (size,))
 
 
+# ---- parts, and places in a number that is given
+
+
+def tensor_split(
+    cx: TorchContext, x: Value, places: Value, dim: int = 0
+) -> list[Value]:
+    """The slices of an axis between places that are data."""
+    if places.type.rank != 1:
+        cx.unsupported("tensor_split into a number of parts that data decide")
+    axis = cx.axis(dim, x.type.rank)
+    n, count = x.shape[axis], len(cx.val)
+    cx.b.require_equal(places.shape[0], count - 1, "tensor_split: as many as traced")
+    places = as_index(cx, places)
+    ends = [cx.reshape(cx.slice(places, 0, k, 1), ()) for k in range(count - 1)]
+    ends = [_from_front(cx, end, n) for end in ends]
+    zero, whole = cx.full(0, (), DType.I64), cx.tensor(n, DType.I64)
+    front, out = cx.move_axis(x, axis, 0), []
+    bounds = zip([zero, *ends], [*ends, whole], cx.val, strict=True)
+    for start, end, val in bounds:
+        length = cx.arith("maximum", cx.sub(end, start), 0)
+        made = cx.b.emit("extent", length, most=n, of="tensor_split: a part")
+        size = val.shape[axis]
+        if isinstance(size, torch.SymInt):
+            cx.symbols.setdefault(str(size.node.expr), made.shape[0])
+        place = cx.add(cx.iota(made.shape, 0, DType.I64), start)
+        cx.nonnegative.add(place)
+        out.append(cx.move_axis(cx.b.emit("index", front, place), 0, axis))
+    return out
+
+
+def _from_front(cx: TorchContext, place: Value, n: Expr) -> Value:
+    """The end of a slice, as Python counts."""
+    place = cx.select(cx.arith("lt", place, 0), cx.add(place, n), place)
+    return cx.arith("minimum", cx.arith("maximum", place, 0), n)
+
+
+def nonzero_static(
+    cx: TorchContext, x: Value, *, size: Size, fill_value: int = -1
+) -> Value:
+    """The places of the first elements that are not 0, as many as are asked for."""
+    n, rank, count = x.type.numel, x.type.rank, as_expr(size)
+    if not rank:
+        return cx.full(0, (count, 0), DType.I64)
+    flags = cx.cast(cx.reshape(cx.to_bool(x), (1, n)), DType.I64)
+    reached = cx.b.emit("cumulate", flags, op="sum", axis=1)
+    wanted = cx.add(cx.iota((1, count), 1, DType.I64), 1)
+    found = cx.reshape(cx.b.emit("search", reached, wanted, right=False), (count,))
+    exists = cx.arith("lt", found, n)
+    columns, below = [], as_expr(1)
+    for axis in reversed(range(rank)):
+        along = cx.arith("floordiv", found, cx.simplify(maximum(below, 1)))
+        place = cx.arith("mod", along, cx.simplify(maximum(x.shape[axis], 1)))
+        columns.append(cx.reshape(cx.select(exists, place, fill_value), (count, 1)))
+        below = below * x.shape[axis]
+    return cx.concat(columns[::-1], 1)
+
+
 # ---- writing where a mask says
 
 
@@ -402,4 +459,6 @@ DATA: dict[Any, Translate] = {
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.repeat_interleave.self_Tensor: repeat_elements,
     aten.bincount.default: bincount,
+    aten.tensor_split.tensor_indices_or_sections: tensor_split,
+    aten.nonzero_static.default: nonzero_static,
 }

@@ -10,6 +10,7 @@ import torch
 from pliant.frontend.torch_ops_context import Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_pick import PICK
+from pliant.frontend.torch_ops_scatter import SCATTER
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import as_expr, le, product
@@ -115,6 +116,42 @@ def _inside(cx: TorchContext, x: Value, axis: int, index: Value | None) -> Value
     return cx.arith("maximum", cx.arith("minimum", index, size - 1), -size)
 
 
+def masked_index_put_accumulate(
+    cx: TorchContext,
+    x: Value,
+    mask: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+) -> Value:
+    """x with values added at indices where the mask allows: others may lie outside."""
+    cx.require(le(1, x.type.numel), "_unsafe_masked_index_put_accumulate: some element")
+    places = [_inside(cx, x, k, index) for k, index in enumerate(indices)]
+    added = cx.select(mask, values, cx.tensor(0, values.dtype))
+    found: Value = SCATTER[aten.index_put.default](cx, x, places, added, True)
+    return found
+
+
+def resize(
+    cx: TorchContext, x: Value, size: Sequence[Size], *_: Any, **__: Any
+) -> Value:
+    """The first elements in another shape."""
+    assert cx.node is not None
+    source = cx.node.args[0]
+    val = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    if not isinstance(val, torch.Tensor) or not _dense(val):
+        cx.unsupported("resize_ of a tensor that is not contiguous")
+    if isinstance(source, torch.fx.Node) and source.op == "placeholder":
+        cx.unsupported(f"changes the size of the input {source.name}")
+    count = product([as_expr(n) for n in size])
+    if not cx.proves(le(count, x.type.numel)):
+        cx.unsupported("resize_ to more elements, which leaves some unwritten")
+    return cx.reshape(cx.slice(cx.reshape(x, (x.type.numel,)), 0, 0, count), size)
+
+
+def resize_as(cx: TorchContext, x: Value, like: Value, *_: Any, **__: Any) -> Value:
+    return resize(cx, x, like.shape)
+
+
 STRIDED: dict[Any, Translate] = {
     aten.as_strided.default: as_strided,
     aten.as_strided_copy.default: as_strided,
@@ -123,4 +160,7 @@ STRIDED: dict[Any, Translate] = {
     aten.empty_permuted.default: empty,
     aten.new_empty_strided.default: new_empty,
     aten._unsafe_masked_index.default: masked_index,
+    aten._unsafe_masked_index_put_accumulate.default: masked_index_put_accumulate,
+    aten.resize_.default: resize,
+    aten.resize_as_.default: resize_as,
 }

@@ -23,10 +23,61 @@ Decomposition = Callable[..., Any]
 _LEFT_OUT: frozenset[Any] = frozenset()
 
 
+def _linear_cross_entropy(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *options: Any,
+) -> list[torch.Tensor]:
+    """The loss; of the gradients that the op can give beside it, none."""
+    if any(options[-3:]):
+        raise NotImplementedError("gradients computed beside the loss")
+    loss = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(x, linear_weight, linear_bias),
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return [loss, x.new_empty(0, 0), x.new_empty(0, 0), x.new_empty(0)]
+
+
+def _each_linear_cross_entropy(
+    x: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    *_: Any,
+) -> torch.Tensor:
+    logits = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    return torch.nn.functional.cross_entropy(
+        logits, target, weight, ignore_index=ignore_index, reduction="none"
+    )
+
+
+# Ops that fuse others without a rule of torch's, by name.
+_COMPOSED: dict[str, Decomposition] = {
+    "torch_nn._linear_cross_entropy_batch_chunked.default": _linear_cross_entropy,
+    "torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default": (
+        _each_linear_cross_entropy
+    ),
+}
+
+
 def rules_of(op: torch._ops.OpOverload) -> Iterator[Decomposition]:
     """The ways in which torch composes an op of others, the nearest to eager first."""
     if op in _LEFT_OUT:
         return
+    if str(op) in _COMPOSED:
+        yield _called(_COMPOSED[str(op)])
     if op._can_decompose():
         yield _composite(op)
     if op in decomposition_table:

@@ -22,6 +22,8 @@ from torch import nn
 import pliant
 from pliant.frontend import torch_programs
 from pliant.frontend.torch_ops import TABLE
+from pliant.frontend.torch_ops_airy import AIRY
+from pliant.frontend.torch_ops_bins import BINS
 from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_fft import FFT
 from pliant.frontend.torch_ops_linalg import LINALG
@@ -634,7 +636,7 @@ def test_samples_between_elements() -> None:
 
 
 # Tables that have files of tests of their own.
-ELSEWHERE = {*DATA, *FFT, *LINALG, *RANDOM, *RECURRENT, *SERIES}
+ELSEWHERE = {*AIRY, *BINS, *DATA, *FFT, *LINALG, *RANDOM, *RECURRENT, *SERIES}
 
 
 def test_nearly_all_overloads_were_compiled() -> None:

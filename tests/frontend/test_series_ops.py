@@ -88,6 +88,16 @@ def test_incomplete_gamma() -> None:
         )
 
 
+def test_airy() -> None:
+    m = compiled(special.airy_ai, torch.rand(4))
+    edges = torch.tensor([0, -2.09, -2.0901, 2.09, 2.0901, 8.4, 104, torch.nan])
+    for x in (torch.randn(50) * 6, edges, edges[:1], edges[:0], edges[:1] + torch.inf):
+        true = special.airy_ai(x.double())
+        torch.testing.assert_close(
+            m(x).double(), true, rtol=1e-6, atol=1e-7, equal_nan=True
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_frexp(dtype: torch.dtype) -> None:
     m = compiled(torch.frexp, torch.rand(4, dtype=dtype))

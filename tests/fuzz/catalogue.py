@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pliant.frontend.torch_ops_bins import BINS
 from pliant.frontend.torch_ops_random import RANDOM
 from pliant.frontend.torch_ops_series import SERIES
 from pliant.frontend.torch_ops_strided import STRIDED
@@ -59,6 +60,7 @@ SMOOTH = _entries(
         "lgamma digamma": "{p} + 0.1",
         "i0 special_i0e special_i1 special_i1e special_modified_bessel_i0 "
         "special_modified_bessel_i1 special_spherical_bessel_j0": "{x}",
+        "special_airy_ai": "{x}",
         "special_modified_bessel_k0 special_modified_bessel_k1 "
         "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1": "{p}",
         "square deg2rad rad2deg": "{n}",
@@ -266,6 +268,7 @@ _RANKS = "{v}.flatten().argsort(stable=True).view_as({v})"
 
 STEP = _entries(
     {
+        "nonzero_static": ("{n}, size=3", "{b}, size=2, fill_value=7"),
         "sort argsort": (f"{_RANKS}, {{d}}, {{k}}", f"{_RANKS}.float(), {{d}}"),
         "sort.stable": (
             "{v}, stable=True, dim={d}, descending={k}",
@@ -630,12 +633,16 @@ LEFT_OUT = {
         str(overload): "tests/frontend/test_series_ops.py has it"
         for overload in (*SERIES, *STRIDED)
     },
+    **{str(overload): "tests/frontend/test_bins_ops.py has it" for overload in BINS},
     **{
         f"aten.{name}": "a size of data; tests/frontend/test_data_ops.py has it"
         for name in (
             *("_unique2.default", "unique_consecutive.default", "unique_dim.default"),
             *("bincount.default", "repeat_interleave.Tensor"),
-            "repeat_interleave.self_Tensor",
+            *(
+                "repeat_interleave.self_Tensor",
+                "tensor_split.tensor_indices_or_sections",
+            ),
         )
     },
     **{
@@ -682,6 +689,9 @@ LEFT_OUT = {
     },
     "aten.item.default": "gives a size; tests/e2e/test_data_sizes.py has it",
     "aten._local_scalar_dense.default": "gives a size, as item does",
+    "aten.multilabel_margin_loss_forward.default": (
+        "targets end at -1; tests/frontend/test_bins_ops.py has it"
+    ),
     "aten._grouped_mm.default": "takes bf16 alone; tests/frontend has it",
     "aten.special_bessel_j0.default": "eager's f64 is off by 1e-6",
     "aten.special_bessel_j1.default": "eager's f64 is off by 1e-6",
