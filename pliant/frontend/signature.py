@@ -68,10 +68,14 @@ class FixedSlot:
 
 @dataclass(frozen=True, slots=True)
 class TensorResult:
-    """The result of main with this number; a complex one ends with an axis of 2."""
+    """The result of main with this number; a complex one ends with an axis of 2.
+
+    With `is_float`, it is a scalar that the caller gets as a Python float.
+    """
 
     number: int
     is_complex: bool = False
+    is_float: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +290,10 @@ class Signature:
         leaves: list[Any] = []
         for item in self.results:
             match item:
-                case TensorResult(number, is_complex):
+                case TensorResult(number, is_complex, is_float):
                     found = tensors[number]
+                    if is_float:
+                        found = float(found)
                     leaves.append(_joined(found) if is_complex else found)
                 case SizedResult(number, dims, sizes, mixed, is_complex):
                     if told is None:

@@ -37,7 +37,7 @@ from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import SymbolInfo, to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_complex import Complex, from_pairs, to_pairs
-from pliant.frontend.torch_ops_context import TorchContext
+from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
@@ -360,6 +360,9 @@ class _ExportImport:
             elif isinstance(value, Complex):
                 results.append(TensorResult(len(values), is_complex=True))
                 values.append(to_pairs(self.cx, value))
+            elif isinstance(value, Real):
+                results.append(TensorResult(len(values), is_float=True))
+                values.append(self.cx.real(value))
             elif isinstance(value, Expr) and not value.is_const:
                 results.append(SizeResult(value))
             elif isinstance(value, Expr):

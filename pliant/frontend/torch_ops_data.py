@@ -17,7 +17,7 @@ import torch
 
 from pliant.frontend.torch_branches import conditions
 from pliant.frontend.torch_dims import to_expr
-from pliant.frontend.torch_ops_context import Size, TorchContext, as_index
+from pliant.frontend.torch_ops_context import Real, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.frontend.torch_ops_window import drop_axis
@@ -151,11 +151,13 @@ def _zero(cx: TorchContext, gap: Value, what: str) -> Value:
     return cx.b.in_range(gap, 1, wraps=False, of=what, axis=-1)
 
 
-def item(cx: TorchContext, x: Value) -> Expr:
-    """A number of the data as a size."""
+def item(cx: TorchContext, x: Value) -> Expr | Real:
+    """A number of the data: as a size if it is an integer."""
     number = cx.val
+    if isinstance(number, torch.SymFloat):
+        return Real(value=cx.reshape(cx.cast(x, DType.F64), ()))
     if not isinstance(number, torch.SymInt):
-        cx.unsupported("item() of a tensor that is not of integers")
+        cx.unsupported("item() of a tensor of bool")
     least = number.node.shape_env.bound_sympy(number.node.expr).lower
     if least < 0:
         cx.unsupported("item() that may be negative: add torch._check(n >= 0)")

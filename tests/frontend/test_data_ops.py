@@ -335,6 +335,27 @@ def test_a_mask_must_have_as_many_places_as_there_are_values() -> None:
         refused(written, good, (N, N, {0: "k"}), bad, "places of the mask less values")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_floats_of_data(dtype: torch.dtype) -> None:
+    """As numbers beside tensors, and as results, with one that sizes decide."""
+
+    def function(x: Tensor, k: Tensor) -> tuple[Any, ...]:
+        number, first = k.item(), x.sum().item()
+        ratio = x.shape[0] / 3
+        return number, x * number, number * 2 - first, x + first, ratio
+
+    close = 1e-2 if dtype is torch.bfloat16 else 1e-5
+    x, k = torch.randn(5).to(dtype), torch.randn(1).to(dtype)
+    m = pliant.compile(Apply(function), (x, k), {"args": ({0: "n"}, {})})
+    for n in SIZES:
+        x, k = torch.randn(n).to(dtype), torch.randn(1).to(dtype)
+        found = m(x, k)
+        assert [type(each) for each in found[::2]] == [float] * 3
+        assert found[0] == k.item()
+        for ours, its in zip(found, function(x, k), strict=True):
+            torch.testing.assert_close(ours, its, rtol=close, atol=close)
+
+
 def test_what_has_no_bound_is_refused() -> None:
     for function, inputs, why in (
         (lambda r: torch.repeat_interleave(r), (few(4),), "repeats without a bound"),

@@ -31,7 +31,7 @@ class Behind(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = before(x)
-        second = first * first.sum().item()  # behind the first
+        second = first * first.long().sum().item()  # behind the first
         third = behind(second * 2)
         return torch.cond(
             third.sum() > 0, lambda y: chosen(y), lambda y: other(y), (third,)
@@ -49,7 +49,7 @@ class Dead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         drawn = torch.rand([])
-        unused = torch.special.airy_ai(x) + drawn
+        unused = before(x) + drawn
         return unused if self.training and drawn < 0.1 else x * 2
 
 

@@ -47,10 +47,11 @@ def run(imported: Imported, args: tuple[Any, ...], kwargs: Any = None) -> Any:
     out: list[Any] = []
     for item in signature.results:
         match item:
-            case TensorResult(which, is_complex):
+            case TensorResult(which, is_complex, is_float):
                 dtype = torch_dtype(graph.results[which].dtype)
                 found = torch.from_numpy(np.array(results[which])).to(dtype)
-                out.append(torch.complex(*found.unbind(-1)) if is_complex else found)
+                found = torch.complex(*found.unbind(-1)) if is_complex else found
+                out.append(float(found) if is_float else found)
             case SizeResult(size):
                 out.append(size.evaluate(env))
             case FixedResult(fixed):
