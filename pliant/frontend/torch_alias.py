@@ -453,7 +453,7 @@ class Aliases:
             axis = cx.axis(args[0], rank)
             window = select_window(cx, base.shape[axis], args[1])
             return put_window(cx, base, self._with_axis(base, new, axis), axis, window)
-        if name == "narrow":
+        if name == "narrow" and not isinstance(args[1], Value):
             axis = cx.axis(args[0], rank)
             begin = from_front(cx, args[1], base.shape[axis])
             window = (begin, cx.simplify(args[2]), 1)

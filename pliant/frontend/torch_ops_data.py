@@ -23,7 +23,7 @@ from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, product
+from pliant.sym import Expr, as_expr, floordiv, le, maximum, minimum, product
 
 aten = torch.ops.aten
 
@@ -349,6 +349,20 @@ def _from_front(cx: TorchContext, place: Value, n: Expr) -> Value:
     return cx.arith("minimum", cx.arith("maximum", place, 0), n)
 
 
+def narrow(cx: TorchContext, x: Value, dim: int, start: Value, length: Size) -> Value:
+    """So many elements of an axis, from a place that is data."""
+    axis, count = cx.axis(dim, x.type.rank), as_expr(length)
+    n = x.shape[axis]
+    cx.require(le(count, n), "narrow: no longer than the axis")
+    start = cx.reshape(as_index(cx, start), ())
+    start = cx.select(cx.arith("lt", start, 0), cx.add(start, n), start)
+    start = cx.in_range(start, cx.simplify(n - count + 1), axis)
+    place = cx.add(cx.iota((count,), 0, DType.I64), start)
+    cx.nonnegative.add(place)
+    picked = cx.b.emit("index", cx.move_axis(x, axis, 0), place)
+    return cx.keep_sign(x, cx.move_axis(picked, 0, axis))
+
+
 def nonzero_static(
     cx: TorchContext, x: Value, *, size: Size, fill_value: int = -1
 ) -> Value:
@@ -462,5 +476,6 @@ DATA: dict[Any, Translate] = {
     aten.repeat_interleave.self_Tensor: repeat_elements,
     aten.bincount.default: bincount,
     aten.tensor_split.tensor_indices_or_sections: tensor_split,
+    aten.narrow.Tensor: narrow,
     aten.nonzero_static.default: nonzero_static,
 }

@@ -52,6 +52,9 @@ _LAYOUT = re.compile("contiguous|non_overlapping|memory_format|channels_last|str
 _REFERENCES = os.path.join(_TORCH, "_refs") + os.sep
 _PRIMITIVES = os.path.join(_TORCH, "_prims_common") + os.sep
 
+# 0 and 1 are sizes like others. An op that slices while it runs on shapes may make a
+# symbol for a size between two that it cannot compare, which its result does not have.
+_CONFIG = {"backed_size_oblivious": True, "soft_pending_unbacked_not_found_error": True}
 # torch's settings are of the process, so one trace at a time.
 _tracing = threading.RLock()
 
@@ -123,7 +126,7 @@ def recorded_questions() -> Iterator[Asked]:
 
     with (
         _tracing,
-        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]  # added at run time
+        _config.patch(**_CONFIG),  # type: ignore[attr-defined]  # added at run time
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),

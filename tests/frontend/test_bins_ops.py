@@ -127,6 +127,41 @@ def test_parts_between_places() -> None:
             same(m(x, where), function(x, where))
 
 
+def test_parts_from_a_place() -> None:
+    def function(x: Tensor, place: Tensor) -> list[Tensor]:
+        tail = torch.narrow(x, 1, place, x.shape[1] - 1)
+        return [torch.narrow(x, 0, place, 1) + 1, tail * 2]
+
+    m = compiled(function, torch.randn(3, 5), torch.tensor(1))
+    for rows, n, place in ((1, 1, 0), (2, 3, 1), (7, 7, 0), (31, 11, -1)):
+        x, where = torch.randn(rows, n), torch.tensor(place)
+        if place < 0:
+            with pytest.raises(pliant.PliantError, match="narrow"):
+                m(x, where)
+            where = torch.tensor(1)
+        same(m(x, where), function(x, where))
+
+    def changed(x: Tensor, place: Tensor) -> Tensor:
+        x = x.clone()
+        torch.narrow(x, 0, place, 1).add_(1)
+        return x
+
+    with pytest.raises(pliant.UnsupportedOpError, match="narrow"):
+        compiled(changed, torch.randn(3, 5), torch.tensor(1))
+
+
+def test_a_pad_that_cuts_and_goes_round() -> None:
+    """Whose slices have sizes that torch makes symbols for."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.pad(x, (-1, 1, -2, 1), "circular")
+
+    m = compiled(function, torch.randn(2, 3, 4, 4))
+    for shape in ((1, 1, 4, 3), (2, 3, 7, 5), (3, 1, 11, 31)):
+        x = torch.randn(shape)
+        same([m(x)], [function(x)])
+
+
 def test_losses_of_several_labels() -> None:
     def function(x: Tensor, y: Tensor) -> list[Tensor]:
         kinds = ("none", "sum", "mean")

@@ -641,7 +641,7 @@ LEFT_OUT = {
             *("bincount.default", "repeat_interleave.Tensor"),
             *(
                 "repeat_interleave.self_Tensor",
-                "tensor_split.tensor_indices_or_sections",
+                *("tensor_split.tensor_indices_or_sections", "narrow.Tensor"),
             ),
         )
     },
