@@ -334,7 +334,7 @@ class Aliases:
         if root.op == "placeholder":
             self.cx.unsupported(f"changes the input {root.name} in place")
 
-    def write(self, node: Node, new: Value) -> None:
+    def write(self, node: Node, new: Value | Complex) -> None:
         """`node` now holds `new`, and so does all that shares its memory."""
         root = self.root(node)
         if root in self.walk.buffers:
@@ -413,8 +413,10 @@ class Aliases:
             return self.walk.read(self.parent[node])
         return self.walk.translate(node)
 
-    def _put_piece(self, split: Node, which: int, new: Value) -> Value:
-        base: Value = self.env[self.parent[split]]
+    def _put_piece(self, split: Node, which: int, new: Any) -> Value:
+        base: Any = self.env[self.parent[split]]
+        if isinstance(base, Complex) or isinstance(new, Complex):
+            self.cx.unsupported("in-place change of a piece of complex numbers")
         args = self.walk.resolve(split.args[1:])
         before, self.cx.node = self.cx.node, split
         axis, windows = split_windows(self.cx, base, split.target, args)
@@ -427,10 +429,10 @@ class Aliases:
         shape = (*base.shape[:axis], as_expr(1), *base.shape[axis + 1 :])
         return self.cx.reshape(new, shape)
 
-    def _undo(self, node: Node, base: Any, new: Value) -> Value:
+    def _undo(self, node: Node, base: Any, new: Any) -> Any:
         """`base` after its view `node` was replaced by `new`."""
-        if isinstance(base, Complex):
-            self.cx.unsupported("in-place change of a part of complex numbers")
+        if isinstance(base, Complex) or isinstance(new, Complex):
+            return self._undo_parts(node, base, new)
         cx, rank = self.cx, base.type.rank
         if _gives_operand(node.target):
             return new
@@ -459,6 +461,15 @@ class Aliases:
             window = (begin, cx.simplify(args[2]), 1)
             return put_window(cx, base, new, axis, window)
         return cx.unsupported(f"in-place change through a view made by {name}")
+
+    def _undo_parts(self, node: Node, base: Any, new: Any) -> Complex:
+        """The same for complex numbers, if the view moves both parts alike."""
+        whole = isinstance(base, Complex) and isinstance(new, Complex)
+        if not whole or str(node.target).startswith(("aten.adjoint", "aten._conj")):
+            self.cx.unsupported("in-place change of a part of complex numbers")
+        return Complex(
+            self._undo(node, base.re, new.re), self._undo(node, base.im, new.im)
+        )
 
 
 def _permutation(name: str, rank: int, args: Sequence[Any]) -> list[int] | None:

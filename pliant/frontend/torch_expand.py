@@ -70,7 +70,9 @@ def _unknown(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
     if is_complex(node):
-        return complex_translation(target) is None and target not in SIZES
+        twin = functional_twin(target)
+        known = complex_translation(target) or (twin and complex_translation(twin))
+        return not known and target not in SIZES
     known = translation(target) is not None or target in SIZES
     return not known and functional_twin(target) not in TABLE
 

@@ -20,6 +20,8 @@ from pliant.frontend.torch_ops_airy import AIRY
 from pliant.frontend.torch_ops_backward import BACKWARD
 from pliant.frontend.torch_ops_bins import BINS
 from pliant.frontend.torch_ops_complex import OF_COMPLEX, lifted
+from pliant.frontend.torch_ops_complex_linalg import COMPLEX_LINALG
+from pliant.frontend.torch_ops_complex_math import COMPLEX_MATH
 from pliant.frontend.torch_ops_data import DATA
 from pliant.frontend.torch_ops_distance import DISTANCE
 from pliant.frontend.torch_ops_fft import FFT
@@ -77,7 +79,13 @@ TABLE: dict[Any, Translate] = {
 }
 
 # Ops that complex tensors take part in, and what they do then.
-COMPLEX: dict[Any, Translate] = {**OF_COMPLEX, **FFT, **EIGENVALUES}
+COMPLEX: dict[Any, Translate] = {
+    **OF_COMPLEX,
+    **COMPLEX_MATH,
+    **COMPLEX_LINALG,
+    **FFT,
+    **EIGENVALUES,
+}
 
 # Ops that other packages define: by name, as they exist once the package is loaded.
 BY_NAME: dict[str, Translate] = {

@@ -95,6 +95,8 @@ def partwise(rule: Translate) -> Translate:
             def part(x: Any) -> Any:
                 if isinstance(x, Complex):
                     return getattr(x, which)
+                if isinstance(x, complex):
+                    return x.real if which == "re" else x.imag
                 if isinstance(x, list | tuple):
                     mixed = any(isinstance(each, Complex) for each in x)
                     return [zero(each) if mixed else part(each) for each in x]
@@ -182,9 +184,8 @@ def reciprocal(cx: TorchContext, x: Complex) -> Complex:
     return divided(cx, as_complex(cx, 1.0, x.re.dtype), x)
 
 
-def power(cx: TorchContext, x: Complex, exponent: Any) -> Complex:
-    if not isinstance(exponent, int) or not 0 <= exponent <= 16:
-        cx.unsupported("a complex power that is not a small integer")
+def power(cx: TorchContext, x: Complex, exponent: int) -> Complex:
+    """By products: of a small integer that is not negative."""
     if exponent == 0:
         ones = cx.full(1.0, x.shape, x.re.dtype)
         return as_complex(cx, ones, x.re.dtype)
@@ -259,16 +260,23 @@ def converted(cx: TorchContext, x: Number, *_: Any, **__: Any) -> Complex | Valu
     return as_complex(cx, x, cx.out_dtype)
 
 
-def filled(rule: Translate, value: Any = None) -> Translate:
-    """A new tensor of one number."""
+def replaced(cx: TorchContext, x: Complex, new: Number, *_: Any) -> Complex:
+    """Another value in the shape of x."""
+    found = as_complex(cx, new, x.re.dtype)
+    parts = [cx.broadcast_to(part, x.shape) for part in (found.re, found.im)]
+    return Complex(*parts)
+
+
+def filled(rule: Translate, value: Any = None, which: int = 1) -> Translate:
+    """A new tensor of one number: the value, or else the operand with this number."""
 
     def translate(cx: TorchContext, *args: Any, **kwargs: Any) -> Complex:
         number: Any = value
         args_ = [x.re if isinstance(x, Complex) else x for x in args]
-        if value is None:  # the second operand
-            number = args_[1]
+        if value is None:
+            number = args_[which]
         if isinstance(number, complex):
-            args_[1] = number.real
+            args_[which] = number.real
         re = rule(cx, *args_, **kwargs)
         imaginary = number.imag if isinstance(number, complex) else 0.0
         return Complex(re, cx.full(imaginary, re.shape, re.dtype))
@@ -346,7 +354,7 @@ PARTWISE = frozenset(
             "atleast_2d",
             "atleast_3d",
         ),
-        *("trace"),
+        *("trace", "index_put", "index_add", "index_copy", "scatter", "scatter_add"),
     }
 )
 
@@ -369,7 +377,6 @@ OF_COMPLEX: dict[Any, Translate] = {
     aten.log.default: logarithm,
     aten.reciprocal.default: reciprocal,
     aten.square.default: lambda cx, x: multiplied(cx, x, x),
-    aten.pow.Tensor_Scalar: power,
     aten.add.Tensor: added("add"),
     aten.add.Scalar: added("add"),
     aten.sub.Tensor: added("sub"),
@@ -385,6 +392,9 @@ OF_COMPLEX: dict[Any, Translate] = {
     aten.eq.Scalar: equal("eq", "logical_and"),
     aten.ne.Tensor: equal("ne", "logical_or"),
     aten.ne.Scalar: equal("ne", "logical_or"),
+    aten.copy.default: replaced,
+    aten.fill.Scalar: replaced,
+    aten.fill.Tensor: replaced,
     aten.where.self: where,
     aten.where.ScalarOther: where,
     aten.where.ScalarSelf: where,
@@ -417,5 +427,5 @@ def lifted(target: Any, real: Translate | None) -> Translate | None:
     if name in _FILLED:
         return filled(real, _FILLED[name])
     if name in ("full", "full_like", "new_full"):
-        return filled(real)
+        return filled(real, which=2 if name == "new_full" else 1)
     return None

@@ -236,6 +236,8 @@ def unique_consecutive(
         kept, number, length = _runs(cx, flat, return_inverse, return_counts)
         shaped = cx.reshape(number, x.shape) if return_inverse else number
         return [kept, shaped, length]
+    if cx.val[0].dim() != x.type.rank:
+        cx.unsupported("torch.export mistakes its shape: give a dim from the front")
     axis = cx.axis(dim, x.type.rank)
     rows = cx.move_axis(x, axis, 0)
     kept, number, length = _runs(cx, rows, return_inverse, return_counts)

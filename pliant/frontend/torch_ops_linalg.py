@@ -52,7 +52,7 @@ def message(name: str) -> str:
     return f"{name}: {MESSAGES.get(name, _SINGULAR)}"
 
 
-def _checked(cx: TorchContext, check: bool, name: str, which: int) -> str:
+def checked(cx: TorchContext, check: bool, name: str, which: int) -> str:
     """The message of an op whose result of this number is info, if it is to raise."""
     if check:
         return message(name)
@@ -114,7 +114,7 @@ def _cholesky(cx: TorchContext, x: Value, upper: bool, error: str) -> list[Value
 def cholesky_ex(
     cx: TorchContext, x: Value, upper: bool = False, check_errors: bool = False
 ) -> list[Value]:
-    error = _checked(cx, check_errors, "linalg.cholesky", 1)
+    error = checked(cx, check_errors, "linalg.cholesky", 1)
     return _cholesky(cx, x, upper, error)
 
 
@@ -189,7 +189,7 @@ def lu_factor_ex(
     cx: TorchContext, x: Value, pivot: bool = True, check_errors: bool = False
 ) -> list[Value]:
     _want_pivots(cx, pivot)
-    return lu_factor(cx, x, _checked(cx, check_errors, "linalg.lu_factor", 2))
+    return lu_factor(cx, x, checked(cx, check_errors, "linalg.lu_factor", 2))
 
 
 def lu_factored(cx: TorchContext, x: Value, pivot: bool = True) -> list[Value]:
@@ -245,7 +245,7 @@ def lu_solve(
     return shaped(cx, found, lead)
 
 
-def _solve(
+def solved(
     cx: TorchContext, a: Value, b: Value, left: bool, error: str, rank: int
 ) -> list[Value]:
     """result, LU, pivots, info; `rank` is that of the result."""
@@ -265,34 +265,34 @@ def _solve(
 def solve_with_lu(
     cx: TorchContext, a: Value, b: Value, left: bool = True, check_errors: bool = False
 ) -> list[Value]:
-    error = _checked(cx, check_errors, "linalg.solve", 3)
-    return _solve(cx, a, b, left, error, cx.val[0].dim())
+    error = checked(cx, check_errors, "linalg.solve", 3)
+    return solved(cx, a, b, left, error, cx.val[0].dim())
 
 
 def solve_ex(
     cx: TorchContext, a: Value, b: Value, left: bool = True, check_errors: bool = False
 ) -> list[Value]:
-    error = _checked(cx, check_errors, "linalg.solve", 1)
-    found = _solve(cx, a, b, left, error, cx.val[0].dim())
+    error = checked(cx, check_errors, "linalg.solve", 1)
+    found = solved(cx, a, b, left, error, cx.val[0].dim())
     return [found[0], found[3]]
 
 
 def solve(cx: TorchContext, a: Value, b: Value, left: bool = True) -> Value:
-    return _solve(cx, a, b, left, message("linalg.solve"), cx.val.dim())[0]
+    return solved(cx, a, b, left, message("linalg.solve"), cx.val.dim())[0]
 
 
-def _inverse(cx: TorchContext, a: Value, error: str) -> list[Value]:
+def inverted(cx: TorchContext, a: Value, error: str) -> list[Value]:
     found, pivots, info = lu_factor(cx, a, error)
     b = identity(cx, a.shape[-2:], a.dtype)
     return [lu_solve(cx, found, pivots, b), info]
 
 
 def inv_ex(cx: TorchContext, a: Value, check_errors: bool = False) -> list[Value]:
-    return _inverse(cx, a, _checked(cx, check_errors, "linalg.inv", 1))
+    return inverted(cx, a, checked(cx, check_errors, "linalg.inv", 1))
 
 
 def inv(cx: TorchContext, a: Value) -> Value:
-    return _inverse(cx, a, message("linalg.inv"))[0]
+    return inverted(cx, a, message("linalg.inv"))[0]
 
 
 def _parity(cx: TorchContext, pivots: Value, dtype: DType) -> Value:
@@ -369,7 +369,7 @@ def ormqr(
 def ldl_factor_ex(
     cx: TorchContext, a: Value, hermitian: bool = False, check_errors: bool = False
 ) -> list[Value]:
-    error = _checked(cx, check_errors, "linalg.ldl_factor", 2)
+    error = checked(cx, check_errors, "linalg.ldl_factor", 2)
     found = cx.b.emit_multi("ldl", flat(cx, a), error=error)
     return [shaped(cx, each, a.shape[:-2]) for each in found]
 

@@ -33,6 +33,7 @@ from pliant.frontend.torch_ops_complex import (
     from_pairs,
     holds_complex,
     is_complex,
+    replaced,
 )
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
@@ -218,6 +219,7 @@ class Walk:
     def fold(self, node: Node, args: list[Any]) -> Any:
         if any(isinstance(a, Undecided) for a in args):
             return Undecided()
+        args = [a.re if isinstance(a, Complex) else a for a in args]
         return collapse(SIZES[node.target](self.cx, *args))
 
     def update(self, node: Node) -> Any:
@@ -229,16 +231,30 @@ class Walk:
         args, kwargs = self.operands(node)
         if any(_poisoned(a) for a in (*args, *kwargs.values())):
             raise Unsupported("")
-        if holds_complex(args, kwargs):
-            self.cx.unsupported("in-place change of complex numbers")
         old = args[0]
         twin = functional_twin(node.target)
+        if holds_complex(args, kwargs):
+            return self.update_complex(node, target, args, kwargs)
         if any(r.alias_info is not None for r in twin._schema.returns):
             self.cx.unsupported(
                 f"changes a tensor's shape, not its values: call {op_name(twin)}"
             )
         new = TABLE[twin](self.cx, *args, **kwargs)
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)
+        self.aliases.write(target, new)
+        return new
+
+    def update_complex(
+        self, node: Node, target: Node, args: list[Any], kwargs: dict[str, Any]
+    ) -> Complex:
+        rule = complex_translation(functional_twin(node.target))
+        old = args[0]
+        if rule is None or not isinstance(old, Complex):
+            self.cx.unsupported("this in-place change of complex numbers")
+        assert self.aliases is not None
+        if self.aliases.root(target).op == "placeholder":
+            self.cx.unsupported("in-place change of a complex input or buffer")
+        new = replaced(self.cx, old, rule(self.cx, *args, **kwargs))
         self.aliases.write(target, new)
         return new
 

@@ -30,11 +30,84 @@ SHAPES = ((3, 8), (1, 1), (2, 7), (0, 4), (3, 0))
         lambda x: (x.roll(1, 0), x.flip(1), torch.zeros_like(x), x.abs() + 0j),
         lambda x: (x.to(torch.complex128), torch.complex(x.real, x.abs())),
         lambda x: tuple(x.mT[..., None].expand(-1, -1, 3).unbind(2)),
+        lambda x: (x.sin(), x.cos(), x.tan(), x.sinh(), x.cosh(), x.tanh()),
+        lambda x: ((x * 30).tanh(), (x * 1e-3).expm1(), (x * 1e-3).log1p()),
+        lambda x: (x.sqrt(), (x + 4).rsqrt(), x.sigmoid(), x.exp2(), x.expm1()),
+        lambda x: (x.log1p(), (x + 4).log2(), (x + 4).log10(), x.isfinite()),
+        lambda x: ((x + 4) ** 0.5, (x + 4) ** 1.5, (x + 4) ** -2, 2**x, x**x.real),
+        lambda x: (x ** (x + 3), (x * 0) ** 2.5, x.lerp(x + 1, 0.3), x.lerp(-x, 0.7)),
+        lambda x: torch.meshgrid(x[0], x[0] * 2, indexing="ij"),
     ),
 )
 def test_ops(model: Callable[..., Any]) -> None:
     shapes = tuple(s for s in SHAPES if s[0])
     check(model, COMPLEX, shapes)
+
+
+def _spectrum(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Frequencies written into a tensor of zeros, as Fourier operators do."""
+    out = torch.zeros(x.shape[0], x.shape[1] + 2, dtype=x.dtype)
+    out[:, 1:-1] = x * (2 - 1j)
+    out[:, 0] += 3
+    row = out.mT[-1]
+    row.fill_(1j)
+    return out, row, out.clone().mul_(2).view(-1)
+
+
+def test_changes_in_place() -> None:
+    check(_spectrum, COMPLEX, tuple(s for s in SHAPES if 0 not in s))
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x.real.add_(1)
+        return x
+
+    def given(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+    for model in (part, given):
+        with pytest.raises(pliant.UnsupportedOpError, match=r"in.place"):
+            pliant.compile(Call(model), (normal(2, 3, dtype=COMPLEX[0]),))
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    eye = torch.eye(x.shape[0], dtype=x.dtype)
+    return x @ x.mH + eye
+
+
+def _rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a = _square(x)
+    index = torch.arange(x.shape[0])
+    return x.index_put((index,), x * 2), x.index_add(0, index, x), torch.trace(a)
+
+
+@pytest.mark.parametrize(
+    "model",
+    (
+        lambda x: (torch.linalg.inv(_square(x)), torch.inverse(_square(x))),
+        lambda x: torch.linalg.inv_ex(_square(x)),
+        lambda x: (
+            torch.linalg.solve(_square(x), x),
+            torch.linalg.matrix_exp(x @ x.mH),
+        ),
+        lambda x: (torch.linalg.solve(_square(x), x.mT, left=False),),
+        lambda x: (torch.linalg.solve(_square(x), x[:, 0]),),
+        _rows,
+    ),
+)
+def test_matrices(model: Callable[..., Any]) -> None:
+    check(lambda x: model(x / 2), COMPLEX, ((3, 8), (1, 1), (2, 7), (5, 3)))
+
+
+def test_a_singular_matrix() -> None:
+    x = torch.eye(3, dtype=torch.complex64)
+    m = pliant.compile(Call(lambda x: torch.linalg.inv_ex(x).info), (x,))
+    for k in range(3):
+        spoilt = x.clone()
+        spoilt[k, k] = 0
+        assert int(m(spoilt)) == k + 1 == int(torch.linalg.inv_ex(spoilt).info)
+    with pytest.raises(pliant.MatrixError, match="singular"):
+        pliant.compile(Call(torch.linalg.inv), (x,))(x * 0)
 
 
 def test_rotary_positions() -> None:

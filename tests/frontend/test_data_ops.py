@@ -356,6 +356,14 @@ def test_floats_of_data(dtype: torch.dtype) -> None:
             torch.testing.assert_close(ours, its, rtol=close, atol=close)
 
 
+def test_a_dim_that_torch_mistakes_is_refused() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.unique_consecutive(x, dim=-1)
+
+    with pytest.raises(pliant.UnsupportedOpError, match="from the front"):
+        pliant.compile(Apply(function), (torch.ones(3, 4),), {"args": (N,)})
+
+
 def test_what_has_no_bound_is_refused() -> None:
     for function, inputs, why in (
         (lambda r: torch.repeat_interleave(r), (few(4),), "repeats without a bound"),
