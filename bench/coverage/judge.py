@@ -70,7 +70,18 @@ class Call(torch.nn.Module):
 
 
 def judge(model: torch.nn.Module, tensors: list[torch.Tensor]) -> Verdict:
-    """Compiles a model of a list of tensors with every dim dynamic."""
+    """Compiles a model of a list of tensors with every dim dynamic.
+
+    What the judge itself fails at is not left out of the count.
+    """
+    try:
+        return _judged(model, tensors)
+    except Exception as error:
+        text = f"the judge failed: {type(error).__name__}: {first_line(error)}"
+        return Verdict("internal", text)
+
+
+def _judged(model: torch.nn.Module, tensors: list[torch.Tensor]) -> Verdict:
     eager = run(model, tensors)
     if isinstance(eager, Exception):
         return Verdict("eager_cannot", first_line(eager))
