@@ -83,6 +83,21 @@ def batch_norm(
     return with_bias(cx, out, bias) if weight is None else out
 
 
+def batch_norm_with_statistics(
+    cx: TorchContext,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """Of the statistics of a batch, which are not computed, torch gives no elements."""
+    none = [cx.full(0.0, (0,), cx.dtype(each.dtype)) for each in cx.val[1:]]
+    return [batch_norm(cx, x, weight, bias, mean, var, eps), *none]
+
+
 def instance_norm(
     cx: TorchContext, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
@@ -107,11 +122,5 @@ NORM: dict[Any, Translate] = {
     aten.rms_norm.default: rms_norm,
     aten._fused_rms_norm.default: lambda cx, *a: [rms_norm(cx, *a), None],
     aten.group_norm.default: group_norm,
-    aten._native_batch_norm_legit_no_training.default: (
-        lambda cx, x, w, b, mean, var, momentum, eps: [
-            batch_norm(cx, x, w, b, mean, var, eps),
-            None,
-            None,
-        ]
-    ),
+    aten._native_batch_norm_legit_no_training.default: batch_norm_with_statistics,
 }

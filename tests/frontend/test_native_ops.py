@@ -635,6 +635,21 @@ def test_samples_between_elements() -> None:
         torch_oracle.same(run(model, args), Every()(*args))
 
 
+def test_norms_with_given_statistics() -> None:
+    class Every(nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor) -> list[Any]:
+            given = mean * 2, mean + 1, mean, mean.abs() + 1
+            plain = torch.ops.aten.native_batch_norm(x, *given, False, 0.1, 1e-5)
+            legit = torch.ops.aten._native_batch_norm_legit_no_training
+            return [*plain, *legit(x, *given, 0.1, 1e-5)]
+
+    example = torch.randn(2, 3, 5), torch.randn(3)
+    model = compiled(Every(), example, ({0: "n", 1: "c", 2: "l"}, {0: "c"}))
+    for n, c, length in ((1, 1, 1), (2, 7, 3), (5, 3, 11)):
+        args = torch.randn(n, c, length), torch.randn(c)
+        torch_oracle.same(run(model, args), Every()(*args))
+
+
 # Tables that have files of tests of their own.
 ELSEWHERE = {*AIRY, *BINS, *DATA, *FFT, *LINALG, *RANDOM, *RECURRENT, *SERIES}
 
