@@ -17,13 +17,14 @@ import torch
 
 from pliant.frontend.torch_branches import conditions
 from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_numbers import span
 from pliant.frontend.torch_ops_context import Real, Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, as_expr, floordiv, le, maximum, minimum, product
+from pliant.sym import Expr, as_expr, floordiv, ge, le, maximum, minimum, product
 
 aten = torch.ops.aten
 
@@ -132,12 +133,18 @@ def most_of(cx: TorchContext, size: torch.SymInt) -> Expr | None:
 
 
 def _size(
-    cx: TorchContext, number: Value, size: Any, what: str, how: str, of: str
+    cx: TorchContext,
+    number: Value,
+    size: Any,
+    what: str,
+    how: str,
+    of: str,
+    known: Expr | None = None,
 ) -> Expr:
-    """A number of the data as a size, at most what the model states."""
+    """A number of the data as a size, at most what is `known`, or the model states."""
     if not isinstance(size, torch.SymInt) or size.node.expr.free_symbols == set():
         cx.unsupported(f"{what} that is no size of its own")
-    most = most_of(cx, size)
+    most = most_of(cx, size) if known is None else known
     if most is None:
         cx.unsupported(f"{what} without a bound: add torch._check({how} <= most)")
     number = cx.reshape(cx.cast(number, DType.I64), ())
@@ -152,16 +159,20 @@ def _zero(cx: TorchContext, gap: Value, what: str) -> Value:
 
 
 def item(cx: TorchContext, x: Value) -> Expr | Real:
-    """A number of the data: as a size if it is an integer."""
+    """A number of the data, a size if it is an integer; of sizes alone it is theirs."""
     number = cx.val
     if isinstance(number, torch.SymFloat):
         return Real(value=cx.reshape(cx.cast(x, DType.F64), ()))
     if not isinstance(number, torch.SymInt):
         cx.unsupported("item() of a tensor of bool")
+    known = span(cx, x)
+    if known.number is not None:
+        cx.symbols.setdefault(str(number.node.expr), known.number)
+        return known.number
     least = number.node.shape_env.bound_sympy(number.node.expr).lower
-    if least < 0:
+    if least < 0 and not (known.low is not None and cx.proves(ge(known.low, 0))):
         cx.unsupported("item() that may be negative: add torch._check(n >= 0)")
-    return _size(cx, x, number, "item()", "n", "item()")
+    return _size(cx, x, number, "item()", "n", "item()", known.high)
 
 
 # ---- elements without repeats

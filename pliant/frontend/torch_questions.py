@@ -102,6 +102,8 @@ def recorded_questions() -> Iterator[Asked]:
     evaluate = symbolic_shapes.ShapeEnv.evaluate_expr
     guard_or = symbolic_shapes._guard_or
     dispatch = proxy_tensor.handle_sym_dispatch
+    # torch looks at the statement that asks: a failed `assert` is left to the run.
+    passed = symbolic_shapes.uninteresting_files() | {__file__}
 
     def noted_evaluate(env: Any, expr: Any, *args: Any, **kwargs: Any) -> Any:
         hints = env.backed_var_to_val
@@ -129,6 +131,7 @@ def recorded_questions() -> Iterator[Asked]:
         _config.patch(**_CONFIG),  # type: ignore[attr-defined]  # added at run time
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
+        mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
     ):
         yield asked

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from asserting import asserted
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch.utils import _pytree as pytree
@@ -102,6 +103,14 @@ def columns(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
 def column_inputs(n: int) -> tuple[Tensor, ...]:
     mask = torch.rand(n) > 0.5
     return torch.randn(2, n, 3), mask, torch.randn(2, int(mask.sum()), 3)
+
+
+def sizes_as_tensors(x: Tensor) -> Tensor:
+    """Numbers that tensors hold, but that sizes alone decide."""
+    reach = torch.tensor(min(x.shape[0], 20))
+    ends = torch.stack([20 - reach, (20 + reach * 2).clamp(max=45)])
+    table = torch.arange(60.0)
+    return table[(20 - reach).item() : (20 + reach).item()] + ends.amax()
 
 
 def split(x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,6 +238,10 @@ CASES = {
         masked(3),
         (N, N, {0: "k"}),
     ),
+    "sizes as tensors": Case(sizes_as_tensors, lambda n: (torch.randn(n),), (N,)),
+    "asserted": Case(
+        asserted, lambda n: (torch.arange(4 * n).view(n, 4) % 4,), (N,), (1, 2, 7, 61)
+    ),
     "split": Case(
         split,
         lambda n: (torch.randn(n, 3), torch.tensor([n // 3, n - n // 3])),
@@ -315,6 +328,12 @@ def test_a_relation_is_tested() -> None:
     x = torch.randn(5, 3)
     good, bad = ((x, *map(torch.tensor, ends)) for ends in ((1, 4), (3, 2)))
     refused(between, good, (N, {}, {}), bad, "u0 <= u1, u1 is 2")
+
+
+def test_an_assertion_about_data_is_tested() -> None:
+    good, bad = torch.tensor([[1, 0], [0, 2]]), torch.tensor([[1, 0], [1, 2]])
+    why = "the model checks this of its data"
+    refused(asserted, (good,), ({0: "n", 1: "k"},), (bad,), why)
 
 
 @pytest.mark.parametrize("repeats", [[1, 2], [2, 3], [5, -1]])
