@@ -131,9 +131,9 @@ def _shaken(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def for_torch(shapes: Any) -> Any:
-    """torch.export knows no names: each is a dim that it may fix."""
+    """torch.export knows no names: each is a dim that it must not fix."""
     return pytree.tree_map(
-        lambda dim: torch.export.Dim.AUTO if isinstance(dim, str) else dim, shapes
+        lambda dim: torch.export.Dim.DYNAMIC if isinstance(dim, str) else dim, shapes
     )
 
 

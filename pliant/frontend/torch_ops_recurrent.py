@@ -8,18 +8,15 @@ input's product is outside the loop, so a step is the product with the state and
 elementwise kernel.
 
 torch.export would fix the number of steps, because torch infers the shapes of these ops
-by running them step by step: `symbolic_lengths` gives it the shapes instead.
+by running them step by step: torch_shapes.py gives it the shapes instead.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_ops_math import Translate
@@ -200,56 +197,3 @@ RECURRENT: dict[Any, Translate] = {
     aten.rnn_tanh_cell.default: _cell(_tanh_step),
     aten.rnn_relu_cell.default: _cell(_relu_step),
 }
-
-
-# ---- their shapes, for torch
-
-
-def _result(xs: Tensor, state: Tensor, bidirectional: bool) -> Tensor:
-    features = state.shape[-1] * (2 if bidirectional else 1)
-    return xs.new_empty((*xs.shape[:-1], features))
-
-
-def _lstm_shapes(
-    xs: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, cell = hx
-    out = _result(xs, hidden, others[4])
-    return out, torch.empty_like(hidden), torch.empty_like(cell)
-
-
-def _state_shapes(
-    xs: Tensor, hx: Tensor, params: Sequence[Tensor], *others: Any
-) -> tuple[Tensor, Tensor]:
-    return _result(xs, hx, others[4]), torch.empty_like(hx)
-
-
-_SHAPES: dict[Any, Callable[..., Any]] = {
-    aten.lstm.input: _lstm_shapes,
-    aten.gru.input: _state_shapes,
-    aten.rnn_tanh.input: _state_shapes,
-    aten.rnn_relu.input: _state_shapes,
-}
-
-
-@contextmanager
-def symbolic_lengths() -> Iterator[None]:
-    """While it lasts, torch infers shapes of recurrent layers without running them.
-
-    torch.nn's layers hold their weights in a list too, of which torch.export warns.
-    """
-    kept = {op: dict(op.py_kernels) for op in _SHAPES}
-    try:
-        for op, shapes in _SHAPES.items():
-            for key in op.py_kernels:
-                op.py_kernels[key] = shapes
-            op._dispatch_cache.clear()
-        with warnings.catch_warnings():
-            held = r"The tensor attributes? .*_flat_weights"
-            warnings.filterwarnings("ignore", held, UserWarning)
-            yield
-    finally:
-        for op, kernels in kept.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()

@@ -23,8 +23,8 @@ from pliant.frontend.torch_dims import (
     enlarged,
     symbol_of,
 )
-from pliant.frontend.torch_ops_recurrent import symbolic_lengths
 from pliant.frontend.torch_questions import Asked, recorded_questions
+from pliant.frontend.torch_shapes import symbolic_shapes
 from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
 from pliant.frontend.torch_spec_errors import (
     check_sizes,
@@ -151,7 +151,7 @@ def _export(
 ) -> tuple[ExportedProgram, Asked]:
     args, kwargs = pytree.tree_unflatten(list(values), spec)
     grad = torch.set_grad_enabled(training)
-    with grad, recorded_questions() as asked, shared_bounds(), symbolic_lengths():
+    with grad, recorded_questions() as asked, shared_bounds(), symbolic_shapes():
         program = torch.export.export(
             model, args, kwargs, dynamic_shapes=shapes, strict=False
         )
@@ -167,7 +167,7 @@ def _fixed_dims(
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with torch.no_grad(), symbolic_lengths():
+        with torch.no_grad(), symbolic_shapes():
             ep = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )

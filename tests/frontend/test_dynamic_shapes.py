@@ -265,6 +265,16 @@ def test_a_dim_that_the_model_fixes() -> None:
     assert compiled.dims == ("b",)
 
 
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_rows_of_any_length_are_pooled(ceil_mode: bool) -> None:
+    """torch's own rule for this op reads the length as a number, and fixes it."""
+    pool = nn.MaxPool1d(3, 2, padding=1, ceil_mode=ceil_mode)
+    m = pliant.compile(pool, (torch.randn(2, 4, 9),), ({0: "n", 2: "length"},))
+    for n, length in ((0, 5), (1, 1), (3, 2), (2, 61)):
+        x = torch.randn(n, 4, length)
+        assert torch.equal(m(x), pool(x))
+
+
 def test_what_torch_cannot_trace() -> None:
     def branch(x: Any) -> Any:
         return x if x.sum() > 0 else x * 2
