@@ -379,13 +379,23 @@ splinter squeezebert yoso esm flaubert xlm
 _NO_CACHE = frozenset(_WITHOUT.split())
 
 
+# Models that make a mask themselves, but not while they are exported.
+_MASKED = frozenset({"longt5", "switch_transformers"})
+
+
 def _pair(name: str, config: dict[str, Any]) -> Architecture:
+    masks = 1 if name in _MASKED else 0
+
+    def inputs(batch: int, length: int, rest: int) -> tuple[torch.Tensor, ...]:
+        words = ids(batch, length), ids(batch, rest)
+        return (*words, *[torch.ones(batch, length, dtype=torch.int64)] * masks)
+
     return Architecture(
         lambda: _model(name, config),
-        lambda batch, length, rest: (ids(batch, length), ids(batch, rest)),
-        (_ROWS, {0: "batch", 1: "rest"}),
+        inputs,
+        (_ROWS, {0: "batch", 1: "rest"}, *[_ROWS] * masks),
         [(2, 13, 5), (1, 7, 1), (3, 16, 9), (1, 33, 4)],
-        ("input_ids", "decoder_input_ids"),
+        ("input_ids", "decoder_input_ids", *["attention_mask"] * masks),
         (("use_cache", False),),
     )
 

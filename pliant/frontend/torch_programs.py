@@ -120,15 +120,16 @@ class _Search:
     def explore(self, path: _Path) -> Iterator[tuple[Guard, _Explored]]:
         """Explores the negation of each condition of a path, one after the other."""
         known = (*path.region, *(eq(sym(name), n) for name, n in path.pins.items()))
+        main = path.imported is self.main
         for guard in (*self.fixed(path), *path.imported.guards(Basis.BRANCH)):
             if guard.cond in known:
                 continue  # asked before, and answered there
             region = (*known, guard.cond.negated())
             if not _possible(region):
                 yield guard, _Explored()
-            elif is_special(guard.cond):
+            elif is_special(guard.cond) or (main and is_narrow(guard.cond)):
                 yield guard, self.explore_region(region)
-            elif path.imported is not self.main:
+            elif not main:
                 # A condition that stays is no gap if the main program has it as well.
                 kept = any(g.cond == guard.cond for g in self.branches)
                 yield guard, _Explored(complete=kept)
@@ -187,6 +188,8 @@ class _Search:
         hints = {**self.example_sizes(), **{n: most for n, (_, most) in pinned.items()}}
         names = sorted({n for cond in region for n in cond.symbols()} - set(pinned))
         small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
+        twice = {name: 2 * hints[name] for name in names if name in hints}
+        larger = ({**hints, name: size} for name, size in twice.items())
         together = ({**hints, **dict.fromkeys(names, n)} for n in small)
         alone = ({**hints, name: n} for name in names for n in small)
         mixed = (
@@ -194,7 +197,7 @@ class _Search:
             for several in itertools.product((1, 2, 7, 0), repeat=min(len(names), 4))
             if len(several) == len(names)
         )
-        for sizes in itertools.chain([hints], alone, together, mixed):
+        for sizes in itertools.chain([hints], larger, alone, together, mixed):
             if all(_holds(cond, sizes) for cond in region):
                 return sizes
         return None
@@ -306,6 +309,15 @@ def is_special(cond: Cond) -> bool:
         return False
     names = cond.symbols()
     return len(names) == 1 and _holds(cond, {names[0]: 2})
+
+
+def is_narrow(cond: Cond) -> bool:
+    """Whether it holds at no large size: n // 16 == 14, of an image of 224."""
+    names = cond.symbols()
+    if cond.kind != "eq" or len(names) != 1:
+        return False
+    large = range(_LARGEST, _LARGEST + 256)  # all remainders of usual divisors
+    return not any(_holds(cond, {names[0]: size}) for size in large)
 
 
 def _holds(cond: Cond, sizes: Mapping[str, int]) -> bool:

@@ -24,6 +24,7 @@ from pliant.frontend.torch_dims import (
     symbol_of,
 )
 from pliant.frontend.torch_questions import Asked, recorded_questions
+from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
 from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
 from pliant.frontend.torch_spec_errors import (
@@ -151,7 +152,13 @@ def _export(
 ) -> tuple[ExportedProgram, Asked]:
     args, kwargs = pytree.tree_unflatten(list(values), spec)
     grad = torch.set_grad_enabled(training)
-    with grad, recorded_questions() as asked, shared_bounds(), symbolic_shapes():
+    with (
+        grad,
+        recorded_questions() as asked,
+        shared_bounds(),
+        symbolic_shapes(),
+        sizes_in_tensors(),
+    ):
         program = torch.export.export(
             model, args, kwargs, dynamic_shapes=shapes, strict=False
         )

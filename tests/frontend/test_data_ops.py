@@ -336,6 +336,18 @@ def test_an_assertion_about_data_is_tested() -> None:
     refused(asserted, (good,), ({0: "n", 1: "k"},), (bad,), why)
 
 
+def test_a_size_that_a_tensor_holds_is_a_size() -> None:
+    def rows(x: Tensor) -> Tensor:
+        k = torch.div(x.shape[0], 8, rounding_mode="trunc")
+        return x.view(k, 8)
+
+    m = pliant.compile(Apply(rows), (torch.randn(16),), ((N,),))
+    for n in (0, 8, 40):
+        same(m(x := torch.randn(n)), rows(x))
+    with pytest.raises(pliant.ShapeError, match="number of elements must stay"):
+        m(torch.randn(17))
+
+
 @pytest.mark.parametrize("repeats", [[1, 2], [2, 3], [5, -1]])
 def test_repeats_must_have_the_stated_sum(repeats: list[int]) -> None:
     def function(x: Tensor, repeats: Tensor) -> Tensor:

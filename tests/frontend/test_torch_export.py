@@ -363,6 +363,21 @@ def test_a_question_that_an_op_answered_first_is_asked() -> None:
         same(served(found, *args), branch(*args))
 
 
+def test_an_example_at_the_shortcut() -> None:
+    """The example has the one size that the code has a table for."""
+
+    def positions(x: torch.Tensor) -> torch.Tensor:
+        pairs = x.shape[0] // 2
+        table = torch.ones(8) if pairs == 8 else torch.arange(pairs) * 0.5
+        return x[: 2 * pairs].view(pairs, 2) + table[:, None]
+
+    found = ways(positions, 17)
+    assert len(found) == 2
+    for n in (0, 1, 2, 15, 16, 17, 18, 61):
+        x = torch.randn(n)
+        same(served(found, x), positions(x))
+
+
 def test_a_shortcut_for_one_size_is_a_program() -> None:
     def clamped(x: torch.Tensor) -> torch.Tensor:
         return x * 1.0 if x.shape[0] != 5 else x.clamp(max=100.0)
