@@ -14,7 +14,7 @@ from pliant.frontend.torch_ops_nn import scaled_size
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, le
+from pliant.sym import Expr, as_expr, le, product
 
 aten = torch.ops.aten
 
@@ -75,7 +75,8 @@ def grid_sampler(
         corners = [[w, cx.add(w, 1.0)] for w in whole]
         taps = range(1 if interpolation_mode == _NEAREST else 2)
         settle = _unchanged
-    final = cx.transpose(x, [0, *range(2, rank + 2), 1])
+    flat = cx.reshape(x, (*x.shape[:2], product(sizes)))
+    final = cx.transpose(flat, (0, 2, 1))
     out: Value | None = None
     for side in itertools.product(taps, repeat=rank):
         at = settle([corners[k][s] for k, s in enumerate(side)])
@@ -84,7 +85,7 @@ def grid_sampler(
             weight = shares[0][side[0]]
             for k, s in enumerate(side[1:], start=1):
                 weight = cx.mul(weight, shares[k][s])
-        part = _at(cx, final, at, weight)
+        part = _at(cx, final, sizes, at, weight)
         out = part if out is None else cx.add(out, part)
     assert out is not None
     return cx.transpose(out, [0, rank + 1, *range(1, rank + 1)])
@@ -145,10 +146,16 @@ def _padded(
 
 
 def _at(
-    cx: TorchContext, x: Value, corner: Sequence[Value], weight: Value | None
+    cx: TorchContext,
+    x: Value,
+    sizes: Sequence[Expr],
+    corner: Sequence[Value],
+    weight: Value | None,
 ) -> Value:
-    """x (N, spatial.., C) at whole positions, times a weight; outside it is 0."""
-    sizes = x.shape[1:-1]
+    """x (N, spatial, C) at whole positions, times a weight; outside it is 0.
+
+    The place of a point is one number for all axes, computed once for all channels.
+    """
     inside: Value | None = None
     for position, size in zip(corner, sizes, strict=True):
         for test in (
@@ -157,11 +164,14 @@ def _at(
         ):
             inside = test if inside is None else cx.arith("logical_and", inside, test)
     assert inside is not None
-    places = [cx.iota(corner[0].shape, 0, DType.I64)]
-    for axis, (position, size) in enumerate(zip(corner, sizes, strict=True), start=1):
-        place = cx.cast(cx.select(inside, position, 0.0), DType.I64)
-        places.append(cx.in_range(place, size, axis))
-    picked = cx.b.emit("index", x, *places)  # (N, out.., C)
+    place: Value | None = None
+    for position, size in zip(corner, sizes, strict=True):
+        step = cx.cast(cx.select(inside, position, 0.0), DType.I64)
+        place = step if place is None else cx.add(cx.mul(place, size), step)
+    assert place is not None
+    rows = cx.iota(place.shape, 0, DType.I64)
+    place = cx.in_range(place, product(sizes), 1)
+    picked = cx.b.emit("index", x, rows, place)  # (N, out.., C)
     column = [*inside.shape, as_expr(1)]
     kept = cx.reshape(inside, column)
     if weight is None:
