@@ -7,10 +7,11 @@
 
 A trace is valid for sizes at which the model's conditions on sizes have the same values
 (torch_branches.py): here for n != 1. For sizes that one example cannot cover together
-with the others (0, 1, and those that the code compares for equality) the model is
-traced again at one of them. If that program is proved equal there, the first one serves
-them too. If not, it is a second program with its own guards. Every other size at which
-the code takes another branch is refused, with the line of the branch.
+with the others (0, 1, those that the code compares for equality, and those beyond a
+bound of one size) the model is traced again at one of them. If that program is proved
+equal there, the first one serves them too. If not, it is a second program with its own
+guards. Every other size at which the code takes another branch is refused, with the
+line of the branch.
 
 The paths are a tree: the conditions of a trace in order, and for the negation of each
 condition the traces found there, which may have conditions of their own. A condition is
@@ -127,7 +128,7 @@ class _Search:
             region = (*known, guard.cond.negated())
             if not _possible(region):
                 yield guard, _Explored()
-            elif is_special(guard.cond) or (main and is_narrow(guard.cond)):
+            elif is_special(guard.cond) or (main and has_other_side(guard.cond)):
                 yield guard, self.explore_region(region)
             elif not main:
                 # A condition that stays is no gap if the main program has it as well.
@@ -188,8 +189,13 @@ class _Search:
         hints = {**self.example_sizes(), **{n: most for n, (_, most) in pinned.items()}}
         names = sorted({n for cond in region for n in cond.symbols()} - set(pinned))
         small = [1, 2, 3, 5, *range(4, _LARGEST), 0]
-        twice = {name: 2 * hints[name] for name in names if name in hints}
-        larger = ({**hints, name: size} for name, size in twice.items())
+        near = (
+            {**hints, name: size}
+            for name in names
+            if (n := hints.get(name, 0)) > 1
+            for size in (2 * n, n // 2, *range(n + 1, 2 * n))
+            if size > 1
+        )
         together = ({**hints, **dict.fromkeys(names, n)} for n in small)
         alone = ({**hints, name: n} for name in names for n in small)
         mixed = (
@@ -197,7 +203,7 @@ class _Search:
             for several in itertools.product((1, 2, 7, 0), repeat=min(len(names), 4))
             if len(several) == len(names)
         )
-        for sizes in itertools.chain([hints], larger, alone, together, mixed):
+        for sizes in itertools.chain([hints], near, alone, together, mixed):
             if all(_holds(cond, sizes) for cond in region):
                 return sizes
         return None
@@ -311,13 +317,19 @@ def is_special(cond: Cond) -> bool:
     return len(names) == 1 and _holds(cond, {names[0]: 2})
 
 
-def is_narrow(cond: Cond) -> bool:
-    """Whether it holds at no large size: n // 16 == 14, of an image of 224."""
+def has_other_side(cond: Cond) -> bool:
+    """Whether it bounds one size, or holds at no large one: n // 16 == 14, n > 8.
+
+    Traced at the example alone, such a program would refuse most sizes, or those that
+    begin beside it.
+    """
     names = cond.symbols()
-    if cond.kind != "eq" or len(names) != 1:
+    if len(names) != 1:
         return False
+    if cond.kind in ("lt", "le"):
+        return True
     large = range(_LARGEST, _LARGEST + 256)  # all remainders of usual divisors
-    return not any(_holds(cond, {names[0]: size}) for size in large)
+    return cond.kind == "eq" and not any(_holds(cond, {names[0]: n}) for n in large)
 
 
 def _holds(cond: Cond, sizes: Mapping[str, int]) -> bool:

@@ -363,6 +363,28 @@ def test_a_question_that_an_op_answered_first_is_asked() -> None:
         same(served(found, *args), branch(*args))
 
 
+@pytest.mark.parametrize("example", [13, 5])
+def test_both_sides_of_a_bound(example: int) -> None:
+    """Long rows are cut into eights, of whatever is left over; short ones are not."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        if n > 8:
+            return F.pad(x, (0, -n % 8)).view(-1, 8).sum(0)
+        return x * 2 if n >= 0 else x * 3
+
+    found = ways(rows, example)
+    assert len(found) == 2
+    for n in (0, 1, 7, 8, 9, 16, 61):
+        x = torch.randn(n)
+        same(served(found, x), rows(x))
+
+
+def test_a_bound_that_decides_nothing_is_none() -> None:
+    (imported,) = ways(lambda x: x.contiguous() * 2 if x.shape[0] >= 64 else x * 2, 4)
+    assert not imported.module.main.constraints
+
+
 def test_an_example_at_the_shortcut() -> None:
     """The example has the one size that the code has a table for."""
 

@@ -95,6 +95,6 @@ def test_what_the_models_demand(model: tuple[str, Any, tuple[Imported, ...]]) ->
         assert demands[0] == "(s1//16)*(s2//16) != 196"
         assert demands[-2:] == ["16 <= s1", "16 <= s2"]
     if name == "unet":
-        assert demands[:3] == ["2 divides s1", "2 divides s2", "s0 < 64"]
-        with pytest.raises(ShapeError, match=r"branches .* s0 < 64.*upsampling\.py"):
-            run(imported, case.inputs(64, 1, 3))
+        # What it does from a batch of 64 on is proved to be the same.
+        assert demands[:2] == ["2 divides s1", "2 divides s2"]
+        assert "s0 < 64" not in demands
