@@ -324,12 +324,12 @@ def has_other_side(cond: Cond) -> bool:
     begin beside it.
     """
     names = cond.symbols()
-    if len(names) != 1:
-        return False
     if cond.kind in ("lt", "le"):
-        return True
+        return len(names) == 1
     large = range(_LARGEST, _LARGEST + 256)  # all remainders of usual divisors
-    return cond.kind == "eq" and not any(_holds(cond, {names[0]: n}) for n in large)
+    return cond.kind == "eq" and not any(
+        _holds(cond, dict.fromkeys(names, n)) for n in large
+    )
 
 
 def _holds(cond: Cond, sizes: Mapping[str, int]) -> bool:

@@ -380,6 +380,20 @@ def test_both_sides_of_a_bound(example: int) -> None:
         same(served(found, x), rows(x))
 
 
+def test_an_example_with_one_element_left() -> None:
+    """Rounded up, both sizes of the example are 1, and the product is compared."""
+
+    def pooled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = -(-x.shape[0] // 8) * -(-y.shape[0] // 8)
+        return x.sum() * y if places == 1 else x.sum() + y
+
+    found = ways(pooled, 5, 6)
+    assert len(found) == 2
+    for n, m in itertools.product((1, 8, 9), (1, 8, 33)):
+        args = torch.randn(n), torch.randn(m)
+        same(served(found, *args), pooled(*args))
+
+
 def test_a_bound_that_decides_nothing_is_none() -> None:
     (imported,) = ways(lambda x: x.contiguous() * 2 if x.shape[0] >= 64 else x * 2, 4)
     assert not imported.module.main.constraints
