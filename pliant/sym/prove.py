@@ -556,28 +556,26 @@ class Facts:
             case "le" | "lt":
                 strict = cond.kind == "lt"
                 answer = self._sign(difference - strict)
-                if answer is None and self._holds_anyway(cond):
-                    return True
-                return answer
+                return self._decide_anyway(cond) if answer is None else answer
             case "eq":
                 return self._is_zero(difference)
             case _:
                 zero = self._is_zero(difference)
                 return None if zero is None else not zero
 
-    def _holds_anyway(self, cond: Cond) -> bool:
+    def _decide_anyway(self, cond: Cond) -> bool | None:
         """Whether it is so for all sizes, whatever else is known of them.
 
-        min(2*k, n) <= n holds as it stands. Where min(2*k, n) is known to be 8, the
-        search may get lost in what is known of 8.
+        min(2*k, n) <= n holds as it stands, and 2 % n <= n. Where min(2*k, n) is known
+        to be 8, the search may get lost in what is known of 8.
         """
         parts = (*cond.lhs.atoms(), *cond.rhs.atoms())
-        if not self._statements or not any(isinstance(a, Min | Max) for a in parts):
-            return False
+        if not self._statements or not any(map(_compares, parts)):
+            return None
         least = (self.bounds(sym(name))[0] for name in cond.symbols())
         if any(low is None or low < 0 for low in least):
-            return False
-        return _NOTHING_KNOWN.prove(cond) is True
+            return None
+        return _NOTHING_KNOWN.prove(cond)
 
     def _sign(self, expr: Expr) -> bool | None:
         """Whether expr >= 0; memoized by the strongest form of expr."""
@@ -716,6 +714,13 @@ def _line(expr: Expr) -> tuple[int, int] | None:
             return slope, offset
         case _:
             return None
+
+
+def _compares(atom: Atom) -> bool:
+    """Whether an atom is bounded by one of its operands."""
+    if isinstance(atom, Mod):
+        return not atom.den.is_const
+    return isinstance(atom, Min | Max)
 
 
 def _plain(expr: Expr) -> bool:

@@ -21,6 +21,7 @@ from pliant.sym import (
     lt,
     maximum,
     minimum,
+    mod,
     ne,
     parse,
     sym,
@@ -34,7 +35,12 @@ multiple = empty.with_divides(16, n)
 reshape = empty.assume(eq(a * b, c * d))
 ordered = empty.assume(le(n, m)).assume(le(m, k))
 
+rounded = parse("(-(n//4)) % 4 + n//4")
+blocks = parse("((-((n + 4)//8)) % 4 + (n + 4)//8)//4")
+several = empty.assume(ge(512 * blocks * blocks.substitute({"n": m}), 1))
+
 CERTAIN = [
+    (several, ge(rounded - mod(const(2), rounded), 0)),
     (empty, eq(n * 4, 4 * n)),
     (empty, eq((n + 1) * 2, 2 * n + 2)),
     (up_to_512, le(s, 512)),
