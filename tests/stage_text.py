@@ -32,6 +32,7 @@ def opt(
     off: Iterable[str] = (),
     train: tuple[str, ...] = (),
     update: tuple[str, ...] = (),
+    stores: tuple[tuple[str, int], ...] = (),
     sizes: Iterable[int | Mapping[str, int]] = SIZES,
 ) -> str:
     """What stages make of a module, whose results are the same at all `sizes`.
@@ -43,7 +44,8 @@ def opt(
     training = None
     if train or update:
         training = Training(train, lambda b, params, gradients: gradients, update)
-    cx = Context(Options(**dict.fromkeys(off, False)), named(target), training)
+    options = Options(**dict.fromkeys(off, False))
+    cx = Context(options, named(target), training, stores)
     module = parse_module(dedent(text))
     names = passes.split(",")
     made = optimised(module, [by_name[name] for name in names], cx)

@@ -638,6 +638,29 @@ end
     )
 
 
+def test_overwrite() -> None:
+    text = """
+    graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
+      %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
+      %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
+      %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
+      return %new
+    }
+    """
+    expect(
+        opt(text, "overwrite", stores=(("c", 0),)),
+        """\
+graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
+  %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
+  %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
+  %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
+  %overwrite: f32[2, 9*n] = overwrite(%c, %x) {starts = [0, n]}
+  return %overwrite
+}
+""",
+    )
+
+
 def test_update() -> None:
     text = (
         """
@@ -656,8 +679,9 @@ graph @main(%p: f32[n], %g: f32[n]) {
         """\
 graph @main(%p: f32[n], %g: f32[n]) {
   %loss: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
+  %new: f32[n] = view(%p) {offset = <0>}
   call_loop(%p, %g, %loss) {callee = "f", sizes = [n]}
-  call_loop(%p, %g, %p) {callee = "f_in_place", sizes = [n]}
+  call_loop(%p, %g, %new) {callee = "f_in_place", sizes = [n]}
   return %loss
 }
 

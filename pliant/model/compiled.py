@@ -6,8 +6,10 @@ text in report/.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Caller
 from pliant.runtime.description import RuntimeStatus, Status
 
+_PACKAGE = str(Path(__file__).parent.parent)
 # What flattening, copying or a better message may help with.
 _MENDABLE = (Status.KIND, Status.LAYOUT, Status.COUNT)
 
@@ -192,7 +195,7 @@ class CompiledModel(Caller):
                 "torch.no_grad() if that is meant; to train, use "
                 "pliant.compile_training or torch.compile(backend='pliant')",
                 GradientWarning,
-                stacklevel=4,  # the caller's line
+                stacklevel=_levels(),
             )
         return plain_tensor(value)
 
@@ -346,3 +349,11 @@ class CompiledModel(Caller):
 
 def _is_shaped(value: object) -> bool:
     return hasattr(value, "shape") and not is_integer(value)
+
+
+def _levels() -> int:
+    """How many frames of this package are on the stack, with the caller's own."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
