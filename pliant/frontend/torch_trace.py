@@ -6,12 +6,15 @@ where its code may take other branches (torch_programs.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 import torch
+from torch._guards import CompileContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
@@ -66,7 +69,9 @@ def trace(
     if any(0 in value.shape for value in flat if isinstance(value, torch.Tensor)):
         tries.append((flat, _fixed_where_empty(flat, leaves)))
     failure: Exception | None = None
-    for values, dims in tries:
+    for number, (values, dims) in enumerate((*tries, *tries)):
+        if number == len(tries) and not _forgets(failure):
+            break
         try:
             program, asked = _export(model, values, spec, dims, training)
         except Exception as error:  # torch raises many kinds; the first one counts
@@ -80,6 +85,23 @@ def trace(
     assert failure is not None
     fixed = _fixed_dims(model, example_inputs, kwargs, declared)
     raise export_error(failure, flat, leaves, fixed) from failure
+
+
+def _forgets(failure: Exception | None) -> bool:
+    """Makes torch forget its earlier traces, if one may be why a size was fixed.
+
+    torch traces loops and branches by Dynamo, which goes by what it has seen of the
+    same code before: after many traces in one process it was seen to fix a size that it
+    keeps dynamic in a new process.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or not isinstance(failure, dynamo.exc.UserError):
+        return False
+    if CompileContext.current_compile_id() is not None:
+        return False  # it is Dynamo that called
+    dynamo.reset()
+    FakeTensorMode.cache_clear()
+    return True
 
 
 def trace_again(

@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim
 from torch_oracle import imported_from, matches_eager, run, same
 
 from pliant.errors import PliantError, ShapeError, UnsupportedOpError
+from pliant.frontend import torch_trace
 from pliant.frontend.contract import Basis, Imported
 from pliant.frontend.signature import FixedSlot, SizeSlot
 from pliant.frontend.torch_dims import as_bound
@@ -686,3 +688,19 @@ def test_failures_of_the_trace_are_ours_to_tell() -> None:
 def test_half_complex_inputs_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="complex32"):
         imported_from(Call(lambda x: x), (torch.ones(2, dtype=torch.complex32),), None)
+
+
+def test_a_size_that_an_earlier_trace_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is asked again after it forgot what it had traced."""
+    export, forgotten = torch_trace._export, []
+
+    def stale(*args: Any) -> Any:
+        if not forgotten:
+            kind = UserErrorType.CONSTRAINT_VIOLATION
+            raise UserError(kind, "the size was specialized to be a constant (4)")
+        return export(*args)
+
+    monkeypatch.setattr(torch_trace, "_export", stale)
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: forgotten.append(True))
+    (imported,) = ways(lambda x: x * 2, 4)
+    assert params(imported) == ["f32[n]"] and len(forgotten) == 1
