@@ -261,7 +261,8 @@ def _told_apart(x: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
         return x
     more = torch.zeros(x.shape, dtype=torch.bool)
     for axis, size in enumerate(origin.shape):
-        more.narrow(axis, size, max(x.shape[axis] - size, 0)).fill_(True)
+        begin = min(size, x.shape[axis])
+        more.narrow(axis, begin, x.shape[axis] - begin).fill_(True)
     factor = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
     return torch.where(more, x * (0.5 + 0.5 * factor).to(x.dtype), x)
 
