@@ -32,12 +32,11 @@ def grid_sampler(
     align_corners: bool,
 ) -> Value:
     """x (N, C, spatial..) at grid (N, .., rank), whose last axis has x, y, z."""
-    if interpolation_mode == _CUBIC and x.dtype is not DType.F64:
-        # Sixteen shares of both signs: their rounding errors would add up.
-        wide, places = cx.cast(x, DType.F64), cx.cast(grid, DType.F64)
-        made = grid_sampler(
-            cx, wide, places, interpolation_mode, padding_mode, align_corners
-        )
+    # Sixteen shares of both signs: their rounding errors would add up.
+    wide = DType.F64 if interpolation_mode == _CUBIC else x.dtype.compute
+    if x.dtype is not wide:
+        how = interpolation_mode, padding_mode, align_corners
+        made = grid_sampler(cx, cx.cast(x, wide), cx.cast(grid, wide), *how)
         return cx.cast(made, x.dtype)
     rank, sizes = x.type.rank - 2, x.shape[2:]
     for size in sizes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from e2e_oracle import check, same
+from e2e_oracle import assert_close, check, same
 from machines import TARGETS, machine
 from torch import nn
 from torch.nn import functional as F
@@ -332,7 +332,6 @@ def test_rows(name: str) -> None:
 
 WHOLE: dict[str, Callable[..., torch.Tensor]] = {
     "twice the sum": lambda x: x.sum() * 2,
-    "sum as double": lambda x: x.sum().double(),
     "maximum as integer": lambda x: x.nan_to_num().amax().long(),
     "any as integer": lambda x: (x > 0).any().long(),
     "all as byte": lambda x: (x > 0).all().to(torch.uint8),
@@ -350,6 +349,17 @@ def test_whole(name: str) -> None:
     torch.manual_seed(0)
     for n in (1, 7, 257):
         check(compiled, call, (torch.randn(n, 5),), call)
+
+
+def test_a_sum_as_double() -> None:
+    """The sum is one of floats, and is judged as such."""
+    compiled = compiled_fn(lambda x: x.sum().double(), torch.randn(3, 5))
+    torch.manual_seed(0)
+    for n in (1, 7, 257):
+        x = torch.randn(n, 5)
+        got = compiled(x)
+        assert got.dtype is torch.float64 and got == got.float()
+        assert_close(got.float(), x.sum(), x.double().sum())
 
 
 @pytest.mark.parametrize("masked", ["some", "all"])

@@ -327,6 +327,16 @@ def test_grids_of_no_number(rank: int, padding: str) -> None:
     torch.testing.assert_close(ours(x, grid), sampled(x, grid), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_grids_of_halves(dtype: torch.dtype) -> None:
+    """Places between many elements are not rounded to what a half can tell apart."""
+    x, grid = torch.randn(1, 2, 3, 300), torch.rand(1, 1, 200, 2) * 2 - 1
+    x, grid = x.to(dtype), grid.to(dtype)
+    ours = compiled(F.grid_sample, x, grid, dims=None)
+    true = F.grid_sample(x.double(), grid.double())
+    torch.testing.assert_close(ours(x, grid).double(), true, rtol=1e-2, atol=1e-2)
+
+
 # --- copies that are views at some sizes ------------------------------------------
 
 
