@@ -197,8 +197,9 @@ def sizes_that_view(node: Node, source: Node) -> Iterator[Any]:
     for values in itertools.product(_TRIED, repeat=len(symbols)):
         env = dict(zip(symbols, values, strict=True))
         tried = [int(n.subs(env)) for n in numbers]
-        shape, stride = tried[: given.dim()], tried[given.dim() : 2 * given.dim()]
-        if min(tried) > 0 and _is_view(node, shape, stride, tried[2 * given.dim() :]):
+        rank = given.dim()
+        shape, stride, result = tried[:rank], tried[rank : 2 * rank], tried[2 * rank :]
+        if 0 not in (*shape, *result) and _is_view(node, shape, stride, result):
             varies = (i for i, n in enumerate(numbers[: given.dim()]) if n.free_symbols)
             ones.add(frozenset(i for i in varies if shape[i] == 1))
     least = [one for one in ones if not any(other < one for other in ones)]

@@ -450,3 +450,21 @@ def test_an_axis_that_stays_reads_no_neighbour() -> None:
     x = torch.randn(1, 2, 7, 3)
     x[0, 0, 4, 2] = INF
     as_eager(function, ours, x)
+
+
+def test_a_copy_of_repeated_rows_is_a_view_at_one() -> None:
+    """Rows with a stride of 0, flattened: with one column that is the input itself."""
+
+    def changed(x: Tensor) -> Tensor:
+        wide = x[0].expand(x.shape)
+        wide.flatten()[:2].fill_(1)
+        return x * 2
+
+    m = compiled(changed, torch.randn(4, 3), dims=({0: "n", 1: "m"},))
+    for n, columns in ((4, 3), (2, 2), (7, 5)):
+        x = torch.randn(n, columns)
+        y = x.clone()
+        assert torch.equal(m(x), changed(y)) and torch.equal(x, y)
+    for n, columns in ((5, 1), (1, 5)):
+        with pytest.raises(pliant.ShapeError, match="at 1 a view"):
+            m(torch.randn(n, columns))
