@@ -4,7 +4,7 @@ The pipeline is short: functions marked for it are inlined, allocas become regis
 (SROA), branches and expressions are simplified. What LLVM's longer one would find in
 other code is not in ours: the loop IR says which loops run by lanes or are unrolled,
 and the code generator computes an expression once and before the loops in which it does
-not change (`codegen/builder.py`). The inner loops are the same, in a third of the time.
+not change (`codegen/builder.py`).
 
 LLVM can run on several threads that share no context, target machine or pass manager,
 but llvmlite holds a global lock. So every module has its own context and every run its

@@ -60,8 +60,8 @@ class Unit:
 class Units:
     """The units of a model: its loop functions by name, and its host flow.
 
-    `sizes` runs once per new shape and is one long sequence of integer arithmetic: it
-    is compiled without optimisation, in a tenth of the time.
+    `sizes` runs once per new shape and is one long sequence of integer arithmetic, so
+    it is compiled without optimisation: that would take longer than it saves.
     """
 
     kernels: Mapping[str, Unit]

@@ -75,26 +75,18 @@ CONTROL_OPS: tuple[OpDef, ...] = (
         _A("offset", "dim"),
         pure=False,
     ),
-    define(
-        "call_loop",
-        _LO,
-        (0, None),
-        shapes.declared,
-        _A("callee", "str"),
-        _A("sizes", "dims", ()),
-        _A("computes", "str", ABSENT),
-        pure=False,
-        traits=(Trait.CALL,),
-    ),
-    define(
-        "call_library",
-        _LO,
-        (0, None),
-        shapes.declared,
-        _A("callee", "str"),
-        _A("sizes", "dims", ()),
-        _A("computes", "str", ABSENT),
-        pure=False,
-        traits=(Trait.CALL,),
+    *(
+        define(
+            name,
+            _LO,
+            (0, None),
+            shapes.declared,
+            _A("callee", "str"),
+            _A("sizes", "dims", ()),
+            _A("computes", "str", ABSENT),
+            pure=False,
+            traits=(Trait.CALL,),
+        )
+        for name in ("call_loop", "call_library")
     ),
 )
