@@ -1,11 +1,12 @@
-"""Every stage of the pipeline on a small text: what goes in, what comes out.
+"""Every stage of the graph on a small text: what goes in, what comes out.
 
-Each text is verified and interpreted before and after. A stage that is not here fails
-`test_every_stage_is_here`.
+Each text is verified and interpreted before and after. A stage that is neither here nor
+in test_stage_text_lowered.py fails `test_every_stage_is_here`.
 """
 
 from __future__ import annotations
 
+import test_stage_text_lowered
 from stage_text import expect, opt
 
 from pliant.pipeline import STAGES
@@ -25,19 +26,12 @@ graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
   return %y
 }
 """
-SUBTRACT = """
-loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-"""
 
 
 def test_every_stage_is_here() -> None:
     names = {stage.name for stage in STAGES}
-    assert names <= {name.removeprefix("test_") for name in globals()}
+    here = (*globals(), *vars(test_stage_text_lowered))
+    assert names <= {name.removeprefix("test_") for name in here}
 
 
 def test_inline() -> None:
@@ -406,6 +400,29 @@ graph @main(%x: f32[b, n, 4], %w: f32[1, 4, 3]) {
     )
 
 
+def test_overwrite() -> None:
+    text = """
+    graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
+      %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
+      %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
+      %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
+      return %new
+    }
+    """
+    expect(
+        opt(text, "overwrite", stores=(("c", 0),)),
+        """\
+graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
+  %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
+  %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
+  %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
+  %overwrite: f32[2, 9*n] = overwrite(%c, %x) {starts = [0, n]}
+  return %overwrite
+}
+""",
+    )
+
+
 def test_simplify() -> None:
     text = """
     graph @main(%x: f32[n, 1]) {
@@ -597,282 +614,5 @@ graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
     }
   return %y
 }
-""",
-    )
-
-
-def test_lower() -> None:
-    text = """
-    graph @main(%x: f32[n]) {
-      %y: f32[n] = fusion(%x) {kind = "map"} region @map(%a: f32[n]) {
-        %b: f32[n] = exp(%a)
-        return %b
-      }
-      return %y
-    }
-    """
-    expect(
-        opt(text, "lower"),
-        """\
-graph @main(%x: f32[n]) {
-  %y_1: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %y_1) {callee = "map_0", sizes = [n], computes = "map_0"}
-  return %y_1
-}
-
-graph @map_0(%a: f32[n]) {
-  %b: f32[n] = exp(%a)
-  return %b
-}
-
-loop @map_0(n; in %in_0: f32[n], out %out_0: f32[n]) do
-  for _p = 0 to ceildiv(n, 2048) parallel grain 4 do
-    for _d0 = 2048*_p to min(2048*_p + 2048, n) vector {
-      local $_v1: f32 = %in_0[_d0]
-      local $_v2: f32 = exp($_v1)
-      %out_0[_d0] = $_v2
-    }
-  end
-end
-""",
-    )
-
-
-def test_overwrite() -> None:
-    text = """
-    graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
-      %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
-      %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
-      %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
-      return %new
-    }
-    """
-    expect(
-        opt(text, "overwrite", stores=(("c", 0),)),
-        """\
-graph @main(%x: f32[2, n], %c: f32[2, 9*n]) {
-  %a: f32[2, n] = slice(%c) {starts = [0, 0], shape = [2, n], steps = (1, 1)}
-  %b: f32[2, 7*n] = slice(%c) {starts = [0, 2*n], shape = [2, 7*n], steps = (1, 1)}
-  %new: f32[2, 9*n] = concat(%a, %x, %b) {axis = 1}
-  %overwrite: f32[2, 9*n] = overwrite(%c, %x) {starts = [0, n]}
-  return %overwrite
-}
-""",
-    )
-
-
-def test_update() -> None:
-    text = (
-        """
-graph @main(%p: f32[n], %g: f32[n]) {
-  %loss: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  %new: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%p, %g, %new) {callee = "f", sizes = [n]}
-  call_loop(%p, %g, %loss) {callee = "f", sizes = [n]}
-  return %loss, %new
-}
-"""
-        + SUBTRACT
-    )
-    expect(
-        opt(text, "update", update=("p",)),
-        """\
-graph @main(%p: f32[n], %g: f32[n]) {
-  %loss: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  %new: f32[n] = view(%p) {offset = <0>}
-  call_loop(%p, %g, %loss) {callee = "f", sizes = [n]}
-  call_loop(%p, %g, %new) {callee = "f_in_place", sizes = [n]}
-  return %loss
-}
-
-loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-
-loop @f_in_place(n; in %p: f32[n], in %g: f32[n], inout %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-""",
-    )
-
-
-def test_order() -> None:
-    text = (
-        """
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %b) {callee = "f", sizes = [n]}
-  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%a, %x, %c) {callee = "f", sizes = [n]}
-  %d: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%c, %x, %d) {callee = "f", sizes = [n]}
-  %e: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%b, %d, %e) {callee = "f", sizes = [n]}
-  return %e
-}
-"""
-        + SUBTRACT
-    )
-    expect(
-        opt(text, "order"),
-        """\
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%a, %x, %c) {callee = "f", sizes = [n]}
-  %d: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%c, %x, %d) {callee = "f", sizes = [n]}
-  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %b) {callee = "f", sizes = [n]}
-  %e: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%b, %d, %e) {callee = "f", sizes = [n]}
-  return %e
-}
-
-loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-""",
-    )
-
-
-def test_inplace() -> None:
-    text = (
-        """
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%a, %x, %b) {callee = "f", sizes = [n]}
-  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%b, %x, %c) {callee = "f", sizes = [n]}
-  return %c
-}
-"""
-        + SUBTRACT
-    )
-    expect(
-        opt(text, "inplace"),
-        """\
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  %b: f32[n] = view(%a) {offset = <0>}
-  call_loop(%x, %a) {callee = "f_over_0_2", sizes = [n]}
-  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%b, %x, %c) {callee = "f", sizes = [n]}
-  return %c
-}
-
-loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-
-loop @f_over_0_2(n; in %g: f32[n], inout %o: f32[n]) do
-  for i = 0 to n vector {
-    local $v: f32 = %o[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-""",
-    )
-
-
-def test_vectorize() -> None:
-    text = (
-        """
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  return %a
-}
-"""
-        + SUBTRACT
-    )
-    expect(
-        opt(text, "vectorize"),
-        """\
-graph @main(%x: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
-  return %a
-}
-
-loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector lanes 8 masked {
-    local $v: f32 = %p[i]
-    %o[i] = sub($v, %g[i])
-  }
-end
-""",
-    )
-
-
-def test_unify() -> None:
-    """Bounds of vector loops, divisors, 0 and 1 stay; equal numbers are one size."""
-    text = """
-graph @main(%x: f32[n], %y: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %a) {callee = "f", sizes = [n]}
-  call_loop(%y, %b) {callee = "g", sizes = [n]}
-  return %a, %b
-}
-
-loop @copy(n; in %p: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector lanes 8 masked do
-    %o[i] = %p[i]
-  end
-end
-
-loop @f(n; in %p: f32[n], out %o: f32[n]) do
-  for u = 0 to ceildiv(n, 96) do
-    call @copy(min(-96*u + n, 96); %p[96*u], %o[96*u])
-  end
-end
-
-loop @g(n; in %p: f32[n], out %o: f32[n]) do
-  for u = 0 to ceildiv(n, 32) do
-    call @copy(min(-32*u + n, 32); %p[32*u], %o[32*u])
-  end
-end
-"""
-    expect(
-        opt(text, "unify"),
-        """\
-graph @main(%x: f32[n], %y: f32[n]) {
-  %a: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  %b: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%x, %a) {callee = "f", sizes = [n, ceildiv(n, 96), 96]}
-  call_loop(%y, %b) {callee = "f", sizes = [n, ceildiv(n, 32), 32]}
-  return %a, %b
-}
-
-loop @copy(n; in %p: f32[n], out %o: f32[n]) do
-  for i = 0 to n vector lanes 8 masked do
-    %o[i] = %p[i]
-  end
-end
-
-loop @f(n, _size0, _size1; in %p: f32[n], out %o: f32[n]) do
-  for u = 0 to _size0 do
-    call @copy(min(-_size1*u + n, _size1); %p[_size1*u], %o[_size1*u])
-  end
-end
 """,
     )
