@@ -30,6 +30,7 @@ class Options:
     vectors: bool = True  # iterations side by side in lanes; off: one after another
     order: bool = True  # calls run in an order in which little memory is live
     inplace: bool = True  # results may be written over inputs that die
+    chunk: bool = True  # inside a limit, parts run in chunks of rows
     remat: bool = True  # inside a limit, values are computed again or spilled
     recompute: bool = True  # training: elementwise values not kept for the way back
     update: bool = True  # parameters and buffers updated in place; off: copied

@@ -82,6 +82,7 @@ from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
 from pliant.passes.bind import bind_sizes, results_of
 from pliant.passes.canonicalize import canonicalize
+from pliant.passes.chunk import chunk
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
@@ -293,6 +294,14 @@ STAGES: tuple[Pass, ...] = (
         Stage.FUSED,
         "ops -> kernels, as far as proved constraints allow",
         reads=("fuse", "constraints", "fewest", "prologue", "recompute"),
+    ),
+    Pass(
+        "chunk",
+        chunk,
+        Stage.FUSED,
+        "versions of `main` that run in chunks of rows, to take less memory",
+        needs=("chunk",),
+        only=INFERENCE,
     ),
     Pass(
         "lower",

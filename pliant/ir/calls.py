@@ -29,9 +29,10 @@ def computed_by(call: Op, module: Module) -> Graph | None:
     return None
 
 
-def computed(module: Module) -> Iterator[Graph]:
-    """What the calls of `main` compute, in their order."""
-    for call in calls_in(module.main) if "main" in module.graphs else ():
-        graph = computed_by(call, module)
-        if graph is not None:
-            yield graph
+def computed(module: Module, graph: Graph | None = None) -> Iterator[Graph]:
+    """What the calls of `main`, or of another version of it, compute, in their order."""
+    graph = graph or module.graphs.get("main")
+    for call in calls_in(graph) if graph is not None else ():
+        purpose = computed_by(call, module)
+        if purpose is not None:
+            yield purpose

@@ -211,6 +211,27 @@ class DataCheck:
         return cls(kind, f"{message} ({loc})" if loc else message)
 
 
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A number that the plan of a call chooses: the rows of a chunk.
+
+    They are a multiple of `multiple`, or all rows if there are fewer.
+    """
+
+    extent: Expr  # all rows
+    multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkLoop:
+    """A loop function that computes a part of the model in chunks of rows."""
+
+    op: Op  # what it computes: the op `chunk`
+    # Buffers of an operand and of a result that may share memory: a round has read its
+    # rows of the one before it writes the same rows of the other.
+    aligned: frozenset[tuple[str, str]] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """Graph functions, loop functions and library functions, side by side.
@@ -221,6 +242,11 @@ class Module:
     the sizes). `inside` says what the kernels compute that a loop function of control
     flow calls, by the name of their region. `plans` explain loop functions; they have
     no text form.
+
+    Graphs called `main.1`, `main.2`, .. are other versions of `main`: they compute the
+    same in less memory, in chunks of rows. How many rows a chunk has is a size that
+    they take, a knob. `chunks` tells of the loop functions that do so; it and `knobs`
+    have no text form.
     """
 
     graphs: Mapping[str, Graph]
@@ -231,10 +257,18 @@ class Module:
     orders: tuple[tuple[int, ...], ...] = ()
     plans: Mapping[str, KernelPlan] = field(default_factory=dict)
     inside: Mapping[str, tuple[Graph, ...]] = field(default_factory=dict)
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    chunks: Mapping[str, ChunkLoop] = field(default_factory=dict)
 
     @property
     def main(self) -> Graph:
         return self.graphs["main"]
+
+    @property
+    def versions(self) -> tuple[Graph, ...]:
+        """The other versions of `main`."""
+        named = (self.graphs.get(f"main.{k}") for k in range(1, len(self.graphs)))
+        return tuple(graph for graph in named if graph is not None)
 
     def replace(self, **changes: Any) -> Module:
         return replace(self, **changes)

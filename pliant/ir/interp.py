@@ -475,6 +475,32 @@ def _bind(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Arr
     return out
 
 
+def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    (region,) = op.regions
+    extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
+    outers = sizes_of(op.dims_attr("outers"), env)
+    given = list(zip(region.params, operands, outers, strict=False))
+    results = [np.empty(0)] * len(op.results)
+    for k, value in enumerate(op.results):
+        results[k] = run.fresh(value.type, env).elements()
+    for first in range(0, extent, max(rows, 1)):
+        count = min(rows, extent - first)
+        inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
+        part = slice(first, first + count)
+        taken = []
+        for param, array, outer in given:
+            if outer:
+                array = array.reshape(outer, extent, -1)[:, part]
+                array = array.reshape(sizes_of(param.shape, inside))
+            taken.append(array)
+        found = run.region(region, taken, inside)
+        for whole, array, outer in zip(results, found, outers[len(given) :], strict=True):
+            if whole.size:
+                target = whole.reshape(outer, extent, -1)[:, part]
+                target[...] = array.reshape(target.shape)
+    return results
+
+
 def _match_cast(
     run: Interpreter, op: Op, env: Any, operands: list[Array]
 ) -> list[Array]:
@@ -497,6 +523,7 @@ _CONTROL: dict[str, Callable[..., list[Array]]] = {
     "while": _while,
     "scan": _scan,
     "bind": _bind,
+    "chunk": _chunk,
     "match_cast": _match_cast,
     "call": _call,
     "fusion": _fusion,

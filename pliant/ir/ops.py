@@ -96,6 +96,7 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           scan (carried.., x..) {rounds, scanned, reverse} region body(carried..,
           row..) -> carried.., row..
           bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
+          chunk (args..) {extent, rows, outers} region(args..) sizes(n, first)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           extent (n: i64 scalar) {most, of} -> bool[fresh]   a number as a size
@@ -147,6 +148,10 @@ More on single ops
   bind        runs the region with its sizes u bound to the numbers, each in 0 .. most.
               A result whose shape depends on them is flat, and as long as it can get;
               what lies behind its elements is 0, or in native code anything
+  chunk       runs the region for the rows 0 .. extent-1, `rows` at a time, or the `n`
+              that are left, from the row `first` on. `outers` has a number for each
+              operand and result: k says that the value is k runs of `extent` rows, of
+              which the region takes or gives k runs of n; 0 that it takes the whole
   match_cast  checks itself: it adds no constraint to the graph
   call_loop, call_library  result types are stated, not deduced; `computes` names the
               graph function that says what the call is for. A call without one

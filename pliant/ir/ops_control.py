@@ -27,6 +27,16 @@ CONTROL_OPS: tuple[OpDef, ...] = (
         regions=1,
     ),
     define("bind", _FL, (1, None), control.bind, _A("most", "dims"), regions=1),
+    define(
+        "chunk",
+        _FL,
+        (0, None),
+        control.chunk,
+        _A("extent", "dim"),
+        _A("rows", "dim"),
+        _A("outers", "dims"),
+        regions=1,
+    ),
     define("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),
     define(
         "nonzero",

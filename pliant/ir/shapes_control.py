@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pliant.errors import ShapeError
-from pliant.ir.graph import Graph
+from pliant.ir.graph import Graph, Value
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, as_expr, eq, le, sym
@@ -130,6 +130,36 @@ def bind(cx: InferContext, types: Types, attrs: Attrs) -> Types:
             cx.fail(f"no largest size of {value.type} is known")
         out.append(value.type.with_shape((room,)))
     return tuple(out)
+
+
+def chunk(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    """Params and results with all rows in the place of those of a round."""
+    (region,) = cx.regions
+    if len(region.sizes) != 2:
+        cx.fail("the region takes the number of rows and the first of them")
+    if len(attrs.dims("outers")) != len(region.params) + len(region.results):
+        cx.fail("every operand and result has a number of runs")
+    rows = region.sizes[0]
+    every = {rows: attrs.dim("extent")}
+
+    def whole(value: Value) -> TensorType:
+        shape = tuple(d.substitute(every) for d in value.shape)
+        return value.type.with_shape(shape)
+
+    params = [whole(v) for v in region.params]
+    if len(params) != len(types):
+        cx.fail(f"the region takes {len(params)} values, not {len(types)}")
+    for want, have in zip(params, types, strict=True):
+        equal = map(cx.proves_equal, want.shape, have.shape)
+        if want.rank != have.rank or want.dtype is not have.dtype or not all(equal):
+            cx.fail(f"the region takes rows of {want}, is given {have}")
+    for value, outer in zip(
+        (*region.params, *region.results), attrs.dims("outers"), strict=True
+    ):
+        cut = any(rows in d.symbols() for d in value.shape)
+        if cut == (outer == as_expr(0)):
+            cx.fail(f"{value}: {value.type} has {outer} runs of rows")
+    return tuple(map(whole, region.results))
 
 
 def while_(cx: InferContext, types: Types, _: Attrs) -> Types:

@@ -77,13 +77,17 @@ def verify(module: Module, stage: Stage, typed: Typed | None = None) -> None:
                 raise InternalError(f"verify {stage.value}", problem)
     for constant in module.constants.values():
         _verify_constant(constant, stage)
-    purposes = {graph.name for graph in computed(module)}
+    purposes = {
+        graph.name: version
+        for version in (*module.versions, module.main)
+        for graph in computed(module, version)
+    }
     for graph in module.graphs.values():
         if graph.name not in purposes:
             _GraphChecker(module, graph, stage, typed).function()
     for name in purposes:
         graph = module.graphs[name]
-        _GraphChecker(module, graph, stage, typed).purpose(module.main)
+        _GraphChecker(module, graph, stage, typed).purpose(purposes[name])
     for order in module.orders:
         calls = calls_in(module.main)
         if sorted(order) != list(range(len(calls))):
@@ -181,7 +185,7 @@ class _GraphChecker:
         self.body(graph, Facts(), symbols, fused=False)
 
     def purpose(self, main: Graph) -> None:
-        """A graph that says what a call of `main` computes.
+        """A graph that says what a call of `main`, or of a version of it, computes.
 
         A call in it is of the function as it was called before lowering.
         """
@@ -374,7 +378,7 @@ class _GraphChecker:
             for value in region.params:
                 what = f"param {value} of region @{region.name}"
                 self.known(symbols_in(value.type), inner, what)
-            fused = op.name == "fusion" or op.name in ATTENTIONS
+            fused = op.name in ("fusion", "chunk") or op.name in ATTENTIONS
             self.body(region, inside, inner, fused=fused)
             if op.name == "fusion":
                 for value in region.results:
@@ -387,6 +391,8 @@ class _GraphChecker:
         if op.name == "bind":
             for name, most in zip(region.sizes, op.dims_attr("most"), strict=True):
                 facts = facts.assume(le(sym(name), most))
+        if op.name == "chunk":  # its rule compares params with operands
+            return facts.assume(le(sym(region.sizes[0]), op.dim_attr("extent")))
         own = (
             op.name == "loop" or op.name in ATTENTIONS
         )  # the first is the op's to give

@@ -1,0 +1,411 @@
+"""Cutting a value into chunks of rows, and what that cuts before it.
+
+A chunk of a value has, of one axis, only the rows that a round of a loop computes. For
+most ops the rows of a result depend on the same rows of their operands; an operand that
+every row depends on (a weight, the keys of attention) is needed whole:
+
+    matmul(a, b), cut at the rows of the result    a is cut at its rows, b is whole
+    reduce(x) {axes = (2)}, cut at axis 1          x is cut at axis 1
+    reduce(x) {axes = (1)}                         nothing may be cut: every row of x
+                                                   is in each element
+
+`behind` states that for each op, and `chunked` makes the op that computes the rows. An
+axis may be cut between factors: [batch*seq, 768] at seq has `batch` runs of rows. An op
+without a rule is not cut, so what it reads is needed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pliant.ir.access import is_one
+from pliant.ir.graph import Attr, Graph, Names, Op, Value
+from pliant.ir.ops import Trait, has_trait
+from pliant.ir.types import TensorType
+from pliant.sym import ONE, Expr, Facts, as_expr, product
+from pliant.sym.nodes import long_division
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows of an axis whose dim is outer * extent * inner: some of the middle ones."""
+
+    axis: int
+    outer: Expr = ONE
+    inner: Expr = ONE
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows are those of the axis itself."""
+        return self.outer == ONE and self.inner == ONE
+
+    def at(self, axis: int) -> Cut:
+        return Cut(axis, self.outer, self.inner)
+
+
+Demand = Cut | None  # None: the whole value
+Demands = tuple[Demand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The rows of one round: of the cutter's extent, `rows` many from `first` on."""
+
+    cutter: Cutter
+    rows: Expr
+    first: Expr
+    names: Names  # of the values of a round
+
+    def shape(self, shape: Sequence[Expr], cut: Demand) -> tuple[Expr, ...]:
+        if cut is None:
+            return tuple(shape)
+        dims = list(shape)
+        dims[cut.axis] = cut.outer * self.rows * cut.inner
+        return tuple(dims)
+
+    def value(self, of: Value, cut: Demand) -> Value:
+        """A value with the rows of a round."""
+        kind = of.type.with_shape(self.shape(of.shape, cut))
+        return Value(self.names.fresh(of.name), kind)
+
+
+class Cutter:
+    """The cuts behind ops, at the rows of one extent."""
+
+    def __init__(self, extent: Expr, facts: Facts) -> None:
+        self.extent, self.facts = facts.canonical(extent), facts
+        self._known: dict[tuple[Op, Demand], Demands | None] = {}
+
+    def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
+        """The ways to cut a shape, the axes in order."""
+        found: list[Cut] = []
+        for axis, dim in enumerate(shape):
+            rest = self.quotient(dim, self.extent)
+            if rest is None or (dim.is_const and not self.extent.is_const):
+                continue
+            if rest == ONE:
+                found.append(Cut(axis))
+            else:
+                found += [Cut(axis, rest), Cut(axis, ONE, rest)]
+        return found
+
+    def quotient(self, dim: Expr, by: Expr) -> Expr | None:
+        """dim / by where that is exact."""
+        dim, by = self.facts.canonical(dim), self.facts.canonical(by)
+        if dim == by:
+            return ONE
+        if by == ONE:
+            return dim
+        if by == as_expr(0):
+            return None
+        whole, rest = long_division(dim, by)
+        return whole if rest == as_expr(0) else None
+
+    def behind(self, op: Op, cut: Cut) -> Demands | None:
+        """What an op needs of its operands for the rows of its result, if known."""
+        key = op, cut
+        if key not in self._known:
+            self._known[key] = self._behind(op, cut)
+        return self._known[key]
+
+    def _behind(self, op: Op, cut: Cut) -> Demands | None:
+        rule = _RULES.get(op.name)
+        if rule is not None:
+            return rule(self, op, cut)
+        if has_trait(op, Trait.ELEMENTWISE):
+            return (cut,) * len(op.operands)
+        return None
+
+    def region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
+        """The cuts of all that a region computes; None if it cannot be cut so."""
+        demands: dict[Value, Demand] = {}
+        for value, cut in zip(region.results, cuts, strict=True):
+            if demands.setdefault(value, cut) != cut or cut is None:
+                return None
+        for op in reversed(region.ops):
+            wanted = [demands[v] for v in op.results if v in demands]
+            if not wanted:
+                continue
+            behind = self._op_behind(op, wanted)
+            if behind is None:
+                return None
+            for value, demand in zip(op.operands, behind, strict=True):
+                if demands.setdefault(value, demand) != demand:
+                    demands[value] = None
+        # A value that is needed whole after all is computed in every round.
+        for op in region.ops:
+            if any(demands.get(v, ONE) is None for v in op.results):
+                if not (has_trait(op, Trait.FORMULA) or has_trait(op, Trait.VIEW)):
+                    return None
+                if any(demands[v] is not None for v in op.operands):
+                    return None
+        return RegionCuts(demands)
+
+    def _op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
+        if all(demand is None for demand in wanted):
+            return (None,) * len(op.operands)
+        (cut,) = set(wanted) if len(set(wanted)) == 1 else (None,)
+        if cut is None or len(op.results) != 1:
+            return None
+        return self.behind(op, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCuts:
+    """The rows that a chunk has of each value of a region; absent: not needed."""
+
+    demands: Mapping[Value, Demand]
+
+    def ops(
+        self, region: Graph, chunk: Chunk, values: dict[Value, Value]
+    ) -> list[Op]:
+        """The ops of a chunk; `values` has those that there are already."""
+        made: list[Op] = []
+        for op in region.ops:
+            if all(v in self.demands for v in op.results):
+                cut = self.demands[op.results[0]]
+                made += chunked(op, cut, chunk, values)
+        return made
+
+
+def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> list[Op]:
+    """An op for the rows of a chunk, and what it needs; its results go to `values`."""
+    operands = tuple(values[v] for v in op.operands)
+    results = tuple(chunk.value(v, cut) for v in op.results)
+    values.update(zip(op.results, results, strict=True))
+    attrs, regions = op.attrs, op.regions
+    if cut is not None:
+        change = _CHANGES.get(op.name)
+        if change is not None:
+            attrs, regions = change(op, cut, chunk)
+        elif any(name == "shape" for name, _ in attrs):
+            attrs = _with(attrs, shape=chunk.shape(op.dims_attr("shape"), cut))
+    new = op.replace(operands=operands, results=results, attrs=attrs, regions=regions)
+    if cut is not None and op.name == "iota" and op.int_attr("axis") == cut.axis:
+        return _shifted(new, chunk, values, op.result)
+    return [new]
+
+
+def _with(
+    attrs: tuple[tuple[str, Attr], ...], **changes: Attr
+) -> tuple[tuple[str, Attr], ...]:
+    return tuple((name, changes.get(name, value)) for name, value in attrs)
+
+
+def _shifted(op: Op, chunk: Chunk, values: dict[Value, Value], of: Value) -> list[Op]:
+    """The index along the axis counts from the first row of the chunk."""
+    result, fresh = op.result, chunk.names.fresh
+    first = Value(fresh(f"{result.name}_first"), TensorType(result.dtype, ()))
+    attrs: tuple[tuple[str, Attr], ...]
+    attrs = (("value", chunk.first), ("dtype", result.dtype))
+    number = Op("dim_value", (), attrs, (first,), (), op.loc)
+    wide = Value(fresh(f"{result.name}_firsts"), result.type)
+    attrs = (("shape", result.shape), ("axes", ()))
+    spread = Op("broadcast", (first,), attrs, (wide,), (), op.loc)
+    total = Value(fresh(f"{result.name}_rows"), result.type)
+    added = Op("add", (result, wide), (), (total,), (), op.loc)
+    values[of] = total
+    return [op, number, spread, added]
+
+
+# ---- what is behind the rows of a result
+
+_Rule = Callable[[Cutter, Op, Cut], "Demands | None"]
+
+
+def _create(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    counts = op.name == "iota" and op.int_attr("axis") == cut.axis
+    return None if counts and not cut.is_plain else ()
+
+
+def _broadcast(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    axes = op.ints_attr("axes")
+    if cut.axis not in axes:
+        return (None,)
+    axis = axes.index(cut.axis)
+    if op.name == "stretch":
+        return None
+    own, wide = op.operands[0].shape[axis], op.dims_attr("shape")[cut.axis]
+    return (None,) if is_one(own) and not is_one(wide) else (cut.at(axis),)
+
+
+def _reshape(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    found = _through_reshape(cutter, op.result.shape, cut, op.operands[0].shape)
+    return None if found is None else (found,)
+
+
+def _through_reshape(
+    cutter: Cutter, shape: Sequence[Expr], cut: Cut, other: Sequence[Expr]
+) -> Cut | None:
+    """The cut of the same elements in another shape."""
+    before = product(shape[: cut.axis]) * cut.outer
+    ahead = ONE
+    for axis, dim in enumerate(other):
+        outer = cutter.quotient(before, ahead)
+        if outer is not None:
+            inner = cutter.quotient(dim, outer * cutter.extent)
+            if inner is not None and not (dim.is_const and not cutter.extent.is_const):
+                return Cut(axis, cutter.facts.canonical(outer), inner)
+        ahead = cutter.facts.canonical(ahead * dim)
+    return None
+
+
+def _transpose(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return (cut.at(op.ints_attr("perm")[cut.axis]),)
+
+
+def _slice(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    axis = cut.axis
+    start, step = op.dims_attr("starts")[axis], op.ints_attr("steps")[axis]
+    whole = cutter.quotient(op.operands[0].shape[axis], op.dims_attr("shape")[axis])
+    return (cut,) if (start, step, whole) == (as_expr(0), 1, ONE) else None
+
+
+def _flip(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return None if cut.axis in op.ints_attr("axes") else (cut,)
+
+
+def _concat(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return None if op.int_attr("axis") == cut.axis else (cut,) * len(op.operands)
+
+
+def _pad(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    added = op.dims_attr("low")[cut.axis], op.dims_attr("high")[cut.axis]
+    return (cut,) if added == (as_expr(0), as_expr(0)) else None
+
+
+def _index(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    table, *indices = op.operands
+    rank = indices[0].type.rank
+    if cut.axis < rank:
+        return (None, *(cut for _ in indices))
+    return (cut.at(cut.axis - rank + len(indices)), *(None for _ in indices))
+
+
+def _take_along(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return (None if op.int_attr("axis") == cut.axis else cut), cut
+
+
+def _reduce(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    reduced = op.ints_attr("axes")
+    if op.bool_attr("keepdims"):
+        return None if cut.axis in reduced else (cut,)
+    kept = [k for k in range(op.operands[0].type.rank) if k not in reduced]
+    return (cut.at(kept[cut.axis]),)
+
+
+def _along_axis(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return None if op.int_attr("axis") == cut.axis else (cut,)
+
+
+def _pool(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    leading = op.result.type.rank - len(op.ints_attr("window"))
+    return (cut,) if cut.axis < leading else None
+
+
+def _matmul(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    a, b = op.operands
+    rank = op.result.type.rank
+    if cut.axis == rank - 2:
+        return cut, None
+    if cut.axis == rank - 1:
+        return None, cut
+    return _batch(op.result, a, cut), _batch(op.result, b, cut)
+
+
+def _batch(result: Value, operand: Value, cut: Cut) -> Demand:
+    """A batch axis of an operand: cut, or one for all rows."""
+    alone = is_one(operand.shape[cut.axis]) and not is_one(result.shape[cut.axis])
+    return None if alone else cut
+
+
+def _conv(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return (cut, None) if cut.axis == 0 else None
+
+
+def _score_axis(op: Op, cut: Cut) -> int:
+    """The axis of the scores (.., heads, rows, columns) that is cut."""
+    rank = op.result.type.rank
+    swapped = op.bool_attr("swapped")
+    heads, rows = (rank - 2, rank - 3) if swapped else (rank - 3, rank - 2)
+    return {heads: rank - 3, rows: rank - 2}.get(cut.axis, cut.axis)
+
+
+def _attention(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    query, key, value, *others = op.operands
+    rank = query.type.rank
+    axis = _score_axis(op, cut)
+    if axis == rank - 1 or not cut.is_plain:
+        return None
+    there = cut.at(axis)
+    if axis == rank - 2:
+        main: Demands = there, None, None
+    elif axis == rank - 3 and query.shape[axis] != key.shape[axis]:
+        return None
+    else:
+        main = tuple(_batch(query, x, there) for x in (query, key, value))
+    if not op.regions:
+        return (*main, *(_batch(query, x, there) for x in others)) if others else main
+    inside = cutter.region(op.regions[0], [there])
+    if inside is None:
+        return None
+    params = op.regions[0].params
+    if inside.demands.get(params[0], there) != there:
+        return None
+    return (*main, *(inside.demands.get(p) for p in params[1:]))
+
+
+_RULES: dict[str, _Rule] = {
+    "full": _create,
+    "iota": _create,
+    "broadcast": _broadcast,
+    "stretch": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "slice": _slice,
+    "flip": _flip,
+    "concat": _concat,
+    "pad": _pad,
+    "index": _index,
+    "take_along": _take_along,
+    "reduce": _reduce,
+    "cumulate": _along_axis,
+    "pool": _pool,
+    "matmul": _matmul,
+    "conv": _conv,
+    "conv_last": _conv,
+    "attention": _attention,
+}
+
+
+# ---- attributes and regions of the op that computes the rows
+
+_Changed = tuple[tuple[tuple[str, Attr], ...], tuple[Graph, ...]]
+
+
+def _chunked_attention(op: Op, cut: Cut, chunk: Chunk) -> _Changed:
+    axis = _score_axis(op, cut)
+    attrs = op.attrs
+    if axis == op.operands[0].type.rank - 2 and op.bool_attr("causal"):
+        attrs = _with(attrs, first=op.dim_attr("first") + chunk.first)
+    if not op.regions:
+        return attrs, ()
+    region = op.regions[0]
+    inside = chunk.cutter.region(region, [cut.at(axis)])
+    assert inside is not None, op  # its rule has found them
+    demands = {p: inside.demands.get(p) for p in region.params}
+    demands[region.params[0]] = cut.at(axis)
+    params = {p: chunk.value(p, demands[p]) for p in region.params}
+    values = dict(params)
+    ops = inside.ops(region, chunk, values)
+    results = tuple(values[v] for v in region.results)
+    made = region.replace(
+        params=tuple(params.values()), ops=tuple(ops), results=results
+    )
+    return attrs, (made,)
+
+
+_CHANGES: dict[str, Callable[[Op, Cut, Chunk], _Changed]] = {
+    "attention": _chunked_attention,
+}
