@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.build import Builder, facts_of
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Constant, Graph, Value
 from pliant.machine.target import Target
 from pliant.options import Options
 from pliant.sym import Facts
@@ -42,6 +42,10 @@ class Context:
     training: Training | None = None  # None: the module is only run
     # Inference: params, and the numbers of the results that are their new values.
     stores: tuple[tuple[str, int], ...] = ()
+    # Weights in the layout of a kernel, which regions and versions share.
+    packed: dict[tuple[object, ...], Constant] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, graph: Graph) -> Facts:

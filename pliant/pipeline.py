@@ -71,12 +71,13 @@ from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
 from pliant.measure.rates import rates
+from pliant.memory.chunk_loops import lower_chunks
 from pliant.memory.flow import lower_flows
 from pliant.memory.inplace import inplace
-from pliant.memory.liveness import liveness
 from pliant.memory.order import order
-from pliant.memory.remat import steps
 from pliant.memory.update import update
+from pliant.memory.versions import all_steps
+from pliant.memory.versions import layout as layout_of
 from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
@@ -154,6 +155,36 @@ def flow(module: Module, cx: Context) -> Module:
     inside = Context(cx.options, cx.target)
     facts = cx.facts(module.main)
     return lower_flows(module, facts, lambda m: run_stages(m, inside, "inplace"))
+
+
+def chunk_loops(module: Module, cx: Context) -> Module:
+    """Chunks; their regions go through the stages from `fuse` to `inplace`."""
+    if not module.versions:
+        return module
+    inside = Context(cx.options, cx.target, packed=cx.packed)
+    facts = cx.facts(module.main)
+    return lower_chunks(
+        module, facts, lambda m: run_stages(m, inside, "inplace", first="fuse")
+    )
+
+
+def on_versions(run: Transform) -> Transform:
+    """A pass over `main`, and over its other versions one by one."""
+
+    def every(module: Module, cx: Context) -> Module:
+        done = run(module, cx)
+        if not module.versions:
+            return done
+        graphs, loops = dict(done.graphs), dict(done.loops)
+        chunks = dict(done.chunks)
+        for version in module.versions:
+            other = run(module.with_main(version).replace(orders=()), cx)
+            graphs[version.name] = other.main
+            loops |= other.loops
+            chunks |= other.chunks
+        return done.replace(graphs=graphs, loops=loops, chunks=chunks)
+
+    return every
 
 
 IMPORTED, DECOMPOSED, LOWERED = Stage.IMPORTED, Stage.DECOMPOSED, Stage.LOWERED
@@ -304,6 +335,14 @@ STAGES: tuple[Pass, ...] = (
         only=INFERENCE,
     ),
     Pass(
+        "chunk_loops",
+        chunk_loops,
+        Stage.FUSED,
+        "chunks -> loop functions that call the kernels of their regions",
+        needs=("chunk",),
+        only=INFERENCE,
+    ),
+    Pass(
         "lower",
         lower,
         LOWERED,
@@ -319,14 +358,14 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "order",
-        order,
+        on_versions(order),
         LOWERED,
         "calls in the order in which little memory is live",
         needs=("order",),
     ),
     Pass(
         "inplace",
-        inplace,
+        on_versions(inplace),
         LOWERED,
         "results written over inputs that die",
         needs=("inplace",),
@@ -403,13 +442,18 @@ class Driver:
                 yield stage, module
 
 
-def run_stages(module: Module, cx: Context, until: str) -> Module:
-    """A module after every stage that applies, up to the one of that name.
+def run_stages(
+    module: Module, cx: Context, until: str, first: str = STAGES[0].name
+) -> Module:
+    """A module after every stage that applies, from one to another.
 
-    Not verified: for tests and tools that look at what a stage is given.
+    Not verified: for regions, and for tests and tools that look at what a stage is
+    given.
     """
+    begun = False
     for stage in STAGES:
-        if stage.applies(cx):
+        begun = begun or stage.name == first
+        if begun and stage.applies(cx) and not (first == "fuse" and stage.name.startswith("chunk")):
             module = stage.run(module, cx)
         if stage.name == until:
             return module
@@ -450,8 +494,7 @@ def compile_module(
 
     step("memory")
     started = perf_counter()
-    memory = liveness(lowered.main)
-    stepped = steps(lowered, memory)
+    held = layout_of(lowered)
     interface = interface_of(lowered.main, inputs)
     if example:
         interface.check_example(example)
@@ -461,14 +504,15 @@ def compile_module(
     started = perf_counter()
     host = plan_host(
         lowered,
-        memory,
+        held,
         interface.solution,
         interface.guards,
         inputs,
         {v: numbers[v.name] for v in lowered.main.params},
-        works=[step.work for step in stepped.steps],
+        weigh=True,
         profile=watch.profile,
     )
+    stepped, own = all_steps(lowered, held, host.sequences)
     symbols = runtime_symbols() | library_symbols(lowered)
     driver.time("codegen", started)
     step(f"machine code of {len(lowered.loops)} kernels")
@@ -486,7 +530,7 @@ def compile_module(
         lowered.replace(constants={}),
         interface,
         results_of(module.main, bound.main),
-        Footprint(memory, stepped, weigh),
+        Footprint(held, stepped, own, weigh),
         Code(host, made.code, made.kernels_built, made.kernels_cached),
         driver.seconds,
     )

@@ -19,16 +19,23 @@ from pliant.ir.graph import Module
 from pliant.measure.rates import Rates
 from pliant.memory.liveness import Memory
 from pliant.memory.remat import Steps
+from pliant.memory.versions import Layout
 from pliant.passes.bind import Bound
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The buffers and steps of the lowered graph, as the planner takes them."""
+    """The buffers and steps of the lowered graphs, as the planner takes them."""
 
-    memory: Memory
+    layout: Layout
     steps: Steps
+    own: int  # the first so many steps are those of `main`
     rates: Rates | None  # to weigh rematerialisation by; None: there is none
+
+    @property
+    def memory(self) -> Memory:
+        """That of `main`."""
+        return self.layout.versions[0][1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def emit_sizes(module: ll.Module, plan: HostPlan) -> None:
     function, builder = _function(module, SIZES, I64, 2)
     source, target = function.args
     dims = CheckedDims(builder)
-    for k, name in enumerate((*plan.symbols, THREADS)):
+    for k, name in enumerate((*plan.symbols, THREADS, *plan.knobs)):
         dims.bind(name, _at(builder, source, k, I64))
     failures = [
         (_fails(builder, dims, check), k + 1)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from pliant.codegen.host_checks import SizeCheck, size_checks
 from pliant.ir.calls import computed
-from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.work import Work
+from pliant.ir.graph import Module, Op, Value
+from pliant.ir.work import Work, call_work
 from pliant.memory.liveness import Memory
+from pliant.memory.versions import Layout
 from pliant.sym import Binding, Expr, Guard, Solution, sym
 
 THREADS = "threads"
@@ -97,6 +98,8 @@ class HostPlan:
 
     shapes: tuple[tuple[str, int], ...]  # the inputs: name, number of dims
     bindings: tuple[Binding, ...]  # a symbol each, read from the inputs
+    knobs: tuple[str, ...]  # symbols that a plan chooses
+    knob_slots: tuple[int, ...]  # table slot of each knob's extent
     guards: tuple[Guard, ...]
     table: Table
     checks: tuple[SizeCheck, ...]
@@ -107,6 +110,8 @@ class HostPlan:
     n_exact: int
     constants: tuple[str, ...]  # number of a weight -> constant name
     calls: tuple[HostCall, ...]
+    # The numbers of the calls of `main` and of its other versions, in their order.
+    sequences: tuple[tuple[int, ...], ...]
     stamps: int | None  # words of the block of times after the weights, if profiled
 
     @property
@@ -122,6 +127,8 @@ class HostPlan:
             yield f"input {rank} {name}"
         for b in self.bindings:
             yield f"symbol {b.symbol} = {b.value} of {b.source}.{b.axis}"
+        for name in self.knobs:
+            yield f"knob {name}"
         for guard in self.guards:
             yield f"guard {guard.cond}"
         for k, e in enumerate(self.table.entries):
@@ -134,34 +141,47 @@ class HostPlan:
 
 def plan_host(
     module: Module,
-    memory: Memory,
+    layout: Layout,
     solution: Solution,
     guards: tuple[Guard, ...],
     shapes: Sequence[tuple[str, tuple[Expr, ...]]],
     input_numbers: Mapping[Value, int],
     *,
-    works: Sequence[Work] = (),
+    weigh: bool = False,
     profile: bool = False,
 ) -> HostPlan:
     """The plan of a lowered module; `shapes` are the inputs' names and symbolic dims.
 
-    `works` are the estimated work of its calls, for the planner; empty if it is not
-    used.
+    With `weigh`, the table has the estimated work of the calls, for the planner.
     """
     graph = module.main
     bindings = tuple(solution.bindings)
     table = Table()
     for name in (*(b.symbol for b in bindings), THREADS):
         table.slot(sym(name))
-    buffer_slots = tuple(table.slot(b.bytes) for b in memory.buffers)
+    buffer_slots = tuple(map(table.slot, layout.bytes))
     output_slots = tuple(table.run(v.shape) for v in graph.results)
-    calls = tuple(_calls(module, memory, table, input_numbers))
+    knob_slots = tuple(table.slot(knob.extent) for knob in module.knobs.values())
+    constants = _constants(module)
+    calls: dict[HostCall, int] = {}
+    works: list[Work] = []
+    sequences: list[tuple[int, ...]] = []
+    for version, memory, numbers in layout.versions:
+        alone = module.with_main(version)
+        made = list(_calls(alone, memory, numbers, constants, table, input_numbers))
+        for call, work in zip(made, call_work(alone) if weigh else made, strict=True):
+            if call not in calls:
+                calls[call] = len(calls)
+                works += [work] if isinstance(work, Work) else []
+        sequences.append(tuple(calls[call] for call in made))
     n_exact = len(table.entries)
     inner = (g for graphs in module.inside.values() for g in graphs)
     work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
     return HostPlan(
         shapes=tuple((name, len(dims)) for name, dims in shapes),
         bindings=bindings,
+        knobs=tuple(module.knobs),
+        knob_slots=knob_slots,
         guards=guards,
         table=table,
         checks=size_checks((*computed(module), *inner, graph)),
@@ -169,29 +189,38 @@ def plan_host(
         output_slots=output_slots,
         work_slots=work_slots,
         n_exact=n_exact,
-        constants=_constants(graph),
-        calls=calls,
+        constants=tuple(constants),
+        calls=tuple(calls),
+        sequences=tuple(sequences),
         stamps=2 * len(calls) if profile else None,
     )
 
 
-def _constants(graph: Graph) -> tuple[str, ...]:
-    return tuple(op.str_attr("name") for op in graph.ops if op.name == "constant")
+def _constants(module: Module) -> dict[str, int]:
+    """The number of each weight, by the name of its constant."""
+    names = (
+        op.str_attr("name")
+        for graph in (module.main, *module.versions)
+        for op in graph.ops
+        if op.name == "constant"
+    )
+    return {name: k for k, name in enumerate(dict.fromkeys(names))}
 
 
 def _calls(
     module: Module,
     memory: Memory,
+    numbers: Mapping[Value, int],
+    constants: Mapping[str, int],
     table: Table,
     input_numbers: Mapping[Value, int],
 ) -> Iterator[HostCall]:
+    """The calls of `main`; `numbers` are those of its buffers in the arena."""
     graph, libraries = module.main, module.libraries
-    numbers = {b.value: k for k, b in enumerate(memory.buffers)}
     results = {v: k for k, v in enumerate(memory.outputs)}
     places = {
         v: BufferPlace(BufferOrigin.INPUT, input_numbers[v]) for v in graph.params
     }
-    weights = 0
 
     def size(e: Expr) -> Size:
         return e.value if e.is_const else TableSlot(table.slot(e))
@@ -204,8 +233,8 @@ def _calls(
     for op in graph.ops:
         match op.name:
             case "constant":
-                places[op.result] = BufferPlace(BufferOrigin.WEIGHT, weights)
-                weights += 1
+                number = constants[op.str_attr("name")]
+                places[op.result] = BufferPlace(BufferOrigin.WEIGHT, number)
             case "alloc" if op.result in results:
                 places[op.result] = BufferPlace(BufferOrigin.OUTPUT, results[op.result])
             case "alloc" if op.result in numbers:

@@ -85,11 +85,28 @@ class _Lowering:
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_values: dict[str, Value] = field(default_factory=dict)
-    packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
     plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function name
     libraries: dict[str, Library] = field(default_factory=dict)
+    # Kernels of fusions that several versions of `main` have.
+    fusions: dict[Op, tuple[str, Sequence[KernelStep | LibraryStep]]] = field(
+        default_factory=dict
+    )
+    counts: dict[str, int] = field(default_factory=dict)  # fusions of each kind
+
+    def of_version(self, graph: Graph) -> _Lowering:
+        """For another version of `main`; what was made so far is shared."""
+        return replace(
+            self,
+            producers=graph.producers(),
+            graph=graph,
+            names=Names(names_of(graph)),
+            ops=[],
+            views={},
+            values={},
+            constant_values={},
+        )
 
     def number_check(self, check: DataCheck) -> int:
         if check not in self.checks:
@@ -114,7 +131,7 @@ class _Lowering:
         return value
 
     def constant(self, constant: Constant) -> Value:
-        if constant.name not in self.constants:
+        if constant.name not in self.constant_values:
             self.constants[constant.name] = constant
             value = Value(self.names.fresh(constant.name), constant.type)
             self.constant_values[constant.name] = value
@@ -167,7 +184,7 @@ class _Lowering:
         given = tuple(arguments)
         ends: tuple[tuple[str, Attr], ...] = ()
         if purpose is not None:
-            self.purposes[purpose.name] = purpose
+            purpose = self.purposes.setdefault(purpose.name, purpose)
             ends = (("computes", purpose.name),)
         attrs: tuple[tuple[str, Attr], ...]
         if isinstance(step, LibraryStep):
@@ -208,36 +225,49 @@ def lower(module: Module, cx: Context) -> Module:
     names = Names(names_of(graph))
     producers, checks = graph.producers(), list(module.checks)
     state = _Lowering(module, cx, cx.facts(graph), producers, graph, names, checks)
-    for param in graph.params:
-        state.values[param] = param
     if cx.options.packing:
         state.held_packed.update(_packed_weights(state, producers))
-    counts: dict[str, int] = {}
-    # Kernels of a region (memory/flow.py) are named after it.
-    prefix = "" if graph.name == "main" else f"{graph.name}."
+    lowered = {}
     with pages.copying():  # weights, into the layouts of their kernels
-        for op in graph.ops:
-            if op.name == "fusion":
-                kind = op.str_attr("kind")
-                counts[kind] = counts.get(kind, -1) + 1
-                _lower_fusion(state, op, producers, f"{prefix}{kind}_{counts[kind]}")
-    results = _results(state, graph)
-    lowered = Graph(
-        graph.name,
-        graph.params,
-        tuple(state.ops),
-        results,
-        graph.sizes,
-        graph.constraints,
-    )
+        for version in (graph, *module.versions):
+            own = state if version is graph else state.of_version(version)
+            # A region of control flow has its own name, but is the `main` here.
+            key = "main" if version is graph else version.name
+            lowered[key] = _lowered(own)
     return Module(
-        {"main": lowered, **state.purposes},
+        {**lowered, **state.purposes},
         state.loops,
         {**module.libraries, **state.libraries},
         state.constants,
         tuple(state.checks),
         plans=state.plans,
         inside=module.inside,
+        knobs=module.knobs,
+        chunks=module.chunks,
+    )
+
+
+def _lowered(state: _Lowering) -> Graph:
+    """One version of `main`."""
+    graph = state.graph
+    for param in graph.params:
+        state.values[param] = param
+    # Kernels of a region (memory/flow.py) are named after it.
+    prefix = "" if graph.name.startswith("main") else f"{graph.name}."
+    for op in graph.ops:
+        if op.name == "fusion":
+            kind = op.str_attr("kind")
+            if op not in state.fusions:
+                state.counts[kind] = state.counts.get(kind, -1) + 1
+            _lower_fusion(state, op, f"{prefix}{kind}_{state.counts[kind]}")
+    results = _results(state, graph)
+    return Graph(
+        graph.name,
+        graph.params,
+        tuple(state.ops),
+        results,
+        graph.sizes,
+        graph.constraints,
     )
 
 
@@ -271,32 +301,17 @@ def _packed_weights(
     return found
 
 
-def _lower_fusion(
-    state: _Lowering, op: Op, producers: dict[Value, Op], name: str
-) -> None:
+def _lower_fusion(state: _Lowering, op: Op, name: str) -> None:
     region = op.regions[0]
-    kind = op.str_attr("kind")
     views: dict[Value, View] = {}
-    constants: dict[Value, Constant] = {}
     for param, operand in zip(region.params, op.operands, strict=True):
         view = state.resolve(operand)
         if view is None:
             raise InternalError("lower", f"{operand} is not a strided view")
         views[param] = view
-        source = producers.get(view.base)
-        if source is not None and source.name == "constant":
-            constants[param] = state.module.constants[source.str_attr("name")]
-    fusion = Fusion(
-        region,
-        name,
-        views,
-        constants,
-        state.facts,
-        state.cx.target,
-        state.cx.options,
-        state.number_check,
-    )
-    steps = _steps(state, kind, fusion)
+    if op not in state.fusions:
+        state.fusions[op] = name, _kernels(state, op, views, name)
+    name, steps = state.fusions[op]
     results = dict.fromkeys(region.results)
     buffers: dict[Value | Temporary, Value] = {}
     for inner, outer in zip(region.results, op.results, strict=True):
@@ -311,6 +326,27 @@ def _lower_fusion(
         completes = step is steps[-1]
         purpose = region.replace(name=name) if completes else None
         state.call(step, arguments, purpose, op.loc)
+
+
+def _kernels(
+    state: _Lowering, op: Op, views: dict[Value, View], name: str
+) -> Sequence[KernelStep | LibraryStep]:
+    constants: dict[Value, Constant] = {}
+    for param, view in views.items():
+        source = state.producers.get(view.base)
+        if source is not None and source.name == "constant":
+            constants[param] = state.module.constants[source.str_attr("name")]
+    fusion = Fusion(
+        op.regions[0],
+        name,
+        views,
+        constants,
+        state.facts,
+        state.cx.target,
+        state.cx.options,
+        state.number_check,
+    )
+    return _steps(state, op.str_attr("kind"), fusion)
 
 
 # Fusions of one contraction with what is computed around it, by their kind.
@@ -389,9 +425,10 @@ def _argument(
                 buffers[argument] = state.alloc(argument.type, f"{name}_temporary")
             return buffers[argument]
         case Packed():
-            if argument.key not in state.packed:
-                state.packed[argument.key] = _packed(state, argument)
-            return state.constant(state.packed[argument.key])
+            packed = state.cx.packed
+            if argument.key not in packed:
+                packed[argument.key] = _packed(state, argument)
+            return state.constant(packed[argument.key])
         case Retyped(source, kind):
             base = _argument(state, source, views, buffers, name)
             value = Value(state.names.fresh(f"{base.name}_view"), kind)
@@ -414,7 +451,10 @@ def _packed(state: _Lowering, packed: Packed) -> Constant:
     data = packed.make(source.data)
     kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
     origin = Origin((source.origin,), packed.make)
-    name = state.names.fresh(f"{source.name}.{packed.layout}")
+    taken = {constant.name for constant in state.cx.packed.values()}
+    name = Names(taken | set(state.module.constants)).fresh(
+        f"{source.name}.{packed.layout}"
+    )
     return Constant(name, kind, data, origin=origin)
 
 

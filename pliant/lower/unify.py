@@ -394,4 +394,6 @@ def unify(module: Module, cx: Context) -> Module:
     if not targets:
         return module
     loops = {name: _retargeted(func, targets) for name, func in loops.items()}
-    return module.replace(loops=loops).with_main(_calling(module.main, targets))
+    graphs = {graph.name: graph for graph in (module.main, *module.versions)}
+    called = {name: _calling(graph, targets) for name, graph in graphs.items()}
+    return module.replace(loops=loops, graphs={**module.graphs, **called})

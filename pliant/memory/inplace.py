@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pliant.context import Context
-from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.graph import ChunkLoop, Graph, Module, Op, Value
 from pliant.ir.loop_walk import map_buffers
 from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.ops import CALLS
@@ -36,6 +36,7 @@ class InPlace:
 
     graph: Graph
     loops: Mapping[str, LoopFunc]
+    chunks: Mapping[str, ChunkLoop]
 
 
 class _InPlacePass:
@@ -55,6 +56,7 @@ class _InPlacePass:
         self.last: dict[Value, Steps] = {}
         self.known: dict[tuple[str, int, int], LoopFunc | None] = {}
         self.loops: dict[str, LoopFunc] = {}
+        self.chunks = dict(module.chunks)
         count = sum(op.name in CALLS for op in graph.ops)
         own = tuple(range(count))
         steps = _steps([own, *sequences], count)
@@ -90,8 +92,8 @@ class _InPlacePass:
                 if op.name == "call_loop":
                     ops[k] = self.call(op, step, ops)
         if not self.loops:
-            return InPlace(self.graph, {})
-        return InPlace(self.graph.replace(ops=tuple(ops)), self.loops)
+            return InPlace(self.graph, {}, {})
+        return InPlace(self.graph.replace(ops=tuple(ops)), self.loops, self.chunks)
 
     def call(self, op: Op, step: Steps, ops: list[Op]) -> Op:
         """The call with as many results as possible written over its inputs.
@@ -181,7 +183,14 @@ class _InPlacePass:
                 other.shape,
                 other.strides,
             )
-            good = same and may_share(func, one, other)
+            chunks = self.chunks.get(func.name)
+            apart = chunks is not None and (one.name, other.name) in chunks.aligned
+            good = same and (apart or may_share(func, one, other))
+            if good and chunks is not None:
+                left = {(a, b) for a, b in chunks.aligned if b != other.name}
+                merged_name = merged(func, read, written).name
+                kept = frozenset(pair for pair in left if pair[0] != one.name)
+                self.chunks[merged_name] = replace(chunks, aligned=kept)
             self.known[key] = merged(func, read, written) if good else None
         return self.known[key]
 
@@ -210,7 +219,8 @@ def inplace(module: Module, cx: Context) -> Module:
         return module
     idle = set(_callees(graph)) - set(_callees(found.graph))
     kept = {name: func for name, func in module.loops.items() if name not in idle}
-    return module.replace(loops={**kept, **found.loops}).with_main(found.graph)
+    loops = {**kept, **found.loops}
+    return module.replace(loops=loops, chunks=found.chunks).with_main(found.graph)
 
 
 def _callees(graph: Graph) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pliant.runtime.description import (
     Budgeting,
     BufferSpec,
     InputSpec,
+    KnobSpec,
     ModelSpec,
     OrderSpec,
     OutputSpec,
@@ -66,6 +67,7 @@ def runtime_spec(
         tuple(outputs),
         steps=_steps(program),
         orders=_orders(program),
+        knobs=_knobs(program),
         n_pinned=len(program.footprint.steps.pinned),
         budgeting=_budgeting(program.footprint.rates),
         threads=threads,
@@ -87,8 +89,22 @@ def _steps(program: Program) -> tuple[StepSpec, ...]:
 
 def _orders(program: Program) -> tuple[OrderSpec, ...]:
     """The order of the lowered graph, then those that need less at some sizes."""
-    own = OrderSpec(tuple(range(len(program.footprint.steps.steps))))
-    return (own, *map(OrderSpec, program.lowered.orders))
+    own, *versions = program.code.host.sequences
+    orders = [OrderSpec(own)]
+    orders += [OrderSpec(tuple(own[k] for k in o)) for o in program.lowered.orders]
+    knobs = list(program.lowered.knobs)
+    for graph, sequence in zip(program.lowered.versions, versions, strict=True):
+        used = tuple(k for k, name in enumerate(knobs) if name in graph.sizes)
+        orders.append(OrderSpec(sequence, knobs=used))
+    return tuple(orders)
+
+
+def _knobs(program: Program) -> tuple[KnobSpec, ...]:
+    slots = program.code.host.knob_slots
+    knobs = program.lowered.knobs.values()
+    return tuple(
+        KnobSpec(slot, knob.multiple) for slot, knob in zip(slots, knobs, strict=True)
+    )
 
 
 def _budgeting(rates: Rates | None) -> Budgeting:
