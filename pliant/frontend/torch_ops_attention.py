@@ -10,6 +10,7 @@ from pliant.frontend.torch_ops_random import dropout
 from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import TensorType
+from pliant.sym import ZERO
 
 
 def attention(
@@ -45,7 +46,7 @@ def attention(
     if dropout_p:
         # The kernel has no dropout inside.
         kind = TensorType(q.dtype, (*q.shape[:-1], v.shape[-1]))
-        given = (*attrs.items(), ("swapped", False))
+        given = (*attrs.items(), ("swapped", False), ("first", ZERO))
         op = Op("attention", operands, given, (Value("out", kind),))
         drop = functools.partial(dropout, cx, p=dropout_p, train=True)
         out = spell_out_trained_attention(cx.b, op, drop)

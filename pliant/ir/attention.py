@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Op, Value
+from pliant.ir.ops import first_row
 from pliant.ir.types import DType
 from pliant.sym import Expr, floordiv
 
@@ -43,7 +44,10 @@ def _masked_scores(b: Builder, op: Op, masks: Sequence[Value], scores: Value) ->
             scores = b.binary("add", scores, b.cast(mask, scores.dtype))
     if op.bool_attr("causal"):
         grid = scores.shape[-2:]
-        seen = b.emit("le", b.iota(grid, 1), b.iota(grid, 0))
+        rows, first = b.iota(grid, 0), first_row(op)
+        if first != 0:
+            rows = b.binary("add", rows, b.dim_value(first, rows.dtype))
+        seen = b.emit("le", b.iota(grid, 1), rows)
         scores = b.select(seen, scores, lowest)
     return scores
 

@@ -26,6 +26,7 @@ from pliant.ir.interp_attention import (
     attention,
     attention_backward,
     attention_lse,
+    causal,
     masked,
 )
 from pliant.ir.interp_loops import run_loop
@@ -33,7 +34,7 @@ from pliant.ir.interp_memory import Array, ByteRange, memory_of, storage
 from pliant.ir.interp_numbers import bf16_bits, bf16_value
 from pliant.ir.interp_ops import resized
 from pliant.ir.loops import Role
-from pliant.ir.ops import OPS
+from pliant.ir.ops import OPS, first_row
 from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
@@ -381,6 +382,8 @@ def _score_of(
         else:
             for mask in others:
                 scores = masked(scores, mask)
+        if op.bool_attr("causal"):
+            scores = causal(scores, first_row(op).evaluate(env))
         return scores
 
     return score

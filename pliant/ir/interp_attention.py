@@ -21,6 +21,11 @@ def masked(scores: Array, mask: Array) -> Array:
     return scores + mask
 
 
+def causal(scores: Array, first: int) -> Array:
+    rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
+    return np.where(columns <= first + rows, scores, -np.inf).astype(scores.dtype)
+
+
 def _scale(op: Op, q: Array) -> Array:
     given = op.attr("scale")
     scale = 1 / math.sqrt(q.shape[-1]) if given is None else op.float_attr("scale")
@@ -35,11 +40,7 @@ def _repeated(q: Array, x: Array) -> Array:
 
 def _scores(op: Op, q: Array, k: Array, score: ScoreOf) -> Array:
     product: Array = np.matmul(q, np.swapaxes(_repeated(q, k), -1, -2))
-    scores = score(product * _scale(op, q))
-    if op.bool_attr("causal"):
-        rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
-        scores = np.where(columns <= rows, scores, -np.inf).astype(scores.dtype)
-    return scores
+    return score(product * _scale(op, q))
 
 
 def attention(op: Op, q: Array, k: Array, v: Array, score: ScoreOf) -> Array:

@@ -81,12 +81,13 @@ COMPOSITE (decomposed by passes/decompose.py)
           rms_norm (x[, w]) {axes, eps, affine}
           group_norm (x[, w, b]) {groups, eps, affine}
           batch_norm (x, mean, var[, w, b]) {eps, affine}    channels at dim 1
-          attention (q, k, v[, mask]) {scale, causal, masked, swapped, nan_rows}
+          attention (q, k, v[, mask]) {scale, causal, masked, swapped, nan_rows,
+                                      first}
                                       q (.., Hq, Sq, D), k v (.., Hk, Sk, D|Dv), mask
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
           attention (q, k, v, x..) region score(%scores, x..) -> scores
           attention_lse (as attention) -> result, lse (.., Hq, Sq)
-          attention_backward (dout, out, lse, as attention) -> dq, dk, dv
+          attention_backward (dout, out, lse, as attention) -> dq, dk, dv; no `first`
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
                                       mode: nearest, nearest_exact, linear, cubic
           einsum {equation}
@@ -115,7 +116,9 @@ meanings in ir/interp_ops.py.
 
 More on single ops
   attention   swapped: the result is (.., Sq, Hq, D);  scale None is 1/sqrt(D);
-              causal keeps column <= row, both counted from 0;
+              causal keeps column <= first + row, both counted from 0: q are the rows
+              from `first` on, of as many as there are columns or not. Below 0, rows
+              before -first keep none;
               Hq is a multiple of Hk; a row with every column at -inf gives 0, or NaN
               with `nan_rows`, as softmax in itself does; of no columns it is 0;
               the region, if there is one, changes the scaled scores (.., Hq, Sq, Sk)
@@ -178,6 +181,7 @@ from pliant.ir.ops_control import CONTROL_OPS
 from pliant.ir.ops_elementwise import ELEMENTWISE
 from pliant.ir.ops_library import LIBRARY_OPS
 from pliant.ir.shapes_composite import einsum_labels
+from pliant.sym import ZERO, Expr
 
 __all__ = [
     "ATTENTIONS",
@@ -202,6 +206,7 @@ __all__ = [
     "Trait",
     "Types",
     "einsum_labels",
+    "first_row",
     "has_trait",
     "infer",
     "named",
@@ -508,3 +513,8 @@ IN_MEMORY = named(Trait.CONTRACT, Trait.ATTENTION, Trait.CALL, Trait.LIBRARY)
 OPAQUE = IN_MEMORY | SCANS  # roots of kernels
 # The forms of attention, and at which operand q, k, v and what scores read begin.
 ATTENTIONS = {name: OPS[name].arity[0] - 3 for name in sorted(named(Trait.ATTENTION))}
+
+
+def first_row(op: Op) -> Expr:
+    """The number of an attention's first row; gradients have that of all rows, 0."""
+    return ZERO if op.name == "attention_backward" else op.dim_attr("first")

@@ -18,6 +18,7 @@ _ATTEND = (
     _A("swapped", "bool", False),
     _A("nan_rows", "bool", False),
 )
+_FROM_ROW = (*_ATTEND, _A("first", "dim", 0))
 _NORM = (_A("eps", "float"), _A("affine", "str", "none", tuple(composite.AFFINE)))
 
 COMPOSITE_OPS: tuple[OpDef, ...] = (
@@ -108,7 +109,7 @@ COMPOSITE_OPS: tuple[OpDef, ...] = (
         _CO,
         (3, None),
         composite.attention,
-        *_ATTEND,
+        *_FROM_ROW,
         optional_regions=1,
         traits=(Trait.ATTENTION,),
     ),
@@ -117,7 +118,7 @@ COMPOSITE_OPS: tuple[OpDef, ...] = (
         _CO,
         (3, None),
         composite.attention_lse,
-        *_ATTEND,
+        *_FROM_ROW,
         optional_regions=1,
         traits=(Trait.ATTENTION,),
     ),

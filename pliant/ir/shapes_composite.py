@@ -92,6 +92,12 @@ def keeps_size(op: Op) -> bool:
 
 
 def attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    if attrs.dim("first") != 0 and not attrs.flag("causal"):
+        cx.fail("'first' numbers the rows of the causal mask: 'causal' must be set")
+    return _attention(cx, types, attrs)
+
+
+def _attention(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     q, k, v = types[:3]
     dtype = cx.same_dtype(types[:3])
     cx.want(q, "f")
@@ -130,7 +136,7 @@ def attention_lse(cx: InferContext, types: Types, attrs: Attrs) -> Types:
 def attention_backward(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     given, rest = types[:3], types[3:]
     q, k, v = rest[:3]
-    attention(cx, rest, attrs)
+    _attention(cx, rest, attrs)
     for region in cx.regions:
         if not _only_shifts(region):
             cx.fail(f"region {region.name} must add to the scores or hide some")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from pliant.ir.calls import calls_in, computed_by
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.ops import ATTENTIONS, LIBRARY, LOOKUPS, OPS
-from pliant.sym import Expr, as_expr, minimum, product
+from pliant.ir.ops import ATTENTIONS, LIBRARY, LOOKUPS, OPS, first_row
+from pliant.sym import Expr, as_expr, maximum, minimum, product
 from pliant.sym.nodes import sum_of
+from pliant.sym.signs import plainly_nonnegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,28 @@ def op_flops(op: Op) -> Expr:
 
 
 def _attention_flops(op: Op) -> Expr:
-    first = ATTENTIONS[op.name]
-    query, key, value = op.operands[first : first + 3]
-    rows, columns = query.shape[-2], key.shape[-2]
-    pairs = rows * columns
-    if op.bool_attr("causal") and rows == columns:
-        pairs = rows * (rows + 1) // 2
+    begin = ATTENTIONS[op.name]
+    query, key, value = op.operands[begin : begin + 3]
+    pairs = _seen_pairs(op, query.shape[-2], key.shape[-2])
     return 2 * product(query.shape[:-2]) * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def _seen_pairs(op: Op, rows: Expr, columns: Expr) -> Expr:
+    """How many scores a head has.
+
+    It is exact where the last column is the last that the last row sees, and each row
+    sees one. Otherwise it is an upper bound.
+    """
+    if not op.bool_attr("causal"):
+        return rows * columns
+    first = first_row(op)
+    if first + rows == columns:
+        before = first if plainly_nonnegative(first) else maximum(first, 0)
+        return rows * before + rows * (rows + 1) // 2
+    if first == 0:
+        return rows * columns
+    before = minimum(maximum(first, 0), columns)
+    return minimum(rows * before + rows * (rows + 1) // 2, rows * columns)
 
 
 def region_work(region: Graph) -> Work:

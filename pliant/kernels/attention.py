@@ -122,7 +122,7 @@ class _Kernel(Softmax):
     def build(self, name: str) -> AttentionKernel:
         work = [self.queries, self.panels, self.scores, self.result, self.stats]
         work += [] if self.values is None else [self.values]
-        work += [] if self.spec.causal else [self.parts]
+        work += [self.parts] if self.is_split else []
         outs = [self.out] if self.lse is None else [self.out, self.lse]
         buffers = (self.q, self.k, self.v, *self.spec.reads, *outs, *work)
         body = self.body()
@@ -159,11 +159,12 @@ class _Kernel(Softmax):
         split_units = units * at_("splits")
         return Block(
             (
+                *self.clamped_past(),
                 Let("_at_split", split),
                 let("row_blocks", blocks),
                 let("block_rows", ceildiv(self.rows, at_("row_blocks"))),
                 Let("_at_splits", self.splits(units)),
-                let("part_keys", ceildiv(spec.kv_len, at_("splits"))),
+                let("part_keys", ceildiv(self.keys, at_("splits"))),
                 For("_at_u", ZERO, split_units, unit, Kind.PARALLEL, grain=grain),
                 *self.join_parts(units, extents),
             )
@@ -173,10 +174,10 @@ class _Kernel(Softmax):
 
     def splits(self, units: Expr) -> LoopValue:
         """How many parts the keys are split into: 1 unless threads are idle."""
-        if self.spec.causal:
+        if not self.is_split:
             return Index(ONE)
         idle = ceildiv(THREADS, maximum(units, 1))
-        most = maximum(minimum(idle, floordiv(self.spec.kv_len, LEAST_KEYS)), 1)
+        most = maximum(minimum(idle, floordiv(self.keys, LEAST_KEYS)), 1)
         few = is_("le", self.rows, PART_ROWS)
         return Select(few, Index(most), Index(ONE))
 
@@ -198,7 +199,7 @@ class _Kernel(Softmax):
 
     def join_parts(self, units: Expr, extents: Sequence[Expr]) -> list[Stmt]:
         """Adds up the parts' results, each times exp(its maximum - the highest)."""
-        if self.spec.causal:
+        if not self.is_split:
             return []
         compute, width = self.compute, self.spec.value_head
         lets, at = unflatten_unit(at_("w"), extents)
@@ -260,7 +261,7 @@ class _Kernel(Softmax):
         length, blocks = at_("length"), at_("kv_blocks")
         seen = self.spec.kv_len
         if self.spec.causal:
-            seen = minimum(seen, self.last_query(first, rows) + 1)
+            seen = minimum(seen, self.past + self.last_query(first, rows) + 1)
         block, begin = at_("b"), at_("begin")
         t, tiles, step = at_("t"), maximum(at_("tiles"), 1), at_("step")
         steps = ceildiv(rows, step)
@@ -342,7 +343,7 @@ class _Kernel(Softmax):
             *self.store_row(total, [], Load(self.result, (*SCRATCH, i, e))),
         )
         whole = Block((loop("_at_i", at_("rows"), Block(body)), *self.store_sums()))
-        if self.spec.causal:
+        if not self.is_split:
             return [whole]
         return [If(is_("gt", at_("splits"), 1), self.store_part(), whole)]
 
@@ -422,10 +423,14 @@ class _Kernel(Softmax):
         if not self.spec.causal:
             return [let("columns", columns), *self.tile_steps()]
         last = self.last_query(at_("first") + at_("start"), at_("height"))
-        columns = minimum(columns, last + 1 - at_("column"))
+        columns = minimum(columns, self.past + last + 1 - at_("column"))
         # Every row sees a column of the first block, unless there are no columns at
         # all.
-        some = is_("ge", at_("columns"), minimum(1, self.spec.kv_len))
+        least = minimum(1, self.spec.kv_len)
+        if self.past != ZERO:
+            # A row need not see any of its part. The first block resets its result.
+            columns, least = maximum(columns, 0), minimum(1, at_("b"))
+        some = is_("ge", at_("columns"), least)
         return [let("columns", columns), If(some, Block(tuple(self.tile_steps())))]
 
     def tile_steps(self) -> list[Stmt]:

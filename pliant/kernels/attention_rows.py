@@ -17,7 +17,18 @@ from pliant.kernels.attention_spec import Attention, at_, let
 from pliant.kernels.attention_tiles import blocking
 from pliant.kernels.choose import THREADS
 from pliant.machine.target import Target
-from pliant.sym import ONE, Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
+from pliant.sym import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    sym,
+)
 
 ROWS = 512  # rows of a unit: packing the keys costs about as much as 10 of them
 # For these numbers of rows, dot products on unpacked keys are cheaper than packing.
@@ -46,6 +57,14 @@ class Rows:
             ONE if spec.heads == spec.kv_heads else floordiv(spec.heads, spec.kv_heads)
         )
         self.rows = self.group * spec.q_len
+        # Where every row sees all keys, or the last of them, keys may be split. Causal
+        # rows from 0 on are as many as keys in use, and seldom few.
+        self.is_split = not spec.causal or spec.first != 0
+        # How many keys the first query sees before its own, and the keys in use.
+        self.past, self.keys = ZERO, spec.kv_len
+        if spec.first != 0:
+            self.past = at_("past")
+            self.keys = minimum(spec.kv_len, maximum(self.past + spec.q_len, 0))
         q_shape = (*batch, spec.heads, spec.q_len, spec.head)
         k_shape = (*batch, spec.kv_heads, spec.kv_len, spec.head)
         v_shape = (*batch, spec.kv_heads, spec.kv_len, spec.value_head)
@@ -88,6 +107,13 @@ class Rows:
             let("query", mod(row, length)),
         ]
         return lets, at_("head"), at_("query")
+
+    def clamped_past(self) -> list[Stmt]:
+        """Binds `past`, between what shows no key and what shows all: no overflow."""
+        if self.past == ZERO:
+            return []
+        most = minimum(self.spec.first, self.spec.kv_len)
+        return [let("past", maximum(most, -self.spec.q_len))]
 
     def last_query(self, first: Expr, rows: Expr) -> Expr:
         """The last query of a range of rows."""

@@ -53,7 +53,8 @@ class Softmax(Rows):
         """How many columns of the tile a query sees."""
         if not self.spec.causal:
             return at_("columns")
-        return maximum(minimum(at_("columns"), query + 1 - at_("column")), 0)
+        seen = self.past + query + 1 - at_("column")
+        return maximum(minimum(at_("columns"), seen), 0)
 
     def stat(self, which: Expr) -> tuple[Expr, ...]:
         return (*SCRATCH, which, at_("start") + at_("i"))

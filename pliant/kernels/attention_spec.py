@@ -18,7 +18,7 @@ from pliant.ir.loops import (
     Unary,
 )
 from pliant.ir.types import DType
-from pliant.sym import Expr, as_expr, maximum, sym
+from pliant.sym import ZERO, Expr, as_expr, maximum, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Attention:
     reads: tuple[Buffer, ...] = ()
     score: ScoreOf | None = None
     causal: bool = False
+    first: Expr = ZERO  # with `causal`, the number of row 0
     nan_rows: bool = False  # fully masked rows give NaN, not 0
     scale: float | None = None  # None: 1/sqrt(head)
     lse: bool = False  # the logarithm of each row's sum of exponentials is a result

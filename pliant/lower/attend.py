@@ -22,7 +22,7 @@ from pliant.lower.domain import Axis, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.step import Argument, Fusion, KernelStep, NumberCheck, Scratch
 from pliant.passes.attention import attended, score_of
-from pliant.sym import Expr, Facts, sym
+from pliant.sym import ZERO, Expr, Facts, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ def attention_of(root: Op, out_strides: tuple[Expr, ...], fusion: Fusion) -> Low
         out_strides=out_strides,
         reads=tuple(reads),
         score=score_kernel,
-        causal=score.causal,
+        causal=score.first is not None,
+        first=ZERO if score.first is None else score.first,
         nan_rows=root.bool_attr("nan_rows"),
         scale=None if scale is None else root.float_attr("scale"),
         lse=root.name == "attention_lse",

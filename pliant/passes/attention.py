@@ -25,9 +25,9 @@ from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of, substitute
-from pliant.ir.ops import ATTENTIONS, Trait, has_trait
+from pliant.ir.ops import ATTENTIONS, Trait, first_row, has_trait
 from pliant.ir.types import TensorType
-from pliant.passes.scores import Score, ScoreRegion, mask_region
+from pliant.passes.scores import Score, ScoreRegion, earliest, mask_region
 from pliant.sym import Expr, Facts
 
 
@@ -178,10 +178,15 @@ class _AttentionFinder:
 
 
 class _Operands:
-    """Queries, keys and values as the kernel takes them."""
+    """Queries, keys and values as the kernel takes them.
 
-    def __init__(self, finder: _AttentionFinder, builder: Builder) -> None:
-        self.finder, self.builder = finder, builder
+    `shifted`: a mask `key <= query + past` may become `causal` with a `first`.
+    """
+
+    def __init__(
+        self, finder: _AttentionFinder, builder: Builder, shifted: bool
+    ) -> None:
+        self.finder, self.builder, self.shifted = finder, builder, shifted
 
     def unscaled(self, value: Value) -> tuple[Value, float]:
         """The value without a constant factor: the kernel has a factor anyway."""
@@ -278,12 +283,13 @@ def _spelled_operands(
 
 
 def _spelled_score(
-    spelled: Spelled, kind: TensorType, finder: _AttentionFinder
+    spelled: Spelled, kind: TensorType, operands: _Operands
 ) -> Score | None:
     """Everything between the product and the softmax, as a region."""
+    finder, shifted = operands.finder, operands.shifted
     path = spelled.path | {spelled.scores}
     for absorb in (True, False):
-        build = ScoreRegion(finder.producers, finder.facts, kind, path, absorb)
+        build = ScoreRegion(finder.producers, finder.facts, kind, path, absorb, shifted)
         b = build.builder
         build.made[spelled.start] = b.reshape(build.score, spelled.start.shape)
         result = build.masked(spelled.scores)
@@ -302,12 +308,18 @@ def attention(graph: Graph, cx: Context) -> Graph:
 
 
 def gather_attention(
-    graph: Graph, cx: Context, accept: Callable[[Sequence[Op]], bool]
+    graph: Graph,
+    cx: Context,
+    accept: Callable[[Sequence[Op]], bool],
+    shifted: bool = True,
 ) -> Graph:
-    """The pass; `accept` decides on each op in its new form."""
+    """The pass; `accept` decides on each op in its new form.
+
+    Without `shifted`, all attention that it makes is of rows from 0 on.
+    """
     finder = _AttentionFinder(graph, cx.facts(graph))
     builder = Builder(finder.facts, Names(names_of(graph)))
-    operands = _Operands(finder, builder)
+    operands = _Operands(finder, builder, shifted)
     mapping: dict[Value, Value] = {}
     for op in graph.ops:
         start = len(builder.ops)
@@ -344,15 +356,15 @@ def _from_products(spelled: Spelled, out: Op, operands: _Operands) -> Value | No
     builder = operands.builder
     (q, k, v), scale = _spelled_operands(spelled, out, operands)
     kind = TensorType(q.dtype, (*q.shape[:-1], k.shape[-2]))
-    score = _spelled_score(spelled, kind, operands.finder)
+    score = _spelled_score(spelled, kind, operands)
     if score is None:
         return None
     made = builder.emit(
         "attention",
         *(q, k, v, *score.reads),
         scale=scale,
-        causal=score.causal,
         nan_rows=True,
+        **score.causal_attrs("attention"),
         regions=() if score.region is None else (score.region,),
     )
     return builder.reshape(made, out.result.shape)
@@ -369,9 +381,9 @@ def _with_region(op: Op, operands: _Operands) -> tuple[Value, ...] | None:
     keys, values = (k, v) if before else operands.ungrouped(k, v)
     if keys is k and not masks:
         return None
-    score = score_of(op, finder.producers, finder.facts)
+    score = score_of(op, finder.producers, finder.facts, operands.shifted)
     attrs: dict[str, Any] = {**dict(op.attrs), "masked": False}
-    attrs["causal"] = score.causal
+    attrs.update(score.causal_attrs(op.name))
     regions = () if score.region is None else (score.region,)
     taken = (*before, q, keys, values, *score.reads)
     return builder.emit_multi(op.name, *taken, regions=regions, **attrs)
@@ -382,13 +394,17 @@ def attended(op: Op) -> tuple[Value, ...]:
     return op.operands[ATTENTIONS[op.name] :]
 
 
-def score_of(op: Op, producers: Mapping[Value, Op], facts: Facts) -> Score:
+def score_of(
+    op: Op, producers: Mapping[Value, Op], facts: Facts, shifted: bool = True
+) -> Score:
     """The region of an attention, made from its mask if it has none yet."""
     q, k, _, *others = attended(op)
+    first = first_row(op) if op.bool_attr("causal") else None
     if op.regions:
-        return Score(op.regions[0], tuple(others), op.bool_attr("causal"))
+        return Score(op.regions[0], tuple(others), first)
     if not others:
-        return Score(None, (), op.bool_attr("causal"))
+        return Score(None, (), first)
     kind = TensorType(q.dtype, (*q.shape[:-1], k.shape[-2]))
-    score = mask_region(others[0], kind, producers, facts)
-    return Score(score.region, score.reads, score.causal or op.bool_attr("causal"))
+    shifted = shifted and op.name != "attention_backward"
+    score = mask_region(others[0], kind, producers, facts, shifted)
+    return Score(score.region, score.reads, earliest(score.first, first))

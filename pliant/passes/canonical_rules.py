@@ -17,11 +17,11 @@ import numpy as np
 
 from pliant.ir.build import Number, number_as
 from pliant.ir.graph import Op, Value
-from pliant.ir.ops import ATTENTIONS, OPS, Trait, has_trait, named
+from pliant.ir.ops import ATTENTIONS, OPS, Trait, first_row, has_trait, named
 from pliant.ir.rewrite import Rewriter, Rule, RuleSet, join
 from pliant.ir.types import NUMPY, DType
 from pliant.passes.canonical_indices import compare_indices
-from pliant.sym import Expr, le
+from pliant.sym import ZERO, Expr, le
 
 # ---- predicates
 
@@ -386,6 +386,19 @@ def select_not(cx: Rewriter, op: Op) -> Value | None:
     return None if inner is None else cx.emit("select", inner.operands[0], y, x)
 
 
+def select_flag(cx: Rewriter, op: Op) -> Value | None:
+    """c ? true : false -> c;  c ? false : true -> not c"""
+    cond, x, y = op.operands
+    if op.result.dtype is not DType.BOOL:
+        return None
+    match _number(cx, x), _number(cx, y):
+        case True, False:
+            return _replacement(cx, op, cond)
+        case False, True:
+            return cx.emit("logical_not", cond)
+    return None
+
+
 # ---- attention
 
 
@@ -401,12 +414,16 @@ def attention_mask(cx: Rewriter, op: Op) -> Sequence[Value] | None:
     return cx.emit_multi(op.name, *op.operands[:-1], **attrs)
 
 
-def single_key(cx: Rewriter, op: Op) -> Sequence[Value] | None:
-    """The causal mask hides nothing where there is at most one key."""
+def all_keys_seen(cx: Rewriter, op: Op) -> Sequence[Value] | None:
+    """The causal mask hides nothing where row 0 sees the last key."""
+    if not op.bool_attr("causal"):
+        return None
     keys = op.operands[ATTENTIONS[op.name] + 1].shape[-2]
-    if not op.bool_attr("causal") or cx.facts.prove(le(keys, 1)) is not True:
+    if cx.facts.prove(le(keys, first_row(op) + 1)) is not True:
         return None
     attrs: dict[str, Any] = {**dict(op.attrs), "causal": False}
+    if "first" in attrs:
+        attrs["first"] = ZERO
     return cx.emit_multi(op.name, *op.operands, regions=op.regions, **attrs)
 
 
@@ -455,8 +472,8 @@ ALGEBRA: RuleSet = {
     "logical_or": (absorbing(True), idempotent),  # x | true -> true
     "maximum": (idempotent,),  # max(x, x) -> x
     "minimum": (idempotent,),
-    "select": (select_known, select_not),
+    "select": (select_known, select_not, select_flag),
     **dict.fromkeys(_INDEX_COMPARISONS, (compare_indices,)),
-    **dict.fromkeys(ATTENTIONS, (attention_mask, single_key)),
+    **dict.fromkeys(ATTENTIONS, (attention_mask, all_keys_seen)),
 }
 RULES: RuleSet = join(FOLD, MOVES, NEUTRAL, ALGEBRA)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.access import is_one
 from pliant.ir.graph import Op, Value, copied
+from pliant.ir.ops import first_row
 from pliant.ir.types import DType
 from pliant.passes.gradient_tape import GradientPart, Grads, Parts, Rule, Tape
 from pliant.sym import as_expr, product
@@ -185,6 +187,11 @@ def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
     assert g is not None
+    if attrs.pop("first") != 0:
+        reason = f"its gradient needs all rows, not those from {first_row(op)} on"
+        raise UnsupportedOpError(
+            [UnsupportedOp(op.name, reason, op.loc or "unknown place")]
+        )
     if op.bool_attr("swapped"):
         g, out = tape.b.swap(g, -2, -3), tape.b.swap(out, -2, -3)
         attrs["swapped"] = False

@@ -10,7 +10,8 @@ Cheap elementwise ops over (query, key) move into the region, with the broadcast
 between them, and the region reads their operands: no tensor of the size of the scores,
 or of one head's scores, is stored for them. Expensive ops (a bucket by logarithm),
 gathers and data movement are computed once, outside, and their result is read. `causal`
-is extracted from masks that add or set -inf; whole blocks of keys are then skipped.
+is extracted from masks that add or set -inf; whole blocks of keys are then skipped. A
+mask `key <= query + past` gives `first = past`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.ops import FORMULAS, OPS, Cost, Trait, has_trait
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, Facts, eq
+from pliant.sym import ZERO, Expr, Facts, as_expr, eq, minimum
 
 # Most operands of a region: each occupies an address register in the inner loop.
 MOST_READ = 6
@@ -33,11 +35,18 @@ MOST_OPS = 48
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A region, the values of the graph that it reads, and whether it was causal."""
+    """A region, the values of the graph that it reads, and what is causal about it."""
 
     region: Graph | None
     reads: tuple[Value, ...]
-    causal: bool
+    first: Expr | None  # a causal mask's first row; None without one
+
+    def causal_attrs(self, op: str) -> dict[str, Any]:
+        """The attributes of an attention op of this name that its mask decides."""
+        attrs: dict[str, Any] = {"causal": self.first is not None}
+        if op != "attention_backward":
+            attrs["first"] = ZERO if self.first is None else self.first
+        return attrs
 
 
 # ---- positions
@@ -49,12 +58,22 @@ class _ScoreLine:
 
     query: int
     key: int
-    offset: int
+    offset: Expr
 
     def minus(self, other: _ScoreLine) -> _ScoreLine:
         return _ScoreLine(
             self.query - other.query, self.key - other.key, self.offset - other.offset
         )
+
+
+NOWHERE = _ScoreLine(0, 0, ZERO)
+
+
+def earliest(a: Expr | None, b: Expr | None) -> Expr | None:
+    """The first row of two causal masks on the same scores."""
+    if a is None or b is None:
+        return b if a is None else a
+    return minimum(a, b)
 
 
 def _same(facts: Facts, a: Expr, b: Expr) -> bool:
@@ -70,11 +89,12 @@ class ScoreRegion:
     kind: TensorType
     path: Set[Value] = frozenset()  # computed from the scores: always moves in
     absorb: bool = True
+    shifted: bool = True  # whether a causal mask may be one of rows from a number on
     builder: Builder = field(init=False)
     score: Value = field(init=False)
     made: dict[Value, Value] = field(default_factory=dict)
     reads: dict[Value, Value] = field(default_factory=dict)
-    causal: bool = False
+    first: Expr | None = None  # of the causal mask
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.facts)
@@ -133,70 +153,82 @@ class ScoreRegion:
 
     # ---- the causal part of a mask
 
-    def _line(self, value: Value, axes: Sequence[int]) -> _ScoreLine | None:
-        """An integer tensor that is linear in (query, key), its axes `axes`."""
+    def _line(self, value: Value, axes: Sequence[int | None]) -> _ScoreLine | None:
+        """An integer tensor that is linear in (query, key), its axes `axes`.
+
+        Along an axis that is None, all elements are the same.
+        """
         op = self.producers.get(value)
         if op is None:
             return None
         match op.name:
             case "iota" if op.int_attr("axis") in axes:
                 which = axes.index(op.int_attr("axis"))
-                return _ScoreLine(1 - which, which, 0)
+                return _ScoreLine(1 - which, which, ZERO)
             case "full":
                 number = op.attr("value")
-                return _ScoreLine(0, 0, number) if isinstance(number, int) else None
+                if not isinstance(number, int):
+                    return None
+                return _ScoreLine(0, 0, as_expr(number))
+            case "dim_value" if value.dtype is DType.I64:
+                return _ScoreLine(0, 0, op.dim_attr("value"))
             case "broadcast":
-                kept = op.ints_attr("axes")
-                if all(axis in kept for axis in axes):
-                    inner = [kept.index(axis) for axis in axes]
-                    dims = (op.operands[0].shape[k] for k in inner)
-                    if not any(map(is_one, dims)):
-                        return self._line(op.operands[0], inner)
-                return None
+                (x,), kept = op.operands, op.ints_attr("axes")
+                own = {axis: k for k, axis in enumerate(kept) if not is_one(x.shape[k])}
+                inner = [None if axis is None else own.get(axis) for axis in axes]
+                return self._line(x, inner)
             case "sub":
                 a, b = (self._line(v, axes) for v in op.operands)
                 return None if a is None or b is None else a.minus(b)
             case "add":
                 a, b = (self._line(v, axes) for v in op.operands)
-                negative = None if b is None else _ScoreLine(0, 0, 0).minus(b)
+                negative = None if b is None else NOWHERE.minus(b)
                 return None if a is None or negative is None else a.minus(negative)
             case _:
                 return None
 
-    def _keeps_causal(self, value: Value, *, negated: bool) -> bool:
-        """Whether a flag over (query, key) is `key <= query`, or its negation."""
+    def _kept_from(self, value: Value, *, negated: bool) -> Expr | None:
+        """The x of a flag over (query, key) that is `key <= query + x`, or is not."""
         op = self.producers.get(value)
         if op is not None and op.name == "broadcast":
             (x,) = op.operands
-            return self._aligned(op) and self._keeps_causal(x, negated=negated)
+            return self._kept_from(x, negated=negated) if self._aligned(op) else None
+        if op is not None and op.name == "reshape" and _keeps_grid(op):
+            return self._kept_from(op.operands[0], negated=negated)
         if op is not None and op.name == "logical_not":
-            return self._keeps_causal(op.operands[0], negated=not negated)
+            return self._kept_from(op.operands[0], negated=not negated)
         if op is None or op.name not in ("le", "lt", "ge", "gt"):
-            return False
+            return None
         if not self._over_grid(value):
-            return False
+            return None
         rank = value.type.rank
         a, b = (self._line(v, (rank - 2, rank - 1)) for v in op.operands)
         if a is None or b is None:
-            return False
+            return None
         distance = a.minus(b)
         # Turn into `distance <= 0`, or for the negation `distance > 0`.
         strict, above = op.name in ("lt", "gt"), op.name in ("ge", "gt")
         if above != negated:
-            distance = _ScoreLine(0, 0, 0).minus(distance)
-        shift = 1 if strict != negated else 0
-        wanted = _ScoreLine(-1, 1, 0)
-        return (
-            _ScoreLine(distance.query, distance.key, distance.offset + shift) == wanted
-        )
+            distance = NOWHERE.minus(distance)
+        if (distance.query, distance.key) != (-1, 1):
+            return None
+        first = -distance.offset - (1 if strict != negated else 0)
+        return first if self.shifted or first == 0 else None
+
+    def _is_causal(self, flag: Value, *, negated: bool) -> bool:
+        """Whether a flag is a causal mask, or its negation; notes its first row."""
+        found = self._kept_from(flag, negated=negated)
+        self.first = earliest(self.first, found)
+        return found is not None
 
     def visible(self, flag: Value) -> list[Value]:
         """The conjuncts of a flag, without the causal one."""
         op = self.producers.get(flag)
-        if self._keeps_causal(flag, negated=False):
-            self.causal = True
+        if self._is_causal(flag, negated=False):
             return []
         if op is not None and op.name == "broadcast" and self._aligned(op):
+            return self.visible(op.operands[0])
+        if op is not None and op.name == "reshape" and _adds_leading_ones(op):
             return self.visible(op.operands[0])
         if op is not None and op.name == "logical_and" and self.absorb:
             return [part for v in op.operands for part in self.visible(v)]
@@ -235,8 +267,7 @@ class ScoreRegion:
             flag, yes, no = op.operands
             if self._is_lowest(no):
                 return self._kept(self.visible(flag), self.masked(yes), value)
-            if self._is_lowest(yes) and self._keeps_causal(flag, negated=True):
-                self.causal = True
+            if self._is_lowest(yes) and self._is_causal(flag, negated=True):
                 return self.masked(no)
         return self.clone(value)
 
@@ -254,13 +285,19 @@ class ScoreRegion:
         params = (self.score, *self.reads.values())
         ops = _live(self.builder.ops, result)
         if result is self.score:
-            return Score(None, (), self.causal)
+            return Score(None, (), self.first)
         region = Graph("score", params, ops, (result,))
-        return Score(region, tuple(self.reads), self.causal)
+        return Score(region, tuple(self.reads), self.first)
 
 
 def _keeps_grid(op: Op) -> bool:
     return op.result.shape[-2:] == op.operands[0].shape[-2:]
+
+
+def _adds_leading_ones(op: Op) -> bool:
+    have, given = op.result.shape, op.operands[0].shape
+    extra = len(have) - len(given)
+    return extra >= 0 and have[extra:] == given and all(map(is_one, have[:extra]))
 
 
 def _live(ops: Sequence[Op], result: Value) -> tuple[Op, ...]:
@@ -273,12 +310,17 @@ def _live(ops: Sequence[Op], result: Value) -> tuple[Op, ...]:
 
 
 def mask_region(
-    mask: Value, kind: TensorType, producers: Mapping[Value, Op], facts: Facts
+    mask: Value,
+    kind: TensorType,
+    producers: Mapping[Value, Op],
+    facts: Facts,
+    shifted: bool = True,
 ) -> Score:
     """The region that adds a mask: -inf where a flag is false, or a number."""
-    score = _mask_region(ScoreRegion(producers, facts, kind), mask)
+    build = ScoreRegion(producers, facts, kind, shifted=shifted)
+    score = _mask_region(build, mask)
     if score is None:
-        plain = ScoreRegion(producers, facts, kind, absorb=False)
+        plain = ScoreRegion(producers, facts, kind, absorb=False, shifted=shifted)
         score = _mask_region(plain, mask)
     assert score is not None, "one mask is one operand"
     return score

@@ -41,7 +41,8 @@ def find(graph: Graph, cx: Context) -> Graph:
     """Attention as one op, wherever the gradient of that op is known.
 
     The gradient goes only to queries, keys and values: other values that the scores
-    read must not depend on a parameter.
+    read must not depend on a parameter. It is that of rows from 0 on, so a mask
+    `key <= query + past` stays in the region.
     """
     active = depends(graph, _training(cx).trained(graph))
 
@@ -55,7 +56,7 @@ def find(graph: Graph, cx: Context) -> Graph:
             active.update(passed_on(op, active))
         return True
 
-    return gather_attention(graph, cx, has_gradient)
+    return gather_attention(graph, cx, has_gradient, shifted=False)
 
 
 def _only_shifts(region: Graph) -> bool:
