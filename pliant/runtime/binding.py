@@ -42,7 +42,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -337,10 +337,12 @@ class RuntimeModel(Caller):
         n = len(self.spec.buffers)
         offsets, sizes = (c_int64 * n)(), (c_int64 * n)()
         table = (c_int64 * self.spec.n_table)()
+        rows = (c_int64 * len(self.spec.knobs))()
         most = sum(len(step.touches) for step in self.spec.steps)
         evictions = (EvictionStruct * most)()
         info = PlanInfoStruct(evictions=evictions, max_evictions=most)
-        for name, room in (("offsets", offsets), ("sizes", sizes), ("table", table)):
+        rooms = {"offsets": offsets, "sizes": sizes, "table": table, "knobs": rows}
+        for name, room in rooms.items():
             setattr(info, name, ctypes.cast(room, POINTER(c_int64)))
         status = self._library.plt_plan(
             self._live(),
@@ -359,6 +361,8 @@ class RuntimeModel(Caller):
             recomputed_steps=info.recomputed_steps,
             spilled_bytes=info.spilled_bytes,
             extra_nanoseconds=info.extra_nanoseconds,
+            nanoseconds=info.nanoseconds,
+            knobs=tuple(rows),
             evictions=tuple(
                 Eviction(e.buffer, e.action == CAN_SPILL, e.after, e.before)
                 for e in evictions[: info.n_evictions]

@@ -98,10 +98,19 @@ class StepSpec:
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """The steps in one order, and the buffer in whose memory each buffer lives."""
+    """Some steps in one order, and the buffer in whose memory each buffer lives."""
 
     steps: tuple[int, ...]
     roots: tuple[int, ...] = ()  # none: each in its own
+    knobs: tuple[int, ...] = ()  # numbers of those that its steps depend on
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSpec:
+    """Rows of a chunk: a number that a plan chooses, up to an entry of the table."""
+
+    extent_index: int
+    multiple: int  # the rows are one of it, or the whole extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class ModelSpec:
     outputs: tuple[OutputSpec, ...]
     steps: tuple[StepSpec, ...] = ()
     orders: tuple[OrderSpec, ...] = ()  # none: the steps as they are
+    knobs: tuple[KnobSpec, ...] = ()
     n_pinned: int = 0  # objects after the buffers that are always there
     budgeting: Budgeting = Budgeting()
     threads: int = 1
@@ -166,7 +176,9 @@ class PlanInfo:
     order: int
     recomputed_steps: int
     spilled_bytes: int
-    extra_nanoseconds: int
+    extra_nanoseconds: int  # of the evictions
+    nanoseconds: int  # of the whole call, by the cost model
+    knobs: tuple[int, ...]  # rows of a chunk; 0: the order does not use it
     evictions: tuple[Eviction, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -215,7 +227,16 @@ class StepDesc(Structure):
 
 
 class OrderDesc(Structure):
-    _fields_: ClassVar = [("steps", POINTER(c_int32)), ("roots", POINTER(c_int32))]
+    _fields_: ClassVar = [
+        ("n_steps", c_int64),
+        ("steps", POINTER(c_int32)),
+        ("roots", POINTER(c_int32)),
+        ("knobs", c_uint64),
+    ]
+
+
+class KnobDesc(Structure):
+    _fields_: ClassVar = [(n, c_int64) for n in ("extent_index", "multiple")]
 
 
 class EvictionStruct(Structure):
@@ -254,6 +275,8 @@ class ModelDesc(Structure):
         ("touches", POINTER(TouchDesc)),
         ("n_orders", c_int64),
         ("orders", POINTER(OrderDesc)),
+        ("n_knobs", c_int64),
+        ("knobs", POINTER(KnobDesc)),
         ("can", c_int64),
         ("spill_folder", c_char_p),
         ("flops_per_second", c_double),
@@ -333,11 +356,13 @@ class PlanInfoStruct(Structure):
         ("recomputed_steps", c_int64),
         ("spilled_bytes", c_int64),
         ("extra_nanoseconds", c_int64),
+        ("nanoseconds", c_int64),
         ("n_evictions", c_int64),
         ("detail", c_int64 * 3),
         ("offsets", POINTER(c_int64)),
         ("sizes", POINTER(c_int64)),
         ("table", POINTER(c_int64)),
+        ("knobs", POINTER(c_int64)),
         ("evictions", POINTER(EvictionStruct)),
         ("max_evictions", c_int64),
     ]
@@ -364,6 +389,7 @@ def describe(
         steps.append(StepDesc(len(touches), len(s.touches), *work, s.repeatable))
         touches += [TouchDesc(*touch) for touch in s.touches]
     orders = spec.orders or (OrderSpec(tuple(range(len(steps)))),)
+    knobs = [KnobDesc(k.extent_index, k.multiple) for k in spec.knobs]
     budgeting = spec.budgeting
     limit = NO_LIMIT if spec.memory_limit is None else spec.memory_limit
     return ModelDesc(
@@ -390,6 +416,8 @@ def describe(
         touches=array(TouchDesc, touches),
         n_orders=len(orders),
         orders=array(OrderDesc, [_order(o) for o in orders]),
+        n_knobs=len(knobs),
+        knobs=array(KnobDesc, knobs),
         can=CAN_RECOMPUTE * budgeting.recompute | CAN_SPILL * budgeting.spill,
         spill_folder=os.fsencode(budgeting.spill_folder),
         flops_per_second=budgeting.flops_per_second,
@@ -400,4 +428,5 @@ def describe(
 
 def _order(order: OrderSpec) -> OrderDesc:
     roots = array(c_int32, order.roots) if order.roots else None
-    return OrderDesc(array(c_int32, order.steps), roots)
+    steps = array(c_int32, order.steps)
+    return OrderDesc(len(order.steps), steps, roots, sum(1 << k for k in order.knobs))

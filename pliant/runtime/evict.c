@@ -36,10 +36,12 @@ static void carve_search(plt_search *s, plt_carver *c) {
     s->best_modes = plt_carve(c, m->n_touches, 1);
     s->before_modes = plt_carve(c, m->n_touches, 1);
     s->chosen_modes = plt_carve(c, m->n_touches, 1);
+    /* an order with knobs comes with few rows, and with a middle number of them */
+    s->variants = plt_carve(c, 2 * m->n_orders, sizeof *s->variants);
 }
 
-bool plt_search_init(plt_search *s, plt_walk *w) {
-    *s = (plt_search){.w = w};
+bool plt_search_init(plt_search *s, plt_walk *w, plt_settings *settings) {
+    *s = (plt_search){.w = w, .settings = settings};
     plt_carver c = {0};
     carve_search(s, &c);
     s->block_bytes = c.used;

@@ -115,6 +115,8 @@ typedef struct plt_use {
  * that use each object. The gap between use k of an object and its use k + 1 has number
  * k. */
 typedef struct plt_order {
+    int64_t n_steps;
+    uint64_t knobs;       /* those that its steps depend on */
     int32_t *steps;       /* [n_steps] */
     int32_t *roots;       /* [n_buffers] */
     int32_t *first_touch; /* [n_steps + 1] by position */
@@ -125,10 +127,54 @@ typedef struct plt_order {
 } plt_order;
 
 bool plt_order_well_formed(const plt_model_desc *d);
-void plt_order_carve(plt_carver *c, plt_order *o, const plt_model_desc *d);
-/* scratch has room for n_objects numbers */
-void plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
+void plt_order_carve(plt_carver *c, plt_order *o, const plt_model_desc *d,
+                     int64_t number);
+/* False if a step comes twice. scratch has room for n_objects numbers, and for the
+ * model's n_steps. */
+bool plt_order_fill(plt_order *o, const plt_model_desc *d, int64_t number,
                     int32_t *scratch);
+
+/* ---- shape.c ---- */
+#define PLT_LEVELS 64 /* the most: an extent has 63 bits */
+
+/* The table for one setting of the knobs, and what follows from it. */
+typedef struct plt_shape {
+    int64_t *symbols; /* [n_symbols + 1 + n_knobs] for plt_sizes_fn */
+    int64_t *rows;    /* [n_knobs] the last of them */
+    int64_t *table;   /* [n_table] */
+    int64_t *sizes;   /* [n_objects] rounded, of the roots' classes */
+    double *costs;    /* [n_steps] nanoseconds */
+    int64_t output_bytes;
+    size_t block_bytes;
+    char *block;
+} plt_shape;
+
+/* The shapes from which a plan is chosen, each evaluated when it is first needed. */
+typedef struct plt_settings {
+    struct plt_model *model;
+    const int64_t *key;          /* symbols, threads, limit */
+    plt_shape base;              /* every knob is 1 */
+    plt_shape levels[PLT_LEVELS];
+    int status[PLT_LEVELS];      /* of their evaluation */
+    plt_shape trial;             /* any setting */
+    plt_shape exact;             /* of the plan: its order's knobs, the others at 1 */
+    uint8_t deepest[PLT_MOST_KNOBS]; /* the level at which each has its fewest rows */
+    int64_t last;                    /* the largest of them */
+} plt_settings;
+
+/* Evaluates the base; fails where no plan can be made at all. To be freed in any case. */
+int plt_settings_init(plt_settings *s, struct plt_model *m, const int64_t *key,
+                      int64_t *detail);
+void plt_settings_free(plt_settings *s);
+/* The rows of a knob at a level: the extent over 2^level, rounded up, at least 1. */
+int64_t plt_rows(const plt_settings *s, int64_t knob, int64_t level);
+/* Both return PLT_ERR_OVERFLOW if the setting cannot be used. */
+int plt_settings_level(plt_settings *s, int64_t level, const plt_shape **out);
+/* Evaluates `trial` or `exact` with an order's knobs at these rows. */
+int plt_settings_set(plt_settings *s, plt_shape *shape, const plt_order *order,
+                     const int64_t *rows);
+/* Nanoseconds of its steps. */
+double plt_order_cost(const plt_order *order, const double *costs);
 
 /* ---- walk.c ---- */
 /* What happens to an object's memory in a gap. */
@@ -197,8 +243,8 @@ typedef struct plt_walk {
 
 enum { PLT_WALK_DONE, PLT_WALK_STOPPED, PLT_WALK_ILLEGAL, PLT_WALK_MEMORY };
 
-bool plt_walk_init(plt_walk *w, const struct plt_model *m, const int64_t *sizes,
-                   const double *costs);
+/* The caller sets order, sizes and costs. */
+bool plt_walk_init(plt_walk *w, const struct plt_model *m);
 void plt_walk_free(plt_walk *w);
 int plt_walk_run(plt_walk *w, int32_t stop);
 /* Nanoseconds to write x to the file, or to read it. */
@@ -207,22 +253,31 @@ double plt_spill_cost(const plt_walk *w, int32_t x);
 int32_t plt_next_use(const plt_order *o, int32_t x, int32_t position);
 
 /* ---- evict.c ---- */
+/* An order, with the sizes and costs of a setting of its knobs. */
+typedef struct plt_variant {
+    const plt_shape *shape;
+    int32_t order;
+} plt_variant;
+
 typedef struct plt_search {
     plt_walk *w;
+    plt_settings *settings;
+    plt_variant *variants; /* those to choose from */
+    int64_t n_variants;
     int64_t until;         /* effort at which to stop */
     uint8_t *banned;       /* [n_touches] the modes that a gap may not have */
     uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
     uint8_t *chosen_modes; /* [n_touches] */
     uint8_t *before_modes; /* [n_touches] saved, to undo a change */
     int64_t best_peak;
-    int64_t least_kept; /* the smallest peak of all orders without evictions */
+    int64_t least_kept; /* the smallest peak of all variants without evictions */
     struct plt_candidate *heap; /* [max(n_objects, n_touches)] */
     int32_t *listed;            /* positions in an estimate */
     size_t block_bytes;
     char *block;
 } plt_search;
 
-bool plt_search_init(plt_search *s, plt_walk *w);
+bool plt_search_init(plt_search *s, plt_walk *w, plt_settings *settings);
 void plt_search_free(plt_search *s);
 /* Evicts until the simulated peak is at most goal bytes. */
 int plt_evict(plt_search *s, int64_t goal);
@@ -235,6 +290,7 @@ int plt_improve(plt_search *s, int64_t goal);
 /* The choice; the walk has its order and modes, and has been run with them. */
 typedef struct plt_choice {
     int32_t order;
+    const plt_shape *shape; /* one of the settings */
     int64_t arena, bound; /* bytes */
     int64_t *offsets;     /* [storages] */
     size_t offsets_bytes;
@@ -242,10 +298,20 @@ typedef struct plt_choice {
 
 /* The cheapest choice found whose arena fits the limit, or PLT_ERR_LIMIT. A limit below
  * 0 means no limit. */
-int plt_choose(plt_walk *w, int64_t limit, plt_choice *out);
+int plt_choose(plt_walk *w, plt_settings *settings, int64_t limit, plt_choice *out);
 /* The choice with the smallest arena. */
-int plt_choose_least(plt_walk *w, plt_choice *out);
+int plt_choose_least(plt_walk *w, plt_settings *settings, plt_choice *out);
 void plt_choice_free(const plt_walk *w, plt_choice *c);
+/* Makes the walk one of this variant, without evictions. */
+void plt_start(plt_search *s, plt_variant v);
+/* Packs the storages that the last walk found, in as little effort as gives `enough`
+ * bytes. */
+int plt_pack_walk(plt_walk *w, int64_t enough, int64_t effort, plt_choice *out);
+
+/* ---- chunk.c ---- */
+/* The cheapest setting of an order with knobs that fits without evictions, or
+ * PLT_ERR_LIMIT. */
+int plt_choose_chunks(plt_search *s, int64_t limit, plt_choice *out);
 
 /* ---- arena.c ---- */
 typedef struct plt_arena {
@@ -284,11 +350,12 @@ typedef struct plt_entry {
     uint64_t hash;
     size_t block_bytes;
     int64_t arena_bytes, output_bytes, peak_bytes, lower_bound;
-    int64_t order, recomputed, spilled, extra_nanoseconds;
+    int64_t order, recomputed, spilled, extra_nanoseconds, nanoseconds;
     int64_t file_bytes; /* of the spill file */
     int64_t n_program, n_extras, n_evictions;
     int64_t *key;     /* [key_length] symbols, threads, limit */
     int64_t *table;   /* [n_table] */
+    int64_t *knobs;   /* [n_knobs] rows; 0: not of its order */
     int64_t *offsets; /* [n_buffers] where each starts out */
     int64_t *program; /* [n_program] steps, n_steps + extra, and -1 at the end */
     plt_extra *extras;       /* [n_extras] */
@@ -362,9 +429,10 @@ struct plt_model {
     _Atomic uint32_t epoch;
     size_t block_bytes;
     int64_t n_inputs, n_dims, n_symbols, n_table, n_buffers, n_outputs, n_weights;
-    int64_t n_pinned, n_objects, n_steps, n_touches, n_orders, can;
+    int64_t n_pinned, n_objects, n_steps, n_touches, n_orders, n_knobs, can;
     plt_step_desc *steps;
     plt_order *orders;
+    plt_knob_desc *knobs;
     char *spill_folder;
     double ns_per_flop, ns_per_byte, ns_per_spilled_byte;
     plt_input_desc *inputs;

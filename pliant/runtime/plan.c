@@ -1,104 +1,5 @@
-/* The plan of one shape: sizes, offsets and the program, in a single block. */
+/* The plan of one shape: its table, offsets and program, in a single block. */
 #include "internal.h"
-
-#define PLT_STEP_NS 500.0 /* fixed cost of any step */
-
-bool plt_output_bytes(const plt_output_desc *o, const int64_t *table, int64_t *bytes) {
-    int64_t n = 1;
-    bool empty = false;
-    for (int64_t d = 0; d < o->rank; d++) {
-        int64_t dim = table[o->dim_index + d];
-        if (dim < 0) return false;
-        if (dim == 0) empty = true;
-        else if (__builtin_mul_overflow(n, dim, &n)) return false;
-    }
-    if (empty) n = 0;
-    if (o->bits % 8 == 0) return !__builtin_mul_overflow(n, o->bits / 8, bytes);
-    if (__builtin_mul_overflow(n, o->bits, &n)) return false;
-    if (__builtin_add_overflow(n, 7, &n)) return false;
-    *bytes = n / 8;
-    return true;
-}
-
-/* The sizes and costs of one shape, from which its plan is chosen. */
-typedef struct shape {
-    int64_t *table;  /* [n_table] */
-    int64_t *sizes;  /* [n_objects] rounded, of the roots' classes */
-    double *costs;   /* [n_steps] nanoseconds */
-    int64_t output_bytes;
-    size_t block_bytes;
-    char *block;
-} shape;
-
-static void carve_shape(const plt_model *m, plt_carver *c, shape *s) {
-    s->table = plt_carve(c, m->n_table, sizeof(int64_t));
-    s->sizes = plt_carve(c, m->n_objects, sizeof(int64_t));
-    s->costs = plt_carve(c, m->n_steps, sizeof(double));
-}
-
-static double amount(const int64_t *table, int64_t index, double each) {
-    if (index < 0) return 0;
-    int64_t count = table[index];
-    return each * (double)(count < 0 ? INT64_MAX : count); /* < 0: it overflowed */
-}
-
-static int overflow(int64_t *detail, int64_t of, int64_t number) {
-    detail[0] = number;
-    detail[1] = of;
-    return PLT_ERR_OVERFLOW;
-}
-
-/* Fills in sizes, costs and the bytes of the results. */
-static int measure(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
-    int64_t wrong = m->sizes(key, s->table), sum = 0;
-    if (wrong != 0) return overflow(detail, PLT_OVER_TABLE, wrong - 1);
-    for (int64_t i = 0; i < m->n_buffers; i++) {
-        if (!plt_round(s->table[m->buffers[i].size_index], &s->sizes[i])) {
-            return overflow(detail, PLT_OVER_BUFFER, i);
-        }
-        if (__builtin_add_overflow(sum, s->sizes[i], &sum)) {
-            return overflow(detail, PLT_OVER_ALL, -1);
-        }
-    }
-    for (int64_t i = 0; i < m->n_outputs; i++) {
-        int64_t bytes;
-        if (!plt_output_bytes(&m->outputs[i], s->table, &bytes)) {
-            return overflow(detail, PLT_OVER_OUTPUT, i);
-        }
-        if (__builtin_add_overflow(s->output_bytes, bytes, &s->output_bytes)) {
-            return overflow(detail, PLT_OVER_ALL, -1);
-        }
-    }
-    /* From here on no sum of sizes that live together can overflow. */
-    if (__builtin_add_overflow(sum, s->output_bytes, &sum)) {
-        return overflow(detail, PLT_OVER_ALL, -1);
-    }
-    double threads = (double)key[m->n_symbols];
-    for (int64_t k = 0; k < m->n_steps; k++) {
-        const plt_step_desc *step = &m->steps[k];
-        double flops = amount(s->table, step->flops_index, m->ns_per_flop) / threads;
-        double bytes = amount(s->table, step->bytes_index, m->ns_per_byte);
-        s->costs[k] = (flops > bytes ? flops : bytes) + PLT_STEP_NS;
-    }
-    return PLT_OK;
-}
-
-static int shape_init(plt_model *m, const int64_t *key, shape *s, int64_t *detail) {
-    *s = (shape){0};
-    plt_carver c = {0};
-    carve_shape(m, &c, s);
-    s->block_bytes = c.used;
-    detail[0] = -1;
-    s->block = plt_allocate(&m->services, c.used);
-    if (!s->block) return PLT_ERR_MEMORY;
-    c = (plt_carver){.block = s->block};
-    carve_shape(m, &c, s);
-    return measure(m, key, s, detail);
-}
-
-static void shape_free(plt_model *m, shape *s) {
-    plt_release(&m->services, s->block, s->block_bytes);
-}
 
 /* ---- the program ---- */
 
@@ -238,6 +139,7 @@ static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
     plt_carve(c, 1, sizeof *e);
     e->key = plt_carve(c, m->n_symbols + 2, sizeof(int64_t));
     e->table = plt_carve(c, m->n_table, sizeof(int64_t));
+    e->knobs = plt_carve(c, m->n_knobs, sizeof(int64_t));
     e->offsets = plt_carve(c, m->n_buffers, sizeof(int64_t));
     e->program = plt_carve(c, e->n_program, sizeof(int64_t));
     e->extras = plt_carve(c, e->n_extras, sizeof(plt_extra));
@@ -298,18 +200,42 @@ static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **
 
 /* ---- plans ---- */
 
-static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
-                       plt_entry **out, int64_t *detail) {
+static int64_t whole(double nanoseconds) {
+    return nanoseconds < 9e18 ? (int64_t)nanoseconds : INT64_MAX;
+}
+
+static void fill_entry(const plt_walk *w, const plt_settings *s, const plt_choice *c,
+                       plt_entry *e) {
+    const plt_model *m = w->model;
+    plt_copy(e->key, s->key, m->n_symbols + 2, sizeof *e->key);
+    e->hash = plt_plans_hash(e->key, m->n_symbols + 2);
+    plt_copy(e->table, c->shape->table, m->n_table, sizeof *e->table);
+    for (int64_t k = 0; k < m->n_knobs; k++) {
+        e->knobs[k] = w->order->knobs >> k & 1 ? c->shape->rows[k] : 0;
+    }
+    e->arena_bytes = c->arena;
+    e->output_bytes = s->base.output_bytes;
+    e->peak_bytes = c->arena + s->base.output_bytes;
+    e->lower_bound = c->bound + s->base.output_bytes;
+    e->order = c->order;
+    e->recomputed = w->recomputed;
+    e->spilled = w->spilled;
+    e->extra_nanoseconds = whole(w->extra);
+    e->nanoseconds = whole(plt_order_cost(w->order, w->costs) + w->extra);
+}
+
+static int choose_plan(plt_settings *s, plt_entry **out, int64_t *detail) {
+    plt_model *m = s->model;
     plt_walk w;
     detail[0] = -1;
-    if (!plt_walk_init(&w, m, s->sizes, s->costs)) return PLT_ERR_MEMORY;
-    int64_t limit = key[m->n_symbols + 1], room = limit;
-    if (limit >= 0) room = limit > s->output_bytes ? limit - s->output_bytes : 0;
+    if (!plt_walk_init(&w, m)) return PLT_ERR_MEMORY;
+    int64_t limit = s->key[m->n_symbols + 1], room = limit, rest = s->base.output_bytes;
+    if (limit >= 0) room = limit > rest ? limit - rest : 0;
     plt_choice choice;
-    int status = plt_choose(&w, room, &choice);
+    int status = plt_choose(&w, s, room, &choice);
     bool chosen = status == PLT_OK || status == PLT_ERR_LIMIT;
     /* an arena with gaps may be larger than the sum of its buffers */
-    int64_t peak = chosen ? plt_add_up(choice.arena, s->output_bytes) : 0;
+    int64_t peak = chosen ? plt_add_up(choice.arena, rest) : 0;
     if (status == PLT_OK && peak == INT64_MAX) status = PLT_ERR_OVERFLOW;
     if (status == PLT_OK && limit >= 0 && peak > limit) status = PLT_ERR_LIMIT;
     if (status == PLT_ERR_LIMIT) {
@@ -317,30 +243,17 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
         plt_mismatch(status, detail, peak, limit);
     }
     if (status == PLT_OK) status = write_entry(&w, &choice, out);
-    if (status == PLT_OK) {
-        plt_entry *e = *out;
-        plt_copy(e->key, key, m->n_symbols + 2, sizeof *key);
-        e->hash = plt_plans_hash(key, m->n_symbols + 2);
-        plt_copy(e->table, s->table, m->n_table, sizeof *e->table);
-        e->arena_bytes = choice.arena;
-        e->output_bytes = s->output_bytes;
-        e->peak_bytes = peak;
-        e->lower_bound = choice.bound + s->output_bytes;
-        e->order = choice.order;
-        e->recomputed = w.recomputed;
-        e->spilled = w.spilled;
-        e->extra_nanoseconds = w.extra < 9e18 ? (int64_t)w.extra : INT64_MAX;
-    }
+    if (status == PLT_OK) fill_entry(&w, s, &choice, *out);
     plt_choice_free(&w, &choice);
     plt_walk_free(&w);
     return status;
 }
 
 int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail) {
-    shape s;
-    int status = shape_init(m, key, &s, detail);
-    if (status == PLT_OK) status = choose_plan(m, key, &s, out, detail);
-    shape_free(m, &s);
+    plt_settings s;
+    int status = plt_settings_init(&s, m, key, detail);
+    if (status == PLT_OK) status = choose_plan(&s, out, detail);
+    plt_settings_free(&s);
     return status;
 }
 
@@ -350,19 +263,19 @@ int plt_least(plt_model *m, const int64_t *symbols, int64_t *least) {
     if (!key) return PLT_ERR_MEMORY;
     plt_copy(key, symbols, m->n_symbols, sizeof *key);
     key[m->n_symbols] = atomic_load(&m->threads);
-    shape s;
+    plt_settings s;
     plt_walk w;
-    int status = shape_init(m, key, &s, detail);
-    if (status == PLT_OK && !plt_walk_init(&w, m, s.sizes, s.costs)) {
+    int status = plt_settings_init(&s, m, key, detail);
+    if (status == PLT_OK && !plt_walk_init(&w, m)) {
         status = PLT_ERR_MEMORY;
     } else if (status == PLT_OK) {
         plt_choice choice;
-        status = plt_choose_least(&w, &choice);
-        *least = plt_add_up(choice.arena, s.output_bytes);
+        status = plt_choose_least(&w, &s, &choice);
+        *least = plt_add_up(choice.arena, s.base.output_bytes);
         plt_choice_free(&w, &choice);
         plt_walk_free(&w);
     }
-    shape_free(m, &s);
+    plt_settings_free(&s);
     plt_release(&m->services, key, bytes);
     return status;
 }

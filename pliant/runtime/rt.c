@@ -72,7 +72,7 @@ static bool well_formed(const plt_model_desc *d) {
     const int64_t most = INT32_MAX;
     int64_t counts[] = {d->n_inputs,  d->n_symbols, d->n_table,   d->n_buffers,
                         d->n_outputs, d->n_weights, d->n_pinned,  d->n_steps,
-                        d->n_touches, d->n_orders};
+                        d->n_touches, d->n_orders,  d->n_knobs};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] < 0 || counts[i] > most) return false;
     }
@@ -92,6 +92,12 @@ static bool well_formed(const plt_model_desc *d) {
         if (o->rank < 0 || o->rank > 64 || o->bits < 1 || o->bits > 255) return false;
         if (o->dim_index < 0 || o->dim_index > d->n_table - o->rank) return false;
     }
+    if (d->n_knobs > PLT_MOST_KNOBS) return false;
+    for (int64_t i = 0; i < d->n_knobs; i++) {
+        const plt_knob_desc *k = &d->knobs[i];
+        if (k->extent_index < 0 || k->extent_index >= d->n_table) return false;
+        if (k->multiple < 1) return false;
+    }
     return plt_order_well_formed(d);
 }
 
@@ -105,21 +111,23 @@ static void carve_model(plt_model *m, plt_carver *c, const plt_model_desc *d) {
     m->orders = plt_carve(c, d->n_orders, sizeof *m->orders);
     for (int64_t k = 0; k < d->n_orders; k++) {
         plt_order measure;
-        plt_order_carve(c, c->block ? &m->orders[k] : &measure, d);
+        plt_order_carve(c, c->block ? &m->orders[k] : &measure, d, k);
     }
+    m->knobs = plt_carve(c, d->n_knobs, sizeof *m->knobs);
     const char *folder = d->spill_folder ? d->spill_folder : PLT_SPILL_FOLDER;
     m->spill_folder = plt_carve(c, (int64_t)strlen(folder) + 1, 1);
 }
 
 static bool fill_orders(plt_model *m, const plt_model_desc *d) {
-    size_t bytes = (size_t)m->n_objects * sizeof(int32_t);
+    int64_t most = m->n_objects > m->n_steps ? m->n_objects : m->n_steps;
+    size_t bytes = (size_t)most * sizeof(int32_t);
     int32_t *scratch = plt_allocate_raw(&m->services, bytes);
-    if (!scratch) return false;
-    for (int64_t k = 0; k < d->n_orders; k++) {
-        plt_order_fill(&m->orders[k], d, k, scratch);
+    bool good = scratch != NULL;
+    for (int64_t k = 0; good && k < d->n_orders; k++) {
+        good = plt_order_fill(&m->orders[k], d, k, scratch);
     }
     plt_release(&m->services, scratch, bytes);
-    return true;
+    return good;
 }
 
 static double ns_per(double per_second, double assumed) {
@@ -151,6 +159,7 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     m->n_steps = d->n_steps;
     m->n_touches = d->n_touches;
     m->n_orders = d->n_orders;
+    m->n_knobs = d->n_knobs;
     m->can = d->can;
 #ifdef PLT_NO_FILES
     m->can &= ~(int64_t)PLT_CAN_SPILL;
@@ -160,6 +169,7 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     m->ns_per_spilled_byte = ns_per(d->spill_bytes_per_second, PLT_ASSUMED_SPILL);
     strcpy(m->spill_folder, d->spill_folder ? d->spill_folder : PLT_SPILL_FOLDER);
     plt_copy(m->steps, d->steps, d->n_steps, sizeof *m->steps);
+    plt_copy(m->knobs, d->knobs, d->n_knobs, sizeof *m->knobs);
     plt_copy(m->inputs, d->inputs, d->n_inputs, sizeof *m->inputs);
     plt_copy(m->buffers, d->buffers, d->n_buffers, sizeof *m->buffers);
     plt_copy(m->outputs, d->outputs, d->n_outputs, sizeof *m->outputs);
@@ -307,6 +317,7 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
     out->recomputed_steps = e->recomputed;
     out->spilled_bytes = e->spilled;
     out->extra_nanoseconds = e->extra_nanoseconds;
+    out->nanoseconds = e->nanoseconds;
     out->n_evictions = e->n_evictions;
     if (out->evictions) {
         int64_t n = e->n_evictions < out->max_evictions ? e->n_evictions
@@ -315,6 +326,7 @@ int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info 
     }
     if (out->offsets) plt_copy(out->offsets, e->offsets, m->n_buffers, sizeof(int64_t));
     if (out->table) plt_copy(out->table, e->table, m->n_table, sizeof(int64_t));
+    if (out->knobs) plt_copy(out->knobs, e->knobs, m->n_knobs, sizeof(int64_t));
     for (int64_t i = 0; out->sizes && i < m->n_buffers; i++) {
         out->sizes[i] = e->table[m->buffers[i].size_index];
     }

@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 8
+#define PLT_ABI_VERSION 9
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -65,10 +65,11 @@ PLT_API int64_t plt_special(plt_call *call, int64_t code);
 
 typedef void (*plt_run_fn)(plt_call *call);
 
-/* Evaluates the table. symbols has n_symbols entries, then the thread count. Returns 0,
- * or a positive number, defined by the generated code, if a size overflows int64, is
- * negative, or is too large for the arithmetic of the kernels. Amounts of work
- * (flops_index, bytes_index) that overflow are negative instead. */
+/* Evaluates the table. symbols has n_symbols entries, then the thread count, then the
+ * n_knobs values of the knobs, each at least 1. Returns 0, or a positive number, defined
+ * by the generated code, if a size overflows int64, is negative, or is too large for the
+ * arithmetic of the kernels. Amounts of work (flops_index, bytes_index) that overflow
+ * are negative instead. */
 typedef int64_t (*plt_sizes_fn)(const int64_t *symbols, int64_t *table);
 
 /* Solves the symbols from dims: the observed sizes of all inputs, flattened in order; a
@@ -228,12 +229,25 @@ typedef struct plt_step_desc {
     int64_t repeatable; /* may be run again: same operands, same results */
 } plt_step_desc;
 
-/* One order of the steps. In it, a buffer may share the memory of another one (its
- * root, of the same size or larger), whose value it overwrites. */
+/* An order of some of the steps, each at most once, that computes all results. In it, a
+ * buffer may share the memory of another one (its root, of the same size or larger),
+ * whose value it overwrites. A buffer that none of its steps touches takes no memory. */
 typedef struct plt_order_desc {
+    int64_t n_steps;
     const int32_t *steps; /* [n_steps] */
     const int32_t *roots; /* [n_buffers], or NULL: each buffer is its own */
+    uint64_t knobs;       /* bit k: its steps and their buffers depend on knob k */
 } plt_order_desc;
+
+#define PLT_MOST_KNOBS 64
+
+/* A number that a plan chooses: how many rows a step that loops over chunks of rows
+ * computes at a time. It is a multiple of `multiple`, or the whole extent. Fewer rows
+ * take less memory and more time. */
+typedef struct plt_knob_desc {
+    int64_t extent_index; /* table entry of the rows to cut; depends on no knob */
+    int64_t multiple;     /* at least 1 */
+} plt_knob_desc;
 
 typedef struct plt_output_desc {
     int32_t code;
@@ -265,8 +279,10 @@ typedef struct plt_model_desc {
     const plt_step_desc *steps;
     int64_t n_touches;
     const plt_touch_desc *touches;
-    int64_t n_orders; /* at least 1 */
+    int64_t n_orders; /* at least 1 without knobs */
     const plt_order_desc *orders;
+    int64_t n_knobs; /* at most PLT_MOST_KNOBS */
+    const plt_knob_desc *knobs;
     /* What may be done to meet a limit: PLT_CAN_* */
     int64_t can;
     const char *spill_folder;        /* NULL: /tmp */
@@ -300,12 +316,14 @@ typedef struct plt_plan_info {
     int64_t recomputed_steps; /* run again */
     int64_t spilled_bytes;    /* written to the spill file */
     int64_t extra_nanoseconds; /* that evictions cost, by the cost model */
+    int64_t nanoseconds; /* of the whole call by the cost model: steps and evictions */
     int64_t n_evictions;
     int64_t detail[3];
     /* each is filled if the caller provides an array for it */
     int64_t *offsets; /* [n_buffers] */
     int64_t *sizes;   /* [n_buffers] exact bytes */
     int64_t *table;   /* [n_table] */
+    int64_t *knobs;   /* [n_knobs] rows of a chunk; 0: the order does not use it */
     plt_eviction *evictions; /* [max_evictions] */
     int64_t max_evictions;
 } plt_plan_info;

@@ -29,9 +29,8 @@ static void carve_walk(plt_walk *w, plt_carver *c) {
     w->modes = plt_carve(c, m->n_touches, 1);
 }
 
-bool plt_walk_init(plt_walk *w, const plt_model *m, const int64_t *sizes,
-                   const double *costs) {
-    *w = (plt_walk){.model = m, .sizes = sizes, .costs = costs};
+bool plt_walk_init(plt_walk *w, const plt_model *m) {
+    *w = (plt_walk){.model = m};
     w->storages.each = w->files.each = sizeof(plt_storage);
     w->instructions.each = sizeof(plt_instruction);
     plt_carver c = {0};
@@ -347,10 +346,10 @@ int plt_walk_run(plt_walk *w, int32_t stop) {
         w->open[x] = w->current[x] = w->file[x] = -1;
         w->mark[x] = w->near[x] = 0;
     }
-    for (int32_t p = 0; p < m->n_steps; p++) {
+    for (int32_t p = 0; p < w->order->n_steps; p++) {
         int status = walk_step(w, p);
         if (status != PLT_WALK_DONE) return status;
-        if (w->time > PLT_LONGEST * (m->n_steps + 64)) {
+        if (w->time > PLT_LONGEST * (w->order->n_steps + 64)) {
             w->culprit = -1;
             return PLT_WALK_ILLEGAL;
         }

@@ -64,7 +64,7 @@ static void make_program(uint64_t seed) {
 static plt_model *make_model(void) {
     static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0, 0};
     plt_output_desc output = {0, 64, 1, t.n_buffers};
-    plt_order_desc order = {t.order, t.roots};
+    plt_order_desc order = {t.n_steps, t.order, t.roots, 0};
     plt_services services = {0};
     plt_model_desc d = {
         .n_inputs = 1, .inputs = &input, .n_symbols = 1, .n_table = t.n_buffers + 1,
@@ -114,15 +114,18 @@ static void compare(plt_model *m) {
     int64_t limits[LIMITS];
     int32_t gaps[GAPS];
     plt_walk w;
-    CHECK(plt_walk_init(&w, m, t.sizes, t.costs));
+    plt_settings settings = {.model = m, .base = {.sizes = t.sizes, .costs = t.costs}};
+    CHECK(plt_walk_init(&w, m));
     w.order = &m->orders[0];
+    w.sizes = t.sizes;
+    w.costs = t.costs;
     int64_t n = list_gaps(w.order, gaps);
     plt_choice choice;
     if (n >= 0) {
-        CHECK(plt_choose(&w, -1, &choice) == PLT_OK);
+        CHECK(plt_choose(&w, &settings, -1, &choice) == PLT_OK);
         int64_t most = choice.arena;
         plt_choice_free(&w, &choice);
-        CHECK(plt_choose_least(&w, &choice) == PLT_OK);
+        CHECK(plt_choose_least(&w, &settings, &choice) == PLT_OK);
         for (int64_t k = 0; k < LIMITS; k++) {
             limits[k] = choice.arena + (most - choice.arena) * k / LIMITS;
             least[k] = DBL_MAX;
@@ -140,7 +143,7 @@ static void compare(plt_model *m) {
             }
         }
         for (int64_t k = 0; k < LIMITS && most > limits[0]; k++) {
-            CHECK(plt_choose(&w, limits[k], &choice) == PLT_OK);
+            CHECK(plt_choose(&w, &settings, limits[k], &choice) == PLT_OK);
             CHECK(choice.arena <= limits[k]);
             plt_choice_free(&w, &choice);
             if (least[k] == DBL_MAX) continue; /* adjacent uses had to be parted */

@@ -207,7 +207,7 @@ static plt_model *make_model(int64_t can, int64_t flags) {
     plt_output_desc output = {0, 64, 1, t.n_buffers};
     plt_order_desc orders[ORDERS];
     for (int32_t o = 0; o < t.n_orders; o++) {
-        orders[o] = (plt_order_desc){t.order[o], t.roots[o]};
+        orders[o] = (plt_order_desc){t.n_steps, t.order[o], t.roots[o], 0};
     }
     plt_services services = {.flags = flags};
     plt_model_desc d = {

@@ -13,9 +13,9 @@ import pytest
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "pliant" / "runtime"
 SOURCES = [
-    *("arena.c", "budget.c", "call.c", "evict.c", "inputs.c", "order.c", "plan.c"),
-    *("planner.c", "plans.c"),
-    *("remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
+    *("arena.c", "budget.c", "call.c", "chunk.c", "evict.c", "inputs.c", "order.c"),
+    *("plan.c", "planner.c", "plans.c"),
+    *("remat.c", "rt.c", "shape.c", "spill.c", "threads.c", "walk.c"),
 ]
 UNIT = [
     *("unit.c", "unit_memory.c", "unit_model.c", "unit_plan.c", "unit_threads.c"),

@@ -52,7 +52,7 @@ plt_model *make_model(const plt_services *s, int64_t threads, int64_t capacity) 
     static const plt_step_desc steps[] = {
         {0, 1, -1, -1, 1}, {1, 2, -1, -1, 1}, {3, 1, -1, -1, 1}};
     static const int32_t numbers[] = {0, 1, 2};
-    static const plt_order_desc order = {numbers, NULL};
+    static const plt_order_desc order = {3, numbers, NULL, 0};
     static const plt_output_desc outputs[] = {{0, 64, 1, 1}};
     void *weights[] = {(void *)&constant};
     plt_model_desc d = {
@@ -223,7 +223,7 @@ void test_malformed(void) {
     plt_touch_desc touch = {0, PLT_WRITES};
     plt_step_desc step = {0, 1, -1, 0, 1};
     int32_t number = 0, root = 0;
-    plt_order_desc order = {&number, &root};
+    plt_order_desc order = {1, &number, &root, 0};
     plt_model_desc good = {.n_table = 1, .n_buffers = 1, .buffers = &buffer,
                            .n_outputs = 1, .outputs = &output, .run = run,
                            .sizes = sizes, .bind = bind, .threads = 1,
