@@ -339,8 +339,6 @@ def _attention(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
     if axis == rank - 1 or not cut.is_plain:
         return None
     there = cut.at(axis)
-    if axis == rank - 2 and op.bool_attr("causal") and "first" not in dict(op.attrs):
-        return None
     if axis == rank - 2:
         main: Demands = there, None, None
     elif axis == rank - 3 and query.shape[axis] != key.shape[axis]:
