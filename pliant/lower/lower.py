@@ -17,7 +17,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
@@ -36,7 +36,7 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.loop_walk import Node, rewrite
+from pliant.ir.loop_walk import Node, rewrite, statements
 from pliant.ir.loops import Call, LoopFunc
 from pliant.ir.ops import CALLS, LIBRARY, SCANS
 from pliant.ir.spec import destinations
@@ -401,8 +401,20 @@ def _call_step(state: _Lowering, region: Graph) -> KernelStep | LibraryStep:
             given.append(Scratch(TensorType(buf.dtype, shape)))
         else:
             given.append(value)
-    others = tuple(f for f in state.module.loops.values() if f is not func)
+    others = _called_by(func, state.module.loops)
     return KernelStep(func, tuple(given), others, op.dims_attr("sizes"))
+
+
+def _called_by(func: LoopFunc, loops: Mapping[str, LoopFunc]) -> tuple[LoopFunc, ...]:
+    """The functions that a function calls, and those that they call."""
+    found: dict[str, LoopFunc] = {}
+    pending = [func]
+    while pending:
+        for stmt in statements(pending.pop().body):
+            if isinstance(stmt, Call) and stmt.function not in found:
+                found[stmt.function] = loops[stmt.function]
+                pending.append(loops[stmt.function])
+    return tuple(found.values())
 
 
 def _sizes_of(func: LoopFunc, op: Op) -> dict[str, Expr]:

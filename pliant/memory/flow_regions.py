@@ -6,6 +6,7 @@ the place of another that is dead and proved to be no smaller.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -15,11 +16,14 @@ from pliant.ir.calls import computed, computed_by, roles_of
 from pliant.ir.graph import Constant, DataCheck, Graph, Module, Names, Op, Value
 from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import Buffer, Call, CallLibrary, LoopFunc, Stmt, buffer
-from pliant.memory.liveness import ALIGN, liveness
+from pliant.memory.liveness import ALIGN, ArenaBuffer, liveness
 from pliant.sym import Expr, Facts, Guard, as_expr, ceildiv, floordiv, ge, le, sym
 from pliant.sym.monotone import largest
+from pliant.sym.points import witnesses
 
 # Takes a region as the `main` of a module to ordered calls.
+_SAMPLES = 16  # assignments at which sizes are compared before a proof is tried
+
 CompileRegion = Callable[[Module], Module]
 
 
@@ -78,24 +82,36 @@ class LoweredRegion:
 def laid_out(graph: Graph, facts: Facts) -> tuple[dict[Value, Expr], Expr]:
     """Offsets of a region's temporaries, and the bytes of all.
 
-    A temporary takes the place of one that is dead and proved to be no smaller.
+    Temporaries that are never alive together may have one place, as large as the
+    largest of them is proved to be. Large ones come first: small ones find a place.
     """
+    found = liveness(graph).buffers
+    names = {name for b in found for name in b.bytes.symbols()}
+    points = witnesses(facts, names)[-_SAMPLES:]
+    sizes = {b.bytes: [b.bytes.evaluate(point) for point in points] for b in found}
+    places: list[tuple[Expr, Expr, list[ArenaBuffer]]] = []  # offset, bytes, whose
     offsets: dict[Value, Expr] = {}
-    slots: list[tuple[Expr, Expr, int]] = []  # offset, bytes, step of the last use
     end = as_expr(0)
-    for temporary in sorted(liveness(graph).buffers, key=lambda b: b.first):
-        wanted = temporary.bytes
-        for k, (offset, size, last) in enumerate(slots):
-            free = last < temporary.first
-            if free and facts.prove(le(wanted, size)) is True:
-                slots[k] = offset, size, temporary.last
-                offsets[temporary.value] = offset
+    for buf in sorted(found, key=lambda b: (-sum(sizes[b.bytes]), b.first)):
+        for offset, size, held in places:
+            apart = all(b.last < buf.first or buf.last < b.first for b in held)
+            if apart and _no_larger(buf.bytes, size, sizes, facts):
+                held.append(buf)
+                offsets[buf.value] = offset
                 break
         else:
-            slots.append((end, wanted, temporary.last))
-            offsets[temporary.value] = end
-            end = end + ALIGN * ceildiv(wanted, ALIGN)
+            places.append((end, buf.bytes, [buf]))
+            offsets[buf.value] = end
+            end = end + ALIGN * ceildiv(buf.bytes, ALIGN)
     return offsets, end
+
+
+def _no_larger(
+    size: Expr, room: Expr, known: Mapping[Expr, list[int]], facts: Facts
+) -> bool:
+    if any(map(operator.gt, known[size], known[room])):
+        return False
+    return size == room or facts.prove(le(size, room)) is True
 
 
 @dataclass(slots=True)
@@ -253,7 +269,7 @@ class Flows:
         names: dict[str, str] = {}
         for key, constant in lowered.constants.items():
             known = constants.get(key)
-            names[key] = key if known is constant else f"{name}.{key}"
+            names[key] = key if known in (None, constant) else f"{name}.{key}"
             constants[names[key]] = _named(constant, names[key])
         known_guards = {guard.cond for guard in self.graph.constraints}
         sizes = set(self.graph_symbols())

@@ -9,22 +9,19 @@ chunk is in memory. Which version runs, and how many rows a chunk has, is decide
 call, by its sizes and its memory limit; the number of rows is a knob, a size that the
 version takes. A version that is not used costs nothing.
 
-Versions are found at sizes that represent the range. At each of them, the regions that
-lower the peak most are chosen one after another, and each choice is a version: the
-first ones cost less time, the last ones need less memory. Regions of the same structure
-(the layers of a model) are chosen together.
+Versions are found at sizes that represent the range: at each of them, the regions that
+meet a share of the peak at the least cost (`Peaks`), and those with the least peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pliant.context import Context
-from pliant.ir.graph import Graph, Knob, Module, Names, Op, Value, names_of
-from pliant.ir.ops import IN_MEMORY
+from pliant.ir.graph import Graph, Knob, Module, Op, Value
 from pliant.passes.chunk_regions import (
     FusedGraph,
     Growth,
@@ -37,185 +34,169 @@ from pliant.sym import Expr, Facts, sym
 from pliant.sym.points import Point, representatives
 
 MOST_VERSIONS = 5
-_MOST_CHOICES = 8  # regions chosen one after another at one assignment
 _LONGEST = 48  # kernels looked at from the end of a region
-_CHUNKS = 16  # regions are compared with so many chunks, if there are enough rows
-_MOST_POINTS = 5
-_GAIN = 0.97  # a version is kept if it lowers the peak to this share
-_PROGRESS = 0.995  # a choice is made if it lowers the height to this share
-# The height of a profile is a norm of it, close to its maximum. Layers with one peak
-# each are lowered one after another; only the last of them lowers the maximum.
-_NORM = 16
+_CHUNKS = 64  # regions are compared with so many chunks, if there are enough rows
+_MOST_POINTS = 6  # assignments at which versions are looked for
+_LARGE = 384
+_SHARES = (0.75, 0.5, 0.35, 0.2)  # of the peak: what versions are looked for to meet
+_SLACK = 1.02  # the last version may have so much more than the least peak
+_BYTES, _CALL = 1e10, 1e-6  # bytes per second and seconds per call, to compare by
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Step:
-    """A kernel, or a region that runs in chunks: what is in memory while it runs."""
+    """A region in chunks: the kernels it spans, bytes while it runs, extra seconds."""
 
-    reads: frozenset[Value]
-    writes: tuple[Value, ...]
-    work: float  # bytes of temporaries
-    shares: frozenset[Value]  # what it reads and may write its result over
-    at: int  # the number of its last kernel
+    region: Region
+    first: int
+    last: int
+    peak: float
+    seconds: float
+    others: tuple[int, ...]  # kernels in between that it does not have
 
 
 class Peaks:
-    """The memory of a fused graph at one assignment, with some regions in chunks."""
+    """The memory of a fused graph at one assignment.
 
-    def __init__(self, of: FusedGraph, point: Point) -> None:
+    What is alive while a kernel runs does not depend on which regions before and after
+    it are chunks, as only what is inside a region changes. So the best choice of
+    regions for a given peak is found by dynamic programming over the kernels.
+    """
+
+    def __init__(self, of: FusedGraph, point: Point, regions: Sequence[Region]) -> None:
         self.of, self.point = of, point
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
         # The values in the arena; results have memory of their own.
         self.bytes = {
-            value: float(value.type.bytes.evaluate(point))
+            value: self.size(value)
             for op in of.fusions
             for value in op.results
             if value not in results
         }
-        self._plain = [self._kernel(op) for op in of.fusions]
-        self._chunked: dict[Region, _Step] = {}
+        self.last: dict[Value, int] = {}
+        for k, op in enumerate(of.fusions):
+            for value in (*op.results, *map(of.base, op.operands)):
+                if value in self.bytes:
+                    self.last[value] = k
+        self.after: list[float] = []  # bytes that are alive after each kernel
+        self.plain = list(self._profile())
+        self.steps: list[list[_Step]] = [[] for _ in of.fusions]
+        for region in regions:
+            step = self._step(region)
+            self.steps[step.last].append(step)
 
-    def _kernel(self, op: Op) -> _Step:
-        bases = {self.of.base(v) for v in op.operands}
-        region = op.regions[0]
-        root = {v for o in region.ops if o.name in IN_MEMORY for v in o.operands}
-        pairs = zip(region.params, op.operands, strict=True)
-        shares = {self.of.base(v) for p, v in pairs if p not in root}
-        return _Step(
-            frozenset(v for v in bases if v in self.bytes),
-            tuple(v for v in op.results if v in self.bytes),
-            0.0,
-            frozenset(shares),
-            self.number[op],
+    def size(self, value: Value) -> float:
+        return float(value.type.bytes.evaluate(self.point))
+
+    def _profile(self) -> Iterator[float]:
+        """The bytes while each kernel runs."""
+        dead: dict[int, list[Value]] = {}
+        for value, k in self.last.items():
+            dead.setdefault(k, []).append(value)
+        live = 0.0
+        for k, op in enumerate(self.of.fusions):
+            made = [v for v in op.results if v in self.bytes]
+            live += sum(self.bytes[v] for v in made)
+            dying = dead.get(k, [])
+            # Kernels without a product may write over what nobody reads again.
+            over = op.str_attr("kind") in ("map", "row")
+            yield live - (self._shared(dying, made) if over else 0.0)
+            live -= sum(self.bytes[v] for v in dying)
+            self.after.append(live)
+
+    def _shared(self, dying: Iterable[Value], made: Iterable[Value]) -> float:
+        """Bytes of results that are written over operands."""
+        free = [self.bytes[v] for v in dying if v not in made]
+        total = 0.0
+        for value in made:
+            if self.bytes[value] in free:
+                free.remove(self.bytes[value])
+                total += self.bytes[value]
+        return total
+
+    def _step(self, region: Region) -> _Step:
+        members = sorted(self.number[op] for op in region.members)
+        first, last = members[0], members[-1]
+        reads = {v for v, _ in region.needs}
+        cut = {v for v, d in region.needs if d is not None}
+        whole = {v for v, d in region.needs if d is None}
+        held = {v for v in (*reads, *region.results) if v in self.bytes}
+        # What is alive afterwards, and what this reads or makes for the last time.
+        ending = {v for v in held if self.last[v] <= last}
+        peak = self.after[last] + sum(self.bytes[v] for v in ending)
+        made = [v for v in region.results if v in self.bytes]
+        peak -= self._shared([v for v in ending if v in cut - whole], made)
+        extent = max(region.extent.evaluate(self.point), 1)
+        rows = least_rows(region, extent)
+        inner = max(
+            sum(self.bytes.get(v, 0.0) for v in self._inner(region, k)) for k in members
         )
+        copied = sum(map(self.size, (*cut, *region.results)))
+        count = -(-extent // rows)
+        again = sum(map(self.size, whole)) * (count - 1)
+        seconds = (2 * copied + again) / _BYTES + count * len(members) * _CALL
+        peak += (inner + copied) * rows / extent
+        between = set(range(first, last)) - set(members)
+        return _Step(region, first, last, peak, seconds, tuple(sorted(between)))
 
-    def _region(self, region: Region) -> _Step:
-        if region not in self._chunked:
-            reads = frozenset(v for v, _ in region.needs if v in self.bytes)
-            inner = [self._plain[self.number[op]] for op in region.members]
-            inside = max(self.profile(sorted(inner, key=lambda s: s.at), reads))
-            cut = {v for v, d in region.needs if d is not None}
-            whole = {v for v, d in region.needs if d is None}
-            copied = sum(
-                float(v.type.bytes.evaluate(self.point)) for v in (*cut, *region.results)
-            )
-            extent = region.extent.evaluate(self.point)
-            share = least_rows(region, extent) / max(extent, 1)
-            self._chunked[region] = _Step(
-                reads,
-                tuple(v for v in region.results if v in self.bytes),
-                (inside + copied) * share,
-                frozenset(cut - whole),
-                max(self.number[op] for op in region.members),
-            )
-        return self._chunked[region]
+    def _inner(self, region: Region, k: int) -> Iterator[Value]:
+        """What a member reads and makes that is the region's own."""
+        op = self.of.fusions[k]
+        for value in dict.fromkeys((*map(self.of.base, op.operands), *op.results)):
+            producer = self.of.producers.get(value)
+            if producer in region.members and value not in region.results:
+                yield value
 
-    def steps(self, chosen: Sequence[Region]) -> list[_Step]:
-        taken = {op for region in chosen for op in region.members}
-        steps = [
-            self._plain[k] for k, op in enumerate(self.of.fusions) if op not in taken
-        ]
-        steps += [self._region(region) for region in chosen]
-        return sorted(steps, key=lambda step: step.at)
+    def least(self) -> float:
+        """The smallest peak that regions can reach."""
+        best = [0.0]
+        for k, plain in enumerate(self.plain):
+            found = max(best[k], plain)
+            for step in self.steps[k]:
+                others = max((self.plain[j] for j in step.others), default=0.0)
+                found = min(found, max(best[step.first], step.peak, others))
+            best.append(found)
+        return best[-1]
 
-    def profile(
-        self, steps: Sequence[_Step], outside: frozenset[Value] = frozenset()
-    ) -> list[float]:
-        """Live bytes at each step."""
-        last: dict[Value, int] = {}
-        for k, step in enumerate(steps):
-            for value in step.reads:
-                last[value] = k
-            for value in step.writes:
-                last[value] = k
-        sizes, dead = self.bytes, dict[int, list[Value]]()
-        for value, k in last.items():
-            if value not in outside:
-                dead.setdefault(k, []).append(value)
-        found, live, now = [], set[Value](), 0.0
-        for k, step in enumerate(steps):
-            for value in step.writes:
-                if value not in live and value not in outside:
-                    live.add(value)
-                    now += sizes[value]
-            dying = [v for v in dead.get(k, ()) if v in live]
-            # A result may be written over an operand that nobody reads again.
-            free = [v for v in dying if v in step.shares and v not in step.writes]
-            shared = 0.0
-            for value in step.writes if free else ():
-                twin = next((v for v in free if sizes[v] == sizes[value]), None)
-                if twin is not None:
-                    free.remove(twin)
-                    shared += sizes[value]
-            found.append(now - shared + step.work)
-            for value in dying:
-                live.discard(value)
-                now -= sizes[value]
-        return found or [0.0]
+    def cheapest(self, limit: float) -> list[Region] | None:
+        """The regions with which the peak is at most `limit`, at the least cost."""
+        infinite = float("inf")
+        cost = [0.0]
+        taken: list[_Step | None] = []
+        for k, plain in enumerate(self.plain):
+            best, chosen = (cost[k] if plain <= limit else infinite), None
+            for step in self.steps[k]:
+                fits = step.peak <= limit
+                fits = fits and all(self.plain[j] <= limit for j in step.others)
+                if fits and cost[step.first] + step.seconds < best:
+                    best, chosen = cost[step.first] + step.seconds, step
+            cost.append(best)
+            taken.append(chosen)
+        if cost[-1] == infinite:
+            return None
+        found: list[Region] = []
+        k = len(taken)
+        while k:
+            step = taken[k - 1]
+            k = k - 1 if step is None else step.first
+            found += [] if step is None else [step.region]
+        return found[::-1]
 
     def peak(self, chosen: Sequence[Region]) -> float:
-        return max(self.profile(self.steps(chosen)))
+        steps = [s for at in self.steps for s in at if s.region in chosen]
+        inside = {self.number[op] for region in chosen for op in region.members}
+        left = [p for k, p in enumerate(self.plain) if k not in inside]
+        return max([*left, *(s.peak for s in steps)], default=0.0)
 
-
-def height(profile: Sequence[float]) -> float:
-    """A norm of a profile that is close to its maximum."""
-    top = max(profile)
-    return top and top * sum((x / top) ** _NORM for x in profile) ** (1 / _NORM)
-
-
-@dataclass(slots=True)
-class _Search:
-    """Looks for versions of one fused graph."""
-
-    of: FusedGraph
-    groups: dict[object, list[Region]] = field(default_factory=dict)
-    around: dict[Op, list[Region]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for region in regions_of(self.of):
-            known = self.groups.setdefault(region.key, [])
-            known.append(region)
-            for op in region.members:
-                listed = self.around.setdefault(op, [])
-                if not any(other.key == region.key for other in listed[-1:]):
-                    listed.append(region)
-
-    def group(self, region: Region) -> list[Region]:
-        """Regions of one structure that have no kernel in common."""
-        found: list[Region] = [region]
-        for other in self.groups[region.key]:
-            if not any(other.overlaps(one) for one in found):
-                found.append(other)
-        return found
-
-    def versions(self, peaks: Peaks) -> Iterator[list[Region]]:
-        """Choices of regions, each with a lower peak at one assignment."""
-        chosen: list[Region] = []
-        told = peaks.peak(chosen)
-        for _ in range(_MOST_CHOICES):
-            steps = peaks.steps(chosen)
-            profile = peaks.profile(steps)
-            now = height(profile)
-            at = steps[profile.index(max(profile))].at
-            best: tuple[tuple[float, int], list[Region]] | None = None
-            for region in self.around.get(self.of.fusions[at], ()):
-                group = self.group(region)
-                kept = [
-                    r for r in chosen if not any(r.overlaps(other) for other in group)
-                ]
-                tried = kept + group
-                size = sum(len(one.members) for one in group)
-                score = height(peaks.profile(peaks.steps(tried))), size
-                if best is None or score < best[0]:
-                    best = score, tried
-            if best is None or best[0][0] > _PROGRESS * now:
-                return
-            chosen = best[1]
-            peak = peaks.peak(chosen)
-            if peak < _GAIN * told:
-                told = peak
-                yield chosen
+    def versions(self) -> Iterator[list[Region]]:
+        """Choices of regions for several limits, the largest first."""
+        peak, least = max(self.plain, default=0.0), self.least()
+        for limit in (*(share * peak for share in _SHARES), _SLACK * least):
+            if _SLACK * least <= limit < peak:
+                chosen = self.cheapest(limit)
+                if chosen:
+                    yield chosen
 
 
 def least_rows(region: Region, extent: int) -> int:
@@ -265,11 +246,11 @@ def chunk(module: Module, cx: Context) -> Module:
     points = points_of(facts, names)
     if len(of.fusions) < 2 or not points:
         return module
-    search = _Search(of)
-    tables = [Peaks(of, point) for point in points]
+    regions = list(regions_of(of))
+    tables = [Peaks(of, point, regions) for point in points]
     found: dict[frozenset[Region], list[Region]] = {}
     for peaks in tables:
-        for chosen in search.versions(peaks):
+        for chosen in peaks.versions():
             found.setdefault(frozenset(chosen), chosen)
     if not found:
         return module
@@ -288,20 +269,18 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     if not names:
         return []
     found = representatives(facts, names)
-    alone = []
+    some = [p for p in found if max(p.values()) >= _LARGE] or found[-1:]
+    kept = sorted(some, key=lambda p: abs(sum(p.values()) - _LARGE * len(p)))[:1]
     for name in sorted(names):
-        others = [n for n in names if n != name]
-        rest = [p for p in found if p[name] >= max(p.values())]
-        if rest and others:
-            alone.append(min(rest, key=lambda p: sum(p[n] for n in others) / p[name]))
-    even = min(found, key=lambda p: abs(sum(p.values()) - 384 * len(p)), default=None)
-    kept = [even, *alone] if even is not None else alone
+        for least in (True, False):  # this one is small, or only this one is large
+            rank = [(p[name] / max(sum(p.values()), 1), k) for k, p in enumerate(some)]
+            kept.append(some[(min if least else max)(rank)[1]])
     return [p for k, p in enumerate(kept) if p not in kept[:k]][:_MOST_POINTS]
 
 
 def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Region]]:
     """The versions that lower some peak most, few kernels in chunks first."""
-    plain = np.array([max(peaks.peak([]), 1.0) for peaks in tables])
+    plain = np.array([max(*peaks.plain, 1.0) for peaks in tables])
     shares = np.array([[p.peak(c) for p in tables] for c in found]) / plain
     order: list[int] = []
     best = np.ones(len(tables))
@@ -320,7 +299,6 @@ def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Regio
 def _version(
     of: FusedGraph, chosen: Sequence[Region], name: str
 ) -> tuple[Graph, dict[str, Knob]]:
-    names = Names(names_of(of.graph))
     chunks: dict[Op, list[Op]] = {}
     knobs: dict[str, Knob] = {}
     for region in chosen:
@@ -328,7 +306,7 @@ def _version(
         known = knobs.get(rows)
         multiple = max(region.multiple, known.multiple if known else 1)
         knobs[rows] = Knob(region.extent, multiple)
-        chunks[chunk_op(of, region, sym(rows), names)] = list(region.members)
+        chunks[chunk_op(of, region, sym(rows))] = list(region.members)
     graph = replaced(of.graph, chunks)
     sizes = (*graph.sizes, *knobs)
     return graph.replace(name=name, sizes=sizes), knobs

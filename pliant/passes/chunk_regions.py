@@ -24,6 +24,9 @@ from pliant.sym import ONE, Expr, Facts, as_expr, ge, le, product, sym
 
 ROWS = 16  # rows of a chunk are a multiple of this, where a product has them as rows
 
+# The sizes of a chunk's region: how many rows, and which is the first.
+COUNT, FIRST = "chunk_rows", "chunk_first"
+
 Need = tuple[Value, Demand]  # a value in memory, and which rows of it
 
 
@@ -259,19 +262,16 @@ class _Part:
 # ---- the op
 
 
-def chunk_op(of: FusedGraph, region: Region, rows: Expr, fresh: Names) -> Op:
+def chunk_op(of: FusedGraph, region: Region, rows: Expr) -> Op:
     """The op `chunk` that computes a region, `rows` at a time."""
-    return _ChunkBuilder(of, region, rows, fresh).op()
+    return _ChunkBuilder(of, region, rows).op()
 
 
 class _ChunkBuilder:
-    def __init__(
-        self, of: FusedGraph, region: Region, rows: Expr, fresh: Names
-    ) -> None:
+    def __init__(self, of: FusedGraph, region: Region, rows: Expr) -> None:
         self.of, self.region, self.rows = of, region, rows
-        count, first = fresh.fresh("_n"), fresh.fresh("_first")
-        self.sizes = count, first
-        self.chunk = Chunk(region.cutter, sym(count), sym(first), Names())
+        self.sizes = COUNT, FIRST
+        self.chunk = Chunk(region.cutter, sym(COUNT), sym(FIRST), Names())
         self.values: dict[Need, Value] = {}
         self.ops: list[Op] = []
         self.params: dict[Need, Value] = {}
@@ -356,7 +356,7 @@ def replaced(graph: Graph, chunks: Mapping[Op, Iterable[Op]]) -> Graph:
                 ops.append(stack.pop())
 
     for op in graph.ops:
-        if op not in place:
+        if op not in place and op.name not in VIEWS:
             emit(op)
     for value in graph.results:
         if value in producers:
