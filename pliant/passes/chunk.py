@@ -65,6 +65,7 @@ class Peaks:
 
     def __init__(self, of: FusedGraph, point: Point, regions: Sequence[Region]) -> None:
         self.of, self.point = of, point
+        self._known: dict[Expr, float] = {}
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
         # The values in the arena; results have memory of their own.
@@ -87,7 +88,12 @@ class Peaks:
             self.steps[step.last].append(step)
 
     def size(self, value: Value) -> float:
-        return float(value.type.bytes.evaluate(self.point))
+        return self.number_of(value.type.bytes)
+
+    def number_of(self, size: Expr) -> float:
+        if size not in self._known:
+            self._known[size] = float(size.evaluate(self.point))
+        return self._known[size]
 
     def _profile(self) -> Iterator[float]:
         """The bytes while each kernel runs."""
@@ -127,7 +133,7 @@ class Peaks:
         peak = self.after[last] + sum(self.bytes[v] for v in ending)
         made = [v for v in region.results if v in self.bytes]
         peak -= self._shared([v for v in ending if v in cut - whole], made)
-        extent = max(region.extent.evaluate(self.point), 1)
+        extent = max(int(self.number_of(region.extent)), 1)
         rows = least_rows(region, extent)
         inner = max(
             sum(self.bytes.get(v, 0.0) for v in self._inner(region, k)) for k in members
