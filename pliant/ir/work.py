@@ -60,15 +60,14 @@ def _attention_flops(op: Op) -> Expr:
 def _seen_pairs(op: Op, rows: Expr, columns: Expr) -> Expr:
     """How many scores a head has.
 
-    It is exact where the last column is the last that the last row sees, and each row
-    sees one. Otherwise it is an upper bound.
+    It is exact where the last row sees just the last column and each row sees one.
+    Otherwise it is an upper bound.
     """
     if not op.bool_attr("causal"):
         return rows * columns
     first = first_row(op)
-    if first + rows == columns:
-        before = first if plainly_nonnegative(first) else maximum(first, 0)
-        return rows * before + rows * (rows + 1) // 2
+    if first + rows == columns and plainly_nonnegative(first):
+        return rows * first + rows * (rows + 1) // 2
     if first == 0:
         return rows * columns
     before = minimum(maximum(first, 0), columns)

@@ -28,7 +28,7 @@ row's sum is a second result.
 `score` is what the model does to the scores before softmax: it adds biases and masks,
 clamps, scales. A fully masked row (its maximum stays -inf) gives 0, as torch's op does,
 or NaN, as torch's softmax does. NaN propagates. Columns above the causal diagonal are
-skipped.
+skipped; row 0 is row `first` of the causal mask.
 """
 
 from __future__ import annotations

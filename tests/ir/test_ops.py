@@ -148,6 +148,13 @@ CASES = [
         [],
     ),
     (
+        "attention",
+        ["f32[8, s, 64]", "f32[2, t, 64]", "f32[2, t, 32]"],
+        {"causal": True, "first": parse("t - s")},
+        "f32[8, s, 32]",
+        [],
+    ),
+    (
         "resize",
         ["f32[n, 3, h, 7]"],
         {"shape": (parse("2*h"), 14), "mode": "linear"},
@@ -196,6 +203,7 @@ def test_every_op_is_well_formed():
         ("transpose", ["f32[2, 3]"], {"perm": (0, 0)}, ["permutation"]),
         ("concat", ["f32[2, 3]", "f32[2, 4]"], {"axis": 0}, ["3 == 4"]),
         ("softmax", ["f32[2]"], {"axis": 1}, ["axis 1"]),
+        ("attention", 3 * ["f32[2, n, 4]"], {"first": 1}, ["'causal' must be set"]),
     ],
 )
 def test_impossible_shapes_are_refused(name, operands, attrs, words):

@@ -242,9 +242,30 @@ def test_select():
         x, y, cond = param(b), param(b, name="y"), param(b, BOOL, name="c")
         return b.select(b.unary("logical_not", cond), x, y)
 
+    def flag(b):
+        cond = param(b, BOOL, name="c")
+        return b.select(cond, *(b.full(x, BOOL, (n, 8)) for x in (True, False)))
+
+    def negated_flag(b):
+        cond = param(b, BOOL, name="c")
+        return b.select(cond, *(b.full(x, BOOL, (n, 8)) for x in (False, True)))
+
+    assert left(flag) == []
+    assert left(negated_flag) == ["logical_not"]
     assert left(known) == []
     assert left(same) == []
     assert left(negated) == ["select"]
+
+
+@pytest.mark.parametrize("keys,seen", [(m + 1, True), (m, True), (m + 2, False)])
+def test_rows_that_see_every_key_need_no_causal_mask(keys, seen):
+    b = Builder()
+    q = b.param("q", tensor(F32, 1, 2, n, 4))
+    k = b.param("k", tensor(F32, 1, 2, keys, 4))
+    out = b.emit("attention", q, k, k, causal=True, first=m)
+    (op,) = canonicalize(b.finish("main", [out])).ops
+    assert op.bool_attr("causal") is not seen
+    assert op.dim_attr("first") == (0 if seen else m)
 
 
 def test_attention_drops_a_mask_that_hides_nothing():

@@ -274,6 +274,16 @@ def test_attention(rows, columns, causal, dtype):
     check("attention", [q, k, v], want, attrs=attrs, dynamic=SEQ)
 
 
+@pytest.mark.parametrize("first", [0, 1, 5, 13, -3])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 7), (1, 14), (0, 3), (7, 7)])
+def test_attention_from_a_row(first, rows, columns):
+    q, k, v = qkv(rows, columns)
+    seen = torch.arange(columns)[None, :] <= first + torch.arange(rows)[:, None]
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    attrs = {"causal": True, "first": first}
+    check("attention", [q, k, v], want, attrs=attrs, dynamic=SEQ)
+
+
 def test_attention_masks_and_fully_masked_rows():
     q, k, v = qkv(5, 7)
     keep = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) > 0.4

@@ -24,10 +24,10 @@ from pliant.ir.text import print_module
 from pliant.ir.types import DType, tensor
 from pliant.machine.target import baseline
 from pliant.options import Options
-from pliant.passes.attention import attention
+from pliant.passes.attention import attention, gather_attention
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.decompose import decompose
-from pliant.sym import sym
+from pliant.sym import Expr, as_expr, minimum, sym
 
 B, S, T = sym("b"), sym("s"), sym("t")
 CX = Context(Options(), baseline())
@@ -178,13 +178,91 @@ def test_causal(kind: str, how: str) -> None:
     assert len(op.operands) == (4 if how == "with another" else 3)
 
 
-@pytest.mark.parametrize("kind", ["shifted", "strict"])
-def test_other_triangles_are_masks(kind: str) -> None:
+@pytest.mark.parametrize("kind,first", [("shifted", 1), ("strict", -1)])
+def test_shifted_triangles(kind: str, first: int) -> None:
     parts = Parts()
     lowest = parts.b.scalar(-math.inf, DType.F32)
     scores = parts.b.select(triangle(parts.b, kind), parts.scores(), lowest)
     (op,) = found(parts.finish(scores))
-    assert not op.bool_attr("causal") and op.regions
+    assert op.bool_attr("causal") and op.dim_attr("first") == first
+    assert not op.regions
+
+
+def rows_from(b: Builder, past: Expr, how: str) -> Value:
+    """The numbers of rows from `past` on, over the grid."""
+    past_value = b.dim_value(past)
+    match how:
+        case "grid":
+            return b.binary("add", b.iota((S, T), 0), past_value)
+        case "column":
+            rows = b.binary("add", past_value, b.iota((S, 1), 0))
+        case _:
+            rows = b.reshape(b.binary("add", b.iota((S,)), past_value), (S, 1))
+    return b.broadcast_to(rows, (S, T))
+
+
+@pytest.mark.parametrize("rows", ["grid", "column", "reshaped"])
+@pytest.mark.parametrize("how", ["plain", "chosen", "hidden", "reshaped", "both"])
+def test_a_past_before_the_queries(rows: str, how: str) -> None:
+    """The mask of a decoder: key <= past + query, for a past of T - S and S - T."""
+    for past in (T - S, S - T, T + 3):
+        parts = Parts()
+        b = parts.b
+        keys, queries = b.iota((S, T), 1), rows_from(b, past, rows)
+        lowest = b.scalar(-math.inf, DType.F32)
+        flag = b.emit("le", keys, queries)
+        if how == "chosen":  # as in tril
+            ones = (b.full(flag, DType.BOOL, (S, T)) for flag in (True, False))
+            flag = b.select(flag, *ones)
+        if how == "reshaped":
+            flag = b.reshape(flag, (1, 1, S, T))
+        if how == "both":
+            flag = b.binary("logical_and", flag, triangle(b, "shifted"))
+        scores = b.select(flag, parts.scores(), lowest)
+        if how == "hidden":
+            scores = b.select(b.emit("gt", keys, queries), lowest, parts.scores())
+        (op,) = found(parts.finish(scores))
+        assert len(op.operands) == 3 and not op.regions
+        seen = past == T + 3  # it hides nothing
+        assert op.bool_attr("causal") is not (seen and how != "both")
+        want = as_expr(0) if seen else past
+        if how == "both":
+            want = as_expr(1) if seen else minimum(past, 1)
+        assert op.dim_attr("first") == want
+
+
+def test_gradients_are_of_rows_from_zero_on() -> None:
+    """A mask with a past stays in the region of what is, or will be, differentiated."""
+    parts = Parts()
+    lowest = parts.b.scalar(-math.inf, DType.F32)
+    scores = parts.b.select(triangle(parts.b, "shifted"), parts.scores(), lowest)
+    graph = canonicalize(decompose(parts.finish(scores), CX), CX)
+    out = gather_attention(graph, CX, lambda made: True, shifted=False)
+    (op,) = (op for op in out.ops if op.name == "attention")
+    assert op.regions and not op.bool_attr("causal") and op.dim_attr("first") == 0
+
+
+def test_gradients_with_a_shifted_mask() -> None:
+    """The result has a first row, its gradients have the mask in their region."""
+    parts = Parts()
+    b = parts.b
+    grad = b.param("grad", tensor(DType.F32, B, 4, S, 8))
+    given = (parts.q, parts.k, parts.v, triangle(b, "shifted"))
+    out, lse = b.emit_multi("attention_lse", *given, masked=True)
+    grads = b.emit_multi("attention_backward", grad, out, lse, *given, masked=True)
+    graph = parts.graph(out, *grads)
+    made = attention(graph, CX)
+    verify(Module({"main": made}), Stage.DECOMPOSED)
+    one, back = (op for op in made.ops if op.name.startswith("attention"))
+    assert one.dim_attr("first") == 1 and not one.regions
+    assert not back.bool_attr("causal") and back.regions
+    for env in ENVIRONMENTS:
+        source = np.random.default_rng(0)
+        shapes = ([d.evaluate(env) for d in p.shape] for p in graph.params)
+        inputs = [source.standard_normal(shape).astype("f4") for shape in shapes]
+        want = run_graph(Module({"main": graph}), inputs)
+        for x, y in zip(run_graph(Module({"main": made}), inputs), want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-6, atol=2e-6)
 
 
 def test_a_finite_triangle_is_a_mask() -> None:
@@ -313,6 +391,47 @@ class Spelled(torch.nn.Module):
             length = torch.arange(q.shape[-2])
             scores = scores.masked_fill(length[None] > length[:, None], -math.inf)
         return scores.softmax(-1) @ v
+
+
+class Decoder(torch.nn.Module):
+    """Attention to earlier keys and to the own, in three spellings of the mask."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Any, past: Any) -> Any:
+        k = torch.cat([past, x], 2)
+        s, t = x.shape[2], k.shape[2]
+        numbers = torch.arange(past.shape[2], t)
+        match self.kind:
+            case "tril":
+                mask = torch.ones(s, t, dtype=torch.bool).tril(diagonal=t - s)
+            case "positions":
+                mask = (torch.arange(t)[None, :] <= numbers[:, None])[None, None]
+            case _:
+                hidden = torch.arange(t)[None, :] > numbers.reshape(-1, 1)
+                mask = torch.where(hidden, -math.inf, 0.0)
+        return scaled_dot_product_attention(x, k, k, mask)
+
+
+@pytest.mark.parametrize("kind", ["tril", "positions", "additive"])
+def test_decoders(kind: str) -> None:
+    model = Decoder(kind)
+    example = torch.randn(2, 4, 3, 16), torch.randn(2, 4, 5, 16)
+    made = pliant.compile(model, example, ({2: "s"}, {2: "p"}))
+    (op,) = (
+        op
+        for fusion in made.program.fused.main.ops
+        for region in fusion.regions
+        for op in region.ops
+        if op.name == "attention"
+    )
+    assert op.bool_attr("causal") and op.dim_attr("first") == sym("p")
+    assert len(op.operands) == 3
+    for s, p in ((3, 5), (1, 7), (7, 0), (0, 3), (1, 0), (300, 701), (1, 5000)):
+        x, past = torch.randn(2, 4, s, 16), torch.randn(2, 4, p, 16)
+        torch.testing.assert_close(made(x, past), model(x, past), atol=2e-6, rtol=2e-5)
 
 
 MASKS = ("none", "causal", "additive", "bool")

@@ -227,6 +227,20 @@ def test_ops_without_a_rule() -> None:
         )
 
 
+def test_attention_from_a_row_has_no_rule() -> None:
+    with pytest.raises(UnsupportedOpError, match="needs all rows, not those from p on"):
+        differentiated(
+            """graph @main(%q: f64[1, n, 4], %k: f64[1, m, 4], %p: f64[p]) {
+  %y: f64[1, n, 4] = attention(%q, %k, %k) {scale = none, causal = true,
+    masked = false, swapped = false, nan_rows = false, first = <p>}
+  %l: f64[] = reduce(%y) {op = "sum", axes = (0, 1, 2), keepdims = false}
+  return %l
+}
+""",
+            "q",
+        )
+
+
 def test_products_at_computed_places_have_no_rule() -> None:
     """A quotient by the factor would be wrong where it is 0."""
     with pytest.raises(UnsupportedOpError, match="scatter"):

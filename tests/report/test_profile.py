@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 import pliant
+from pliant.ir.build import Builder
+from pliant.ir.types import DType, tensor
+from pliant.ir.work import op_flops
 from pliant.report.profile import totals
+from pliant.sym import parse, sym
 
 
 class Block(torch.nn.Module):
@@ -62,6 +68,26 @@ def test_attention(causal: bool, pairs: int) -> None:
     model = compiled(Attend(causal), torch.randn(2, 7, 64))
     times = model.profile(torch.randn(3, 11, 64))
     assert sum(time.flops for time in times) == 2 * 3 * 4 * pairs * (16 + 16)
+
+
+@pytest.mark.parametrize("first", ["p", "p - 3", "t - s", "5"])
+def test_attention_from_a_row(first: str) -> None:
+    """No fewer than the visible pairs; no more where the last row sees the last key."""
+    b = Builder()
+    q, k = (b.param(name, tensor(DType.F32, 1, sym(n), 4)) for name, n in ("qs", "kt"))
+    b.param("past", tensor(DType.BOOL, sym("p")))
+    number = parse(first)
+    b.emit("attention", q, k, k, causal=True, first=number)
+    flops = op_flops(b.ops[-1])
+    for p, s, t in itertools.product(*3 * [(0, 1, 3, 5, 13)]):
+        env = {"p": p, "s": s, "t": t}
+        begin = number.evaluate(env)
+        pairs = sum(min(max(begin + row + 1, 0), t) for row in range(s))
+        bound = flops.evaluate(env)
+        assert bound >= 2 * pairs * (4 + 4)
+        if begin >= 0 and begin + s == t:
+            assert bound == 2 * pairs * (4 + 4)
+        assert bound <= 2 * s * t * (4 + 4)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
