@@ -8,10 +8,12 @@
 #include "random.h"
 
 #include <float.h>
+#include <time.h>
 
 enum {
-    PLAIN = 12, GROUPS = 3, STEPS = PLAIN + GROUPS, BUFFERS = STEPS, ORDERS = 5,
-    TOUCHES = 2 * PLAIN * PLAIN, LEVELS = 8, LIMITS = 24
+    PLAIN = 12, GROUPS = 3, ORDERS = 5, LEVELS = 8, LIMITS = 24, /* of random programs */
+    LAYERS = 12, LARGE = 16 * LAYERS, VERSIONS = 4, LOOPS = VERSIONS * 3 * LAYERS,
+    STEPS = LARGE + LOOPS, BUFFERS = STEPS, TOUCHES = 4096
 };
 
 /* A group of plain steps, one after the other, that one step replaces. */
@@ -27,10 +29,10 @@ static struct {
     plt_touch_desc touches[TOUCHES];
     plt_buffer_desc buffers[BUFFERS];
     int64_t row_bytes[BUFFERS]; /* of a value, by row */
-    group groups[GROUPS];
-    plt_knob_desc knobs[GROUPS];
-    int32_t order[ORDERS][STEPS];
-    plt_order_desc orders[ORDERS];
+    group groups[LOOPS];
+    plt_knob_desc knobs[LOOPS];
+    int32_t order[ORDERS + 1][STEPS];
+    plt_order_desc orders[ORDERS + 1];
     bool separate; /* no group has two knobs */
     int64_t evaluations;
 } t;
@@ -122,7 +124,7 @@ static uint64_t compute(plt_call *call, int64_t k, int32_t first, const uint64_t
 }
 
 static void run_step(plt_call *call, int64_t k) {
-    uint64_t inner[PLAIN] = {0};
+    uint64_t inner[LARGE] = {0};
     int64_t n;
     if (k < t.n_plain) {
         uint64_t h = compute(call, k, (int32_t)t.n_plain, inner);
@@ -204,8 +206,8 @@ static void make_group(int64_t g, uint64_t *seed) {
     at->again = 1 + below(seed, 20000);
 }
 
-/* Order 0 is plain; another replaces the groups whose bits its number has. */
-static void make_order(int32_t number, uint64_t groups) {
+/* Replaces the groups whose bits are set, counted from one. */
+static void make_order(int32_t number, int64_t from, uint64_t groups) {
     plt_order_desc *o = &t.orders[number];
     int32_t *steps = t.order[number];
     *o = (plt_order_desc){0, steps, NULL, 0};
@@ -213,7 +215,8 @@ static void make_order(int32_t number, uint64_t groups) {
         int64_t within = -1;
         for (int64_t g = 0; g < t.n_groups; g++) {
             bool inside = k >= t.groups[g].first && k < t.groups[g].end;
-            if (inside && groups >> g & 1) within = g;
+            bool taken = g >= from && g - from < 64 && groups >> (g - from) & 1;
+            if (inside && taken) within = g;
         }
         if (within < 0) steps[o->n_steps++] = k;
         if (within < 0 || k != t.groups[within].first) continue;
@@ -246,7 +249,45 @@ static void make_program(uint64_t seed) {
     uint64_t all = ((uint64_t)1 << t.n_groups) - 1;
     for (int32_t o = 0; o < t.n_orders; o++) {
         uint64_t some = o ? 1 + (uint64_t)below(&seed, (int64_t)all) : 0;
-        make_order(o, o == 1 ? all : some);
+        make_order(o, 0, o == 1 ? all : some);
+    }
+}
+
+/* A dozen layers of sixteen steps, each with three wide parts beside what goes through
+ * all of them; in four versions that cut these parts at other places, each version with
+ * a knob for each part. */
+static void make_large(void) {
+    uint64_t seed = 1;
+    memset(&t, 0, sizeof t);
+    t.n_plain = LARGE;
+    t.n_groups = LOOPS;
+    t.n_knobs = 3 * VERSIONS;
+    t.n_steps = t.n_buffers = LARGE + LOOPS;
+    for (int32_t k = 0; k < LARGE; k++) {
+        int32_t at = k % 16;
+        start_step(k);
+        t.row_bytes[k] = at == 5 || at == 10 || at == 15 ? 64 : 64 * (2 + at % 5);
+        if (k > 0) touch(k, k - 1, PLT_READS);
+        if (at % 5 == 0 && k >= 5) touch(k, k - (at ? 5 : 6), PLT_READS);
+        touch(k, k + 1 == LARGE ? (int32_t)t.n_buffers : k, PLT_WRITES);
+    }
+    for (int32_t g = 0; g < LOOPS; g++) {
+        int32_t version = g / (LAYERS * 3), part = g % 3, layer = g / 3 % LAYERS;
+        group *at = &t.groups[g];
+        at->first = 16 * layer + 5 * part + 1 + version / 2;
+        at->end = 16 * layer + 5 * part + 6 - version % 2;
+        make_group(g, &seed);
+        at->knob = at->other = 3 * version + part;
+    }
+    for (int64_t i = 0; i < t.n_buffers; i++) t.buffers[i].size_index = i;
+    for (int64_t k = 0; k < t.n_knobs; k++) {
+        t.knobs[k] = (plt_knob_desc){extent_entry(), 16};
+    }
+    t.n_orders = 2 + VERSIONS;
+    make_order(0, 0, 0);
+    make_order(1, 0, 0);
+    for (int32_t v = 0; v < VERSIONS; v++) {
+        make_order(2 + v, v * LAYERS * 3, ((uint64_t)1 << LAYERS * 3) - 1);
     }
 }
 
@@ -288,7 +329,7 @@ static outcome measure(int64_t n, int64_t order, const int64_t *rows, int64_t ro
     static const plt_services none;
     plt_services services;
     plt_services_copy(&services, &none);
-    int64_t symbols[2 + GROUPS] = {n, 1}, table[2 * STEPS + 2], offsets[BUFFERS], bound;
+    int64_t symbols[2 + LOOPS] = {n, 1}, table[BUFFERS + STEPS + 2], offsets[BUFFERS], bound;
     for (int64_t k = 0; k < t.n_knobs; k++) symbols[2 + k] = o->knobs >> k & 1 ? rows[k] : 1;
     sizes(symbols, table);
     plt_interval v[BUFFERS];
@@ -323,7 +364,7 @@ static double cheapest(int64_t n, int64_t room, bool any) {
         int64_t count = LEVELS;
         for (int64_t k = 1; any && k < t.n_knobs; k++) count *= LEVELS;
         for (int64_t code = 0; code < (t.orders[o].knobs ? count : 1); code++) {
-            int64_t rows[GROUPS], rest = code;
+            int64_t rows[LOOPS], rest = code;
             for (int64_t k = 0; k < t.n_knobs; k++, rest /= any ? LEVELS : 1) {
                 rows[k] = rows_at(n, k, rest % LEVELS);
             }
@@ -340,7 +381,7 @@ static int64_t chunked, evicted, both, compared, exact, dearer, most_evaluations
 
 static void check_plan(plt_model *m, int64_t n, int64_t limit, plt_plan_info *info,
                        uint64_t expected) {
-    int64_t table[2 * STEPS + 2], knobs[GROUPS], rows[GROUPS], out = 64, symbols[2 + GROUPS];
+    int64_t table[BUFFERS + STEPS + 2], knobs[LOOPS], rows[LOOPS], out = 64, symbols[2 + LOOPS];
     plt_eviction evictions[TOUCHES];
     *info = (plt_plan_info){.table = table, .knobs = knobs, .evictions = evictions,
                             .max_evictions = TOUCHES};
@@ -358,7 +399,7 @@ static void check_plan(plt_model *m, int64_t n, int64_t limit, plt_plan_info *in
         CHECK(!own || rows[k] == n || rows[k] % t.knobs[k].multiple == 0 || n == 0);
         CHECK(!own || rows[k] <= n || n == 0);
     }
-    int64_t again[2 * STEPS + 2];
+    int64_t again[BUFFERS + STEPS + 2];
     sizes(symbols, again);
     CHECK(memcmp(table, again, (size_t)(extent_entry() + 2) * sizeof *table) == 0);
     outcome made = measure(n, info->order, rows, 0);
@@ -427,6 +468,38 @@ static void check_limits(int64_t n, int64_t can) {
     plt_model_destroy(m);
 }
 
+/* Planning a new shape takes less than a millisecond; it is only printed, because the
+ * machine may be busy. */
+static void time_plans(int64_t can) {
+    make_large();
+    plt_model *m = make_model(can);
+    CHECK(m);
+    int64_t n = 1024, least, evaluations = 0;
+    plt_plan_info info = {0};
+    CHECK(plt_plan(m, &n, -1, &info) == PLT_OK);
+    int64_t most = info.peak_bytes;
+    CHECK(plt_least(m, &n, &least) == PLT_OK);
+    double worst = 0, sum = 0;
+    for (int64_t k = 0; k < LIMITS; k++) {
+        int64_t limit = least + (most - least) * k / LIMITS;
+        double spent = DBL_MAX;
+        for (int again = 0; again < 5; again++) {
+            clock_t begun = clock();
+            t.evaluations = 0;
+            CHECK(plt_plan(m, &n, limit, &info) == PLT_OK);
+            double took = (double)(clock() - begun) / CLOCKS_PER_SEC * 1e6;
+            if (took < spent) spent = took;
+        }
+        if (getenv("CHUNKS_VERBOSE")) printf("  %5.1f%%: order %lld, %lld evictions, %lld evaluations, %.0f us\n", 100.0 * (double)limit / (double)most, (long long)info.order, (long long)info.n_evictions, (long long)t.evaluations, spent);
+        if (t.evaluations > evaluations) evaluations = t.evaluations;
+        sum += spent;
+        if (spent > worst) worst = spent;
+    }
+    printf("%d steps, can %lld: %.0f us in the mean, %.0f at most, %lld evaluations\n",
+           LARGE, (long long)can, sum / LIMITS, worst, (long long)evaluations);
+    plt_model_destroy(m);
+}
+
 int main(int argc, char **argv) {
     int64_t count = argc > 1 ? atoll(argv[1]) : 100;
     static const int64_t extents[] = {0, 1, 7, 31, 64, 100, 97};
@@ -446,6 +519,11 @@ int main(int argc, char **argv) {
            (long long)most_evaluations);
     CHECK(chunked > count && evicted > count && both > 0);
     CHECK(exact * 100 >= compared * 98);
+    time_plans(0);
+    time_plans(PLT_CAN_RECOMPUTE);
+#ifndef PLT_NO_FILES
+    time_plans(PLT_CAN_RECOMPUTE | PLT_CAN_SPILL);
+#endif
     printf("ok\n");
     return 0;
 }
