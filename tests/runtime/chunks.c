@@ -11,8 +11,9 @@
 #include <time.h>
 
 enum {
-    PLAIN = 12, GROUPS = 3, ORDERS = 5, LEVELS = 8, LIMITS = 24, /* of random programs */
+    PLAIN = 12, GROUPS = 3, ORDERS = 5, LEVELS = 10, LIMITS = 24, /* of random programs */
     LAYERS = 12, LARGE = 16 * LAYERS, VERSIONS = 4, LOOPS = VERSIONS * 3 * LAYERS,
+    KNOBS = 3 * VERSIONS, TABLE = 1024,
     STEPS = LARGE + LOOPS, BUFFERS = STEPS, TOUCHES = 4096
 };
 
@@ -30,16 +31,25 @@ static struct {
     plt_buffer_desc buffers[BUFFERS];
     int64_t row_bytes[BUFFERS]; /* of a value, by row */
     group groups[LOOPS];
-    plt_knob_desc knobs[LOOPS];
+    plt_knob_desc knobs[KNOBS];
     int32_t order[ORDERS + 1][STEPS];
     plt_order_desc orders[ORDERS + 1];
     bool separate; /* no group has two knobs */
     int64_t evaluations;
+    int64_t most_rows; /* the table refuses more; 0: none */
+    int64_t blocks, fail_after; /* allocations; -1: none fails */
 } t;
 
-/* ---- the table: bytes by buffer, work by step, the extent, and the output's dim ---- */
+/* ---- the table: bytes by buffer, work by step, extents by knob, the output's dim, and
+ * the symbol ---- */
 
 static int64_t extent_entry(void) { return t.n_buffers + t.n_steps; }
+static int64_t output_entry(void) { return extent_entry() + t.n_knobs; }
+static int64_t symbol_entry(void) { return output_entry() + 1; }
+
+static int64_t extent_of(int64_t n, int64_t knob) {
+    return knob % 3 == 0 ? n : knob % 3 == 1 ? 2 * n + 1 : (n + 2) / 3;
+}
 
 static int64_t bind(const int64_t *dims, int64_t *symbols) {
     symbols[0] = dims[0];
@@ -51,27 +61,33 @@ static int64_t cut(int64_t n, int64_t rows) { return (n + rows - 1) / rows; }
 static int64_t sizes(const int64_t *symbols, int64_t *table) {
     const int64_t n = symbols[0], *rows = symbols + 2;
     t.evaluations++;
+    for (int64_t k = 0; t.most_rows && k < t.n_knobs; k++) {
+        if (rows[k] > t.most_rows) return 1;
+    }
     for (int64_t i = 0; i < t.n_plain; i++) {
         table[i] = t.row_bytes[i] * n;
         table[t.n_buffers + i] = 700 * t.row_bytes[i] * n;
     }
     for (int64_t g = 0; g < t.n_groups; g++) {
         const group *at = &t.groups[g];
-        int64_t inner = 0, work = 0, chunks = n ? cut(n, rows[at->knob]) : 0;
+        int64_t inner = 0, work = 0, extent = extent_of(n, at->knob);
+        int64_t chunks = cut(extent, rows[at->knob]);
         for (int32_t k = at->first; k < at->end; k++) {
             inner += t.row_bytes[k];
             work += table[t.n_buffers + k] + 500;
         }
-        inner *= rows[at->knob];
+        inner = extent ? cut(inner * n * rows[at->knob], extent) : 0;
         if (at->other != at->knob) {
-            inner = inner * rows[at->other] / (n ? n : 1);
-            chunks *= n ? cut(n, rows[at->other]) : 0;
+            extent = extent_of(n, at->other);
+            inner = extent ? cut(inner * rows[at->other], extent) : 0;
+            chunks *= cut(extent, rows[at->other]);
         }
         table[t.n_plain + g] = inner + at->fixed;
         table[t.n_buffers + t.n_plain + g] = work + at->again * chunks;
     }
-    table[extent_entry()] = n;
-    table[extent_entry() + 1] = 8;
+    for (int64_t k = 0; k < t.n_knobs; k++) table[extent_entry() + k] = extent_of(n, k);
+    table[output_entry()] = 8;
+    table[symbol_entry()] = n;
     return 0;
 }
 
@@ -117,7 +133,7 @@ static uint64_t compute(plt_call *call, int64_t k, int32_t first, const uint64_t
     for (int64_t i = 0; i < s->n_touches; i++) {
         plt_touch_desc touch = t.touches[s->first_touch + i];
         if (!(touch.flags & PLT_READS)) continue;
-        bool own = touch.object >= first && touch.object < k && call->table[extent_entry()];
+        bool own = touch.object >= first && touch.object < k && call->table[symbol_entry()];
         h = mix(h, own ? inner[touch.object] : read_value(call, touch.object));
     }
     return h;
@@ -243,7 +259,7 @@ static void make_program(uint64_t seed) {
     }
     for (int64_t i = 0; i < t.n_buffers; i++) t.buffers[i].size_index = i;
     for (int64_t k = 0; k < t.n_knobs; k++) {
-        t.knobs[k] = (plt_knob_desc){extent_entry(), 1 + below(&seed, 3) * 7};
+        t.knobs[k] = (plt_knob_desc){extent_entry() + k, 1 + below(&seed, 3) * 7};
     }
     t.n_orders = 2 + below(&seed, ORDERS - 1);
     uint64_t all = ((uint64_t)1 << t.n_groups) - 1;
@@ -281,7 +297,7 @@ static void make_large(void) {
     }
     for (int64_t i = 0; i < t.n_buffers; i++) t.buffers[i].size_index = i;
     for (int64_t k = 0; k < t.n_knobs; k++) {
-        t.knobs[k] = (plt_knob_desc){extent_entry(), 16};
+        t.knobs[k] = (plt_knob_desc){extent_entry() + k, 16};
     }
     t.n_orders = 2 + VERSIONS;
     make_order(0, 0, 0);
@@ -291,13 +307,30 @@ static void make_large(void) {
     }
 }
 
+static void *allocate(void *context, size_t bytes) {
+    (void)context;
+    if (t.fail_after == 0) return NULL;
+    if (t.fail_after > 0) t.fail_after--;
+    t.blocks++;
+    return malloc(bytes);
+}
+
+static void release(void *context, void *p, size_t bytes) {
+    (void)context;
+    (void)bytes;
+    t.blocks--;
+    free(p);
+}
+
 static plt_model *make_model(int64_t can) {
     static const plt_input_desc input = {PLT_SCALAR, 0, 0, 0, 0};
-    plt_output_desc output = {0, 64, 1, extent_entry() + 1};
-    plt_services services = {.flags = PLT_FLAG_POISON};
+    plt_output_desc output = {0, 64, 1, output_entry()};
+    plt_services services = {
+        .allocate = allocate, .release = release, .flags = PLT_FLAG_POISON};
+    t.fail_after = -1;
     plt_model_desc d = {
         .n_inputs = 1, .inputs = &input, .n_symbols = 1,
-        .n_table = extent_entry() + 2, .n_buffers = t.n_buffers, .buffers = t.buffers,
+        .n_table = symbol_entry() + 1, .n_buffers = t.n_buffers, .buffers = t.buffers,
         .n_outputs = 1, .outputs = &output, .run = run, .sizes = sizes, .bind = bind,
         .threads = 1, .memory_limit = -1, .n_pinned = 1, .n_steps = t.n_steps,
         .steps = t.steps, .n_touches = t.n_touches, .touches = t.touches,
@@ -316,10 +349,10 @@ typedef struct outcome {
 } outcome;
 
 static int64_t rows_at(int64_t n, int64_t knob, int64_t level) {
-    int64_t multiple = t.knobs[knob].multiple, rows = n;
+    int64_t multiple = t.knobs[knob].multiple, extent = extent_of(n, knob), rows = extent;
     for (; level > 0; level--) rows = cut(rows, 2);
     rows = cut(rows, multiple) * multiple;
-    if (rows > n) rows = n;
+    if (rows > extent) rows = extent;
     return rows < 1 ? 1 : rows;
 }
 
@@ -329,7 +362,7 @@ static outcome measure(int64_t n, int64_t order, const int64_t *rows, int64_t ro
     static const plt_services none;
     plt_services services;
     plt_services_copy(&services, &none);
-    int64_t symbols[2 + LOOPS] = {n, 1}, table[BUFFERS + STEPS + 2], offsets[BUFFERS], bound;
+    int64_t symbols[2 + KNOBS] = {n, 1}, table[TABLE], offsets[BUFFERS], bound;
     for (int64_t k = 0; k < t.n_knobs; k++) symbols[2 + k] = o->knobs >> k & 1 ? rows[k] : 1;
     sizes(symbols, table);
     plt_interval v[BUFFERS];
@@ -364,7 +397,7 @@ static double cheapest(int64_t n, int64_t room, bool any) {
         int64_t count = LEVELS;
         for (int64_t k = 1; any && k < t.n_knobs; k++) count *= LEVELS;
         for (int64_t code = 0; code < (t.orders[o].knobs ? count : 1); code++) {
-            int64_t rows[LOOPS], rest = code;
+            int64_t rows[KNOBS], rest = code;
             for (int64_t k = 0; k < t.n_knobs; k++, rest /= any ? LEVELS : 1) {
                 rows[k] = rows_at(n, k, rest % LEVELS);
             }
@@ -381,7 +414,7 @@ static int64_t chunked, evicted, both, compared, exact, dearer, most_evaluations
 
 static void check_plan(plt_model *m, int64_t n, int64_t limit, plt_plan_info *info,
                        uint64_t expected) {
-    int64_t table[BUFFERS + STEPS + 2], knobs[LOOPS], rows[LOOPS], out = 64, symbols[2 + LOOPS];
+    int64_t table[TABLE], knobs[KNOBS], rows[KNOBS], out = 64, symbols[2 + KNOBS];
     plt_eviction evictions[TOUCHES];
     *info = (plt_plan_info){.table = table, .knobs = knobs, .evictions = evictions,
                             .max_evictions = TOUCHES};
@@ -396,12 +429,13 @@ static void check_plan(plt_model *m, int64_t n, int64_t limit, plt_plan_info *in
         bool own = o->knobs >> k & 1;
         CHECK((knobs[k] > 0) == own);
         symbols[2 + k] = rows[k] = own ? knobs[k] : 1;
-        CHECK(!own || rows[k] == n || rows[k] % t.knobs[k].multiple == 0 || n == 0);
-        CHECK(!own || rows[k] <= n || n == 0);
+        int64_t extent = extent_of(n, k);
+        CHECK(!own || rows[k] == extent || rows[k] % t.knobs[k].multiple == 0 || !extent);
+        CHECK(!own || rows[k] <= extent || (extent == 0 && rows[k] == 1));
     }
-    int64_t again[BUFFERS + STEPS + 2];
+    int64_t again[TABLE];
     sizes(symbols, again);
-    CHECK(memcmp(table, again, (size_t)(extent_entry() + 2) * sizeof *table) == 0);
+    CHECK(memcmp(table, again, (size_t)(symbol_entry() + 1) * sizeof *table) == 0);
     outcome made = measure(n, info->order, rows, 0);
     CHECK(info->nanoseconds == (int64_t)(made.cost + (double)info->extra_nanoseconds));
     if (info->n_evictions == 0) CHECK(info->lower_bound == made.peak + out);
@@ -466,6 +500,57 @@ static void check_limits(int64_t n, int64_t can) {
         before = info.nanoseconds;
     }
     plt_model_destroy(m);
+    CHECK(t.blocks == 0);
+}
+
+/* Settings that the table refuses are not used; every allocation may fail. */
+static void check_failures(void) {
+    int64_t n = 150, least, knobs[KNOBS];
+    plt_model *m = make_model(PLT_CAN_RECOMPUTE);
+    CHECK(m);
+    plt_plan_info info = {.knobs = knobs};
+    t.most_rows = 40;
+    CHECK(plt_plan(m, &n, -1, &info) == PLT_OK);
+    int64_t most = info.peak_bytes;
+    CHECK(plt_least(m, &n, &least) == PLT_OK);
+    for (int64_t k = 0; k <= 8; k++) {
+        int64_t limit = least + (most - least) * k / 8, blocks = t.blocks;
+        int status = PLT_ERR_MEMORY;
+        for (int64_t fail = 0; status == PLT_ERR_MEMORY; fail++) {
+            t.fail_after = fail;
+            status = plt_plan(m, &n, limit, &info);
+            t.fail_after = -1;
+            CHECK(t.blocks == blocks);
+        }
+        CHECK(status == PLT_OK && info.peak_bytes <= limit);
+        for (int64_t i = 0; i < t.n_knobs; i++) CHECK(knobs[i] <= t.most_rows);
+    }
+    plt_model_destroy(m);
+    CHECK(t.blocks == 0);
+    t.most_rows = 0;
+}
+
+/* An order that depends on a knob which it does not name: no plan has other sizes than
+ * its table says. */
+static void check_unnamed_knobs(int64_t can) {
+    int64_t n = 150, least;
+    for (int64_t o = 1; o < t.n_orders; o++) t.orders[o].knobs &= t.orders[o].knobs - 1;
+    plt_model *m = make_model(can);
+    CHECK(m);
+    plt_arg arg = {.kind = PLT_SCALAR, .value = n};
+    plt_plan_info info = {0};
+    CHECK(plt_plan(m, &n, -1, &info) == PLT_OK);
+    int status = plt_least(m, &n, &least);
+    CHECK(status == PLT_OK || status == PLT_ERR_MODEL);
+    for (int64_t k = 1; k <= 8; k++) {
+        plt_result r;
+        plt_set_limit(m, info.peak_bytes * k / 8);
+        status = plt_invoke(m, &arg, 1, &r);
+        bool said = status == PLT_ERR_LIMIT || status == PLT_ERR_MODEL;
+        CHECK(status == PLT_OK || said);
+        if (status == PLT_OK) plt_result_free(m, &r);
+    }
+    plt_model_destroy(m);
 }
 
 /* Planning a new shape takes less than a millisecond; it is only printed, because the
@@ -490,7 +575,6 @@ static void time_plans(int64_t can) {
             double took = (double)(clock() - begun) / CLOCKS_PER_SEC * 1e6;
             if (took < spent) spent = took;
         }
-        if (getenv("CHUNKS_VERBOSE")) printf("  %5.1f%%: order %lld, %lld evictions, %lld evaluations, %.0f us\n", 100.0 * (double)limit / (double)most, (long long)info.order, (long long)info.n_evictions, (long long)t.evaluations, spent);
         if (t.evaluations > evaluations) evaluations = t.evaluations;
         sum += spent;
         if (spent > worst) worst = spent;
@@ -511,6 +595,8 @@ int main(int argc, char **argv) {
 #endif
         check_limits(extents[seed_now % (sizeof extents / sizeof *extents)], can);
         check_limits(100 + below(&(uint64_t){seed_now}, 100), can);
+        check_failures();
+        check_unnamed_knobs(can);
     }
     printf("%lld plans with chunks, %lld with evictions, %lld with both; %lld of %lld "
            "without are the cheapest; %lld dearer at a larger limit; at most %lld "
