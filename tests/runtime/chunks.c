@@ -411,6 +411,7 @@ static double cheapest(int64_t n, int64_t room, bool any) {
 /* ---- checks ---- */
 
 static int64_t chunked, evicted, both, compared, exact, dearer, most_evaluations;
+static double worst; /* cost at a limit over that at a smaller one */
 
 static void check_plan(plt_model *m, int64_t n, int64_t limit, plt_plan_info *info,
                        uint64_t expected) {
@@ -496,7 +497,9 @@ static void check_limits(int64_t n, int64_t can) {
             exact += (double)info.nanoseconds <= cheapest(n, limit - 64, true);
             CHECK(info.nanoseconds <= before);
         }
-        dearer += info.nanoseconds > before;
+        double ratio = (double)info.nanoseconds / (double)before;
+        dearer += ratio > 1;
+        if (ratio > worst) worst = ratio;
         before = info.nanoseconds;
     }
     plt_model_destroy(m);
@@ -599,9 +602,9 @@ int main(int argc, char **argv) {
         check_unnamed_knobs(can);
     }
     printf("%lld plans with chunks, %lld with evictions, %lld with both; %lld of %lld "
-           "without are the cheapest; %lld dearer at a larger limit; at most %lld "
-           "evaluations\n", (long long)chunked, (long long)evicted, (long long)both,
-           (long long)exact, (long long)compared, (long long)dearer,
+           "without are the cheapest; %lld dearer at a larger limit, by %.3f at most; at "
+           "most %lld evaluations\n", (long long)chunked, (long long)evicted, (long long)both,
+           (long long)exact, (long long)compared, (long long)dearer, worst,
            (long long)most_evaluations);
     CHECK(chunked > count && evicted > count && both > 0);
     CHECK(exact * 100 >= compared * 98);
