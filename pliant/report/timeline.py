@@ -94,9 +94,8 @@ def _spans(
 ) -> dict[int, tuple[int, int]]:
     """First and last place in the order at which each buffer's memory is used."""
     found: dict[int, tuple[int, int]] = {}
-    for number, step in enumerate(steps.steps):
-        at = place[number]
-        for touch in step.touches:
+    for number, at in place.items():
+        for touch in steps.steps[number].touches:
             if touch.object >= len(roots):
                 continue
             root = roots[touch.object]

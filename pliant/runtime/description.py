@@ -25,6 +25,7 @@ NO_LIMIT = -1
 TENSOR, SCALAR = 0, 1
 READS, WRITES = 1, 2
 CAN_RECOMPUTE, CAN_SPILL = 1, 2
+MOST_KNOBS = 64
 
 
 class Status(IntEnum):
@@ -429,4 +430,7 @@ def describe(
 def _order(order: OrderSpec) -> OrderDesc:
     roots = array(c_int32, order.roots) if order.roots else None
     steps = array(c_int32, order.steps)
-    return OrderDesc(len(order.steps), steps, roots, sum(1 << k for k in order.knobs))
+    knobs = sum(1 << number for number in set(order.knobs))
+    if knobs >> MOST_KNOBS:  # ctypes would drop the bits
+        raise RuntimeStatus(Status.MODEL, (0, 0, 0))
+    return OrderDesc(len(order.steps), steps, roots, knobs)

@@ -41,7 +41,7 @@ static void carve_search(plt_search *s, plt_carver *c) {
 }
 
 bool plt_search_init(plt_search *s, plt_walk *w, plt_settings *settings) {
-    *s = (plt_search){.w = w, .settings = settings};
+    *s = (plt_search){.w = w, .settings = settings, .ceiling = DBL_MAX};
     plt_carver c = {0};
     carve_search(s, &c);
     s->block_bytes = c.used;
@@ -271,7 +271,7 @@ int plt_evict(plt_search *s, int64_t goal) {
             plt_copy(s->best_modes, w->modes, w->model->n_touches, 1);
         }
         if (w->peak <= goal) return PLT_OK;
-        if (w->effort > s->until) return PLT_ERR_LIMIT;
+        if (w->effort > s->until || w->extra > s->ceiling) return PLT_ERR_LIMIT;
         if (plt_walk_run(w, w->peak_time) == PLT_WALK_MEMORY) return PLT_ERR_MEMORY;
         bool lowered = evict(s, w->live - goal);
         if (!lowered) {

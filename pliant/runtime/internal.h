@@ -265,6 +265,7 @@ typedef struct plt_search {
     plt_variant *variants; /* those to choose from */
     int64_t n_variants;
     int64_t until;         /* effort at which to stop */
+    double ceiling;        /* nanoseconds of evictions at which to stop */
     uint8_t *banned;       /* [n_touches] the modes that a gap may not have */
     uint8_t *best_modes;   /* [n_touches] of the lowest peak seen */
     uint8_t *chosen_modes; /* [n_touches] */

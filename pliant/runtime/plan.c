@@ -62,6 +62,7 @@ static void lay_out(layout *l) {
         }
         for (int32_t k = l->poison ? l->ending[i] : -1; k >= 0; k = l->also[k]) {
             int32_t root = storages[k].object;
+            if (w->sizes[root] == 0) continue; /* there may be no arena */
             add_extra(l, (plt_extra){PLT_POISON, root, l->choice->offsets[k],
                                      w->sizes[root], 0});
         }

@@ -17,6 +17,9 @@
 #define PLT_SEARCH_EFFORT 400000
 /* Effort of packing to fit a limit: failing is cheap, because more can be evicted. */
 #define PLT_FIT_EFFORT 50000
+/* Evictions that are not needed, or not the cheapest, are undone in the end. Those that
+ * cost this many times what a better plan has left for them are given up before. */
+#define PLT_UNDONE 4.0
 
 static void copy_modes(const plt_search *s, uint8_t *to, const uint8_t *from) {
     plt_copy(to, from, s->w->model->n_touches, 1);
@@ -228,7 +231,9 @@ static int choose_fit(plt_search *s, int64_t limit, plt_choice *best) {
         plt_variant v = s->variants[k];
         double cost = plt_order_cost(&w->model->orders[v.order], v.shape->costs);
         if (cost >= least || !is_promising(s, v, limit)) continue;
+        s->ceiling = least < DBL_MAX ? PLT_UNDONE * (least - cost) : DBL_MAX;
         int status = fit(s, v, limit, &made);
+        s->ceiling = DBL_MAX;
         if (status == PLT_ERR_LIMIT) continue;
         if (status != PLT_OK) return status;
         if (cost + w->extra < least) {

@@ -92,3 +92,8 @@ def test_the_peak_is_the_planners_bound(order: bool) -> None:
         assert told.peak_bytes == plan.lower_bound
         assert sum(h.bytes for h in told.held) <= plan.lower_bound
         assert all(h.kernel and h.loc for h in told.held)
+
+
+def test_an_order_of_some_steps() -> None:
+    """What only other steps touch takes no memory."""
+    assert live(OrderSpec((0, 1))) == [10 + 128, 10 + 448]

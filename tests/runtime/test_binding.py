@@ -25,7 +25,9 @@ import torch
 from pliant.runtime import (
     BufferSpec,
     InputSpec,
+    KnobSpec,
     ModelSpec,
+    OrderSpec,
     OutputSpec,
     RuntimeModel,
     RuntimeStatus,
@@ -57,6 +59,22 @@ PAIR = ModelSpec(
     buffers=(),
     outputs=(OutputSpec(*F32, 1, 0), OutputSpec(*F32, 1, 0)),
 )
+ROWS = ModelSpec(
+    inputs=(InputSpec(TENSOR, *F32, rank=2),),
+    n_symbols=2,
+    n_table=7,
+    buffers=(BufferSpec(0), BufferSpec(1)),
+    outputs=(OutputSpec(*F32, rank=2, dim_index=2),),
+    steps=(
+        StepSpec(((0, WRITES),), bytes_index=4),
+        StepSpec(((0, READS),), bytes_index=4),
+        StepSpec(((1, WRITES),), bytes_index=5),
+    ),
+    orders=(OrderSpec((0, 1)), OrderSpec((2,), knobs=(0,))),
+    knobs=(KnobSpec(extent_index=2, multiple=4),),
+    poison=True,
+    guard_pages=True,
+)
 
 
 @pytest.fixture(scope="session")
@@ -73,9 +91,10 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
         check=True,
     )
     library = ctypes.CDLL(str(target))
-    slot = ctypes.c_void_p.in_dll(library, "parallel")
-    slot.value = symbols()["plt_parallel"]
-    names = [f"{m}_{f}" for m in ("scale", "pair") for f in ("run", "sizes", "bind")]
+    for name in ("parallel", "special"):
+        ctypes.c_void_p.in_dll(library, name).value = symbols()[f"plt_{name}"]
+    models = ("scale", "pair", "rows")
+    names = [f"{m}_{f}" for m in models for f in ("run", "sizes", "bind")]
     yield {
         name: binding._address(getattr(library, name))
         for name in [*names, "overrun_run", "unwritten_run"]
@@ -247,6 +266,53 @@ def test_statuses(code: dict[str, int]) -> None:
     assert failure(model, x, 1)[0] is Status.CLOSED
     with pytest.raises(RuntimeStatus):
         model.stats()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 97, 1024])
+def test_chunks_of_rows(code: dict[str, int], n: int) -> None:
+    """The plan takes as many rows at a time as the limit allows."""
+    model = RuntimeModel(ROWS, *(code[f"rows_{f}"] for f in ("run", "sizes", "bind")))
+    m = 16
+    x = torch.randn(n, m)
+    plain, least = model.plan([n, m]), model.least([n, m])
+    assert (plain.order, plain.knobs, plain.table[6]) == (0, (0,), 1)
+    assert least == x.nbytes + min(n, 4) * m * 4
+    spent, rows = plain.nanoseconds, n
+    while rows > 4:
+        limit = x.nbytes + rows * m * 4 - 1
+        rows = min(math.ceil(math.ceil(rows / 2) / 4) * 4, n)
+        plan = model.plan([n, m], limit)
+        assert (plan.order, plan.knobs, plan.table[6]) == (1, (rows,), rows)
+        assert plan.peak_bytes == x.nbytes + rows * m * 4 <= limit
+        assert plan.nanoseconds > spent
+        assert plan.extra_nanoseconds == 0
+        spent = plan.nanoseconds
+        model.set_limit(limit)
+        torch.testing.assert_close(model(x), x * 2 + 1)
+        assert model.stats().last_peak_bytes == plan.peak_bytes
+    if n:
+        with pytest.raises(RuntimeStatus) as caught:
+            model.plan([n, m], least - 1)
+        assert caught.value.status is Status.LIMIT
+        assert caught.value.detail == (0, least, least - 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"orders": (OrderSpec((0, 1), knobs=(0,)),)},
+        {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(1,)))},
+        {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(64,)))},
+        {"orders": (OrderSpec((0, 0)),)},
+        {"knobs": (KnobSpec(7, 4),)},
+        {"knobs": (KnobSpec(2, 0),)},
+    ],
+)
+def test_malformed_knobs(code: dict[str, int], change: dict[str, Any]) -> None:
+    functions = (code[f"rows_{f}"] for f in ("run", "sizes", "bind"))
+    with pytest.raises(RuntimeStatus) as caught:
+        RuntimeModel(replace(ROWS, **change), *functions)
+    assert caught.value.status is Status.MODEL
 
 
 def test_malformed_description(code: dict[str, int]) -> None:

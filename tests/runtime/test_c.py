@@ -73,6 +73,14 @@ def test_limits(variant: str, tmp_path: Path) -> None:
     assert "ok" in build_and_run(["remat.c"], flags, [count], tmp_path / "remat")
 
 
+@pytest.mark.parametrize("variant", ["plain", "address", "serial"])
+def test_chunks(variant: str, tmp_path: Path) -> None:
+    """Rows of chunks: the same results, in the limit, and no setting is cheaper."""
+    flags, _ = VARIANTS[variant]
+    count = "40" if variant == "address" else "120"
+    assert "ok" in build_and_run(["chunks.c"], flags, [count], tmp_path / "chunks")
+
+
 @pytest.mark.parametrize("variant", ["plain", "address"])
 def test_cheapest_evictions(variant: str, tmp_path: Path) -> None:
     """What is evicted is the cheapest there is, nearly always, of all ways to evict."""

@@ -224,11 +224,15 @@ void test_malformed(void) {
     plt_step_desc step = {0, 1, -1, 0, 1};
     int32_t number = 0, root = 0;
     plt_order_desc order = {1, &number, &root, 0};
+    plt_knob_desc knob = {0, 1};
+    const plt_step_desc twice[] = {step, step};
+    const int32_t again[] = {1, 1};
     plt_model_desc good = {.n_table = 1, .n_buffers = 1, .buffers = &buffer,
                            .n_outputs = 1, .outputs = &output, .run = run,
                            .sizes = sizes, .bind = bind, .threads = 1,
                            .n_steps = 1, .steps = &step, .n_touches = 1,
-                           .touches = &touch, .n_orders = 1, .orders = &order}, d;
+                           .touches = &touch, .n_orders = 1, .orders = &order,
+                           .n_knobs = 1, .knobs = &knob}, d;
 #define REJECT(change, restore)                 \
     d = good;                                   \
     change;                                     \
@@ -246,6 +250,14 @@ void test_malformed(void) {
     REJECT(number = 1, number = 0);
     REJECT(root = 1, root = 0);
     REJECT(d.n_orders = 0, );
+    REJECT(order.n_steps = 2, order.n_steps = 1);
+    REJECT(order.knobs = 2, order.knobs = 0); /* there is one */
+    REJECT(order.knobs = 1, order.knobs = 0); /* no order without */
+    REJECT(knob.extent_index = 1, knob.extent_index = 0);
+    REJECT(knob.multiple = 0, knob.multiple = 1);
+    REJECT(d.n_knobs = PLT_MOST_KNOBS + 1, );
+    REJECT((d.n_steps = 2, d.steps = twice, order.n_steps = 2, order.steps = again),
+           (order.n_steps = 1, order.steps = &number));
     REJECT(output.dim_index = 1, output.dim_index = 0);
     REJECT(output.rank = -1, output.rank = 1);
     plt_model *m = plt_model_create(&good, NULL);
