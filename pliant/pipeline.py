@@ -46,7 +46,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from pliant import knobs
@@ -161,7 +161,7 @@ def chunk_loops(module: Module, cx: Context) -> Module:
     """Chunks; their regions go through the stages from `fuse` to `inplace`."""
     if not module.versions:
         return module
-    inside = Context(cx.options, cx.target, packed=cx.packed)
+    inside = Context(replace(cx.options, chunk=False), cx.target, packed=cx.packed)
     facts = cx.facts(module.main)
     return lower_chunks(
         module, facts, lambda m: run_stages(m, inside, "inplace", first="fuse")
@@ -453,7 +453,7 @@ def run_stages(
     begun = False
     for stage in STAGES:
         begun = begun or stage.name == first
-        if begun and stage.applies(cx) and not (first == "fuse" and stage.name.startswith("chunk")):
+        if begun and stage.applies(cx):
             module = stage.run(module, cx)
         if stage.name == until:
             return module

@@ -30,7 +30,7 @@ def computed_by(call: Op, module: Module) -> Graph | None:
 
 
 def computed(module: Module, graph: Graph | None = None) -> Iterator[Graph]:
-    """What the calls of `main`, or of another version of it, compute, in their order."""
+    """What the calls of `main`, or of another version, compute, in their order."""
     graph = graph or module.graphs.get("main")
     for call in calls_in(graph) if graph is not None else ():
         purpose = computed_by(call, module)

@@ -497,7 +497,9 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
                 array = array.reshape(sizes_of(param.shape, inside))
             taken.append(array)
         found = run.region(region, taken, inside)
-        for whole, array, outer in zip(results, found, outers[len(given) :], strict=True):
+        for whole, array, outer in zip(
+            results, found, outers[len(given) :], strict=True
+        ):
             if whole.size:
                 target = whole.reshape(outer, extent, -1)[:, part]
                 target[...] = array.reshape(target.shape)

@@ -22,10 +22,26 @@ over an operand of which each round has read its rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
+from pliant.errors import InternalError
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.loops import Block, Buffer, For, Index, Kind, Let, Load, Role, Stmt, Store
+from pliant.ir.loop_walk import Node, rewrite, statements
+from pliant.ir.loops import (
+    Block,
+    Buffer,
+    Call,
+    For,
+    Index,
+    Kind,
+    Let,
+    Load,
+    LoopFunc,
+    Role,
+    Stmt,
+    Store,
+)
 from pliant.ir.types import TensorType
 from pliant.lower.nest import grain
 from pliant.memory.flow_function import FlowFunction, flat
@@ -58,151 +74,203 @@ class _Rows:
 
 
 @dataclass(slots=True)
+class _Functions:
+    """Loop functions by what they do: layers that are alike share theirs."""
+
+    known: dict[object, str] = field(default_factory=dict)
+
+    def shared(self, module: Module, made: Collection[str]) -> tuple[Module, _Renamed]:
+        """The module without those of the functions that it had already."""
+        loops, names = dict(module.loops), dict[str, str]()
+        for name in _callees_first(made, loops):
+            func = renamed(loops[name], names)
+            key = func.sizes, func.buffers, func.body
+            found = self.known.setdefault(key, name)
+            if found == name:
+                loops[name] = func
+            else:
+                names[name] = found
+                del loops[name]
+        return module.replace(loops=loops), names
+
+
+_Renamed = dict[str, str]
+
+
+def renamed(func: LoopFunc, names: _Renamed) -> LoopFunc:
+    """The function with others in the place of those that it calls."""
+
+    def called(node: Node) -> Node:
+        if isinstance(node, Call) and node.function in names:
+            return replace(node, function=names[node.function])
+        return node
+
+    return replace(func, body=rewrite(func.body, called)) if names else func
+
+
+def _callees_first(made: Collection[str], loops: Mapping[str, LoopFunc]) -> list[str]:
+    ordered: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name in ordered or name not in made:
+            return
+        for stmt in statements(loops[name].body):
+            if isinstance(stmt, Call):
+                visit(stmt.function)
+        ordered[name] = None
+
+    for name in made:
+        visit(name)
+    return list(ordered)
+
+
+@dataclass(slots=True)
 class _Chunks:
     """Lowers the chunks of one version."""
 
     flows: Flows
-    prefix: str
-    known: dict[object, tuple[str, FlowFunction]] = field(default_factory=dict)
+    functions: _Functions
 
     def lowered(self, op: Op) -> Op:
-        number = len(self.flows.module.chunks)
-        name = f"chunk_{number}"
-        made, aligned = self.function(op, name)
-        made.forget_unread()
-        func = made.function(name)
+        """A fusion that calls the loop function of a chunk."""
+        name = f"chunk_{len(self.flows.module.chunks)}"
+        before = set(self.flows.module.loops)
+        made = _ChunkFunction(self.flows, op, name)
+        made.flow.forget_unread()
+        func = made.flow.function(name)
         module = self.flows.module
+        module = module.replace(loops={**module.loops, name: func})
+        new = [n for n in module.loops if n not in before]
+        module, names = self.functions.shared(module, new)
+        callee = names.get(name, name)
+        loop = ChunkLoop(op, made.aligned)
         self.flows.module = module.replace(
-            loops={**module.loops, name: func},
-            chunks={**module.chunks, name: ChunkLoop(op, aligned)},
+            # An equal function of another layer has the same sizes and buffers.
+            chunks={callee: loop, **module.chunks, name: loop}
         )
         sizes = tuple(sym(s) for s in func.sizes)
-        weights = tuple(self.flows.constant(n) for n in made.weights)
-        taken = {b.name for b in made.outputs}
-        assert all(v.name in taken for v in op.results)
+        weights = tuple(self.flows.constant(n) for n in made.flow.weights)
         extra = [
             Value(self.flows.names.fresh(b.name), TensorType(b.dtype, b.shape))
-            for b in made.extra
+            for b in made.flow.extra
         ]
-        return _called(name, sizes, (*made.operands, *weights), op, extra)
+        return _called(callee, sizes, (*made.flow.operands, *weights), op, extra)
 
-    def function(
-        self, op: Op, name: str
-    ) -> tuple[FlowFunction, frozenset[tuple[str, str]]]:
-        (region,) = op.regions
-        count, first = region.sizes
-        extent, rows = op.dim_attr("extent"), op.dim_attr("rows")
-        outer = self.flows.facts
-        for guard in region.constraints:
-            self.flows.facts = self.flows.facts.assume(guard.cond)
-        buffers = {
-            (v, k): flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(op.operands)
-        }
-        made = FlowFunction(
+
+class _ChunkFunction:
+    """The function of one chunk, and which of its buffers may share memory."""
+
+    def __init__(self, flows: Flows, op: Op, name: str) -> None:
+        self.flows, self.op = flows, op
+        (self.region,) = op.regions
+        self.count, self.first = self.region.sizes
+        self.extent, self.rows = op.dim_attr("extent"), op.dim_attr("rows")
+        values = (*self.region.params, *self.region.results)
+        self.runs = dict(zip(values, op.dims_attr("outers"), strict=True))
+        outer = flows.facts
+        for guard in self.region.constraints:
+            flows.facts = flows.facts.assume(guard.cond)
+        self.inputs = [
+            flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(op.operands)
+        ]
+        results = enumerate(op.results)
+        self.flow = FlowFunction(
             op.operands,
-            list(buffers.values()),
-            [flat(v.name, v.type, Role.OUT) for v in op.results],
+            list(self.inputs),
+            [flat(f"out_{k}", v.type, Role.OUT) for k, v in results],
         )
-        given = dict(zip(region.params, op.operands, strict=True))
+        self.aligned: frozenset[tuple[str, str]] = frozenset()
+        self.build(name)
+        flows.facts = outer
+
+    def build(self, name: str) -> None:
+        flow, region = self.flow, self.region
+        given = dict(zip(region.params, self.op.operands, strict=True))
         lowered, params = self.flows.region(region, given, name)
-        made.read(self.flows, [lowered])
-        room = self.most(lowered.bytes, count, rows, op)
-        memory = made.memory(room)
-        inside = dict(self.flows.module.inside)
+        module = self.flows.module
         # What a chunk computes is never larger than the whole, which is checked.
-        self.flows.module = self.flows.module.replace(
-            inside={k: v for k, v in inside.items() if not k.startswith(name)}
+        inside = {k: v for k, v in module.inside.items() if not k.startswith(name)}
+        self.flows.module = module.replace(inside=inside)
+        for constant in lowered.constants.values():
+            if constant not in flow.weights:
+                weight = f"weight_{len(flow.weights)}"
+                type = module.constants[constant].type
+                flow.weights[constant] = flat(weight, type, Role.IN)
+        memory = flow.memory(self.largest(lowered.bytes))
+        places, copies, cut = self.operands(set(params))
+        results: list[Place] = []
+        back: list[Stmt] = []
+        pairs: set[tuple[str, str]] = set()
+        for k, value in enumerate(region.results):
+            rows, whole = self.rows_of(value), flow.outputs[k]
+            held = self.scratch(f"result_{k}", rows)
+            back.append(self.copied(whole, held, rows, back=True))
+            results.append(Place(held))
+            pairs |= {(n, whole.name) for n, taken in cut.items() if taken.same(rows)}
+        self.aligned = frozenset(pairs)
+        given_places = [places[p] for p in params]
+        calls = lowered.calls(memory, given_places, results, flow.weights)
+        first = sym(self.first)
+        head = (
+            Let(self.first, Index(self.rows * sym("_chunk"))),
+            Let(self.count, Index(minimum(self.rows, self.extent - first))),
         )
-        runs = dict(zip((*region.params, *region.results), op.dims_attr("outers")))
+        body = Block((*head, *copies, *calls, *back))
+        rounds = ceildiv(self.extent, self.rows)
+        flow.body.append(For("_chunk", as_expr(0), rounds, body))
+
+    def operands(
+        self, params: Collection[Value]
+    ) -> tuple[dict[Value, Place], list[Stmt], dict[str, _Rows]]:
+        """Where a round finds its operands, the copies it makes of rows, and those."""
         places: dict[Value, Place] = {}
         copies: list[Stmt] = []
         cut: dict[str, _Rows] = {}
-        for param, buf in zip(region.params, buffers.values(), strict=True):
+        for param, whole in zip(self.region.params, self.inputs, strict=True):
             if param not in params:
+                continue  # a constant, which is inside
+            places[param] = Place(whole)
+            if self.runs[param] == as_expr(0):
                 continue
-            places[param] = Place(buf)
-            if runs[param] == as_expr(0):
-                continue
-            taken = self.rows_of(param, runs[param], count)
-            cut[buf.name] = taken
-            if taken.outer == ONE:
-                offset = sym(first) * taken.inner * param.dtype.bytes
-                places[param] = Place(buf, offset)
+            rows = cut[whole.name] = self.rows_of(param)
+            if rows.outer == ONE:
+                offset = sym(self.first) * rows.inner * param.dtype.bytes
+                places[param] = Place(whole, offset)
             else:
-                held = made.scratch(
-                    f"rows_{len(copies)}",
-                    param.dtype,
-                    taken.outer * rows * taken.inner,
-                )
-                copies.append(_copied(held, buf, taken, extent, count, first, False))
+                held = self.scratch(f"rows_{len(copies)}", rows)
+                copies.append(self.copied(held, whole, rows, back=False))
                 places[param] = Place(held)
-        back: list[Stmt] = []
-        results: list[Place] = []
-        aligned: set[tuple[str, str]] = set()
-        for k, (value, buf) in enumerate(zip(region.results, made.outputs, strict=True)):
-            given_rows = self.rows_of(value, runs[value], count)
-            held = made.scratch(
-                f"result_{k}",
-                value.dtype,
-                given_rows.outer * rows * given_rows.inner,
-            )
-            back.append(_copied(buf, held, given_rows, extent, count, first, True))
-            results.append(Place(held))
-            aligned |= {
-                (source, buf.name)
-                for source, taken in cut.items()
-                if taken.same(given_rows)
-            }
-        self.flows.facts = outer
-        given_places = [places[p] for p in params]
-        calls = lowered.calls(memory, given_places, results, made.weights)
-        head = (
-            Let(first, Index(rows * sym("_chunk"))),
-            Let(count, Index(minimum(rows, extent - sym(first)))),
-        )
-        body = Block((*head, *copies, *calls, *back))
-        made.body.append(For("_chunk", as_expr(0), ceildiv(extent, rows), body))
-        return made, frozenset(aligned)
+        return places, copies, cut
 
-    def rows_of(self, value: Value, outer: Expr, count: str) -> _Rows:
+    def rows_of(self, value: Value) -> _Rows:
         facts = self.flows.facts
-        runs = facts.canonical(outer)
-        whole = value.type.numel.substitute({count: as_expr(1)})
-        inner = floordiv(facts.canonical(whole), runs)
+        runs = facts.canonical(self.runs[value])
+        one = value.type.numel.substitute({self.count: as_expr(1)})
+        inner = floordiv(facts.canonical(one), runs)
         return _Rows(value, runs, facts.canonical(inner))
 
-    def most(self, size: Expr, count: str, rows: Expr, op: Op) -> Expr:
-        facts = self.flows.facts
-        found = largest(size, {count: rows}, facts)
+    def scratch(self, name: str, rows: _Rows) -> Buffer:
+        count = rows.outer * self.rows * rows.inner
+        return self.flow.scratch(name, rows.value.dtype, count)
+
+    def largest(self, size: Expr) -> Expr:
+        """Bytes for a chunk with all its rows."""
+        found = largest(size, {self.count: self.rows}, self.flows.facts)
         if found is None:
-            self.flows.refuse(op, "no largest size is known for what a chunk takes")
+            raise InternalError("chunk_loops", f"no largest value of {size} is known")
         return found
 
-
-def _copied(
-    to: Buffer,
-    source: Buffer,
-    rows: _Rows,
-    extent: Expr,
-    count: str,
-    first: str,
-    back: bool,
-) -> Stmt:
-    """Copies rows out of all runs, or back into them."""
-    row, element, number = sym("_row"), sym("_element"), sym(count)
-    whole = (floordiv(row, number) * extent + sym(first) + mod(row, number)) * rows.inner
-    packed = row * rows.inner
-    target, origin = (whole, packed) if back else (packed, whole)
-    store = Store(to, (target + element,), Load(source, (origin + element,)))
-    inner = For("_element", as_expr(0), rows.inner, store, Kind.VECTOR)
-    return For(
-        "_row",
-        as_expr(0),
-        rows.outer * number,
-        inner,
-        Kind.PARALLEL,
-        grain=grain(rows.inner),
-    )
+    def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
+        """Copies rows out of all runs, or back into them."""
+        row, element, number = sym("_row"), sym("_element"), sym(self.count)
+        run, at = floordiv(row, number), sym(self.first) + mod(row, number)
+        whole = (run * self.extent + at) * rows.inner
+        packed = row * rows.inner
+        target, origin = (whole, packed) if back else (packed, whole)
+        store = Store(to, (target + element,), Load(source, (origin + element,)))
+        inner = For("_element", as_expr(0), rows.inner, store, Kind.VECTOR)
+        total, each = rows.outer * number, grain(rows.inner)
+        return For("_row", as_expr(0), total, inner, Kind.PARALLEL, grain=each)
 
 
 def _called(
@@ -226,13 +294,12 @@ def _called(
 
 def lower_chunks(module: Module, facts: Facts, compile_region: CompileRegion) -> Module:
     """The versions of `main` with their chunks as calls of loop functions."""
-    graphs = dict(module.graphs)
-    made: dict[object, Op] = {}
+    graphs, functions = dict(module.graphs), _Functions()
     for version in module.versions:
         names = Names(names_of(version))
         flows = Flows(module, version, compile_region, facts, names)
         flows.producers = dict(version.producers())
-        chunks = _Chunks(flows, version.name)
+        chunks = _Chunks(flows, functions)
         ops: list[Op] = []
         for op in version.ops:
             if op.name == "chunk":

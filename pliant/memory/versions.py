@@ -24,6 +24,7 @@ class Layout:
     The first version is `main`, and its buffers have the first numbers.
     """
 
+    values: tuple[Value, ...]  # of the first version that has the buffer
     bytes: tuple[Expr, ...]
     versions: tuple[tuple[Graph, Memory, Mapping[Value, int]], ...]
 
@@ -31,15 +32,20 @@ class Layout:
 def layout(module: Module) -> Layout:
     """The buffers of all versions of a lowered module."""
     numbers: dict[tuple[str, Expr], int] = {}
+    values: list[Value] = []
     found = []
     for version in (module.main, *module.versions):
         memory = liveness(version)
-        own = {
-            b.value: numbers.setdefault((b.value.name, b.bytes), len(numbers))
-            for b in memory.buffers
-        }
+        own: dict[Value, int] = {}
+        for b in memory.buffers:
+            key = b.value.name, b.bytes
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                values.append(b.value)
+            own[b.value] = numbers[key]
         found.append((version, memory, own))
-    return Layout(tuple(size for _, size in numbers), tuple(found))
+    sizes = tuple(size for _, size in numbers)
+    return Layout(tuple(values), sizes, tuple(found))
 
 
 def all_steps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,20 @@ class Rematerialised:
     action: str  # "recompute" or "spill"
     bytes: int
     steps: tuple[int, int]  # that use it before and after
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A part of the model that runs in chunks of rows."""
+
+    dim: str  # which rows, as an expression over the dims
+    total: int  # how many there are
+    rows: int  # of a chunk
+    loc: str  # where the model computes the first of it
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.total // max(self.rows, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ class Planner:
             weight_bytes,
             info.lower_bound,
             dims,
-            self._knobs(info),
+            self._knobs(info, dims),
             copied,
         )
 
@@ -103,10 +117,9 @@ class Planner:
         info, footprint = self.placed(dims, limit), self.program.footprint
         env = {**dims, "threads": self.threads}
         params = set(self.program.lowered.main.params)
-        buffers = footprint.memory.buffers
         return timeline(
             footprint.steps,
-            [(b.value, n) for b, n in zip(buffers, info.sizes, strict=True)],
+            list(zip(footprint.layout.values, info.sizes, strict=True)),
             [
                 (value, value.type.bytes.evaluate(env))
                 for value in dict.fromkeys(footprint.memory.outputs)
@@ -172,12 +185,12 @@ class Planner:
             if spec.kind == TENSOR and not _row_major(value)
         )
 
-    def _knobs(self, info: PlanInfo) -> dict[str, object]:
-        """The order that was chosen, and the values that are recomputed or spilled."""
+    def _knobs(self, info: PlanInfo, dims: Mapping[str, int]) -> dict[str, object]:
+        """What was chosen: the order, the chunks, the values recomputed or spilled."""
         footprint = self.program.footprint
         made: list[Rematerialised] = []
         for e in info.evictions:
-            value = footprint.memory.buffers[e.buffer].value
+            value = footprint.layout.values[e.buffer]
             maker = next(
                 s
                 for s in footprint.steps.steps
@@ -192,7 +205,25 @@ class Planner:
                     (e.after, e.before),
                 )
             )
-        return {"order": info.order, "rematerialised": tuple(made)}
+        return {
+            "order": info.order,
+            "chunks": tuple(self._chunks(info, dims)),
+            "rematerialised": tuple(made),
+        }
+
+    def _chunks(self, info: PlanInfo, dims: Mapping[str, int]) -> Iterator[Chunked]:
+        """The parts that run in chunks, in their order."""
+        lowered = self.program.lowered
+        rows = dict(zip(lowered.knobs, info.knobs, strict=True))
+        steps = self.program.footprint.steps.steps
+        for number in self.runtime.spec.orders[info.order].steps:
+            op = steps[number].call
+            loop = lowered.chunks.get(str(dict(op.attrs).get("callee")))
+            if loop is not None:
+                name = str(loop.op.dim_attr("rows"))
+                extent = loop.op.dim_attr("extent")
+                total = extent.evaluate(dims)
+                yield Chunked(str(extent), total, min(rows[name], total), op.loc)
 
 
 def _row_major(value: Any) -> bool:

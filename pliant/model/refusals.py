@@ -131,9 +131,11 @@ class Refusals:
             case Overflow.TABLE:
                 return self._bad_size(number - len(host.table.entries), env)
             case Overflow.BUFFER:
-                buffer = self.program.footprint.memory.buffers[number]
-                what = f"a buffer for {buffer.value.type}"
-                return self._too_large(what, env, buffer.bytes)
+                layout = self.program.footprint.layout
+                what = f"a buffer for {layout.values[number].type}"
+                size = layout.bytes[number]
+                known = set(env).issuperset(size.symbols())
+                return self._too_large(what, env, size if known else None)
             case Overflow.OUTPUT:
                 kind = self.program.lowered.main.results[number].type
                 return self._too_large(f"a result, {kind}", env, kind.bytes)

@@ -65,7 +65,9 @@ class Peaks:
 
     def __init__(self, of: FusedGraph, point: Point, regions: Sequence[Region]) -> None:
         self.of, self.point = of, point
+        self._sizes: dict[Value, float] = {}
         self._known: dict[Expr, float] = {}
+        self._extents: dict[Expr, int] = {}
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
         # The values in the arena; results have memory of their own.
@@ -88,12 +90,12 @@ class Peaks:
             self.steps[step.last].append(step)
 
     def size(self, value: Value) -> float:
-        return self.number_of(value.type.bytes)
-
-    def number_of(self, size: Expr) -> float:
-        if size not in self._known:
-            self._known[size] = float(size.evaluate(self.point))
-        return self._known[size]
+        if value not in self._sizes:
+            size = value.type.bytes
+            if size not in self._known:
+                self._known[size] = float(size.evaluate(self.point))
+            self._sizes[value] = self._known[size]
+        return self._sizes[value]
 
     def _profile(self) -> Iterator[float]:
         """The bytes while each kernel runs."""
@@ -133,10 +135,14 @@ class Peaks:
         peak = self.after[last] + sum(self.bytes[v] for v in ending)
         made = [v for v in region.results if v in self.bytes]
         peak -= self._shared([v for v in ending if v in cut - whole], made)
-        extent = max(int(self.number_of(region.extent)), 1)
+        extent = self._extents.get(region.extent, 0)
+        if not extent:
+            extent = self._extents[region.extent] = max(
+                region.extent.evaluate(self.point), 1
+            )
         rows = least_rows(region, extent)
         inner = max(
-            sum(self.bytes.get(v, 0.0) for v in self._inner(region, k)) for k in members
+            sum(self.bytes.get(v, 0.0) for v in values) for values in region.inner
         )
         copied = sum(map(self.size, (*cut, *region.results)))
         count = -(-extent // rows)
@@ -145,14 +151,6 @@ class Peaks:
         peak += (inner + copied) * rows / extent
         between = set(range(first, last)) - set(members)
         return _Step(region, first, last, peak, seconds, tuple(sorted(between)))
-
-    def _inner(self, region: Region, k: int) -> Iterator[Value]:
-        """What a member reads and makes that is the region's own."""
-        op = self.of.fusions[k]
-        for value in dict.fromkeys((*map(self.of.base, op.operands), *op.results)):
-            producer = self.of.producers.get(value)
-            if producer in region.members and value not in region.results:
-                yield value
 
     def least(self) -> float:
         """The smallest peak that regions can reach."""
@@ -184,9 +182,9 @@ class Peaks:
         found: list[Region] = []
         k = len(taken)
         while k:
-            step = taken[k - 1]
-            k = k - 1 if step is None else step.first
-            found += [] if step is None else [step.region]
+            last = taken[k - 1]
+            k = k - 1 if last is None else last.first
+            found += [] if last is None else [last.region]
         return found[::-1]
 
     def peak(self, chosen: Sequence[Region]) -> float:

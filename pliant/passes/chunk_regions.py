@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pliant.ir.graph import Graph, Guard, Names, Op, Value
+from pliant.ir.graph import Graph, Names, Op, Value
 from pliant.ir.ops import VIEWS, Trait, has_trait
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
-from pliant.sym import ONE, Expr, Facts, as_expr, ge, le, product, sym
+from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
 ROWS = 16  # rows of a chunk are a multiple of this, where a product has them as rows
 
@@ -38,25 +38,13 @@ class Region:
     members: Mapping[Op, RegionCuts]
     results: Mapping[Value, Cut]  # of the members: those that others read
     needs: tuple[Need, ...]  # what it reads from outside
-    key: object  # equal for regions of the same structure
+    # What each member reads and makes that is the region's own.
+    inner: tuple[tuple[Value, ...], ...]
+    multiple: int  # of which number of rows the kernels make best use
 
     @property
     def extent(self) -> Expr:
         return self.cutter.extent
-
-    @property
-    def multiple(self) -> int:
-        """Of which number of rows the kernels make best use."""
-        for op, cuts in self.members.items():
-            for inner in op.regions[0].ops:
-                cut = cuts.demands.get(inner.results[0])
-                if has_trait(inner, Trait.CONTRACT) and cut is not None:
-                    if cut.axis == inner.results[0].type.rank - 2 and cut.inner == ONE:
-                        return ROWS
-        return 1
-
-    def overlaps(self, other: Region) -> bool:
-        return any(op in other.members for op in self.members)
 
 
 @dataclass(slots=True)
@@ -69,11 +57,15 @@ class FusedGraph:
     fusions: tuple[Op, ...] = field(init=False)
     # The kernels that read each value, through views; None: it is a result.
     readers: dict[Value, set[Op | None]] = field(init=False)
-    keys: dict[Op, object] = field(default_factory=dict)
+    touched: dict[Op, tuple[Value, ...]] = field(init=False)  # by each kernel
 
     def __post_init__(self) -> None:
         self.producers = self.graph.producers()
         self.fusions = tuple(op for op in self.graph.ops if op.name == "fusion")
+        self.touched = {
+            op: tuple(dict.fromkeys((*map(self.base, op.operands), *op.results)))
+            for op in self.fusions
+        }
         self.readers = {}
         for op in self.fusions:
             for value in op.operands:
@@ -103,30 +95,6 @@ class FusedGraph:
         if demand is not None and op is not None and op.name not in ("fusion", "chunk"):
             return None  # a constant is not cut
         return value, demand
-
-    def structure(self, op: Op) -> object:
-        """Equal for kernels that compute the same of operands of the same types."""
-        if op not in self.keys:
-            region = op.regions[0]
-            numbers = {v: k for k, v in enumerate(region.params)}
-            self.keys[op] = (op.str_attr("kind"), _numbered(region, numbers))
-        return self.keys[op]
-
-
-def _numbered(region: Graph, numbers: dict[Value, int]) -> object:
-    """A graph with numbers for its values."""
-    lines: list[object] = [tuple(v.type for v in region.params)]
-    for op in region.ops:
-        operands = tuple(numbers[v] for v in op.operands)
-        inner = []
-        for part in op.regions:
-            own = {v: k for k, v in enumerate(part.params)}
-            inner.append(_numbered(part, own))
-        types = tuple(v.type for v in op.results)
-        lines.append((op.name, operands, str(op.attrs), types, tuple(inner)))
-        for value in op.results:
-            numbers[value] = len(numbers)
-    return tuple(lines), tuple(numbers[v] for v in region.results)
 
 
 class Growth:
@@ -213,7 +181,7 @@ class Growth:
                 if need is None:
                     return None
                 needs.append(need)
-        return _Part(found, tuple(dict.fromkeys(needs)), dict(zip(op.results, cuts)))
+        return _Part(found, tuple(dict.fromkeys(needs)))
 
     def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
         """A region of these kernels, if they keep something to themselves."""
@@ -237,17 +205,23 @@ class Growth:
                         needs[need] = None
         if len(results) == len(inner):
             return None
-        numbers: dict[Value, int] = {}
-        key = []
-        for op in ordered:
-            bases = [self.of.base(v) for v in op.operands]
-            places = tuple(numbers.setdefault(v, len(numbers)) for v in bases)
-            own = tuple(numbers.setdefault(v, len(numbers)) for v in op.results)
-            given = tuple(v in results for v in op.results)
-            cuts_key = tuple(members[op].demands[v] for v in op.regions[0].results)
-            key.append((self.of.structure(op), places, own, given, cuts_key))
-        whole = (self.cutter.extent, tuple(key))
-        return Region(self.cutter, dict(members), results, tuple(needs), whole)
+        kept = inner - set(results)
+        own = tuple(
+            tuple(v for v in self.of.touched[op] if v in kept) for op in ordered
+        )
+        multiple = max(_multiple(op, members[op]) for op in ordered)
+        return Region(self.cutter, dict(members), results, tuple(needs), own, multiple)
+
+
+def _multiple(op: Op, cuts: RegionCuts) -> int:
+    """Of which number of rows a kernel makes best use."""
+    for inner in op.regions[0].ops:
+        if has_trait(inner, Trait.CONTRACT):
+            cut = cuts.demands.get(inner.results[0])
+            rows = inner.results[0].type.rank - 2
+            if cut is not None and cut.axis == rows and cut.inner == ONE:
+                return ROWS
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +230,6 @@ class _Part:
 
     cuts: RegionCuts
     needs: tuple[Need, ...]
-    results: Mapping[Value, Demand]
 
 
 # ---- the op

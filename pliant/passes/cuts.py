@@ -157,9 +157,7 @@ class RegionCuts:
 
     demands: Mapping[Value, Demand]
 
-    def ops(
-        self, region: Graph, chunk: Chunk, values: dict[Value, Value]
-    ) -> list[Op]:
+    def ops(self, region: Graph, chunk: Chunk, values: dict[Value, Value]) -> list[Op]:
         """The ops of a chunk; `values` has those that there are already."""
         made: list[Op] = []
         for op in region.ops:
@@ -276,7 +274,7 @@ def _pad(_: Cutter, op: Op, cut: Cut) -> Demands | None:
 
 
 def _index(_: Cutter, op: Op, cut: Cut) -> Demands | None:
-    table, *indices = op.operands
+    indices = op.operands[1:]
     rank = indices[0].type.rank
     if cut.axis < rank:
         return (None, *(cut for _ in indices))
