@@ -22,6 +22,8 @@
     fold          what depends on weights alone is computed now
     recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
+    chunk         inference: versions of `main` that take less memory, in chunks of rows
+    chunk_loops   inference: chunks -> loop functions that call their regions' kernels
     lower         each kernel -> a loop function; values -> buffers
     update        new values of parameters and buffers are written over the old ones
     order         calls in the order in which little memory is live
@@ -330,7 +332,7 @@ STAGES: tuple[Pass, ...] = (
         "chunk",
         chunk,
         Stage.FUSED,
-        "versions of `main` that run in chunks of rows, to take less memory",
+        "versions of `main` that take less memory, in chunks of rows",
         needs=("chunk",),
         only=INFERENCE,
     ),
@@ -338,7 +340,7 @@ STAGES: tuple[Pass, ...] = (
         "chunk_loops",
         chunk_loops,
         Stage.FUSED,
-        "chunks -> loop functions that call the kernels of their regions",
+        "chunks -> loop functions that call their regions' kernels",
         needs=("chunk",),
         only=INFERENCE,
     ),

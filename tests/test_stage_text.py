@@ -592,6 +592,130 @@ graph @main(%x: f32[n, 4], %w: f32[4, 4]) {
     )
 
 
+def test_chunk() -> None:
+    text = """
+    graph @main(%x: f32[n, 4], %w: f32[4, 64], %v: f32[64, 4]) {
+      %a: f32[n, 4] = tanh(%x)
+      %h: f32[n, 64] = matmul(%a, %w)
+      %y: f32[n, 4] = matmul(%h, %v)
+      %z: f32[n, 4] = reshape(%y) {shape = [n, 4]}
+      return %z
+    }
+    """
+    expect(
+        opt(text, "fuse,chunk"),
+        """\
+graph @main(%x: f32[n, 4], %w: f32[4, 64], %v: f32[64, 4]) {
+  %a: f32[n, 4] = fusion(%x) {kind = "map"}
+    region @region(%x: f32[n, 4]) {
+      %a: f32[n, 4] = tanh(%x)
+      return %a
+    }
+  %h: f32[n, 64] = fusion(%a, %w) {kind = "matmul"}
+    region @region_1(%a: f32[n, 4], %w: f32[4, 64]) {
+      %h: f32[n, 64] = matmul(%a, %w)
+      return %h
+    }
+  %y: f32[n, 4] = fusion(%h, %v) {kind = "matmul"}
+    region @region_2(%h: f32[n, 64], %v: f32[64, 4]) {
+      %y: f32[n, 4] = matmul(%h, %v)
+      return %y
+    }
+  %z: f32[n, 4] = reshape(%y) {shape = [n, 4]}
+  return %z
+}
+
+graph @main.1(%x: f32[n, 4], %w: f32[4, 64], %v: f32[64, 4]) sizes (rows_0) {
+  %y: f32[n, 4] = chunk(%x, %w, %v) {extent = <n>, rows = <rows_0>, outers = [1, 0, 0, 1]}
+    region @chunk(%x: f32[chunk_rows, 4], %w: f32[4, 64], %v: f32[64, 4]) sizes (chunk_rows, chunk_first) {
+      constraint 1 <= chunk_rows
+      constraint chunk_rows <= n
+      constraint 0 <= chunk_first
+      constraint chunk_first + chunk_rows <= n
+      %a: f32[chunk_rows, 4] = tanh(%x)
+      %h: f32[chunk_rows, 64] = matmul(%a, %w)
+      %y: f32[chunk_rows, 4] = matmul(%h, %v)
+      return %y
+    }
+  %z: f32[n, 4] = reshape(%y) {shape = [n, 4]}
+  return %z
+}
+
+knob rows_0 of n by 16
+""",
+    )
+
+
+def test_chunk_loops() -> None:
+    text = """
+    graph @main(%x: f32[n, 4]) {
+      %y: f32[n, 4] = fusion(%x) {kind = "map"}
+        region @region(%x: f32[n, 4]) {
+          %y: f32[n, 4] = tanh(%x)
+          return %y
+        }
+      return %y
+    }
+    graph @main.1(%x: f32[n, 4]) sizes (rows_n) {
+      %y: f32[n, 4] = chunk(%x) {extent = <n>, rows = <rows_n>, outers = [1, 1]}
+        region @chunk(%x: f32[chunk_rows, 4]) sizes (chunk_rows, chunk_first) {
+          constraint chunk_rows <= n
+          %y: f32[chunk_rows, 4] = tanh(%x)
+          return %y
+        }
+      return %y
+    }
+    knob rows_n of n by 1
+    """
+    expect(
+        opt(text, "chunk_loops"),
+        """\
+graph @main(%x: f32[n, 4]) {
+  %y: f32[n, 4] = fusion(%x) {kind = "map"}
+    region @region(%x: f32[n, 4]) {
+      %y: f32[n, 4] = tanh(%x)
+      return %y
+    }
+  return %y
+}
+
+graph @main.1(%x: f32[n, 4]) sizes (rows_n) {
+  %y: f32[n, 4], %memory: u8[0], %result_0: f32[4*rows_n] = fusion(%x) {kind = "call_loop"}
+    region @chunk_0(%x: f32[n, 4]) {
+      %y: f32[n, 4], %memory: u8[0], %result_0: f32[4*rows_n] = call_loop(%x) {callee = "chunk_0", sizes = [n, rows_n]}
+      return %y, %memory, %result_0
+    }
+  return %y
+}
+
+loop @chunk_0.map_0(chunk_rows; in %in_0: f32[4*chunk_rows], out %out_0: f32[4*chunk_rows]) do
+  for _p = 0 to ceildiv(chunk_rows, 512) parallel grain 2 do
+    for _d1 = 2048*_p to min(2048*_p + 2048, 4*chunk_rows) vector {
+      local $_v1: f32 = %in_0[_d1]
+      local $_v2: f32 = tanh($_v1)
+      %out_0[_d1] = $_v2
+    }
+  end
+end
+
+loop @chunk_0(n, rows_n; in %arg_0: f32[4*n], out %out_0: f32[4*n], out %memory: u8[0], out %result_0: f32[4*rows_n]) {
+  for _chunk = 0 to ceildiv(n, rows_n) {
+    let chunk_first = index(_chunk*rows_n)
+    let chunk_rows = index(min(-chunk_first + n, rows_n))
+    call @chunk_0.map_0(chunk_rows; %arg_0[4*chunk_first], %result_0[0])
+    for _row = 0 to chunk_rows parallel grain 16384 do
+      for _element = 0 to 4 vector do
+        %out_0[4*n*(_row//chunk_rows) + _element + 4*chunk_first + 4*(_row % chunk_rows)] = %result_0[_element + 4*_row]
+      end
+    end
+  }
+}
+
+knob rows_n of n by 1
+""",
+    )
+
+
 def test_fuse() -> None:
     text = """
     graph @main(%x: f32[n, 4], %w: f32[4, 4]) {

@@ -72,6 +72,23 @@ class MaskedAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+class Block(nn.Module):
+    """A layer of a decoder: parts of it run in chunks of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return (x + self.down(F.gelu(self.up(self.other(x))))).sin()
+
+
 class SpelledOutAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         scores = q @ k.transpose(-1, -2) / 2.0
@@ -249,6 +266,7 @@ CASES = {
         lambda b, s: (randn(b, s, 8), (randn(b, s) > -1).long()),
         (BS, BS),
     ),
+    "block": Case(Block, lambda b, s: (randn(b, s, 8),), (BS,)),
     "spelled out": Case(
         SpelledOutAttention, lambda b, s: (randn(b, s, 4), randn(b, s, 4)), (BS, BS)
     ),
@@ -328,6 +346,15 @@ def round_trips(module: Module) -> None:
     assert print_module(parse_module(text, module.constants)) == text
 
 
+def versions(
+    module: Module, rows: tuple[int, ...]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """The versions that run in chunks of rows, with several numbers of them."""
+    for version in module.versions:
+        for number in dict.fromkeys(max(n, 1) for n in rows):
+            yield version.name, dict.fromkeys(module.knobs, number)
+
+
 def equal(got: list[Any], want: list[Any], tolerance: float, where: str) -> None:
     for number, (a, b) in enumerate(zip(got, want, strict=True)):
         message = f"{where}, result {number}"
@@ -359,6 +386,10 @@ def test_stages(name: str, target: str) -> None:
                 got = results.cut(run_graph(module, inputs), dims)
                 equal(got, before.get(size, got), case.tolerance, where)
                 before[size] = got
+                for version, env in versions(module, (1, 3, size)):
+                    got = run_graph(module, inputs, version, env)
+                    got = results.cut(got, dims)
+                    equal(got, before[size], case.tolerance, f"{where}, {version}")
                 continue
             if size > 13:
                 continue
@@ -366,6 +397,12 @@ def test_stages(name: str, target: str) -> None:
                 got = run_graph(module, inputs, workers=workers, check_races=True)
                 got = results.cut(got, dims)
                 equal(got, before[size], case.tolerance, f"{where}, {workers} workers")
+            for version, env in versions(module, (2,)):
+                got = run_graph(
+                    module, inputs, version, env, workers=2, check_races=True
+                )
+                got = results.cut(got, dims)
+                equal(got, before[size], case.tolerance, f"{where}, {version}")
 
 
 @pytest.mark.parametrize(

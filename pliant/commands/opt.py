@@ -239,10 +239,19 @@ class Sample:
 
     def check(self, stage: str, module: Module) -> None:
         """The results of a module, which must be those before it."""
-        env = {**self.dims, "threads": 2}
-        found = run_graph(module, self.inputs(), env=env, workers=2)
         if stage == "bind":
             self.bound = results_of(self.main, module.main)
+        self._compare(stage, module, "main", {})
+        for version in module.versions:
+            for rows in (1, 2, max(self.dims.values(), default=1)):
+                knobs = dict.fromkeys(module.knobs, max(rows, 1))
+                self._compare(stage, module, version.name, knobs)
+
+    def _compare(
+        self, stage: str, module: Module, graph: str, knobs: dict[str, int]
+    ) -> None:
+        env = {**self.dims, **knobs, "threads": 2}
+        found = run_graph(module, self.inputs(), graph, env, workers=2)
         if self.bound is not None:
             found = self.bound.cut(found, self.dims)
         if self.wanted is None or len(found) != len(self.wanted):
@@ -255,6 +264,6 @@ class Sample:
             )
             if not same:
                 raise PliantError(
-                    f"result {number} is another after {stage}, at "
-                    + ", ".join(f"{k}={v}" for k, v in self.dims.items())
+                    f"result {number} of {graph} is another after {stage}, at "
+                    + ", ".join(f"{k}={v}" for k, v in (self.dims | knobs).items())
                 )

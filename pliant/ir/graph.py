@@ -1,6 +1,6 @@
 """Graph IR: tensor SSA with symbolic shapes, and the Module that holds everything.
 
-    module   = graph* loop* library* constant* check* order*
+    module   = graph* loop* library* constant* check* order* knob*
     graph    = name, params: value*, op*, results: value*
     op       = name, operands: value*, attrs, results: value*, region graphs*, loc
     value    = name, tensor type (or a size: an integer bound to a symbol)
@@ -245,8 +245,8 @@ class Module:
 
     Graphs called `main.1`, `main.2`, .. are other versions of `main`: they compute the
     same in less memory, in chunks of rows. How many rows a chunk has is a size that
-    they take, a knob. `chunks` tells of the loop functions that do so; it and `knobs`
-    have no text form.
+    they take, a knob. `chunks` tells of the loop functions that do so; it has no text
+    form.
     """
 
     graphs: Mapping[str, Graph]

@@ -17,6 +17,7 @@ from pliant.ir.graph import (
     Constant,
     DataCheck,
     Graph,
+    Knob,
     Library,
     Module,
     Op,
@@ -91,6 +92,7 @@ class _Parser(Scanner):
         checks: list[DataCheck] = []
         orders: list[tuple[int, ...]] = []
         inside: dict[str, tuple[Graph, ...]] = {}
+        knobs: dict[str, Knob] = {}
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
@@ -114,10 +116,16 @@ class _Parser(Scanner):
             elif self.accept("order"):
                 self.expect("(")
                 orders.append(self.list(self.integer, ")"))
+            elif self.accept("knob"):
+                symbol = self.symbol()
+                self.expect("of")
+                extent = self.dim()
+                self.expect("by")
+                knobs[symbol] = Knob(extent, self.integer())
             else:
                 raise self.error(
                     "expected 'graph', 'inside', 'loop', 'library', 'constant', "
-                    "'check' or 'order'"
+                    "'check', 'order' or 'knob'"
                 )
         return Module(
             graphs,
@@ -127,6 +135,7 @@ class _Parser(Scanner):
             tuple(checks),
             tuple(orders),
             inside=inside,
+            knobs=knobs,
         )
 
     def add(self, table: dict[str, NamedT], item: NamedT, start: int) -> None:

@@ -16,6 +16,7 @@
               | data hash)
     check     = "check" kind string   the first is check 1; kind: index, division
     order     = "order" "(" int,* ")"   positions of the calls of `main`
+    knob      = "knob" symbol "of" dim "by" int   rows of a chunk, of all these rows
 
     loop      = "loop" @name "(" symbol,* ";" (role %buffer ":" type),* ")" stmt
     stmt      = "{" stmt* "}"                                    Block
@@ -257,6 +258,8 @@ def print_module(module: Module) -> str:
     tables += [print_constant(constant) for constant in module.constants.values()]
     tables += [f"check {c.kind} {string_text(c.message)}\n" for c in module.checks]
     tables += [f"order ({', '.join(map(str, order))})\n" for order in module.orders]
+    for name, knob in module.knobs.items():
+        tables.append(f"knob {symbol_text(name)} of {knob.extent} by {knob.multiple}\n")
     if tables:
         parts.append("".join(tables))
     return "\n".join(parts)

@@ -44,7 +44,7 @@ from pliant.ir.loops import (
 )
 from pliant.ir.types import TensorType
 from pliant.lower.nest import grain
-from pliant.memory.flow_function import FlowFunction, flat
+from pliant.memory.flow_function import FlowFunction, copy, flat
 from pliant.memory.flow_regions import CompileRegion, Flows, Place
 from pliant.sym import (
     ONE,
@@ -203,10 +203,14 @@ class _ChunkFunction:
         pairs: set[tuple[str, str]] = set()
         for k, value in enumerate(region.results):
             rows, whole = self.rows_of(value), flow.outputs[k]
+            over = {(n, whole.name) for n, taken in cut.items() if taken.same(rows)}
+            if rows.outer == ONE and not over:
+                results.append(self.in_whole(whole, rows))
+                continue
             held = self.scratch(f"result_{k}", rows)
             back.append(self.copied(whole, held, rows, back=True))
             results.append(Place(held))
-            pairs |= {(n, whole.name) for n, taken in cut.items() if taken.same(rows)}
+            pairs |= over
         self.aligned = frozenset(pairs)
         given_places = [places[p] for p in params]
         calls = lowered.calls(memory, given_places, results, flow.weights)
@@ -234,8 +238,7 @@ class _ChunkFunction:
                 continue
             rows = cut[whole.name] = self.rows_of(param)
             if rows.outer == ONE:
-                offset = sym(self.first) * rows.inner * param.dtype.bytes
-                places[param] = Place(whole, offset)
+                places[param] = self.in_whole(whole, rows)
             else:
                 held = self.scratch(f"rows_{len(copies)}", rows)
                 copies.append(self.copied(held, whole, rows, back=False))
@@ -248,6 +251,10 @@ class _ChunkFunction:
         one = value.type.numel.substitute({self.count: as_expr(1)})
         inner = floordiv(facts.canonical(one), runs)
         return _Rows(value, runs, facts.canonical(inner))
+
+    def in_whole(self, whole: Buffer, rows: _Rows) -> Place:
+        """The rows of a round where they are: they are one run."""
+        return Place(whole, sym(self.first) * rows.inner * whole.dtype.bytes)
 
     def scratch(self, name: str, rows: _Rows) -> Buffer:
         count = rows.outer * self.rows * rows.inner
@@ -263,6 +270,8 @@ class _ChunkFunction:
     def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
         """Copies rows out of all runs, or back into them."""
         row, element, number = sym("_row"), sym("_element"), sym(self.count)
+        if rows.outer == ONE:
+            return copy(to, source, number * rows.inner, sym(self.first) * rows.inner)
         run, at = floordiv(row, number), sym(self.first) + mod(row, number)
         whole = (run * self.extent + at) * rows.inner
         packed = row * rows.inner

@@ -25,7 +25,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType, TensorType
 from pliant.lower.nest import BLOCK, grain
 from pliant.memory.flow_regions import Flows, LoweredRegion
-from pliant.sym import Cond, Expr, as_expr, ceildiv, maximum, minimum, mod, sym
+from pliant.sym import ZERO, Cond, Expr, as_expr, ceildiv, maximum, minimum, mod, sym
 
 
 @dataclass(slots=True)
@@ -81,11 +81,11 @@ def inputs_of(values: Sequence[Value]) -> dict[Value, Buffer]:
     return {v: flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
 
 
-def copy(target: Buffer, source: Buffer, count: Expr) -> Stmt:
-    """Copies elements, in blocks that threads share."""
+def copy(target: Buffer, source: Buffer, count: Expr, first: Expr = ZERO) -> Stmt:
+    """Copies elements, in blocks that threads share; to the target from `first` on."""
     i, block = sym("_i"), sym("_block")
     first, end = block * BLOCK, minimum(count, (block + 1) * BLOCK)
-    store = Store(target, (i,), Load(source, (i,)))
+    store = Store(target, (first + i,), Load(source, (i,)))
     inner = For("_i", first, end, store, Kind.VECTOR)
     blocks = ceildiv(count, BLOCK)
     each = grain(as_expr(BLOCK))

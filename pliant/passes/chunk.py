@@ -246,9 +246,10 @@ def chunk(module: Module, cx: Context) -> Module:
     graph = module.main
     facts = cx.facts(graph)
     of = FusedGraph(graph, facts)
-    names = {s for op in of.fusions for v in op.results for s in v.type.bytes.symbols()}
-    points = points_of(facts, names)
-    if len(of.fusions) < 2 or not points:
+    sizes = {s for op in of.fusions for v in op.results for s in v.type.bytes.symbols()}
+    points = points_of(facts, sizes)
+    # A buffer that is stored goes through `update`, which knows `main` alone.
+    if len(of.fusions) < 2 or not points or cx.stores:
         return module
     regions = list(regions_of(of))
     tables = [Peaks(of, point, regions) for point in points]
@@ -259,8 +260,9 @@ def chunk(module: Module, cx: Context) -> Module:
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
+    names: dict[Expr, str] = {}
     for number, chosen in enumerate(_kept(list(found.values()), tables), 1):
-        version, used = _version(of, chosen, f"main.{number}")
+        version, used = _version(of, chosen, f"main.{number}", names)
         graphs[version.name] = version
         for key, knob in used.items():
             known = knobs.get(key, knob)
@@ -301,12 +303,13 @@ def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Regio
 
 
 def _version(
-    of: FusedGraph, chosen: Sequence[Region], name: str
+    of: FusedGraph, chosen: Sequence[Region], name: str, names: dict[Expr, str]
 ) -> tuple[Graph, dict[str, Knob]]:
+    """A version, and its knobs: one for all regions that are cut at one extent."""
     chunks: dict[Op, list[Op]] = {}
     knobs: dict[str, Knob] = {}
     for region in chosen:
-        rows = knob_name(region.extent)
+        rows = names.setdefault(region.extent, f"rows_{len(names)}")
         known = knobs.get(rows)
         multiple = max(region.multiple, known.multiple if known else 1)
         knobs[rows] = Knob(region.extent, multiple)
@@ -314,9 +317,3 @@ def _version(
     graph = replaced(of.graph, chunks)
     sizes = (*graph.sizes, *knobs)
     return graph.replace(name=name, sizes=sizes), knobs
-
-
-def knob_name(extent: Expr) -> str:
-    """One knob for all regions that are cut at the same extent."""
-    text = str(extent)
-    return f"rows_{text}" if text.isidentifier() else f"rows({text})"

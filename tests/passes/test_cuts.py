@@ -1,0 +1,167 @@
+"""Which rows of its operands an op needs for rows of its result: one rule each."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.ir.graph import Op
+from pliant.ir.parse import parse_module
+from pliant.passes.cuts import Cut, Cutter, Demand
+from pliant.sym import Facts, sym
+
+N, B = sym("n"), sym("b")
+
+
+def op_of(line: str, params: str) -> Op:
+    text = f"graph @main({params}) {{\n  {line}\n  return %y\n}}"
+    return parse_module(text).main.ops[-1]
+
+
+def behind(line: str, params: str, cut: Cut) -> tuple[Demand, ...] | None:
+    return Cutter(N, Facts()).behind(op_of(line, params), cut)
+
+
+ROWS = Cut(0)
+CUT = [
+    ("%y: f32[n, 4] = add(%x, %x)", "%x: f32[n, 4]", ROWS, (ROWS, ROWS)),
+    (
+        "%y: f32[n, 4] = matmul(%x, %w)",
+        "%x: f32[n, 8], %w: f32[8, 4]",
+        ROWS,
+        (ROWS, None),
+    ),
+    (
+        "%y: f32[4, n] = matmul(%x, %w)",
+        "%x: f32[4, 8], %w: f32[8, n]",
+        Cut(1),
+        (None, Cut(1)),
+    ),
+    (
+        "%y: f32[n, 5, 4] = matmul(%x, %w)",
+        "%x: f32[n, 5, 8], %w: f32[1, 8, 4]",
+        ROWS,
+        (ROWS, None),
+    ),
+    (
+        '%y: f32[n, 1] = reduce(%x) {op = "sum", axes = (1), keepdims = true}',
+        "%x: f32[n, 4]",
+        ROWS,
+        (ROWS,),
+    ),
+    (
+        '%y: f32[n] = reduce(%x) {op = "sum", axes = (0), keepdims = false}',
+        "%x: f32[4, n]",
+        ROWS,
+        (Cut(1),),
+    ),
+    (
+        "%y: f32[4, n] = broadcast(%x) {shape = [4, n], axes = (1)}",
+        "%x: f32[n]",
+        Cut(1),
+        (ROWS,),
+    ),
+    (
+        "%y: f32[n, 4] = broadcast(%x) {shape = [n, 4], axes = (1)}",
+        "%x: f32[4]",
+        ROWS,
+        (None,),
+    ),
+    (
+        "%y: f32[4, n] = transpose(%x) {perm = (1, 0)}",
+        "%x: f32[n, 4]",
+        Cut(1),
+        (ROWS,),
+    ),
+    # n is the inner factor of an axis: b runs of rows
+    (
+        "%y: f32[b*n, 4] = reshape(%x) {shape = [b*n, 4]}",
+        "%x: f32[b, n, 4]",
+        Cut(0, B),
+        (Cut(1),),
+    ),
+    (
+        "%y: f32[n, 2, 2] = reshape(%x) {shape = [n, 2, 2]}",
+        "%x: f32[n, 4]",
+        ROWS,
+        (ROWS,),
+    ),
+    (
+        "%y: f32[n, 4] = index(%x, %i)",
+        "%x: f32[7, 4], %i: i64[n]",
+        ROWS,
+        (None, ROWS),
+    ),
+    (
+        "%y: f32[n, 8] = concat(%x, %x) {axis = 1}",
+        "%x: f32[n, 4]",
+        ROWS,
+        (ROWS, ROWS),
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "params", "cut", "wanted"), CUT)
+def test_what_rows_need(
+    line: str, params: str, cut: Cut, wanted: tuple[Demand, ...]
+) -> None:
+    assert behind(line, params, cut) == wanted
+
+
+NOT_CUT = [
+    # every row is in each element
+    (
+        '%y: f32[n, 1] = reduce(%x) {op = "sum", axes = (1), keepdims = true}',
+        "%x: f32[n, 4]",
+        Cut(1),
+    ),
+    # a running sum needs the rows before
+    ('%y: f32[n] = cumulate(%x) {op = "sum", axis = 0}', "%x: f32[n]", ROWS),
+    # rows of another operand lie in between
+    (
+        "%y: f32[2*n, 4] = concat(%x, %x) {axis = 0}",
+        "%x: f32[n, 4]",
+        Cut(0, sym("n") * 0 + 2),
+    ),
+    # rows merge with columns in another order than the cut has
+    (
+        "%y: f32[4*n] = reshape(%x) {shape = [4*n]}",
+        "%x: f32[2, 2*n]",
+        Cut(0),
+    ),
+    ("%y: f32[n, 4] = flip(%x) {axes = (0)}", "%x: f32[n, 4]", ROWS),
+    (
+        "%y: f32[n, 4] = slice(%x) {starts = [1, 0], shape = [n, 4], steps = (1, 1)}",
+        "%x: f32[n + 1, 4]",
+        ROWS,
+    ),
+    (
+        "%y: f32[n, 4] = pad(%x) {low = [1, 0], high = [0, 0], value = 0.0}",
+        "%x: f32[n - 1, 4]",
+        ROWS,
+    ),
+    # windows reach into the rows of the next chunk
+    (
+        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "high = (1, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n, 5], %w: f32[3, 2, 3, 3]",
+        Cut(2),
+    ),
+    # only the call tells whether a dim is the result's or 1
+    (
+        "%y: f32[n, 4] = stretch(%x) {shape = [n, 4], axes = (0, 1)}",
+        "%x: f32[m, 4]",
+        ROWS,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "params", "cut"), NOT_CUT)
+def test_what_cannot_be_cut(line: str, params: str, cut: Cut) -> None:
+    assert behind(line, params, cut) is None
+
+
+def test_ways_to_cut_a_shape() -> None:
+    cutter = Cutter(N, Facts())
+    assert cutter.cuts_of((B, N, sym("n") * 0 + 4)) == [Cut(1)]
+    assert cutter.cuts_of((B * N,)) == [Cut(0, B), Cut(0, inner=B)]
+    assert cutter.cuts_of((B,)) == []
