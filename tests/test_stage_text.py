@@ -703,9 +703,9 @@ loop @chunk_0(n, rows_n; in %arg_0: f32[4*n], out %out_0: f32[4*n], out %memory:
     let chunk_first = index(_chunk*rows_n)
     let chunk_rows = index(min(-chunk_first + n, rows_n))
     call @chunk_0.map_0(chunk_rows; %arg_0[4*chunk_first], %result_0[0])
-    for _row = 0 to chunk_rows parallel grain 16384 do
-      for _element = 0 to 4 vector do
-        %out_0[4*n*(_row//chunk_rows) + _element + 4*chunk_first + 4*(_row % chunk_rows)] = %result_0[_element + 4*_row]
+    for _block = 0 to ceildiv(chunk_rows, 512) parallel grain 32 do
+      for _i = 2048*_block to min(2048*_block + 2048, 4*chunk_rows) vector do
+        %out_0[_i + 4*chunk_first] = %result_0[_i]
       end
     end
   }

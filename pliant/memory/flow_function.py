@@ -81,11 +81,11 @@ def inputs_of(values: Sequence[Value]) -> dict[Value, Buffer]:
     return {v: flat(f"arg_{k}", v.type, Role.IN) for k, v in enumerate(values)}
 
 
-def copy(target: Buffer, source: Buffer, count: Expr, first: Expr = ZERO) -> Stmt:
-    """Copies elements, in blocks that threads share; to the target from `first` on."""
+def copy(target: Buffer, source: Buffer, count: Expr, at: Expr = ZERO) -> Stmt:
+    """Copies elements, in blocks that threads share; to the target from `at` on."""
     i, block = sym("_i"), sym("_block")
     first, end = block * BLOCK, minimum(count, (block + 1) * BLOCK)
-    store = Store(target, (first + i,), Load(source, (i,)))
+    store = Store(target, (at + i,), Load(source, (i,)))
     inner = For("_i", first, end, store, Kind.VECTOR)
     blocks = ceildiv(count, BLOCK)
     each = grain(as_expr(BLOCK))
