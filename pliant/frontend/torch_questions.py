@@ -169,6 +169,9 @@ def _asking_frame(frame: FrameType | None) -> FrameType | None:
     decomposed = False
     while frame is not None:
         path, function = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith(_TRACER) and function == "__torch_function__":
+            frame = frame.f_back  # it calls the op that the model's code called
+            continue
         if path == _FAKE_OPS or path.startswith(_TRACER):
             return None
         if function in _SHAPES and path.startswith((_REFERENCES, _PRIMITIVES)):
