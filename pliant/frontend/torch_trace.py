@@ -37,6 +37,7 @@ from pliant.frontend.torch_spec_errors import (
     fixed_dims,
     let_torch_decide,
 )
+from pliant.frontend.torch_windows import symbolic_windows
 from pliant.sym import Expr
 
 
@@ -190,6 +191,7 @@ def _export(
         symbolic_shapes(),
         sizes_in_tensors(),
         _unseen_flow(),
+        symbolic_windows(),
     ):
         program = torch.export.export(
             model, args, kwargs, dynamic_shapes=shapes, strict=False
@@ -206,7 +208,7 @@ def _fixed_dims(
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with torch.no_grad(), symbolic_shapes(), _unseen_flow():
+        with torch.no_grad(), symbolic_shapes(), _unseen_flow(), symbolic_windows():
             ep = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )
