@@ -51,8 +51,6 @@ _DYNAMO = "torch._dynamo.symbolic_convert"
 # Sorts strides of what torch.cond gives, for speed alone: no condition of the program.
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
-# What the tracer puts in the place of ops and of Python's min and max.
-_CALLS = frozenset({"__torch_function__", "_tensor_min_max"})
 
 # Functions of torch's decompositions that compute the shape in which operands meet, or
 # the strides of a result: as inside an op, they decide nothing that has a value.
@@ -89,7 +87,10 @@ class Asked:
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
 
     def ask(self, expr: Any, answer: Any) -> None:
-        frame = _asking_frame(sys._getframe(2)) if expr.free_symbols else None
+        if not expr.free_symbols:
+            return
+        number = not isinstance(expr, sympy.logic.boolalg.Boolean)
+        frame = _asking_frame(sys._getframe(2), number)
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
             self.questions[Question(_condition(expr, answer), path, line)] = None
@@ -104,10 +105,11 @@ class Asked:
         wide = relation(maybe_zero(a), maybe_zero(b))
         if not wide.free_symbols:
             return
-        frame = _asking_frame(sys._getframe(2))
+        larger = out in (a, b)  # or smaller: a number
+        frame = _asking_frame(sys._getframe(2), larger)
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
-            answer = out == a if out in (a, b) else bool(out)
+            answer = out == a if larger else bool(out)
             self.questions[Question(_condition(wide, answer), path, line)] = None
 
     def compute(self, operand: Any) -> None:
@@ -224,14 +226,19 @@ def _condition(expr: Any, answer: Any) -> Any:
     return sympy.Eq(expr, answer, evaluate=False)
 
 
-def _asking_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's code; None inside of an op or the tracer."""
+def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | None:
+    """The innermost frame of the model's code; None inside of an op or the tracer.
+
+    A `number` is asked for before an op runs, where it takes no size.
+    """
     decomposed = False
     while frame is not None:
         path, function = frame.f_code.co_filename, frame.f_code.co_name
-        calls = path.startswith(_TRACER) and function in _CALLS
-        if calls or path in (__file__, torch_windows.__file__):
-            frame = frame.f_back  # for the model's code, which called an op
+        calls = function == "_tensor_min_max"  # the tracer's in place of Python's
+        calls |= number and function == "__torch_function__"  # arguments of an op
+        own = path in (__file__, torch_windows.__file__)
+        if own or (calls and path.startswith(_TRACER)):
+            frame = frame.f_back
             continue
         if path == _FAKE_OPS or path.startswith(_TRACER):
             return None
