@@ -29,6 +29,7 @@ from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.branching import BranchingModel
 from pliant.model.buffers import Buffers
 from pliant.model.compiled import CompiledModel
+from pliant.model.weights import WeightPlace
 from pliant.options import Instruments, Options
 from pliant.passes.bind import Bound
 from pliant.pipeline import compile_module, simplified
@@ -154,11 +155,12 @@ def build(
     kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]  # its bound
     owner: object = None,
     buffers: Buffers | None = None,
+    apart: frozenset[WeightPlace] = frozenset(),
 ) -> AnyModel:
     """Compiles an imported program; `kind` is what the caller gets.
 
     Constants that are tensors of the `owner`, the model that was imported, follow it.
-    `buffers` are those that it changes.
+    `buffers` are those that it changes, `apart` others that calls change.
     """
     module, signature = imported.checked(), imported.signature
     slots = signature.slots
@@ -192,6 +194,7 @@ def build(
         module.constants,
         owner,
         buffers,
+        apart,
     )
 
 

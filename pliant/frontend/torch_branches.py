@@ -27,7 +27,7 @@ from torch.utils._sympy import functions as torch_sympy
 from pliant.errors import PliantError
 from pliant.frontend.contract import Assumption, Basis
 from pliant.frontend.torch_dims import to_expr, to_ratio
-from pliant.frontend.torch_questions import Asked, Question
+from pliant.frontend.torch_questions import Asked, Question, maybe_zero
 from pliant.sym import Cond, Expr, Facts, Guard, divides, eq, ge, gt, le, lt, ne
 
 _RELATIONS = {
@@ -63,7 +63,7 @@ def decisions(
     else:
         questions = tuple(asked.questions)
     for question in questions:
-        expr = env.replace(question.condition)
+        expr = _known(env, question.condition)
         free = sorted(map(str, expr.free_symbols))
         if any(name not in symbols for name in free):
             continue  # a size that data decides: torch checks it in the graph
@@ -86,6 +86,17 @@ def decisions(
         *(Assumption(Basis.CHECKED, guard) for guard in checks),
         *(Assumption(Basis.BRANCH, guard) for guard in branches),
     )
+
+
+def _known(env: Any, condition: Any) -> Any:
+    """A condition by the symbols that torch has left, some of which may be 0 in it."""
+    of_trace = {symbol.name: symbol for symbol in env.backed_var_to_val}
+    left = {
+        symbol: maybe_zero(env.replace(of_trace[symbol.name]))
+        for symbol in condition.free_symbols
+        if symbol.name in of_trace and symbol is not of_trace[symbol.name]
+    }
+    return env.replace(condition.xreplace(left))
 
 
 _PLACE = "the exported program"

@@ -209,7 +209,7 @@ def quantile(ignores_nan: bool) -> Translate:
             kept = [as_expr(1) if i == axis else d for i, d in enumerate(x.shape)]
             rows = cx.move_axis(x, axis, rank - 1)
         message = "quantile() input tensor must be non-empty"
-        cx.require(le(1, rows.shape[-1]), message)
+        cx.require(le(1, rows.type.numel), message)
         asked = cx.tensor(q, x.dtype)
         several = asked.type.rank == 1
         count = asked.shape[0] if several else as_expr(1)

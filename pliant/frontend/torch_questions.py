@@ -13,6 +13,10 @@ that op's result, which Pliant computes by its own rules. It is left out. All ot
 decide which ops the program has: those in the model's Python code, in torch.nn, and in
 composite functions that are traced into.
 
+Of a size torch assumes that it is positive, and sympy decides `n == 0` by that before
+anyone is asked. So comparisons are made again with symbols that may be 0, and what is
+open then is a question too.
+
 The same code also computes with sizes, where torch's symbolic size may differ from
 eager's: for torch the size of x[1:] is n - 1, in eager it is 0 at n = 0. So the sizes
 that the model's code computes with are recorded as well.
@@ -34,6 +38,9 @@ from unittest import mock
 import sympy
 import torch
 from torch.fx.experimental import _config, proxy_tensor, symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
+
+from pliant.frontend import torch_windows
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.join(_TORCH, "nn") + os.sep
@@ -80,11 +87,30 @@ class Asked:
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
 
     def ask(self, expr: Any, answer: Any) -> None:
-        frame = _asking_frame(sys._getframe(2)) if expr.free_symbols else None
+        if not expr.free_symbols:
+            return
+        number = not isinstance(expr, sympy.logic.boolalg.Boolean)
+        frame = _asking_frame(sys._getframe(2), number)
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
             self.questions[Question(_condition(expr, answer), path, line)] = None
             self.sizes.add(expr)
+
+    def ask_if_zero(self, relation: Any, a: Any, b: Any, out: Any) -> None:
+        """Asks what was decided only because sizes are taken to be positive."""
+        if out.free_symbols and out not in (a, b):
+            return  # not decided: torch asks if it has to know
+        if not (a.free_symbols or b.free_symbols):
+            return
+        wide = relation(maybe_zero(a), maybe_zero(b))
+        if not wide.free_symbols:
+            return
+        larger = out in (a, b)  # or smaller: a number
+        frame = _asking_frame(sys._getframe(2), larger)
+        if frame is not None:
+            path, line = frame.f_code.co_filename, frame.f_lineno
+            answer = out == a if larger else bool(out)
+            self.questions[Question(_condition(wide, answer), path, line)] = None
 
     def compute(self, operand: Any) -> None:
         node = getattr(operand, "node", None)
@@ -126,15 +152,51 @@ def recorded_questions() -> Iterator[Asked]:
             asked.compute(operand)
         return dispatch(func, args, kwargs)
 
+    def noted(name: str, compare: Any, decides: Any) -> Any:
+        def compared(self: Any, other: Any) -> Any:
+            out = compare(self, other)
+            asked.ask_if_zero(decides, self.expr, other.expr, out.expr)
+            return out
+
+        return mock.patch.object(SymNode, name, compared)
+
     with (
         _tracing,
+        contextlib.ExitStack() as comparisons,
         _config.patch(**_CONFIG),  # type: ignore[attr-defined]  # added at run time
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
     ):
+        for name, decides in _COMPARISONS.items():
+            made = noted(name, getattr(SymNode, name), decides)
+            comparisons.enter_context(made)
         yield asked
+
+
+# The methods by which sizes are compared, and the relation that decides.
+_COMPARISONS: dict[str, Any] = {
+    "eq": sympy.Eq,
+    "ne": sympy.Ne,
+    "lt": sympy.Lt,
+    "le": sympy.Le,
+    "gt": sympy.Gt,
+    "ge": sympy.Ge,
+    "sym_max": sympy.Ge,
+    "sym_min": sympy.Le,
+}
+
+
+def maybe_zero(expr: Any) -> Any:
+    """The same expression of symbols that may be 0; they keep their names."""
+    return expr.xreplace(
+        {
+            symbol: sympy.Symbol(symbol.name, integer=True, nonnegative=True)
+            for symbol in expr.free_symbols
+            if symbol.is_integer and symbol.is_positive
+        }
+    )
 
 
 def _within_op(env: Any, expr: Any, hints: Any) -> Any:
@@ -164,11 +226,20 @@ def _condition(expr: Any, answer: Any) -> Any:
     return sympy.Eq(expr, answer, evaluate=False)
 
 
-def _asking_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's code; None inside of an op or the tracer."""
+def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | None:
+    """The innermost frame of the model's code; None inside of an op or the tracer.
+
+    A `number` is asked for before an op runs, where it takes no size.
+    """
     decomposed = False
     while frame is not None:
         path, function = frame.f_code.co_filename, frame.f_code.co_name
+        calls = function == "_tensor_min_max"  # the tracer's in place of Python's
+        calls |= number and function == "__torch_function__"  # arguments of an op
+        own = path in (__file__, torch_windows.__file__)
+        if own or (calls and path.startswith(_TRACER)):
+            frame = frame.f_back
+            continue
         if path == _FAKE_OPS or path.startswith(_TRACER):
             return None
         if function in _SHAPES and path.startswith((_REFERENCES, _PRIMITIVES)):

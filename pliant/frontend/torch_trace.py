@@ -6,15 +6,16 @@ where its code may take other branches (torch_programs.py).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._higher_order_ops import utils as flow
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
@@ -36,6 +37,7 @@ from pliant.frontend.torch_spec_errors import (
     fixed_dims,
     let_torch_decide,
 )
+from pliant.frontend.torch_windows import symbolic_windows
 from pliant.sym import Expr
 
 
@@ -69,9 +71,7 @@ def trace(
     if any(0 in value.shape for value in flat if isinstance(value, torch.Tensor)):
         tries.append((flat, _fixed_where_empty(flat, leaves)))
     failure: Exception | None = None
-    for number, (values, dims) in enumerate((*tries, *tries)):
-        if number == len(tries) and not _forgets(failure):
-            break
+    for values, dims in tries:
         try:
             program, asked = _export(model, values, spec, dims, training)
         except Exception as error:  # torch raises many kinds; the first one counts
@@ -85,23 +85,6 @@ def trace(
     assert failure is not None
     fixed = _fixed_dims(model, example_inputs, kwargs, declared)
     raise export_error(failure, flat, leaves, fixed) from failure
-
-
-def _forgets(failure: Exception | None) -> bool:
-    """Makes torch forget its earlier traces, if one may be why a size was fixed.
-
-    torch traces loops and branches by Dynamo, which goes by what it has seen of the
-    same code before: after many traces in one process it was seen to fix a size that it
-    keeps dynamic in a new process.
-    """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or not isinstance(failure, dynamo.exc.UserError):
-        return False
-    if CompileContext.current_compile_id() is not None:
-        return False  # it is Dynamo that called
-    dynamo.reset()
-    FakeTensorMode.cache_clear()
-    return True
 
 
 def trace_again(
@@ -165,6 +148,33 @@ def _fixed_where_empty(flat: Sequence[Any], leaves: Sequence[LeafSpec]) -> Any:
     return shapes
 
 
+@contextmanager
+def _unseen_flow() -> Iterator[None]:
+    """Dynamo, by which torch traces loops and branches, finds no earlier traces.
+
+    It keeps a trace with the code object of the op's wrapper, whatever the model, and
+    first asks whether the sizes are those of the old trace: a question about symbols of
+    this one, which a "yes" fixes. So each wrapper gets a code object of its own.
+    """
+    compile_and_call: Any = flow._hop_compile_and_call
+
+    def unseen(function: Any, *args: Any) -> Any:
+        if isinstance(function, FunctionType):
+            copied = FunctionType(
+                function.__code__.replace(),
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+            copied.__kwdefaults__ = function.__kwdefaults__
+            function = copied
+        return compile_and_call(function, *args)
+
+    with mock.patch.object(flow, "_hop_compile_and_call", unseen):
+        yield
+
+
 def _export(
     model: torch.nn.Module,
     values: Sequence[Any],
@@ -180,6 +190,8 @@ def _export(
         shared_bounds(),
         symbolic_shapes(),
         sizes_in_tensors(),
+        _unseen_flow(),
+        symbolic_windows(),
     ):
         program = torch.export.export(
             model, args, kwargs, dynamic_shapes=shapes, strict=False
@@ -196,7 +208,7 @@ def _fixed_dims(
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with torch.no_grad(), symbolic_shapes():
+        with torch.no_grad(), symbolic_shapes(), _unseen_flow(), symbolic_windows():
             ep = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )

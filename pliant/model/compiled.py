@@ -23,7 +23,7 @@ from pliant.model.buffers import BoundBuffers, Buffers, commit, writable
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
 from pliant.model.runtime_spec import runtime_spec
-from pliant.model.weights import Weights
+from pliant.model.weights import WeightPlace, Weights
 from pliant.passes.fuse import kernel_count
 from pliant.program import Program
 from pliant.report.explain import explain, formula
@@ -56,16 +56,17 @@ class CompiledModel(Caller):
         given: Mapping[str, Constant] | None = None,
         owner: object = None,
         buffers: Buffers | None = None,
+        apart: frozenset[WeightPlace] = frozenset(),
     ) -> None:
         """`owner` holds the tensors of the constants `given`, if they are followed.
 
-        `buffers` are those that calls change.
+        Calls change the `buffers`, and the tensors at the places `apart`.
         """
         self._buffers = buffers
         self.program = program
         self._signature = signature
         self._seconds = dict(seconds)
-        apart = frozenset() if buffers is None else buffers.places
+        apart |= frozenset() if buffers is None else buffers.places
         self._weights = Weights(weights, given or {}, owner, apart)
         self._stamps = None
         stamps: list[np.ndarray[Any, Any]] = []

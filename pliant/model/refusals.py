@@ -220,7 +220,8 @@ class Refusals:
                 raise
 
         low, _ = interface.facts.bounds(sym(name))
-        fitting, above = max(low or 0, 0), dims[name]
+        # A size of 0 is nothing that one could use instead.
+        fitting, above = max(low or 0, 1), dims[name]
         if fitting >= above or not fits(fitting):
             return None
         while above - fitting > 1:

@@ -269,8 +269,9 @@ class Weights:
         owner: Any,
         apart: frozenset[WeightPlace] = frozenset(),
     ) -> None:
-        """Tensors that are `apart` are read where they are (model/buffers.py)."""
-        self._apart = apart
+        """Tensors that are `apart` are read where they are: buffers that calls change
+        (model/buffers.py), parameters that a step trains."""
+        self.apart = apart
         self._lock = Lock()
         self._origins = tuple(c.origin for c in constants)
         self._order = _ordered(self._origins)
@@ -303,7 +304,7 @@ class Weights:
                 return
             if not always and not following.watch.changed():
                 return
-            fresh = _Following(owner, following.leaves, self._apart)
+            fresh = _Following(owner, following.leaves, self.apart)
             self.arrays = self._made(fresh.read())
             self._runtime.set_weights((*self.arrays, *self._more))
             self._following = fresh

@@ -260,6 +260,8 @@ def _resize_axis(
 ) -> Value:
     size, mode = x.shape[axis], op.str_attr("mode")
     if keeps_size(op) and b.same(size, new):
+        if mode == "linear":  # weights of 1 and 0: what is infinite becomes NaN
+            return b.emit("add", x, _times(b, x, 0.0))
         return x
     dtype = x.dtype.compute if x.dtype.is_float else DType.F32
     at = _source(b, size, new, op, scale, dtype)

@@ -17,6 +17,7 @@ from pliant.ir.graph import Graph
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, shown
 from pliant.model.compiled import CompiledModel
+from pliant.model.weights import places_of as weight_places
 from pliant.options import Instruments, Options
 from pliant.pipeline import simplified
 from pliant.progress import task
@@ -62,6 +63,9 @@ def compile_training(
     state = _state(source, optimizer, clip_grad_norm)
     module = source.imported.module
     main = state.declare(module.main)
+    # A loss may have tensors too.
+    owner = source.root if hasattr(loss, "named_buffers") else model
+    own = {id(t) for t in (*source.parameters.values(), *source.buffers.values())}
     step = build(
         replace(
             source.imported,
@@ -72,8 +76,8 @@ def compile_training(
         seconds,
         Training(state.names, state.extend, state.updates, len(source.buffers)),
         TrainingStep,
-        # A loss may have tensors too.
-        source.root if hasattr(loss, "named_buffers") else model,
+        owner,
+        apart=frozenset(p for p, tensor in weight_places(owner) if id(tensor) in own),
     )
     step._source, step._state, step._chosen = source, state, chosen
     return step
@@ -230,6 +234,7 @@ class TrainingStep(CompiledModel):
                     changed=len(source.buffers),
                 ),
                 owner=self._weights.owner,
+                apart=self._weights.apart,
             )
         with self._lock, _drawn(self._state, self._state.look_up()):
             loss, *found = self._gradients(inputs, targets)

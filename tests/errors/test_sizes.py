@@ -85,6 +85,15 @@ def test_a_limit_is_told_what_fits(counted: Any) -> None:
     assert fits.peak_bytes <= 1 << 20 < 8 * (most + 32)
 
 
+def test_a_size_of_0_is_no_advice(volume: Any) -> None:
+    assert volume.memory_plan(n=0, memory_limit=1).peak_bytes <= 1
+    for n in (1, 2, 1 << 10):
+        with pytest.raises(pliant.MemoryLimitError) as caught:
+            volume.memory_plan(n=n, memory_limit=1)
+        assert not caught.value.largest
+        assert "use" not in str(caught.value)
+
+
 def test_empty_values_with_huge_strides() -> None:
     """Nothing is in them, but kernels compute with their strides."""
     shapes: Any = ({0: "n"}, {0: "m", 1: "k"})

@@ -118,6 +118,29 @@ def test_in_rounds() -> None:
     check_uniform(found)
 
 
+def test_a_length_that_another_model_fixed() -> None:
+    """torch keeps traces of loops by the code of `scan` itself, whatever the model, and
+    asks of each whether its sizes are the ones of the new trace."""
+
+    def fixing(x: Tensor) -> Tensor:
+        def step(total: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            return total + row.sum() * len(range(x.shape[0])), row * 3
+
+        return scan(step, torch.zeros(()), x)[1]
+
+    def free(x: Tensor) -> Tensor:
+        step = lambda total, row: (total + row.sum(), row * 2 + total)  # noqa: E731
+        return scan(step, torch.zeros(()), x)[1]
+
+    for n in range(2, 9):  # one is what the front end takes as an example
+        with torch.no_grad():
+            torch.export.export(Calls(fixing), (torch.ones(n, 2),), strict=False)
+    m = pliant.compile(Calls(free), (torch.ones(4, 2),), ({0: torch.export.Dim.AUTO},))
+    for n in (1, 4, 9):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(m(x), free(x))
+
+
 def test_in_loops_inside_loops() -> None:
     """Also beside a draw outside, and in a loop whose number of rounds is data."""
 

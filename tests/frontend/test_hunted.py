@@ -441,6 +441,19 @@ def test_scales_that_keep_a_size(mode: str, scale: tuple[float, ...]) -> None:
     as_eager(function, compiled(function, static, dims=None), static)
 
 
+@pytest.mark.parametrize("dims", [None, ({0: "b", 3: "m"},)], ids=["all", "some"])
+def test_infinities_along_an_axis_that_stays(dims: Any) -> None:
+    """Its weights are 1 and 0, and infinity times 0 is NaN, known sizes or not."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        one = F.interpolate(x, scale_factor=(1.0, 2.0), mode="bilinear")
+        return one, F.interpolate(x, scale_factor=(1.0, 1.0), mode="bilinear")
+
+    x = torch.randn(2, 3, 5, 4)
+    x[:, :, 2, 1], x[1, 1] = INF, -INF
+    as_eager(function, compiled(function, x, dims=dims), x)
+
+
 def test_an_axis_that_stays_reads_no_neighbour() -> None:
     def function(x: Tensor) -> Tensor:
         size = (2 * x.shape[2], 3)

@@ -218,6 +218,14 @@ def test_quantiles(between: str) -> None:
         torch_oracle.same(m(x), model(x), tolerance=1e-6)
 
 
+def test_quantiles_of_nothing_are_refused() -> None:
+    """Also where only other axes are empty, as eager does."""
+    m = compiled(lambda x: x.nanquantile(0.3, 1, True), plain(4, 5))
+    for shape in ((0, 5), (4, 0), (0, 0)):
+        with pytest.raises(pliant.ShapeError, match="must be non-empty"):
+            m(plain(*shape))
+
+
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS), ids=str)
 def test_running_extremes(dtype: torch.dtype) -> None:
     def model(x: torch.Tensor) -> Any:

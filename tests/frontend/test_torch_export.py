@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim
 from torch_oracle import imported_from, matches_eager, run, same
 
 from pliant.errors import PliantError, ShapeError, UnsupportedOpError
-from pliant.frontend import torch_trace
 from pliant.frontend.contract import Basis, Imported
 from pliant.frontend.signature import FixedSlot, SizeSlot
 from pliant.frontend.torch_dims import as_bound
@@ -427,14 +426,83 @@ def test_a_shortcut_for_one_size_is_a_program() -> None:
 
 
 def test_code_of_torch_itself_that_fixes_a_size() -> None:
-    def half(x: torch.Tensor) -> torch.Tensor:
-        return F.interpolate(x[None, None], scale_factor=0.5, mode="area")
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return F.adaptive_max_pool1d(x[None, None], x.shape[0] // 2)
 
-    imported = traced(half, 4)
+    imported = traced(pooled, 4)
     for n in (4, 5):
-        same(run(imported, (torch.arange(float(n)),)), half(torch.arange(float(n))))
+        same(run(imported, (torch.arange(float(n)),)), pooled(torch.arange(float(n))))
     with pytest.raises(ShapeError, match=r"functional\.py:\d+"):
         run(imported, (torch.ones(6),))
+
+
+def test_numbers_that_an_op_takes_fix_a_size() -> None:
+    """The op is called in the model's code: torch's argument parser asks."""
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return x.expand(3, x.shape[0]).diagonal(x.shape[0] // 2)
+
+    imported = traced(shifted, 6)
+    for n in (6, 7):
+        same(run(imported, (torch.arange(float(n)),)), shifted(torch.arange(float(n))))
+    for n in (0, 1, 5, 8):
+        with pytest.raises(ShapeError, match=r"test_torch_export\.py:\d+"):
+            run(imported, (torch.ones(n),))
+
+
+WINDOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "area": lambda x: F.interpolate(x, scale_factor=0.6, mode="area"),
+    "adaptive": lambda x: F.adaptive_avg_pool1d(x, x.shape[-1] // 2),
+    "largest": lambda x: F.max_pool1d(x, x.shape[-1]),
+    "mean": lambda x: F.avg_pool1d(x, x.shape[-1], ceil_mode=True),
+    "of torch": lambda x: torch.max_pool1d(x, x.shape[-1]),
+    "plane": lambda x: F.avg_pool2d(x[:, None], (3, x.shape[-1])),
+    "planes": lambda x: F.max_pool2d(x[:, None], x.shape[1:]),
+    "power": lambda x: F.lp_pool1d(x.abs() + 1, 2, x.shape[-1]),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_are_sizes(name: str) -> None:
+    function = WINDOWS[name]
+    found = ways(lambda x: function(x.expand(2, 3, x.shape[0])), 10)
+    for n in (1, 2, 7, 10, 33):
+        x = torch.arange(float(n)).sin()
+        row = x.expand(2, 3, n)
+        if name not in ("area", "adaptive") or n > 1:
+            same(served(found, x), function(row))
+    for imported in found:
+        with pytest.raises(ShapeError):
+            run(imported, (torch.ones(0),))
+
+
+ZEROS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "equal": lambda x: 7 if x.shape[0] == 0 else 2,
+    "not": lambda x: 7 if not x.shape[0] else 2,
+    "elements": lambda x: 7 if x.numel() == 0 else 2,
+    "above": lambda x: 2 if x.shape[0] > 0 else 7,
+    "at least": lambda x: 7 if x.shape[0] * 3 < 1 else 2,
+    "all": lambda x: 2 if all(n != 0 for n in x.shape) else 7,
+    "least": lambda x: max(1, x.shape[0]),
+    "sym_max": lambda x: torch.sym_max(x.shape[0], 1),
+    "several": lambda x: max(3, x.shape[0], 1),
+    "a list": lambda x: max([4, x.shape[0]]),
+    "sorted": lambda x: sorted([x.shape[0], 3, 6])[1],
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_questions_about_0(name: str) -> None:
+    """torch takes sizes to be positive, and sympy answers by that, unasked."""
+    function = ZEROS[name]
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() + function(x)
+
+    found = ways(model, 5)
+    for n in (0, 1, 2, 3, 4, 5, 6, 9):
+        x = torch.arange(float(n))
+        same(served(found, x), model(x))
 
 
 def test_a_branch_against_the_declared_bounds() -> None:
@@ -688,19 +756,3 @@ def test_failures_of_the_trace_are_ours_to_tell() -> None:
 def test_half_complex_inputs_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="complex32"):
         imported_from(Call(lambda x: x), (torch.ones(2, dtype=torch.complex32),), None)
-
-
-def test_a_size_that_an_earlier_trace_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is asked again after it forgot what it had traced."""
-    export, forgotten = torch_trace._export, []
-
-    def stale(*args: Any) -> Any:
-        if not forgotten:
-            kind = UserErrorType.CONSTRAINT_VIOLATION
-            raise UserError(kind, "the size was specialized to be a constant (4)")
-        return export(*args)
-
-    monkeypatch.setattr(torch_trace, "_export", stale)
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: forgotten.append(True))
-    (imported,) = ways(lambda x: x * 2, 4)
-    assert params(imported) == ["f32[n]"] and len(forgotten) == 1

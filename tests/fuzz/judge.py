@@ -18,17 +18,27 @@ is one of them times the sum of |a|, and the logarithm of its size is 0 on avera
 the geometric mean of what an element moves by in several runs is `terms` itself, where
 random signs would give a root of squares, which forgets how many terms there were.
 
-One thing that no shaking of values reaches is the position that a resize computes for
-each element, from which its weights are: its rounding error is as many units as the
-position is large, and gives a weight to neighbours that have none in f64. So in models
-that resize, the largest terms of a result stand for all, and count as often as its
-longest axis is long. Eager's own f64 is the reference of an f64 model, so it has an
-error as well that is not seen, and FLOOR counts twice.
+One thing that no shaking of values reaches is the position that a resize or a sampling
+computes for each element, from which its weights are: its rounding error is as many
+units as the position is large, and gives a weight to neighbours that have none in f64.
+So positions are shaken too: of a grid directly, of a resize by its scales, as far as it
+uses them, and in models that resize, the largest terms of a result stand for all, and
+count as often as its longest axis is long. An infinite neighbour with a weight of 0 is
+NaN, with any other it is infinite: what is one in some runs and the other in others is
+not judged. Eager's own f64 is the reference of an f64 model, so it has an error as well
+that is not seen, and FLOOR counts twice.
+
+Where a model chooses (the larger of two numbers, the first of equal ones), so small a
+shake may never choose otherwise, though rounding does. What is beyond the bound is
+judged again, by runs with FLOOR rounding errors of the model's own float in each value,
+at most: the element may be as far off as in the worst of them. Where nothing is chosen
+that is less than the bound allows.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
 import warnings
@@ -40,6 +50,7 @@ import torch
 from catalogue import OTHER, RESIZES, ROUNDED, SMOOTH, SPECTRA
 from random_models import Model, Sizes
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pliant
@@ -74,26 +85,30 @@ ROUNDS = {entry.overload for entry in (*SMOOTH, *ROUNDED, *OTHER, *SPECTRA)}
 
 
 class Shake:
-    """Floats, each off by a random multiple of TINY of its own."""
+    """Floats, each off by a random multiple of TINY of its own; or, if a `unit` is
+    given, by at most FLOOR of them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, unit: float | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
+        self.unit = unit
 
-    def factor(self, x: Tensor) -> Tensor:
-        drawn = torch.rand(x.shape, generator=self.generator, dtype=torch.float64)
-        return 1 + TINY * torch.tan(math.pi * (drawn - 0.5))
+    def factor(self, shape: Sequence[int]) -> Tensor:
+        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64) - 0.5
+        if self.unit:
+            return 1 + 2 * FLOOR * self.unit * drawn
+        return 1 + TINY * torch.tan(math.pi * drawn)
 
     def __call__(self, x: Any) -> Any:
         if isinstance(x, tuple | list):  # all that an op gives
             return type(x)([self(part) for part in x])
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        return x * self.factor(x)
+        return x * self.factor(x.shape)
 
     def inside(self, x: Tensor) -> None:
         """The same for a tensor that was changed in place, and all views of it."""
         if x.is_floating_point() and not torch._debug_has_internal_overlap(x):
-            x.mul_(self.factor(x))
+            x.mul_(self.factor(x.shape))
 
 
 def widened(model: Model, shake: Shake | None = None) -> nn.Module:
@@ -166,8 +181,10 @@ def difference(
     kind: Any,
     resizes: bool,
     largest: float,
+    rounded: Sequence[Tensor] = (),
 ) -> str | None:
-    """None, or what is wrong; `shaken` are other runs than the exact one.
+    """None, or what is wrong; `shaken` are other runs than the exact one, and `rounded`
+    runs with rounding errors of the size that the model's float has.
 
     `largest` is the size of the inputs, of which f64 does not resolve everything: what
     is 0 there may be 1e-15 where a mean is subtracted from a single element.
@@ -210,6 +227,9 @@ def difference(
         terms, often = terms.max(), max(eager.shape, default=1)
     often = 2 * often if kind == torch.float64 else often
     floor = FLOOR * often * UNITS[kind] * (terms + least)
+    for run in rounded:
+        if run.shape == eager.shape:
+            floor = torch.fmax(floor, (run.double()[fine] - exact).abs())
     error, allowed = (mine - exact).abs(), (its - exact).abs()
     bound = 2 * allowed + floor
     if (error <= bound).all():
@@ -228,16 +248,46 @@ def size_of(args: Sequence[Tensor]) -> float:
     return float(every[every.isfinite()].max())
 
 
-def references(model: Model, sizes: Sizes) -> list[list[Tensor]]:
+class MovedPositions(TorchDispatchMode):
+    """The positions that resizes and samplings compute are shaken: of a resize its
+    scales, of a grid, which goes from -1 to 1, its distances from -1."""
+
+    def __init__(self, shake: Shake) -> None:
+        super().__init__()
+        self.shake = shake
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "grid_sampler" in func._schema.name:
+            image, grid, *rest = args
+            grid = (grid + 1) * self.shake.factor(grid.shape) - 1
+            return func(image, grid, *rest, **(kwargs or {}))
+        if not re.search(RESIZES, func._schema.name):
+            return func(*args, **(kwargs or {}))
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        scales = [name for name in names if name.startswith("scales")]
+        old = given["self"].shape[-len(scales) :]
+        for name, n, new in zip(scales, old, given["output_size"], strict=True):
+            scale = given.get(name) or new / max(n, 1)
+            given[name] = scale * float(self.shake.factor(()))
+        return func(**given)
+
+
+def references(
+    model: Model, sizes: Sizes, unit: float | None = None
+) -> list[list[Tensor]]:
     """Results in f64, and then shaken; no list where the model has none in f64."""
     out: list[list[Tensor]] = []
-    shakes = [Shake(model.seed * SHAKES + k) for k in range(SHAKES)]
+    shakes = [Shake(model.seed * SHAKES + k, unit) for k in range(SHAKES)]
     for shake in (None, *shakes):
         args = [
             a.double() if a.is_floating_point() else a for a in model.arguments(sizes)
         ]
         torch.set_default_dtype(torch.float64)  # of integers that are divided
-        found = answer(widened(model, shake), args)
+        with MovedPositions(shake) if shake else contextlib.nullcontext():
+            found = answer(widened(model, shake), args)
         torch.set_default_dtype(torch.float32)
         if not isinstance(found, Exception):
             out.append(found)
@@ -283,6 +333,14 @@ def matters(model: Model, sizes: Sizes) -> bool:
         return True
     same = zip(one, other, strict=True)
     return not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same)
+
+
+def traced(model: Model, k: int) -> torch.dtype | None:
+    """The type that torch's trace gives a result, which needs no elements for it."""
+    example = model.arguments(model.sizes[0])
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        found = answer(model.module(), [fake.from_tensor(a) for a in example])
+    return None if isinstance(found, Exception) else found[k].dtype
 
 
 def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
@@ -335,11 +393,17 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         names = [*model.outputs, *(v.name for v in model.inputs)]
         for k, name in enumerate(names):
             shaken, its = [run[k] for run in runs[1:]], want[k]
-            if not its.numel():
-                # A few kernels give another type where there is nothing to compute:
-                # the mask of native_dropout. The example says which type is meant.
-                its = its.to(eager[0][k].dtype)
-            off = difference(got[k], its, exact[k], shaken, kind, resizes, largest)
+            # A few kernels give another type where there is nothing to compute than for
+            # the example (the mask of native_dropout), or than torch says they do (the
+            # statistics of a batch norm that is given them).
+            if not its.numel() and its.dtype != got[k].dtype:
+                meant = (eager[0][k].dtype, traced(model, k))
+                its = its.to(got[k].dtype) if got[k].dtype in meant else its
+            rest = (kind, resizes, largest)
+            off = difference(got[k], its, exact[k], shaken, *rest)
+            if off and its.is_floating_point():
+                rounded = [r[k] for r in references(model, sizes, UNITS[kind])[1:]]
+                off = difference(got[k], its, exact[k], shaken, *rest, rounded)
             if off:
                 return Verdict("wrong", f"{name} at {sizes}: {off}")
     return Verdict("refused", refused) if refused else Verdict("fine")

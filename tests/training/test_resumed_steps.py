@@ -478,6 +478,26 @@ def test_frozen_values_that_change_are_followed() -> None:
     twins.train(3, 5)
 
 
+def only_biases() -> nn.Module:
+    net = network()
+    for name, p in net.named_parameters():
+        p.requires_grad_(name.endswith("bias"))
+    return net
+
+
+def test_frozen_values_beside_trained_ones_are_taken_once() -> None:
+    """The step's own writes are no change that frozen weights would have to follow."""
+    twins = Twins(momentum, only_biases)
+    kept = list(twins.step._weights.arrays)
+    twins.train(3, 5)
+    twins.step.gradients(*rows(4))
+    assert all(a is b for a, b in zip(kept, twins.step._weights.arrays, strict=True))
+    for net in (twins.net, twins.other):
+        with torch.no_grad():
+            net[3].weight.mul_(0.5)
+    twins.train(3, 5)
+
+
 def test_hooks_are_refused() -> None:
     twins = Twins(momentum)
     handle = twins.mine.register_step_post_hook(lambda *_: None)
