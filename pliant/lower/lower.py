@@ -88,7 +88,7 @@ class _Lowering:
     packed: dict[tuple[object, ...], Constant] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
-    plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function name
+    plans: dict[str, tuple[KernelPlan, ...]] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
 
     def number_check(self, check: DataCheck) -> int:
@@ -185,7 +185,7 @@ class _Lowering:
             func = _calling(func, step.planned.name, inner)
         name = self.share(func)
         if step.product is not None:
-            self.plans[name] = step.product
+            self.plans[name] = (step.product,)
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))

@@ -64,7 +64,7 @@ def compiled(module: Module, target: str = "machine") -> pliant.CompiledModel:
 
 
 def plan_of(model: pliant.CompiledModel) -> ProductPlan:
-    (plan,) = model.program.lowered.plans.values()
+    ((plan,),) = model.program.lowered.plans.values()
     return plan
 
 
