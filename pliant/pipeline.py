@@ -64,7 +64,7 @@ from pliant.interface import InputDims, interface_of, reject_reserved
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
-from pliant.ir.spec import Stage, Typed, verify
+from pliant.ir.spec import Stage, Verified, verify
 from pliant.lower.library_linalg import NEED_LAPACK
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
@@ -354,7 +354,7 @@ class Driver:
     instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
-    typed: Typed = field(default_factory=dict)
+    verified: Verified = field(default_factory=Verified)
 
     def time(self, name: str, started: float) -> None:
         spent = perf_counter() - started
@@ -367,7 +367,7 @@ class Driver:
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
-            verify(module, stage, self.typed)
+            verify(module, stage, self.verified)
             self.time("verify", started)
 
     def run(self, stage: Pass, module: Module) -> Module:

@@ -219,8 +219,8 @@ class Module:
     number k is about `checks[k - 1]`), and in which other orders the calls of `main`
     may run (positions of its calls; all are legal, which needs least memory depends on
     the sizes). `inside` says what the kernels compute that a loop function of control
-    flow calls, by the name of their region. `plans` explain loop functions, one for each
-    product that a function is for; they have no text form.
+    flow calls, by the name of their region. `plans` explain loop functions, one for
+    each product that a function is for; they have no text form.
     """
 
     graphs: Mapping[str, Graph]
