@@ -16,6 +16,7 @@ from pliant.ir.types import contiguous_strides
 from pliant.sym import (
     Expr,
     Facts,
+    Symbol,
     as_expr,
     floordiv,
     ge,
@@ -24,9 +25,8 @@ from pliant.sym import (
     operands,
     product,
     rebuild,
-    sym,
 )
-from pliant.sym.nodes import long_division
+from pliant.sym.nodes import lift, long_division, sum_of
 from pliant.sym.signs import plainly_nonnegative
 
 Index = tuple[Expr, ...]
@@ -97,11 +97,22 @@ def linear_coefficient(e: Expr, name: str) -> Expr | None:
     """c where e == c*name + rest and rest and c do not contain name; else None."""
     if name not in e.symbols():
         return as_expr(0)
-    zero, one = e.substitute({name: 0}), e.substitute({name: 1})
-    coefficient = one - zero
-    if name in coefficient.symbols() or name in zero.symbols():
-        return None
-    return coefficient if zero + coefficient * sym(name) == e else None
+    parts: list[Expr] = []
+    for number, factors in e.terms:
+        part, within = as_expr(number), False
+        for atom, power in factors:
+            if isinstance(atom, Symbol) and atom.name == name:
+                if power > 1:
+                    return None
+                within = True
+                continue
+            factor = lift(atom)
+            if name in factor.symbols():
+                return None
+            part = part * factor**power
+        if within:
+            parts.append(part)
+    return sum_of(parts)
 
 
 def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:
