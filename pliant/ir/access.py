@@ -9,6 +9,7 @@ reshape between shapes of one size costs nothing and a transpose costs only its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pliant.ir.graph import Op
@@ -40,6 +41,14 @@ def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     return total
 
 
+@dataclass(slots=True)
+class _Answers:
+    """What was asked about a space; the layers of a model ask the same."""
+
+    known: dict[Expr, bool | None] = field(default_factory=dict)
+    reshaped: dict[tuple[Index, Index, Index], Index] = field(default_factory=dict)
+
+
 class Space:
     """What is known inside a loop nest: the facts, and 0 <= variable < extent.
 
@@ -51,7 +60,8 @@ class Space:
     def __init__(self, facts: Facts, extents: Mapping[str, Expr]) -> None:
         self.facts = facts
         self.extents = {v: facts.canonical(e) for v, e in extents.items()}
-        self._known: dict[Expr, bool | None] = {}
+        found = facts.remembered(tuple(self.extents.items()), _Answers)
+        self._known, self.reshaped = found.known, found.reshaped
 
     def narrowed(self, extents: Mapping[str, Expr]) -> Space:
         """The part of the space in which some variables have smaller extents."""
@@ -191,6 +201,13 @@ def reshape_index(
     index: Index, shape: Sequence[Expr], to: Sequence[Expr], space: Space
 ) -> Index:
     """The index in `to` of the element at `index` of `shape` (row-major reshape)."""
+    key = tuple(index), tuple(shape), tuple(to)
+    if key not in space.reshaped:
+        space.reshaped[key] = _reshaped(*key, space)
+    return space.reshaped[key]
+
+
+def _reshaped(index: Index, shape: Index, to: Index, space: Space) -> Index:
     out: list[Expr] = []
     for here, there in segments(shape, to, space):
         if len(here) == 1 and len(there) == 1:

@@ -100,9 +100,8 @@ def verify(module: Module, stage: Stage, verified: Verified | None = None) -> No
     for graph in functions:
         checker = _GraphChecker(module, graph, stage, verified.types)
         verified.once(graph, (stage, *tables[1:], *functions), checker.function)
-    main = module.main
     for name in purposes:
-        graph = module.graphs[name]
+        main, graph = module.main, module.graphs[name]
         checker = _GraphChecker(module, graph, stage, verified.types)
         given = (stage, module.constants, main.sizes, main.params, main.constraints)
         verified.once(graph, given, partial(checker.purpose, main))

@@ -18,10 +18,10 @@ that one pass can reuse the memoized proofs of another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from pliant.sym.bounding import (
@@ -58,6 +58,7 @@ from pliant.sym.search import Search, tightened, without_quotients
 
 __all__ = ["Cond", "Facts", "divides", "eq", "ge", "gt", "le", "lt", "ne"]
 
+T = TypeVar("T")
 Order: TypeAlias = Literal["lt", "le", "eq", "ge", "gt"]
 # A condition, or a symbol's range: its name and ends.
 _Statement: TypeAlias = Cond | tuple[str, int | None, int | None]
@@ -85,6 +86,7 @@ class _ProofMemo:
     known: tuple[Expr, ...] | None = None
     forms: tuple[frozenset[Expr], frozenset[Expr]] | None = None
     parts: _Parts | None = None
+    others: dict[tuple[Hashable, type], Any] = field(default_factory=dict)
 
 
 class Facts:
@@ -127,6 +129,11 @@ class Facts:
     def forget(self) -> None:
         """Drops memoized results; they are computed again when needed."""
         self._memo = _ProofMemo()
+
+    def remembered(self, key: Hashable, make: type[T]) -> T:
+        """The same object for a key each time: results that follow from these facts."""
+        found: T = self._memo.others.setdefault((key, make), make())
+        return found
 
     def __repr__(self) -> str:
         return f"Facts({', '.join(map(str, self.stated))})"
