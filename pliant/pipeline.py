@@ -27,7 +27,7 @@
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
     vectorize     how each loop runs by lanes on the target
-    unify         functions that differ in numbers alone -> one, with parameters
+    unify         functions that differ in numbers or sizes -> one, with parameters
 
 That list is the table `STAGES` below. A front end (frontend/) has made the module, and
 what the stages leave is turned into code by three steps more:
@@ -333,7 +333,7 @@ STAGES: tuple[Pass, ...] = (
         "unify",
         unify,
         LOWERED,
-        "functions that differ in numbers alone -> one, with parameters",
+        "functions that differ in numbers or sizes -> one, with parameters",
         needs=("share",),
     ),
 )

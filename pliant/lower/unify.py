@@ -389,7 +389,7 @@ class _Unifier:
 
 
 def unify(module: Module, cx: Context) -> Module:
-    """A lowered module in which functions that differ in numbers alone are one."""
+    """A lowered module in which functions that differ in numbers or sizes are one."""
     unifier = _Unifier(cx.facts(module.main))
     for level, names in enumerate(_levels(module.loops)):
         unifier.level((module.loops[name] for name in names), level > 0)
