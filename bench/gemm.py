@@ -93,7 +93,7 @@ def compiled(weight: torch.Tensor | None) -> BuiltProduct:
         result = b.matmul(x, b.swap(held, 0, 1))
     module = Module({"main": b.finish("main", [result])}, constants=dict(b.constants))
     model = pliant.compile(module, threads=2)
-    (plan,) = model.program.lowered.plans.values()
+    ((plan,),) = model.program.lowered.plans.values()
     assert isinstance(plan, ProductPlan)
     return BuiltProduct(model, plan)
 

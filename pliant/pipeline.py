@@ -29,7 +29,7 @@
     order         calls in the order in which little memory is live
     inplace       results written over inputs that die
     vectorize     how each loop runs by lanes on the target
-    unify         functions that differ in numbers alone -> one, with parameters
+    unify         functions that differ in numbers or sizes -> one, with parameters
 
 That list is the table `STAGES` below. A front end (frontend/) has made the module, and
 what the stages leave is turned into code by three steps more:
@@ -66,7 +66,7 @@ from pliant.interface import InputDims, interface_of, reject_reserved
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
-from pliant.ir.spec import Stage, Typed, verify
+from pliant.ir.spec import Stage, Verified, verify
 from pliant.lower.library_linalg import NEED_LAPACK
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
@@ -383,7 +383,7 @@ STAGES: tuple[Pass, ...] = (
         "unify",
         unify,
         LOWERED,
-        "functions that differ in numbers alone -> one, with parameters",
+        "functions that differ in numbers or sizes -> one, with parameters",
         needs=("share",),
     ),
 )
@@ -404,7 +404,7 @@ class Driver:
     instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
-    typed: Typed = field(default_factory=dict)
+    verified: Verified = field(default_factory=Verified)
 
     def time(self, name: str, started: float) -> None:
         spent = perf_counter() - started
@@ -417,7 +417,7 @@ class Driver:
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
-            verify(module, stage, self.typed)
+            verify(module, stage, self.verified)
             self.time("verify", started)
 
     def run(self, stage: Pass, module: Module) -> Module:

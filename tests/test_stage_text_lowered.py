@@ -266,3 +266,73 @@ loop @f(n, _size0, _size1; in %p: f32[n], out %o: f32[n]) do
 end
 """,
     )
+
+
+def test_unify_resolutions() -> None:
+    """What is computed from a model's sizes is a parameter, also of callers.
+
+    The order of `min`'s arguments depends on their names, the form does not.
+    """
+    text = """
+graph @main(%x: f32[a, b], %y: f32[a, b]) {
+  %p: f32[a*b] = alloc() {bytes = <4*a*b>, shape = [a*b], dtype = f32}
+  %q: f32[b] = alloc() {bytes = <4*b>, shape = [b], dtype = f32}
+  call_loop(%x, %p) {callee = "outer_f", sizes = [a, b, threads]}
+  call_loop(%y, %q) {callee = "outer_g", sizes = [a, b, threads]}
+  return %p, %q
+}
+
+loop @copy(n; in %p: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector lanes 8 masked do
+    %o[i] = %p[i]
+  end
+end
+
+loop @f(a, b, _rows; in %p: f32[a*b], out %o: f32[a*b]) do
+  for u = 0 to ceildiv(a*b, max(_rows, 1)) do
+    call @copy(max(min(_rows, a*b - _rows*u), 0); %p[_rows*u], %o[_rows*u])
+  end
+end
+
+loop @g(b, _rows; in %p: f32[b], out %o: f32[b]) do
+  for u = 0 to ceildiv(b, max(_rows, 1)) do
+    call @copy(max(min(_rows, b - _rows*u), 0); %p[_rows*u], %o[_rows*u])
+  end
+end
+
+loop @outer_f(a, b, threads; in %p: f32[a, b], out %o: f32[a*b]) do
+  call @f(a, b, ceildiv(a*b, threads); %p[0, 0], %o[0])
+end
+
+loop @outer_g(a, b, threads; in %p: f32[a, b], out %o: f32[b]) do
+  call @g(b, ceildiv(b, threads); %p[0, 0], %o[0])
+end
+"""
+    expect(
+        opt(text, "unify"),
+        """\
+graph @main(%x: f32[a, b], %y: f32[a, b]) {
+  %p: f32[a*b] = alloc() {bytes = <4*a*b>, shape = [a*b], dtype = f32}
+  %q: f32[b] = alloc() {bytes = <4*b>, shape = [b], dtype = f32}
+  call_loop(%x, %p) {callee = "outer_f", sizes = [a, b, threads, a*b]}
+  call_loop(%y, %q) {callee = "outer_f", sizes = [a, b, threads, b]}
+  return %p, %q
+}
+
+loop @copy(n; in %p: f32[n], out %o: f32[n]) do
+  for i = 0 to n vector lanes 8 masked do
+    %o[i] = %p[i]
+  end
+end
+
+loop @f(_rows, _size0; in %p: f32[_size0], out %o: f32[_size0]) do
+  for u = 0 to ceildiv(_size0, max(_rows, 1)) do
+    call @copy(max(min(-_rows*u + _size0, _rows), 0); %p[_rows*u], %o[_rows*u])
+  end
+end
+
+loop @outer_f(a, b, threads, _size0; in %p: f32[a, b], out %o: f32[_size0]) do
+  call @f(ceildiv(_size0, threads), _size0; %p[0, 0], %o[0])
+end
+""",
+    )

@@ -19,6 +19,7 @@ import llvmlite.ir as ll
 from pliant import cache
 from pliant.backend.jit import CompiledCode
 from pliant.backend.objects import object_code, optimised
+from pliant.codegen.builder import SourceLine
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.units import Unit, program_units, toolchain, whole_program
 from pliant.ir.loops import LoopFunc
@@ -123,8 +124,14 @@ def _text(module: ll.Module) -> str:
     text = str(module)
     for function in module.functions:
         for block in function.blocks:
-            block.instructions.clear()
-        function.blocks.clear()
+            for instruction in (*block.instructions, block.terminator):
+                if not isinstance(instruction, SourceLine) and instruction is not None:
+                    vars(instruction).clear()
+            vars(block).clear()
+        for argument in function.args:
+            vars(argument).clear()
+        vars(function).clear()
+    vars(module).clear()
     return text
 
 

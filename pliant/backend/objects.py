@@ -27,9 +27,6 @@ import llvmlite.ir as ll
 from pliant.errors import InternalError
 from pliant.machine.target import Target
 
-# LLVM may turn loops into these; the process has them.
-LIBC_SYMBOLS = frozenset({"memset", "memcpy", "memmove"})
-
 _lock = threading.Lock()
 _initialised: set[str] = set()
 
@@ -64,7 +61,7 @@ def object_code(
     for function in module.functions:
         name = function.name
         outside = function.is_declaration and not name.startswith("llvm.")
-        if outside and name not in LIBC_SYMBOLS and name not in symbols:
+        if outside and name not in symbols:
             raise InternalError("jit", f"generated code calls '{name}', not given")
     with _compiler(target, opt_level) as compiler:
         return _emit(module, compiler)

@@ -38,7 +38,10 @@ _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": 
 class SourceLine(Value):
     """An instruction: its text, and the name of its result."""
 
-    __slots__ = ("depth", "operands", "opname", "parent", "reference", "text", "type")
+    __slots__ = (
+        *("depth", "operands", "opname", "parent"),
+        *("reference", "text", "type", "typed"),
+    )
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class SourceLine(Value):
     ) -> None:
         self.parent, self.type, self.opname = parent, typ, opname
         self.operands, self.reference, self.text = operands, reference, text
+        self.typed = f"{typ} {reference}"  # as an operand of another one
         self.depth = depth  # the number of loops around it
 
     def __str__(self) -> str:
@@ -77,7 +81,7 @@ def _binary(opname: str) -> Callable[..., LLValue]:
     ) -> LLValue:
         typ = x.type
         head = f"{opname} {' '.join(flags)}" if flags else opname
-        text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
+        text = f"{head} {_typed(x)}, {y.get_reference()}"
         return self._pure(typ, opname, (x, y), text)
 
     return emit
@@ -123,14 +127,15 @@ class LLBuilder(ll.IRBuilder):
         It is emitted before the loops that none of its operands is computed in. They
         are available there: they are here, and no path into the loop is another.
         """
-        depth = len(self._loops)
-        if depth:
-            depth = max(map(self._depth, operands))
-            if depth < len(self._loops) and _may_trap(opname, operands):
-                # Only out of a loop whose every iteration comes here.
-                runs = self._loops[-1].first is self._block
-                depth = len(self._loops) - runs
-        if depth < len(self._loops):
+        loops, depth = len(self._loops), 0
+        for operand in operands:
+            if depth == loops:
+                break
+            depth = max(depth, self._depth(operand))
+        if depth < loops and _may_trap(opname, operands):
+            # Only out of a loop whose every iteration comes here.
+            depth = loops - (self._loops[-1].first is self._block)
+        if depth < loops:
             loop = self._loops[depth]
             found = loop.known.get(text)
             if found is None:
@@ -148,7 +153,7 @@ class LLBuilder(ll.IRBuilder):
 
     def _depth(self, value: LLValue) -> int:
         """The number of loops around a value's definition, or a larger number."""
-        if isinstance(value, SourceLine):
+        if type(value) is SourceLine:
             return value.depth
         if isinstance(value, _OUTSIDE):
             return 0
@@ -243,7 +248,7 @@ class LLBuilder(ll.IRBuilder):
     def _compare(self, head: str, x: LLValue, y: LLValue) -> LLValue:
         typ = x.type
         flags = _flags(typ.count) if isinstance(typ, ll.VectorType) else _FLAG
-        text = f"{head} {typ} {x.get_reference()}, {y.get_reference()}"
+        text = f"{head} {_typed(x)}, {y.get_reference()}"
         return self._pure(flags, head[:4], (x, y), text)
 
     def select(self, cond: LLValue, x: LLValue, y: LLValue) -> LLValue:
@@ -353,6 +358,8 @@ def _flags(lanes: int) -> LLType:
 
 
 def _typed(value: LLValue) -> str:
+    if type(value) is SourceLine:
+        return value.typed
     return f"{value.type} {value.get_reference()}"
 
 

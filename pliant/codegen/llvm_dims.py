@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import llvmlite.ir as ll
 
@@ -47,8 +47,7 @@ class LaneIndex:
 Bound: TypeAlias = Number | LaneIndex  # the meaning of a name
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(NamedTuple):
     """dynamic + offset + stride * lane; `dynamic` is None for 0."""
 
     dynamic: LLValue | None
@@ -56,8 +55,7 @@ class Linear:
     stride: Number
 
 
-@dataclass(frozen=True, slots=True)
-class _SizeProduct:
+class _SizeProduct(NamedTuple):
     depth: int
     coefficient: int
     factors: tuple[tuple[int, LLValue], ...]  # (depth, value), outermost first
@@ -74,7 +72,10 @@ class Dims(SizeCode[Number]):
         self.names: dict[str, Bound] = {}
         self._depth: dict[str, int] = {}
         self._signed: set[str] = set()
-        self._cache: list[dict[Hashable, Any]] = [{}]
+        self._level = 1  # the number of scopes around this place
+        self._known: dict[Hashable, Any] = {}  # what was computed
+        # Where that is, from the outermost scope to this one, to forget it at its end.
+        self._added: list[tuple[dict[Hashable, Any], Hashable]] = []
 
     # ---- scope
 
@@ -82,21 +83,26 @@ class Dims(SizeCode[Number]):
         """Binds a name; `signed` if it may be negative."""
         if name in self.names:
             # A reused name must not find values cached for its old meaning.
-            self._cache = [{} for _ in self._cache]
+            self._known = {}
         self.names[name] = value
-        self._depth[name] = len(self._cache)
+        self._depth[name] = self._level
         (self._signed.add if signed else self._signed.discard)(name)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Names bound and values computed inside are forgotten afterwards."""
-        saved = self.names, self._depth, self._signed, self._cache, self.lanes
+        saved = self.names, self._depth, self._signed, self._known, self.lanes
         self.names, self._depth = dict(self.names), dict(self._depth)
-        self._signed, self._cache = set(self._signed), [*self._cache, {}]
+        self._signed = set(self._signed)
+        self._level, before = self._level + 1, len(self._added)
         try:
             yield
         finally:
-            self.names, self._depth, self._signed, self._cache, self.lanes = saved
+            self.names, self._depth, self._signed, self._known, self.lanes = saved
+            self._level -= 1
+            for known, key in self._added[before:]:
+                del known[key]
+            del self._added[before:]
 
     def varies(self, expr: Expr) -> bool:
         """Whether lanes of the current vector loop see different values."""
@@ -175,23 +181,24 @@ class Dims(SizeCode[Number]):
             else:
                 offset += product.coefficient
         dynamic = self._sum(plain)
+        if not strides:
+            return Linear(dynamic, offset, stride_offset)
         stride = self._close(Linear(self._sum(strides), stride_offset, 0))
         return Linear(dynamic, offset, stride)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The result of `make`, emitted at most once per key in this scope."""
-        found: T | None = self._find(key)
+        found: T | None = self._known.get(key)
         if found is None:
-            found = self._cache[-1][key] = make()
+            found = self._keep(key, make())
         return found
 
-    # ---- polynomials
+    def _keep(self, key: Hashable, value: T) -> T:
+        self._known[key] = value
+        self._added.append((self._known, key))
+        return value
 
-    def _find(self, key: Hashable) -> LLValue:
-        for level in reversed(self._cache):
-            if (found := level.get(key)) is not None:
-                return found
-        return None
+    # ---- polynomials
 
     def _close(self, linear: Linear) -> Number:
         if linear.dynamic is None or linear.offset == 0:
@@ -202,9 +209,12 @@ class Dims(SizeCode[Number]):
         """x + y or x * y, computed once per scope."""
         right = y.constant if isinstance(y, ll.Constant) else id(y)
         key = (sign, id(x), right)
-        make = self.builder.add if sign == "+" else self.builder.mul
-        # The operands are kept alive so that their ids are not reused.
-        return self.once(key, lambda: (make(x, y, flags=NO_WRAP), x, y))[0]
+        found = self._known.get(key)
+        if found is None:
+            make = self.builder.add if sign == "+" else self.builder.mul
+            # The operands are kept alive so that their ids are not reused.
+            found = self._keep(key, (make(x, y, flags=NO_WRAP), x, y))
+        return found[0]
 
     def _term(
         self, coefficient: int, mono: tuple[tuple[Atom, int], ...]
@@ -223,32 +233,38 @@ class Dims(SizeCode[Number]):
                 return None
             else:
                 factors += [(depth, bound)] * power
-        factors.sort(key=lambda factor: factor[0])
-        if coefficient == 0:
-            factors = []
-        depth = factors[-1][0] if factors else 0
+        if coefficient == 0 or not factors:
+            return _SizeProduct(0, coefficient, ()), lanes
+        if len(factors) > 1:
+            factors.sort(key=lambda factor: factor[0])
+        depth = factors[-1][0]
         return _SizeProduct(depth, coefficient, tuple(factors)), lanes
 
     def _atom(self, atom: Atom) -> tuple[int, LLValue]:
         """Depth and value; the value is None for a compound atom that varies."""
         if isinstance(atom, Symbol):
             return self._depth[atom.name], self.names[atom.name]
-        args = operands(atom)
-        names = {name for arg in args for name in arg.symbols()}
-        depth = max((self._depth[name] for name in names), default=0)
-        if any(_is_varying(self.names[name]) for name in names):
-            return depth, None
-        return depth, self.once(atom, lambda: self.compound(atom))
+        found: tuple[int, LLValue] | None = self._known.get(atom)
+        if found is None:
+            args = operands(atom)
+            names = {name for arg in args for name in arg.symbols()}
+            depth = max((self._depth[name] for name in names), default=0)
+            if any(_is_varying(self.names[name]) for name in names):
+                return depth, None
+            found = self._keep(atom, (depth, self.compound(atom)))
+        return found
 
     def _times(self, product: _SizeProduct, base: Number) -> _SizeProduct:
         if isinstance(base, int):
             return _scale(product, base)
-        factors = (*product.factors, (len(self._cache), base))
-        return _SizeProduct(len(self._cache), product.coefficient, factors)
+        factors = (*product.factors, (self._level, base))
+        return _SizeProduct(self._level, product.coefficient, factors)
 
     def _sum(self, products: list[_SizeProduct]) -> LLValue:
         total = None
-        for product in sorted(products, key=lambda p: p.depth):
+        if len(products) > 1:
+            products = sorted(products, key=lambda p: p.depth)
+        for product in products:
             value = product.factors[0][1]
             if product.coefficient != 1:
                 value = self._remember("*", value, constant(I64, product.coefficient))

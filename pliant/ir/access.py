@@ -9,6 +9,7 @@ reshape between shapes of one size costs nothing and a transpose costs only its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pliant.ir.graph import Op
@@ -16,6 +17,7 @@ from pliant.ir.types import contiguous_strides
 from pliant.sym import (
     Expr,
     Facts,
+    Symbol,
     as_expr,
     floordiv,
     ge,
@@ -24,9 +26,8 @@ from pliant.sym import (
     operands,
     product,
     rebuild,
-    sym,
 )
-from pliant.sym.nodes import long_division
+from pliant.sym.nodes import lift, long_division, sum_of
 from pliant.sym.signs import plainly_nonnegative
 
 Index = tuple[Expr, ...]
@@ -40,6 +41,14 @@ def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     return total
 
 
+@dataclass(slots=True)
+class _Answers:
+    """What was asked about a space; the layers of a model ask the same."""
+
+    known: dict[Expr, bool | None] = field(default_factory=dict)
+    reshaped: dict[tuple[Index, Index, Index], Index] = field(default_factory=dict)
+
+
 class Space:
     """What is known inside a loop nest: the facts, and 0 <= variable < extent.
 
@@ -51,7 +60,8 @@ class Space:
     def __init__(self, facts: Facts, extents: Mapping[str, Expr]) -> None:
         self.facts = facts
         self.extents = {v: facts.canonical(e) for v, e in extents.items()}
-        self._known: dict[Expr, bool | None] = {}
+        found = facts.remembered(tuple(self.extents.items()), _Answers)
+        self._known, self.reshaped = found.known, found.reshaped
 
     def narrowed(self, extents: Mapping[str, Expr]) -> Space:
         """The part of the space in which some variables have smaller extents."""
@@ -97,11 +107,22 @@ def linear_coefficient(e: Expr, name: str) -> Expr | None:
     """c where e == c*name + rest and rest and c do not contain name; else None."""
     if name not in e.symbols():
         return as_expr(0)
-    zero, one = e.substitute({name: 0}), e.substitute({name: 1})
-    coefficient = one - zero
-    if name in coefficient.symbols() or name in zero.symbols():
-        return None
-    return coefficient if zero + coefficient * sym(name) == e else None
+    parts: list[Expr] = []
+    for number, factors in e.terms:
+        part, within = as_expr(number), False
+        for atom, power in factors:
+            if isinstance(atom, Symbol) and atom.name == name:
+                if power > 1:
+                    return None
+                within = True
+                continue
+            factor = lift(atom)
+            if name in factor.symbols():
+                return None
+            part = part * factor**power
+        if within:
+            parts.append(part)
+    return sum_of(parts)
 
 
 def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:
@@ -180,6 +201,13 @@ def reshape_index(
     index: Index, shape: Sequence[Expr], to: Sequence[Expr], space: Space
 ) -> Index:
     """The index in `to` of the element at `index` of `shape` (row-major reshape)."""
+    key = tuple(index), tuple(shape), tuple(to)
+    if key not in space.reshaped:
+        space.reshaped[key] = _reshaped(*key, space)
+    return space.reshaped[key]
+
+
+def _reshaped(index: Index, shape: Index, to: Index, space: Space) -> Index:
     out: list[Expr] = []
     for here, there in segments(shape, to, space):
         if len(here) == 1 and len(there) == 1:

@@ -240,8 +240,8 @@ class Module:
     number k is about `checks[k - 1]`), and in which other orders the calls of `main`
     may run (positions of its calls; all are legal, which needs least memory depends on
     the sizes). `inside` says what the kernels compute that a loop function of control
-    flow calls, by the name of their region. `plans` explain loop functions; they have
-    no text form.
+    flow calls, by the name of their region. `plans` explain loop functions, one for
+    each product that a function is for; they have no text form.
 
     Graphs called `main.1`, `main.2`, .. are other versions of `main`: they compute the
     same in less memory, in chunks of rows. How many rows a chunk has is a size that
@@ -255,7 +255,7 @@ class Module:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     checks: tuple[DataCheck, ...] = ()
     orders: tuple[tuple[int, ...], ...] = ()
-    plans: Mapping[str, KernelPlan] = field(default_factory=dict)
+    plans: Mapping[str, tuple[KernelPlan, ...]] = field(default_factory=dict)
     inside: Mapping[str, tuple[Graph, ...]] = field(default_factory=dict)
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     chunks: Mapping[str, ChunkLoop] = field(default_factory=dict)

@@ -262,16 +262,24 @@ def reads(stmt: Stmt) -> list[str]:
 # ---- rewriting
 
 
+class _Rewriting:
+    """No closure that refers to itself: the garbage collector need not free it."""
+
+    def __init__(self, f: Callable[[Any], Node]) -> None:
+        self.f = f
+        self.made: dict[int, tuple[Node, Node]] = {}  # by identity; keeps the key alive
+
+    def new(self, old: Node) -> Node:
+        found = self.made.get(id(old))
+        if found is None:
+            found = old, self.f(_with_parts(old, NODES, self.new))
+            self.made[id(old)] = found
+        return found[1]
+
+
 def rewrite(node: N, f: Callable[[Any], Node]) -> N:
     """The node with f applied to all nodes inside it, innermost first, and to it."""
-    made: dict[int, tuple[Node, Node]] = {}  # by identity; the key is kept alive
-
-    def new(old: Node) -> Node:
-        if id(old) not in made:
-            made[id(old)] = old, f(_with_parts(old, NODES, new))
-        return made[id(old)][1]
-
-    result: Any = new(node)
+    result: Any = _Rewriting(f).new(node)
     return result  # type: ignore[no-any-return]  # of the kind of `node`
 
 

@@ -19,8 +19,10 @@ its neighbours.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
@@ -59,16 +61,32 @@ class Stage(enum.Enum):
     LOWERED = "lowered"
 
 
-# Ops whose result types were inferred, and the facts from which. Ops do not change.
-Typed: TypeAlias = dict[Op, Facts]
+@dataclass(slots=True)
+class Verified:
+    """What was found legal in a compilation. Ops and graphs do not change."""
+
+    # Ops whose result types were inferred, and the facts from which.
+    types: dict[Op, Facts] = field(default_factory=dict)
+    # Graphs, and all else that their legality depended on.
+    graphs: dict[Graph, tuple[object, ...]] = field(default_factory=dict)
+
+    def once(
+        self, graph: Graph, given: tuple[object, ...], check: Callable[[], None]
+    ) -> None:
+        """Checks a graph, if that was not done with the same objects around it."""
+        known = self.graphs.get(graph, ())
+        same = len(known) == len(given)
+        if not same or any(a is not b for a, b in zip(known, given, strict=True)):
+            check()
+            self.graphs[graph] = given
 
 
-def verify(module: Module, stage: Stage, typed: Typed | None = None) -> None:
+def verify(module: Module, stage: Stage, verified: Verified | None = None) -> None:
     """Raises InternalError if the module is not legal at the stage.
 
-    `typed` carries what was found on to the next stage of the same compilation.
+    `verified` carries what was found on to the next stage of the same compilation.
     """
-    typed = {} if typed is None else typed
+    verified = Verified() if verified is None else verified
     tables = (module.graphs, module.loops, module.libraries, module.constants)
     for table in tables:
         for key, item in table.items():
@@ -82,12 +100,15 @@ def verify(module: Module, stage: Stage, typed: Typed | None = None) -> None:
         for version in (*module.versions, module.main)
         for graph in computed(module, version)
     }
-    for graph in module.graphs.values():
-        if graph.name not in purposes:
-            _GraphChecker(module, graph, stage, typed).function()
-    for name in purposes:
+    functions = [g for g in module.graphs.values() if g.name not in purposes]
+    for graph in functions:
+        checker = _GraphChecker(module, graph, stage, verified.types)
+        verified.once(graph, (stage, *tables[1:], *functions), checker.function)
+    for name, main in purposes.items():
         graph = module.graphs[name]
-        _GraphChecker(module, graph, stage, typed).purpose(purposes[name])
+        checker = _GraphChecker(module, graph, stage, verified.types)
+        given = (stage, module.constants, main.sizes, main.params, main.constraints)
+        verified.once(graph, given, partial(checker.purpose, main))
     for order in module.orders:
         calls = calls_in(module.main)
         if sorted(order) != list(range(len(calls))):
@@ -163,7 +184,7 @@ class _GraphChecker:
     """One graph function; `body` is the graph or region that is being checked."""
 
     def __init__(
-        self, module: Module, graph: Graph, stage: Stage, typed: Typed
+        self, module: Module, graph: Graph, stage: Stage, typed: dict[Op, Facts]
     ) -> None:
         self.module, self.graph, self.stage = module, graph, stage
         self.typed = typed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pliant.ir.access import Space, linear_coefficient
 from pliant.ir.loop_walk import dims_in, substitute
 from pliant.ir.loops import Stmt
-from pliant.sym import Expr, Facts, as_expr, sym
+from pliant.sym import Expr, Facts, as_expr, ge, le, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +60,29 @@ def _mergeable(outer: Axis, inner: Axis, body: Sequence[Stmt]) -> bool:
         if high is None or low is None or high != low * inner.extent:
             return False
     return True
+
+
+def sorted_breaks(found: Iterable[Expr], axis: Axis, facts: Facts) -> list[Expr]:
+    """The breaks of an axis in order, if their order is provable; else none."""
+    inside = [
+        e
+        for e in found
+        if not facts.prove(le(e, 0)) and not facts.prove(ge(e, axis.extent))
+    ]
+    known = sorted((e for e in inside if e.is_const), key=lambda e: e.value)
+    ordered: list[Expr] = list(known)
+    for e in inside:
+        if e.is_const:
+            continue
+        low, high = 0, len(ordered)
+        while low < high:
+            middle = (low + high) // 2
+            order = facts.compare(e, ordered[middle])
+            if order is None:
+                return []
+            if order in ("lt", "le"):
+                high = middle
+            else:
+                low = middle + 1
+        ordered.insert(low, e)
+    return ordered

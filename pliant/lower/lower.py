@@ -87,7 +87,7 @@ class _Lowering:
     constant_values: dict[str, Value] = field(default_factory=dict)
     held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
-    plans: dict[str, KernelPlan] = field(default_factory=dict)  # by function name
+    plans: dict[str, tuple[KernelPlan, ...]] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     # Kernels of fusions that several versions of `main` have.
     fusions: dict[Op, tuple[str, Sequence[KernelStep | LibraryStep]]] = field(
@@ -202,7 +202,7 @@ class _Lowering:
             func = _calling(func, step.planned.name, inner)
         name = self.share(func)
         if step.product is not None:
-            self.plans[name] = step.product
+            self.plans[name] = (step.product,)
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pliant.ir.loops import Block, For, Index, Kind, Let, Stmt
+from pliant.ir.access import linear_coefficient
+from pliant.ir.loop_walk import values
+from pliant.ir.loops import Block, For, Index, Kind, Let, Load, Stmt
 from pliant.lower.domain import Axis
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, mod, sym
 from pliant.sym import product as product_of
@@ -133,3 +135,21 @@ def _block_of(axis: Axis, number: Axis, size: int, body: Sequence[Stmt]) -> For:
     """One of the blocks of an axis; the whole axis, if there is only one."""
     begin = as_expr(0) if number.extent == as_expr(1) else number.var * size
     return For(axis.name, begin, minimum(axis.extent, begin + size), block(body))
+
+
+def read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
+    """The axis along which a map's operand is contiguous, if that is not the last.
+
+    Without tiles, few elements of each cache line of such an operand would be used.
+    """
+    last = axes[-1].name
+    for value in values(Block(tuple(inner))):
+        if not isinstance(value, Load) or len(value.index) != 1:
+            continue
+        step = linear_coefficient(value.index[0], last)
+        if step is None or (step.is_const and abs(step.value) <= 1):
+            continue
+        for axis in axes[:-1]:
+            if linear_coefficient(value.index[0], axis.name) == as_expr(1):
+                return axis
+    return None

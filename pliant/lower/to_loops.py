@@ -18,12 +18,12 @@ Where it pays, a group is lowered several times under different assumptions on i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from pliant.errors import InternalError
-from pliant.ir.access import Space, flatten, linear_coefficient, numel
+from pliant.ir.access import Space, flatten, numel
 from pliant.ir.graph import Graph, Value
 from pliant.ir.groups import (
     Structure,
@@ -33,7 +33,6 @@ from pliant.ir.groups import (
     result_index,
     structure,
 )
-from pliant.ir.loop_walk import accesses, size_symbols, values
 from pliant.ir.loops import (
     WORKER,
     Accumulate,
@@ -44,7 +43,6 @@ from pliant.ir.loops import (
     Buffer,
     Dispatch,
     Load,
-    LoopFunc,
     LoopValue,
     Read,
     Role,
@@ -56,22 +54,23 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.ops import OPS
-from pliant.ir.types import TensorType
 from pliant.lower import rows as row_shapes
-from pliant.lower.domain import Axis, merge, with_axes
+from pliant.lower.domain import Axis, merge, sorted_breaks, with_axes
 from pliant.lower.evaluate import Breaks, Evaluator
+from pliant.lower.group_memory import GroupMemory
 from pliant.lower.nest import (
     COLUMN_BLOCK,
     block,
     inner_loops,
     parallel,
+    read_along,
     split,
     tiled,
 )
 from pliant.lower.quotients import is_share
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.runs import Runs
-from pliant.lower.step import Argument, KernelStep, NumberCheck, PackedWeight, Scratch
+from pliant.lower.step import KernelStep, NumberCheck, PackedWeight
 from pliant.lower.variants import (
     ANY,
     Nest,
@@ -82,7 +81,7 @@ from pliant.lower.variants import (
     specialised,
     vector_assumptions,
 )
-from pliant.sym import Expr, Facts, as_expr, ge, le, product, sym
+from pliant.sym import Expr, Facts, as_expr, product, sym
 
 # A value that costs more than this (ir/opdef.py: Cost) is kept for later stages of its
 # row, in memory or in registers, instead of being recomputed.
@@ -110,7 +109,7 @@ def lower_group(
 
     `packed` are parameters that are stored only as panels of a matrix product.
     """
-    memory = _Memory(region, packed or {})
+    memory = GroupMemory(region, packed or {})
     body = _body(region, memory, cx, ANY)
     if body is None:
         raise InternalError("lower", f"fusion {name} is not one loop nest")
@@ -118,7 +117,7 @@ def lower_group(
 
 
 def _body(
-    region: Graph, memory: _Memory, cx: Lowering, given: VariantGuard
+    region: Graph, memory: GroupMemory, cx: Lowering, given: VariantGuard
 ) -> Stmt | None:
     """The group's loops and their variants; None if they are not a single nest."""
     shape = structure(region.ops, region.results, cx.facts)
@@ -150,57 +149,6 @@ def _body(
     return Dispatch((*variants, Variant(ANY.name, (), body)))
 
 
-class _Memory:
-    """The buffers that all variants of a group share."""
-
-    def __init__(self, region: Graph, packed: Mapping[Value, PackedWeight]) -> None:
-        self.region = region
-        self.packed = [packed.get(v) for v in region.params]
-        self.inputs = [
-            buffer(
-                f"in_{k}",
-                v.dtype,
-                (v.type.numel,) if weight is None else weight.shape(v.shape),
-                Role.IN,
-            )
-            for k, (v, weight) in enumerate(
-                zip(region.params, self.packed, strict=True)
-            )
-        ]
-        self.outputs = [
-            buffer(f"out_{k}", v.dtype, (v.type.numel,), Role.OUT)
-            for k, v in enumerate(dict.fromkeys(region.results))
-        ]
-        self.scratch: dict[str, Buffer] = {}
-
-    def work(self, b: Buffer) -> Buffer:
-        """Scratch for each worker; variants that need the same buffer share it."""
-        while self.scratch.get(b.name, b) != b:
-            b = replace(b, name=f"{b.name}_")
-        self.scratch[b.name] = b
-        return b
-
-    def step(self, name: str, body: Stmt) -> KernelStep:
-        used = {b.name for b, _ in accesses(body)}
-        owner: dict[str, Argument] = {}
-        live: list[Buffer] = []
-        for v, weight, b in zip(
-            self.region.params, self.packed, self.inputs, strict=True
-        ):
-            if b.name in used:
-                live.append(b)
-                owner[b.name] = v if weight is None else weight.packed
-        for v, b in zip(dict.fromkeys(self.region.results), self.outputs, strict=True):
-            live.append(b)
-            owner[b.name] = v
-        for b in self.scratch.values():
-            if b.name in used:
-                live.append(b)
-                owner[b.name] = Scratch(TensorType(b.dtype, b.shape[1:]))
-        func = LoopFunc(name, size_symbols(body, live), tuple(live), body)
-        return KernelStep(func, tuple(owner[b.name] for b in live))
-
-
 class _GroupLowering:
     """Lowers one region under one assumption."""
 
@@ -208,7 +156,7 @@ class _GroupLowering:
         self,
         region: Graph,
         shape: Structure,
-        memory: _Memory,
+        memory: GroupMemory,
         cx: Lowering,
         given: VariantGuard,
     ) -> None:
@@ -303,7 +251,7 @@ class _GroupLowering:
         if len(axes) == 1:
             self.nest = Nest((), (), None, self.work)
             return block([*root, *outer, split(axes[0], inner, self.work)])
-        along = _read_along(axes, inner)
+        along = read_along(axes, inner)
         self.nest = Nest(
             tuple(axes), (), axes[-1] if along is None else None, self.work
         )
@@ -545,24 +493,6 @@ class _GroupLowering:
         return cost + 2 * len(leaves & set(self.region.params))
 
 
-def _read_along(axes: Sequence[Axis], inner: Sequence[Stmt]) -> Axis | None:
-    """The axis along which a map's operand is contiguous, if that is not the last.
-
-    Without tiles, few elements of each cache line of such an operand would be used.
-    """
-    last = axes[-1].name
-    for value in values(Block(tuple(inner))):
-        if not isinstance(value, Load) or len(value.index) != 1:
-            continue
-        step = linear_coefficient(value.index[0], last)
-        if step is None or (step.is_const and abs(step.value) <= 1):
-            continue
-        for axis in axes[:-1]:
-            if linear_coefficient(value.index[0], axis.name) == as_expr(1):
-                return axis
-    return None
-
-
 def _depths(region: Graph) -> dict[Value, int]:
     """How many reductions a value depends on, one after another."""
     depth: dict[Value, int] = dict.fromkeys(region.params, 0)
@@ -571,29 +501,3 @@ def _depths(region: Graph) -> dict[Value, int]:
         for value in op.results:
             depth[value] = level + 1 if op.name == "reduce" else level
     return depth
-
-
-def sorted_breaks(found: Iterable[Expr], axis: Axis, facts: Facts) -> list[Expr]:
-    """The breaks of an axis in order, if their order is provable; else none."""
-    inside = [
-        e
-        for e in found
-        if not facts.prove(le(e, 0)) and not facts.prove(ge(e, axis.extent))
-    ]
-    known = sorted((e for e in inside if e.is_const), key=lambda e: e.value)
-    ordered: list[Expr] = list(known)
-    for e in inside:
-        if e.is_const:
-            continue
-        low, high = 0, len(ordered)
-        while low < high:
-            middle = (low + high) // 2
-            order = facts.compare(e, ordered[middle])
-            if order is None:
-                return []
-            if order in ("lt", "le"):
-                high = middle
-            else:
-                low = middle + 1
-        ordered.insert(low, e)
-    return ordered

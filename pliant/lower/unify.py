@@ -1,43 +1,41 @@
-"""Functions that differ in numbers alone become one, with those as parameters.
+"""Functions that differ in numbers or sizes alone become one, with parameters.
 
     loop @conv_0(n; ..) { .. call @gather(384*n, ..) .. }
     loop @conv_1(n; ..) { .. call @gather(768*n, ..) .. }
     ->
-    loop @conv_0(n, _size0; ..) { .. call @gather(_size0*n, ..) .. }
+    loop @conv_0(_size0; ..) { .. call @gather(_size0, ..) .. }
 
 The layers of a model repeat with other widths and at other resolutions, and LLVM takes
-as long for each. This is for functions that call others: they cut a product or a
-convolution into tiles, and what runs often is in the micro-kernels and in vector loops.
-A number stays a number if
+as long for each. A size computed from the model's is a parameter wherever it differs. A
+number is one in functions that call others: they cut a product or a convolution into
+tiles, and what runs often is in the micro-kernels and in vector loops. In those, the
+bounds of vector and unrolled loops stay as they are, and so does what decides about
+them once loops are unrolled (`ir/loop_known.py`). What else stays is in
+`size_forms.py`.
 
-    it is the same in all of these functions
-    a vector or unrolled loop has it as a bound, or multiplies its variable by it
-    something is divided by it
-    it is 0 or 1: such expressions have another form
-    it is part of a value that is known once loops are unrolled (`ir/loop_known.py`),
-    and such a loop has bounds that depend on it
-
-A size computed from others, such as ceildiv(height, 4), is treated like a number if it
-is proved not to be negative. The order of arithmetic is unchanged, and so are results.
+Functions that are called come before those that call them, so that callers of functions
+which have become one can become one too. The order of arithmetic is unchanged, and so
+are results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from pliant.context import Context
-from pliant.ir.graph import Attr, Graph, Module, Op
+from pliant.ir.graph import Attr, Graph, KernelPlan, Module, Op
 from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_walk import (
     Node,
     accesses,
     children,
     map_buffers,
-    map_dims,
     rebuild,
     replace_dims,
     rewrite,
+    size_symbols,
     statements,
 )
 from pliant.ir.loops import (
@@ -56,24 +54,10 @@ from pliant.ir.loops import (
     Store,
     Switch,
 )
-from pliant.sym import (
-    ZERO,
-    Atom,
-    CeilDiv,
-    Expr,
-    Facts,
-    FloorDiv,
-    Mod,
-    Symbol,
-    as_expr,
-    ge,
-    operands,
-    sym,
-)
-from pliant.sym import rebuild as rebuild_atom
-from pliant.sym.nodes import sum_of
+from pliant.lower.size_forms import SizeForms
+from pliant.sym import Expr, Facts, as_expr, sym
 
-MOST_PARAMETERS = 24  # of those that a function gets here
+MOST_PARAMETERS = 32  # of those that a function gets here
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +86,11 @@ def _fixed(loop: For) -> bool:
     return loop.vectors is not None or loop.kind not in (Kind.SERIAL, Kind.PARALLEL)
 
 
+def _without_exchange(node: Node) -> Node:
+    exchange = isinstance(node, For) and node.kind is Kind.EXCHANGE
+    return Block(()) if exchange else node
+
+
 def _is_fixed(stmt: Stmt, known: KnownSizes) -> bool:
     """Whether the numbers of a statement are part of how it runs."""
     match stmt:
@@ -115,36 +104,58 @@ def _is_fixed(stmt: Stmt, known: KnownSizes) -> bool:
 
 
 class _Form:
-    """A function with a name for each number that may differ: `numbers` has them."""
+    """A function in which the numbers and sizes that may differ are open."""
 
-    def __init__(self, func: LoopFunc, facts: Facts) -> None:
-        self.func, self.facts = func, facts
-        self.sizes = frozenset(func.sizes)
-        self.numbers: dict[str, Expr] = {}
+    def __init__(self, func: LoopFunc, sizes: SizeForms) -> None:
+        self.func, self.sizes = func, sizes
+        self.open: list[Expr] = []  # what is open, from the first place to the last
+        self.values: Iterator[Expr] | None = None
         self.calls: dict[object, Call] = {}  # of a switch, by their arguments
         self.fixed_axes = self._fixed_axes()
         self.deciding = _deciding(func)
-        self.made = {buf.name: self._buffer(buf) for buf in func.buffers}
-        body = map_buffers(func.body, lambda b: self.made.get(b.name, b))
-        self.body = self._stmt(body, _Scope())
-        self.buffers = tuple(self.made[buf.name] for buf in func.buffers)
+        self.buffers, self.body = self._visit()
+        # Most sizes of the model are in what is open.
+        self.kept = tuple(s for s in func.sizes if s not in sizes.sizes)
 
     @property
     def key(self) -> object:
-        return self.func.sizes, self.buffers, self.body
+        return self.kept, self.buffers, self.body
+
+    def with_open(self, values: Iterable[Expr]) -> tuple[tuple[Buffer, ...], Stmt]:
+        """Its buffers and body with these values for what is open."""
+        self.values = iter(values)
+        return self._visit()
+
+    def _visit(self) -> tuple[tuple[Buffer, ...], Stmt]:
+        self.calls.clear()
+        made = {buf.name: self._buffer(buf) for buf in self.func.buffers}
+        body = map_buffers(self.func.body, lambda b: made.get(b.name, b))
+        return tuple(made.values()), self._stmt(body, _Scope())
+
+    def _dim(self, dim: Expr, varying: frozenset[str] = frozenset()) -> Expr:
+        found = self.sizes.of(dim, varying)
+        if self.values is None:
+            self.open.extend(found.open)
+            return found.form
+        values = islice(self.values, len(found.names))
+        return found.form.substitute(dict(zip(found.names, values, strict=True)))
 
     def _fixed_axes(self) -> set[tuple[str, int]]:
-        """The axes of buffers along which a vector or unrolled loop goes."""
+        """The axes of buffers along which a vector or unrolled loop goes.
+
+        Not those of an exchange, which computes the address of each of its rows once.
+        """
         found: set[tuple[str, int]] = set()
+        body = rewrite(self.func.body, _without_exchange)
         varying = {
             stmt.var
-            for stmt in statements(self.func.body)
+            for stmt in statements(body)
             if isinstance(stmt, For) and _fixed(stmt)
         }
-        for stmt in statements(self.func.body):
+        for stmt in statements(body):
             if isinstance(stmt, Let) and varying.intersection(_names(stmt)):
                 varying.add(stmt.name)
-        for buf, index in accesses(self.func.body):
+        for buf, index in accesses(body):
             for axis, at in enumerate(index):
                 if varying.intersection(at.symbols()):
                     found.add((buf.name, axis))
@@ -203,58 +214,6 @@ class _Form:
 
         return rewrite(value, renamed)
 
-    # ---- expressions
-
-    def _dim(self, dim: Expr, varying: frozenset[str] = frozenset()) -> Expr:
-        terms: list[Expr] = []
-        for coefficient, factors in dim.terms:
-            term, moves = as_expr(1), False
-            for atom, power in factors:
-                part, moving = self._atom(atom, varying)
-                term, moves = term * part**power, moves or moving
-            keeps = moves or abs(coefficient) < 2
-            scale = as_expr(coefficient) if keeps else self._number(coefficient)
-            terms.append(term * scale)
-        return sum_of(terms)
-
-    def _number(self, value: int) -> Expr:
-        named = self._named(as_expr(abs(value)))
-        return named if value > 0 else -named
-
-    def _named(self, value: Expr) -> Expr:
-        name = f"_number{len(self.numbers)}"
-        self.numbers[name] = value
-        return sym(name)
-
-    def _atom(self, atom: Atom, varying: frozenset[str]) -> tuple[Expr, bool]:
-        """The atom with names for numbers, and whether it is a varying one."""
-        args = operands(atom)
-        whole = rebuild_atom(atom, args)
-        names = whole.symbols()
-        if varying.intersection(names):
-            return whole, True
-        if isinstance(atom, Symbol):
-            return whole, False
-        if self._is_size(atom, whole):
-            return self._named(whole), False
-        if isinstance(atom, FloorDiv | CeilDiv | Mod):
-            numerator, divisor = args
-            if not divisor.is_const:
-                divisor = self._dim(divisor)
-            args = (self._dim(numerator), divisor)
-        else:
-            args = tuple(self._dim(arg) for arg in args)
-        return rebuild_atom(atom, args), False
-
-    def _is_size(self, atom: Atom, whole: Expr) -> bool:
-        """Whether it is computed from sizes alone, and not negative."""
-        divides = isinstance(atom, FloorDiv | CeilDiv | Mod)
-        if not divides or not self.sizes.issuperset(whole.symbols()):
-            return False
-        if any(name.startswith("_") for name in whole.symbols()):
-            return False  # a plan's, not the model's
-        return self.facts.prove(ge(whole, ZERO)) is True
-
 
 def _deciding(func: LoopFunc) -> set[str]:
     """The variables on which bounds of vector and unrolled loops depend."""
@@ -295,47 +254,38 @@ class _Target:
 
     function: str
     sizes: tuple[str, ...]  # of the function that was called
-    more: tuple[Expr, ...]  # arguments behind those, in terms of these sizes
+    passed: tuple[Expr, ...]  # the arguments, in terms of these sizes
 
     def arguments(self, given: Sequence[Expr]) -> tuple[Expr, ...]:
         known = dict(zip(self.sizes, given, strict=True))
-        return (*given, *(value.substitute(known) for value in self.more))
+        return tuple(value.substitute(known) for value in self.passed)
 
 
 def _unified(forms: Sequence[_Form]) -> tuple[LoopFunc, list[_Target]] | None:
     """One function for all of these, and what calls of each become."""
     first = forms[0]
     parameters: dict[tuple[Expr, ...], str] = {}
-    values: dict[str, Expr] = {}
-    for name in first.numbers:
-        # One that its expression does not need after all may be missing elsewhere.
-        column = tuple(form.numbers.get(name, ZERO) for form in forms)
+    values: list[Expr] = []
+    for column in zip(*(form.open for form in forms), strict=True):
         if len(set(column)) == 1:
-            values[name] = column[0]
+            values.append(column[0])
         else:
-            size = parameters.setdefault(column, f"_size{len(parameters)}")
-            values[name] = sym(size)
+            name = parameters.setdefault(column, f"_size{len(parameters)}")
+            values.append(sym(name))
     if len(parameters) > MOST_PARAMETERS:
         return None
-
-    def placed(dim: Expr) -> Expr:
-        return dim.substitute(values)
-
-    buffers = {
-        buf.name: replace(
-            buf,
-            shape=tuple(map(placed, buf.shape)),
-            strides=tuple(map(placed, buf.strides)),
-        )
-        for buf in first.buffers
-    }
-    body = map_buffers(map_dims(first.body, placed), lambda b: buffers.get(b.name, b))
+    buffers, body = first.with_open(values)
     func = first.func
-    sizes = (*func.sizes, *parameters.values())
-    made = LoopFunc(func.name, sizes, tuple(buffers.values()), body)
+    used = size_symbols(body, buffers)
+    # A size of the model that is left is left in all of the functions.
+    sizes = tuple(s for s in func.sizes if s in first.kept or s in used)
+    made = LoopFunc(func.name, (*sizes, *parameters.values()), buffers, body)
+    same = tuple(map(sym, sizes))
     targets = [
-        _Target(func.name, func.sizes, tuple(column[k] for column in parameters))
-        for k in range(len(forms))
+        _Target(
+            func.name, form.func.sizes, (*same, *(column[k] for column in parameters))
+        )
+        for k, form in enumerate(forms)
     ]
     return made, targets
 
@@ -370,30 +320,94 @@ def _calling(graph: Graph, targets: Mapping[str, _Target]) -> Graph:
     return replace(graph, ops=tuple(op(old) for old in graph.ops))
 
 
-def unify(module: Module, cx: Context) -> Module:
-    """A lowered module in which functions that differ in numbers alone are one."""
-    facts = cx.facts(module.main)
-    groups: dict[object, list[_Form]] = {}
-    for func in module.loops.values():
-        # A plan explains one product: the function that it belongs to stays.
-        calls = any(isinstance(stmt, Call) for stmt in statements(func.body))
-        if calls and func.name not in module.plans:
-            form = _Form(func, facts)
+def _outline(func: LoopFunc) -> object:
+    """What functions have in common that may become one: a first look at them."""
+    kinds = tuple((buf.role, buf.dtype, len(buf.shape)) for buf in func.buffers)
+    return kinds, tuple(map(type, statements(func.body)))
+
+
+def _levels(loops: Mapping[str, LoopFunc]) -> list[list[str]]:
+    """The functions that call none, then those that call these alone, and so on."""
+    level: dict[str, int] = {}
+
+    def visit(name: str) -> int:
+        if name not in level:
+            called = {
+                stmt.function
+                for stmt in statements(loops[name].body)
+                if isinstance(stmt, Call)
+            }
+            level[name] = max((visit(callee) + 1 for callee in called), default=0)
+        return level[name]
+
+    found: dict[int, list[str]] = {}
+    for name in loops:
+        found.setdefault(visit(name), []).append(name)
+    return [found[k] for k in sorted(found)]
+
+
+class _Unifier:
+    """Goes through the functions of a module, level by level."""
+
+    def __init__(self, facts: Facts, alone: Container[str]) -> None:
+        self.facts = facts
+        self.alone = alone  # functions that stay as they are
+        self.targets: dict[str, _Target] = {}
+        self.made: dict[str, LoopFunc] = {}
+        self.sizes: dict[tuple[frozenset[str], bool], SizeForms] = {}
+
+    def level(self, funcs: Iterable[LoopFunc], calling: bool) -> None:
+        alike: dict[object, list[LoopFunc]] = {}
+        for func in funcs:
+            now = _retargeted(func, self.targets) if calling else func
+            if func.name in self.alone:
+                self.made[func.name] = now
+                continue
+            alike.setdefault(_outline(now), []).append(now)
+        for group in alike.values():
+            if len(group) == 1:
+                self.made[group[0].name] = group[0]
+            else:
+                self._group(group, calling)
+
+    def _group(self, funcs: Iterable[LoopFunc], calling: bool) -> None:
+        groups: dict[object, list[_Form]] = {}
+        for func in funcs:
+            form = _Form(func, self._sizes(frozenset(func.sizes), calling))
             groups.setdefault(form.key, []).append(form)
-    targets: dict[str, _Target] = {}
-    loops = dict(module.loops)
-    for forms in groups.values():
-        made = _unified(forms) if len(forms) > 1 else None
-        if made is None:
-            continue
-        func, to = made
-        for form, target in zip(forms, to, strict=True):
-            targets[form.func.name] = target
-            del loops[form.func.name]
-        loops[func.name] = func
+        for forms in groups.values():
+            unified = _unified(forms) if len(forms) > 1 else None
+            if unified is None:
+                self.made |= {form.func.name: form.func for form in forms}
+                continue
+            made, calls = unified
+            self.made[made.name] = made
+            for form, target in zip(forms, calls, strict=True):
+                self.targets[form.func.name] = target
+
+    def _sizes(self, sizes: frozenset[str], calling: bool) -> SizeForms:
+        key = sizes, calling
+        if key not in self.sizes:
+            self.sizes[key] = SizeForms(sizes, self.facts, numbers=calling)
+        return self.sizes[key]
+
+
+def unify(module: Module, cx: Context) -> Module:
+    """A lowered module in which functions that differ in numbers or sizes are one."""
+    # A plan tells of the chunk that each loop over chunks is for.
+    unifier = _Unifier(cx.facts(module.main), module.chunks)
+    for level, names in enumerate(_levels(module.loops)):
+        unifier.level((module.loops[name] for name in names), level > 0)
+    targets, made = unifier.targets, unifier.made
     if not targets:
         return module
-    loops = {name: _retargeted(func, targets) for name, func in loops.items()}
-    graphs = {graph.name: graph for graph in (module.main, *module.versions)}
-    called = {name: _calling(graph, targets) for name, graph in graphs.items()}
-    return module.replace(loops=loops, graphs={**module.graphs, **called})
+    plans: dict[str, tuple[KernelPlan, ...]] = {}
+    for name, plan in module.plans.items():
+        now = targets[name].function if name in targets else name
+        plans[now] = (*plans.get(now, ()), *plan)
+    # As before in their order, which the texts of dumps follow.
+    loops = {name: made[name] for name in module.loops if name in made}
+    versions = {graph.name: graph for graph in (module.main, *module.versions)}
+    called = {name: _calling(graph, targets) for name, graph in versions.items()}
+    graphs = {**module.graphs, **called}
+    return module.replace(loops=loops, plans=plans, graphs=graphs)

@@ -39,7 +39,8 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import IN_MEMORY, OPS, VIEWS
 from pliant.ir.views import resolve
-from pliant.passes.fuse import fuse, reads_view
+from pliant.passes.fuse import fuse
+from pliant.passes.fuse_limits import reads_view
 from pliant.passes.lifetimes import Kernels
 from pliant.sym import as_expr
 

@@ -64,11 +64,15 @@ def _products(
         for op in program.lowered.main.ops
         if op.name == "call_loop"
     )
-    for name, plan in program.lowered.plans.items():
-        text = " ".join(f"{axis}={size}" for axis, size in plan.sizes().items())
-        yield f"  {name:24} {text}   {count_text(calls[name], 'call')}"
-        if dims is not None:
-            yield f"  {'':24} {plan.describe(dims, threads)}"
+    for name, plans in program.lowered.plans.items():
+        count = count_text(calls[name], "call")
+        for plan in plans:
+            text = " ".join(f"{axis}={size}" for axis, size in plan.sizes().items())
+            # The calls of a function that is for several products are all of theirs.
+            yield f"  {name:24} {text}   {count if plan is plans[0] else ''}".rstrip()
+            if dims is not None:
+                yield f"  {'':24} {plan.describe(dims, threads)}"
+            name = ""
 
 
 def explain(

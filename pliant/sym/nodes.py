@@ -286,6 +286,8 @@ class Expr:
     def __pow__(self, power: int) -> Expr:
         if power < 0:
             raise ValueError(f"negative power {power} of '{self}'")
+        if power == 1:
+            return self
         out = ONE
         for _ in range(power):
             out = out * self
@@ -385,10 +387,14 @@ def as_expr(v: DimLike) -> Expr:
 
 
 def product(dims: Iterable[DimLike]) -> Expr:
-    out = ONE
+    out, number = ONE, 1
     for dim in dims:
-        out = out * dim
-    return out
+        factor = as_expr(dim)
+        if factor.is_const:
+            number *= factor.value
+        else:
+            out = factor if out is ONE else out * factor
+    return out._scaled(number)
 
 
 def floordiv(a: DimLike, b: DimLike) -> Expr:

@@ -17,11 +17,10 @@ that one pass can reuse the memoized proofs of another.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from pliant.sym.bounding import (
@@ -33,6 +32,15 @@ from pliant.sym.bounding import (
     tighter,
 )
 from pliant.sym.cond import Cond, divides, eq, ge, gt, le, lt, ne
+from pliant.sym.equations import (
+    is_comparison,
+    is_polynomial,
+    line_of,
+    linear_terms,
+    primitive,
+    rewrites_outside,
+    solution_of,
+)
 from pliant.sym.expr import (
     ZERO,
     Atom,
@@ -58,6 +66,7 @@ from pliant.sym.search import Search, tightened, without_quotients
 
 __all__ = ["Cond", "Facts", "divides", "eq", "ge", "gt", "le", "lt", "ne"]
 
+T = TypeVar("T")
 Order: TypeAlias = Literal["lt", "le", "eq", "ge", "gt"]
 # A condition, or a symbol's range: its name and ends.
 _Statement: TypeAlias = Cond | tuple[str, int | None, int | None]
@@ -85,6 +94,7 @@ class _ProofMemo:
     known: tuple[Expr, ...] | None = None
     forms: tuple[frozenset[Expr], frozenset[Expr]] | None = None
     parts: _Parts | None = None
+    others: dict[tuple[Hashable, type], Any] = field(default_factory=dict)
 
 
 class Facts:
@@ -127,6 +137,11 @@ class Facts:
     def forget(self) -> None:
         """Drops memoized results; they are computed again when needed."""
         self._memo = _ProofMemo()
+
+    def remembered(self, key: Hashable, make: type[T]) -> T:
+        """The same object for a key each time: results that follow from these facts."""
+        found: T = self._memo.others.setdefault((key, make), make())
+        return found
 
     def __repr__(self) -> str:
         return f"Facts({', '.join(map(str, self.stated))})"
@@ -201,7 +216,7 @@ class Facts:
         expr = tightened(self.canonical(expr))
         if expr.is_const:
             _require(expr.value >= 0, self)
-        elif len(expr.symbols()) == 1 and (line := _line(expr)) is not None:
+        elif len(expr.symbols()) == 1 and (line := line_of(expr)) is not None:
             slope, offset = line
             end = -(offset // slope) if slope > 0 else offset // -slope
             self._clip(expr.symbols()[0], *((end, None) if slope > 0 else (None, end)))
@@ -234,12 +249,12 @@ class Facts:
         _require(expr.constant % divisor == 0, self)
         terms = tuple((c // divisor, mono) for c, mono in expr.terms)
         expr = Expr._of(terms)
-        solution = _solvable(expr)
+        solution = solution_of(expr)
         if solution is not None:
             self._solve(*solution)
             return
         lead, mono = terms[0]
-        if abs(lead) == 1 and _rewrites_outside(mono, expr):
+        if abs(lead) == 1 and rewrites_outside(mono, expr):
             image = (Expr._of(((lead, mono),)) - expr) * lead
             self._rules += ((mono, image),)
             self._restate()
@@ -294,7 +309,7 @@ class Facts:
             self._add_nonneg(expr - 1)
         elif hi == 0:
             self._add_nonneg(-expr - 1)
-        expr = _primitive(expr)
+        expr = primitive(expr)
         if expr not in self._unequal:
             self._unequal += (expr, -expr)
         self.forget()
@@ -319,7 +334,7 @@ class Facts:
         for _ in range(_PROPAGATION_ROUNDS):
             changed = False
             for expr in self._nonneg:
-                for coefficient, name, rest in _linear_terms(expr):
+                for coefficient, name, rest in linear_terms(expr):
                     if name in self._solved:
                         continue
                     high = self.bounds(rest)[1]
@@ -352,7 +367,7 @@ class Facts:
             images: dict[str, Expr] = {}
             for k, expr in self._multiples:
                 expr = expr.substitute(images)
-                line = _line(expr) if len(expr.symbols()) == 1 else None
+                line = line_of(expr) if len(expr.symbols()) == 1 else None
                 if line is None:
                     continue
                 # slope*s + offset == 0 modulo k  <=>  s == first modulo step
@@ -387,7 +402,7 @@ class Facts:
         if self._memo.forms is None:
             nonneg = (tightened(self.canonical(e)) for e in self._nonneg)
             zero = [self.canonical(e) for e in self._equal]
-            parts = [_primitive(e) for e in zero if not e.is_const]
+            parts = [primitive(e) for e in zero if not e.is_const]
             both = (*parts, *(-part for part in parts))
             self._memo.forms = frozenset(nonneg), frozenset(both)
         return self._memo.forms
@@ -536,7 +551,9 @@ class Facts:
         """
         if self._quick(expr):
             return True
-        return any(self._quick(expr - fact) for fact in self._nonneg if _plain(fact))
+        return any(
+            self._quick(expr - fact) for fact in self._nonneg if is_polynomial(fact)
+        )
 
     def prove(self, cond: Cond) -> bool | None:
         """True or False if certain for every assignment of the facts, else None."""
@@ -570,7 +587,7 @@ class Facts:
         to be 8, the search may get lost in what is known of 8.
         """
         parts = (*cond.lhs.atoms(), *cond.rhs.atoms())
-        if not self._statements or not any(map(_compares, parts)):
+        if not self._statements or not any(map(is_comparison, parts)):
             return None
         least = (self.bounds(sym(name))[0] for name in cond.symbols())
         if any(low is None or low < 0 for low in least):
@@ -615,7 +632,7 @@ class Facts:
     def _is_zero(self, expr: Expr) -> bool | None:
         if expr.is_const:
             return expr.value == 0
-        part = _primitive(expr)
+        part = primitive(expr)
         if part in self._unequal:
             return False
         if part in self._stated_forms()[1]:
@@ -703,81 +720,6 @@ _SHARED: WeakValueDictionary[tuple[_Statement, ...], Facts] = WeakValueDictionar
 def _require(consistent: bool, facts: Facts) -> None:
     if not consistent:
         raise ValueError(f"contradictory facts: {', '.join(map(str, facts.stated))}")
-
-
-def _line(expr: Expr) -> tuple[int, int] | None:
-    """(a, b) if expr is a*s + b for a symbol s."""
-    match expr.terms:
-        case ((slope, ((Symbol(), 1),)),):
-            return slope, 0
-        case ((slope, ((Symbol(), 1),)), (offset, ())):
-            return slope, offset
-        case _:
-            return None
-
-
-def _compares(atom: Atom) -> bool:
-    """Whether an atom is bounded by one of its operands."""
-    if isinstance(atom, Mod):
-        return not atom.den.is_const
-    return isinstance(atom, Min | Max)
-
-
-def _plain(expr: Expr) -> bool:
-    """Whether expr is a polynomial in symbols only."""
-    return all(isinstance(atom, Symbol) for atom in expr.atoms())
-
-
-def _rewrites_outside(lead: Monomial, expr: Expr) -> bool:
-    """Whether `lead` can be a rewrite: its symbols are inside no atom of expr.
-
-    Otherwise the image would bring back what was rewritten, n -> min(n, m) + 4.
-    """
-    names = {atom.name for atom, _ in lead if isinstance(atom, Symbol)}
-    inner = (arg for atom in expr.atoms() for arg in operands(atom))
-    hidden = {name for arg in inner for name in arg.symbols()}
-    return len(names) == len(lead) and not names & hidden
-
-
-def _primitive(expr: Expr) -> Expr:
-    """expr over the common divisor of all its coefficients."""
-    divisor = gcd(*(c for c, _ in expr.terms))
-    return Expr._of(tuple((c // divisor, mono) for c, mono in expr.terms))
-
-
-def _linear_terms(expr: Expr) -> Iterator[tuple[int, str, Expr]]:
-    """(a, s, rest) with expr == a*s + rest, for each symbol s that rest is free of."""
-    for coefficient, mono in expr.terms:
-        match mono:
-            case ((Symbol(name), 1),):
-                rest = expr - coefficient * sym(name)
-                if name not in rest.symbols():
-                    yield coefficient, name, rest
-            case _:
-                pass
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key: s6 before s33."""
-    pieces: Iterable[str] = re.split(r"(\d+)", name)
-    return [(int(piece) if piece.isdigit() else -1, piece) for piece in pieces]
-
-
-def _solvable(expr: Expr) -> tuple[str, Expr] | None:
-    """(s, e) such that expr == 0 means s == e, for the best symbol s.
-
-    A solution without negative coefficients keeps signs visible; among those the
-    later name goes, so that s33 == s6 leaves s6.
-    """
-    best: tuple[bool, list[tuple[int, str]], str, Expr] | None = None
-    for coefficient, name, rest in _linear_terms(expr):
-        if abs(coefficient) != 1:
-            continue
-        image = rest * -coefficient
-        positive = all(c > 0 for c, _ in image.terms)
-        if best is None or (positive, _natural(name)) > best[:2]:
-            best = (positive, _natural(name), name, image)
-    return None if best is None else best[2:]
 
 
 _NOTHING_KNOWN = Facts()

@@ -135,7 +135,7 @@ def test_far_away(threads: int, target: Target) -> None:
     small = with_caches(target, *SMALL)
     tile = gemm_tile(DType.F32, small)
     model = pliant.compile(product(), threads=threads, target=small)
-    (plan,) = model.program.lowered.plans.values()
+    ((plan,),) = model.program.lowered.plans.values()
     # More than L2 holds; and so long a K that the number of passes is what is bounded.
     far = [(1, 401, 317), (tile.keeping, 500, 211), (tile.few, 301, 300)]
     for m, n, k in (*far, (2, 300, 4101), (1, 137, 4103)):
@@ -169,7 +169,7 @@ def test_one_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         assert counts["outer"] > 0 == counts["strip"] + counts["narrow"], (m, n)
         np.testing.assert_array_equal(got, x * y)
         np.testing.assert_array_equal(model(x, y), x * y)
-    (plan,) = model.program.lowered.plans.values()
+    ((plan,),) = model.program.lowered.plans.values()
     used = (plan.at({"m": m, "n": 300, "k": 1}, 2).threads for m in (100, 300))
     assert tuple(used) == (1, 2)
 

@@ -64,7 +64,7 @@ def compiled(module: Module, target: str = "machine") -> pliant.CompiledModel:
 
 
 def plan_of(model: pliant.CompiledModel) -> ProductPlan:
-    (plan,) = model.program.lowered.plans.values()
+    ((plan,),) = model.program.lowered.plans.values()
     return plan
 
 
@@ -259,3 +259,21 @@ def test_every_dim_or_none(net: pliant.CompiledModel) -> None:
         net.explain(batch=1, seq=1, rows=2)
     with pytest.raises(pliant.ShapeError, match="a size is an int"):
         net.explain(batch=1, seq=-1)
+
+
+def test_products_of_one_function() -> None:
+    """Layers of several widths share a function; each of them is told of."""
+    widths = (96, 160, 224, 288)
+    layers = [nn.Linear(k, n) for k, n in zip(widths, widths[1:], strict=False)]
+    net = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+    x = torch.randn(5, 96)
+    model = pliant.compile(net.eval(), (x,), {"input": {0: torch.export.Dim("rows")}})
+    (name,) = model.program.lowered.plans
+    text = model.explain(rows=5)
+    for k, n in zip(widths, widths[1:], strict=False):
+        assert f"N={n} K={k}" in text, text
+    assert text.count(f"{name} ") == 1 + len(layers), text  # once, and in the order
+    for rows in (0, 1, 5, 13, 61, 300):
+        x = torch.randn(rows, 96)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), net(x), rtol=1e-4, atol=1e-5)
