@@ -4,9 +4,10 @@
 
 A worker (`python -m bench.coverage.pool opinfo`) reads a name per line and answers with
 a line of JSON. One that ends or takes too long is replaced, and its entry is counted as
-a crash or a hang. A card that sets FORKED has each entry in a child of the worker, which
-has only imported the libraries: no entry meets what another left behind. Answers are
-kept in a file as they come, so that a run that was interrupted goes on where it was.
+a crash or a hang. A card that sets FORKED has each entry in a child of the worker,
+which has only imported the libraries: no entry meets what another left behind. Answers
+are kept in a file as they come, so that a run that was interrupted goes on where it
+was.
 """
 
 from __future__ import annotations
