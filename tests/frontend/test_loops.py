@@ -315,3 +315,21 @@ def test_a_number_of_rounds_that_is_fixed() -> None:
     for batch in (1, 2, 7):
         x = torch.randn(batch, 6, WIDTH)
         torch.testing.assert_close(ours(x), model(x))
+
+
+def blocks(m: Any, x: Tensor) -> Any:
+    out = []
+    for t in range((x.shape[1] + 3) // 4):
+        out.append(m.linear(x[:, 4 * t : 4 * t + 4]))
+    return torch.cat(out, 1)
+
+
+def test_the_line_of_a_loop_is_told() -> None:
+    """Of a loop that is no scan: not that of the code that watches it."""
+    ours = pliant.compile(
+        Model(blocks).eval(),
+        (torch.randn(2, 3, WIDTH),),
+        {"x": {0: "batch", 1: torch.export.Dim.AUTO}},
+    )
+    with pytest.raises(pliant.ShapeError, match=r"test_loops\.py:\d+"):
+        ours(torch.randn(2, 300, WIDTH))
