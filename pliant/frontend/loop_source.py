@@ -26,6 +26,9 @@ it carries, which are the variables that it may read before it assigns them:
 - what it assigns but does not carry is not read behind it;
 - nothing leaves it early.
 
+Of other loops, `range(0, n, 128)` asks for the number of its steps alone, so that the
+program is right for every n with as many.
+
 What the text does not show is checked when it is traced: torch's scan refuses a body
 that changes a tensor it is given, and a carried value whose type changes.
 """
@@ -154,6 +157,7 @@ class _Function:
             try:
                 scan = self.scan(block, loop, enclosed)
             except _NoScan:
+                found |= _in_steps(loop)
                 continue
             at = block.index(loop)
             block[at : at + 1] = _branch(scan, loop)
@@ -234,6 +238,18 @@ class _Function:
                 _require(all(_is_stored(use) or use in joined for use in uses))
             case _:
                 raise _NoScan
+
+
+def _in_steps(loop: ast.For) -> bool:
+    """Lets the number of rounds be fixed where it is not that of a size; whether."""
+    match loop.iter:
+        case ast.Call(ast.Name("range"), [_, _, _], []) as call:
+            name = ast.copy_location(ast.Name(ROUNDS, ast.Load()), call)
+            steps = ast.Attribute(name, "in_steps", ast.Load())
+            call.func = ast.copy_location(steps, call)
+            return True
+        case _:
+            return False
 
 
 # ---- the parts of a loop

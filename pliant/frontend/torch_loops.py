@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from pliant.frontend.loop_source import rewritten
+from pliant.frontend.loop_source import ROUNDS, rewritten
 from pliant.frontend.torch_rounds import is_size
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def _others(code: CodeType) -> Codes:
         for found in gc.get_referrers(code)
         if isinstance(found, FunctionType) and found.__code__ is code
     ]
-    if "__range" in code.co_varnames:
+    if ROUNDS in code.co_varnames + code.co_cellvars:
         return {}  # it is the rewritten one: this loop of it is no scan
     made = {function: rewritten(function) for function in functions}
     return {function: code for function, code in made.items() if code is not None}

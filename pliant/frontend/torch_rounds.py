@@ -41,6 +41,13 @@ def cat(tensors: Any, dim: int = 0) -> Tensor:
     return stacked.movedim(0, at).flatten(at, at + 1)
 
 
+def in_steps(start: Any, stop: Any, step: Any) -> range:
+    """The range, of which a size is fixed to no more than the number of steps."""
+    if is_size(stop) and isinstance(start, int) and isinstance(step, int) and step > 1:
+        stop = start + step * int((stop - start + step - 1) // step)
+    return range(start, stop, step)
+
+
 def over_size(start: Any, stop: Any, step: Any) -> bool:
     """Whether the range has a size as a limit that is not known yet."""
     return is_size(start) or is_size(stop)

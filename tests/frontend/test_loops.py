@@ -333,3 +333,23 @@ def test_the_line_of_a_loop_is_told() -> None:
     )
     with pytest.raises(pliant.ShapeError, match=r"test_loops\.py:\d+"):
         ours(torch.randn(2, 300, WIDTH))
+
+
+def steps(m: Any, x: Tensor) -> Any:
+    """As attention over chunks: what a round does depends on its number."""
+    out = []
+    for start in range(0, x.shape[1], 8):
+        end = min(start + 8, x.shape[1])
+        out.append(m.linear(x[:, start:end]) * (start + 1))
+    return torch.cat(out, 1)
+
+
+def test_steps() -> None:
+    """The number of steps is fixed, and not the size."""
+    model = Model(steps).eval()
+    ours = compiled(model)
+    for batch, length in ((2, 6), (1, 1), (3, 8)):
+        x = torch.randn(batch, length, WIDTH)
+        torch.testing.assert_close(ours(x), model(x))
+    with pytest.raises(pliant.ShapeError, match=r"test_loops\.py:\d+"):
+        ours(torch.randn(2, 300, WIDTH))
