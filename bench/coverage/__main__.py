@@ -16,6 +16,7 @@ import torch
 
 from bench.coverage import pool, report
 
+NOT_RUN: pool.Found = {"kind": "not_run", "text": ""}
 LIMITS = {"opinfo": 90.0, "coreaten": 90.0, "architectures": 400.0}
 
 
@@ -31,6 +32,11 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="forget a run's beginning")
     parser.add_argument(
         "--again", action="store_true", help="keep what passed in the saved results"
+    )
+    parser.add_argument(
+        "--so-far",
+        action="store_true",
+        help="run nothing: the page of a run's beginning, the rest as not run",
     )
     arguments = parser.parse_args()
     card = arguments.card
@@ -55,8 +61,9 @@ def main() -> int:
         passed = {n: entries[n] for n in names if n in entries and _passes(entries[n])}
         about["passes of commit"] = old.get("passes of commit", old["commit"])
     rest = [name for name in names if name not in passed]
-    found = pool.run(card, rest, kept, arguments.processes, limit)
-    found = {n: passed[n] if n in passed else found[n] for n in names}
+    processes = 0 if arguments.so_far else arguments.processes
+    found = pool.run(card, rest, kept, processes, limit)
+    found = {n: passed.get(n) or found.get(n) or NOT_RUN for n in names}
     print(", ".join(f"{n} {kind}" for kind, n in report.counts(found).items()))
     if len(names) == whole:
         report.save(card, found, about)

@@ -11,7 +11,7 @@ from bench.coverage import diffusers_models, timm_models, transformers_models
 from bench.coverage.architecture import Architecture, judge_architecture
 from bench.coverage.judge import Verdict
 
-PER_PROCESS = 1  # what a library leaves behind does not meet the next model
+FORKED = True  # what a library leaves behind does not meet the next model
 MEMORY = 12 * 2**30  # address space of a process: an architecture that needs more fails
 
 
@@ -25,7 +25,25 @@ def entries() -> dict[str, Architecture]:
 
 
 def names() -> list[str]:
-    return list(entries())
+    """Those of each library spread evenly, so that a run's beginning is a fair part."""
+    libraries = (timm_models, transformers_models, diffusers_models)
+    places = {
+        name: place / len(made)
+        for made in (library.entries() for library in libraries)
+        for place, name in enumerate(made, 1)
+    }
+    return sorted(places, key=places.__getitem__)
+
+
+def prepare() -> None:
+    """What all entries import, once for all of them."""
+    import diffusers
+    import torch._dynamo
+    import torch._higher_order_ops
+    import transformers
+
+    timm_models.imported()
+    _ = diffusers.ModelMixin, transformers.AutoModel, torch._dynamo.export
 
 
 def evaluate(name: str) -> Verdict:

@@ -4,8 +4,10 @@
 
 A worker (`python -m bench.coverage.pool opinfo`) reads a name per line and answers with
 a line of JSON. One that ends or takes too long is replaced, and its entry is counted as
-a crash or a hang. Answers are kept in a file as they come, so that a run that was
-interrupted goes on where it was.
+a crash or a hang. A card that sets FORKED has each entry in a child of the worker,
+which has only imported the libraries: no entry meets what another left behind. Answers
+are kept in a file as they come, so that a run that was interrupted goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 Found = dict[str, Any]
@@ -67,8 +71,6 @@ def _serve(
     total: int,
 ) -> None:
     worker: _Worker | None = None
-    module = importlib.import_module(f"bench.coverage.{card}")
-    most = getattr(module, "PER_PROCESS", PER_PROCESS)
     while True:
         try:
             name = waiting.get_nowait()
@@ -77,7 +79,7 @@ def _serve(
         worker = worker or _Worker(card)
         started = time.perf_counter()
         answer = worker.ask(name, limit)
-        if answer["kind"] in ("crash", "hang") or worker.asked >= most:
+        if answer["kind"] in ("crash", "hang") or worker.asked >= PER_PROCESS:
             worker.close()
             worker = None
         answer["seconds"] = round(time.perf_counter() - started, 2)
@@ -99,6 +101,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # it is ended together with its children
         )
         self.ready(600.0)
 
@@ -128,7 +131,7 @@ class _Worker:
         return {"kind": "crash", "text": f"the process ended with {code}"}
 
     def close(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -141,15 +144,38 @@ def work(card: str) -> None:
     torch.set_num_threads(1)
     module = importlib.import_module(f"bench.coverage.{card}")
     module.names()
+    if hasattr(module, "prepare"):
+        module.prepare()
     print("ready", file=answers, flush=True)
+    answered = _in_child if getattr(module, "FORKED", False) else _answer
     for line in sys.stdin:
-        try:
-            verdict = module.evaluate(line.strip())
-            answer = {"kind": verdict.kind, "text": verdict.text}
-        except Exception as error:  # of the harness, or of a model that cannot be built
-            text = f"{type(error).__name__}: {str(error)[:300]}"
-            answer = {"kind": "eager_cannot", "text": text}
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(answered(module, line.strip())), file=answers, flush=True)
+
+
+def _answer(module: ModuleType, name: str) -> Found:
+    try:
+        verdict = module.evaluate(name)
+    except Exception as error:  # of the harness, or of a model that cannot be built
+        text = f"{type(error).__name__}: {str(error)[:300]}"
+        return {"kind": "eager_cannot", "text": text}
+    return {"kind": verdict.kind, "text": verdict.text}
+
+
+def _in_child(module: ModuleType, name: str) -> Found:
+    source, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(sink, "w") as out:
+            out.write(json.dumps(_answer(module, name)))
+        os._exit(0)
+    os.close(sink)
+    with os.fdopen(source) as stream:
+        text = stream.read()
+    _, status, used = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    crash = {"kind": "crash", "text": f"the process ended with {code}"}
+    found: Found = crash if code or not text else json.loads(text)
+    return {**found, "cpu": round(used.ru_utime + used.ru_stime, 1)}
 
 
 if __name__ == "__main__":

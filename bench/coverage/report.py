@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE, RESULTS = ROOT / "docs" / "coverage.md", ROOT / "bench" / "results"
 KINDS = (
     *("pass", "wrong", "unsupported", "refused", "internal", "crash", "hang"),
-    *("export_cannot", "eager_cannot"),
+    *("export_cannot", "eager_cannot", "not_run"),
 )
+APART = frozenset({"export_cannot", "eager_cannot", "not_run"})  # says nothing of ours
 TITLES = {
     "opinfo": "OpInfo entries of torch.testing",
     "coreaten": "Core ATen overloads",
@@ -62,12 +63,13 @@ def _card(title: str, content: dict[str, Any]) -> str:
     numbers = ", ".join(f"{n} {kind}" for kind, n in counts(found).items())
     about = ", ".join(f"{key} {value}" for key, value in content["about"].items())
     lines = [f"## {title}", "", f"{len(found)} entries: {numbers} ({about}).", ""]
+    lines += _libraries(found)
     blocking = _blocking(found)
     if blocking:
         lines += ["| blocks | entries |", "| --- | --- |"]
         lines += [f"| {op} | {n} |" for op, n in blocking]
         lines.append("")
-    for kind in KINDS[1:]:
+    for kind in KINDS[1:-1]:
         entries = {n: e for n, e in sorted(found.items()) if e["kind"] == kind}
         if entries:
             lines += [f"### {kind}", ""]
@@ -77,7 +79,29 @@ def _card(title: str, content: dict[str, Any]) -> str:
     narrow = {n: e for n, e in narrow.items() if e["text"]}
     if narrow:
         lines += ["### pass, but refuse other sizes", "", ", ".join(narrow), ""]
+    missing = sorted(n for n, e in found.items() if e["kind"] == "not_run")
+    if missing:
+        lines += ["### not run", "", ", ".join(missing), ""]
     return "\n".join(lines)
+
+
+def _libraries(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Of entries such as timm/resnet18: a row for each library."""
+    libraries = sorted({name.partition("/")[0] for name in found if "/" in name})
+    if not libraries:
+        return []
+    lines = [
+        "| library | entries | run | torch can export | pass |",
+        "|" + " --- |" * 5,
+    ]
+    for library in (*libraries, ""):
+        kinds = [e["kind"] for n, e in found.items() if n.startswith(library)]
+        ran = len(kinds) - kinds.count("not_run")
+        judged, passed = sum(k not in APART for k in kinds), kinds.count("pass")
+        share = f" ({100 * passed / judged:.1f}%)" if judged else ""
+        name = library or "all"
+        lines.append(f"| {name} | {len(kinds)} | {ran} | {judged} | {passed}{share} |")
+    return [*lines, ""]
 
 
 def _blocking(found: dict[str, dict[str, Any]]) -> list[tuple[str, int]]:

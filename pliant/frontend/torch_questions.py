@@ -52,6 +52,12 @@ _DYNAMO = "torch._dynamo.symbolic_convert"
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
 
+# What stands between torch and a loop of the model's code (torch_loops.py).
+_HERE = os.path.dirname(__file__)
+_LOOPS = tuple(
+    os.path.join(_HERE, name) for name in ("torch_loops.py", "torch_rounds.py")
+)
+
 # Functions of torch's decompositions that compute the shape in which operands meet, or
 # the strides of a result: as inside an op, they decide nothing that has a value.
 _SHAPES = frozenset({"_broadcast_shapes", "compute_elementwise_output_strides"})
@@ -252,7 +258,7 @@ def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | 
             if not decomposed:
                 return None  # it runs the op that it records
             decomposed = False
-        if path.startswith(_MODULES) or not path.startswith(_TORCH):
+        if path.startswith(_MODULES) or not path.startswith((_TORCH, *_LOOPS)):
             return frame
         frame = frame.f_back
     return None

@@ -27,6 +27,7 @@ from pliant.frontend.torch_dims import (
     enlarged,
     symbol_of,
 )
+from pliant.frontend.torch_loops import keep_loops
 from pliant.frontend.torch_questions import Asked, recorded_questions
 from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
@@ -183,20 +184,23 @@ def _export(
     training: bool,
 ) -> tuple[ExportedProgram, Asked]:
     args, kwargs = pytree.tree_unflatten(list(values), spec)
-    grad = torch.set_grad_enabled(training)
-    with (
-        grad,
-        recorded_questions() as asked,
-        shared_bounds(),
-        symbolic_shapes(),
-        sizes_in_tensors(),
-        _unseen_flow(),
-        symbolic_windows(),
-    ):
-        program = torch.export.export(
-            model, args, kwargs, dynamic_shapes=shapes, strict=False
-        )
-    return program, asked
+
+    def exported() -> tuple[ExportedProgram, Asked]:
+        with (
+            torch.set_grad_enabled(training),
+            recorded_questions() as asked,
+            shared_bounds(),
+            symbolic_shapes(),
+            sizes_in_tensors(),
+            _unseen_flow(),
+            symbolic_windows(),
+        ):
+            program = torch.export.export(
+                model, args, kwargs, dynamic_shapes=shapes, strict=False
+            )
+        return program, asked
+
+    return keep_loops(exported)
 
 
 def _fixed_dims(

@@ -20,10 +20,11 @@ from pliant.memory.liveness import ALIGN, ArenaBuffer, liveness
 from pliant.sym import Expr, Facts, Guard, as_expr, ceildiv, floordiv, ge, le, sym
 from pliant.sym.monotone import largest
 from pliant.sym.points import witnesses
+from pliant.sym.signs import without_plain
 
-# Takes a region as the `main` of a module to ordered calls.
 _SAMPLES = 16  # assignments at which sizes are compared before a proof is tried
 
+# Takes a region as the `main` of a module to ordered calls.
 CompileRegion = Callable[[Module], Module]
 
 
@@ -177,10 +178,14 @@ class Flows:
         dims = []
         for dim in value.shape:
             end = largest(dim, most, self.facts)
-            if end is None or self.facts.prove(ge(dim, 0)) is not True:
+            if end is None or not self.is_size(dim):
                 self.refuse(op, f"no range is known for the size {dim}")
             dims.append(end)
         return tuple(dims)
+
+    def is_size(self, dim: Expr) -> bool:
+        forms = (dim, without_plain(dim))
+        return any(self.facts.prove(ge(form, 0)) is True for form in forms)
 
     def refuse(self, op: Op, why: str) -> NoReturn:
         raise UnsupportedOpError([UnsupportedOp(op.name, why, op.loc or "unknown")])

@@ -22,6 +22,19 @@ def plainly_nonnegative(expr: Expr, symbol: Callable[[str], bool] = _is_size) ->
     )
 
 
+def without_plain(expr: Expr) -> Expr:
+    """At most `expr`, and simpler: without terms of quotients and choices that are
+    plainly nonnegative. Of a long sum, this may be proved where all of it is not."""
+    terms = (
+        (coefficient, mono)
+        for coefficient, mono in expr.terms
+        if coefficient < 0
+        or all(isinstance(atom, Symbol) for atom, _ in mono)
+        or not all(_atom(atom, _is_size) for atom, _ in mono)
+    )
+    return Expr._of(tuple(terms))
+
+
 def _atom(atom: Atom, symbol: Callable[[str], bool]) -> bool:
     match atom:
         case Symbol(name):

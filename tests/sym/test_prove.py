@@ -26,6 +26,7 @@ from pliant.sym import (
     parse,
     sym,
 )
+from pliant.sym.signs import without_plain
 
 n, m, k, s = sym("n"), sym("m"), sym("k"), sym("s")
 a, b, c, d = sym("a"), sym("b"), sym("c"), sym("d")
@@ -377,3 +378,17 @@ def test_what_holds_for_sizes_may_not_hold_for_integers() -> None:
     facts = Facts().with_range("k", -5, 5).assume(le(n, 8))
     assert facts.prove(le(minimum(sym("k"), n), 0)) is None
     assert facts.prove(le(0, maximum(sym("k"), -7))) is None
+
+
+def test_without_plain_terms() -> None:
+    """A size of memory, whose many choices use up what a proof may take."""
+    b, n, t, u, v = map(sym, ("batch", "length", "threads", "u8", "u9"))
+    plain = 6400 * b * n - 256 * u + 184320 * t
+    strips = t * ceildiv(minimum(n, 512), 4)
+    more = 64 * b * n * minimum(t, 1) + 512 * strips + 64 * ceildiv(3 * strips, 4)
+    more = more + 64 * ceildiv(9 * t * minimum(n, 16), 4) + 192 * ceildiv(b * n, 4)
+    assert without_plain(plain + more) == plain
+    assert without_plain(plain - ceildiv(n, 2)) == plain - ceildiv(n, 2)
+    facts = Facts().assume(ge(n, 1)).assume(le(u, 2 * b * n)).assume(ge(u, 0))
+    facts = facts.assume(le(v, 2 * b * n - u))
+    assert facts.prove(ge(without_plain(plain + more), 0)) is True

@@ -1,0 +1,123 @@
+"""What a Python loop that was rewritten as a scan calls (loop_source.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Limits = tuple[Any, Any, Any]  # start, stop and step of a range
+Source = tuple[Any, int, int]  # a tensor, the axis of its rows, an offset
+
+
+class NotAScan(Exception):
+    """A loop that looked like a scan is none. It is traced as it was written."""
+
+
+class Rows:
+    """What was a list of one tensor for each round: they are stacked.
+
+    After no rounds, joining them gives no rows. torch refuses to join an empty list.
+    """
+
+    def __init__(self, stacked: Tensor) -> None:
+        self.stacked = stacked
+
+
+def stack(tensors: Any, dim: int = 0) -> Tensor:
+    if not isinstance(tensors, Rows):
+        return torch.stack(tensors, dim)
+    return tensors.stacked.movedim(0, dim)
+
+
+def cat(tensors: Any, dim: int = 0) -> Tensor:
+    if not isinstance(tensors, Rows):
+        return torch.cat(tensors, dim)
+    stacked = tensors.stacked
+    at = dim % (stacked.dim() - 1)
+    return stacked.movedim(0, at).flatten(at, at + 1)
+
+
+def in_steps(start: Any, stop: Any, step: Any) -> range:
+    """The range, of which a size is fixed to no more than the number of steps."""
+    if is_size(stop) and isinstance(start, int) and isinstance(step, int) and step > 1:
+        stop = start + step * int((stop - start + step - 1) // step)
+    return range(start, stop, step)
+
+
+def over_size(start: Any, stop: Any, step: Any) -> bool:
+    """Whether the range has a size as a limit that is not known yet."""
+    return is_size(start) or is_size(stop)
+
+
+def is_size(number: Any) -> bool:
+    return isinstance(number, torch.SymInt) and number.node.maybe_as_int() is None
+
+
+def scanned(
+    body: Callable[..., Any],
+    carried: tuple[Any, ...],
+    reads: Sequence[Source],
+    limits: Limits,
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """The carried values after all rounds, and the stacked results of the rounds."""
+    from torch._higher_order_ops.scan import scan
+
+    _require(all(isinstance(x, Tensor) for x in pytree.tree_leaves(carried)))
+    rounds = _length(limits)
+    rows = tuple(_in_order(_rows(read, limits), limits) for read in reads)
+    # A scan has rows and carries something: numbers of no use, if the loop does not.
+    number = torch.arange(rounds)
+    nothing = torch.zeros(())
+
+    def combine(state: Any, row: Any) -> Any:
+        (unused, *values), (_, *given) = state, row
+        after, kept = body(*given, *values)
+        return _apart((unused, *after)), _apart(tuple(kept))
+
+    first = (nothing, *_apart(carried))
+    (_, *after), kept = scan(combine, first, (number, *rows), dim=0)
+    return tuple(after), tuple(kept)
+
+
+def write(target: Source, limits: Limits, kept: Tensor) -> None:
+    """`out[:, t] = ..` of every round at once."""
+    rows = _rows(target, limits)
+    missing = rows.dim() - kept.dim()
+    kept = kept.reshape((kept.shape[0], *[1] * missing, *kept.shape[1:]))
+    rows.copy_(_in_order(kept, limits))
+
+
+def _rows(source: Source, limits: Limits) -> Tensor:
+    """(rounds, ..): the rows of a tensor that the rounds index, by index."""
+    tensor, axis, offset = source
+    start, _, step = limits
+    _require(isinstance(tensor, Tensor))
+    rounds = _length(limits)
+    first = start + offset if step == 1 else start + offset + 1 - rounds
+    rows: Tensor = tensor.movedim(axis, 0)
+    return rows.narrow(0, first, rounds)
+
+
+def _in_order(rows: Tensor, limits: Limits) -> Tensor:
+    """Rows by index as rows by round, and back."""
+    return rows.flip(0) if limits[2] == -1 else rows
+
+
+def _length(limits: Limits) -> Any:
+    start, stop, step = limits
+    _require(step in (1, -1))
+    return torch.sym_max((stop - start) * step, 0)
+
+
+def _apart(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A scan does not give what it was given, and nothing twice."""
+    return tuple(pytree.tree_map(lambda x: x.clone(), value) for value in values)
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise NotAScan
