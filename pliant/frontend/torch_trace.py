@@ -26,6 +26,7 @@ from pliant.frontend.torch_dims import (
     enlarged,
     symbol_of,
 )
+from pliant.frontend.torch_packed import packed_sequences
 from pliant.frontend.torch_questions import Asked, recorded_questions
 from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
@@ -179,6 +180,7 @@ def _export(
         recorded_questions() as asked,
         shared_bounds(),
         symbolic_shapes(),
+        packed_sequences(),
         sizes_in_tensors(),
     ):
         program = torch.export.export(
@@ -196,7 +198,7 @@ def _fixed_dims(
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with torch.no_grad(), symbolic_shapes():
+        with torch.no_grad(), symbolic_shapes(), packed_sequences():
             ep = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )
