@@ -71,7 +71,9 @@ class _Padded(rnn.PackedSequence):
             "GRU, RNN and pad_packed_sequence"
         )
 
-    data = batch_sizes = sorted_indices = unsorted_indices = property(_missing)  # of a tuple
+    data = batch_sizes = sorted_indices = unsorted_indices = property(
+        _missing
+    )  # of a tuple
     __iter__ = __getitem__ = __len__ = to = _missing  # type: ignore[assignment]
 
 
