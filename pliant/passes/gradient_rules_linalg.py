@@ -58,8 +58,9 @@ def _scaled(b: Builder, x: Value, columns: Value) -> Value:
 def _solve(
     b: Builder, a: Value, x: Value, *, upper: bool, transposed: bool, unit: bool = False
 ) -> Value:
-    how = {"upper": upper, "transposed": transposed, "unit": unit}
-    return b.emit("triangular_solve", a, x, **how)
+    return b.emit(
+        "triangular_solve", a, x, upper=upper, transposed=transposed, unit=unit
+    )
 
 
 def _over(b: Builder, x: Value, gaps: Value) -> Value:
@@ -185,8 +186,8 @@ def _eigh(tape: Tape, op: Op, grads: Grads) -> Parts:
 def _eigvalsh(tape: Tape, op: Op, grads: Grads) -> Parts:
     (g,), b, (a,) = grads, tape.b, op.operands
     assert g is not None
-    how = {"upper": op.bool_attr("upper"), "error": op.str_attr("error")}
-    _, vectors = b.emit_multi("eigh", a, **how)
+    upper, error = op.bool_attr("upper"), op.str_attr("error")
+    _, vectors = b.emit_multi("eigh", a, upper=upper, error=error)
     yield a, GradientPart(b.matmul(_scaled(b, vectors, g), _mT(b, vectors)))
 
 
