@@ -33,7 +33,9 @@ def test_once() -> None:
     for n, k in ((40, 3), (1, 0), (1, 1), (60, 7)):
         x, i = torch.randn(n, 4), torch.arange(k)
         torch.testing.assert_close(m(x, i), net(x, i))
-    for n, i in ((3, [1]), (0, [0]), (5, [-9])):
+    with pytest.raises(pliant.ShapeError, match="no elements"):
+        m(torch.randn(0, 4), torch.tensor([0]))
+    for n, i in ((3, [1]), (5, [-9])):
         with pytest.raises(pliant.IndexRangeError):
             m(torch.randn(n, 4), torch.tensor(i))
 
