@@ -23,10 +23,13 @@ SOURCES = [
 HEADERS = ("rt", "internal", "tensor", "python")
 # Kernels that models call.
 LIBRARY = (
-    *("fft.c", "linalg.c", "locate.c", "running.c", "scatter.c", "search.c"),
-    "sort.c",
+    *("fft.c", "linalg.c", "locate.c", "running.c", "sample.c", "scatter.c"),
+    *("search.c", "sort.c"),
 )
-LIBRARY_HEADERS = ("fft_real", "keys", "lapack", "library", "linalg_real", "sort_rows")
+LIBRARY_HEADERS = (
+    *("fft_real", "keys", "lapack", "library", "linalg_real", "sample_real"),
+    "sort_rows",
+)
 
 
 def ffi_include() -> str:

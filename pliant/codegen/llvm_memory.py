@@ -5,6 +5,7 @@ An address is a polynomial in the variable of the vector loop (`llvm_dims.py`):
     not in it               one scalar load, the same for all lanes
     one element per lane    a vector load or store
     backwards               a vector load, reversed
+    a few elements apart    as many vector loads as elements, and what is needed of them
     any other way           a gather or scatter
 """
 
@@ -18,6 +19,7 @@ from pliant.codegen import llvm_lanes as lane_ops
 from pliant.codegen.llvm_dims import Dims, Linear
 from pliant.codegen.llvm_types import (
     I64,
+    LLType,
     LLValue,
     constant,
     lanes_of,
@@ -26,6 +28,8 @@ from pliant.codegen.llvm_types import (
 )
 from pliant.ir.loops import Buffer, Role, address
 from pliant.sym import Expr
+
+APART = (2, 3, 4)  # elements from lane to lane, where vector loads beat a gather
 
 
 def mark_aliasing(args: Iterable[LLValue], buffers: Sequence[Buffer]) -> None:
@@ -184,7 +188,36 @@ class MemoryEmitter:
             last = Linear(at.dynamic, at.offset - lanes + 1, 1)
             backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
             return lane_ops.reverse_lanes(b, backwards)
+        if at is not None and at.stride in APART and mask is None:
+            return self._load_apart(buf, at, int(at.stride), typ)
         return lane_ops.gather(b, self._addresses(buf, expr), typ, align, mask)
+
+    def _load_apart(self, buf: Buffer, at: Linear, stride: int, typ: LLType) -> LLValue:
+        """Elements `stride` apart, such as one number of pairs that lie side by side.
+
+        Vectors follow one another, except that the last one ends with the last element
+        needed: nothing behind it is read.
+        """
+        b, lanes = self.builder, self.dims.lanes
+        last = (lanes - 1) * stride
+
+        def load(start: int) -> LLValue:
+            pointer = self._pointer(buf, Linear(at.dynamic, at.offset + start, 1))
+            constant = self._is_constant(buf)
+            return b.load(pointer, align=buf.dtype.bytes, typ=typ, constant=constant)
+
+        found, places = load(0), range(0, last + 1, stride)
+        held: Sequence[int] = places  # where in `found` the lanes are that it has
+        for number in range(1, stride):
+            start = min(number * lanes, last - lanes + 1)
+            picked = [
+                mine
+                if place < number * lanes
+                else lanes + min(place - start, lanes - 1)
+                for mine, place in zip(held, places, strict=True)
+            ]
+            found, held = lane_ops.shuffled(b, found, load(start), picked), range(lanes)
+        return found
 
 
 def _is_register(buf: Buffer, at: Linear) -> bool:

@@ -185,7 +185,7 @@ class Signature:
     arguments: tuple[Slot, ...]
     results: tuple[Result, ...]
     flatten_arguments: Flatten
-    unflatten_results: Callable[[list[Any]], Any]
+    unflatten_results: Callable[[Sequence[Any]], Any]
     positional: bool  # the arguments are a plain tuple of tensors
     plain: bool  # the model returns what main does: a tensor, or a tuple of several
     # Sizes of the first slots in the example it was traced with, if there was one.
@@ -199,6 +199,8 @@ class Signature:
     # Gives a seed for the next call, if the caller is not to.
     draw: Callable[[], Any] | None = None
     written: tuple[int, ...] = ()  # arguments that the model writes, by slot
+    # The arguments are those of a direct call, and behind them buffers.
+    direct_but_held: bool = False
 
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -312,9 +314,18 @@ class Signature:
                     leaves.append(fixed)
         return self.unflatten_results(leaves)
 
-    def rebuild_direct(self, result: Any) -> Any:
-        """The same for a signature that is direct: the arguments play no part."""
-        return self.rebuild(((), result), lambda _: {})
+    def rebuild_direct(self) -> Callable[[Any], Any] | None:
+        """The same for a signature that is direct: the arguments play no part.
+
+        None if the model returns what main does.
+        """
+        if self.plain:
+            return None
+        unflatten = self.unflatten_results
+        if self.results == tuple(TensorResult(k) for k in range(len(self.results))):
+            single = len(self.results) == 1
+            return (lambda result: unflatten((result,))) if single else unflatten
+        return lambda result: self.rebuild(((), result), lambda _: {})
 
 
 _WORTH = 4096  # bytes that are worth a copy

@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 
-from pliant.frontend.torch_ops_context import TorchContext
+from pliant.frontend.torch_ops_context import Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_nn import linear
+from pliant.frontend.torch_packed import CHECKED
+from pliant.frontend.torch_packed import RECURRENT as PACKED
 from pliant.ir.graph import Value
+from pliant.sym import as_expr
 
 aten = torch.ops.aten
 
@@ -89,8 +92,14 @@ def _direction(
     state: State,
     weights: Sequence[Value],
     reverse: bool,
+    live: Value | None,
 ) -> tuple[Value, State]:
-    """The results (T, B, H) of all steps, and the state after the last."""
+    """The results (T, B, H) of all steps, and the state after the last.
+
+    Of sequences that are not `live` (T, B, 1) in a step, the state stays as it is, and
+    the result is 0.
+    """
+    scanned = [rows] if live is None else [rows, live]
     outer = cx.b
     cx.b = outer.child()
     try:
@@ -98,17 +107,23 @@ def _direction(
         held = [cx.b.param("weight", v.type) for v in weights]
         row = cx.b.param("row", rows.type.with_shape(rows.shape[1:]))
         after = step(cx, row, before, held)
-        body = cx.b.finish("step", [*after, *held, after[0]])
+        out = after[0]
+        if live is not None:
+            lives = cx.b.param("live", live.type.with_shape(live.shape[1:]))
+            pairs = zip(after, before, strict=True)
+            after = tuple(cx.select(lives, new, old) for new, old in pairs)
+            out = cx.select(lives, out, 0.0)
+        body = cx.b.finish("step", [*after, *held, out])
     finally:
         cx.b = outer
     made = cx.b.emit_multi(
         "scan",
         *state,
         *weights,
-        rows,
+        *scanned,
         regions=(body,),
         rounds=rows.shape[0],
-        scanned=1,
+        scanned=len(scanned),
         reverse=reverse,
     )
     return made[-1], made[: len(state)]
@@ -126,6 +141,7 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    live: Value | None = None,  # (T, B, 1): whether a sequence has not ended
 ) -> list[Value]:
     if train and dropout > 0 and num_layers > 1:
         cx.unsupported("dropout between recurrent layers: set dropout=0")
@@ -147,7 +163,7 @@ def _layers(
             held = [weights[1], *weights[3:]] if has_biases else weights[1:]
             rows = linear(cx, xs, weights[0], *bias)
             begin = tuple(cx.b.squeeze(cx.slice(s, 0, number, 1), 0) for s in states)
-            out, state = _direction(cx, step, rows, begin, held, direction == 1)
+            out, state = _direction(cx, step, rows, begin, held, direction == 1, live)
             results.append(out)
             for end, value in zip(ends, state, strict=True):
                 end.append(cx.b.unsqueeze(value, 0))
@@ -166,6 +182,44 @@ def _sequence(step: Step) -> Translate:
         return _layers(cx, step, xs, states, *others)
 
     return translate
+
+
+STEPS = {
+    "lstm": _lstm_step,
+    "gru": _gru_step,
+    "rnn_tanh": _tanh_step,
+    "rnn_relu": _relu_step,
+}
+
+
+def _packed(
+    cx: TorchContext,
+    kind: str,
+    xs: Value,
+    lengths: Value,
+    *others: Any,
+) -> list[Value]:
+    """Of sequences (T, B, I) that end (torch_packed.py)."""
+    shape = (*xs.shape[:2], as_expr(1))
+    ends = cx.b.broadcast(lengths, shape, (1,))
+    live = cx.arith("lt", cx.iota(shape, 0, lengths.dtype), ends)
+    how = (*others, False, live)
+    return _layers(cx, STEPS[kind], xs, *how)
+
+
+def _lengths(cx: TorchContext, lengths: Value, steps: Size, sorted: bool) -> Value:
+    """Lengths of sequences that have this many steps, checked in the run."""
+    last = cx.in_range(cx.sub(lengths, 1), steps, 0)
+    lengths = cx.add(last, 1)
+    if not sorted:
+        return lengths
+    count = lengths.shape[0]
+    before = cx.b.iota(lengths.shape, 0)
+    before = cx.arith("maximum", cx.sub(before, 1), 0)
+    before = cx.b.in_range(before, count, wraps=False, of="lengths", axis=0)
+    rising = cx.arith("gt", lengths, cx.b.emit("index", lengths, before))
+    none = cx.in_range(cx.cast(rising, lengths.dtype), as_expr(1), 0)
+    return cx.add(lengths, none)
 
 
 def _cell(step: Step) -> Translate:
@@ -192,6 +246,8 @@ RECURRENT: dict[Any, Translate] = {
     aten.gru.input: _sequence(_gru_step),
     aten.rnn_tanh.input: _sequence(_tanh_step),
     aten.rnn_relu.input: _sequence(_relu_step),
+    PACKED: _packed,
+    CHECKED: _lengths,
     aten.lstm_cell.default: _cell(_lstm_step),
     aten.gru_cell.default: _cell(_gru_step),
     aten.rnn_tanh_cell.default: _cell(_tanh_step),

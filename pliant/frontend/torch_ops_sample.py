@@ -20,7 +20,8 @@ aten = torch.ops.aten
 
 # --- an image or a volume at the points of a grid -------------------------------
 
-_NEAREST, _CUBIC, _BORDER, _REFLECTION = 1, 2, 1, 2
+_LINEAR, _NEAREST, _CUBIC = range(3)
+_BORDER, _REFLECTION = 1, 2
 
 
 def grid_sampler(
@@ -31,7 +32,10 @@ def grid_sampler(
     padding_mode: int,
     align_corners: bool,
 ) -> Value:
-    """x (N, C, spatial..) at grid (N, .., rank), whose last axis has x, y, z."""
+    """x (N, C, spatial..) at grid (N, .., rank), whose last axis has x, y, z.
+
+    Linear interpolation in images is an op of its own (`sample`).
+    """
     # Sixteen shares of both signs: their rounding errors would add up.
     wide = DType.F64 if interpolation_mode == _CUBIC else x.dtype.compute
     if x.dtype is not wide:
@@ -70,6 +74,8 @@ def grid_sampler(
         near = "round" if interpolation_mode == _NEAREST else "floor"
         whole = [cx.unary(near, point) for point in points]
         rests = [cx.sub(p, w) for p, w in zip(points, whole, strict=True)]
+        if interpolation_mode == _LINEAR and rank == 2:
+            return _image(cx, x, whole, rests)
         shares = [[cx.sub(1.0, r), r] for r in rests]
         corners = [[w, cx.add(w, 1.0)] for w in whole]
         taps = range(1 if interpolation_mode == _NEAREST else 2)
@@ -88,6 +94,25 @@ def grid_sampler(
         out = part if out is None else cx.add(out, part)
     assert out is not None
     return cx.transpose(out, [0, rank + 1, *range(1, rank + 1)])
+
+
+def _image(
+    cx: TorchContext, x: Value, whole: Sequence[Value], rests: Sequence[Value]
+) -> Value:
+    """x (N, C, H, W) between whole positions (N, out..) and the next ones."""
+    out = whole[0].shape[1:]
+    flat = (x.shape[0], product(out))
+
+    def place(position: Value, size: Expr) -> Value:
+        """As an integer; all that is far outside, or no number, is just outside."""
+        low = cx.arith("maximum", position, -2.0)
+        near = cx.arith("minimum", low, cx.tensor(size, position.dtype))
+        some = cx.select(cx.unary("isnan", position), -2.0, near)
+        return cx.reshape(cx.cast(some, DType.I32), flat)
+
+    places = [place(w, size) for w, size in zip(whole, x.shape[2:], strict=True)]
+    shares = [cx.reshape(r, flat) for r in rests]
+    return cx.reshape(cx.b.emit("sample", x, *places, *shares), (*x.shape[:2], *out))
 
 
 def _unchanged(positions: Sequence[Value]) -> list[Value]:

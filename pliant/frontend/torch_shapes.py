@@ -6,19 +6,27 @@
 Traced by torch, a recurrent layer is run step by step, and `max_pool1d` reads the
 length of its rows as a number: either fixes the length. While it lasts, each such op
 has a function that computes the types of its results, and keeps sizes as symbols.
+`associative_scan` halves its rows until one is left, as often as the example has it: it
+is a `scan` instead.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 
 aten = torch.ops.aten
+# By its name: the package has a function of the same one.
+scans = vars(importlib.import_module("torch._higher_order_ops.associative_scan"))
 
 
 def _result(xs: Tensor, state: Tensor, bidirectional: bool) -> Tensor:
@@ -55,6 +63,25 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _by_steps(
+    operator: Any, leaves: Sequence[Tensor], dim: int = 0, additional_inputs: Any = ()
+) -> list[Tensor]:
+    """`generic_associative_scan`, one row after the other."""
+    mapped = inspect.getclosurevars(operator.keywords["combine_fn"])
+    combine = partial(operator, combine_fn=mapped.nonlocals["func"])  # without vmap
+
+    def step(before: list[Tensor], row: list[Tensor]) -> tuple[Any, Any]:
+        after = combine(*before, *row)
+        return list(after), [value.clone() for value in after]
+
+    # A scan has at least one round: the last one combines what is not used.
+    first = [leaf[0].clone() for leaf in leaves]
+    rows = [torch.cat((leaf[1:], leaf[:1])) for leaf in leaves]
+    _, others = scan(step, first, rows)
+    pairs = zip(leaves, others, strict=True)
+    return [torch.cat((leaf[:1], rest[:-1])) for leaf, rest in pairs]
+
+
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -65,7 +92,9 @@ def symbolic_shapes() -> Iterator[None]:
     torch.nn keeps the weights of recurrent layers in a list too: torch.export warns.
     """
     kept = {op: dict(op.py_kernels) for op in _SHAPES}
+    halving = scans["generic_associative_scan"]
     try:
+        scans["generic_associative_scan"] = _by_steps
         for op, shapes in _SHAPES.items():
             for key in (_IMPLICIT, *op.py_kernels):
                 op.py_kernels[key] = shapes
@@ -75,6 +104,7 @@ def symbolic_shapes() -> Iterator[None]:
             warnings.filterwarnings("ignore", held, UserWarning)
             yield
     finally:
+        scans["generic_associative_scan"] = halving
         for op, kernels in kept.items():
             op.py_kernels.clear()
             op.py_kernels.update(kernels)

@@ -28,6 +28,7 @@ from pliant.frontend.torch_dims import (
     symbol_of,
 )
 from pliant.frontend.torch_loops import keep_loops
+from pliant.frontend.torch_packed import packed_sequences
 from pliant.frontend.torch_questions import Asked, recorded_questions
 from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
@@ -191,6 +192,7 @@ def _export(
             recorded_questions() as asked,
             shared_bounds(),
             symbolic_shapes(),
+            packed_sequences(),
             sizes_in_tensors(),
             _unseen_flow(),
             symbolic_windows(),
@@ -212,7 +214,13 @@ def _fixed_dims(
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with torch.no_grad(), symbolic_shapes(), _unseen_flow(), symbolic_windows():
+        with (
+            torch.no_grad(),
+            symbolic_shapes(),
+            packed_sequences(),
+            _unseen_flow(),
+            symbolic_windows(),
+        ):
             ep = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )

@@ -25,6 +25,7 @@ from pliant.sym import Expr, as_expr, le
 Array = np.ndarray[Any, Any]
 
 MOST = 2**32 - 1  # elements of a row: places have 32 bits beside a key
+MOST_PLACE = 2**31 - 2  # rows and columns of an image: the one behind it has 31 bits
 
 # ---- shape rules
 
@@ -121,6 +122,24 @@ def _locate(cx: InferContext, types: Types, _: Attrs) -> Types:
     return places, TensorType(DType.I64, ())
 
 
+def _sample(cx: InferContext, types: Types, _: Attrs) -> Types:
+    x, rows, columns, down, across = types
+    cx.same_dtype((x, down, across))
+    if x.dtype not in (DType.F32, DType.F64):
+        cx.fail(f"takes f32 or f64, not {x.dtype}")
+    cx.require_rank(x, 4, "images")
+    for places in (rows, columns):
+        if places.dtype is not DType.I32:
+            cx.fail(f"rows and columns are i32, not {places.dtype}")
+    for points in types[1:]:
+        cx.require_rank(points, 2, "points")
+        cx.require_equal(points.shape[0], x.shape[0], "points of each image")
+        cx.require_equal(points.shape[1], rows.shape[1], "as many points")
+    for size in x.shape[2:]:
+        cx.require(le(size, MOST_PLACE), "an image is too large to sample")
+    return (TensorType(x.dtype, (x.shape[0], x.shape[1], rows.shape[1])),)
+
+
 SEARCHED = (DType.F64, DType.F32, DType.I64, DType.I32)
 
 # ---- meanings
@@ -197,6 +216,24 @@ def _located(mask: Array) -> tuple[Array, Array]:
     return places, np.array(len(found), np.int64)
 
 
+def _sampled(
+    x: Array, rows: Array, columns: Array, down: Array, across: Array
+) -> Array:
+    images, _, height, width = x.shape
+    number = np.arange(images)[:, None]
+    out = np.zeros((images, x.shape[1], rows.shape[1]), x.dtype)
+    for row, share in ((rows, 1 - down), (rows + 1, down)):
+        for column, part in ((columns, 1 - across), (columns + 1, across)):
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            place = np.where(inside, row, 0), np.where(inside, column, 0)
+            found = np.zeros_like(out)
+            if inside.any():
+                picked = x[number, :, *place].transpose(0, 2, 1)
+                found = np.where(inside[:, None], picked, 0)
+            out += found * (share * part)[:, None]
+    return out
+
+
 # ---- rows
 
 
@@ -239,6 +276,7 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
     # function is parallel over the rows of the result.
     _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
     _row("overwrite", 2, _overwrite, _overwritten, AttrSpec("starts", "dims"), cost=1),
+    _row("sample", 5, _sample, _sampled, cost=16),
     _row("locate", 1, _locate, _located, cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
     *LINALG_OPS,

@@ -84,4 +84,11 @@ PLT_API void plt_overwrite(plt_call *call, int64_t bytes, int64_t size0, int64_t
 PLT_API void plt_locate(plt_call *call, int64_t rank, int64_t outer, int64_t n,
                         const uint8_t *mask, int64_t *places, int64_t *count);
 
+/* Channels of images at points: between row and row + 1, `down` of the way, and between
+ * column and column + 1, `across` of it. Elements outside are 0. Types: f64, f32. */
+PLT_API void plt_sample(plt_call *call, int64_t dtype, int64_t batch, int64_t channels,
+                        int64_t height, int64_t width, int64_t points, const void *x,
+                        const int32_t *rows, const int32_t *columns, const void *down,
+                        const void *across, void *out);
+
 #endif

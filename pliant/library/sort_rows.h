@@ -159,14 +159,14 @@ static void NAME(sort_row)(const rows *r, const char *x, char *values, int64_t *
     NAME(write)(r, x, values, places, items, r->n);
 }
 
-/* Collects items while they beat the k-th best of those before; when their number
- * reaches `most`, the best k of them stay. Returns their number. */
+/* Collects items while they beat the k-th best of those before, of a few at first; when
+ * their number reaches `most`, the best k of them stay. Returns their number. */
 static int64_t NAME(collect)(const rows *r, const char *x, ITEM *items, int64_t most) {
-    int64_t n = r->n, k = r->k, count = most;
-    NAME(items)(r, x, 0, most, items);
+    int64_t n = r->n, k = r->k, few = plt_min(most, plt_max(2 * k, BLOCK)), count = few;
+    NAME(items)(r, x, 0, few, items);
     KEY_TYPE keys[BLOCK], worst = (KEY_TYPE)UINT64_MAX;
-    for (int64_t i = most; i < n; i += BLOCK) {
-        if (count > most - BLOCK) {
+    for (int64_t i = few; i < n; i += BLOCK) {
+        if (i == few || count > most - BLOCK) {
             NAME(select)(items, count, k, items + most);
             worst = 0;
             for (int64_t j = 0; j < k; j++) {

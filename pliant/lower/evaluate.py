@@ -93,7 +93,8 @@ class Evaluator:
     """Computes region values.
 
     `leaf(value, index, where)` returns what the kernel loads instead of computing.
-    `check` gives a run-time check its number.
+    `check` gives a run-time check its number. `below` are loaded indices that an
+    earlier kernel has checked: none is negative, and all are below a size.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class Evaluator:
         leaf: Leaf,
         space: Space,
         check: NumberCheck,
+        below: Mapping[Value, Expr] | None = None,
     ) -> None:
+        self.below = below or {}
         self.producers, self.leaf = producers, leaf
         self.space, self.check = space, check
         self.scopes: list[Scope] = [Scope(frozenset())]
@@ -314,12 +317,14 @@ class Evaluator:
 
     def gathered(
         self, i: Value, at: tuple[Expr, ...], bound: BoundValue, where: LoopValue | None
-    ) -> tuple[Expr, LoopValue]:
+    ) -> tuple[Expr, LoopValue | None]:
         """The index that `i` holds at a position, and whether it may be read.
 
         It is checked against its axis, unless `in_range` has done so already.
         """
         position = self.integer(self.value(i, at, where))
+        if self._is_inside(i, bound.size):
+            return position, where
         ok = self.local(_within(position, as_expr(0), bound.size))
         made = self.producers.get(i)
         if (
@@ -329,6 +334,14 @@ class Evaluator:
         ):
             self._check(ok, bound.check, Index(position), where)
         return position, self.local(conjunction(where, ok))
+
+    def _is_inside(self, i: Value, size: Expr) -> bool:
+        """Whether all elements are known to be indices of an axis of this size."""
+        while (made := self.producers.get(i)) is not None and made.name in VIEWS:
+            i = made.operands[0]
+        if made is not None and made.name == "iota":
+            return made.result.shape[made.int_attr("axis")] == size
+        return self.below.get(i) == size
 
     def _check(
         self,

@@ -72,9 +72,14 @@ def _locate_sizes(op: Op) -> tuple[Expr, ...]:
     return as_expr(len(shape)), product(shape[:-1]), shape[-1]
 
 
+def _sample_sizes(op: Op) -> tuple[Expr, ...]:
+    return (code(op), *op.operands[0].shape, op.operands[1].shape[1])
+
+
 KERNELS: dict[str, LibraryKernel] = {
     "locate": LibraryKernel("plt_locate", _locate_sizes),
     "overwrite": LibraryKernel("plt_overwrite", _overwrite_sizes),
+    "sample": LibraryKernel("plt_sample", _sample_sizes),
     "scatter_rows": LibraryKernel("plt_scatter_rows", _scatter_sizes),
     "sort": LibraryKernel(
         "plt_sort",

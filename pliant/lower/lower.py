@@ -89,6 +89,9 @@ class _Lowering:
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
     plans: dict[str, tuple[KernelPlan, ...]] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
+    # Indices of main that a kernel checks to be below a size: if one is not, no other
+    # kernel runs. (In a loop or branch, the next one would.)
+    below: dict[Value, Expr] = field(default_factory=dict)
     # Kernels of fusions that several versions of `main` have.
     fusions: dict[Op, tuple[str, Sequence[KernelStep | LibraryStep]]] = field(
         default_factory=dict
@@ -318,6 +321,9 @@ def _lower_fusion(state: _Lowering, op: Op, name: str) -> None:
         if inner in results and inner not in buffers:
             buffers[inner] = state.alloc(outer.type, outer.name)
         state.values[outer] = buffers[inner]
+        made = region.producers().get(inner)
+        if state.graph.name == "main" and made is not None and made.name == "in_range":
+            state.below[outer] = made.dim_attr("size")
     for step in steps:
         arguments = [
             _argument(state, argument, views, buffers, name)
@@ -373,7 +379,11 @@ def _steps(
             if constant.name in state.held_packed
             and fusion.views[param].base.shape == param.shape
         }
-        return [lower_group(region, name, state.kernels(), packed)]
+        found = ((p, state.below.get(v.base)) for p, v in fusion.views.items())
+        below = {param: size for param, size in found if size is not None}
+        return [
+            lower_group(region, name, replace(state.kernels(), below=below), packed)
+        ]
     if kind in _CONTRACTIONS:
         if kind.endswith("matmul") and not state.cx.options.packing:
             fusion = replace(fusion, constants={})

@@ -258,7 +258,8 @@ def _scatter(scan: _Scan, name: str) -> KernelStep:
     inner = scan.evaluator.pop()
     before = Load(scan.out, (place * width + column.var,))
     total = Binary(COMBINES[op], as_dtype(before, dtype.compute), added)
-    visit = [*scan.evaluator.pop(), If(fits, across(place, inner, total))]
+    written = across(place, inner, total)
+    visit = [*scan.evaluator.pop(), written if fits is None else If(fits, written)]
     walk = [
         For("_d0", as_expr(0), result.shape[0], clear),
         For(row.name, as_expr(0), row.extent, block(visit)),

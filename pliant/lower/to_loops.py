@@ -19,7 +19,7 @@ Where it pays, a group is lowered several times under different assumptions on i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pliant.errors import InternalError
@@ -97,6 +97,8 @@ class Lowering:
     number_check: NumberCheck
     lanes: int
     variants: bool = True
+    # Parameters of the group that an earlier kernel has checked to be below a size.
+    below: Mapping[Value, Expr] = field(default_factory=dict)
 
 
 def lower_group(
@@ -197,7 +199,7 @@ class _GroupLowering:
         space = with_axes(self.facts, axes)
         self.index, self.space = index, space
         check = self.cx.number_check
-        evaluator = Evaluator(self.producers, self._leaf, space, check)
+        evaluator = Evaluator(self.producers, self._leaf, space, check, self.cx.below)
         self.evaluator = evaluator
         if self.shape.reduced:
             return self._rows(axes, evaluator)

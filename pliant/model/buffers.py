@@ -9,7 +9,7 @@ states the rule.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -26,6 +26,7 @@ from pliant.model.weights import (
     note_changed,
     places_of,
 )
+from pliant.runtime.caller import Caller, Watch, watching_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ class Buffers:
     def __init__(self, signatures: Sequence[Signature], owner: Any) -> None:
         self.lock = Lock()
         self.bound: BoundBuffers | None = None  # of the call that is running
-        self._owner: Any = weakref.ref(owner)
+        self._owner: Any = weakref.ref(owner, _when_gone(self))
+        self._attached: weakref.WeakKeyDictionary[Caller, Any] = (
+            weakref.WeakKeyDictionary()
+        )
         kept: dict[str, tuple[Any, list[WeightPlace]]] = {}
         ids: dict[int, list[WeightPlace]] = {}
         for place, tensor in places_of(owner):
@@ -90,6 +94,7 @@ class Buffers:
             arguments=(*signature.arguments, *slots),
             flatten_arguments=flatten,
             positional=False,
+            direct_but_held=signature.is_direct,
         )
 
     def bind(self, signature: Signature) -> BoundBuffers:
@@ -99,6 +104,41 @@ class Buffers:
         written = (k for k, h in enumerate(signature.held) if h.slot.name in names)
         given = tuple(map(_writable, tensors))
         return BoundBuffers(tuple(tensors), given, tuple(written))
+
+    def attach(
+        self,
+        model: Caller,
+        runtime: Caller,
+        rebuild: Callable[[Any], Any] | None,
+        bound: BoundBuffers,
+    ) -> None:
+        """Lets C code run the calls of a model, as long as the buffers stay in place.
+
+        For the buffers of a call that has run, while the lock is held.
+        """
+        known = self._attached.get(model)
+        if known is not None and not known.changed():
+            return
+        framework = watching_torch()
+        if not framework or not bound.is_in_place:
+            return
+        tables: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        owner = self._owner()
+        places = () if owner is None else self.places
+        for place in places:
+            for found, key, value in place.entries(owner):
+                tables.setdefault(id(found), (found, {}))[1][key] = value
+        watch = Watch(framework, list(tables.values()), [])
+        self._attached[model] = watch
+        written = bytes(k in bound.written for k in range(len(bound.tensors)))
+        turns = self.lock.acquire, self.lock.release
+        model._delegate(runtime, rebuild, (*turns, watch, bound.tensors, written))
+
+    def detach(self) -> None:
+        """Later calls look for the buffers again."""
+        for model in list(self._attached):
+            model._delegate(None, None)
+        self._attached.clear()
 
     @property
     def places(self) -> frozenset[WeightPlace]:
@@ -124,6 +164,19 @@ class Buffers:
             for buffer, tensor in zip(names, found, strict=True):
                 self._tensors[buffer.held.name] = tensor.detach().clone()
             self._owner = lambda: None
+            self.detach()
+
+
+def _when_gone(buffers: Buffers) -> Callable[[Any], None]:
+    """Parts of the module that a watch has in sight are let go."""
+    this = weakref.ref(buffers)
+
+    def gone(_: Any) -> None:
+        found = this()
+        if found is not None:
+            found.detach()
+
+    return gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +189,16 @@ class BoundBuffers:
     tensors: tuple[Any, ...]
     given: tuple[Any, ...]
     written: tuple[int, ...]  # the numbers of those that the call changes
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether compiled code reads and writes the module's tensors themselves."""
+        return all(
+            _is_in_place(tensor)
+            and not tensor.is_complex()
+            and not tensor.is_inference()
+            for tensor in self.tensors
+        )
 
     def check(self, signature: Signature, flat: Sequence[Any]) -> None:
         """No argument may share memory with a buffer that is written."""

@@ -90,8 +90,7 @@ class CompiledModel(Caller):
         self._warned = False
         self._direct = signature.is_direct
         if self._direct:
-            rebuild = None if signature.plain else signature.rebuild_direct
-            self._delegate(self._runtime, rebuild)
+            self._delegate(self._runtime, signature.rebuild_direct())
 
     # ---- running
 
@@ -103,7 +102,11 @@ class CompiledModel(Caller):
         with buffers.lock:
             bound = buffers.bound = buffers.bind(self._signature)
             try:
-                return self._run_flat(args, kwargs, bound)
+                result = self._run_flat(args, kwargs, bound)
+                if self._signature.direct_but_held:
+                    rebuild = self._signature.rebuild_direct()
+                    buffers.attach(self, self._runtime, rebuild, bound)
+                return result
             except BaseException as error:
                 # An interrupt may come when the run has ended; nothing is lost if not.
                 if not isinstance(error, PliantError) or getattr(error, "began", False):

@@ -38,6 +38,7 @@ from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.gradient_rules import RULES, WITHOUT
 from pliant.passes.gradient_rules_flow import with_history
 from pliant.passes.gradient_tape import GradientPart, Tape, total
+from pliant.passes.sample import spell_out_sample
 
 # ---- before decomposition: forms whose derivative is safe and as in torch
 
@@ -55,7 +56,11 @@ def _relu(b: Builder, op: Op) -> Value:
     return b.select(b.binary("le", x, zero), zero, x)
 
 
-_SMOOTH: RuleSet = {"silu": (_silu,), "relu": (_relu,)}
+_SMOOTH: RuleSet = {
+    "silu": (_silu,),
+    "relu": (_relu,),
+    "sample": (spell_out_sample,),
+}
 
 
 def smooth_for(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:

@@ -7,6 +7,7 @@ from pliant.passes.gradient_rules_conv import CONV
 from pliant.passes.gradient_rules_fft import FFT
 from pliant.passes.gradient_rules_flow import FLOW
 from pliant.passes.gradient_rules_library import LIBRARY
+from pliant.passes.gradient_rules_linalg import LINALG
 from pliant.passes.gradient_rules_math import MATH
 from pliant.passes.gradient_rules_move import MOVE
 from pliant.passes.gradient_rules_reduce import REDUCE
@@ -20,6 +21,7 @@ RULES: dict[str, Rule] = {
     **FLOW,
     **LIBRARY,
     **FFT,
+    **LINALG,
 }
 
 # Ops that pass on no gradient: their derivative is 0 wherever it exists, they have no

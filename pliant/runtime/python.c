@@ -2,6 +2,9 @@
  * table, the framework allocates the results, and no Python code runs in the common
  * case.
  *
+ * A model may change tensors of its own, which are its last inputs: those calls take
+ * turns, and are refused or left to Python unless the tensors are where they were.
+ *
  * Caller is a base class. A subclass handles the other cases by three methods:
  *   _call_other(args, kwargs)          arguments that are not read here, or keywords
  *   _call_failed(args, status, detail) a status other than PLT_OK
@@ -22,6 +25,7 @@ typedef struct caller {
     const framework *framework;
     PyObject *weights; /* (bytes of pointers, their owners); NULL: the model's own */
     PyObject *watch;   /* on the weights' sources; NULL: they never change */
+    PyObject *state;   /* the tensors that calls change, see `state`; NULL: none */
 } caller;
 
 /* ---- arguments ---- */
@@ -83,14 +87,113 @@ static reading read_arg(const framework *fw, PyObject *value, plt_arg *a) {
 
 static reading read_args(const framework *fw, const plt_model *m, PyObject *given,
                          plt_arg *args, int64_t *detail) {
-    for (int64_t i = 0; i < m->n_inputs; i++) {
-        reading how = read_arg(fw, PyTuple_GetItem(given, (Py_ssize_t)i), &args[i]);
+    Py_ssize_t n = PyTuple_Size(given);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        reading how = read_arg(fw, PyTuple_GetItem(given, i), &args[i]);
         if (how == READ) continue;
         detail[0] = i;
         plt_mismatch(PLT_ERR_KIND, detail, m->inputs[i].kind, -1);
         return how;
     }
     return READ;
+}
+
+/* ---- state ---- */
+
+/* Parts of `state`: how calls take turns, a watch on where the tensors are found, the
+ * tensors, and for each a byte that is not 0 if calls write it. */
+enum { ACQUIRE, RELEASE, WHERE, TENSORS, WRITTEN, STATE_PARTS };
+
+static PyObject *part(const caller *c, Py_ssize_t which) {
+    return PyTuple_GetItem(c->state, which);
+}
+
+static Py_ssize_t state_size(const caller *c) {
+    return c->state ? PyTuple_Size(part(c, TENSORS)) : 0;
+}
+
+/* Whether it is this call's turn at once; with an exception set it is not. */
+static bool take_turn(const caller *c) {
+    PyObject *got = PyObject_CallFunctionObjArgs(part(c, ACQUIRE), Py_False, NULL);
+    bool taken = got == Py_True;
+    Py_XDECREF(got);
+    return taken;
+}
+
+static void end_turn(PyObject *state) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallFunctionObjArgs(PyTuple_GetItem(state, RELEASE), NULL));
+    PyErr_Restore(type, value, trace);
+}
+
+/* Whether compiled code can write a tensor where it is. */
+static bool is_in_place(const plt_arg *a) {
+    int64_t stride = 1, item = (a->bits + 7) / 8;
+    if (item == 0 || (uintptr_t)a->data % (uintptr_t)item != 0) return false;
+    for (int32_t d = a->rank; a->strides && d-- > 0;) {
+        if (a->dims[d] != 1 && a->strides[d] != stride) return false;
+        stride *= a->dims[d];
+    }
+    return true;
+}
+
+typedef struct memory {
+    uintptr_t begin, end;
+} memory;
+
+/* All the memory that a tensor is a part of; false if that cannot be told. */
+static bool find_memory(const framework *fw, PyObject *value, const plt_arg *a,
+                        memory *out) {
+    void *tensor = plt_tensor_of(fw, value);
+    int64_t bytes, offset;
+    if (fw->storage_bytes(tensor, &bytes) != 0) return false;
+    if (fw->storage_offset(tensor, &offset) != 0) return false;
+    out->begin = (uintptr_t)a->data - (uintptr_t)(offset * ((a->bits + 7) / 8));
+    out->end = out->begin + (uintptr_t)bytes;
+    return true;
+}
+
+static bool is_apart(const framework *fw, PyObject *given, const plt_arg *args,
+                     memory own) {
+    Py_ssize_t n = PyTuple_Size(given);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        memory other;
+        if (args[i].kind != PLT_TENSOR) continue;
+        if (!find_memory(fw, PyTuple_GetItem(given, i), &args[i], &other)) return false;
+        if (own.begin < other.end && other.begin < own.end) return false;
+    }
+    return true;
+}
+
+/* Reads the state behind the arguments; false if a call cannot use it as it is. */
+static bool read_state(const caller *own, const framework *fw, PyObject *given,
+                       plt_arg *args) {
+    PyObject *tensors = part(own, TENSORS);
+    const char *written = PyBytes_AsString(part(own, WRITTEN));
+    Py_ssize_t first = PyTuple_Size(given), n = PyTuple_Size(tensors);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *value = PyTuple_GetItem(tensors, i);
+        plt_arg *a = &args[first + i];
+        memory where;
+        if (read_arg(fw, value, a) != READ || a->kind != PLT_TENSOR) return false;
+        if (!written[i]) continue;
+        if (!plt_counter_of(fw, value) || !is_in_place(a)) return false;
+        if (!find_memory(fw, value, a, &where)) return false;
+        if (!is_apart(fw, given, args, where)) return false;
+    }
+    return true;
+}
+
+/* Counts a change of the tensors that the call has written, as torch does. */
+static void count_writes(const framework *fw, PyObject *state) {
+    PyObject *tensors = PyTuple_GetItem(state, TENSORS);
+    const char *written = PyBytes_AsString(PyTuple_GetItem(state, WRITTEN));
+    Py_ssize_t n = PyTuple_Size(tensors);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        _Atomic uint32_t *count = plt_counter_of(fw, PyTuple_GetItem(tensors, i));
+        if (written[i] && count) atomic_fetch_add(count, 1);
+    }
 }
 
 /* ---- results ---- */
@@ -285,10 +388,61 @@ static PyObject *rebuilt(const caller *own, PyObject *results) {
     return nested;
 }
 
+/* A call of a model that changes tensors of its own. What cannot be run here, and what
+ * fails, is left to Python: nothing is written before all checks have passed. */
+static PyObject *call_state(const caller *own, const caller *c, PyObject *given,
+                            plt_arg *args, bool *done) {
+    PyObject *state = Py_NewRef(own->state), *result = NULL;
+    int64_t detail[3] = {0};
+    int status = PLT_OK;
+    *done = false;
+    if (!take_turn(own)) {
+        *done = PyErr_Occurred() != NULL;
+        Py_DECREF(state);
+        return NULL;
+    }
+    int moved = plt_watch_changed(PyTuple_GetItem(state, WHERE));
+    bool ready = moved == 0 && renew_weights(c);
+    *done = !ready && PyErr_Occurred() != NULL;
+    /* Python may have run meanwhile. */
+    ready = ready && own->state == state && c->model && c->framework &&
+            read_args(c->framework, c->model, given, args, detail) == READ &&
+            read_state(own, c->framework, given, args);
+    if (ready) {
+        const framework *fw = c->framework;
+        result = call_read(c, args, detail, &status);
+        *done = status == PLT_OK || status == PLT_ERR_INTERRUPTED;
+        if (*done) count_writes(fw, state);
+    }
+    end_turn(state);
+    Py_DECREF(state);
+    return rebuilt(own, result);
+}
+
+static PyObject *call_plain(PyObject *self, const caller *c, PyObject *given,
+                            plt_arg *args) {
+    const caller *own = (caller *)self;
+    PyObject *result = NULL;
+    int64_t detail[3] = {0};
+    int status = PLT_OK;
+    reading how = NOT_READ;
+    if (!renew_weights(c)) return NULL;
+    bool open = c->model && c->framework; /* checked again: Python may have run */
+    if (open) how = read_args(c->framework, c->model, given, args, detail);
+    if (how == READ) result = rebuilt(own, call_read(c, args, detail, &status));
+    else if (how == NOT_READ) return call_other(self, given, NULL);
+    else status = PLT_ERR_KIND;
+    if (status == PLT_OK) return result;
+    if (status == PLT_ERR_INTERRUPTED) return NULL; /* already raised */
+    return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
+                               (long long)detail[0], (long long)detail[1],
+                               (long long)detail[2]);
+}
+
 static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     const caller *own = (caller *)self;
     const caller *c = own->target ? (caller *)own->target : own;
-    Py_ssize_t n = PyTuple_Size(given);
+    Py_ssize_t n = PyTuple_Size(given) + state_size(own);
     if (!c->model || !c->framework || n != c->model->n_inputs ||
         (named && PyDict_Size(named) > 0)) {
         return call_other(self, given, named);
@@ -296,23 +450,16 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     plt_arg few[PLT_FEW_ARGS], *args = few;
     if (n > PLT_FEW_ARGS) args = PyMem_Malloc((size_t)n * sizeof *args);
     if (!args) return PyErr_NoMemory();
-    PyObject *result = NULL;
-    int64_t detail[3] = {0};
-    int status = PLT_OK;
-    reading how = NOT_READ;
-    if (renew_weights(c)) {
-        bool open = c->model && c->framework; /* checked again: Python may have run */
-        if (open) how = read_args(c->framework, c->model, given, args, detail);
-        if (how == READ) result = rebuilt(own, call_read(c, args, detail, &status));
-        else if (how == NOT_READ) result = call_other(self, given, named);
-        else status = PLT_ERR_KIND;
+    PyObject *result;
+    if (own->state) {
+        bool done;
+        result = call_state(own, c, given, args, &done);
+        if (!done) result = call_other(self, given, NULL);
+    } else {
+        result = call_plain(self, c, given, args);
     }
     if (args != few) PyMem_Free(args);
-    if (status == PLT_OK) return result;
-    if (status == PLT_ERR_INTERRUPTED) return NULL; /* already raised */
-    return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
-                               (long long)detail[0], (long long)detail[1],
-                               (long long)detail[2]);
+    return result;
 }
 
 /* ---- the class ---- */
@@ -332,15 +479,27 @@ static void put(PyObject **place, PyObject *value) {
     Py_XDECREF(before);
 }
 
+/* Whether an object is what `state` is described to be. */
+static bool is_state(PyObject *given) {
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != STATE_PARTS) return false;
+    PyObject *tensors = PyTuple_GetItem(given, TENSORS);
+    PyObject *written = PyTuple_GetItem(given, WRITTEN);
+    return PyTuple_Check(tensors) && PyBytes_Check(written) &&
+           PyTuple_Size(tensors) == PyBytes_Size(written);
+}
+
 static PyObject *delegate(PyObject *self, PyObject *given) {
-    PyObject *other, *rebuild;
-    if (!PyArg_ParseTuple(given, "OO", &other, &rebuild)) return NULL;
-    if (PyType_GetSlot(Py_TYPE(other), Py_tp_call) != (void *)call) {
-        PyErr_SetString(PyExc_TypeError, "_delegate() takes a Caller");
+    PyObject *other, *rebuild, *state = Py_None;
+    if (!PyArg_ParseTuple(given, "OO|O", &other, &rebuild, &state)) return NULL;
+    bool fits = other == Py_None ||
+                PyType_GetSlot(Py_TYPE(other), Py_tp_call) == (void *)call;
+    if (!fits || (state != Py_None && !is_state(state))) {
+        PyErr_SetString(PyExc_TypeError, "_delegate() takes a Caller, and a state");
         return NULL;
     }
     put(&((caller *)self)->target, other);
     put(&((caller *)self)->rebuild, rebuild);
+    put(&((caller *)self)->state, state);
     Py_RETURN_NONE;
 }
 
@@ -368,6 +527,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((caller *)self)->rebuild);
     Py_VISIT(((caller *)self)->weights);
     Py_VISIT(((caller *)self)->watch);
+    Py_VISIT(((caller *)self)->state);
     return 0;
 }
 
@@ -376,6 +536,7 @@ static int clear(PyObject *self) {
     Py_CLEAR(((caller *)self)->rebuild);
     Py_CLEAR(((caller *)self)->weights);
     Py_CLEAR(((caller *)self)->watch);
+    Py_CLEAR(((caller *)self)->state);
     return 0;
 }
 
@@ -392,8 +553,9 @@ static PyMethodDef caller_methods[] = {
     {"_serve", serve, METH_VARARGS,
      "_serve(model, framework): calls run this plt_model; by address, 0 is none."},
     {"_delegate", delegate, METH_VARARGS,
-     "_delegate(caller, rebuild): calls run that one's model, and give what `rebuild` "
-     "makes of its results; None leaves them as they are."},
+     "_delegate(caller, rebuild, state=None): calls run that one's model, and give what "
+     "`rebuild` makes of its results; None leaves them as they are. `state` is "
+     "(acquire, release, watch, tensors, written): see python.c."},
     {"_hold", hold, METH_O, "_hold((pointers, ..)): weights of the calls to come."},
     {"_follow", follow, METH_O, "_follow(watch): on a change, _renew() is called."},
     {0},

@@ -62,6 +62,9 @@ static inline uint64_t plt_keys_of(const framework *fw, PyObject *object) {
 
 extern PyType_Spec plt_watch_spec;
 
+/* torch's count of changes of a tensor; NULL if it counts none (inference mode). */
+_Atomic uint32_t *plt_counter_of(const framework *fw, PyObject *object);
+
 /* Whether a Watch has seen a change: 1, 0, or -1 with an exception set. For any other
  * object, calls its method `changed`. */
 int plt_watch_changed(PyObject *watch);

@@ -65,6 +65,12 @@ static uint32_t count_at(const framework *fw, const char *counter) {
     return atomic_load_explicit((const _Atomic uint32_t *)at, memory_order_relaxed);
 }
 
+_Atomic uint32_t *plt_counter_of(const framework *fw, PyObject *object) {
+    const char *counter = pointer_at(plt_impl_of(fw, object), fw->counter_place);
+    if (!counter) return NULL;
+    return (_Atomic uint32_t *)(uintptr_t)(counter + fw->count_place);
+}
+
 static const uint64_t *words_of(const framework *fw, const char *impl) {
     return (const uint64_t *)(const void *)(impl + fw->layout_place);
 }

@@ -44,7 +44,9 @@ from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, maximum, minimum, sym
 
 INDICES = {
+    "pairs": (i * 2 + 1, 0),
     "strided": (i * 3, 0),
+    "fours": (i * 4 + 3, 0),
     "row_of_other": (i * m, 0),
     "reversed": (n - 1 - i, 0),
     "divided": (i // 3, 0),

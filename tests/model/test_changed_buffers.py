@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -461,6 +462,54 @@ def test_threads_take_turns() -> None:
     for worker in workers:
         worker.join()
     assert torch.equal(net.total, torch.full((3,), 800.0))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = counting()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        total = self.inner(x)
+        return {"total": total, "both": [total * 2, x + 1]}
+
+
+def test_later_calls_run_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Outer()
+    m = pliant.compile(net, (torch.rand(4, 3),), ({0: "n"},))
+    x = torch.ones(2, 3)
+    m(x)
+    slow: list[int] = []
+    call = type(m)._call_other
+
+    def counted(self: Any, args: Any, kwargs: Any) -> Any:
+        slow.append(1)
+        return call(self, args, kwargs)
+
+    monkeypatch.setattr(type(m), "_call_other", counted)
+    count = net.inner.total._version
+    for k in (2, 3):
+        found = m(x)
+        total = torch.full((3,), 2.0 * k)
+        want = {"total": total, "both": [total * 2, x + 1]}
+        torch.testing.assert_close(found, want)
+        assert net.inner.total._version == count + k - 1
+    assert not slow
+    # What is not as it was is left to Python, and seen.
+    with pytest.raises(pliant.DTypeError, match="total"):
+        m(net.inner.total[None])
+    with pytest.raises(pliant.ShapeError):
+        m(torch.ones(2, 4))
+    assert len(slow) == 2 and torch.equal(net.inner.total, torch.full((3,), 6.0))
+    net.inner = counting()
+    assert torch.equal(m(x)["total"], torch.full((3,), 2.0)) and len(slow) == 3
+    assert torch.equal(m(x)["total"], torch.full((3,), 4.0)) and len(slow) == 3
+    part = weakref.ref(net.inner)
+    del net
+    gc.collect()
+    assert part() is None
+    assert torch.equal(m(x)["total"], torch.full((3,), 6.0)) and len(slow) == 4
+    assert torch.equal(m(x)["total"], torch.full((3,), 8.0)) and len(slow) == 4
 
 
 def test_an_exported_program() -> None:

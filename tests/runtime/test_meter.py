@@ -60,10 +60,43 @@ print("right")
 """
 
 
-def test_nothing_is_touched_beyond_the_plan() -> None:
+# Loops and branches: what a round or a branch touches is inside the plan as well.
+LOOPS = """
+import torch, pliant
+from torch.utils import _pytree as pytree
+from zoo.programs import PROGRAMS, python_loops
+for name, program in PROGRAMS.items():
+    torch.manual_seed(0)
+    net = program.make().eval().requires_grad_(False)
+    m = pliant.compile(net, program.inputs(6), program.dynamic, threads=2)
+    for n in (0, 1, 3, 17, 40):
+        if n < program.smallest:
+            continue
+        x = program.inputs(n)
+        with python_loops():
+            want = pytree.tree_leaves(net(*x))
+        plan = m.memory_plan(*x).peak_bytes
+        for limit in (None, plan):
+            m.memory_limit = limit
+            for a, b in zip(pytree.tree_leaves(m(*x)), want, strict=True):
+                torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+            assert m.stats()["last_peak_bytes"] == plan, (name, n, m.stats())
+        m.memory_limit = max(plan - 1, 0)
+        try:
+            m(*x)
+            assert m.stats()["last_peak_bytes"] < max(plan, 1), (name, n, m.stats())
+        except pliant.MemoryLimitError:
+            assert plan > 0
+        m.memory_limit = None
+print("right")
+"""
+
+
+@pytest.mark.parametrize("models", [MODELS, LOOPS], ids=["models", "loops"])
+def test_nothing_is_touched_beyond_the_plan(models: str) -> None:
     """With a page that traps behind each arena, which ends where its plan ends."""
     done = subprocess.run(
-        [sys.executable, "-c", MODELS],
+        [sys.executable, "-c", models],
         env={**os.environ, "PLIANT_GUARD_PAGES": "1"},
         capture_output=True,
         text=True,
