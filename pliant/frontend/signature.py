@@ -379,6 +379,9 @@ TORCH_NAMES = {
     "int32": "i32",
     "int16": "i16",
     "int8": "i8",
+    "uint64": "u64",
+    "uint32": "u32",
+    "uint16": "u16",
     "uint8": "u8",
     "bool": "bool",
 }

@@ -58,6 +58,9 @@ LOWEST = {
     DType.I32: -(2**31),
     DType.I16: -(2**15),
     DType.I8: -128,
+    DType.U64: 0,
+    DType.U32: 0,
+    DType.U16: 0,
     DType.U8: 0,
     DType.BOOL: False,
 }
