@@ -1,0 +1,3 @@
+from pliant.frontend.onnx_ops_activation import Table
+
+LOSSES: Table = {}
