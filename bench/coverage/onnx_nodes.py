@@ -13,6 +13,8 @@ import warnings
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 
 import pliant
@@ -41,11 +43,19 @@ def names() -> list[str]:
 def evaluate(name: str) -> Verdict:
     case = cases()[name]
     model = case.model
-    for given, wanted in case.data_sets:
+    for stored, expected in case.data_sets:
+        given, wanted = ([_array(x) for x in part] for part in (stored, expected))
         verdict = judged(name, model, given, wanted, case.rtol, case.atol)
         if verdict.kind != "pass":
             return verdict
     return Verdict("pass")
+
+
+def _array(value: Any) -> Any:
+    """Tests keep types that NumPy does not have as protos."""
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return [_array(x) for x in value] if isinstance(value, list) else value
 
 
 def judged(

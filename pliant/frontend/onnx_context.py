@@ -254,9 +254,10 @@ class Node:
     proto: Any
     domain: str
     version: int  # of the operator set that last changed the op
-    opset: int
+    opset: int  # that the model uses of the op's domain
+    core: int  # and of the default domain
     inputs: tuple[Entry | None, ...]
-    attrs: Mapping[str, Any]
+    attrs: dict[str, Any]
     sources: tuple[frozenset[str], ...]  # inputs of the model behind each input
     used: frozenset[int]  # outputs that are read
 

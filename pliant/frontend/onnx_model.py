@@ -27,7 +27,7 @@ from pliant.frontend.onnx_signature import Input, signature
 from pliant.frontend.onnx_tensors import checked_size, element_of, reader
 from pliant.frontend.onnx_types import Element
 from pliant.frontend.onnx_values import Known
-from pliant.frontend.onnx_walk import Walk, live
+from pliant.frontend.onnx_walk import Walk, live, opsets_of
 from pliant.frontend.translate import Location, Unsupported, Untranslated, fresh_symbol
 from pliant.ir.build import Builder
 from pliant.sym import Expr, as_expr, sym
@@ -143,7 +143,7 @@ class _Source:
                 f"input '{name}' is a sequence of unknown length: give example_inputs"
             )
         items = tuple(
-            self._tensor(f"{name}_{k}", kind.tensor_type, each, False)
+            self._tensor(f"{name}_{k}", _unnamed(kind.tensor_type), each, False)
             for k, each in enumerate(example)
         )
         return _Argument(name, element, None, example, items, optional)
@@ -208,10 +208,7 @@ class _Source:
     ) -> Imported:
         cx = OnnxContext(Builder(), self.hints)
         cx.examples = frozenset(a.name for a in self._all() if _small(a))
-        opsets = {
-            "" if o.domain == "ai.onnx" else o.domain: o.version
-            for o in self.model.opset_import
-        }
+        opsets = opsets_of(self.model.opset_import)
         functions = {(f.domain, f.name): f for f in self.model.functions}
         walk = Walk(cx, opsets, functions, self.read)
         known = {name: as_expr(value) for name, value in sizes.items()}
@@ -255,6 +252,15 @@ class _Source:
             return Input.fixed(argument.name, Known(array, argument.element), array)
         dims = tuple(d.substitute(sizes) for d in argument.dims)
         return Input.tensor(cx, argument.name, argument.element, dims, argument.optional)
+
+
+def _unnamed(kind: onnx.TypeProto.Tensor) -> onnx.TypeProto.Tensor:
+    """The type of one item of a sequence: its sizes are not those of the others."""
+    own = onnx.TypeProto.Tensor()
+    own.CopyFrom(kind)
+    for dim in own.shape.dim:
+        dim.ClearField("dim_param")
+    return own
 
 
 def _noted(cx: OnnxContext, reason: str) -> None:

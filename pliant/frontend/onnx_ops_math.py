@@ -87,20 +87,21 @@ def towards_zero(cx: OnnxContext, x: Value, y: Value) -> Value:
 def modulo(cx: OnnxContext, n: Node) -> Value:
     x, y = cx.spread(n.tensor(0), n.tensor(1))
     if x.dtype.is_float:
-        return float_remainder(cx, x, y)
+        return float_remainder(cx, x, y, bool(n.attr("fmod", 0)))
     y = cx.b.divisor(y, "Mod")
     if n.attr("fmod", 0):
         return cx.sub(x, cx.mul(towards_zero(cx, x, y), y))
     return cx.arith("mod", x, y)
 
 
-def float_remainder(cx: OnnxContext, x: Value, y: Value) -> Value:
-    """fmod, with the sign of x; exact in steps as mod is."""
+def float_remainder(cx: OnnxContext, x: Value, y: Value, of_x: bool) -> Value:
+    """The remainder with the sign of x, or with that of y as Python's."""
     wide = x.dtype.compute
-    a, b = (cx.unary("abs", cx.cast(v, wide)) for v in (x, y))
-    size = cx.arith("mod", a, b)
-    signed = cx.arith("copysign", size, cx.cast(x, wide))
-    return cx.cast(signed, x.dtype)
+    left, right = (cx.cast(v, wide) for v in (x, y))
+    if not of_x:
+        return cx.cast(cx.arith("mod", left, right), x.dtype)
+    size = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
+    return cx.cast(cx.arith("copysign", size, left), x.dtype)
 
 
 def power(cx: OnnxContext, n: Node) -> Value:

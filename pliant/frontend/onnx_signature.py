@@ -8,9 +8,10 @@ sees the types of ml_dtypes, or torch's.
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -250,17 +251,29 @@ def signature(
         convert = converts[place]
         return leaves[place] if convert is None else convert(leaves[place])
 
+    tensors_in = any(isinstance(s, TensorSlot) for i in inputs for s in i.slots)
+
     def unflatten(leaves: list[Any]) -> Any:
+        if not tensors_in:  # nothing says that the caller wants torch's
+            leaves = [x.numpy() if hasattr(x, "numpy") else x for x in leaves]
         made = tuple(rebuilt(place, leaves) for place in shapes)
         return made[0] if len(made) == 1 else made
 
     positional = all(i.is_plain for i in inputs)
     plain = (
         bool(shapes)
+        and tensors_in
         and not any(converts)
         and all(isinstance(r, TensorResult) for r in results)
         and not any(isinstance(s, list) for s in shapes)
     )
     slots = tuple(slot for i in inputs for slot in i.slots)
     made = Signature(slots, tuple(results), flatten, unflatten, positional, plain)
+    if cx.seed_value is not None:
+        made = replace(made, seed=cx.seed_value.name, draw=draw, positional=False)
     return Imported(module, made, tuple(cx.assumptions))
+
+
+def draw() -> Array:
+    """A seed for the random numbers of one call."""
+    return np.array(secrets.randbits(63), np.int64)

@@ -14,6 +14,7 @@ onnx_known.py compute with it. An array of symbolic elements has the NumPy type
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -124,3 +125,31 @@ def settled(array: Array, element: Element) -> Array:
     if any(isinstance(e, Expr | Ratio | Cond) for e in flat):
         return symbolic(flat, array.shape)
     return np.array(flat, dtype=element.numpy).reshape(array.shape)
+
+
+# ---- the tensors in entries
+
+
+def tensors_in(entries: Iterable[Entry]) -> list[Value]:
+    """The tensors in entries, each once."""
+    found: dict[Value, None] = {}
+    for entry in entries:
+        match entry:
+            case Value():
+                found[entry] = None
+            case Coded(codes, _):
+                found[codes] = None
+            case Items(values, _):
+                found.update(dict.fromkeys(tensors_in(values)))
+    return list(found)
+
+
+def replaced(entry: Entry, by: Mapping[Value, Value]) -> Entry:
+    match entry:
+        case Value():
+            return by[entry]
+        case Coded(codes, element):
+            return Coded(by[codes], element)
+        case Items(values, element):
+            return Items(tuple(replaced(v, by) for v in values), element)
+    return entry

@@ -24,11 +24,18 @@ from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_known import evaluate
 from pliant.frontend.onnx_ops import rule_of
 from pliant.frontend.onnx_tensors import dense, known_tensor
-from pliant.frontend.onnx_values import Coded, Entry, Items, Known
+from pliant.frontend.onnx_values import (
+    Coded,
+    Entry,
+    Known,
+    replaced,
+    tensors_in,
+)
 from pliant.frontend.translate import Location, Unsupported, Untranslated
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import TensorType
 
+OLDEST = 7  # operator set
 DEEPEST = 64  # functions in functions, and graphs in graphs
 
 Names = Mapping[str, "Entry | Untranslated"]
@@ -160,6 +167,9 @@ class Walk:
         body = schema_body(self.cx, node)
         if body is None:
             raise Unsupported("this op has no translation")
+        for name, given in schema_defaults(node).items():
+            if name not in node.attrs and given.type:
+                node.attrs[name] = self.attribute(given)
         return self.expanded(node, body)
 
     def resolved(
@@ -169,7 +179,8 @@ class Walk:
         sources: tuple[frozenset[str], ...],
     ) -> Node:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        opset = version = self.opsets.get(domain, 1)
+        core = self.opsets.get("", onnx.defs.onnx_opset_version())
+        opset = version = self.opsets.get(domain, 1) if domain else core
         if (domain, proto.op_type) not in self.functions and onnx.defs.has(
             proto.op_type, domain
         ):
@@ -178,6 +189,7 @@ class Walk:
             except onnx.defs.SchemaError:
                 raise Unsupported(f"it is not in operator set {opset}") from None
             version = schema.since_version
+            self.check_age(schema)
         attrs = ((a.name, self.attribute(a)) for a in proto.attribute)
         return Node(
             self.cx,
@@ -186,11 +198,20 @@ class Walk:
             domain,
             version,
             opset,
+            core,
             tuple(inputs),
             {name: value for name, value in attrs if value is not None},
             sources,
             frozenset(i for i, o in enumerate(proto.output) if o and o in self.used),
         )
+
+    def check_age(self, schema: Any) -> None:
+        """Rules are for the forms that ops have from operator set 7 on."""
+        if schema.domain or self.opsets.get("", OLDEST) >= OLDEST:
+            return
+        newer = onnx.defs.get_schema(schema.name, OLDEST)
+        if newer.since_version != schema.since_version:
+            raise Unsupported(f"its form before operator set {OLDEST}")
 
     def attribute(self, proto: onnx.AttributeProto) -> Any:
         """The value of an attribute, of the function's if it refers to one."""
@@ -222,9 +243,7 @@ class Walk:
 
     def expanded(self, node: Node, body: onnx.FunctionProto) -> Any:
         """A node by the body of its function, which sees its inputs alone."""
-        opsets = {o.domain.removeprefix("ai.onnx") if o.domain == "ai.onnx" else
-                  o.domain: o.version for o in body.opset_import}
-        walk = self.inner(opsets or None)
+        walk = self.inner({**self.opsets, **opsets_of(body.opset_import)})
         walk.attrs = {
             **{a.name: self.attribute(a) for a in body.attribute_proto},
             **node.attrs,
@@ -313,32 +332,9 @@ class Walk:
             cx.b = outer
 
 
-# ---- entries
-
-
-def tensors_in(entries: Iterable[Entry]) -> list[Value]:
-    """The tensors in entries, each once."""
-    found: dict[Value, None] = {}
-    for entry in entries:
-        match entry:
-            case Value():
-                found[entry] = None
-            case Coded(codes, _):
-                found[codes] = None
-            case Items(values, _):
-                found.update(dict.fromkeys(tensors_in(values)))
-    return list(found)
-
-
-def replaced(entry: Entry, by: Mapping[Value, Value]) -> Entry:
-    match entry:
-        case Value():
-            return by[entry]
-        case Coded(codes, element):
-            return Coded(by[codes], element)
-        case Items(values, element):
-            return Items(tuple(replaced(v, by) for v in values), element)
-    return entry
+def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """The version of each domain; the default one has two names."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in imports}
 
 
 # ---- what graphs read
@@ -386,16 +382,14 @@ def schema_body(cx: OnnxContext, node: Node) -> onnx.FunctionProto | None:
     schema = onnx.defs.get_schema(node.op, node.opset, node.domain)
     body = onnx.FunctionProto()
     if schema.has_function:
-        version = max(
-            (v for v in schema.function_opset_versions if v <= node.opset),
-            default=schema.since_version,
-        )
+        versions = schema.function_opset_versions
+        version = max((v for v in versions if v <= node.core), default=max(versions))
         body.ParseFromString(schema.get_function_with_opset_version(version))
         return body
     if not schema.has_context_dependent_function:
         return None
     versions = schema.context_dependent_function_opset_versions
-    version = max((v for v in versions if v <= node.opset), default=max(versions))
+    version = max((v for v in versions if v <= node.core), default=max(versions))
     types = [type_proto(cx, e).SerializeToString() for e in node.inputs]
     made = schema.get_context_dependent_function_with_opset_version(
         version, node.proto.SerializeToString(), types
@@ -404,6 +398,11 @@ def schema_body(cx: OnnxContext, node: Node) -> onnx.FunctionProto | None:
         return None
     body.ParseFromString(made)
     return body
+
+
+def schema_defaults(node: Node) -> dict[str, onnx.AttributeProto]:
+    schema = onnx.defs.get_schema(node.op, node.opset, node.domain)
+    return {name: a.default_value for name, a in schema.attributes.items()}
 
 
 def type_proto(cx: OnnxContext, entry: Entry | None) -> onnx.TypeProto:

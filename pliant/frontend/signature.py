@@ -237,8 +237,14 @@ class Signature:
         if self.draw is None:
             return flat
         seed = self.draw()
+        plain = isinstance(seed, np.ndarray)
         arrays = [isinstance(value, np.ndarray | np.generic) for value in flat]
-        return [*flat, seed.numpy() if arrays and all(arrays) else seed]
+        if arrays and all(arrays):
+            return [*flat, seed if plain else seed.numpy()]
+        torch = sys.modules.get("torch")
+        if plain and torch is not None and flat:
+            seed = torch.from_numpy(seed)
+        return [*flat, seed]
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""
