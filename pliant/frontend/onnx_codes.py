@@ -97,7 +97,14 @@ def encode(
         lone = cx.arith("eq", code, special.nan)
         negative = cx.b.binary("logical_and", negative, cx.unary("logical_not", lone))
     code = cx.select(negative, cx.arith("bitwise_or", code, sign_bit), code)
-    if special.nan is not None:
+    if special.nan is None:  # NaN has no code: zero, of the other sign as ml_dtypes has it
+        none = cx.select(
+            cx.arith("lt", bits, 0),
+            cx.full(0, x.shape, DType.I32),
+            cx.full(sign_bit, x.shape, DType.I32),
+        )
+        code = cx.select(nan, none, code)
+    else:
         both = cx.full(special.nan, x.shape, DType.I32)
         if not special.unsigned_zero:
             minus = cx.full(special.nan | sign_bit, x.shape, DType.I32)
@@ -142,15 +149,8 @@ def boundaries(name: str) -> tuple[Array, int]:
 
 
 def _integer_codes(cx: OnnxContext, x: Value, element: Element) -> Value:
-    """Integers that do not fit keep their low bits; floats stop at the ends."""
+    """The low bits of integers."""
     mask = (1 << element.bits) - 1
-    if x.dtype.is_float:
-        low, high = 0, mask
-        if element.name.startswith("INT"):
-            low, high = -(1 << (element.bits - 1)), (1 << (element.bits - 1)) - 1
-        wide = cx.cast(x, DType.F32)
-        wide = cx.arith("minimum", cx.arith("maximum", wide, float(low)), float(high))
-        x = cx.unary("round", wide)
     code = cx.arith("bitwise_and", cx.cast(x, DType.I32), mask)
     return cx.cast(code, DType.U8)
 

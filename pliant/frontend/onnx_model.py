@@ -32,6 +32,7 @@ from pliant.frontend.translate import Location, Unsupported, Untranslated, fresh
 from pliant.ir.build import Builder
 from pliant.sym import Expr, as_expr, sym
 
+_UNNAMED = ("?", "None")  # what exporters write for a dim without a name
 _FIXED_MOST = 4096  # elements of an input that may be fixed to its example
 
 
@@ -99,7 +100,7 @@ class _Source:
         """Names of the file's dims and of the caller's, before numbered ones."""
         for proto in self.inputs:
             for dim in proto.type.tensor_type.shape.dim:
-                if dim.dim_param:
+                if dim.dim_param and dim.dim_param not in _UNNAMED:
                     self._symbol(dim.dim_param)
         for dims in self.overrides.values():
             for name in dims.values():
@@ -184,9 +185,9 @@ class _Source:
             size = self._symbol(said)
         elif said is True or dim is None:
             size = fresh_symbol(self.taken)
-        elif dim.HasField("dim_value"):
+        elif dim.HasField("dim_value") and dim.dim_value >= 0:
             size = as_expr(int(dim.dim_value))
-        elif dim.dim_param:
+        elif dim.dim_param and dim.dim_param not in _UNNAMED:
             size = self._symbol(dim.dim_param)
         else:
             size = fresh_symbol(self.taken)

@@ -17,7 +17,6 @@ from pliant.frontend.onnx_ops_flow import FLOW
 from pliant.frontend.onnx_ops_image import IMAGES
 from pliant.frontend.onnx_ops_index import INDEX
 from pliant.frontend.onnx_ops_linalg import LINALG
-from pliant.frontend.onnx_ops_loss import LOSSES
 from pliant.frontend.onnx_ops_math import MATH
 from pliant.frontend.onnx_ops_microsoft import MICROSOFT
 from pliant.frontend.onnx_ops_move import MOVE
@@ -49,7 +48,6 @@ TABLE: dict[tuple[str, int], Rule] = {
     **ATTENTION,
     **SEQUENCES,
     **SIGNAL,
-    **LOSSES,
     **TRAINING,
     **MICROSOFT,
 }

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import onnx
+from onnx import helper
 
 from pliant.errors import ModelError
 from pliant.frontend.onnx_context import Node, OnnxContext
@@ -190,6 +191,8 @@ class Walk:
                 raise Unsupported(f"it is not in operator set {opset}") from None
             version = schema.since_version
             self.check_age(schema)
+        if any(a.ref_attr_name for a in proto.attribute):
+            proto = self.concrete(proto)
         attrs = ((a.name, self.attribute(a)) for a in proto.attribute)
         return Node(
             self.cx,
@@ -204,6 +207,23 @@ class Walk:
             sources,
             frozenset(i for i, o in enumerate(proto.output) if o and o in self.used),
         )
+
+    def concrete(self, proto: onnx.NodeProto) -> onnx.NodeProto:
+        """A node of a function with the function's attributes in their places."""
+        made = onnx.NodeProto()
+        made.CopyFrom(proto)
+        del made.attribute[:]
+        for attribute in proto.attribute:
+            value = self.attribute(attribute)
+            if not attribute.ref_attr_name:
+                made.attribute.append(attribute)
+            elif isinstance(value, int | float | str | list):
+                made.attribute.append(helper.make_attribute(attribute.name, value))
+        kept = {a.name for a in made.attribute}
+        for attribute in proto.attribute:
+            if attribute.name not in kept and attribute.ref_attr_name in self.attrs:
+                made.attribute.append(attribute)
+        return made
 
     def check_age(self, schema: Any) -> None:
         """Rules are for the forms that ops have from operator set 7 on."""

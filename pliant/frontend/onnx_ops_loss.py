@@ -1,3 +1,0 @@
-from pliant.frontend.onnx_ops_activation import Table
-
-LOSSES: Table = {}
