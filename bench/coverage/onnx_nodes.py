@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-
 import pliant
 from bench.coverage.judge import Verdict, first_line
 from pliant.errors import InternalError, UnsupportedOpError
@@ -78,7 +77,9 @@ def judged(
 def refusal(error: Exception) -> Verdict:
     text = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, UnsupportedOpError):
-        return Verdict("unsupported", "; ".join(f"{o.name}: {o.reason}" for o in error.ops))
+        return Verdict(
+            "unsupported", "; ".join(f"{o.name}: {o.reason}" for o in error.ops)
+        )
     if isinstance(error, InternalError) or not isinstance(error, pliant.PliantError):
         return Verdict("internal", text)
     return Verdict("refused", text)
@@ -110,5 +111,3 @@ def differs(
     with np.errstate(all="ignore"):
         apart = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
     return f"differs by {np.nanmax(apart):.3g}"
-
-

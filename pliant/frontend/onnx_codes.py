@@ -84,7 +84,9 @@ def encode(
     elif saturate:
         code = cx.arith("minimum", code, largest)
         if special.infinity is not None and not special.saturates_infinity:
-            code = cx.select(infinite, cx.full(special.infinity, x.shape, DType.I32), code)
+            code = cx.select(
+                infinite, cx.full(special.infinity, x.shape, DType.I32), code
+            )
     else:
         beyond = special.nan if special.infinity is None else special.infinity
         out = cx.b.binary("logical_or", over, infinite)
@@ -97,7 +99,9 @@ def encode(
         lone = cx.arith("eq", code, special.nan)
         negative = cx.b.binary("logical_and", negative, cx.unary("logical_not", lone))
     code = cx.select(negative, cx.arith("bitwise_or", code, sign_bit), code)
-    if special.nan is None:  # NaN has no code: zero, of the other sign as ml_dtypes has it
+    if (
+        special.nan is None
+    ):  # NaN has no code: zero, of the other sign as ml_dtypes has it
         none = cx.select(
             cx.arith("lt", bits, 0),
             cx.full(0, x.shape, DType.I32),

@@ -222,7 +222,7 @@ class OnnxContext(Translation):
         out = [as_expr(1)] * rank
         for shape in shapes:
             for i, dim in enumerate(shape, rank - len(shape)):
-                if out[i] == 1 or self.hint(out[i]) == 1 and self.hint(dim) != 1:
+                if out[i] == 1 or (self.hint(out[i]) == 1 and self.hint(dim) != 1):
                     if out[i] != 1:
                         self.b.require_equal(out[i], 1, "a dim that broadcasts")
                     out[i] = dim

@@ -506,6 +506,5 @@ FUNCTIONS: dict[str, Function] = {
     "NonZero": _nonzero,
 }
 _TRUTHS = frozenset(
-    "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not".split()
+    ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not"]
 )
-

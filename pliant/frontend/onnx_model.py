@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from pliant.errors import InternalError, OptionError, ShapeError, UnsupportedOp, UnsupportedOpError
+from pliant.errors import (
+    InternalError,
+    OptionError,
+    ShapeError,
+    UnsupportedOp,
+    UnsupportedOpError,
+)
 from pliant.frontend.contract import Imported
 from pliant.frontend.onnx_context import OnnxContext, Refix
 from pliant.frontend.onnx_file import check_types, read_model
@@ -162,12 +168,18 @@ class _Source:
             )
         override = self.overrides.get(name, {})
         dims: list[Expr] = []
-        protos = list(kind.shape.dim) if kind.HasField("shape") else [None] * len(shape or ())
+        protos = (
+            list(kind.shape.dim)
+            if kind.HasField("shape")
+            else [None] * len(shape or ())
+        )
         if shape is not None and len(shape) != len(protos):
             raise ShapeError(
                 f"the example of '{name}' has {len(shape)} dims, the model's input "
                 f"{len(protos)}",
-                input=name, expected=len(protos), got=len(shape),
+                input=name,
+                expected=len(protos),
+                got=len(shape),
             )
         for axis, dim in enumerate(protos):
             dims.append(self._dim(name, axis, dim, override, shape))
@@ -196,7 +208,10 @@ class _Source:
                 raise ShapeError(
                     f"the example of '{name}' has {shape[axis]} at dim {axis}, "
                     f"the model {size}",
-                    input=name, dim=axis, expected=size.value, got=shape[axis],
+                    input=name,
+                    dim=axis,
+                    expected=size.value,
+                    got=shape[axis],
                 )
             if size.symbol is not None:
                 self.hints.setdefault(size.symbol, shape[axis])
@@ -204,9 +219,7 @@ class _Source:
 
     # ---- the program
 
-    def translate(
-        self, fixed: frozenset[str], sizes: Mapping[str, int]
-    ) -> Imported:
+    def translate(self, fixed: frozenset[str], sizes: Mapping[str, int]) -> Imported:
         cx = OnnxContext(Builder(), self.hints)
         cx.examples = frozenset(a.name for a in self._all() if _small(a))
         opsets = opsets_of(self.model.opset_import)
@@ -252,7 +265,9 @@ class _Source:
             array = np.asarray(argument.example).astype(argument.element.numpy)
             return Input.fixed(argument.name, Known(array, argument.element), array)
         dims = tuple(d.substitute(sizes) for d in argument.dims)
-        return Input.tensor(cx, argument.name, argument.element, dims, argument.optional)
+        return Input.tensor(
+            cx, argument.name, argument.element, dims, argument.optional
+        )
 
 
 def _unnamed(kind: onnx.TypeProto.Tensor) -> onnx.TypeProto.Tensor:
@@ -325,7 +340,7 @@ def _overrides(
         out[name] = {}
         for axis, said in pairs:
             rank = ranks[name]
-            if not isinstance(axis, int) or rank and not -rank <= axis < rank:
+            if not isinstance(axis, int) or (rank and not -rank <= axis < rank):
                 raise OptionError(f"dynamic_shapes: '{name}' has no dim {axis!r}")
             meant = _meaning(said, name)
             if meant is not None:
@@ -348,4 +363,3 @@ def _meaning(said: Any, name: str) -> Any:
     raise OptionError(
         f"dynamic_shapes of '{name}': {said!r} is no name, number, True or None"
     )
-

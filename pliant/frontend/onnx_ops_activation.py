@@ -169,4 +169,3 @@ ACTIVATIONS: Table = {
     ("LogSoftmax", 1): softmax("log_softmax"),
     ("Hardmax", 1): hardmax,
 }
-

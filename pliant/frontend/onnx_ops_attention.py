@@ -144,9 +144,7 @@ def rotary(cx: OnnxContext, n: Node) -> Value:
 # ---- com.microsoft
 
 
-def _past(
-    cx: OnnxContext, n: Node, i: int, fresh: Value
-) -> tuple[Value, Value]:
+def _past(cx: OnnxContext, n: Node, i: int, fresh: Value) -> tuple[Value, Value]:
     """(past and fresh rows, the past's length as a vector of the batch)"""
     batch = fresh.shape[0]
     old = n.maybe(i)
@@ -178,17 +176,22 @@ def multi_head(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
     bias = n.maybe(3)
     if q.type.rank == 5:  # (B, S, H, 3, D)
         parts = [
-            cx.reshape(cx.slice(q, 3, k, 1), (*q.shape[:3], q.shape[4])) for k in range(3)
+            cx.reshape(cx.slice(q, 3, k, 1), (*q.shape[:3], q.shape[4]))
+            for k in range(3)
         ]
         query, key, value = (cx.transpose(p, (0, 2, 1, 3)) for p in parts)
     else:
         key_in = n.tensor(1)
         if key_in.type.rank == 5:
             parts = [
-                cx.reshape(cx.slice(key_in, 3, k, 1), (*key_in.shape[:3], key_in.shape[4]))
+                cx.reshape(
+                    cx.slice(key_in, 3, k, 1), (*key_in.shape[:3], key_in.shape[4])
+                )
                 for k in range(2)
             ]
-            flat = [cx.reshape(p, (*p.shape[:2], p.shape[2] * p.shape[3])) for p in parts]
+            flat = [
+                cx.reshape(p, (*p.shape[:2], p.shape[2] * p.shape[3])) for p in parts
+            ]
             rows = [q, *flat]
         else:
             rows = [q, key_in, n.tensor(2)]
@@ -288,9 +291,7 @@ def group_query(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
     past = cx.sub(ends, cx.tensor(length, I64))
     if n.attr("do_rotary", 0):
         cos, sin = n.tensor(7), n.tensor(8)
-        place = cx.add(
-            cx.iota((batch, length), 1, I64), cx.reshape(past, (batch, 1))
-        )
+        place = cx.add(cx.iota((batch, length), 1, I64), cx.reshape(past, (batch, 1)))
         if n.has(9):
             place = cx.cast(n.tensor(9), I64)
         size = cx.constant_int(cos.shape[1] * 2, "the size of a rotation")
@@ -302,8 +303,7 @@ def group_query(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
     keys, values = key, value
     if n.has(3):
         keys, values = (
-            _appended(cx, n.tensor(i), new, past)
-            for i, new in ((3, key), (4, value))
+            _appended(cx, n.tensor(i), new, past) for i, new in ((3, key), (4, value))
         )
     keep = causal_from(cx, length, keys.shape[2], past)
     scores = Scores().plus(cx, hidden(cx, keep, query.dtype))

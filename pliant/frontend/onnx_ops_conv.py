@@ -185,7 +185,9 @@ def col2im(cx: OnnxContext, n: Node) -> Value:
             part = cx.slice(part, 2 + axis, k, 1)
         part = cx.reshape(part, (batch, channels, *counts))
         for i in range(rank):
-            part = _spread(cx, part, 2 + i, w.stride[i], tap[i] * w.dilation[i], whole[i])
+            part = _spread(
+                cx, part, 2 + i, w.stride[i], tap[i] * w.dilation[i], whole[i]
+            )
         made = part if made is None else cx.add(made, part)
     assert made is not None
     for i in range(rank):
@@ -251,8 +253,9 @@ def deform_conv(cx: OnnxContext, n: Node) -> Value:
     if mask is not None:
         factor = cx.reshape(mask, (batch * fields, as_expr(1), area))
         found = cx.mul(found, factor)
-    rows = cx.reshape(found, (batch, groups, floordiv(channels, groups), as_expr(taps),
-                              out_h * out_w))
+    rows = cx.reshape(
+        found, (batch, groups, floordiv(channels, groups), as_expr(taps), out_h * out_w)
+    )
     inner = cx.simplify(floordiv(channels, groups)) * taps
     rows = cx.reshape(rows, (batch, groups, inner, out_h * out_w))
     filters = weight.shape[0]

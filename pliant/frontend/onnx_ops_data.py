@@ -213,8 +213,10 @@ def _overlaps(cx: OnnxContext, boxes: Value, centered: bool) -> Value:
         ]
     else:
         sides = [
-            (cx.arith("minimum", part[k], part[k + 2]),
-             cx.arith("maximum", part[k], part[k + 2]))
+            (
+                cx.arith("minimum", part[k], part[k + 2]),
+                cx.arith("maximum", part[k], part[k + 2]),
+            )
             for k in (1, 0)
         ]
     shared: Value | None = None

@@ -187,7 +187,9 @@ def _counted(
 def _as(cx: OnnxContext, value: Value, wanted: TensorType) -> Value:
     """A carried value after a round, which has the type it had before."""
     if value.dtype is not wanted.dtype or value.type.rank != wanted.rank:
-        raise Unsupported(f"a carried value is {wanted} before a round, {value.type} then")
+        raise Unsupported(
+            f"a carried value is {wanted} before a round, {value.type} then"
+        )
     for have, want in zip(value.shape, wanted.shape, strict=True):
         if not cx.b.same(have, want):
             raise Unsupported(f"a carried value changes from {wanted} to {value.type}")

@@ -65,9 +65,7 @@ def _pixel(cx: OnnxContext, at: Value, size: Expr, aligned: bool) -> Value:
     return cx.mul(cx.sub(cx.mul(cx.add(at, 1.0), cx.tensor(size, at.dtype)), 1.0), 0.5)
 
 
-def _kept(
-    cx: OnnxContext, at: Value, size: Expr, padding: str, aligned: bool
-) -> Value:
+def _kept(cx: OnnxContext, at: Value, size: Expr, padding: str, aligned: bool) -> Value:
     """A place that is outside, moved in."""
     if padding == "border":
         low, high = (0.0, cx.tensor(size - 1, at.dtype))
@@ -113,7 +111,9 @@ def _at(
             fits = cx.b.binary(
                 "logical_and", cx.arith("ge", spot, 0.0), cx.arith("le", spot, last)
             )
-            inside = fits if inside is None else cx.b.binary("logical_and", inside, fits)
+            inside = (
+                fits if inside is None else cx.b.binary("logical_and", inside, fits)
+            )
         safe = cx.arith("minimum", cx.arith("maximum", spot, 0.0), last)
         index.append(cx.cast(safe, I64))
     flat = cx.b.flat_place(index, dims)
@@ -149,16 +149,15 @@ def roi_align(cx: OnnxContext, n: Node) -> Value:
     ratio, scale = n.attr("sampling_ratio", 0), n.attr("spatial_scale", 1.0)
     if ratio <= 0:
         cx.unsupported("a RoiAlign whose number of samples follows from the regions")
-    half = n.version >= 16 and n.attr(
-        "coordinate_transformation_mode", "half_pixel"
-    ) == "half_pixel"
+    half = (
+        n.version >= 16
+        and n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    )
     moved = cx.sub(cx.mul(rois, scale), 0.5 if half else 0.0)  # (R, 4)
     count = rois.shape[0]
     corner = [cx.slice(moved, 1, k, 1) for k in range(4)]  # (R, 1) each
     lines = []
-    for axis, (size, bins) in enumerate(
-        zip(x.shape[2:], (height, width), strict=True)
-    ):
+    for axis, (size, bins) in enumerate(zip(x.shape[2:], (height, width), strict=True)):
         start, end = corner[1 - axis], corner[3 - axis]
         length = cx.sub(end, start)
         if not half:

@@ -138,9 +138,7 @@ def tensor_scatter(cx: OnnxContext, n: Node) -> Value:
     ]
     flat = cx.reshape(cx.b.flat_place(parts, past.shape), (new.type.numel,))
     rows = cx.reshape(new, (new.type.numel, 1))
-    made = cx.b.emit(
-        "scatter_rows", cx.reshape(past, (past.type.numel, 1)), flat, rows
-    )
+    made = cx.b.emit("scatter_rows", cx.reshape(past, (past.type.numel, 1)), flat, rows)
     return cx.reshape(made, past.shape)
 
 
@@ -154,9 +152,7 @@ def sortable(cx: OnnxContext, x: Value) -> tuple[Value, Callable[[Value], Value]
     if x.dtype is DType.U64:
         top = -(2**63)
         made = cx.arith("bitwise_xor", cx.b.bitcast(x, DType.I64), top)
-        return made, lambda y: cx.b.bitcast(
-            cx.arith("bitwise_xor", y, top), DType.U64
-        )
+        return made, lambda y: cx.b.bitcast(cx.arith("bitwise_xor", y, top), DType.U64)
     return cx.cast(x, DType.I64), lambda y: cx.cast(y, x.dtype)
 
 

@@ -90,7 +90,9 @@ def determinant(cx: OnnxContext, n: Node) -> Value:
     lu, pivots, _info = cx.b.emit_multi("lu", flat, error="")
     row = cx.iota((count, size, size), 1, DType.I64)
     column = cx.iota((count, size, size), 2, DType.I64)
-    picked = cx.select(cx.b.binary("eq", row, column), lu, cx.full(0, lu.shape, lu.dtype))
+    picked = cx.select(
+        cx.b.binary("eq", row, column), lu, cx.full(0, lu.shape, lu.dtype)
+    )
     diagonal = cx.reduce("sum", picked, (2,))
     here = cx.add(cx.iota(pivots.shape, 1, DType.I64), 1)
     swapped = cx.arith("ne", cx.cast(pivots, DType.I64), here)

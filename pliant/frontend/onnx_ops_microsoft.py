@@ -62,8 +62,13 @@ def skip_layer_norm(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
     """(x, skip, weight, bias, bias of x) -> result, mean, deviation, the sum"""
     total = _skipped(cx, n, n.maybe(4))
     made = normalized(
-        cx, total, n.tensor(2), n.maybe(3), total.type.rank - 1,
-        n.attr("epsilon", 1e-12), frozenset({0}),
+        cx,
+        total,
+        n.tensor(2),
+        n.maybe(3),
+        total.type.rank - 1,
+        n.attr("epsilon", 1e-12),
+        frozenset({0}),
     )
     return made[0], None, None, total
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pliant.frontend.onnx_context import Node, OnnxContext, Rule
+from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_ops_create import uniform
-from pliant.frontend.onnx_tensors import element_of
 from pliant.frontend.onnx_values import Entry
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -29,8 +28,10 @@ def batch_norm(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
     if n.version < 14:
         training = len(n.used) > 1
     if not training:
-        parts = [v if v.dtype is x.dtype else cx.cast(v, x.dtype)
-                 for v in (mean, var, weight, bias)]
+        parts = [
+            v if v.dtype is x.dtype else cx.cast(v, x.dtype)
+            for v in (mean, var, weight, bias)
+        ]
         if x.type.rank < 2:
             cx.unsupported("a batch norm without channels")
         return (cx.b.emit("batch_norm", x, *parts, eps=eps, affine="wb"),)
@@ -56,9 +57,7 @@ def instance_norm(cx: OnnxContext, n: Node) -> Value:
     return cx.cast(made, x.dtype)
 
 
-def standardized(
-    cx: OnnxContext, x: Value, axes: Sequence[int], eps: float
-) -> Value:
+def standardized(cx: OnnxContext, x: Value, axes: Sequence[int], eps: float) -> Value:
     """(x - mean) / sqrt(var + eps), in the type of arithmetic."""
     wide = cx.cast(x, x.dtype.compute)
     gap = cx.sub(wide, cx.mean(wide, axes, True))
@@ -150,9 +149,7 @@ def group_norm(cx: OnnxContext, n: Node) -> Value:
             )
             for v in (weight, bias)
         )
-    return cx.b.emit(
-        "group_norm", x, weight, bias, groups=groups, eps=eps, affine="wb"
-    )
+    return cx.b.emit("group_norm", x, weight, bias, groups=groups, eps=eps, affine="wb")
 
 
 def lrn(cx: OnnxContext, n: Node) -> Value:
@@ -208,13 +205,15 @@ def dropout(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     draw = uniform(cx, list(x.shape), DType.F32)
     limit = share if not isinstance(share, Value) else cx.cast(share, DType.F32)
     kept = cx.arith("ge", draw, limit)
-    scale = cx.div(1.0, cx.sub(1.0, limit)) if isinstance(limit, Value) else (
-        1.0 / (1.0 - limit) if limit < 1 else math.inf
+    scale = (
+        cx.div(1.0, cx.sub(1.0, limit))
+        if isinstance(limit, Value)
+        else (1.0 / (1.0 - limit) if limit < 1 else math.inf)
     )
     scaled = cx.mul(x, cx.cast(scale, x.dtype) if isinstance(scale, Value) else scale)
-    return cx.select(kept, scaled, cx.full(0, x.shape, x.dtype)), cx.cast(kept, mask_type)
-
-
+    return cx.select(kept, scaled, cx.full(0, x.shape, x.dtype)), cx.cast(
+        kept, mask_type
+    )
 
 
 NORMS: Table = {
@@ -228,4 +227,3 @@ NORMS: Table = {
     ("MeanVarianceNormalization", 9): mean_variance,
     ("Dropout", 1): dropout,
 }
-

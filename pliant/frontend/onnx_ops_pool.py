@@ -39,9 +39,7 @@ def _pooled(
     cx: OnnxContext, x: Value, op: str, w: Sliding, counts: list[Expr], include: bool
 ) -> Value:
     """A pool with as many windows as `counts` says."""
-    tail = tuple(
-        e.value + max(s - 1, 0) for e, s in zip(w.high, w.stride, strict=True)
-    )
+    tail = tuple(e.value + max(s - 1, 0) for e, s in zip(w.high, w.stride, strict=True))
     plain = [
         floordiv(dim + lo + hi - span, s) + 1
         for dim, lo, hi, span, s in zip(
@@ -179,9 +177,7 @@ def max_unpool(cx: OnnxContext, n: Node) -> Value:
         *x.shape[:2],
         *(
             (dim - 1) * s + k - pads[i] - pads[i + rank]
-            for i, (dim, s, k) in enumerate(
-                zip(x.shape[2:], stride, size, strict=True)
-            )
+            for i, (dim, s, k) in enumerate(zip(x.shape[2:], stride, size, strict=True))
         ),
     ]
     target = shape

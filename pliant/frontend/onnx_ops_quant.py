@@ -226,7 +226,9 @@ def qlinear_conv(cx: OnnxContext, n: Node) -> Entry:
     x, weight = n.tensor(0), n.tensor(3)
     total = _convolution(cx, n, x, weight, n.maybe(2), n.maybe(5))
     total = biased(cx, total, n.maybe(8))
-    factor = cx.join("mul", _plain(cx, n.tensor(1)), cx.cast(_plain(cx, n.tensor(4)), F32))
+    factor = cx.join(
+        "mul", _plain(cx, n.tensor(1)), cx.cast(_plain(cx, n.tensor(4)), F32)
+    )
     if factor.type.rank:
         factor = cx.reshape(factor, (*factor.shape, *[1] * (x.type.rank - 2)))
     ratio = cx.div(cx.mul(cx.cast(total, F32), factor), _plain(cx, n.tensor(6)))

@@ -68,8 +68,14 @@ class _Layer:
         self, name: str, alpha: float | None, beta: float | None
     ) -> Activation:
         cx = self.cx
-        a = {"leakyrelu": 0.01, "thresholdedrelu": 1.0, "scaledtanh": 1.0,
-             "hardsigmoid": 0.2, "elu": 1.0, "affine": 1.0}.get(name.lower(), 1.0)
+        a = {
+            "leakyrelu": 0.01,
+            "thresholdedrelu": 1.0,
+            "scaledtanh": 1.0,
+            "hardsigmoid": 0.2,
+            "elu": 1.0,
+            "affine": 1.0,
+        }.get(name.lower(), 1.0)
         a = a if alpha is None else alpha
         b = {"hardsigmoid": 0.5, "scaledtanh": 1.0}.get(name.lower(), 0.0)
         b = b if beta is None else beta
@@ -96,16 +102,12 @@ class _Layer:
         if self.clip is None:
             return found
         most = self.clip
-        return lambda x: found(
-            cx.arith("minimum", cx.arith("maximum", x, -most), most)
-        )
+        return lambda x: found(cx.arith("minimum", cx.arith("maximum", x, -most), most))
 
     def split(self, x: Value, count: int) -> list[Value]:
         """The last axis in equal parts."""
         axis = x.type.rank - 1
-        return [
-            self.cx.slice(x, axis, self.size * k, self.size) for k in range(count)
-        ]
+        return [self.cx.slice(x, axis, self.size * k, self.size) for k in range(count)]
 
     def biases(self, number: int) -> tuple[Value, Value] | None:
         """Those of the input and of the state."""
@@ -120,9 +122,9 @@ class _Layer:
 
     # ---- the whole
 
-    def run(self, make: Callable[[int], tuple[Step, Value, list[Value], State]]) -> (
-        tuple[Value, list[Value]]
-    ):
+    def run(
+        self, make: Callable[[int], tuple[Step, Value, list[Value], State]]
+    ) -> tuple[Value, list[Value]]:
         """(results (T, D, B, H), the state after the last step (D, B, H) each)"""
         cx = self.cx
         results, ends = [], list[State]()
@@ -298,4 +300,3 @@ def lstm(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
 
 
 RECURRENT: Table = {("RNN", 1): rnn, ("GRU", 1): gru, ("LSTM", 1): lstm}
-

@@ -112,7 +112,9 @@ def _in_proportion(
         ratios.append(cx.constant_int(size, "a size that keeps its proportion") / have)
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [
-        _Axis(a, as_expr(int(scale * cx.constant_int(x.shape[a], "a size") + 0.5)), scale)
+        _Axis(
+            a, as_expr(int(scale * cx.constant_int(x.shape[a], "a size") + 0.5)), scale
+        )
         for a in axes
     ]
 
@@ -124,9 +126,7 @@ def _direct(
     cx: OnnxContext, n: Node, x: Value, axes: list[_Axis], mode: str, where: str
 ) -> Value | None:
     changed = [
-        a
-        for a in axes
-        if not (a.scale == 1.0 or cx.b.same(a.size, x.shape[a.axis]))
+        a for a in axes if not (a.scale == 1.0 or cx.b.same(a.size, x.shape[a.axis]))
     ]
     rank = x.type.rank
     if not changed or any(a.axis < 2 for a in changed) or n.attr("antialias", 0):
@@ -312,7 +312,9 @@ def _cubic(cx: OnnxContext, d: Value, a: float) -> Value:
     d = cx.unary("abs", d)
     inner = cx.sub(cx.mul(d, a + 2), a + 3)
     near = cx.add(cx.mul(cx.mul(inner, d), d), 1.0)
-    outer = cx.sub(cx.mul(cx.add(cx.mul(cx.sub(cx.mul(d, a), 5 * a), d), 8 * a), d), 4 * a)
+    outer = cx.sub(
+        cx.mul(cx.add(cx.mul(cx.sub(cx.mul(d, a), 5 * a), d), 8 * a), d), 4 * a
+    )
     far = cx.select(cx.arith("lt", d, 2.0), outer, 0.0)
     return cx.select(cx.arith("le", d, 1.0), near, far)
 

@@ -76,8 +76,10 @@ def _adam(
     h = cx.add(cx.mul(h, beta), cx.mul(cx.mul(g, g), 1 - beta))
     size = cx.add(cx.unary("sqrt", h), n.attr("epsilon", 1e-6))
     count = cx.cast(step, DType.F64)
-    ratios = [cx.sub(1.0, cx.arith("pow", cx.tensor(b, DType.F64), count))
-              for b in (beta, alpha)]
+    ratios = [
+        cx.sub(1.0, cx.arith("pow", cx.tensor(b, DType.F64), count))
+        for b in (beta, alpha)
+    ]
     adjusted = cx.mul(
         cx.cast(rate, DType.F64), cx.div(cx.unary("sqrt", ratios[0]), ratios[1])
     )

@@ -87,9 +87,7 @@ class Input:
         return cls(name, entry, (slot,), lambda x: (FixedArray(_as_array(x)),))
 
     @classmethod
-    def of_items(
-        cls, name: str, element: Element, items: list[Input] | None
-    ) -> Input:
+    def of_items(cls, name: str, element: Element, items: list[Input] | None) -> Input:
         if items is None:
             slot = FixedSlot(name, None)
             return cls(name, ABSENT, (slot,), lambda x: (x,))
@@ -118,9 +116,7 @@ class FixedArray:
         self.array = array
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FixedArray) and np.array_equal(
-            self.array, other.array
-        )
+        return isinstance(other, FixedArray) and np.array_equal(self.array, other.array)
 
     def __hash__(self) -> int:
         return hash(self.array.tobytes())
@@ -161,13 +157,17 @@ def _bits(name: str, x: Any, element: Element, kind: str) -> Any:
             return x.view(getattr(torch, kind))
         raise DTypeError(
             f"input '{name}' must be {element.name}, got {x.dtype}",
-            input=name, expected=element.name, got=str(x.dtype),
+            input=name,
+            expected=element.name,
+            got=str(x.dtype),
         )
     dtype = getattr(x, "dtype", None)
     if dtype != element.numpy:
         raise DTypeError(
             f"input '{name}' must be {element.numpy} (ml_dtypes), got {dtype}",
-            input=name, expected=str(element.numpy), got=str(dtype),
+            input=name,
+            expected=str(element.numpy),
+            got=str(dtype),
         )
     return np.ascontiguousarray(x).view(kind).reshape(np.shape(x))
 

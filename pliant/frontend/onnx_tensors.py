@@ -33,7 +33,9 @@ def element_of(number: int, name: str) -> Element:
     element = ELEMENTS.get(number)
     if element is None:
         kind = NAMES.get(number, f"type {number}")
-        raise Unsupported(f"'{name}' has elements of {kind}, which pliant does not have")
+        raise Unsupported(
+            f"'{name}' has elements of {kind}, which pliant does not have"
+        )
     return element
 
 

@@ -87,7 +87,10 @@ ELEMENTS: dict[int, Element] = {
 }
 NAMES = {
     **{number: e.name for number, e in ELEMENTS.items()},
-    0: "UNDEFINED", 8: "STRING", 14: "COMPLEX64", 15: "COMPLEX128",
+    0: "UNDEFINED",
+    8: "STRING",
+    14: "COMPLEX64",
+    15: "COMPLEX128",
 }
 OF_DTYPE = {e.dtype: e for e in ELEMENTS.values() if e.dtype is not None}
 INT64, BOOL, FLOAT = ELEMENTS[7], ELEMENTS[9], ELEMENTS[1]
