@@ -79,14 +79,8 @@ def encode(
     special = _specials(element.name)
     over = cx.arith("gt", code, largest)
     infinite, nan = cx.unary("isinf", x), cx.unary("isnan", x)
-    if element.name == "FLOAT4E2M1":
+    if element.name == "FLOAT4E2M1" or saturate:
         code = cx.arith("minimum", code, largest)
-    elif saturate:
-        code = cx.arith("minimum", code, largest)
-        if special.infinity is not None and not special.saturates_infinity:
-            code = cx.select(
-                infinite, cx.full(special.infinity, x.shape, DType.I32), code
-            )
     else:
         beyond = special.nan if special.infinity is None else special.infinity
         out = cx.b.binary("logical_or", over, infinite)
@@ -122,7 +116,6 @@ class _Special:
 
     def __init__(self, nan: Any, infinity: Any, unsigned_zero: bool) -> None:
         self.nan, self.infinity, self.unsigned_zero = nan, infinity, unsigned_zero
-        self.saturates_infinity = True
 
 
 def _specials(name: str) -> _Special:

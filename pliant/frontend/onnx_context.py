@@ -38,6 +38,7 @@ from pliant.frontend.translate import (
     Real,
     Size,
     Translation,
+    Unsupported,
     constant_of,
 )
 from pliant.ir.build import Builder
@@ -66,6 +67,7 @@ class OnnxContext(Translation):
         self.node: Node | None = None
         self.specialise = self._fix
         self.examples: frozenset[str] = frozenset()  # inputs with example values
+        self.fixed: frozenset[str] = frozenset()  # those that are fixed to them
 
     # ---- sizes
 
@@ -168,14 +170,14 @@ class OnnxContext(Translation):
                 return entry.element
             case Items() if entry.values:
                 return self.element_of(entry.values[0])
-        self.unsupported("a value without an element type")
+        raise Unsupported("a value without an element type")
 
     def shape_of(self, entry: Entry) -> tuple[Expr, ...]:
         if isinstance(entry, Known):
             return tuple(as_expr(n) for n in entry.shape)
         if isinstance(entry, Value | Coded):
             return entry.shape
-        self.unsupported("the shape of a sequence")
+        raise Unsupported("the shape of a sequence")
 
     def sizes(self, values: Sequence[Size]) -> Known:
         """A vector of sizes, as Shape gives it."""
@@ -310,12 +312,13 @@ class Node:
             return found.array
         cx = self.cx
         sources = self.sources[i] if i < len(self.sources) else frozenset()
+        sources = sources - cx.fixed
         if sources and sources <= cx.examples:
             raise Refix(inputs=sorted(sources))
         if sources:
             advice = f"give example_inputs with values of {', '.join(sorted(sources))}"
             cx.unsupported(f"{what} must be known when the model is compiled: {advice}")
-        cx.unsupported(f"{what} is computed from data, so that no size is known")
+        raise Unsupported(f"{what} is computed from data, so that no size is known")
 
     def sizes(self, i: int, what: str) -> list[Size]:
         """Integers of an input, constant or over sizes."""

@@ -148,16 +148,16 @@ def _div(cx: OnnxContext, a: Any, b: Any) -> Any:
         x, y = _ratios(a, b)
         if not y.top.is_const or y.top.value <= 0:
             raise Cannot
-        top, bottom = x.top * y.bottom, x.bottom * y.top.value
-        if top.is_const:
-            common = math.gcd(top.value, bottom)
-            return Ratio(as_expr(top.value // common), bottom // common)
-        return Ratio(top, bottom)
-    x, y = _whole(a), _whole(b)
+        share, bottom = x.top * y.bottom, x.bottom * y.top.value
+        if share.is_const:
+            common = math.gcd(share.value, bottom)
+            return Ratio(as_expr(share.value // common), bottom // common)
+        return Ratio(share, bottom)
+    top, by = _whole(a), _whole(b)
     # Towards zero in ONNX: what is not negative rounds down.
-    if not (cx.proves(le(0, x)) and cx.proves(le(1, y))):
+    if not (cx.proves(le(0, top)) and cx.proves(le(1, by))):
         raise Cannot
-    return cx.simplify(floordiv(x, y))
+    return cx.simplify(floordiv(top, by))
 
 
 def _mod(cx: OnnxContext, a: Any, b: Any) -> Any:
@@ -417,10 +417,11 @@ def _reduce(function: Elementwise, numeric: Callable[..., Any]) -> Function:
 def _range(cx: OnnxContext, _: Node, arrays: list[Array]) -> Array:
     if any(a.dtype == object for a in arrays):
         raise Cannot
-    start, limit, step = (a.reshape(()) for a in arrays)
+    start, limit, step = (a.reshape(-1)[0] for a in arrays)
     if abs((float(limit) - float(start)) / float(step or 1)) > MOST:
         raise Cannot
-    return np.arange(start, limit, step, dtype=start.dtype)
+    made: Array = np.arange(start, limit, step, dtype=arrays[0].dtype)
+    return made
 
 
 def _identity(_: OnnxContext, n: Node, arrays: list[Array]) -> Array:

@@ -221,6 +221,7 @@ class _Source:
 
     def translate(self, fixed: frozenset[str], sizes: Mapping[str, int]) -> Imported:
         cx = OnnxContext(Builder(), self.hints)
+        cx.fixed = fixed
         cx.examples = frozenset(a.name for a in self._all() if _small(a))
         opsets = opsets_of(self.model.opset_import)
         functions = {(f.domain, f.name): f for f in self.model.functions}
@@ -265,9 +266,7 @@ class _Source:
             array = np.asarray(argument.example).astype(argument.element.numpy)
             return Input.fixed(argument.name, Known(array, argument.element), array)
         dims = tuple(d.substitute(sizes) for d in argument.dims)
-        return Input.tensor(
-            cx, argument.name, argument.element, dims, argument.optional
-        )
+        return Input.tensor(cx, argument.name, argument.element, dims)
 
 
 def _unnamed(kind: onnx.TypeProto.Tensor) -> onnx.TypeProto.Tensor:

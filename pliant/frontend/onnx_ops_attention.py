@@ -136,8 +136,8 @@ def rotary(cx: OnnxContext, n: Node) -> Value:
         first = cx.reshape(cx.cast(positions, I64), (1, 1))
         positions = cx.add(cx.iota((batch, length), 1, I64), first)
     size = size or cx.constant_int(cos.shape[1] * 2, "the size of a rotation")
-    found = [angles_at(cx, table, positions) for table in (cos, sin)]
-    made = rotated(cx, x, *found, size, bool(n.attr("interleaved", 0)))
+    cos, sin = (angles_at(cx, table, positions) for table in (cos, sin))
+    made = rotated(cx, x, cos, sin, size, bool(n.attr("interleaved", 0)))
     return joined(cx, made) if flat else made
 
 
@@ -169,28 +169,26 @@ def _padding(cx: OnnxContext, mask: Value, columns: Expr, dtype: DType) -> Value
     return hidden(cx, keep, dtype)
 
 
+def _unpacked(cx: OnnxContext, x: Value, count: int) -> list[Value]:
+    """(B, S, H, count, D) as tensors (B, S, H, D)"""
+    shape = (*x.shape[:3], x.shape[4])
+    return [cx.reshape(cx.slice(x, 3, k, 1), shape) for k in range(count)]
+
+
 def multi_head(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
     """(query, key, value, bias, padding mask, attention bias, past key, past value)"""
     count = n.attrs["num_heads"]
     q = n.tensor(0)
     bias = n.maybe(3)
     if q.type.rank == 5:  # (B, S, H, 3, D)
-        parts = [
-            cx.reshape(cx.slice(q, 3, k, 1), (*q.shape[:3], q.shape[4]))
-            for k in range(3)
-        ]
+        parts = _unpacked(cx, q, 3)
         query, key, value = (cx.transpose(p, (0, 2, 1, 3)) for p in parts)
     else:
         key_in = n.tensor(1)
         if key_in.type.rank == 5:
-            parts = [
-                cx.reshape(
-                    cx.slice(key_in, 3, k, 1), (*key_in.shape[:3], key_in.shape[4])
-                )
-                for k in range(2)
-            ]
             flat = [
-                cx.reshape(p, (*p.shape[:2], p.shape[2] * p.shape[3])) for p in parts
+                cx.reshape(p, (*p.shape[:2], p.shape[2] * p.shape[3]))
+                for p in _unpacked(cx, key_in, 2)
             ]
             rows = [q, *flat]
         else:
@@ -294,10 +292,10 @@ def group_query(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
         place = cx.add(cx.iota((batch, length), 1, I64), cx.reshape(past, (batch, 1)))
         if n.has(9):
             place = cx.cast(n.tensor(9), I64)
-        size = cx.constant_int(cos.shape[1] * 2, "the size of a rotation")
-        found = [angles_at(cx, table, place) for table in (cos, sin)]
+        width = cx.constant_int(cos.shape[1] * 2, "the size of a rotation")
+        cos, sin = (angles_at(cx, table, place) for table in (cos, sin))
         twisted = bool(n.attr("rotary_interleaved", 0))
-        query, key = (rotated(cx, v, *found, size, twisted) for v in (query, key))
+        query, key = (rotated(cx, v, cos, sin, width, twisted) for v in (query, key))
     if n.attr("local_window_size", -1) > 0 or n.attr("softcap", 0.0) > 0:
         cx.unsupported("a local window or a soft cap")
     keys, values = key, value

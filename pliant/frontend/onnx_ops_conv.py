@@ -300,7 +300,7 @@ def at_pixels(
         clamped.append(cx.cast(safe, DType.I64))
     flat = cx.add(cx.mul(clamped[0], cx.tensor(width, DType.I64)), clamped[1])
     cx.nonnegative.add(flat)
-    batch, channels, area = planes.shape
+    batch, channels = planes.shape[:2]
     index = cx.reshape(flat, (batch, 1, flat.shape[1]))
     wide = cx.broadcast_to(index, (batch, channels, flat.shape[1]))
     found = cx.b.emit("take_along", planes, wide, axis=2)

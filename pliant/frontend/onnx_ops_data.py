@@ -99,7 +99,7 @@ def unique(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
 
 
 def _row_order(cx: OnnxContext, rows: Value) -> Value:
-    """The places of rows in lexical order: columns sorted from the last to the first."""
+    """The places of rows in lexical order: sorted by the last column first."""
     count, width = rows.shape
     columns = cx.constant_int(width, "the size of a row to be unique")
     order: Value | None = None
@@ -162,7 +162,7 @@ def non_max_suppression(cx: OnnxContext, n: Node) -> Value:
 
 
 def _greedy(cx: OnnxContext, hides: Value, open_: Value, most: Value) -> Value:
-    """kept (G, N): in order, what is open, not hidden by a kept one, and not too many."""
+    """kept (G, N): in order, what is open, not hidden by kept ones, not too many."""
     groups, count = open_.shape
     rows = cx.transpose(hides, (1, 0, 2))  # (N, G, N): whom box i hides
     flags = cx.transpose(open_, (1, 0))  # (N, G)

@@ -117,7 +117,8 @@ def _rounds(n: Node) -> Expr | None:
         return None
     known = n.known(0)
     if known is None:
-        if n.sources[0] and n.sources[0] <= n.cx.examples:
+        sources = n.sources[0] - n.cx.fixed
+        if sources and sources <= n.cx.examples:
             return as_expr(n.sizes(0, "the number of rounds")[0])
         return None
     return as_expr(n.sizes(0, "the number of rounds")[0])

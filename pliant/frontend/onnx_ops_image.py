@@ -157,7 +157,7 @@ def roi_align(cx: OnnxContext, n: Node) -> Value:
     count = rois.shape[0]
     corner = [cx.slice(moved, 1, k, 1) for k in range(4)]  # (R, 1) each
     lines = []
-    for axis, (size, bins) in enumerate(zip(x.shape[2:], (height, width), strict=True)):
+    for axis, bins in enumerate((height, width)):
         start, end = corner[1 - axis], corner[3 - axis]
         length = cx.sub(end, start)
         if not half:

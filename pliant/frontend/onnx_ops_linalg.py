@@ -6,7 +6,7 @@ from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import as_expr, product
+from pliant.sym import Expr, as_expr, product
 
 
 def matmul(cx: OnnxContext, n: Node) -> Value:
@@ -61,7 +61,7 @@ def einsum(cx: OnnxContext, n: Node) -> Value:
     values = n.tensors()
     inputs = equation.split("->")[0].split(",")
     # One size for each letter: those that are 1 in the example broadcast.
-    sizes = {}
+    sizes: dict[str, Expr] = {}
     for text, value in zip(inputs, values, strict=True):
         if "." in text or len(text) != value.type.rank:
             continue

@@ -14,6 +14,7 @@ from pliant.frontend.onnx_ops_linalg import gemm, multiply
 from pliant.frontend.onnx_ops_norm import normalized, rms_normalized
 from pliant.frontend.onnx_types import ELEMENTS
 from pliant.frontend.onnx_values import Entry
+from pliant.frontend.translate import Unsupported
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 
@@ -187,7 +188,7 @@ def fused_conv(cx: OnnxContext, n: Node) -> Value:
     if kind == "Clip":
         low = cx.arith("maximum", made, rates[0])
         return cx.arith("minimum", low, rates[1])
-    cx.unsupported(f"the activation {kind}")
+    raise Unsupported(f"the activation {kind}")
 
 
 def fused_gemm(cx: OnnxContext, n: Node) -> Value:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from pliant.frontend.onnx_context import Node, OnnxContext, Rule
+from pliant.frontend.onnx_known import MOST
 from pliant.frontend.onnx_ops_activation import Table
-from pliant.frontend.onnx_values import Coded, Entry, Known
+from pliant.frontend.onnx_values import Coded, Entry, Known, settled
 from pliant.frontend.translate import Size
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -215,10 +218,13 @@ def _place(cx: OnnxContext, at: Size, size: Expr, least: Expr, most: Expr) -> Ex
     return cx.simplify(minimum(maximum(place, least), most))
 
 
-def split(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    x = n.tensor(0)
+def split(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     axis = n.axis(n.attr("axis", 0))
     count = len(n.outputs)
+    whole = n.known(0)
+    if whole is not None and whole.array.size <= MOST:
+        return _split_known(cx, n, whole, axis)
+    x = n.tensor(0)
     if "split" in n.attrs:
         sizes: list[Size] = list(n.attrs["split"])
     elif n.has(1):
@@ -232,6 +238,21 @@ def split(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
         sizes = [each] * (parts - 1)
         sizes.append(cx.simplify(x.shape[axis] - each * (parts - 1)))
     return tuple(pieces(cx, x, axis, sizes))
+
+
+def _split_known(
+    cx: OnnxContext, n: Node, whole: Known, axis: int
+) -> tuple[Entry, ...]:
+    size, count = whole.shape[axis], len(n.outputs)
+    if "split" in n.attrs:
+        sizes = list(n.attrs["split"])
+    elif n.has(1):
+        sizes = n.ints(1, "the sizes of parts")
+    else:
+        each = -(-size // count)
+        sizes = [each] * (count - 1) + [size - each * (count - 1)]
+    parts = np.split(whole.array, np.cumsum(sizes)[:-1], axis)
+    return tuple(Known(settled(p, whole.element), whole.element) for p in parts)
 
 
 def pieces(cx: OnnxContext, x: Value, axis: int, sizes: Sequence[Size]) -> list[Value]:

@@ -44,9 +44,9 @@ def spread(cx: OnnxContext, part: Value, x: Value, axis: int, block: int) -> Val
     if part.type.rank == 0 or part.type.numel == as_expr(1):
         return cx.reshape(part, ())
     if part.type.rank == 1 and not block:
-        shape = [as_expr(1)] * rank
-        shape[axis] = part.shape[0]
-        return cx.reshape(part, shape)
+        row = [as_expr(1)] * rank
+        row[axis] = part.shape[0]
+        return cx.reshape(part, row)
     if not block:
         return part
     shape = (*part.shape[: axis + 1], as_expr(1), *part.shape[axis + 1 :])

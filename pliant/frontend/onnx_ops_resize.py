@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
+from pliant.frontend.translate import Unsupported
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, floordiv, le
@@ -259,7 +260,7 @@ def _source(
             if where == "tf_half_pixel_for_nn":
                 return cx.div(cx.add(i, 0.5), scale), None
             return cx.sub(cx.div(cx.add(i, 0.5), scale), 0.5), None
-    cx.unsupported(f"a resize by {where}")
+    raise Unsupported(f"a resize by {where}")
 
 
 def _rounds_up(cx: OnnxContext, fraction: Value, exact: Value, kind: str) -> Value:

@@ -101,7 +101,7 @@ def stft(cx: OnnxContext, n: Node) -> Value:
     else:
         assert window is not None
         length = window.shape[0]
-    batch, size, _ = x.shape
+    size = x.shape[1]
     cx.require(le(length, size), "a signal as long as a frame")
     frames = cx.simplify(floordiv(size - length, step) + 1)
     shape = (frames, length)

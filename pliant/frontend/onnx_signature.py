@@ -64,7 +64,6 @@ class Input:
         name: str,
         element: Element,
         dims: tuple[Expr, ...],
-        optional: bool = False,
     ) -> Input:
         held, view = _held(element)
         kind = TensorType(held, dims)

@@ -116,9 +116,12 @@ def dense(
     size = checked_size(sparse.dims, name, values.array.itemsize)
     places = np.asarray(read(sparse.indices).array)
     shape = tuple(int(d) for d in sparse.dims)
+    if places.ndim == 2 and places.shape[1] != len(shape):
+        raise ModelError(f"sparse tensor '{name}' has places of another rank")
     if places.ndim == 2:
         columns = [places[:, i] for i in range(places.shape[1])]
-        if any((c < 0).any() or (c >= n).any() for c, n in zip(columns, shape)):
+        pairs = zip(columns, shape, strict=True)
+        if any((c < 0).any() or (c >= n).any() for c, n in pairs):
             raise ModelError(f"sparse tensor '{name}' has places outside its shape")
         places = np.ravel_multi_index(columns, shape)
     if places.size != values.array.size or places.size > size:

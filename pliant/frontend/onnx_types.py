@@ -40,7 +40,8 @@ def small_dtype(name: str) -> np.dtype[Any]:
     """The NumPy type that ml_dtypes has for an ONNX name."""
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, _SMALL[name]))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _SMALL[name]))
+    return found
 
 
 _SMALL = {

@@ -64,11 +64,11 @@ class Known:
 
     @property
     def is_symbolic(self) -> bool:
-        return self.array.dtype == object
+        return bool(self.array.dtype == object)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -399,7 +399,7 @@ def schema_body(cx: OnnxContext, node: Node) -> onnx.FunctionProto | None:
     """The definition of an op in other ops, if the operator set has one."""
     if not onnx.defs.has(node.op, node.domain):
         return None
-    schema = onnx.defs.get_schema(node.op, node.opset, node.domain)
+    schema: Any = onnx.defs.get_schema(node.op, node.opset, node.domain)
     body = onnx.FunctionProto()
     if schema.has_function:
         versions = schema.function_opset_versions
