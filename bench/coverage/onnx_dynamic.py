@@ -72,10 +72,10 @@ def others(
 ) -> Verdict:
     good = 0
     for inputs in _sizes(compiled, given):
-        reference = _run(lambda inputs=inputs: _reference(model, inputs))
+        reference = _run(_reference, model, inputs)
         if isinstance(reference, Exception):
             continue
-        answer = _run(lambda inputs=inputs: compiled(*inputs))
+        answer = _run(compiled, *inputs)
         if isinstance(answer, InternalError) or (
             isinstance(answer, Exception) and not isinstance(answer, pliant.PliantError)
         ):
@@ -106,7 +106,7 @@ def _sizes(compiled: Any, given: list[Any]) -> Iterator[list[Any]]:
 
 def _shapes(compiled: Any) -> list[Any]:
     """The dims of each input; None for one that is no tensor of the call."""
-    arguments = compiled.signature.arguments
+    arguments = compiled._signature.arguments
     return [getattr(slot, "dims", None) for slot in arguments]
 
 
@@ -135,8 +135,8 @@ def _reference(model: Any, inputs: list[Any]) -> Any:
         return ReferenceEvaluator(model).run(None, feeds)
 
 
-def _run(call: Callable[[], Any]) -> Any:
+def _run(call: Callable[..., Any], *args: Any) -> Any:
     try:
-        return call()
+        return call(*args)
     except Exception as error:
         return error

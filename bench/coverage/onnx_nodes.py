@@ -54,7 +54,7 @@ def evaluate(name: str) -> Verdict:
 def array(value: Any) -> Any:
     """Tests keep types that NumPy does not have as protos."""
     if isinstance(value, onnx.TensorProto):
-        return numpy_helper.toarray(value)
+        return numpy_helper.to_array(value)
     return [array(x) for x in value] if isinstance(value, list) else value
 
 

@@ -45,7 +45,20 @@ def if_(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
         if not isinstance(taken, Cond):
             return tuple(n.walk.inlined(then if taken else other, []))
         return _on_sizes(cx, n, taken)
-    return _branches(cx, n, cx.reshape(cx.to_bool(n.tensor(0)), ()))
+    before = len(cx.problems)
+    try:
+        return _branches(cx, n, cx.reshape(cx.to_bool(n.tensor(0)), ()))
+    except Unsupported:
+        fixed_instead(n, 0, before)
+        raise
+
+
+def fixed_instead(n: Node, i: int, problems: int) -> None:
+    """Fixes a condition to the example's value, where data cannot decide."""
+    sources = n.sources[i] - n.cx.fixed if i < len(n.sources) else frozenset()
+    if sources and sources <= n.cx.examples:
+        del n.cx.problems[problems:]
+        n.needed(i, "a condition")
 
 
 def _on_sizes(cx: OnnxContext, n: Node, cond: Cond) -> tuple[Entry, ...]:
@@ -97,18 +110,22 @@ def loop(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     if go is False:
         rounds, endless = as_expr(0), True
     stacks = len(body.output) - 1 - count
-    if any(isinstance(e, Items) for e in carried):
-        return _unrolled(cx, n, carried, rounds, endless)
-    if not endless or (rounds is None and n.has(0)):
-        return _while(cx, n, carried, rounds, stacks)
-    if rounds is None:
-        raise Unsupported("a loop without a count and without a condition")
+    before = len(cx.problems)
     try:
+        if any(isinstance(e, Items) for e in carried):
+            return _unrolled(cx, n, carried, rounds, endless)
+        if not endless or (rounds is None and n.has(0)):
+            return _while(cx, n, carried, rounds, stacks)
+        if rounds is None:
+            raise Unsupported("a loop without a count and without a condition")
         return _counted(cx, n, carried, rounds, stacks)
     except Unsupported:
-        if not rounds.is_const or rounds.value > UNROLLED:
+        fixed_instead(n, 1, before)
+        if not endless or rounds is None or not rounds.is_const:
             raise
-        cx.problems.clear()
+        if rounds.value > UNROLLED:
+            raise
+        del cx.problems[before:]
         return _unrolled(cx, n, carried, rounds, endless)
 
 
