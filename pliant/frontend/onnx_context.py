@@ -47,7 +47,8 @@ from pliant.ir.types import DType
 from pliant.sym import Cond, Expr, as_expr
 
 Answer: TypeAlias = "Entry | tuple[Entry | None, ...]"
-Rule: TypeAlias = "Callable[[OnnxContext, Node], Answer]"
+# None: this use of the op is left to its body.
+Rule: TypeAlias = "Callable[[OnnxContext, Node], Answer | None]"
 T = TypeVar("T")
 
 

@@ -325,7 +325,58 @@ def _appended(cx: OnnxContext, old: Value, new: Value, past: Value) -> Value:
     return cx.reshape(cx.b.emit("scatter_rows", table, flat, rows), whole.shape)
 
 
+# ---- the default domain
+
+
+def plain_attention(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...] | None:
+    """(q, k, v, mask, past key, past value, lengths); None where its body must do."""
+    if 3 in n.used or n.attr("softcap", 0.0):
+        return None
+    if n.attr("left_window_size", -1) >= 0 or n.attr("right_window_size", -1) >= 0:
+        return None
+    q, k, v = (n.tensor(i) for i in range(3))
+    flat = q.type.rank == 3
+    if flat:
+        count, groups = n.attrs["q_num_heads"], n.attrs["kv_num_heads"]
+        q, k, v = heads(cx, q, count), heads(cx, k, groups), heads(cx, v, groups)
+    batch = q.shape[0]
+    k, _ = _past(cx, n, 4, k)
+    v, past = _past(cx, n, 5, v)
+    lengths = n.maybe(6)
+    rows, columns = q.shape[2], k.shape[2]
+    scores = Scores()
+    if lengths is not None:
+        lengths = cx.reshape(cx.cast(lengths, I64), (batch,))
+        place = cx.iota((batch, 1, 1, columns), 3, I64)
+        keep = cx.arith("lt", place, cx.reshape(lengths, (batch, 1, 1, 1)))
+        scores = scores.plus(cx, hidden(cx, keep, q.dtype))
+        past = cx.sub(lengths, cx.tensor(rows, I64))
+    mask = n.maybe(3)
+    if mask is not None:
+        if mask.dtype is DType.BOOL:
+            mask = hidden(cx, mask, q.dtype)
+        scores = scores.plus(cx, _widened(cx, mask, columns))
+    if n.attr("is_causal", 0):
+        keep = causal_from(cx, rows, columns, past)
+        scores = scores.plus(cx, hidden(cx, keep, q.dtype))
+    made = attend(cx, q, k, v, scores, n.attrs.get("scale"))
+    return joined(cx, made) if flat else made, k, v
+
+
+def _widened(cx: OnnxContext, mask: Value, columns: Expr) -> Value:
+    """A mask of fewer columns hides those behind it."""
+    last = mask.type.rank - 1
+    have = mask.shape[last]
+    if have == 1 or cx.b.same(have, columns) or cx.hint(have) == cx.hint(columns):
+        return mask
+    none = [as_expr(0)] * mask.type.rank
+    more = list(none)
+    more[last] = cx.simplify(columns - have)
+    return cx.b.emit("pad", mask, low=tuple(none), high=tuple(more), value=-math.inf)
+
+
 ATTENTION: Table = {
+    ("Attention", 23): plain_attention,
     ("com.microsoft::RotaryEmbedding", 1): rotary,
     ("com.microsoft::MultiHeadAttention", 1): multi_head,
     ("com.microsoft::Attention", 1): attention,

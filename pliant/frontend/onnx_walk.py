@@ -163,8 +163,9 @@ class Walk:
         if (node.domain, node.op) in self.functions:
             return self.expanded(node, self.functions[node.domain, node.op])
         rule = rule_of(node.domain, node.op, node.version)
-        if rule is not None:
-            return rule(self.cx, node)
+        made = None if rule is None else rule(self.cx, node)
+        if made is not None:
+            return made
         body = schema_body(self.cx, node)
         if body is None:
             raise Unsupported("this op has no translation")
