@@ -139,6 +139,13 @@ def _weight(cx: OnnxContext, d: Value, mode: str) -> Value:
     return cx.select(cx.arith("le", d, 1.0), near, far)
 
 
+def affine_grid(cx: OnnxContext, n: Node) -> None:
+    """Left to its body, which does not look at the batch of the matrices."""
+    size = n.sizes(1, "the size of the images")
+    have = cx.shape_of(n.entry(0))[0]
+    cx.b.require_equal(have, size[0], "a matrix for each image")
+
+
 # ---- regions
 
 
@@ -224,4 +231,5 @@ IMAGES: Table = {
     **RESIZE,
     ("GridSample", 16): grid_sample,
     ("RoiAlign", 10): roi_align,
+    ("AffineGrid", 20): affine_grid,
 }
