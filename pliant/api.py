@@ -13,6 +13,7 @@ from pliant.context import Training
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.ir_module import import_module
+from pliant.frontend.onnx import is_onnx
 from pliant.frontend.signature import (
     Result,
     Signature,
@@ -57,7 +58,7 @@ def compile(
 
     `model` is an nn.Module (with `example_inputs` and `dynamic_shapes`, as torch.export
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
-    or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
+    the path of an ONNX file or a ModelProto (docs/onnx.md), or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
     such as "512MiB". `threads` defaults to PLIANT_THREADS, else what torch or
     OMP_NUM_THREADS were set to, else the cores that the process may use. The result
     follows the model's weights (docs/weights.md).
@@ -75,7 +76,7 @@ def _compile(
     step("import")
     programs = _import(model, example_inputs, dynamic_shapes, seconds)
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
-    owner = None if isinstance(model, Module) else model
+    owner = None if isinstance(model, Module) or is_onnx(model) else model
     buffers = None
     if any(p.signature.held for p in programs):
         buffers = Buffers([p.signature for p in programs], owner)
@@ -105,6 +106,10 @@ def _import(
     """The model's programs, by the front end that it is for."""
     if isinstance(model, Module):
         return (import_module(model),)
+    if is_onnx(model):
+        from pliant.frontend.onnx_model import import_onnx
+
+        return import_onnx(model, example_inputs, dynamic_shapes)
     need_torch("compiling a torch model")
     from pliant.frontend.torch_model import import_model
 

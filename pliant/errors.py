@@ -148,6 +148,10 @@ class ArtifactError(PliantError):
     """A saved model cannot be read, or does not fit this machine."""
 
 
+class ModelError(ArtifactError):
+    """A model file of another program is damaged, or breaks the rules of its format."""
+
+
 class InternalError(PliantError):
     """A bug of ours: names the stage, and how to report it."""
 

@@ -9,6 +9,8 @@ from pliant.codegen.builder import LLBuilder
 from pliant.codegen.llvm_types import (
     F16,
     F32,
+    I1,
+    I8,
     I16,
     I32,
     LLType,
@@ -43,7 +45,7 @@ def emit_cast(
         return _is_not_zero(b, x, source)
     if source.is_float:
         return _cast_float(b, x, source, to, typ)
-    unsigned = source in (DType.BOOL, DType.U8)
+    unsigned = source.is_unsigned
     if to.is_float:
         return b.uitofp(x, typ) if unsigned else b.sitofp(x, typ)
     if scalar_of(typ).width <= scalar_of(x.type).width:
@@ -51,14 +53,33 @@ def emit_cast(
     return b.zext(x, typ) if unsigned else b.sext(x, typ)
 
 
+def emit_bits(b: LLBuilder, x: LLValue, to: DType) -> LLValue:
+    """The same bits as another type; a bool is the lowest of its byte."""
+    lanes = lanes_of(x)
+    if scalar_of(x.type) == I1:
+        x = b.zext(x, widen(I8, lanes))
+    if to is DType.BOOL:
+        return b.trunc(x, widen(I1, lanes))
+    typ = compute_type(to, lanes)
+    return x if x.type == typ else b.bitcast(x, typ)
+
+
 def _cast_float(
     b: LLBuilder, x: LLValue, source: DType, to: DType, typ: LLType
 ) -> LLValue:
     if to.is_float:
         return b.fpext(x, typ) if to.bytes > source.bytes else b.fptrunc(x, typ)
+    if to is DType.U64:
+        # What has the highest bit is converted without it.
+        top = constant(x.type, 2.0**63)
+        high = b.fcmp_ordered(">=", x, top)
+        rest = b.select(high, b.fsub(x, top), x)
+        low = _cast_float(b, rest, source, DType.I64, typ)
+        return b.select(high, b.xor(low, constant(typ, -(2**63))), low)
     # As cvttss2si: out of range and NaN give the least integer. Narrow types keep the
-    # low bits of the 32-bit result.
-    wide = compute_type(DType.I64 if to is DType.I64 else DType.I32, lanes_of(x))
+    # low bits of the 32-bit result, and u32 of the 64-bit one.
+    long = to in (DType.I64, DType.U32)
+    wide = compute_type(DType.I64 if long else DType.I32, lanes_of(x))
     bits = scalar_of(wide).width
     low, high = (
         constant(x.type, -(2.0 ** (bits - 1))),

@@ -79,7 +79,7 @@ def _unary_float(b: LLBuilder, op: str, x: LLValue, target: Target) -> LLValue:
 def _unary_int(b: LLBuilder, op: str, x: LLValue, dtype: DType) -> LLValue:
     zero = constant(x.type, 0)
     flags = widen(I1, lanes_of(x))
-    unsigned = dtype in (DType.U8, DType.BOOL)
+    unsigned = dtype.is_unsigned
     match op:
         case "neg":
             return b.sub(zero, x)
@@ -159,7 +159,7 @@ def _compare(b: LLBuilder, sign: str, x: LLValue, y: LLValue, dtype: DType) -> L
         if sign == "!=":
             return b.fcmp_unordered("!=", x, y)
         return b.fcmp_ordered(sign, x, y)
-    if dtype in (DType.U8, DType.BOOL):
+    if dtype.is_unsigned:
         return b.icmp_unsigned(sign, x, y)
     return b.icmp_signed(sign, x, y)
 
@@ -178,7 +178,7 @@ def _binary_float(
 
 
 def _binary_int(b: LLBuilder, op: str, x: LLValue, y: LLValue, dtype: DType) -> LLValue:
-    unsigned = dtype in (DType.U8, DType.BOOL)
+    unsigned = dtype.is_unsigned
     if dtype is DType.BOOL:
         op = {"add": "maximum", "mul": "minimum"}.get(op, op)
     if op in _INTEGER:

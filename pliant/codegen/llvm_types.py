@@ -46,6 +46,9 @@ _COMPUTE: dict[DType, LLType] = {
     DType.I32: I32,
     DType.I16: I16,
     DType.I8: I8,
+    DType.U64: I64,
+    DType.U32: I32,
+    DType.U16: I16,
     DType.U8: I8,
     DType.BOOL: I1,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pliant.codegen.dot import emit_dot
 from pliant.codegen.frame import Frame
-from pliant.codegen.llvm_casts import emit_cast
+from pliant.codegen.llvm_casts import emit_bits, emit_cast
 from pliant.codegen.llvm_ops import emit_binary, emit_fma, emit_unary
 from pliant.codegen.llvm_types import LLValue, dtype_constant, lanes_of, splat
 from pliant.errors import InternalError
 from pliant.ir.loops import (
     Binary,
+    Bits,
     Cast,
     Const,
     Dot,
@@ -66,6 +67,8 @@ class Values(Frame):
                 return b.select(flag, left, right)
             case Cast(x, dtype):
                 return self.cast(self.value(x), dtype_of(x), dtype)
+            case Bits(x, dtype):
+                return emit_bits(b, self.value(x), dtype)
             case _:
                 raise InternalError("codegen", f"no LLVM for the value {value!r}")
 

@@ -239,8 +239,14 @@ class Signature:
         if self.draw is None:
             return flat
         seed = self.draw()
+        plain = isinstance(seed, np.ndarray)
         arrays = [isinstance(value, np.ndarray | np.generic) for value in flat]
-        return [*flat, seed.numpy() if arrays and all(arrays) else seed]
+        if arrays and all(arrays):
+            return [*flat, seed if plain else seed.numpy()]
+        torch = sys.modules.get("torch")
+        if plain and torch is not None and flat:
+            seed = torch.from_numpy(seed)
+        return [*flat, seed]
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""
@@ -390,6 +396,9 @@ TORCH_NAMES = {
     "int32": "i32",
     "int16": "i16",
     "int8": "i8",
+    "uint64": "u64",
+    "uint32": "u32",
+    "uint16": "u16",
     "uint8": "u8",
     "bool": "bool",
 }

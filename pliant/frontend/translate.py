@@ -275,7 +275,7 @@ class Translation:
             return x
         out = self.b.cast(x, dtype)
         fits = dtype.is_float or dtype.kind == "u" or dtype.bytes >= x.dtype.bytes
-        if (x in self.nonnegative and fits) or x.dtype in (DType.BOOL, DType.U8):
+        if (x in self.nonnegative and fits) or x.dtype.is_unsigned:
             self.nonnegative.add(out)
         return out
 
@@ -489,7 +489,8 @@ def promote_types(a: DType, b: DType) -> DType:
 
 # Among types of one kind, and bool below them.
 _RANK = (
-    *(DType.BOOL, DType.U8, DType.I8, DType.I16, DType.I32, DType.I64),
+    *(DType.BOOL, DType.U8, DType.I8, DType.U16, DType.I16),
+    *(DType.U32, DType.I32, DType.U64, DType.I64),
     *(DType.F16, DType.BF16, DType.F32, DType.F64),
 )
 

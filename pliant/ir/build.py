@@ -389,6 +389,12 @@ class Builder:
     def cast(self, x: Value, dtype: DType) -> Value:
         return x if x.dtype is dtype else self.emit("cast", x, dtype=dtype)
 
+    def bitcast(self, x: Value, dtype: DType) -> Value:
+        """The same bits as another type of that size."""
+        if x.dtype is dtype:
+            return x
+        return self.emit("bitcast", x, source=x.dtype, dtype=dtype)
+
     def reduce(
         self,
         op: str,

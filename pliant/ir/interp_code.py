@@ -18,6 +18,7 @@ from pliant.ir.interp_numbers import (
     bf16_value,
     convert,
     literal,
+    reinterpret,
     start_of,
 )
 from pliant.ir.interp_words import DOTS, fma
@@ -28,6 +29,7 @@ from pliant.ir.loops import (
     Accumulator,
     Alloc,
     Binary,
+    Bits,
     Block,
     Buffer,
     Call,
@@ -293,6 +295,10 @@ class _Compiler:
                 return self.value_name(f"{a} if {c} else {b}")
             case Cast(x, dtype):
                 return self.cast(self.value(x), dtype_of(x), dtype)
+            case Bits(x, dtype):
+                types = f"{self.held(dtype_of(x))}, {self.held(dtype)}"
+                bits = self.function(reinterpret)
+                return self.value_name(f"{bits}({self.value(x)}, {types})")
         raise LoopFault(f"unknown value {value!r}")
 
     def load(self, load: Load) -> str:

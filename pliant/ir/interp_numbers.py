@@ -33,6 +33,16 @@ def convert(x: Any, dtype: DType) -> Any:
     return np.asarray(x).astype(NUMPY[dtype])[()]
 
 
+def reinterpret(x: Any, source: DType, dtype: DType) -> Any:
+    """The bits of x, which has the type `source`, as another type of that size."""
+    bits = bf16_bits(x) if source is DType.BF16 else np.asarray(x, NUMPY[source])
+    if dtype is DType.BF16:
+        return bf16_value(np.asarray(bits).view(np.uint16))
+    if dtype is DType.BOOL:
+        return (np.asarray(bits).view(np.uint8) & 1).astype(np.bool_)[()]
+    return np.asarray(bits).view(NUMPY[dtype])[()]
+
+
 def literal(number: float | int | bool, dtype: DType) -> Any:
     """The scalar of a number; an integer wraps."""
     return convert(np.asarray(number), dtype)

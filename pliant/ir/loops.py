@@ -22,7 +22,7 @@
 
     value  = Const(number, dtype) | Index(dim) | Load(buffer, index: dim*, where?)
            | Read(name) | Unary(op, x) | Binary(op, x, y) | Fma(x, y, z)
-           | Dot(parts, x, y, z) | Select(cond, x, y) | Cast(x, dtype)
+           | Dot(parts, x, y, z) | Select(cond, x, y) | Cast(x, dtype) | Bits(x, dtype)
 
 A `dim` is a `sym.Expr` over the function's size symbols, the variables of enclosing
 loops, integers bound by `Let`, and `worker`: the number of the worker that runs the
@@ -242,7 +242,17 @@ class Cast:
     dtype: DType
 
 
-LoopValue = Const | Index | Load | Read | Unary | Binary | Fma | Dot | Select | Cast
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """The bits of x as another type of the same size."""
+
+    x: LoopValue
+    dtype: DType
+
+
+LoopValue = (
+    Const | Index | Load | Read | Unary | Binary | Fma | Dot | Select | Cast | Bits
+)
 
 
 # ---- statements
@@ -467,7 +477,7 @@ def most(end: Expr) -> int | None:
 def dtype_of(value: LoopValue) -> DType:
     """The type of a value, from its parts."""
     match value:
-        case Const(_, dtype) | Read(_, dtype) | Cast(_, dtype):
+        case Const(_, dtype) | Read(_, dtype) | Cast(_, dtype) | Bits(_, dtype):
             return dtype
         case Index():
             return DType.I64

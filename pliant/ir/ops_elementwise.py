@@ -8,6 +8,8 @@ What an op means is in its row, in NumPy. Beyond that:
   sign            of NaN is 0
   select          (cond: bool, x, y)
   cast            {dtype}, as in C; float to bool is `!= 0`
+  bitcast         {source, dtype}: the operand's bits, of the type `source`, as another
+                  type of the same size
   stop_gradient   is its operand, and a constant to passes/gradient.py, which drops it
   decay           of loops alone: exp of what is at most 0 (above, it may be anything),
                   where results too small for a normal number are 0
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from pliant.ir import shapes
-from pliant.ir.interp_numbers import convert
+from pliant.ir.interp_numbers import convert, reinterpret
 from pliant.ir.opdef import AttrSpec, Cost, OpDef, Trait
 from pliant.ir.types import DType
 
@@ -210,6 +212,14 @@ _GRAPHS_ONLY = (
         shapes.cast,
         frozenset({Trait.ELEMENTWISE, Trait.PURE}),
         meaning=convert,
+    ),
+    OpDef(
+        "bitcast",
+        (1, 1),
+        (AttrSpec("source", "dtype"), AttrSpec("dtype", "dtype")),
+        shapes.bitcast,
+        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.FLAT}),
+        meaning=reinterpret,
     ),
     OpDef(
         "stop_gradient",

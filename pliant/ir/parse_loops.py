@@ -12,6 +12,7 @@ from pliant.ir.loops import (
     Accumulator,
     Alloc,
     Binary,
+    Bits,
     Block,
     Buffer,
     Call,
@@ -248,12 +249,12 @@ class LoopParser:
             dim = at.dim()
             at.expect(")")
             return Index(dim)
-        if operator == "cast":
+        if operator in ("cast", "bits"):
             x = self.value()
             at.expect(",")
             dtype = at.dtype()
             at.expect(")")
-            return Cast(x, dtype)
+            return Cast(x, dtype) if operator == "cast" else Bits(x, dtype)
         match operator, at.list(self.value, ")"):
             case "fma", (x, y, z):
                 return Fma(x, y, z)

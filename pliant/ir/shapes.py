@@ -36,6 +36,13 @@ def cast(_: InferContext, types: Types, attrs: Attrs) -> Types:
     return (types[0].with_dtype(attrs.dtype("dtype")),)
 
 
+def bitcast(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    source, to = attrs.dtype("source"), attrs.dtype("dtype")
+    if source is not types[0].dtype or source.bytes != to.bytes:
+        cx.fail_dtype(f"takes {source} to {to}, is given {types[0]}")
+    return (types[0].with_dtype(to),)
+
+
 # ---- create
 
 

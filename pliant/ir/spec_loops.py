@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     Accumulator,
     Alloc,
     Binary,
+    Bits,
     Block,
     Buffer,
     Call,
@@ -273,6 +274,9 @@ class _LoopChecker:
                 self.same(self.value(x), self.value(y), value)
             case Cast(x, _):
                 self.value(x)
+            case Bits(x, dtype):
+                if self.value(x).bytes != dtype.bytes:
+                    self.fail(f"bits of another size: {value!r}")
             case _:
                 self.fail(f"unknown value {value!r}")
         return dtype_of(value)

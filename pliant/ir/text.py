@@ -38,7 +38,7 @@
     inner     = "{" stmt* "}" a Block  |  "do" stmt "end"  any other statement
     value     = number ":" dtype | "index" "(" dim ")"
               | %buffer "[" dim,* "]" ["where" value] | $name [":" dtype]
-              | op "(" value,* ")" | "cast" "(" value "," dtype ")"
+              | op "(" value,* ")" | ("cast" | "bits") "(" value "," dtype ")"
 
 A dim is written as `sym.Expr` prints it. "#" starts a comment. A name that is no plain
 word is quoted: %"layers/0". A number prints by `repr`, so a float comes back exactly.
@@ -68,6 +68,7 @@ from pliant.ir.loops import (
     Accumulator,
     Alloc,
     Binary,
+    Bits,
     Block,
     Buffer,
     Call,
@@ -420,4 +421,6 @@ class _LoopPrinter:
                 return f"select({self.value(cond)}, {self.value(x)}, {self.value(y)})"
             case Cast(x, dtype):
                 return f"cast({self.value(x)}, {dtype})"
+            case Bits(x, dtype):
+                return f"bits({self.value(x)}, {dtype})"
         raise TypeError(f"not a loop value: {value!r}")

@@ -21,6 +21,9 @@ class DType(enum.Enum):
     I32 = ("i32", 4, "i")
     I16 = ("i16", 2, "i")
     I8 = ("i8", 1, "i")
+    U64 = ("u64", 8, "u")
+    U32 = ("u32", 4, "u")
+    U16 = ("u16", 2, "u")
     U8 = ("u8", 1, "u")
     BOOL = ("bool", 1, "b")
 
@@ -43,6 +46,11 @@ class DType(enum.Enum):
     @property
     def is_int(self) -> bool:
         return self.kind in "iu"
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Of integers without a sign, and of bool."""
+        return self.kind in "ub"
 
     @property
     def compute(self) -> DType:
@@ -68,6 +76,9 @@ NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.I32: np.dtype(np.int32),
     DType.I16: np.dtype(np.int16),
     DType.I8: np.dtype(np.int8),
+    DType.U64: np.dtype(np.uint64),
+    DType.U32: np.dtype(np.uint32),
+    DType.U16: np.dtype(np.uint16),
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
 }

@@ -19,6 +19,7 @@ from pliant.ir.graph import DataCheck, Op, Value
 from pliant.ir.loop_walk import operands
 from pliant.ir.loops import (
     Binary,
+    Bits,
     Check,
     Const,
     Index,
@@ -213,6 +214,10 @@ class Evaluator:
             case "cast", [x]:
                 dtype = op.dtype_attr("dtype")
                 return as_dtype(as_dtype(x, dtype), dtype.compute)
+            case "bitcast", [x]:
+                stored = as_dtype(x, op.dtype_attr("source"))
+                dtype = op.dtype_attr("dtype")
+                return as_dtype(Bits(stored, dtype), dtype.compute)
             case "select", [c, x, y]:
                 return Select(c, x, y)
             case name, [x]:

@@ -58,6 +58,9 @@ LOWEST = {
     DType.I32: -(2**31),
     DType.I16: -(2**15),
     DType.I8: -128,
+    DType.U64: 0,
+    DType.U32: 0,
+    DType.U16: 0,
     DType.U8: 0,
     DType.BOOL: False,
 }
@@ -173,15 +176,20 @@ def _pool_count(op: Op, index: tuple[Expr, ...], lead: int) -> Expr:
     (x,) = op.operands
     window, stride = op.ints_attr("window"), op.ints_attr("stride")
     low, high = op.ints_attr("low"), op.ints_attr("high")
+    dilation, whole = op.ints_attr("dilation"), op.bool_attr("include_pad")
     count = as_expr(1)
     for k, size in enumerate(window):
         first = index[lead + k] * stride[k] - low[k]
-        dim = x.shape[lead + k]
-        if op.bool_attr("include_pad"):
-            last = minimum(first + size, dim + high[k])
-            count = count * (last - first)
-        else:
-            count = count * (minimum(first + size, dim) - maximum(first, 0))
+        end = x.shape[lead + k] + (high[k] if whole else 0)
+        if dilation[k] == 1:
+            start = first if whole else maximum(first, 0)
+            count = count * (minimum(first + size, end) - start)
+            continue
+        # Tap t is at first + t*dilation: those before the end, without those before 0.
+        taps = minimum(ceildiv(end - first, dilation[k]), size)
+        if not whole:
+            taps = taps - ceildiv(maximum(-first, 0), dilation[k])
+        count = count * taps
     return count
 
 

@@ -32,6 +32,9 @@ DLPACK: dict[DType, tuple[int, int]] = {
     DType.I32: (0, 32),
     DType.I16: (0, 16),
     DType.I8: (0, 8),
+    DType.U64: (1, 64),
+    DType.U32: (1, 32),
+    DType.U16: (1, 16),
     DType.U8: (1, 8),
     DType.BOOL: (6, 8),
 }

@@ -161,6 +161,8 @@ _EXACTLY_IN: dict[DType, frozenset[DType]] = {
     DType.F32: frozenset({DType.F64}),
     DType.I8: frozenset({DType.I16, DType.I32, DType.I64}),
     DType.U8: frozenset({DType.I16, DType.I32, DType.I64}),
+    DType.U16: frozenset({DType.I32, DType.I64}),
+    DType.U32: frozenset({DType.I64}),
     DType.I16: frozenset({DType.I32, DType.I64}),
     DType.I32: frozenset({DType.I64}),
     DType.BOOL: frozenset(DType) - {DType.BOOL},

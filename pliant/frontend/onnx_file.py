@@ -1,0 +1,105 @@
+"""Reads and checks ONNX files; what is wrong with one is a ModelError."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from pliant.errors import ModelError
+from pliant.frontend.onnx_tensors import checked_size
+from pliant.frontend.onnx_walk import DEEPEST
+
+
+def read_model(model: Any) -> tuple[onnx.ModelProto, str | None]:
+    """The model, and the folder that its data may be in."""
+    if isinstance(model, onnx.ModelProto):
+        return check(model), None
+    path = os.fspath(model)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise ModelError(f"{path} is no ONNX model: {error}") from error
+    return check(proto), os.path.dirname(os.path.abspath(path))
+
+
+def check(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, which has the form that the format states."""
+    if not model.HasField("graph") or not model.opset_import:
+        raise ModelError("this is no ONNX model: it has no graph or no operator set")
+    _check_depth(model.graph, 0)
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            newest = onnx.defs.onnx_opset_version()
+            if not 1 <= opset.version <= newest:
+                raise ModelError(
+                    f"the model uses operator set {opset.version}; the installed onnx "
+                    f"package knows those up to {newest}"
+                )
+    for tensor in model.graph.initializer:
+        checked_size(tensor.dims, tensor.name)
+    try:
+        onnx.checker.check_model(_outline(model), full_check=False)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"the model is malformed: {_first(error)}") from error
+    except ValueError as error:
+        if "too large" not in str(error) and "2GB" not in str(error):
+            raise ModelError(f"the model is malformed: {_first(error)}") from error
+    return model
+
+
+def check_types(model: onnx.ModelProto, cause: Exception) -> None:
+    """ModelError if an op of the model has inputs that it does not take.
+
+    Asked where a translation failed: a rule relies on what operator sets promise.
+    """
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:  # of the package, whatever it finds
+        raise ModelError(f"the model is malformed: {_first(error)}") from cause
+
+
+def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for the checker: without weights, and with a shape for every type.
+
+    Weights are checked when they are read. A rank that is not known is no fault.
+    """
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    for value in (*graph.input, *graph.output):
+        if value.type.WhichOneof("value") == "tensor_type":
+            value.type.tensor_type.shape.SetInParent()
+    for tensor in model.graph.initializer:
+        stub = graph.initializer.add()
+        stub.name, stub.data_type = tensor.name, tensor.data_type
+        stub.dims.append(0)
+    graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    return light
+
+
+def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
+    if depth > DEEPEST:
+        raise ModelError(f"graphs are nested more than {DEEPEST} deep")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _check_depth(inner, depth + 1)
+
+
+def _first(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
