@@ -13,13 +13,7 @@ from pliant.context import Training
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.ir_module import import_module
-from pliant.frontend.signature import (
-    Result,
-    Signature,
-    SizedResult,
-    TensorResult,
-    TensorSlot,
-)
+from pliant.frontend.signature import TensorSlot
 from pliant.frontend.torch_tensors import need_torch
 from pliant.ir.graph import Module
 from pliant.machine import target
@@ -30,7 +24,6 @@ from pliant.model.branching import BranchingModel
 from pliant.model.buffers import Buffers
 from pliant.model.compiled import CompiledModel
 from pliant.options import Instruments, Options
-from pliant.passes.bind import Bound
 from pliant.pipeline import compile_module, simplified
 from pliant.progress import step, task
 
@@ -185,7 +178,7 @@ def build(
     return kind(
         program,
         weights,
-        rebound(signature, program.results),
+        signature,
         chosen.threads,
         chosen.memory_limit,
         total,
@@ -193,28 +186,6 @@ def build(
         owner,
         buffers,
     )
-
-
-def rebound(signature: Signature, found: Bound) -> Signature:
-    """The signature of a module whose results are cut to sizes that data decide."""
-    if not found.counts:
-        return signature
-    # What is stored in parameters is no result of the compiled function.
-    stored = len(signature.stores)
-    sizes = tuple((name, number - stored) for name, number in found.counts.items())
-
-    def cut(result: Result) -> Result:
-        if not isinstance(result, TensorResult):
-            return result
-        value = found.results[result.number]
-        if not value.cut:
-            return result
-        mixed = any(s not in found.counts for d in value.dims for s in d.symbols())
-        whole = result.number, value.dims, sizes, mixed
-        return SizedResult(*whole, is_complex=result.is_complex)
-
-    results = tuple(map(cut, signature.results))
-    return replace(signature, results=results, plain=False)
 
 
 def _workers(threads: int | None) -> int:

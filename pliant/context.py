@@ -42,6 +42,8 @@ class Context:
     training: Training | None = None  # None: the module is only run
     # Inference: params, and the numbers of the results that are their new values.
     stores: tuple[tuple[str, int], ...] = ()
+    # Sizes that data decide are left to `split`, but for those that regions find.
+    splits: bool = False
     held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, graph: Graph) -> Facts:

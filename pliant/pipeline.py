@@ -45,13 +45,14 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from pliant import knobs
 from pliant.backend.build import build
-from pliant.codegen.host_plan import plan_host
+from pliant.codegen.host_bound import bound_host
+from pliant.codegen.host_plan import HostPlan, plan_host
 from pliant.collection import paused_collection
 from pliant.context import Context, Training
 from pliant.errors import (
@@ -62,7 +63,8 @@ from pliant.errors import (
 )
 from pliant.interface import InputDims, interface_of, reject_reserved
 from pliant.ir.dumps import write_module
-from pliant.ir.graph import Constant, Graph, Module
+from pliant.ir.graph import Constant, Graph, Module, Names
+from pliant.ir.loops import LoopFunc
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Typed, verify
 from pliant.lower.library_linalg import NEED_LAPACK
@@ -80,7 +82,7 @@ from pliant.memory.update import update
 from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
-from pliant.passes.bind import bind_sizes, results_of
+from pliant.passes.bind import bind_inside, bind_sizes
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
@@ -93,11 +95,13 @@ from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
 from pliant.passes.training import differentiate, find, smooth
-from pliant.program import Code, Footprint, Program
+from pliant.passes.split import Found, Part, split
+from pliant.program import Code, Footprint, Program, Rest
 from pliant.progress import step
 from pliant.runtime.binding import load
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.runtime.lapack import use_lapack
+from pliant.sym import sym
 
 Transform = Callable[[Module, Context], Module]
 
@@ -167,7 +171,7 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "bind",
-        on_main(lambda graph, cx: bind_sizes(graph)),
+        on_main(lambda graph, cx: (bind_inside if cx.splits else bind_sizes)(graph)),
         IMPORTED,
         "what has a size that data decide -> a region that is run with it",
     ),
@@ -385,10 +389,11 @@ class Driver:
         self.check(stage.name, result, stage.legal)
         return result
 
-    def stages(self, module: Module) -> Iterator[tuple[Pass, Module]]:
+    def stages(
+        self, module: Module, stages: Sequence[Pass] = STAGES
+    ) -> Iterator[tuple[Pass, Module]]:
         """Every stage that applies, with what it makes of the module."""
-        self.check("import", module, IMPORTED)
-        for stage in STAGES:
+        for stage in stages:
             if stage.applies(self.cx):
                 module = self.run(stage, module)
                 yield stage, module
@@ -429,59 +434,137 @@ def compile_module(
     """
     reject_reserved(inputs)
     watch = instruments or Instruments()
-    driver = Driver(Context(options, target, training, stores), watch)
+    whole = Context(options, target, training, stores, splits=True)
+    driver = Driver(whole, watch)
     if example:
         interface_of(module.main, inputs).check_example(example)
-    bound = fused = lowered = module
-    for stage, lowered in driver.stages(module):
-        if stage.name == "bind":
-            bound = lowered
-        elif stage.legal is Stage.FUSED:
-            fused = lowered
+    driver.check("import", module, IMPORTED)
+    for _, made in driver.stages(module, _WHOLE):
+        module = made
+    parts = split(module.main)
+    maker = _PartMaker(driver, module, inputs, numbers)
+    made_parts: list[tuple[Program, tuple[Constant, ...]]] = []
+    for part in parts:
+        is_last = part is parts[-1]
+        driver.cx = whole if is_last else Context(options, target, splits=True)
+        made_parts.append(maker.made(part))
+        if example and len(made_parts) == 1:
+            made_parts[0][0].interface.check_example(example)
+        if not is_last:
+            maker.follow(part)
+    return _joined(maker, parts, made_parts)
 
-    step("memory")
-    started = perf_counter()
-    memory = liveness(lowered.main)
-    stepped = steps(lowered, memory)
-    interface = interface_of(lowered.main, inputs)
-    if example:
-        interface.check_example(example)
-    weigh = rates(target) if options.remat else None
-    driver.time("memory", started)
 
-    started = perf_counter()
-    host = plan_host(
-        lowered,
-        memory,
-        interface.solution,
-        interface.guards,
-        inputs,
-        {v: numbers[v.name] for v in lowered.main.params},
-        works=[step.work for step in stepped.steps],
-        profile=watch.profile,
-    )
-    symbols = runtime_symbols() | library_symbols(lowered)
-    driver.time("codegen", started)
-    step(f"machine code of {len(lowered.loops)} kernels")
-    made = build(lowered.loops, host, target, symbols, knobs.OPT_LEVEL.get())
-    driver.seconds["codegen"] += made.emit_seconds
-    driver.seconds["compile"] = made.compile_seconds
-    folder = knobs.DUMP.get()
-    if folder is not None:
-        (folder / "llvm.ll").write_text(made.code.llvm_ir())
-        (folder / "code.s").write_text(made.code.assembly())
-    # A model keeps what is known, not what was worked out from it.
-    interface.facts.forget()
-    program = Program(
-        fused.replace(constants={}),
-        lowered.replace(constants={}),
-        interface,
-        results_of(module.main, bound.main),
-        Footprint(memory, stepped, weigh),
-        Code(host, made.code, made.kernels_built, made.kernels_cached),
-        driver.seconds,
-    )
-    return program, tuple(lowered.constants[name] for name in host.constants)
+# What is done to a model as a whole, and what to each of its parts.
+_CUT = [stage.name for stage in STAGES].index("flow")
+_WHOLE, _OF_PARTS = STAGES[:_CUT], STAGES[_CUT:]
+
+
+def _joined(
+    maker: _PartMaker,
+    parts: Sequence[Part],
+    made: Sequence[tuple[Program, tuple[Constant, ...]]],
+) -> tuple[Program, tuple[Constant, ...]]:
+    """The first part's program with the others behind it, and all their weights."""
+    program = made[-1][0]
+    first = made[0][0].code.host.symbols
+    for number in reversed(range(len(made) - 1)):
+        found = [size for part in parts[: number + 1] for size in part.finds]
+        bound = maker.bound(program, first, found)
+        rest = Rest(parts[number].finds, program, bound)
+        program = replace(made[number][0], rest=rest)
+    return program, tuple(constant for _, weights in made for constant in weights)
+
+
+@dataclass(slots=True)
+class _PartMaker:
+    """Makes programs of a model's parts, whose inputs grow from part to part."""
+
+    driver: Driver
+    module: Module
+    inputs: InputDims
+    numbers: dict[str, int]
+
+    def follow(self, part: Part) -> None:
+        """The results of a part are inputs of the next."""
+        names = Names(name for name, _ in self.inputs)
+        sizes = [(names.fresh(s.name), (sym(s.name),)) for s in part.finds]
+        handed = part.graph.results[len(sizes) :]
+        start = len(self.inputs) + len(sizes)
+        self.numbers = {
+            **self.numbers,
+            **{value.name: start + k for k, value in enumerate(handed)},
+        }
+        values = [(names.fresh(value.name), value.shape) for value in handed]
+        self.inputs = (*self.inputs, *sizes, *values)
+
+    def made(self, part: Part) -> tuple[Program, tuple[Constant, ...]]:
+        driver = self.driver
+        watch, target, options = driver.instruments, driver.cx.target, driver.cx.options
+        module = self.module.with_main(part.graph)
+        fused = lowered = module
+        for stage, lowered in driver.stages(module, _OF_PARTS):
+            if stage.legal is Stage.FUSED:
+                fused = lowered
+
+        step("memory")
+        started = perf_counter()
+        memory = liveness(lowered.main)
+        stepped = steps(lowered, memory)
+        interface = interface_of(lowered.main, self.inputs)
+        weigh = rates(target) if options.remat else None
+        driver.time("memory", started)
+
+        started = perf_counter()
+        host = plan_host(
+            lowered,
+            memory,
+            interface.solution,
+            interface.guards,
+            self.inputs,
+            {v: self.numbers[v.name] for v in lowered.main.params},
+            works=[step.work for step in stepped.steps],
+            profile=watch.profile,
+        )
+        symbols = runtime_symbols() | library_symbols(lowered)
+        driver.time("codegen", started)
+        step(f"machine code of {len(lowered.loops)} kernels")
+        code = self._code(lowered.loops, host, symbols)
+        folder = knobs.DUMP.get()
+        if folder is not None:
+            (folder / "llvm.ll").write_text(code.machine.llvm_ir())
+            (folder / "code.s").write_text(code.machine.assembly())
+        # A model keeps what is known, not what was worked out from it.
+        interface.facts.forget()
+        program = Program(
+            fused.replace(constants={}),
+            lowered.replace(constants={}),
+            interface,
+            Footprint(memory, stepped, weigh),
+            code,
+            driver.seconds,
+        )
+        return program, tuple(lowered.constants[name] for name in host.constants)
+
+    def _code(
+        self, loops: Mapping[str, LoopFunc], host: HostPlan, symbols: Mapping[str, int]
+    ) -> Code:
+        made = build(loops, host, self.driver.cx.target, symbols, knobs.OPT_LEVEL.get())
+        seconds = self.driver.seconds
+        seconds["codegen"] = seconds.get("codegen", 0.0) + made.emit_seconds
+        seconds["compile"] = seconds.get("compile", 0.0) + made.compile_seconds
+        return Code(host, made.code, made.kernels_built, made.kernels_cached)
+
+    def bound(
+        self, program: Program, first: Sequence[str], found: Sequence[Found]
+    ) -> Code:
+        """What plans the most that a part takes."""
+        facts = program.interface.facts
+        host = bound_host(program.code.host, first, found, facts)
+        if host is None:
+            why = "no largest size is known for what depends on its data"
+            raise UnsupportedOpError([UnsupportedOp("main", why, "the model")])
+        return self._code({}, host, runtime_symbols())
 
 
 def library_symbols(module: Module) -> dict[str, int]:

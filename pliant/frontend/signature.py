@@ -6,13 +6,12 @@ rebuild the structure that the model returns. `Parameters` brings arguments give
 name into the order of the example's.
 
     arguments  TensorSlot    TensorResult  results
-               SizeSlot      SizeResult, SizedResult
+               SizeSlot      SizeResult
                FixedSlot     FixedResult
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,21 +85,6 @@ class SizeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SizedResult:
-    """A result of main that starts with the elements of a tensor of these dims.
-
-    Some of the dims are sizes that data decide: other results of main, by their names.
-    With `mixed`, dims depend on sizes of inputs too.
-    """
-
-    number: int
-    dims: tuple[Expr, ...]
-    sizes: tuple[tuple[str, int], ...]
-    mixed: bool
-    is_complex: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class FixedResult:
     """The same in every call; None too."""
 
@@ -108,7 +92,7 @@ class FixedResult:
 
 
 Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
-Result: TypeAlias = TensorResult | SizedResult | SizeResult | FixedResult
+Result: TypeAlias = TensorResult | SizeResult | FixedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,19 +258,13 @@ class Signature:
         self,
         call: tuple[Sequence[Any], Any],
         symbols: Callable[..., Mapping[str, int]],
-        spare: Callable[[], int] | None = None,
     ) -> Any:
-        """The structure the model returns, from the flat tensors of a call.
-
-        A result that does not fill its memory gets memory of its own, as long as that
-        takes no more than the bytes that are `spare`.
-        """
+        """The structure the model returns, from the flat tensors of a call."""
         flat, result = call
         if self.plain:
             return result
         tensors = result if isinstance(result, tuple) else (result,)
         env: Mapping[str, int] | None = None
-        told: dict[str, int] | None = None
         leaves: list[Any] = []
         for item in self.results:
             match item:
@@ -294,16 +272,6 @@ class Signature:
                     found = tensors[number]
                     if is_float:
                         found = float(found)
-                    leaves.append(_joined(found) if is_complex else found)
-                case SizedResult(number, dims, sizes, mixed, is_complex):
-                    if told is None:
-                        told = {name: int(tensors[k]) for name, k in sizes}
-                    known: Mapping[str, int] = told
-                    if mixed:
-                        env = symbols(flat) if env is None else env
-                        known = {**env, **told}
-                    shape = [dim.evaluate(known) for dim in dims]
-                    found = _cut(tensors[number], shape, spare)
                     leaves.append(_joined(found) if is_complex else found)
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
@@ -315,19 +283,6 @@ class Signature:
     def rebuild_direct(self, result: Any) -> Any:
         """The same for a signature that is direct: the arguments play no part."""
         return self.rebuild(((), result), lambda _: {})
-
-
-_WORTH = 4096  # bytes that are worth a copy
-
-
-def _cut(whole: Any, shape: Sequence[int], spare: Callable[[], int] | None) -> Any:
-    """The tensor whose elements are the first of another."""
-    count, room = math.prod(shape), int(whole.shape[0])
-    part = whole if count == room else whole[:count]
-    waste, own = ((n * whole.itemsize) for n in (room - count, count))
-    if waste >= _WORTH and spare is not None and own <= spare():
-        part = part.copy() if isinstance(part, np.ndarray) else part.clone()
-    return part if len(shape) == 1 else part.reshape(shape)
 
 
 def _parts(slot: TensorSlot, value: Any) -> Any:

@@ -49,8 +49,9 @@ LIBRARY   the rows of ir/ops_library.py
           running_extreme {axis, least} -> values, i64 places: the largest or smallest
                                       so far, of equals the last, from a NaN on NaN
           running_logsumexp {axis}    log(sum(exp)) so far
-          locate (x)                  bool x[R, C] -> i64 [R*C, 2], i64 []: where x is
-                                      true, and how often; also of bool x[N]
+          locate (x) {rows}           bool x[R, C] -> i64 [rows, 2], i64 []: where x is
+                                      true, and how often, which is at most `rows`;
+                                      also of bool x[N]
           scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
                                       i[m] replaced by u[m], in order of m; the places
                                       are checked before (in_range); or of several,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pliant import knobs
 from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.ir.types import DType
@@ -36,13 +38,14 @@ DLPACK: dict[DType, tuple[int, int]] = {
 }
 
 
-def runtime_spec(
-    program: Program, signature: Signature, threads: int, limit: int | None
-) -> ModelSpec:
-    """Inputs, results, buffers and steps, with their indices in the table of sizes."""
+SIZE = InputSpec(SCALAR, 0, 64, 0)
+
+
+def input_specs(last: Program, signature: Signature) -> tuple[InputSpec, ...]:
+    """The inputs of a call; `last` is the part that writes some of them."""
     inputs: list[InputSpec] = []
-    params = iter(program.lowered.main.params)
-    written = set(program.footprint.steps.pinned)
+    params = iter(last.lowered.main.params)
+    written = set(last.footprint.steps.pinned)
     for slot in signature.slots:
         match slot:
             case TensorSlot():
@@ -50,7 +53,14 @@ def runtime_spec(
                 rank, updated = slot.type.rank, next(params) in written
                 inputs.append(InputSpec(0, code, bits, rank, updated))
             case SizeSlot():
-                inputs.append(InputSpec(SCALAR, 0, 64, 0))
+                inputs.append(SIZE)
+    return tuple(inputs)
+
+
+def runtime_spec(
+    program: Program, inputs: tuple[InputSpec, ...], threads: int, limit: int | None
+) -> ModelSpec:
+    """Inputs, results, buffers and steps, with their indices in the table of sizes."""
     host = program.code.host
     outputs = []
     for value, slot_index in zip(
@@ -59,7 +69,7 @@ def runtime_spec(
         code, bits = DLPACK[value.dtype]
         outputs.append(OutputSpec(code, bits, value.type.rank, slot_index))
     return ModelSpec(
-        tuple(inputs),
+        inputs,
         len(host.symbols),
         len(host.table.entries),
         tuple(BufferSpec(slot) for slot in host.buffer_slots),
@@ -72,6 +82,11 @@ def runtime_spec(
         memory_limit=limit,
         guard_pages=knobs.GUARD_PAGES.get(),
     )
+
+
+def bound_spec(part: ModelSpec, sizes: int) -> ModelSpec:
+    """What plans the most that a part takes, from so many sizes of inputs."""
+    return replace(part, inputs=(SIZE,) * sizes, memory_limit=None, first_weight=0)
 
 
 def _steps(program: Program) -> tuple[StepSpec, ...]:

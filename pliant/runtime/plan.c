@@ -298,6 +298,15 @@ static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **
 
 /* ---- plans ---- */
 
+static void fill_entry(const plt_model *m, plt_entry *e, const int64_t *key,
+                       const shape *s) {
+    plt_copy(e->key, key, m->n_symbols + 2, sizeof *key);
+    e->hash = plt_plans_hash(key, m->n_symbols + 2);
+    plt_copy(e->table, s->table, m->n_table, sizeof *e->table);
+    e->output_bytes = s->output_bytes;
+    e->peak_bytes = plt_add_up(e->arena_bytes, s->output_bytes);
+}
+
 static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
                        plt_entry **out, int64_t *detail) {
     plt_walk w;
@@ -319,12 +328,8 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
     if (status == PLT_OK) status = write_entry(&w, &choice, out);
     if (status == PLT_OK) {
         plt_entry *e = *out;
-        plt_copy(e->key, key, m->n_symbols + 2, sizeof *key);
-        e->hash = plt_plans_hash(key, m->n_symbols + 2);
-        plt_copy(e->table, s->table, m->n_table, sizeof *e->table);
         e->arena_bytes = choice.arena;
-        e->output_bytes = s->output_bytes;
-        e->peak_bytes = peak;
+        fill_entry(m, e, key, s);
         e->lower_bound = choice.bound + s->output_bytes;
         e->order = choice.order;
         e->recomputed = w.recomputed;
@@ -336,10 +341,51 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
     return status;
 }
 
+/* The program and the offsets of a plan of the bound, which has a place for everything
+ * at its largest, with the sizes of this shape. */
+static plt_entry *borrowed(const plt_model *m, const plt_entry *from,
+                           const int64_t *key, const shape *s) {
+    plt_entry *e = plt_allocate_raw(&m->services, from->block_bytes);
+    if (!e) return NULL;
+    memcpy(e, from, from->block_bytes);
+    plt_carver c = {.block = (char *)e};
+    carve_entry(m, &c, e);
+    e->chain = e->newer = e->older = NULL;
+    e->refs = 1;
+    e->listed = false;
+    e->lower_bound -= from->output_bytes - s->output_bytes;
+    fill_entry(m, e, key, s);
+    return e;
+}
+
+/* Replaces a plan that is larger than that of the bound, or that does not fit: packing
+ * smaller buffers may need more memory, or evict others. So no call takes more than is
+ * planned for the largest sizes. */
+static int stay_within(plt_model *m, const int64_t *key, const shape *s, int status,
+                       plt_entry **out) {
+    plt_entry *most = NULL;
+    const int64_t *last = key + m->n_symbols;
+    int found = plt_take_bound(m, key, last[0], last[1], &most);
+    if (found != PLT_OK) return status;
+    if (status != PLT_OK || (*out)->peak_bytes > most->peak_bytes) {
+        plt_entry *e = borrowed(m, most, key, s);
+        if (e && status == PLT_OK) plt_plans_drop(&m->services, *out);
+        if (e) *out = e;
+        if (e) status = PLT_OK;
+    }
+    plt_leave_plan(m->bound, most);
+    return status;
+}
+
 int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail) {
     shape s;
     int status = shape_init(m, key, &s, detail);
-    if (status == PLT_OK) status = choose_plan(m, key, &s, out, detail);
+    if (status == PLT_OK) {
+        status = choose_plan(m, key, &s, out, detail);
+        if (m->bound && (status == PLT_OK || status == PLT_ERR_LIMIT)) {
+            status = stay_within(m, key, &s, status, out);
+        }
+    }
     shape_free(m, &s);
     return status;
 }
