@@ -94,8 +94,8 @@ from pliant.passes.layout import layout
 from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
-from pliant.passes.training import differentiate, find, smooth
 from pliant.passes.split import Found, Part, split
+from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Code, Footprint, Program, Rest
 from pliant.progress import step
 from pliant.runtime.binding import load

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from pliant.codegen.host_plan import HostPlan, Table
 from pliant.passes.split import Found
-from pliant.sym import Binding, Expr, Facts, as_expr, le, maximum, sym
+from pliant.sym import Binding, Expr, Facts, as_expr, le, sym
 from pliant.sym.monotone import largest
 
 _INPUT = "sizes"
@@ -33,14 +33,13 @@ def bound_host(
     observed = {name: sym(f"{_INPUT}.{k}") for k, name in enumerate(first)}
     bindings = [Binding(name, 0, k, sym(_OBSERVED)) for k, name in enumerate(first)]
     for size in found:
-        most = maximum(size.most.substitute(observed), 0)
-        bindings.append(Binding(size.name, 0, 0, most))
+        bindings.append(Binding(size.name, 0, 0, size.end.substitute(observed)))
     entries = _entries(host, found, facts)
     if entries is None or tuple(b.symbol for b in bindings) != host.symbols:
         return None
     return replace(
         host,
-        shapes=((_INPUT, len(first)),),
+        shapes=((_INPUT, observed_sizes(len(first))),),
         bindings=tuple(bindings),
         guards=(),
         table=Table(entries=entries),
@@ -51,9 +50,12 @@ def bound_host(
     )
 
 
-def _entries(
-    host: HostPlan, found: Sequence[Found], facts: Facts
-) -> list[Expr] | None:
+def observed_sizes(first: int) -> int:
+    """How many sizes a bound reads: those of the first part, and at least one."""
+    return max(first, 1)
+
+
+def _entries(host: HostPlan, found: Sequence[Found], facts: Facts) -> list[Expr] | None:
     """The table with the largest of all that is planned; sizes of kernels are 0."""
     ends = {size.name: sym(f"{size.name}.most") for size in found}
     for name, end in ends.items():

@@ -233,7 +233,7 @@ class CompiledModel(Caller):
         times: list[KernelTime] = []
         for part in self._parts:
             assert part.stamps is not None
-            dims |= zip(part.symbols, part.runtime.last_symbols(), strict=True)
+            dims |= zip(part.symbols, part.runtime.last_symbols(), strict=False)
             times += kernel_times(part.program, part.stamps.tolist(), dims)
         return times
 
@@ -316,6 +316,7 @@ class CompiledModel(Caller):
             "last_planned_bytes": run.last_planned_bytes,
             "last_copied_bytes": run.last_copied_bytes,
             "last_arena_bytes": run.last_arena_bytes,
+            "last_sizes": self._last_sizes(),
             "recomputed_calls": run.last_recomputed_steps,
             "spilled_bytes": run.last_spilled_bytes,
             "weight_bytes": self.weight_bytes,
@@ -327,6 +328,16 @@ class CompiledModel(Caller):
             "compile_seconds": sum(self._seconds.values()),
             "stage_seconds": dict(self._seconds),
         }
+
+    def _last_sizes(self) -> dict[str, int]:
+        """What the data of the last call decided; nothing if there was none."""
+        part = self._parts[-1]
+        if not part.found:
+            return {}
+        values = part.runtime.last_symbols()
+        names = {size.name for size in part.found}
+        pairs = zip(part.symbols, values, strict=False)
+        return {name: value for name, value in pairs if name in names}
 
     def explain(self, /, **dims: int) -> str:
         """Symbols, constraints with their origin, kernels, guards, order, memory.

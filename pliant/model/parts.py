@@ -44,7 +44,9 @@ class ModelPart:
         assert self.runtime.bound is not None
         most = dict(env)
         for size in self.found:
-            most.setdefault(size.name, max(size.most.evaluate(most), 0))
+            known = all(name in env for name in size.most.symbols())
+            end = max(size.most.evaluate(env), 0) if known else size.end.evaluate(env)
+            most.setdefault(size.name, end)
         return self.runtime.bound.plan([most[name] for name in self.symbols], limit)
 
     def least(self, env: Mapping[str, int]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pliant.codegen.host_checks import SizeCheck
 from pliant.errors import (
     DATA_ERRORS,
     DTypeError,
@@ -28,7 +29,6 @@ from pliant.frontend.signature import (
     TensorSlot,
     not_a_tensor,
 )
-from pliant.codegen.host_checks import SizeCheck
 from pliant.interface import breaks
 from pliant.model.arguments import shown
 from pliant.model.buffers import memory_block, overlap

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pliant import knobs
+from pliant.codegen.host_bound import observed_sizes
 from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.ir.types import DType
 from pliant.measure.rates import Rates
@@ -86,7 +87,8 @@ def runtime_spec(
 
 def bound_spec(part: ModelSpec, sizes: int) -> ModelSpec:
     """What plans the most that a part takes, from so many sizes of inputs."""
-    return replace(part, inputs=(SIZE,) * sizes, memory_limit=None, first_weight=0)
+    inputs = (SIZE,) * observed_sizes(sizes)
+    return replace(part, inputs=inputs, memory_limit=None, first_weight=0)
 
 
 def _steps(program: Program) -> tuple[StepSpec, ...]:

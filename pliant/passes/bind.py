@@ -26,6 +26,7 @@ from pliant.passes.places import flat_mask, places_of
 from pliant.passes.split import FINDERS, mentions, size_of
 from pliant.sym import Expr, Guard, le
 
+
 @dataclass(frozen=True, slots=True)
 class SizedValue:
     """A result's dims, over sizes of inputs and of data.

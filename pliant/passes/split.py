@@ -1,12 +1,12 @@
 """Sizes that data decide: a graph becomes parts, each run when its sizes are known.
 
-    %m: bool[n] = gt(%x, %z)               part 1   %m: bool[n] = gt(%x, %z)
-    %i: i64[u, 1] = nonzero(%m)                     %u: i64[] = the number of true ones
-    %y: f32[u] = index(%x, %i)        ->            return %u, %m
-    return %y                              part 2   main(%x, %m) sizes(u)
-                                                    %i: i64[u, 1] = locate(%m) {rows = u}
-                                                    %y: f32[u] = index(%x, %i)
-                                                    return %y
+    %m: bool[n] = gt(%x, %z)           part 1   %m: bool[n] = gt(%x, %z)
+    %i: i64[u, 1] = nonzero(%m)                 %u: i64[] = the number of true ones
+    %y: f32[u] = index(%x, %i)    ->            return %u, %m
+    return %y                          part 2   main(%x, %m) sizes(u)
+                                                %i: i64[u, 1] = locate(%m) {rows = u}
+                                                %y: f32[u] = index(%x, %i)
+                                                return %y
 
 A part computes what the sizes that it finds depend on, and nothing else. It returns the
 sizes, then the values that later parts read. The parameters of the next part are those
@@ -23,12 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Attr, Graph, Op, Value
 from pliant.ir.spec import bare, exprs_of
 from pliant.ir.types import DType
 from pliant.passes.places import flat_mask, places_of
-from pliant.sym import Expr, Guard, ge, le, sym
+from pliant.sym import Expr, Facts, Guard, ge, le, maximum, sym
+from pliant.sym.monotone import largest
 
 FINDERS = frozenset({"nonzero", "extent"})
 
@@ -46,10 +48,15 @@ def _is_free(op: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A size that data decide, and the most that it can be."""
+    """A size that data decide, and the most that it can be.
+
+    `most` may be in terms of sizes that were found before, `end` is not: it is the
+    largest that `most` gets for any of these.
+    """
 
     name: str
     most: Expr
+    end: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +175,26 @@ def _limits(finders: Sequence[Op]) -> Iterator[Guard]:
             yield Guard(cond, (f"{cond} must hold",), op.loc)
 
 
-def split(graph: Graph) -> tuple[Part, ...]:
-    """The parts of a graph, in their order; one if its own ops find no size."""
+def _found(finder: Op, ends: Mapping[str, Expr], facts: Facts) -> Found:
+    most = most_of(finder)
+    end = largest(most, ends, facts)
+    if end is None:
+        why = "no largest value is known of a size that it finds"
+        place = finder.loc or "unknown place"
+        raise UnsupportedOpError([UnsupportedOp(finder.name, why, place)])
+    return Found(size_of(finder), most, maximum(end, 0))
+
+
+def split(graph: Graph, ends: Mapping[str, Expr] | None = None) -> tuple[Part, ...]:
+    """The parts of a graph, in their order; one if its own ops find no size.
+
+    `ends` are the largest values of sizes that parts before it find.
+    """
     finders = _ready(graph)
     if not finders:
         return (Part(graph),)
     loose = {size_of(op) for op in graph.ops if op.name in FINDERS}
-    stays = tuple(
-        g for g in graph.constraints if loose.isdisjoint(g.cond.symbols())
-    )
+    stays = tuple(g for g in graph.constraints if loose.isdisjoint(g.cond.symbols()))
     first = _needed(graph, [v for op in finders for v in op.operands])
     later = _later(graph, first, finders)
     own = tuple(op for op in graph.ops if op in first)
@@ -191,7 +209,8 @@ def split(graph: Graph) -> tuple[Part, ...]:
     read = dict.fromkeys(v for op in ops for v in op.operands)
     handed = [v for v in (*read, *graph.results) if v in begun]
     handed = list(dict.fromkeys(handed))
-    found = tuple(Found(size_of(op), most_of(op)) for op in finders)
+    before = {} if ends is None else ends
+    found = tuple(_found(op, before, b.facts) for op in finders)
     part = graph.replace(
         ops=(*own, *b.ops), results=(*counts, *handed), constraints=_distinct(guards)
     )
@@ -201,7 +220,8 @@ def split(graph: Graph) -> tuple[Part, ...]:
         sizes=(*graph.sizes, *(size.name for size in found)),
         constraints=_distinct((*graph.constraints, *limits, *rest.guards)),
     )
-    return Part(part, found), *split(remaining)
+    after = {**before, **{size.name: size.end for size in found}}
+    return Part(part, found), *split(remaining, after)
 
 
 def _distinct(guards: Sequence[Guard]) -> tuple[Guard, ...]:

@@ -111,8 +111,9 @@ def explain(
         add(f"  {guard.cond}{_from(guard)}")
     for number, part in enumerate(parts):
         if len(parts) > 1:
-            found = ", ".join(size.name for size in part.rest.found) if part.rest else ""
-            add(f"\npart {number + 1} of {len(parts)}{', finds ' + found if found else ''}")
+            sizes = [size.name for size in part.rest.found] if part.rest else []
+            what = f", finds {', '.join(sizes)}" if sizes else ""
+            add(f"\npart {number + 1} of {len(parts)}{what}")
         if number > 0:
             add("guards (checked when its sizes are known)")
             for guard in part.interface.guards:

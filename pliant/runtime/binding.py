@@ -12,8 +12,8 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -409,12 +409,10 @@ class RuntimeModel(Caller):
         return tuple(solved)[: self.spec.n_symbols]
 
     def last_symbols(self) -> tuple[int, ...]:
-        """The symbols of the last call."""
+        """The symbols of the last call; none if there was none, or another runs."""
         symbols = (c_int64 * (self.spec.n_symbols + 1))()
         status = self._library.plt_last_symbols(self._live(), symbols)
-        if status != Status.OK:
-            raise RuntimeStatus(Status(status), (0, 0, 0))
-        return tuple(symbols)[: self.spec.n_symbols]
+        return tuple(symbols)[: self.spec.n_symbols] if status == Status.OK else ()
 
     def stats(self) -> Stats:
         info = StatsInfo()
