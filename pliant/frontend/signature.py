@@ -69,17 +69,17 @@ class FixedSlot:
 class TensorResult:
     """The result of main with this number; a complex one ends with an axis of 2.
 
-    With `is_float`, it is a scalar that the caller gets as a Python float.
+    With `number_type`, it is a scalar that the caller gets as a number of Python.
     """
 
     number: int
     is_complex: bool = False
-    is_float: bool = False
+    number_type: type[int] | type[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """An integer computed from sizes."""
+    """An integer computed from sizes of inputs."""
 
     value: Expr
 
@@ -268,10 +268,10 @@ class Signature:
         leaves: list[Any] = []
         for item in self.results:
             match item:
-                case TensorResult(number, is_complex, is_float):
+                case TensorResult(number, is_complex, number_type):
                     found = tensors[number]
-                    if is_float:
-                        found = float(found)
+                    if number_type is not None:
+                        found = number_type(found)
                     leaves.append(_joined(found) if is_complex else found)
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env

@@ -20,10 +20,11 @@ from typing import Any
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
+from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.types import DType
 from pliant.passes.places import flat_mask, places_of
-from pliant.passes.split import FINDERS, mentions, size_of
+from pliant.passes.split import mentions
 from pliant.sym import Expr, Guard, le
 
 
@@ -144,15 +145,14 @@ def bind_sizes(graph: Graph) -> Graph:
         (moves if loose else stays).append(guard)
     b = Builder.within(graph.replace(constraints=tuple(stays)))
     b.ops += before
+    most = most_of(finder)
     with b.at(finder.loc):
         if finder.name == "nonzero":
-            most = finder.operands[0].type.numel
             mask = flat_mask(b, finder.operands[0])
             found, count = b.emit_multi("locate", mask, rows=most)
             inside[:0] = indices = _indices(b, finder, found)
             dependent.update(v for op in indices for v in op.results)
         else:
-            most = finder.dim_attr("most")
             count = finder.operands[0]
             of = finder.str_attr("of")
             count = b.in_range(count, most + 1, wraps=False, of=of, axis=-1)

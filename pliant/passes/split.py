@@ -25,14 +25,13 @@ from dataclasses import dataclass
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
+from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Attr, Graph, Op, Value
-from pliant.ir.spec import bare, exprs_of
+from pliant.ir.spec import exprs_of
 from pliant.ir.types import DType
 from pliant.passes.places import flat_mask, places_of
 from pliant.sym import Expr, Facts, Guard, ge, le, maximum, sym
 from pliant.sym.monotone import largest
-
-FINDERS = frozenset({"nonzero", "extent"})
 
 # Ops that are computed again in a part that reads their results.
 _FREE = frozenset(
@@ -82,19 +81,6 @@ def mentions(op: Op) -> set[str]:
         for inner in region.ops:
             found |= mentions(inner)
     return found
-
-
-def size_of(finder: Op) -> str:
-    """The name of the size that an op finds."""
-    size = bare(finder.result.shape[0])
-    assert size is not None
-    return size
-
-
-def most_of(finder: Op) -> Expr:
-    if finder.name == "extent":
-        return finder.dim_attr("most")
-    return finder.operands[0].type.numel
 
 
 def _ready(graph: Graph) -> list[Op]:

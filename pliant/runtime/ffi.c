@@ -212,7 +212,8 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
     if (n > 1 && args[1].type_index == kTVMFFIInt) {
         weights = (void *const *)(uintptr_t)args[1].v_int64;
     }
-    int64_t detail[PLT_DETAILS] = {0};
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
     if (n - 2 != m->n_inputs) {
         detail[1] = m->n_inputs;
         detail[2] = n - 2;

@@ -311,7 +311,8 @@ static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {
     if (n > PLT_FEW_ARGS) args = PyMem_Malloc((size_t)n * sizeof *args);
     if (!args) return PyErr_NoMemory();
     PyObject *result = NULL;
-    int64_t detail[PLT_DETAILS] = {0};
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
     int status = PLT_OK;
     reading how = NOT_READ;
     if (renew_weights(c)) {
