@@ -32,7 +32,7 @@ static plt_slot *slot_new(plt_model *m) {
     return s;
 }
 
-static plt_slot *take_slot(plt_model *m) {
+plt_slot *plt_slot_take(plt_model *m) {
     atomic_fetch_add_explicit(&m->sequence, 1, memory_order_relaxed);
     plt_slot *s = atomic_exchange(&m->spare, NULL);
     if (s) return s;
@@ -57,7 +57,7 @@ int plt_frame_open(plt_model *m, plt_frame *f, void *const *weights) {
     f->meter = (plt_meter){0};
     f->copied = f->handed = f->reserved = 0;
     f->planned = f->arena = f->recomputed = f->spilled = 0;
-    f->slot = take_slot(m);
+    f->slot = plt_slot_take(m);
     return f->slot ? PLT_OK : PLT_ERR_MEMORY;
 }
 
@@ -202,112 +202,13 @@ static int prepare_part(plt_frame *f, const plt_arg *args, int64_t *detail) {
     return plt_copy_args(m, f, args, detail);
 }
 
-/* ---- parts ---- */
-
-static int allocate_handed(plt_frame *f, int64_t *detail) {
-    const plt_model *m = f->model;
-    plt_slot *s = f->slot;
-    s->hands_over = true;
-    for (int64_t i = 0; i < m->n_outputs; i++) s->outputs[i] = NULL;
-    for (int64_t i = 0; i < m->n_outputs; i++) {
-        int64_t bytes = 0;
-        plt_output_bytes(&m->outputs[i], f->plan->table, &bytes);
-        if ((uint64_t)bytes <= SIZE_MAX) {
-            s->outputs[i] = plt_allocate_raw(&m->services, (size_t)bytes);
-        }
-        if (!s->outputs[i]) {
-            detail[0] = -1;
-            detail[1] = bytes;
-            return PLT_ERR_MEMORY;
-        }
-        plt_count(&f->meter, bytes);
-    }
-    return PLT_OK;
-}
-
-static void drop_handed(plt_slot *s) {
-    const plt_model *m = s->model;
-    for (int64_t i = 0; s->hands_over && i < m->n_outputs; i++) {
-        int64_t bytes = 0;
-        plt_output_bytes(&m->outputs[i], s->plan->table, &bytes);
-        plt_release(&m->services, s->outputs[i], (size_t)bytes);
-        s->outputs[i] = NULL;
-    }
-    s->hands_over = false;
-}
-
-/* The inputs of the next part: those of this one as it read them, then its outputs. */
-static void hand_over(const plt_model *m, const plt_slot *from, const plt_arg *args,
-                      const plt_model *next, plt_arg *to) {
-    for (int64_t i = 0; i < m->n_inputs; i++) {
-        to[i] = args[i];
-        to[i].data = from->inputs[i];
-        to[i].strides = NULL; /* row-major now, if it was not */
-    }
-    for (int64_t i = 0; i < m->n_outputs; i++) {
-        const plt_output_desc *o = &m->outputs[i];
-        plt_arg *a = &to[m->n_inputs + i];
-        *a = (plt_arg){
-            .kind = next->inputs[m->n_inputs + i].kind,
-            .rank = (int32_t)o->rank,
-            .code = o->code,
-            .bits = o->bits,
-            .lanes = 1,
-            .device = 1,
-            .data = from->outputs[i],
-            .dims = from->plan->table + o->dim_index,
-        };
-        if (a->kind == PLT_SCALAR) a->value = *(const int64_t *)a->data;
-    }
-}
-
-static int run_part(plt_frame *f, int64_t *detail);
-
-/* Runs a part that is not the last, and makes the next one the frame's, with the arena.
- * Returns the arguments of the next one in *args. */
-static int advance(plt_frame *f, const plt_arg **args, int64_t *detail) {
-    plt_model *m = f->model, *next = m->next;
-    plt_slot *done = f->slot;
-    int status = allocate_handed(f, detail);
-    if (status == PLT_OK) status = run_part(f, detail);
-    if (status != PLT_OK) return status;
-    plt_enter(next);
-    plt_slot *s = take_slot(next);
-    if (!s) return PLT_ERR_MEMORY;
-    f->handed = plt_add_up(f->handed, f->plan->output_bytes);
-    f->meter.held -= plt_arena_held(&done->arena, &m->services);
-    hand_over(m, done, *args, next, s->args);
-    s->arena = done->arena;
-    done->arena = (plt_arena){0};
-    s->before = done;
-    f->slot = s;
-    f->model = next;
-    f->part++;
-    *args = s->args;
-    return PLT_OK;
-}
-
-/* Adds which part of a model failed, and the sizes that data had decided by then. */
-static int told(const plt_frame *f, int status, int64_t *detail) {
-    if (status == PLT_OK || !f->root->next) return status;
-    detail[PLT_PART] = f->part;
-    int64_t count = 0;
-    for (int64_t i = f->root->n_inputs; i < f->model->n_inputs; i++) {
-        const plt_arg *a = &f->slot->args[i];
-        if (a->kind != PLT_SCALAR || PLT_SIZES + count == PLT_DETAILS) continue;
-        detail[PLT_SIZES + count++] = a->value;
-    }
-    detail[PLT_N_SIZES] = count;
-    return status;
-}
-
 int plt_frame_prepare(plt_frame *f, const plt_arg *args, int64_t *detail) {
     int status = prepare_part(f, args, detail);
     while (status == PLT_OK && f->model->next) {
-        status = advance(f, &args, detail);
+        status = plt_advance(f, &args, detail);
         if (status == PLT_OK) status = prepare_part(f, args, detail);
     }
-    return told(f, status, detail);
+    return plt_told(f, status, detail);
 }
 
 int64_t plt_special(plt_call *call, int64_t code) {
@@ -336,7 +237,7 @@ static int spill_error(plt_frame *f, int64_t *detail, bool began) {
     return PLT_ERR_SPILL;
 }
 
-static int run_part(plt_frame *f, int64_t *detail) {
+int plt_run_part(plt_frame *f, int64_t *detail) {
     const plt_model *m = f->model;
     if (!plt_spill_reserve(f)) return spill_error(f, detail, false);
     if (m->services.flags & PLT_FLAG_POISON) {
@@ -364,7 +265,7 @@ static int run_part(plt_frame *f, int64_t *detail) {
 }
 
 int plt_frame_run(plt_frame *f, int64_t *detail) {
-    return told(f, run_part(f, detail), detail);
+    return plt_told(f, plt_run_part(f, detail), detail);
 }
 
 static void record_peak(const plt_frame *f) {
@@ -400,8 +301,7 @@ static void settle(plt_model *m, plt_slot *slot) {
     atomic_fetch_add(&m->arena_bytes, slot->arena.mapped - before);
 }
 
-/* Returns a slot to the idle ones. `need` is what its call needed, or -1. */
-static void leave_slot(plt_slot *slot, int64_t need) {
+void plt_slot_leave(plt_slot *slot, int64_t need) {
     plt_model *m = slot->model;
     slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
     plt_slot *other = atomic_exchange(&m->spare, slot), *excess = NULL;
@@ -420,33 +320,19 @@ static void leave_slot(plt_slot *slot, int64_t need) {
     if (excess) plt_slot_free(m, excess);
 }
 
-/* Returns the slots of later parts; the first part's slot gets the arena back. */
-static void leave_parts(plt_frame *f) {
-    while (f->slot->before) {
-        plt_slot *s = f->slot, *before = s->before;
-        before->arena = s->arena;
-        s->arena = (plt_arena){0};
-        s->before = NULL;
-        drop_handed(s);
-        leave_slot(s, 0);
-        f->slot = before;
-    }
-    drop_handed(f->slot);
-}
-
 void plt_frame_close(plt_frame *f, int status) {
     plt_model *m = f->root;
     _Atomic int64_t *counter = status == PLT_OK ? &m->calls : &m->failures;
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (status == PLT_OK) record_peak(f);
     if (!f->slot) return;
-    if (m->next) leave_parts(f);
+    if (m->next) plt_leave_parts(f);
     plt_slot *s = f->slot;
     if (f->copied > 0) plt_drop_copies(s);
     int64_t need = s->arena.need; /* before the arena is cut to a reasonable size */
     if (f->reserved) settle(m, s);
     plt_budget_idle(m, s, s->arena.need);
-    leave_slot(s, f->plan ? need : -1);
+    plt_slot_leave(s, f->plan ? need : -1);
     plt_budget_give(m->services.budget, f->reserved);
     plt_budget_left(m);
 }

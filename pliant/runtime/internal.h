@@ -480,6 +480,24 @@ int plt_frame_prepare(plt_frame *f, const plt_arg *args, int64_t *detail);
 /* Writes to slot->outputs, the outputs of f->model, which the caller has allocated. */
 int plt_frame_run(plt_frame *f, int64_t *detail);
 void plt_frame_close(plt_frame *f, int status);
+/* An idle slot, or a new one; NULL if there is no memory. */
+plt_slot *plt_slot_take(plt_model *m);
+/* Returns a slot to the idle ones. `need` is what its call needed, or -1. */
+void plt_slot_leave(plt_slot *slot, int64_t need);
+/* Runs the frame's part. */
+int plt_run_part(plt_frame *f, int64_t *detail);
+
+/* ---- parts.c ---- */
+/* Runs a part that is not the last, and makes the next one the frame's, with the arena.
+ * Returns the arguments of the next one in *args. */
+int plt_advance(plt_frame *f, const plt_arg **args, int64_t *detail);
+/* Adds which part of a model failed, and the sizes that data had decided by then;
+ * returns the status. */
+int plt_told(const plt_frame *f, int status, int64_t *detail);
+/* Returns the slots of later parts; the first part's slot gets the arena back. */
+void plt_leave_parts(plt_frame *f);
+
+/* ---- arena.c ---- */
 /* Populates the pages of a large block at once, with huge pages where possible: this
  * costs a quarter of the time that as many page faults take. */
 void plt_touch(plt_call *call, void *data, int64_t bytes);

@@ -244,18 +244,11 @@ static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
     e->evictions = plt_carve(c, e->n_evictions, sizeof(plt_eviction));
 }
 
-/* An entry with room for what the first pass counted. */
-static plt_entry *new_entry(layout *l, int64_t n_evictions) {
-    const plt_model *m = l->w->model;
-    plt_entry counts = {.n_evictions = n_evictions}, *e = NULL;
-    l->entry = &counts;
-    lay_out(l);
-    counts.n_program = l->n_program;
-    counts.n_extras = l->n_extras;
+static plt_entry *allocate_entry(const plt_model *m, plt_entry counts) {
     plt_carver c = {0};
     plt_entry sizes = counts;
     carve_entry(m, &c, &sizes);
-    e = plt_allocate(&m->services, c.used);
+    plt_entry *e = plt_allocate(&m->services, c.used);
     if (!e) return NULL;
     *e = counts;
     e->block_bytes = c.used;
@@ -263,6 +256,16 @@ static plt_entry *new_entry(layout *l, int64_t n_evictions) {
     c = (plt_carver){.block = (char *)e};
     carve_entry(m, &c, e);
     return e;
+}
+
+/* An entry with room for what the first pass counted. */
+static plt_entry *new_entry(layout *l, int64_t n_evictions) {
+    plt_entry counts = {.n_evictions = n_evictions};
+    l->entry = &counts;
+    lay_out(l);
+    counts.n_program = l->n_program;
+    counts.n_extras = l->n_extras;
+    return allocate_entry(l->w->model, counts);
 }
 
 static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **out) {
@@ -345,15 +348,23 @@ static int choose_plan(plt_model *m, const int64_t *key, const shape *s,
  * at its largest, with the sizes of this shape. */
 static plt_entry *borrowed(const plt_model *m, const plt_entry *from,
                            const int64_t *key, const shape *s) {
-    plt_entry *e = plt_allocate_raw(&m->services, from->block_bytes);
+    plt_entry *e = allocate_entry(m, (plt_entry){
+        .arena_bytes = from->arena_bytes,
+        .lower_bound = from->lower_bound - from->output_bytes + s->output_bytes,
+        .order = from->order,
+        .recomputed = from->recomputed,
+        .spilled = from->spilled,
+        .extra_nanoseconds = from->extra_nanoseconds,
+        .file_bytes = from->file_bytes,
+        .n_program = from->n_program,
+        .n_extras = from->n_extras,
+        .n_evictions = from->n_evictions,
+    });
     if (!e) return NULL;
-    memcpy(e, from, from->block_bytes);
-    plt_carver c = {.block = (char *)e};
-    carve_entry(m, &c, e);
-    e->chain = e->newer = e->older = NULL;
-    e->refs = 1;
-    e->listed = false;
-    e->lower_bound -= from->output_bytes - s->output_bytes;
+    plt_copy(e->offsets, from->offsets, m->n_buffers, sizeof *e->offsets);
+    plt_copy(e->program, from->program, e->n_program, sizeof *e->program);
+    plt_copy(e->extras, from->extras, e->n_extras, sizeof *e->extras);
+    plt_copy(e->evictions, from->evictions, e->n_evictions, sizeof *e->evictions);
     fill_entry(m, e, key, s);
     return e;
 }
