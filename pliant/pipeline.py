@@ -10,6 +10,9 @@
     find          training: attention that is spelled out, where it has a gradient
     gradient      training: back from the loss, then the parameters' new values
     clean         training: canonicalize again
+
+and then to each part of it, if its data decide sizes (passes/split.py):
+
     flow          control flow -> a loop function that calls its regions' kernels
     attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
@@ -43,16 +46,13 @@ PLIANT_DUMP as NN_name.ir if that is set; `pliant opt` runs any of them on such 
 
 from __future__ import annotations
 
-import ctypes
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from pliant import knobs
-from pliant.backend.build import build
-from pliant.codegen.host_bound import bound_host
-from pliant.codegen.host_plan import HostPlan, plan_host
+from pliant.assemble import ProgramMaker
 from pliant.collection import paused_collection
 from pliant.context import Context, Training
 from pliant.errors import (
@@ -63,21 +63,16 @@ from pliant.errors import (
 )
 from pliant.interface import InputDims, interface_of, reject_reserved
 from pliant.ir.dumps import write_module
-from pliant.ir.graph import Constant, Graph, Module, Names
-from pliant.ir.loops import LoopFunc
+from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Typed, verify
-from pliant.lower.library_linalg import NEED_LAPACK
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
-from pliant.measure.rates import rates
 from pliant.memory.flow import lower_flows
 from pliant.memory.inplace import inplace
-from pliant.memory.liveness import liveness
 from pliant.memory.order import order
-from pliant.memory.remat import steps
 from pliant.memory.update import update
 from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
@@ -94,14 +89,10 @@ from pliant.passes.layout import layout
 from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
-from pliant.passes.split import Found, Part, split
+from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
-from pliant.program import Code, Footprint, Program, Rest
+from pliant.program import Program
 from pliant.progress import step
-from pliant.runtime.binding import load
-from pliant.runtime.binding import symbols as runtime_symbols
-from pliant.runtime.lapack import use_lapack
-from pliant.sym import sym
 
 Transform = Callable[[Module, Context], Module]
 
@@ -358,6 +349,7 @@ class Driver:
     instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
+    part: str = ""  # of the model, in the names of dumps
     typed: Typed = field(default_factory=dict)
 
     def time(self, name: str, started: float) -> None:
@@ -367,7 +359,7 @@ class Driver:
     def check(self, name: str, module: Module, stage: Stage) -> None:
         folder = knobs.DUMP.get()
         if folder is not None:
-            write_module(folder / f"{self.number:02}_{name}.ir", module)
+            write_module(folder / f"{self.number:02}_{name}{self.part}.ir", module)
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
@@ -442,151 +434,24 @@ def compile_module(
     for _, made in driver.stages(module, _WHOLE):
         module = made
     parts = split(module.main)
-    maker = _PartMaker(driver, module, inputs, numbers)
-    made_parts: list[tuple[Program, tuple[Constant, ...]]] = []
-    for part in parts:
-        is_last = part is parts[-1]
-        driver.cx = whole if is_last else Context(options, target, splits=True)
-        made_parts.append(maker.made(part))
-        if example and len(made_parts) == 1:
-            made_parts[0][0].interface.check_example(example)
-        if not is_last:
-            maker.follow(part)
-    return _joined(maker, parts, made_parts)
+    maker = ProgramMaker(target, options, watch, driver.seconds, inputs, numbers)
+    for number, part in enumerate(parts, 1):
+        is_last = number == len(parts)
+        driver.cx = whole if is_last else Context(options, target)
+        driver.part = f".{number}" if len(parts) > 1 else ""
+        own = fused = lowered = module.with_main(part.graph)
+        for stage, lowered in driver.stages(own, _OF_PARTS):
+            if stage.legal is Stage.FUSED:
+                fused = lowered
+        program = maker.add(part, fused, lowered, driver.part)
+        if example and number == 1:
+            program.interface.check_example(example)
+    return maker.joined()
 
 
 # What is done to a model as a whole, and what to each of its parts.
 _CUT = [stage.name for stage in STAGES].index("flow")
 _WHOLE, _OF_PARTS = STAGES[:_CUT], STAGES[_CUT:]
-
-
-def _joined(
-    maker: _PartMaker,
-    parts: Sequence[Part],
-    made: Sequence[tuple[Program, tuple[Constant, ...]]],
-) -> tuple[Program, tuple[Constant, ...]]:
-    """The first part's program with the others behind it, and all their weights."""
-    program = made[-1][0]
-    first = made[0][0].code.host.symbols
-    for number in reversed(range(len(made) - 1)):
-        found = [size for part in parts[: number + 1] for size in part.finds]
-        bound = maker.bound(program, first, found)
-        rest = Rest(parts[number].finds, program, bound)
-        program = replace(made[number][0], rest=rest)
-    return program, tuple(constant for _, weights in made for constant in weights)
-
-
-@dataclass(slots=True)
-class _PartMaker:
-    """Makes programs of a model's parts, whose inputs grow from part to part."""
-
-    driver: Driver
-    module: Module
-    inputs: InputDims
-    numbers: dict[str, int]
-
-    def follow(self, part: Part) -> None:
-        """The results of a part are inputs of the next."""
-        names = Names(name for name, _ in self.inputs)
-        sizes = [(names.fresh(s.name), (sym(s.name),)) for s in part.finds]
-        handed = part.graph.results[len(sizes) :]
-        start = len(self.inputs) + len(sizes)
-        self.numbers = {
-            **self.numbers,
-            **{value.name: start + k for k, value in enumerate(handed)},
-        }
-        values = [(names.fresh(value.name), value.shape) for value in handed]
-        self.inputs = (*self.inputs, *sizes, *values)
-
-    def made(self, part: Part) -> tuple[Program, tuple[Constant, ...]]:
-        driver = self.driver
-        watch, target, options = driver.instruments, driver.cx.target, driver.cx.options
-        module = self.module.with_main(part.graph)
-        fused = lowered = module
-        for stage, lowered in driver.stages(module, _OF_PARTS):
-            if stage.legal is Stage.FUSED:
-                fused = lowered
-
-        step("memory")
-        started = perf_counter()
-        memory = liveness(lowered.main)
-        stepped = steps(lowered, memory)
-        interface = interface_of(lowered.main, self.inputs)
-        weigh = rates(target) if options.remat else None
-        driver.time("memory", started)
-
-        started = perf_counter()
-        host = plan_host(
-            lowered,
-            memory,
-            interface.solution,
-            interface.guards,
-            self.inputs,
-            {v: self.numbers[v.name] for v in lowered.main.params},
-            works=[step.work for step in stepped.steps],
-            profile=watch.profile,
-        )
-        symbols = runtime_symbols() | library_symbols(lowered)
-        driver.time("codegen", started)
-        step(f"machine code of {len(lowered.loops)} kernels")
-        code = self._code(lowered.loops, host, symbols)
-        folder = knobs.DUMP.get()
-        if folder is not None:
-            (folder / "llvm.ll").write_text(code.machine.llvm_ir())
-            (folder / "code.s").write_text(code.machine.assembly())
-        # A model keeps what is known, not what was worked out from it.
-        interface.facts.forget()
-        program = Program(
-            fused.replace(constants={}),
-            lowered.replace(constants={}),
-            interface,
-            Footprint(memory, stepped, weigh),
-            code,
-            driver.seconds,
-        )
-        return program, tuple(lowered.constants[name] for name in host.constants)
-
-    def _code(
-        self, loops: Mapping[str, LoopFunc], host: HostPlan, symbols: Mapping[str, int]
-    ) -> Code:
-        made = build(loops, host, self.driver.cx.target, symbols, knobs.OPT_LEVEL.get())
-        seconds = self.driver.seconds
-        seconds["codegen"] = seconds.get("codegen", 0.0) + made.emit_seconds
-        seconds["compile"] = seconds.get("compile", 0.0) + made.compile_seconds
-        return Code(host, made.code, made.kernels_built, made.kernels_cached)
-
-    def bound(
-        self, program: Program, first: Sequence[str], found: Sequence[Found]
-    ) -> Code:
-        """What plans the most that a part takes."""
-        facts = program.interface.facts
-        host = bound_host(program.code.host, first, found, facts)
-        if host is None:
-            why = "no largest size is known for what depends on its data"
-            raise UnsupportedOpError([UnsupportedOp("main", why, "the model")])
-        return self._code({}, host, runtime_symbols())
-
-
-def library_symbols(module: Module) -> dict[str, int]:
-    """Addresses of the library functions that a module calls.
-
-    They are the package's own, or functions that this process has loaded.
-    """
-    own, process = load(), ctypes.CDLL(None)
-    found: dict[str, int] = {}
-    if any(library.symbol in NEED_LAPACK for library in module.libraries.values()):
-        use_lapack()
-    for library in module.libraries.values():
-        function = getattr(own, library.symbol, None) or getattr(
-            process, library.symbol, None
-        )
-        if function is None:
-            raise PliantError(
-                f"library function '{library.symbol}' is not loaded: load its shared "
-                "library with ctypes.CDLL(path, ctypes.RTLD_GLOBAL) before compiling"
-            )
-        found[library.symbol] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return found
 
 
 def simplified(module: Module) -> Module:
