@@ -23,6 +23,7 @@ from pliant.ir.build import Builder
 from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.types import DType
+from pliant.passes.branch_sizes import loose_sizes, sized_branches
 from pliant.passes.places import flat_mask, places_of
 from pliant.passes.split import mentions
 from pliant.sym import Expr, Guard, le
@@ -114,6 +115,15 @@ def _within(op: Op) -> Op:
 
 def bind_inside(graph: Graph) -> Graph:
     """The graph with the sizes bound that its branches and loops find."""
+    if any(map(loose_sizes, graph.ops)):
+        b = Builder.within(graph)
+        for op in graph.ops:
+            if loose_sizes(op):
+                sized_branches(b, op, bind_sizes)
+            else:
+                b.append(op)
+        guards = (*graph.constraints, *b.guards)
+        graph = graph.replace(ops=tuple(b.ops), constraints=guards)
     ops = tuple(map(_within, graph.ops))
     same = all(new is old for new, old in zip(ops, graph.ops, strict=True))
     return graph if same else graph.replace(ops=ops)

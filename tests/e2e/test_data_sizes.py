@@ -72,6 +72,20 @@ class Made(nn.Module):
         return torch.zeros(n, 3) + x, torch.arange(n), torch.ones(n).sum()
 
 
+class Branched(nn.Module):
+    """Branches that give as many rows as they find, or all; and what follows."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        def some(x: Tensor, keep: Tensor) -> Tensor:
+            return x[keep > 0] * 2
+
+        def all_rows(x: Tensor, keep: Tensor) -> Tensor:
+            return x.sin()
+
+        y = torch.cond(keep.sum() > 0, some, all_rows, (x, keep))
+        return y + 1, y[y[:, 0] > 0].sum(0)
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]
@@ -90,6 +104,7 @@ CASES = {
     "twice": Case(Twice, lambda n: (torch.randn(n),), (N,)),
     "attend": Case(Attend, lambda n: (torch.randn(n, 3), torch.randn(n)), (N, N)),
     "written": Case(Written, lambda n: (torch.randn(n, 3), torch.randn(n)), (N, N)),
+    "branched": Case(Branched, lambda n: (torch.randn(n, 3), torch.randn(n)), (N, N)),
     "cut": Case(Cut, lambda n: (torch.randn(n, 3), torch.tensor(n // 2)), (N, {})),
     "made": Case(Made, lambda n: (torch.randn(3), torch.tensor(min(n, 50))), ({}, {})),
 }
