@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = [
     *("arena.c", "budget.c", "call.c", "chunk.c", "evict.c", "ffi.c", "inputs.c"),
-    *("order.c", "plan.c", "planner.c", "shape.c"),
+    *("order.c", "parts.c", "plan.c", "planner.c", "shape.c"),
     *("plans.c", "python.c", "remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
     "watch.c",
 ]

@@ -14,13 +14,7 @@ from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.ir_module import import_module
 from pliant.frontend.onnx import is_onnx
-from pliant.frontend.signature import (
-    Result,
-    Signature,
-    SizedResult,
-    TensorResult,
-    TensorSlot,
-)
+from pliant.frontend.signature import TensorSlot
 from pliant.frontend.torch_tensors import need_torch
 from pliant.ir.graph import Module
 from pliant.machine import target
@@ -32,7 +26,6 @@ from pliant.model.buffers import Buffers
 from pliant.model.compiled import CompiledModel
 from pliant.model.weights import WeightPlace
 from pliant.options import Instruments, Options
-from pliant.passes.bind import Bound
 from pliant.pipeline import compile_module, simplified
 from pliant.progress import step, task
 
@@ -58,8 +51,9 @@ def compile(
 
     `model` is an nn.Module (with `example_inputs` and `dynamic_shapes`, as torch.export
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
-    the path of an ONNX file or a ModelProto (docs/onnx.md), or a pliant IR module. `memory_limit` caps what one call allocates: bytes, or a text
-    such as "512MiB". `threads` defaults to PLIANT_THREADS, else what torch or
+    the path of an ONNX file or a ModelProto (docs/onnx.md), or a pliant IR module.
+    `memory_limit` caps what one call allocates: bytes, or a text such as "512MiB".
+    `threads` defaults to PLIANT_THREADS, else what torch or
     OMP_NUM_THREADS were set to, else the cores that the process may use. The result
     follows the model's weights (docs/weights.md).
     """
@@ -192,7 +186,7 @@ def build(
     return kind(
         program,
         weights,
-        rebound(signature, program.results),
+        signature,
         chosen.threads,
         chosen.memory_limit,
         total,
@@ -201,28 +195,6 @@ def build(
         buffers,
         apart,
     )
-
-
-def rebound(signature: Signature, found: Bound) -> Signature:
-    """The signature of a module whose results are cut to sizes that data decide."""
-    if not found.counts:
-        return signature
-    # What is stored in parameters is no result of the compiled function.
-    stored = len(signature.stores)
-    sizes = tuple((name, number - stored) for name, number in found.counts.items())
-
-    def cut(result: Result) -> Result:
-        if not isinstance(result, TensorResult):
-            return result
-        value = found.results[result.number]
-        if not value.cut:
-            return result
-        mixed = any(s not in found.counts for d in value.dims for s in d.symbols())
-        whole = result.number, value.dims, sizes, mixed
-        return SizedResult(*whole, is_complex=result.is_complex)
-
-    results = tuple(map(cut, signature.results))
-    return replace(signature, results=results, plain=False)
 
 
 def _workers(threads: int | None) -> int:

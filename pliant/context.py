@@ -46,6 +46,8 @@ class Context:
     packed: dict[tuple[object, ...], Constant] = field(
         default_factory=dict, repr=False, compare=False
     )
+    # Sizes that data decide are left to `split`, but for those that regions find.
+    splits: bool = False
     held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, graph: Graph) -> Facts:

@@ -51,8 +51,9 @@ class Interface:
             culprit = self._source_of(guard)
         owner, _, number = culprit.rpartition(".")
         place = f" ({guard.origin})" if guard.origin else ""
+        known = ", ".join(f"{s}={env[s]}" for s in guard.cond.symbols() if s in env)
         return ShapeError(
-            guard.render(env) + place,
+            (guard.render(env) or f"{guard.cond} does not hold: {known}") + place,
             input=owner or None,
             dim=int(number) if number.isdigit() else None,
             expected=str(guard.cond),

@@ -10,6 +10,9 @@
     find          training: attention that is spelled out, where it has a gradient
     gradient      training: back from the loss, then the parameters' new values
     clean         training: canonicalize again
+
+and then to each part of it, if its data decide sizes (passes/split.py):
+
     flow          control flow -> a loop function that calls its regions' kernels
     attention     softmax between two products -> one op, masks inside it
     contractions  matmul, conv, attention in the form their kernels take
@@ -45,15 +48,13 @@ PLIANT_DUMP as NN_name.ir if that is set; `pliant opt` runs any of them on such 
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from pliant import knobs
-from pliant.backend.build import build
-from pliant.codegen.host_plan import plan_host
+from pliant.assemble import ProgramMaker
 from pliant.collection import paused_collection
 from pliant.context import Context, Training
 from pliant.errors import (
@@ -67,23 +68,19 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Verified, verify
-from pliant.lower.library_linalg import NEED_LAPACK
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
-from pliant.measure.rates import rates
 from pliant.memory.chunk_loops import lower_chunks
 from pliant.memory.flow import lower_flows
 from pliant.memory.inplace import inplace
 from pliant.memory.order import order
 from pliant.memory.update import update
-from pliant.memory.versions import all_steps
-from pliant.memory.versions import layout as layout_of
 from pliant.options import Instruments, Options
 from pliant.passes.absorb import absorb
 from pliant.passes.attention import attention
-from pliant.passes.bind import bind_sizes, results_of
+from pliant.passes.bind import bind_inside, bind_sizes
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.chunk import chunk
 from pliant.passes.contractions import contractions
@@ -96,12 +93,10 @@ from pliant.passes.layout import layout
 from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
+from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
-from pliant.program import Code, Footprint, Program
+from pliant.program import Program
 from pliant.progress import step
-from pliant.runtime.binding import load
-from pliant.runtime.binding import symbols as runtime_symbols
-from pliant.runtime.lapack import use_lapack
 
 Transform = Callable[[Module, Context], Module]
 
@@ -201,7 +196,7 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "bind",
-        on_main(lambda graph, cx: bind_sizes(graph)),
+        on_main(lambda graph, cx: (bind_inside if cx.splits else bind_sizes)(graph)),
         IMPORTED,
         "what has a size that data decide -> a region that is run with it",
     ),
@@ -404,6 +399,7 @@ class Driver:
     instruments: Instruments = field(default_factory=Instruments)
     seconds: dict[str, float] = field(default_factory=dict)
     number: int = 0
+    part: str = ""  # of the model, in the names of dumps
     verified: Verified = field(default_factory=Verified)
 
     def time(self, name: str, started: float) -> None:
@@ -413,7 +409,7 @@ class Driver:
     def check(self, name: str, module: Module, stage: Stage) -> None:
         folder = knobs.DUMP.get()
         if folder is not None:
-            write_module(folder / f"{self.number:02}_{name}.ir", module)
+            write_module(folder / f"{self.number:02}_{name}{self.part}.ir", module)
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
@@ -435,10 +431,11 @@ class Driver:
         self.check(stage.name, result, stage.legal)
         return result
 
-    def stages(self, module: Module) -> Iterator[tuple[Pass, Module]]:
+    def stages(
+        self, module: Module, stages: Sequence[Pass] = STAGES
+    ) -> Iterator[tuple[Pass, Module]]:
         """Every stage that applies, with what it makes of the module."""
-        self.check("import", module, IMPORTED)
-        for stage in STAGES:
+        for stage in stages:
             if stage.applies(self.cx):
                 module = self.run(stage, module)
                 yield stage, module
@@ -484,81 +481,35 @@ def compile_module(
     """
     reject_reserved(inputs)
     watch = instruments or Instruments()
-    driver = Driver(Context(options, target, training, stores), watch)
+    whole = Context(options, target, training, stores, splits=True)
+    driver = Driver(whole, watch)
     if example:
         interface_of(module.main, inputs).check_example(example)
-    bound = fused = lowered = module
-    for stage, lowered in driver.stages(module):
-        if stage.name == "bind":
-            bound = lowered
-        elif stage.legal is Stage.FUSED:
-            fused = lowered
-
-    step("memory")
-    started = perf_counter()
-    held = layout_of(lowered)
-    interface = interface_of(lowered.main, inputs)
-    if example:
-        interface.check_example(example)
-    weigh = rates(target) if options.remat else None
-    driver.time("memory", started)
-
-    started = perf_counter()
-    host = plan_host(
-        lowered,
-        held,
-        interface.solution,
-        interface.guards,
-        inputs,
-        {v: numbers[v.name] for v in lowered.main.params},
-        weigh=True,
-        profile=watch.profile,
-    )
-    stepped, own = all_steps(lowered, held, host.sequences)
-    symbols = runtime_symbols() | library_symbols(lowered)
-    driver.time("codegen", started)
-    step(f"machine code of {len(lowered.loops)} kernels")
-    made = build(lowered.loops, host, target, symbols, knobs.OPT_LEVEL.get())
-    driver.seconds["codegen"] += made.emit_seconds
-    driver.seconds["compile"] = made.compile_seconds
-    folder = knobs.DUMP.get()
-    if folder is not None:
-        (folder / "llvm.ll").write_text(made.code.llvm_ir())
-        (folder / "code.s").write_text(made.code.assembly())
-    # A model keeps what is known, not what was worked out from it.
-    interface.facts.forget()
-    program = Program(
-        fused.replace(constants={}),
-        lowered.replace(constants={}),
-        interface,
-        results_of(module.main, bound.main),
-        Footprint(held, stepped, own, weigh),
-        Code(host, made.code, made.kernels_built, made.kernels_cached),
-        driver.seconds,
-    )
-    return program, tuple(lowered.constants[name] for name in host.constants)
+    driver.check("import", module, IMPORTED)
+    for _, made in driver.stages(module, _WHOLE):
+        module = made
+    parts = split(module.main)
+    maker = ProgramMaker(target, options, watch, driver.seconds, inputs, numbers)
+    for number, part in enumerate(parts, 1):
+        is_last = number == len(parts)
+        driver.cx = whole if is_last else Context(options, target)
+        if len(parts) > 1:  # each is planned by itself, at the sizes that are known
+            apart = replace(options, chunk=False)
+            driver.cx = replace(driver.cx, options=apart)
+        driver.part = f".{number}" if len(parts) > 1 else ""
+        own = fused = lowered = module.with_main(part.graph)
+        for stage, lowered in driver.stages(own, _OF_PARTS):
+            if stage.legal is Stage.FUSED:
+                fused = lowered
+        program = maker.add(part, fused, lowered, driver.part)
+        if example and number == 1:
+            program.interface.check_example(example)
+    return maker.joined()
 
 
-def library_symbols(module: Module) -> dict[str, int]:
-    """Addresses of the library functions that a module calls.
-
-    They are the package's own, or functions that this process has loaded.
-    """
-    own, process = load(), ctypes.CDLL(None)
-    found: dict[str, int] = {}
-    if any(library.symbol in NEED_LAPACK for library in module.libraries.values()):
-        use_lapack()
-    for library in module.libraries.values():
-        function = getattr(own, library.symbol, None) or getattr(
-            process, library.symbol, None
-        )
-        if function is None:
-            raise PliantError(
-                f"library function '{library.symbol}' is not loaded: load its shared "
-                "library with ctypes.CDLL(path, ctypes.RTLD_GLOBAL) before compiling"
-            )
-        found[library.symbol] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return found
+# What is done to a model as a whole, and what to each of its parts.
+_CUT = [stage.name for stage in STAGES].index("flow")
+_WHOLE, _OF_PARTS = STAGES[:_CUT], STAGES[_CUT:]
 
 
 def simplified(module: Module) -> Module:

@@ -70,7 +70,7 @@ def test_bind() -> None:
         opt(text, "bind"),
         """\
 graph @main(%x: f32[n], %m: bool[n]) {
-  %locate: i64[n, 1], %locate_1: i64[] = locate(%m)
+  %locate: i64[n, 1], %locate_1: i64[] = locate(%m) {rows = <n>}
   %bind: f32[n] = bind(%locate_1, %locate, %x) {most = [n]}
     region @bound(%locate: i64[n, 1], %x: f32[n]) sizes (u) {
       constraint u <= n

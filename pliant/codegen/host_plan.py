@@ -105,6 +105,7 @@ class HostPlan:
     checks: tuple[SizeCheck, ...]
     buffer_slots: tuple[int, ...]  # table slot of each arena buffer's bytes
     output_slots: tuple[int, ...]  # first table slot of each result's dims
+    output_ranks: tuple[int, ...]
     work_slots: tuple[tuple[int, int], ...]  # slots of each call's flops and bytes
     # Slots below this are sizes; the others are work estimates, which may overflow.
     n_exact: int
@@ -187,6 +188,7 @@ def plan_host(
         checks=size_checks((*computed(module), *inner, graph)),
         buffer_slots=buffer_slots,
         output_slots=output_slots,
+        output_ranks=tuple(v.type.rank for v in graph.results),
         work_slots=work_slots,
         n_exact=n_exact,
         constants=tuple(constants),

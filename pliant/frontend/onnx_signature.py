@@ -244,7 +244,7 @@ def signature(
         pairs = zip(inputs, given, strict=True)
         return [x for each, value in pairs for x in each.flat(value)]
 
-    def rebuilt(place: Any, leaves: list[Any]) -> Any:
+    def rebuilt(place: Any, leaves: Sequence[Any]) -> Any:
         if isinstance(place, list):
             return [rebuilt(p, leaves) for p in place]
         convert = converts[place]
@@ -252,7 +252,7 @@ def signature(
 
     tensors_in = any(isinstance(s, TensorSlot) for i in inputs for s in i.slots)
 
-    def unflatten(leaves: list[Any]) -> Any:
+    def unflatten(leaves: Sequence[Any]) -> Any:
         if not tensors_in:  # nothing says that the caller wants torch's
             leaves = [x.numpy() if hasattr(x, "numpy") else x for x in leaves]
         made = tuple(rebuilt(place, leaves) for place in shapes)

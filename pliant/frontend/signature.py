@@ -6,13 +6,12 @@ rebuild the structure that the model returns. `Parameters` brings arguments give
 name into the order of the example's.
 
     arguments  TensorSlot    TensorResult  results
-               SizeSlot      SizeResult, SizedResult
+               SizeSlot      SizeResult
                FixedSlot     FixedResult
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,34 +69,19 @@ class FixedSlot:
 class TensorResult:
     """The result of main with this number; a complex one ends with an axis of 2.
 
-    With `is_float`, it is a scalar that the caller gets as a Python float.
+    With `number_type`, it is a scalar that the caller gets as a number of Python.
     """
 
     number: int
     is_complex: bool = False
-    is_float: bool = False
+    number_type: type[int] | type[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """An integer computed from sizes."""
+    """An integer computed from sizes of inputs."""
 
     value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class SizedResult:
-    """A result of main that starts with the elements of a tensor of these dims.
-
-    Some of the dims are sizes that data decide: other results of main, by their names.
-    With `mixed`, dims depend on sizes of inputs too.
-    """
-
-    number: int
-    dims: tuple[Expr, ...]
-    sizes: tuple[tuple[str, int], ...]
-    mixed: bool
-    is_complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +92,7 @@ class FixedResult:
 
 
 Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
-Result: TypeAlias = TensorResult | SizedResult | SizeResult | FixedResult
+Result: TypeAlias = TensorResult | SizeResult | FixedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,36 +266,20 @@ class Signature:
         self,
         call: tuple[Sequence[Any], Any],
         symbols: Callable[..., Mapping[str, int]],
-        spare: Callable[[], int] | None = None,
     ) -> Any:
-        """The structure the model returns, from the flat tensors of a call.
-
-        A result that does not fill its memory gets memory of its own, as long as that
-        takes no more than the bytes that are `spare`.
-        """
+        """The structure the model returns, from the flat tensors of a call."""
         flat, result = call
         if self.plain:
             return result
         tensors = result if isinstance(result, tuple) else (result,)
         env: Mapping[str, int] | None = None
-        told: dict[str, int] | None = None
         leaves: list[Any] = []
         for item in self.results:
             match item:
-                case TensorResult(number, is_complex, is_float):
+                case TensorResult(number, is_complex, number_type):
                     found = tensors[number]
-                    if is_float:
-                        found = float(found)
-                    leaves.append(_joined(found) if is_complex else found)
-                case SizedResult(number, dims, sizes, mixed, is_complex):
-                    if told is None:
-                        told = {name: int(tensors[k]) for name, k in sizes}
-                    known: Mapping[str, int] = told
-                    if mixed:
-                        env = symbols(flat) if env is None else env
-                        known = {**env, **told}
-                    shape = [dim.evaluate(known) for dim in dims]
-                    found = _cut(tensors[number], shape, spare)
+                    if number_type is not None:
+                        found = number_type(found)
                     leaves.append(_joined(found) if is_complex else found)
                 case SizeResult(value):
                     env = symbols(flat) if env is None else env
@@ -332,19 +300,6 @@ class Signature:
             single = len(self.results) == 1
             return (lambda result: unflatten((result,))) if single else unflatten
         return lambda result: self.rebuild(((), result), lambda _: {})
-
-
-_WORTH = 4096  # bytes that are worth a copy
-
-
-def _cut(whole: Any, shape: Sequence[int], spare: Callable[[], int] | None) -> Any:
-    """The tensor whose elements are the first of another."""
-    count, room = math.prod(shape), int(whole.shape[0])
-    part = whole if count == room else whole[:count]
-    waste, own = ((n * whole.itemsize) for n in (room - count, count))
-    if waste >= _WORTH and spare is not None and own <= spare():
-        part = part.copy() if isinstance(part, np.ndarray) else part.clone()
-    return part if len(shape) == 1 else part.reshape(shape)
 
 
 def _parts(slot: TensorSlot, value: Any) -> Any:

@@ -44,6 +44,7 @@ from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import Walk, expand, location
 from pliant.frontend.translate import Location, Untranslated, constant_of
 from pliant.ir.build import Builder
+from pliant.ir.finders import FINDERS, size_of
 from pliant.ir.graph import Constant, Value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Cond, Expr, Guard, as_expr, eq, sym
@@ -350,6 +351,7 @@ class _ExportImport:
         kinds = [spec.kind for spec in self.ep.graph_signature.output_specs]
         values: list[Value] = []
         results: list[Result] = []
+        found = {size_of(op) for op in self.cx.b.ops if op.name in FINDERS}
         for argument, kind in zip(node.args[0], kinds, strict=True):
             if kind is not OutputKind.USER_OUTPUT:
                 continue
@@ -361,8 +363,11 @@ class _ExportImport:
                 results.append(TensorResult(len(values), is_complex=True))
                 values.append(to_pairs(self.cx, value))
             elif isinstance(value, Real):
-                results.append(TensorResult(len(values), is_float=True))
+                results.append(TensorResult(len(values), number_type=float))
                 values.append(self.cx.real(value))
+            elif isinstance(value, Expr) and not found.isdisjoint(value.symbols()):
+                results.append(TensorResult(len(values), number_type=int))
+                values.append(self.cx.tensor(value, DType.I64))
             elif isinstance(value, Expr) and not value.is_const:
                 results.append(SizeResult(value))
             elif isinstance(value, Expr):

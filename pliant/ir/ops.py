@@ -52,8 +52,9 @@ LIBRARY   the rows of ir/ops_library.py
           sample (x, i, j, s, t)      x[N, C, H, W], the others [N, P] -> [N, C, P]:
                                       images between rows i and i + 1, s of the way, and
                                       columns j and j + 1, t of it; outside x is 0
-          locate (x)                  bool x[R, C] -> i64 [R*C, 2], i64 []: where x is
-                                      true, and how often; also of bool x[N]
+          locate (x) {rows}           bool x[R, C] -> i64 [rows, 2], i64 []: where x is
+                                      true, and how often, which is at most `rows`;
+                                      also of bool x[N]
           scatter_rows (x, i, u)      x[R, C], i64 i[M], u[M, C] -> [R, C]: x with row
                                       i[m] replaced by u[m], in order of m; the places
                                       are checked before (in_range); or of several,

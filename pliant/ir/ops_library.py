@@ -114,11 +114,11 @@ def window_levels(
     return levels
 
 
-def _locate(cx: InferContext, types: Types, _: Attrs) -> Types:
+def _locate(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     (mask,) = types
     if mask.dtype is not DType.BOOL or mask.rank not in (1, 2):
         cx.fail(f"locates the true elements of a mask of rank 1 or 2, not {mask}")
-    places = TensorType(DType.I64, (mask.numel, as_expr(mask.rank)))
+    places = TensorType(DType.I64, (attrs.dim("rows"), as_expr(mask.rank)))
     return places, TensorType(DType.I64, ())
 
 
@@ -208,9 +208,9 @@ def _overwritten(x: Array, new: Array, starts: tuple[int, ...]) -> Array:
     return out
 
 
-def _located(mask: Array) -> tuple[Array, Array]:
+def _located(mask: Array, rows: int) -> tuple[Array, Array]:
     """Rows behind the last one found are left as they are: here, 0."""
-    places = np.zeros((mask.size, mask.ndim), np.int64)
+    places = np.zeros((rows, mask.ndim), np.int64)
     found = np.argwhere(mask)
     places[: len(found)] = found
     return places, np.array(len(found), np.int64)
@@ -277,7 +277,7 @@ LIBRARY_OPS: tuple[OpDef, ...] = (
     _row("scatter_rows", 3, _scatter_rows, _placed, cost=4),
     _row("overwrite", 2, _overwrite, _overwritten, AttrSpec("starts", "dims"), cost=1),
     _row("sample", 5, _sample, _sampled, cost=16),
-    _row("locate", 1, _locate, _located, cost=4),
+    _row("locate", 1, _locate, _located, AttrSpec("rows", "dim"), cost=4),
     _row("running_logsumexp", 1, _running_logsumexp, _logsumexp, _AXIS, cost=64),
     *LINALG_OPS,
     *FFT_OPS,

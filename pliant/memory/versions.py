@@ -48,10 +48,8 @@ def layout(module: Module) -> Layout:
     return Layout(tuple(values), sizes, tuple(found))
 
 
-def all_steps(
-    module: Module, of: Layout, sequences: Sequence[Sequence[int]]
-) -> tuple[Steps, int]:
-    """The steps of all versions, numbered as `sequences` say, and those of `main`."""
+def all_steps(module: Module, of: Layout, sequences: Sequence[Sequence[int]]) -> Steps:
+    """The steps of all versions, numbered as `sequences` say: those of `main` first."""
     _, memory, _ = of.versions[0]
     main = steps(module, memory)
     pinned = {_pinned(v, memory): k for k, v in enumerate(main.pinned)}
@@ -68,7 +66,7 @@ def all_steps(
                 number, Step(step.call, touches, step.repeatable, step.work)
             )
     ordered = tuple(made[k] for k in sorted(made))
-    return Steps(ordered, main.pinned), len(main.steps)
+    return Steps(ordered, main.pinned)
 
 
 def _pinned(value: Value, memory: Memory) -> Value | int:

@@ -56,7 +56,7 @@ class BranchingModel(CompiledModel):
         )
 
     def _call_failed(
-        self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
+        self, args: tuple[Any, ...], status: int, detail: tuple[int, ...]
     ) -> Any:
         if Status(status) is Status.GUARD:  # a message is made only if all refuse
             for model in self.others:
@@ -105,7 +105,7 @@ class BranchingModel(CompiledModel):
 
     def _as_of(self, model: CompiledModel, dims: dict[str, Any]) -> dict[str, Any]:
         """Dims by the names of another program, which may have fixed some."""
-        if not all(name in dims for name in self.dims):
+        if not all(name in dims for name in self._refusals.dims):
             return dims
         sizes: list[int] = []
         for slot in self._signature.slots:
@@ -113,7 +113,7 @@ class BranchingModel(CompiledModel):
                 sizes.append(dims[slot.symbol])
             else:
                 sizes += [dim.evaluate(dims) for dim in slot.type.shape]
-        return dict(model._bind(sizes))
+        return {**dims, **model._bind(sizes)}
 
     def _set_limit(self, limit: int | None) -> None:
         super()._set_limit(limit)

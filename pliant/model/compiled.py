@@ -15,21 +15,20 @@ from typing import Any
 import numpy as np
 
 from pliant.errors import GradientWarning, OptionError, PliantError
-from pliant.frontend.signature import LARGEST, Signature, SizeSlot, TensorSlot
+from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
 from pliant.model.buffers import BoundBuffers, Buffers, commit, writable
+from pliant.model.parts import Blocks, make_parts
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
-from pliant.model.runtime_spec import runtime_spec
 from pliant.model.weights import WeightPlace, Weights
 from pliant.passes.fuse import kernel_count
 from pliant.program import Program
 from pliant.report.explain import explain, formula
 from pliant.report.profile import KernelTime, kernel_times
 from pliant.report.timeline import Timeline
-from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Caller
 from pliant.runtime.description import RuntimeStatus, Status
 
@@ -68,25 +67,15 @@ class CompiledModel(Caller):
         self._seconds = dict(seconds)
         apart |= frozenset() if buffers is None else buffers.places
         self._weights = Weights(weights, given or {}, owner, apart)
-        self._stamps = None
-        stamps: list[np.ndarray[Any, Any]] = []
-        if program.code.host.stamps:
-            self._stamps = np.zeros(program.code.host.stamps, np.int64)
-            stamps.append(self._stamps)
-        blocks = [*self._weights.arrays, *stamps]
-        self._runtime = RuntimeModel(
-            runtime_spec(program, signature, threads, memory_limit),
-            program.code.machine.address("pliant_run"),
-            program.code.machine.address("pliant_sizes"),
-            program.code.machine.address("pliant_bind"),
-            [block.ctypes.data for block in blocks],
+        blocks = Blocks.of(program)
+        self._parts = make_parts(
+            program, signature, threads, memory_limit, blocks, self._weights.arrays
         )
-        self._weights.serve(self._runtime, stamps)
+        self._runtime = self._parts[0].runtime
+        self._weights.serve(self._runtime, blocks.all)
         self._threads, self._limit = threads, memory_limit
-        self._refusals = Refusals(program, signature, self._runtime, threads)
-        self._planner = Planner(
-            program, signature, self._runtime, threads, self._refusals
-        )
+        self._refusals = Refusals(self._parts, signature, threads)
+        self._planner = Planner(signature, threads, self._refusals)
         self._warned = False
         self._direct = signature.is_direct
         if self._direct:
@@ -144,19 +133,10 @@ class CompiledModel(Caller):
             commit(flat[slot], given[slot])
         if bound is not None:
             bound.commit()
-
-        def spare() -> int:
-            """What a copy may take beyond the plan of this call."""
-            limit, planner = limit_now(self._limit), self._planner
-            if limit.bytes is None:
-                return LARGEST
-            plan = planner.placed(self.symbols_of(given), limit)
-            return limit.bytes - plan.peak_bytes
-
-        return self._signature.rebuild((flat, result), self.symbols_of, spare)
+        return self._signature.rebuild((flat, result), self.symbols_of)
 
     def _call_failed(
-        self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
+        self, args: tuple[Any, ...], status: int, detail: tuple[int, ...]
     ) -> Any:
         """Handles a direct call with wrong arguments, or that failed while it ran."""
         found = Status(status)
@@ -246,7 +226,7 @@ class CompiledModel(Caller):
         For a model compiled with `Instruments(profile=True)`. Calls from other threads
         meanwhile write their times to the same place.
         """
-        if self._stamps is None:
+        if self._parts[0].stamps is None:
             raise OptionError(
                 "this model keeps no times: compile it with "
                 "instruments=pliant.Instruments(profile=True)"
@@ -254,7 +234,12 @@ class CompiledModel(Caller):
         self(*args, **kwargs)
         flat = self._signature.flatten(args, kwargs)
         dims = {**self.symbols_of(flat), "threads": self._threads}
-        return kernel_times(self.program, self._stamps.tolist(), dims)
+        times: list[KernelTime] = []
+        for part in self._parts:
+            assert part.stamps is not None
+            dims |= zip(part.symbols, part.runtime.last_symbols(), strict=False)
+            times += kernel_times(part.program, part.stamps.tolist(), dims)
+        return times
 
     # ---- memory
 
@@ -263,8 +248,10 @@ class CompiledModel(Caller):
     ) -> MemoryPlan:
         """The peak of a call, from inputs or from dims.
 
-        Of inputs only shapes and strides are read. The limit is the model's and the
-        process's (`set_memory_budget`), unless one is given.
+        Of inputs only shapes and strides are read. Sizes that the data decide may be
+        given by name too; without them, it is a bound that holds for all
+        (`is_bound`). The limit is the model's and the process's (`set_memory_budget`),
+        unless one is given.
         """
         limit, planner = self._limit_of(memory_limit), self._planner
         if inputs or any(_is_shaped(value) for value in dims.values()):
@@ -276,7 +263,7 @@ class CompiledModel(Caller):
         self, *, memory_limit: int | str | None = None, **dims: Any
     ) -> Timeline:
         """The memory that a call at these dims would hold at every step."""
-        values = self._planner.named("memory_timeline", dims)
+        values = self._planner.named("memory_timeline", dims, complete=True)
         return self._planner.timeline(values, self._limit_of(memory_limit))
 
     def _limit_of(self, given: int | str | None) -> Limit:
@@ -308,8 +295,11 @@ class CompiledModel(Caller):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The free symbols, in order of first appearance."""
-        return self.program.code.host.symbols
+        """The free symbols, in order of first appearance.
+
+        Those that the data decide are behind those that the inputs decide.
+        """
+        return self._refusals.all_dims
 
     @property
     def compile_count(self) -> int:
@@ -317,7 +307,7 @@ class CompiledModel(Caller):
         return 1
 
     def stats(self) -> dict[str, Any]:
-        run, code = self._runtime.stats(), self.program.code
+        run, parts = self._runtime.stats(), list(self.program.parts())
         return {
             "compiles": self.compile_count,
             "calls": run.calls,
@@ -330,17 +320,28 @@ class CompiledModel(Caller):
             "last_planned_bytes": run.last_planned_bytes,
             "last_copied_bytes": run.last_copied_bytes,
             "last_arena_bytes": run.last_arena_bytes,
+            "last_sizes": self._last_sizes(),
             "recomputed_calls": run.last_recomputed_steps,
             "spilled_bytes": run.last_spilled_bytes,
             "weight_bytes": self.weight_bytes,
-            "kernels": len(self.program.lowered.loops),
-            "kernel_calls": kernel_count(self.program.fused.main),
-            "kernels_built": code.kernels_built,
-            "kernels_cached": code.kernels_cached,
+            "kernels": sum(len(p.lowered.loops) for p in parts),
+            "kernel_calls": sum(kernel_count(p.fused.main) for p in parts),
+            "kernels_built": sum(p.code.kernels_built for p in parts),
+            "kernels_cached": sum(p.code.kernels_cached for p in parts),
             "threads": self._threads,
             "compile_seconds": sum(self._seconds.values()),
             "stage_seconds": dict(self._seconds),
         }
+
+    def _last_sizes(self) -> dict[str, int]:
+        """What the data of the last call decided; nothing if there was none."""
+        part = self._parts[-1]
+        if not part.found:
+            return {}
+        values = part.runtime.last_symbols()
+        names = {size.name for size in part.found}
+        pairs = zip(part.symbols, values, strict=False)
+        return {name: value for name, value in pairs if name in names}
 
     def explain(self, /, **dims: int) -> str:
         """Symbols, constraints with their origin, kernels, guards, order, memory.

@@ -11,11 +11,12 @@ import numpy as np
 
 from pliant.errors import ShapeError
 from pliant.frontend.signature import LARGEST, Signature
+from pliant.ir.graph import Value
 from pliant.model.arguments import is_integer, shown
+from pliant.model.parts import ModelPart
 from pliant.model.refusals import Refusals, sizes_of
-from pliant.program import Program
-from pliant.report.timeline import Timeline, timeline
-from pliant.runtime.binding import RuntimeModel, read_budget
+from pliant.report.timeline import Timeline, joined, timeline
+from pliant.runtime.binding import read_budget
 from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
 
 
@@ -31,6 +32,8 @@ class MemoryPlan:
     dims: Mapping[str, int]
     knobs: Mapping[str, object] = field(default_factory=dict)
     copy_bytes: int = 0  # of inputs that are not row-major: copied for the call
+    # Some size that data decide was not given: no value of it needs more than this.
+    is_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,29 @@ def limit_now(own: int | None) -> Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class PartPlan:
+    """The plan of one part, and the bytes of what earlier parts hand over."""
+
+    part: ModelPart
+    info: PlanInfo
+    handed: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.info.peak_bytes + self.handed
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
     """Plans of one compiled program, for dims or for inputs."""
 
-    program: Program
     signature: Signature
-    runtime: RuntimeModel
     threads: int
     refusals: Refusals
+
+    @property
+    def parts(self) -> tuple[ModelPart, ...]:
+        return self.refusals.parts
 
     def of_inputs(
         self,
@@ -92,54 +110,75 @@ class Planner:
         weight_bytes: int,
     ) -> MemoryPlan:
         """The plan for inputs, of which only shapes and strides are read."""
-        flat = list(self.signature.flatten(inputs, named))
+        found = {size.name for size in self.parts[-1].found}
+        given = {name: value for name, value in named.items() if name not in found}
+        flat = list(self.signature.flatten(inputs, given))
         self.signature.check(flat, shapes_only=True)
         dims = self.refusals.bound(sizes_of(flat))
+        sizes = {name: value for name, value in named.items() if name in found}
+        dims = self.named("memory_plan", {**dims, **sizes}) if sizes else dims
         return self.of_dims(dims, limit, weight_bytes, self._copied(flat))
 
     def of_dims(
         self, dims: Mapping[str, int], limit: Limit, weight_bytes: int, copied: int = 0
     ) -> MemoryPlan:
-        info = self.placed(dims, limit, copied)
+        plans = self.placed(dims, limit, copied)
         return MemoryPlan(
-            info.peak_bytes + copied,
-            info.arena_bytes,
-            info.output_bytes,
+            max(plan.peak_bytes for plan in plans) + copied,
+            max(plan.info.arena_bytes for plan in plans),
+            plans[-1].info.output_bytes,
             weight_bytes,
-            info.lower_bound,
+            max(plan.info.lower_bound + plan.handed for plan in plans),
             dims,
-            self._knobs(info, dims),
+            self._knobs(plans, dims),
             copied,
+            not self.parts[-1].is_known(dims),
         )
 
     def timeline(self, dims: Mapping[str, int], limit: Limit) -> Timeline:
         """What a call holds at every step."""
-        info, footprint = self.placed(dims, limit), self.program.footprint
         env = {**dims, "threads": self.threads}
-        params = set(self.program.lowered.main.params)
-        return timeline(
-            footprint.steps,
-            list(zip(footprint.layout.values, info.sizes, strict=True)),
-            [
+        handed: list[tuple[Value, int]] = []
+        made: list[Timeline] = []
+        for plan in self.placed(dims, limit):
+            program, info = plan.part.program, plan.info
+            footprint, params = program.footprint, set(program.lowered.main.params)
+            results = [
                 (value, value.type.bytes.evaluate(env))
                 for value in dict.fromkeys(footprint.memory.outputs)
                 if value not in params
-            ],
-            self.runtime.spec.orders[info.order],
-            info.evictions,
-        )
+            ]
+            buffers = footprint.memory.buffers
+            made.append(
+                timeline(
+                    footprint.steps,
+                    [(b.value, n) for b, n in zip(buffers, info.sizes, strict=True)],
+                    [*handed, *results],
+                    plan.part.runtime.spec.orders[info.order],
+                    info.evictions,
+                )
+            )
+            handed += results
+        return joined(made)
 
-    def named(self, method: str, dims: Mapping[str, Any]) -> dict[str, int]:
-        """Dims by name; raises if one is missing or the model does not accept it."""
-        wanted, interface = self.refusals.dims, self.program.interface
-        unknown = [name for name in dims if name not in wanted]
+    def named(
+        self, method: str, dims: Mapping[str, Any], complete: bool = False
+    ) -> dict[str, int]:
+        """Dims by name; raises if one is missing or the model does not accept it.
+
+        Sizes that data decide may be missing, unless all are wanted.
+        """
+        every = self.refusals.all_dims
+        wanted = every if complete else self.refusals.dims
+        unknown = [name for name in dims if name not in every]
         missing = [name for name in wanted if name not in dims]
         if unknown or missing:
+            free = [f"{name} (optional)" for name in every if name not in wanted]
             raise ShapeError(
-                f"{method} takes the dims {', '.join(wanted)}; "
+                f"{method} takes the dims {', '.join((*wanted, *free))}; "
                 f"missing: {', '.join(missing) or 'none'}, "
                 f"unknown: {', '.join(unknown) or 'none'}",
-                expected=wanted,
+                expected=every,
                 got=tuple(dims),
             )
         for name, value in dims.items():
@@ -149,81 +188,101 @@ class Planner:
                     expected="a size",
                     got=value,
                 )
-        env = {name: int(value) for name, value in dims.items()}
-        guard = interface.failing(env)
-        if guard is not None:
-            raise interface.refusal(guard, env)
+        env = {name: int(dims[name]) for name in every if name in dims}
+        for part in self.parts:
+            guard = part.program.interface.failing(env)
+            if guard is not None:
+                raise part.program.interface.refusal(guard, env)
         return env
 
     def placed(
         self, dims: Mapping[str, int], limit: Limit, copied: int = 0
+    ) -> list[PartPlan]:
+        """The runtime's plans within a limit, less the bytes of copied inputs.
+
+        Of a part whose sizes are not all known, it is the plan for any sizes.
+        """
+        made: list[PartPlan] = []
+        handed = 0
+        for part in self.parts:
+            info = self._placed(part, dims, limit, copied + handed)
+            made.append(PartPlan(part, info, handed))
+            handed += info.output_bytes
+        return made
+
+    def _placed(
+        self, part: ModelPart, dims: Mapping[str, int], limit: Limit, held: int
     ) -> PlanInfo:
-        """The runtime's plan within a limit, less the bytes of copied inputs."""
-        rest = None if limit.bytes is None else max(limit.bytes - copied, 0)
-        values = [dims[name] for name in self.refusals.dims]
+        rest = None if limit.bytes is None else max(limit.bytes - held, 0)
         try:
-            info = self.runtime.plan(values, rest)
+            info = part.plan(dims, rest)
         except RuntimeStatus as status:
             if status.status is Status.OVERFLOW:
-                raise self.refusals.of_overflow(status.detail, dims) from None
+                program = part.program
+                raise self.refusals.of_overflow(status.detail, dims, program) from None
             if status.status is not Status.LIMIT:
                 raise self.refusals.of_call(status, []) from None
             least = status.detail[1]
         else:
-            if limit.bytes is None or info.peak_bytes + copied <= limit.bytes:
+            if limit.bytes is None or info.peak_bytes + held <= limit.bytes:
                 return info
             least = info.peak_bytes
         assert limit.bytes is not None
-        detail = (limit.is_budget, least + copied, limit.bytes)
+        detail = (limit.is_budget, least + held, limit.bytes)
         raise self.refusals.of_limit(detail, dims)
 
     def _copied(self, flat: Sequence[Any]) -> int:
         """Bytes of the inputs that the runtime copies: those that are not row-major."""
         return sum(
             math.prod(int(n) for n in value.shape) * (spec.bits // 8)
-            for value, spec in zip(flat, self.runtime.spec.inputs, strict=False)
+            for value, spec in zip(
+                flat, self.parts[0].runtime.spec.inputs, strict=False
+            )
             if spec.kind == TENSOR and not _row_major(value)
         )
 
-    def _knobs(self, info: PlanInfo, dims: Mapping[str, int]) -> dict[str, object]:
+    def _knobs(
+        self, plans: Sequence[PartPlan], dims: Mapping[str, int]
+    ) -> dict[str, object]:
         """What was chosen: the order, the chunks, the values recomputed or spilled."""
-        footprint = self.program.footprint
-        made: list[Rematerialised] = []
-        for e in info.evictions:
-            value = footprint.layout.values[e.buffer]
-            maker = next(
-                s
-                for s in footprint.steps.steps
-                if any(t.object == e.buffer and t.writes for t in s.touches)
-            )
-            made.append(
-                Rematerialised(
-                    value.name,
-                    maker.call.loc,
-                    "spill" if e.spilled else "recompute",
-                    info.sizes[e.buffer],
-                    (e.after, e.before),
-                )
-            )
-        return {
-            "order": info.order,
-            "chunks": tuple(self._chunks(info, dims)),
-            "rematerialised": tuple(made),
-        }
+        made = tuple(r for plan in plans for r in _rematerialised(plan))
+        orders = tuple(plan.info.order for plan in plans)
+        order = orders[0] if len(orders) == 1 else orders
+        chunks = tuple(c for plan in plans for c in _chunks(plan, dims))
+        return {"order": order, "chunks": chunks, "rematerialised": made}
 
-    def _chunks(self, info: PlanInfo, dims: Mapping[str, int]) -> Iterator[Chunked]:
-        """The parts that run in chunks, in their order."""
-        lowered = self.program.lowered
-        rows = dict(zip(lowered.knobs, info.knobs, strict=True))
-        steps = self.program.footprint.steps.steps
-        for number in self.runtime.spec.orders[info.order].steps:
-            op = steps[number].call
-            loop = lowered.chunks.get(str(dict(op.attrs).get("callee")))
-            if loop is not None:
-                name = str(loop.op.dim_attr("rows"))
-                extent = loop.op.dim_attr("extent")
-                total = extent.evaluate(dims)
-                yield Chunked(str(extent), total, min(rows[name], total), op.loc)
+
+def _chunks(plan: PartPlan, dims: Mapping[str, int]) -> Iterator[Chunked]:
+    """The regions that run in chunks, in their order."""
+    lowered, info = plan.part.program.lowered, plan.info
+    rows = dict(zip(lowered.knobs, info.knobs, strict=True))
+    steps = plan.part.program.footprint.steps.steps
+    for number in plan.part.runtime.spec.orders[info.order].steps:
+        op = steps[number].call
+        loop = lowered.chunks.get(str(dict(op.attrs).get("callee")))
+        if loop is not None:
+            name = str(loop.op.dim_attr("rows"))
+            extent = loop.op.dim_attr("extent")
+            total = extent.evaluate(dims)
+            yield Chunked(str(extent), total, min(rows[name], total), op.loc)
+
+
+def _rematerialised(plan: PartPlan) -> Iterator[Rematerialised]:
+    footprint, info = plan.part.program.footprint, plan.info
+    for e in info.evictions:
+        value = footprint.layout.values[e.buffer]
+        maker = next(
+            s
+            for s in footprint.steps.steps
+            if any(t.object == e.buffer and t.writes for t in s.touches)
+        )
+        yield Rematerialised(
+            value.name,
+            maker.call.loc,
+            "spill" if e.spilled else "recompute",
+            info.sizes[e.buffer],
+            (e.after, e.before),
+        )
 
 
 def _row_major(value: Any) -> bool:

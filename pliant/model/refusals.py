@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pliant.codegen.host_checks import SizeCheck
 from pliant.errors import (
     DATA_ERRORS,
     DTypeError,
@@ -31,6 +32,7 @@ from pliant.frontend.signature import (
 from pliant.interface import breaks
 from pliant.model.arguments import shown
 from pliant.model.buffers import memory_block, overlap
+from pliant.model.parts import ModelPart
 from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
@@ -43,30 +45,51 @@ Detail = tuple[int, int, int]  # what a status comes with
 class Refusals:
     """The errors of one compiled program."""
 
-    program: Program
+    parts: tuple[ModelPart, ...]
     signature: Signature
-    runtime: RuntimeModel
     threads: int
 
     @property
+    def runtime(self) -> RuntimeModel:
+        return self.parts[0].runtime
+
+    @property
     def dims(self) -> tuple[str, ...]:
-        return self.program.code.host.symbols
+        """The symbols that the inputs decide."""
+        return self.parts[0].symbols
+
+    @property
+    def all_dims(self) -> tuple[str, ...]:
+        """And those that the data decide."""
+        return self.parts[-1].symbols
 
     def of_call(self, status: RuntimeStatus, flat: Sequence[Any]) -> PliantError:
         """The error of a call with these arguments."""
         self.signature.check(flat)
         first, least, began = status.detail
         match status.status:
-            case Status.GUARD | Status.OVERFLOW:
+            case Status.GUARD | Status.OVERFLOW if status.part == 0:
                 return self.of_sizes(status, sizes_of(flat))
+            case Status.GUARD:
+                interface = self.parts[status.part].program.interface
+                return interface.refusal(
+                    interface.guards[first], self._known(status, flat)
+                )
+            case Status.OVERFLOW:
+                part = self.parts[status.part]
+                return self.of_overflow(
+                    status.detail, self._known(status, flat), part.program
+                )
             case Status.LIMIT:
-                return self.of_limit(status.detail, self.bound(sizes_of(flat)))
+                return self.of_limit(status.detail, self._known(status, flat))
             case Status.BUDGET:
                 return _budget_error(*status.detail)
             case Status.SPILL:
                 return _spill_error(first, least, bool(began))
             case Status.RUN:
-                return self._check_failed(first, least, flat)
+                program = self.parts[status.part].program
+                known = self._known(status, flat)
+                return _check_failed(program, first, least, known)
             case Status.KIND | Status.LAYOUT:
                 return unreadable(self.signature.slots[first], flat[first])
             case Status.MEMORY:
@@ -78,6 +101,15 @@ class Refusals:
             case other:
                 return InternalError("run", f"{other.name} {status.detail}")
 
+    def _known(self, status: RuntimeStatus, flat: Sequence[Any]) -> dict[str, int]:
+        """The sizes that were known when a call failed."""
+        known = self.bound(sizes_of(flat))
+        if status.part == 0:
+            return known
+        found = self.parts[status.part].found
+        pairs = zip(found, status.sizes, strict=False)
+        return known | {size.name: value for size, value in pairs}
+
     def bound(self, sizes: Sequence[int]) -> dict[str, int]:
         """The value of every symbol for these sizes, one after the other."""
         try:
@@ -88,40 +120,28 @@ class Refusals:
 
     def of_sizes(self, status: RuntimeStatus, sizes: Sequence[int]) -> ShapeError:
         """The error for a guard that fails at these sizes, or overflows."""
-        interface = self.program.interface
+        program = self.parts[0].program
+        interface = program.interface
         rest = iter(sizes)
         shapes = [[next(rest) for _ in dims] for _, dims in interface.inputs]
         env = interface.observed(shapes)
         if status.status is Status.OVERFLOW:
-            return self.of_overflow(status.detail, env)
+            return self.of_overflow(status.detail, env, program)
         return interface.refusal(interface.guards[status.detail[0]], env)
-
-    def _check_failed(
-        self, number: int, value: int, flat: Sequence[Any]
-    ) -> PliantError:
-        """A run-time check of a kernel, with the sizes that its message names."""
-        check = self.program.lowered.checks[number - 1]
-        message = check.message.replace("{value}", str(value))
-        words = set(re.findall(r"\w+", message))
-        sizes = [
-            f"{name}={size}"
-            for name, size in self.bound(sizes_of(flat)).items()
-            if name in words
-        ]
-        text = f", with {', '.join(sizes)}" if sizes else ""
-        return DATA_ERRORS[check.kind](message + text)
 
     # ---- sizes that are too large
 
-    def of_overflow(self, detail: Detail, env: Mapping[str, int]) -> ShapeError:
+    def of_overflow(
+        self, detail: Detail, env: Mapping[str, int], program: Program
+    ) -> ShapeError:
         """The error for a size that is too large to compute with."""
-        number, host = detail[0], self.program.code.host
+        number, host = detail[0], program.code.host
         env = {**env, "threads": self.threads}
         match Overflow(detail[1]):
             case Overflow.GUARD if number < len(host.guards):
                 guard = host.guards[number]
                 if breaks(env, guard):
-                    return self.program.interface.refusal(guard, env)
+                    return program.interface.refusal(guard, env)
                 return self._too_large(f"what the model requires, {guard.cond},", env)
             case Overflow.GUARD:
                 binding = host.bindings[number - len(host.guards)]
@@ -129,22 +149,22 @@ class Refusals:
             case Overflow.TABLE if number < len(host.table.entries):
                 return self._too_large("a size", env, host.table.entries[number])
             case Overflow.TABLE:
-                return self._bad_size(number - len(host.table.entries), env)
+                check = host.checks[number - len(host.table.entries)]
+                return self._bad_size(check, env)
             case Overflow.BUFFER:
-                layout = self.program.footprint.layout
+                layout = program.footprint.layout
                 what = f"a buffer for {layout.values[number].type}"
                 size = layout.bytes[number]
                 known = set(env).issuperset(size.symbols())
                 return self._too_large(what, env, size if known else None)
             case Overflow.OUTPUT:
-                kind = self.program.lowered.main.results[number].type
+                kind = program.lowered.main.results[number].type
                 return self._too_large(f"a result, {kind}", env, kind.bytes)
             case _:
                 return self._too_large("all that the call allocates", env)
 
-    def _bad_size(self, number: int, env: Mapping[str, int]) -> ShapeError:
+    def _bad_size(self, check: SizeCheck, env: Mapping[str, int]) -> ShapeError:
         """The error for a size that violates one of its bounds."""
-        check = self.program.code.host.checks[number]
         text = _value_text(check.value, env)
         if check.low is not None and text.startswith("-"):
             return ShapeError(
@@ -172,7 +192,7 @@ class Refusals:
         )
 
     def _dims_text(self, env: Mapping[str, int]) -> str:
-        return ", ".join(f"{name}={env[name]}" for name in self.dims if name in env)
+        return ", ".join(f"{name}={env[name]}" for name in self.all_dims if name in env)
 
     # ---- memory
 
@@ -181,7 +201,7 @@ class Refusals:
         is_budget, least, limit = detail
         limit_name = "budget of the process" if is_budget else "limit"
         largest: dict[str, int] = {}
-        for name in self.dims:
+        for name in (name for name in self.all_dims if name in dims):
             found = self._largest(name, dims, limit)
             if found is not None:
                 largest[name] = found
@@ -206,18 +226,24 @@ class Refusals:
 
     def _largest(self, name: str, dims: Mapping[str, int], limit: int) -> int | None:
         """The largest value of a dim below its own whose least peak fits, if any."""
-        interface = self.program.interface
+        parts = [part for part in self.parts if part.is_known(dims)]
+        interface = parts[-1].program.interface
 
         def fits(value: int) -> bool:
             env = {**dims, name: value}
             if interface.failing(env) is not None:
                 return False
+            held = 0
             try:
-                return self.runtime.least([env[d] for d in self.dims]) <= limit
+                for part in parts:
+                    if held + part.least(env) > limit:
+                        return False
+                    held += part.handed_bytes(env)
             except RuntimeStatus as status:
                 if status.status is Status.OVERFLOW:
                     return False
                 raise
+            return True
 
         low, _ = interface.facts.bounds(sym(name))
         # A size of 0 is nothing that one could use instead.
@@ -231,6 +257,18 @@ class Refusals:
             else:
                 above = middle
         return fitting
+
+
+def _check_failed(
+    program: Program, number: int, value: int, known: Mapping[str, int]
+) -> PliantError:
+    """A run-time check of a kernel, with the sizes that its message names."""
+    check = program.lowered.checks[number - 1]
+    message = check.message.replace("{value}", str(value))
+    words = set(re.findall(r"\w+", message))
+    sizes = [f"{name}={size}" for name, size in known.items() if name in words]
+    text = f", with {', '.join(sizes)}" if sizes else ""
+    return DATA_ERRORS[check.kind](message + text)
 
 
 def sizes_of(flat: Sequence[Any]) -> list[int]:

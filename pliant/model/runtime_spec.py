@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pliant import knobs
+from pliant.codegen.host_bound import observed_sizes
 from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.ir.types import DType
 from pliant.measure.rates import Rates
@@ -40,13 +43,14 @@ DLPACK: dict[DType, tuple[int, int]] = {
 }
 
 
-def runtime_spec(
-    program: Program, signature: Signature, threads: int, limit: int | None
-) -> ModelSpec:
-    """Inputs, results, buffers and steps, with their indices in the table of sizes."""
+SIZE = InputSpec(SCALAR, 0, 64, 0)
+
+
+def input_specs(last: Program, signature: Signature) -> tuple[InputSpec, ...]:
+    """The inputs of a call; `last` is the part that writes some of them."""
     inputs: list[InputSpec] = []
-    params = iter(program.lowered.main.params)
-    written = set(program.footprint.steps.pinned)
+    params = iter(last.lowered.main.params)
+    written = set(last.footprint.steps.pinned)
     for slot in signature.slots:
         match slot:
             case TensorSlot():
@@ -54,7 +58,14 @@ def runtime_spec(
                 rank, updated = slot.type.rank, next(params) in written
                 inputs.append(InputSpec(0, code, bits, rank, updated))
             case SizeSlot():
-                inputs.append(InputSpec(SCALAR, 0, 64, 0))
+                inputs.append(SIZE)
+    return tuple(inputs)
+
+
+def runtime_spec(
+    program: Program, inputs: tuple[InputSpec, ...], threads: int, limit: int | None
+) -> ModelSpec:
+    """Inputs, results, buffers and steps, with their indices in the table of sizes."""
     host = program.code.host
     outputs = []
     for value, slot_index in zip(
@@ -63,7 +74,7 @@ def runtime_spec(
         code, bits = DLPACK[value.dtype]
         outputs.append(OutputSpec(code, bits, value.type.rank, slot_index))
     return ModelSpec(
-        tuple(inputs),
+        inputs,
         len(host.symbols),
         len(host.table.entries),
         tuple(BufferSpec(slot) for slot in host.buffer_slots),
@@ -77,6 +88,12 @@ def runtime_spec(
         memory_limit=limit,
         guard_pages=knobs.GUARD_PAGES.get(),
     )
+
+
+def bound_spec(part: ModelSpec, sizes: int) -> ModelSpec:
+    """What plans the most that a part takes, from so many sizes of inputs."""
+    inputs = (SIZE,) * observed_sizes(sizes)
+    return replace(part, inputs=inputs, memory_limit=None, first_weight=0)
 
 
 def _steps(program: Program) -> tuple[StepSpec, ...]:

@@ -288,10 +288,14 @@ class Weights:
             _note_fused_steps(self)
         self.arrays = [_own(c) for c in constants]
 
-    def serve(self, runtime: RuntimeModel, more: Sequence[np.ndarray]) -> None:
-        """Keeps the runtime's weights set to the arrays, followed by `more`."""
-        self._runtime, self._more = runtime, tuple(more)
-        runtime.set_weights((*self.arrays, *self._more))
+    def serve(
+        self,
+        runtime: RuntimeModel,
+        blocks: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
+    ) -> None:
+        """Keeps the runtime's weights set to what `blocks` makes of the arrays."""
+        self._runtime, self._blocks = runtime, blocks
+        runtime.set_weights(blocks(self.arrays))
         if self._following is not None:
             runtime.follow(self._following.watch, _renewing(self))
 
@@ -306,7 +310,7 @@ class Weights:
                 return
             fresh = _Following(owner, following.leaves, self.apart)
             self.arrays = self._made(fresh.read())
-            self._runtime.set_weights((*self.arrays, *self._more))
+            self._runtime.set_weights(self._blocks(self.arrays))
             self._following = fresh
             self._runtime.follow(fresh.watch, _renewing(self))
 

@@ -13,19 +13,20 @@ before the call, for the largest sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
-from pliant.ir.graph import Attr, Graph, Op, Value, substitute
-from pliant.ir.spec import bare, exprs_of
+from pliant.ir.finders import FINDERS, most_of, size_of
+from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.types import DType
-from pliant.sym import Expr, Guard, as_expr, le, maximum, product
-
-FINDERS = frozenset({"nonzero", "extent"})
+from pliant.passes.branch_sizes import loose_sizes, sized_branches
+from pliant.passes.places import flat_mask, places_of
+from pliant.passes.split import mentions
+from pliant.sym import Expr, Guard, le
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +80,6 @@ def _counted(graph: Graph, start: int) -> tuple[str, ...]:
     return (*region.sizes, *_counted(region, len(region.results) - len(inner)))
 
 
-def _symbols(attr: Attr) -> Iterator[str]:
-    for expr in exprs_of(attr):
-        yield from expr.symbols()
-
-
-def _mentions(op: Op) -> set[str]:
-    """The sizes in an op's attributes, results and regions."""
-    found = {s for _, attr in op.attrs for s in _symbols(attr)}
-    found.update(s for v in op.results for d in v.shape for s in d.symbols())
-    for region in op.regions:
-        for value in region.params:
-            found.update(s for d in value.shape for s in d.symbols())
-        for inner in region.ops:
-            found |= _mentions(inner)
-    return found
-
-
-def _located(b: Builder, op: Op) -> tuple[Value, Value]:
-    """The indices of a mask's true elements, first in their rows, and their number.
-
-    Of a mask of more than two axes: (all but the last, taken as one; the last).
-    """
-    (mask,) = op.operands
-    if mask.type.rank != 1:
-        rows = product(mask.shape[:-1]) if mask.type.rank else as_expr(1)
-        last = mask.shape[-1] if mask.type.rank else as_expr(1)
-        mask = b.reshape(mask, (rows, last))
-    found, count = b.emit_multi("locate", mask)
-    return found, count
-
-
 def _indices(outer: Builder, finder: Op, found: Value) -> list[Op]:
     """The ops for the rows of indices that there are, a column for each axis."""
     (mask,), (count, _) = finder.operands, finder.result.shape
@@ -119,22 +89,9 @@ def _indices(outer: Builder, finder: Op, found: Value) -> list[Op]:
         if rank == 0:
             b.full(0, DType.I64, (count, 0))
         else:
-            rows = b.slice_axis(found, 0, 0, count)
-            if rank > 2:
-                _split(b, rows, mask.shape)
+            places_of(b, b.slice_axis(found, 0, 0, count), mask.shape)
     last = b.ops.pop()
     return [*b.ops, last.replace(results=(finder.result,))]
-
-
-def _split(b: Builder, rows: Value, shape: Sequence[Expr]) -> Value:
-    """Indices (all axes but the last, the last) as indices of each axis."""
-    place, last = (b.slice_axis(rows, 1, k, 1) for k in range(2))
-    columns = [last]
-    for size in reversed(shape[1:-1]):
-        divisor = b.dim_value(maximum(size, 1))  # with 0, there are no rows
-        columns.insert(0, b.binary("mod", place, divisor))
-        place = b.binary("floordiv", place, divisor)
-    return b.concat([place, *columns], 1)
 
 
 def _within(op: Op) -> Op:
@@ -156,23 +113,36 @@ def _within(op: Op) -> Op:
     return op if same else op.replace(regions=tuple(regions))
 
 
+def bind_inside(graph: Graph) -> Graph:
+    """The graph with the sizes bound that its branches and loops find."""
+    if any(map(loose_sizes, graph.ops)):
+        b = Builder.within(graph)
+        for op in graph.ops:
+            if loose_sizes(op):
+                sized_branches(b, op, bind_sizes)
+            else:
+                b.append(op)
+        guards = (*graph.constraints, *b.guards)
+        graph = graph.replace(ops=tuple(b.ops), constraints=guards)
+    ops = tuple(map(_within, graph.ops))
+    same = all(new is old for new, old in zip(ops, graph.ops, strict=True))
+    return graph if same else graph.replace(ops=ops)
+
+
 def bind_sizes(graph: Graph) -> Graph:
     """The graph without results of sizes that its own ops find out."""
-    ops = tuple(map(_within, graph.ops))
-    if any(new is not old for new, old in zip(ops, graph.ops, strict=True)):
-        graph = graph.replace(ops=ops)
+    graph = bind_inside(graph)
     at = next((k for k, op in enumerate(graph.ops) if op.name in FINDERS), None)
     if at is None:
         return graph
     finder = graph.ops[at]
-    size = bare(finder.result.shape[0])
-    assert size is not None
+    size = size_of(finder)
     before, inside = list(graph.ops[:at]), list[Op]()
     sizes, dependent = {size}, {finder.result}
     for op in graph.ops[at + 1 :]:
         finds = op.name in FINDERS  # a size inside this one
         depends = any(v in dependent for v in op.operands)
-        if finds or depends or not sizes.isdisjoint(_mentions(op)):
+        if finds or depends or not sizes.isdisjoint(mentions(op)):
             inside.append(op)
             dependent.update(op.results)
         else:
@@ -185,14 +155,14 @@ def bind_sizes(graph: Graph) -> Graph:
         (moves if loose else stays).append(guard)
     b = Builder.within(graph.replace(constraints=tuple(stays)))
     b.ops += before
+    most = most_of(finder)
     with b.at(finder.loc):
         if finder.name == "nonzero":
-            found, count = _located(b, finder)
-            most = finder.operands[0].type.numel
+            mask = flat_mask(b, finder.operands[0])
+            found, count = b.emit_multi("locate", mask, rows=most)
             inside[:0] = indices = _indices(b, finder, found)
             dependent.update(v for op in indices for v in op.results)
         else:
-            most = finder.dim_attr("most")
             count = finder.operands[0]
             of = finder.str_attr("of")
             count = b.in_range(count, most + 1, wraps=False, of=of, axis=-1)

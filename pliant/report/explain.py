@@ -11,25 +11,39 @@ from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
 from pliant.memory.order import permuted
 from pliant.program import Program
-from pliant.sym import Guard, as_expr, sym
+from pliant.sym import Expr, Guard, as_expr, sym
 
 
 def formula(program: Program, threads: int) -> str:
     """Peak bytes over the dims: the largest of a few polynomials.
 
-    Where calls have several orders, that of the order which needs least.
+    Where calls have several orders, that of the order which needs least. Where data
+    decide sizes, these are in it, and what a part hands over counts in all later ones.
     """
+    texts: list[str] = []
+    handed = as_expr(0)
+    for part in program.parts():
+        texts.append(_part_formula(part, threads, handed))
+        for value in part.lowered.main.results:
+            handed = handed + value.type.bytes
+    if len(texts) == 1:
+        return texts[0]
+    inner = [text[4:-1] if text.startswith("max(") else text for text in texts]
+    return f"max({', '.join(dict.fromkeys(inner))})"
+
+
+def _part_formula(program: Program, threads: int, handed: Expr) -> str:
     main = program.lowered.main
     others = (permuted(main, order) for order in program.lowered.orders)
     memories = [program.footprint.memory, *map(liveness, others)]
-    texts = list(dict.fromkeys(_peak(program, m, threads) for m in memories))
+    texts = list(dict.fromkeys(_peak(program, m, threads, handed) for m in memories))
     return texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
 
 
-def _peak(program: Program, memory: Memory, threads: int) -> str:
+def _peak(program: Program, memory: Memory, threads: int, handed: Expr) -> str:
     facts = program.interface.facts
     terms = [
-        facts.canonical(e.substitute({"threads": as_expr(threads)}))
+        facts.canonical(e.substitute({"threads": as_expr(threads)}) + handed)
         for e in peak_terms(memory, facts)
     ]
     texts = sorted({str(e) for e in terms})
@@ -84,42 +98,65 @@ def explain(
 
     With dims, also how each matrix product is cut at those sizes.
     """
-    lines: list[str] = []
+    lines: list[str] = ["symbols"]
     add = lines.append
-    add("symbols")
     interface = program.interface
     for binding in interface.solution.bindings:
         name = interface.inputs[binding.source][0]
         low, high = interface.facts.bounds(sym(binding.symbol))
         bounds = f"{0 if low is None else low} .. {'any' if high is None else high}"
         add(f"  {binding.symbol:12} dim {binding.axis} of input '{name}', {bounds}")
+    for size in program.found:
+        add(f"  {size.name:12} decided by data, 0 .. {size.most}")
+    parts = list(program.parts())
+    known = {guard.cond for guard in interface.guards}
     add("\nguards (checked at every call)")
     for guard in interface.guards:
         add(f"  {guard.cond}{_from(guard)}")
+    for number, part in enumerate(parts):
+        if len(parts) > 1:
+            sizes = [size.name for size in part.rest.found] if part.rest else []
+            what = f", finds {', '.join(sizes)}" if sizes else ""
+            add(f"\npart {number + 1} of {len(parts)}{what}")
+        if number > 0:
+            add("guards (checked when its sizes are known)")
+            for guard in part.interface.guards:
+                if guard.cond not in known:
+                    add(f"  {guard.cond}{_from(guard)}")
+        lines.extend(_part(part, threads, dims))
+    add("\nmemory")
+    add(f"  peak bytes = {formula(program, threads)}")
+    for part in parts:
+        for buffer in part.footprint.memory.buffers:
+            add(
+                f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
+                f"  {buffer.bytes} bytes"
+            )
+    return "\n".join(lines)
+
+
+def _part(
+    program: Program, threads: int, dims: Mapping[str, int] | None
+) -> Iterator[str]:
+    """Kernels, order, products and variants of a program's own part."""
     kinds = Counter(
         op.str_attr("kind") for op in program.fused.main.ops if op.name == "fusion"
     )
     calls = count_text(sum(kinds.values()), "call")
     functions = count_text(len(program.lowered.loops), "kernel function")
-    add(f"\nkernels: {calls} of {functions}")
+    yield f"\nkernels: {calls} of {functions}"
     for kind, count in kinds.most_common():
-        add(f"  {count:4} {kind}")
-    add("\norder")
+        yield f"  {count:4} {kind}"
+    yield "\norder"
     for k, op in enumerate(program.lowered.main.ops):
         if op.name == "call_loop":
-            add(f"  {k:4} {op.str_attr('callee'):24} {op.loc}")
+            yield f"  {k:4} {op.str_attr('callee'):24} {op.loc}"
     if program.lowered.plans:
+        if dims is not None and not all(s in dims for s in program.code.host.symbols):
+            dims = None
         at = "" if dims is None else " at " + ", ".join(map(_size, dims.items()))
-        add(f"\nmatrix products{at}")
-        lines.extend(_products(program, threads, dims))
+        yield f"\nmatrix products{at}"
+        yield from _products(program, threads, dims)
     if several := list(_variants(program)):
-        add("\nvariants (the first whose guards hold at the call)")
-        lines.extend(several)
-    add("\nmemory")
-    add(f"  peak bytes = {formula(program, threads)}")
-    for buffer in program.footprint.memory.buffers:
-        add(
-            f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
-            f"  {buffer.bytes} bytes"
-        )
-    return "\n".join(lines)
+        yield "\nvariants (the first whose guards hold at the call)"
+        yield from several

@@ -85,6 +85,16 @@ def timeline(
     return Timeline(moments, peak, tuple(held))
 
 
+def joined(parts: Sequence[Timeline]) -> Timeline:
+    """One timeline of parts that run one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    top = max(parts, key=lambda part: part.peak_bytes)
+    before = sum(len(p.moments) for p in parts[: list(parts).index(top)])
+    moments = tuple(moment for part in parts for moment in part.moments)
+    return Timeline(moments, before + top.peak_step, top.held)
+
+
 def _rounded(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -59,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)],
     ),
+    "plt_last_symbols": (c_int, [c_void_p, POINTER(c_int64)]),
     "plt_budget_create": (c_void_p, [POINTER(Services)]),
     "plt_budget_set": (None, [c_void_p, c_int64, c_int64]),
     "plt_budget_read": (None, [c_void_p, POINTER(BudgetInfo)]),
@@ -210,6 +212,9 @@ class RuntimeModel(Caller):
 
     Called with tensors and ints, it returns None, a tensor, or a tuple of tensors:
     NumPy arrays if an argument is one, else tensors of the arguments' framework.
+
+    With `next` it is a part of a model, and what is called is the first part. `bound`
+    plans the most memory that a part takes (`rt.h`).
     """
 
     def __init__(
@@ -219,8 +224,11 @@ class RuntimeModel(Caller):
         sizes_addr: int,
         bind_addr: int,
         weights: Sequence[int] = (),
+        next: RuntimeModel | None = None,
+        bound: RuntimeModel | None = None,
     ) -> None:
         self._pointer = self._handle = 0
+        self.next, self.bound = next, bound
         self._weights: tuple[Any, ...] | None = None
         self._watch: Any = None
         self._renewing: Callable[[], None] | None = None
@@ -228,9 +236,11 @@ class RuntimeModel(Caller):
         self._library = load()
         ffi = _ffi()
         self._call, self._item = ffi.call, ffi.item
-        several = len(spec.outputs) > 1
-        self._several = range(len(spec.outputs)) if several else None
-        description = describe(spec, run_addr, sizes_addr, bind_addr, weights)
+        results = len(self.last.spec.outputs)
+        self._several = range(results) if results > 1 else None
+        functions = run_addr, sizes_addr, bind_addr
+        parts = (0 if part is None else part._live() for part in (next, bound))
+        description = describe(spec, functions, weights, *parts)
         services = Services.from_buffer_copy(ffi.services)
         services.flags = GUARD_PAGES * spec.guard_pages | POISON * spec.poison
         pointer = self._library.plt_model_create(byref(description), byref(services))
@@ -239,6 +249,11 @@ class RuntimeModel(Caller):
         self._pointer = self._handle = pointer
         self._framework = framework_of_torch()
         self._serve(pointer, self._framework)
+
+    @property
+    def last(self) -> RuntimeModel:
+        """The last part, whose outputs are the results."""
+        return self if self.next is None else self.next.last
 
     # ---- weights
 
@@ -284,7 +299,7 @@ class RuntimeModel(Caller):
         return _to_numpy(result)
 
     def _call_failed(
-        self, args: tuple[Any, ...], status: int, detail: tuple[int, int, int]
+        self, args: tuple[Any, ...], status: int, detail: tuple[int, ...]
     ) -> Any:
         raise RuntimeStatus(Status(status), detail)
 
@@ -323,7 +338,7 @@ class RuntimeModel(Caller):
         if isinstance(result, int):  # too broken for a Shape
             return RuntimeStatus(Status(result >> 32), (result & 0xFFFFFFFF, 0, 0))
         status, *detail = (int(x) for x in result)
-        return RuntimeStatus(Status(status), (detail[0], detail[1], detail[2]))
+        return RuntimeStatus(Status(status), detail)
 
     def _live(self) -> int:
         if not self._pointer:
@@ -397,14 +412,32 @@ class RuntimeModel(Caller):
             raise RuntimeStatus(Status(status), detail)
         return tuple(solved)[: self.spec.n_symbols]
 
+    def last_symbols(self) -> tuple[int, ...]:
+        """The symbols of the last call; none if there was none, or another runs."""
+        symbols = (c_int64 * (self.spec.n_symbols + 1))()
+        status = self._library.plt_last_symbols(self._live(), symbols)
+        return tuple(symbols)[: self.spec.n_symbols] if status == Status.OK else ()
+
     def stats(self) -> Stats:
         info = StatsInfo()
         self._library.plt_stats(self._live(), byref(info))
-        return Stats(*(getattr(info, name) for name in Stats.__dataclass_fields__))
+        own = Stats(*(getattr(info, name) for name in Stats.__dataclass_fields__))
+        if self.next is None:
+            return own
+        rest = self.next.stats()
+        return replace(
+            own,
+            plans_made=own.plans_made + rest.plans_made,
+            plan_hits=own.plan_hits + rest.plan_hits,
+            plans_cached=own.plans_cached + rest.plans_cached,
+        )
 
     def trim(self) -> None:
         """Frees idle arenas and cached plans."""
         self._library.plt_trim(self._live())
+        for part in (self.next, self.bound):
+            if part is not None:
+                part.trim()
 
     def set_limit(self, limit: int | None) -> None:
         self._library.plt_set_limit(
@@ -415,6 +448,9 @@ class RuntimeModel(Caller):
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self._library.plt_set_threads(self._live(), threads)
+        for part in (self.next, self.bound):
+            if part is not None:
+                part.set_threads(threads)
 
     def close(self) -> None:
         """Refuses further calls and frees the memory.

@@ -280,6 +280,16 @@ int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
     return status;
 }
 
+int plt_budget_grow(plt_budget *b, plt_slot *slot, int64_t more, int64_t *detail) {
+    if (!b) return PLT_OK;
+    int status = PLT_OK;
+    plt_lock_take(&b->lock);
+    int64_t limit = atomic_load(&b->limit);
+    if (!admit_with_room(b, slot, more, limit)) status = refuse(b, limit, more, detail);
+    plt_lock_give(&b->lock);
+    return status;
+}
+
 void plt_budget_give(plt_budget *b, int64_t bytes) {
     if (!b || bytes == 0) return;
     atomic_fetch_sub(&b->running, bytes);

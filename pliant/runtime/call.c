@@ -19,38 +19,45 @@ static void carve_slot(const plt_model *m, plt_carver *c, plt_slot *s) {
     s->handles = plt_carve(c, m->n_outputs, sizeof(void *));
 }
 
-static plt_slot *slot_new(const plt_model *m) {
+static plt_slot *slot_new(plt_model *m) {
     plt_slot measure;
     plt_carver c = {0};
     carve_slot(m, &c, &measure);
     plt_slot *s = plt_allocate(&m->services, c.used);
     if (!s) return NULL;
     s->block_bytes = c.used;
+    s->model = m;
     c = (plt_carver){.block = (char *)s};
     carve_slot(m, &c, s);
     return s;
 }
 
-int plt_frame_open(plt_model *m, plt_frame *f) {
+plt_slot *plt_slot_take(plt_model *m) {
+    atomic_fetch_add_explicit(&m->sequence, 1, memory_order_relaxed);
+    plt_slot *s = atomic_exchange(&m->spare, NULL);
+    if (s) return s;
+    plt_lock_take(&m->lock);
+    s = m->idle;
+    if (s) {
+        m->idle = s->next;
+        m->n_idle--;
+    }
+    plt_lock_give(&m->lock);
+    return s ? s : slot_new(m);
+}
+
+int plt_frame_open(plt_model *m, plt_frame *f, void *const *weights) {
     plt_enter(m);
-    f->model = m;
+    f->root = f->model = m;
+    f->part = 0;
     f->plan = NULL;
+    f->weights = weights ? weights : m->weights;
     f->file = -1;
     f->file_error = 0;
     f->meter = (plt_meter){0};
-    f->copied = f->reserved = 0;
-    atomic_fetch_add_explicit(&m->sequence, 1, memory_order_relaxed);
-    f->slot = atomic_exchange(&m->spare, NULL);
-    if (!f->slot) {
-        plt_lock_take(&m->lock);
-        f->slot = m->idle;
-        if (f->slot) {
-            m->idle = f->slot->next;
-            m->n_idle--;
-        }
-        plt_lock_give(&m->lock);
-    }
-    if (!f->slot) f->slot = slot_new(m);
+    f->copied = f->handed = f->reserved = 0;
+    f->planned = f->arena = f->recomputed = f->spilled = 0;
+    f->slot = plt_slot_take(m);
     return f->slot ? PLT_OK : PLT_ERR_MEMORY;
 }
 
@@ -66,61 +73,115 @@ static void shrink_idle(plt_model *m, int64_t need) {
     atomic_store(&m->idle_bytes, some);
 }
 
-/* Finds the plan under the limit of this call, the model's or the budget's. Copies of
- * inputs are subtracted from the limit first. */
-static int find_plan(plt_model *m, plt_frame *f, int64_t *detail) {
+/* The bytes that a call holds besides those of the plan: they are subtracted from the
+ * limit. */
+static int64_t beside(const plt_frame *f) { return plt_add_up(f->copied, f->handed); }
+
+/* Finds the plan under the limit of this call, the model's or the budget's. */
+static int find_plan(plt_frame *f, int64_t *detail) {
+    plt_model *m = f->model;
     plt_slot *s = f->slot;
-    int64_t own = atomic_load_explicit(&m->memory_limit, memory_order_relaxed);
+    int64_t own = atomic_load_explicit(&f->root->memory_limit, memory_order_relaxed);
     int64_t limit = own, budget = plt_budget_limit(m->services.budget);
     bool shared = budget >= 0 && (own < 0 || budget < own);
     if (shared) limit = budget;
-    int64_t rest = limit > f->copied ? limit - f->copied : 0;
+    int64_t more = beside(f), rest = limit > more ? limit - more : 0;
     s->symbols[m->n_symbols + 1] = limit < 0 ? -1 : rest;
     int status = plt_find_plan(m, s, detail);
-    if (status == PLT_OK && limit >= 0 && s->plan->peak_bytes > limit - f->copied) {
+    if (status == PLT_OK && limit >= 0 && s->plan->peak_bytes > limit - more) {
         status = PLT_ERR_LIMIT;
         detail[1] = s->plan->peak_bytes;
     }
     if (status != PLT_ERR_LIMIT) return status;
     detail[0] = shared;
-    detail[1] = plt_add_up(detail[1], f->copied);
+    detail[1] = plt_add_up(detail[1], more);
     detail[2] = limit;
     return status;
 }
 
-/* Reserves the bytes of the call in the budget, and resizes the slot's arena. */
-static int take_memory(plt_model *m, plt_frame *f, int64_t *detail) {
+/* The most that all parts together can need, or all that the budget has. */
+static int64_t most_bytes(const plt_frame *f, int64_t budget) {
+    int64_t threads = f->slot->symbols[f->model->n_symbols], limit = budget;
+    int64_t own = atomic_load_explicit(&f->root->memory_limit, memory_order_relaxed);
+    if (own >= 0 && own < limit) limit = own;
+    int64_t held = plt_add_up(f->copied, f->plan->output_bytes), most = 0;
+    for (plt_model *m = f->model->next; m; m = m->next) {
+        plt_entry *plan;
+        int64_t rest = limit > held ? limit - held : 0;
+        if (plt_take_bound(m, f->slot->symbols, threads, rest, &plan) != PLT_OK) {
+            return limit;
+        }
+        int64_t need = plt_add_up(held, plan->peak_bytes);
+        if (need > most) most = need;
+        held = plt_add_up(held, plan->output_bytes);
+        plt_leave_plan(m->bound, plan);
+    }
+    return most < limit ? most : limit;
+}
+
+/* Reserves the bytes of the call in the budget. The first part reserves them for all
+ * parts, so that no call waits for memory while it holds some. */
+static int reserve(plt_frame *f, int64_t need, int64_t *detail) {
+    plt_budget *b = f->root->services.budget;
+    int64_t limit = plt_budget_limit(b);
+    if (f->part == 0) {
+        if (f->model->next && limit >= 0) {
+            int64_t most = most_bytes(f, limit);
+            if (most > need) need = most;
+        }
+        int status = plt_budget_take(b, f->root, f->slot, need, detail);
+        if (status == PLT_OK) f->reserved = need;
+        return status;
+    }
+    if (need > f->reserved) {
+        int status = plt_budget_grow(b, f->slot, need - f->reserved, detail);
+        if (status != PLT_OK) return status;
+    } else if (f->model->next) {
+        return PLT_OK; /* a part to come may need it */
+    } else {
+        plt_budget_give(b, f->reserved - need);
+    }
+    f->reserved = need;
+    return PLT_OK;
+}
+
+/* Reserves the bytes of the call, and resizes the slot's arena. */
+static int take_memory(plt_frame *f, int64_t *detail) {
     plt_slot *s = f->slot;
     const plt_entry *plan = s->plan;
-    int64_t need = plt_add_up(plan->peak_bytes, f->copied);
-    int status = plt_budget_take(m->services.budget, m, s, need, detail);
+    const plt_services *services = &f->root->services;
+    int64_t need = plt_add_up(plan->peak_bytes, beside(f));
+    int status = reserve(f, need, detail);
     if (status != PLT_OK) return status;
-    f->reserved = need;
+    if (need > f->planned) f->planned = need;
+    if (plan->arena_bytes > f->arena) f->arena = plan->arena_bytes;
+    f->recomputed += plan->recomputed;
+    f->spilled += plan->spilled;
     int64_t before = s->arena.mapped;
-    bool fitted = plt_arena_fit(&s->arena, &m->services, plan->arena_bytes);
+    bool fitted = plt_arena_fit(&s->arena, services, plan->arena_bytes);
     if (s->arena.mapped != before) {
-        atomic_fetch_add(&m->arena_bytes, s->arena.mapped - before);
+        atomic_fetch_add(&f->root->arena_bytes, s->arena.mapped - before);
     }
-    plt_count(&f->meter, plt_arena_held(&s->arena, &m->services));
+    plt_count(&f->meter, plt_arena_held(&s->arena, services));
     if (fitted) return PLT_OK;
     detail[0] = -1;
     detail[1] = plan->arena_bytes;
     return PLT_ERR_MEMORY;
 }
 
-int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
-                      int64_t *detail) {
+static int prepare_part(plt_frame *f, const plt_arg *args, int64_t *detail) {
+    plt_model *m = f->model;
     plt_slot *s = f->slot;
     int status = plt_check_args(m, f, args, detail);
     if (status != PLT_OK) return status;
     status = plt_bound(m->bind(s->dims, s->symbols), detail);
     if (status != PLT_OK) return status;
-    int64_t threads = atomic_load_explicit(&m->threads, memory_order_relaxed);
+    int64_t threads = atomic_load_explicit(&f->root->threads, memory_order_relaxed);
     s->symbols[m->n_symbols] = threads;
-    status = find_plan(m, f, detail);
+    status = find_plan(f, detail);
     if (status != PLT_OK) return status;
     const plt_entry *plan = f->plan = s->plan;
-    status = take_memory(m, f, detail);
+    status = take_memory(f, detail);
     if (status != PLT_OK) return status;
     const int64_t *offsets = plan->offsets;
     if (plan->n_extras > 0) { /* buffers move */
@@ -134,11 +195,20 @@ int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args,
         .offsets = offsets,
         .inputs = s->inputs,
         .outputs = s->outputs,
-        .weights = m->weights,
+        .weights = f->weights + m->first_weight,
         .threads = threads,
         .program = plan->program,
     };
     return plt_copy_args(m, f, args, detail);
+}
+
+int plt_frame_prepare(plt_frame *f, const plt_arg *args, int64_t *detail) {
+    int status = prepare_part(f, args, detail);
+    while (status == PLT_OK && f->model->next) {
+        status = plt_advance(f, &args, detail);
+        if (status == PLT_OK) status = prepare_part(f, args, detail);
+    }
+    return plt_told(f, status, detail);
 }
 
 int64_t plt_special(plt_call *call, int64_t code) {
@@ -167,7 +237,8 @@ static int spill_error(plt_frame *f, int64_t *detail, bool began) {
     return PLT_ERR_SPILL;
 }
 
-int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
+int plt_run_part(plt_frame *f, int64_t *detail) {
+    const plt_model *m = f->model;
     if (!plt_spill_reserve(f)) return spill_error(f, detail, false);
     if (m->services.flags & PLT_FLAG_POISON) {
         if (f->call.arena) memset(f->call.arena, 0xFF, (size_t)f->plan->arena_bytes);
@@ -193,17 +264,20 @@ int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail) {
     return PLT_OK;
 }
 
-static void record_peak(plt_model *m, const plt_frame *f) {
+int plt_frame_run(plt_frame *f, int64_t *detail) {
+    return plt_told(f, plt_run_part(f, detail), detail);
+}
+
+static void record_peak(const plt_frame *f) {
     const memory_order relaxed = memory_order_relaxed;
-    const plt_entry *plan = f->plan;
+    plt_model *m = f->root;
     int64_t peak = f->meter.peak;
     atomic_store_explicit(&m->last_peak, peak, relaxed);
-    atomic_store_explicit(&m->last_planned, plt_add_up(plan->peak_bytes, f->copied),
-                          relaxed);
+    atomic_store_explicit(&m->last_planned, f->planned, relaxed);
     atomic_store_explicit(&m->last_copied, f->copied, relaxed);
-    atomic_store_explicit(&m->last_arena, plan->arena_bytes, relaxed);
-    atomic_store_explicit(&m->last_recomputed, plan->recomputed, relaxed);
-    atomic_store_explicit(&m->last_spilled, plan->spilled, relaxed);
+    atomic_store_explicit(&m->last_arena, f->arena, relaxed);
+    atomic_store_explicit(&m->last_recomputed, f->recomputed, relaxed);
+    atomic_store_explicit(&m->last_spilled, f->spilled, relaxed);
     int64_t most = atomic_load_explicit(&m->max_peak, relaxed);
     while (peak > most && !atomic_compare_exchange_weak(&m->max_peak, &most, peak)) {
     }
@@ -227,13 +301,10 @@ static void settle(plt_model *m, plt_slot *slot) {
     atomic_fetch_add(&m->arena_bytes, slot->arena.mapped - before);
 }
 
-/* Returns the slot to the idle ones, with its arena cut to a reasonable size. */
-static void leave_slot(plt_model *m, plt_frame *f) {
-    f->slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
-    int64_t need = f->slot->arena.need;
-    if (f->reserved) settle(m, f->slot);
-    plt_budget_idle(m, f->slot, f->slot->arena.need);
-    plt_slot *other = atomic_exchange(&m->spare, f->slot), *excess = NULL;
+void plt_slot_leave(plt_slot *slot, int64_t need) {
+    plt_model *m = slot->model;
+    slot->last_used = atomic_load_explicit(&m->sequence, memory_order_relaxed);
+    plt_slot *other = atomic_exchange(&m->spare, slot), *excess = NULL;
     if (!other && !atomic_load_explicit(&m->idle_bytes, memory_order_relaxed)) return;
     plt_lock_take(&m->lock);
     if (other && m->n_idle < PLT_IDLE_SLOTS - 1) {
@@ -243,26 +314,33 @@ static void leave_slot(plt_model *m, plt_frame *f) {
     } else {
         excess = other;
     }
-    if (f->plan) shrink_idle(m, need);
+    if (need >= 0) shrink_idle(m, need);
     else atomic_store(&m->idle_bytes, true); /* so that the next call checks */
     plt_lock_give(&m->lock);
     if (excess) plt_slot_free(m, excess);
 }
 
-void plt_frame_close(plt_model *m, plt_frame *f, int status) {
+void plt_frame_close(plt_frame *f, int status) {
+    plt_model *m = f->root;
     _Atomic int64_t *counter = status == PLT_OK ? &m->calls : &m->failures;
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
-    if (status == PLT_OK) record_peak(m, f);
+    if (status == PLT_OK) record_peak(f);
     if (!f->slot) return;
-    plt_drop_copies(m, f);
-    leave_slot(m, f);
+    if (m->next) plt_leave_parts(f);
+    plt_slot *s = f->slot;
+    if (f->copied > 0) plt_drop_copies(s);
+    int64_t need = s->arena.need; /* before the arena is cut to a reasonable size */
+    if (f->reserved) settle(m, s);
+    plt_budget_idle(m, s, s->arena.need);
+    plt_slot_leave(s, f->plan ? need : -1);
     plt_budget_give(m->services.budget, f->reserved);
     plt_budget_left(m);
 }
 
 /* ---- calling without a framework ---- */
 
-static int make_outputs(plt_model *m, plt_frame *f, plt_result *out) {
+static int make_outputs(plt_frame *f, plt_result *out) {
+    const plt_model *m = f->model;
     size_t meta = (size_t)m->n_outputs * sizeof(plt_output);
     size_t bytes = meta;
     for (int64_t i = 0; i < m->n_outputs; i++) {
@@ -299,7 +377,7 @@ void plt_result_free(plt_model *m, plt_result *r) {
     size_t bytes = (size_t)r->n_outputs * sizeof(plt_output);
     for (int64_t i = 0; i < r->n_outputs; i++) {
         plt_release(&m->services, r->outputs[i].data, (size_t)r->outputs[i].bytes);
-        bytes += (size_t)m->outputs[i].rank * sizeof(int64_t);
+        bytes += (size_t)r->outputs[i].rank * sizeof(int64_t);
     }
     plt_release(&m->services, r->outputs, bytes);
     r->outputs = NULL;
@@ -312,13 +390,13 @@ int plt_invoke(plt_model *m, const plt_arg *args, int32_t n, plt_result *out) {
         return plt_mismatch(PLT_ERR_COUNT, out->detail, m->n_inputs, n);
     }
     plt_frame f;
-    int status = plt_frame_open(m, &f);
+    int status = plt_frame_open(m, &f, NULL);
     if (status == PLT_OK) {
-        status = plt_frame_prepare(m, &f, args, out->detail);
-        if (status == PLT_OK) status = make_outputs(m, &f, out);
-        if (status == PLT_OK) status = plt_frame_run(m, &f, out->detail);
+        status = plt_frame_prepare(&f, args, out->detail);
+        if (status == PLT_OK) status = make_outputs(&f, out);
+        if (status == PLT_OK) status = plt_frame_run(&f, out->detail);
     }
-    plt_frame_close(m, &f, status);
+    plt_frame_close(&f, status);
     if (status != PLT_OK) plt_result_free(m, out);
     else memset(out->detail, 0, sizeof out->detail);
     return status;

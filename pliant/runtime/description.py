@@ -61,12 +61,18 @@ class Overflow(IntEnum):
 
 
 class RuntimeStatus(Exception):
-    """A call that did not succeed: the status and its three detail numbers."""
+    """A call that did not succeed: the status and its three detail numbers.
 
-    def __init__(self, status: Status, detail: tuple[int, int, int]) -> None:
+    Behind them may be the number of the part of the model that failed, and the sizes
+    that its data had decided by then.
+    """
+
+    def __init__(self, status: Status, detail: Sequence[int]) -> None:
         super().__init__(f"{status.name} {detail}")
         self.status = status
-        self.detail = detail
+        self.detail: tuple[int, int, int] = (detail[0], detail[1], detail[2])
+        self.part = detail[3] if len(detail) > 3 else 0
+        self.sizes = tuple(detail[4:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,7 @@ class ModelSpec:
     plan_capacity: int = 64
     guard_pages: bool = False
     poison: bool = False
+    first_weight: int = 0  # of a part, among the weights of the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +290,9 @@ class ModelDesc(Structure):
         ("flops_per_second", c_double),
         ("bytes_per_second", c_double),
         ("spill_bytes_per_second", c_double),
+        ("next", c_void_p),
+        ("bound", c_void_p),
+        ("first_weight", c_int64),
     ]
 
 
@@ -378,9 +388,14 @@ def array(kind: Any, rows: Sequence[Any]) -> Any:
 
 
 def describe(
-    spec: ModelSpec, run: int, sizes: int, bind: int, weights: Sequence[int]
+    spec: ModelSpec,
+    functions: tuple[int, int, int],
+    weights: Sequence[int],
+    next: int = 0,
+    bound: int = 0,
 ) -> ModelDesc:
-    """A model for `plt_model_create`; the functions are given by address."""
+    """A model for `plt_model_create`; functions (run, sizes, bind), by address."""
+    run, sizes, bind = functions
     inputs = [InputDesc(i.kind, i.code, i.bits, i.rank, i.written) for i in spec.inputs]
     outputs = [OutputDesc(o.code, o.bits, o.rank, o.dim_index) for o in spec.outputs]
     touches: list[TouchDesc] = []
@@ -424,6 +439,9 @@ def describe(
         flops_per_second=budgeting.flops_per_second,
         bytes_per_second=budgeting.bytes_per_second,
         spill_bytes_per_second=budgeting.spill_bytes_per_second,
+        next=next,
+        bound=bound,
+        first_weight=spec.first_weight,
     )
 
 

@@ -106,7 +106,8 @@ static TVMFFIObjectHandle env_alloc(const plt_services *s, DLTensor *like) {
     return NULL;
 }
 
-static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
+static int make_outputs(plt_frame *f, int64_t *detail) {
+    const plt_model *m = f->model;
     const plt_services *s = &m->services;
     memset(f->slot->handles, 0, (size_t)m->n_outputs * sizeof(void *));
     bool framework = s->ffi_env_allocator && s->ffi_env_alloc &&
@@ -136,7 +137,8 @@ static int make_outputs(plt_model *m, plt_frame *f, int64_t *detail) {
     return PLT_OK;
 }
 
-static void drop_outputs(plt_model *m, plt_frame *f) {
+static void drop_outputs(plt_frame *f) {
+    const plt_model *m = f->model;
     for (int64_t i = 0; i < m->n_outputs; i++) {
         drop(&m->services, f->slot->handles[i]);
         f->slot->handles[i] = NULL;
@@ -150,7 +152,8 @@ static void give_int(TVMFFIAny *result, int64_t value) {
 }
 
 /* Moves the outputs into the result. */
-static int give_outputs(plt_model *m, plt_frame *f, TVMFFIAny *result) {
+static int give_outputs(plt_frame *f, TVMFFIAny *result) {
+    const plt_model *m = f->model;
     enum { ON_STACK = 16 };
     TVMFFIAny stack[ON_STACK], *views = stack;
     size_t bytes = (size_t)m->n_outputs * sizeof(TVMFFIAny);
@@ -173,7 +176,7 @@ static int give_outputs(plt_model *m, plt_frame *f, TVMFFIAny *result) {
             drop_error(s);
             status = PLT_ERR_MEMORY;
         }
-        drop_outputs(m, f); /* the array holds its own references */
+        drop_outputs(f); /* the array holds its own references */
     }
     if (views != stack) plt_release(&m->services, views, bytes);
     return status;
@@ -181,11 +184,14 @@ static int give_outputs(plt_model *m, plt_frame *f, TVMFFIAny *result) {
 
 static void give_failure(const plt_services *s, int status, const int64_t *detail,
                          TVMFFIAny *result) {
-    TVMFFIAny parts[4];
+    TVMFFIAny parts[PLT_DETAILS];
+    int32_t count = PLT_N_SIZES + (int32_t)detail[PLT_N_SIZES];
     give_int(&parts[0], status);
-    for (int i = 0; i < 3; i++) give_int(&parts[i + 1], detail[i]);
+    for (int i = 0; i < count; i++) {
+        give_int(&parts[i + 1], detail[i < PLT_N_SIZES ? i : i + 1]);
+    }
     if (s->ffi_make_shape && ((function_call_fn)s->ffi_function_call)(
-                                 s->ffi_make_shape, parts, 4, result) == 0) {
+                                 s->ffi_make_shape, parts, count + 1, result) == 0) {
         return;
     }
     if (s->ffi_make_shape) drop_error(s);
@@ -206,7 +212,8 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
     if (n > 1 && args[1].type_index == kTVMFFIInt) {
         weights = (void *const *)(uintptr_t)args[1].v_int64;
     }
-    int64_t detail[3] = {0};
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
     if (n - 2 != m->n_inputs) {
         detail[1] = m->n_inputs;
         detail[2] = n - 2;
@@ -214,19 +221,18 @@ int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
         return 0;
     }
     plt_frame f;
-    int status = plt_frame_open(m, &f);
+    int status = plt_frame_open(m, &f, weights);
     if (status == PLT_OK) {
         for (int32_t i = 2; i < n; i++) read_arg(&args[i], &f.slot->args[i - 2]);
-        status = plt_frame_prepare(m, &f, f.slot->args, detail);
+        status = plt_frame_prepare(&f, f.slot->args, detail);
         if (status == PLT_OK) {
-            if (weights) f.call.weights = weights;
-            status = make_outputs(m, &f, detail);
-            if (status == PLT_OK) status = plt_frame_run(m, &f, detail);
-            if (status == PLT_OK) status = give_outputs(m, &f, result);
-            if (status != PLT_OK) drop_outputs(m, &f);
+            status = make_outputs(&f, detail);
+            if (status == PLT_OK) status = plt_frame_run(&f, detail);
+            if (status == PLT_OK) status = give_outputs(&f, result);
+            if (status != PLT_OK) drop_outputs(&f);
         }
     }
-    plt_frame_close(m, &f, status);
+    plt_frame_close(&f, status);
     if (status == PLT_ERR_INTERRUPTED) return -2; /* a Python exception is set */
     if (status != PLT_OK) give_failure(&m->services, status, detail, result);
     return 0;

@@ -178,10 +178,10 @@ int plt_copy_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *deta
     return PLT_OK;
 }
 
-void plt_drop_copies(plt_model *m, plt_frame *f) {
-    for (int64_t i = 0; f->copied > 0 && i < m->n_inputs; i++) {
-        if (!f->slot->copies[i]) continue;
-        plt_release(&m->services, f->slot->copies[i], (size_t)f->slot->copy_bytes[i]);
-        f->slot->copies[i] = NULL;
+void plt_drop_copies(plt_slot *s) {
+    for (int64_t i = 0; i < s->model->n_inputs; i++) {
+        if (!s->copies[i]) continue;
+        plt_release(&s->model->services, s->copies[i], (size_t)s->copy_bytes[i]);
+        s->copies[i] = NULL;
     }
 }

@@ -410,6 +410,9 @@ typedef struct plt_slot {
     plt_entry *plan;   /* of its last call, held: most calls repeat a shape */
     int64_t last_used; /* the model's call number */
     int64_t counted;   /* bytes of its arena that the budget counts as idle */
+    plt_model *model;
+    struct plt_slot *before; /* of the part before, in the same call */
+    bool hands_over;         /* its outputs are memory of the call */
     size_t block_bytes;
     plt_arg *args;    /* [n_inputs] for the caller's use */
     int64_t *dims;    /* [n_dims] */
@@ -423,6 +426,8 @@ typedef struct plt_slot {
 } plt_slot;
 
 struct plt_model {
+    struct plt_model *next, *bound; /* of a model in parts */
+    int64_t first_weight;
     plt_services services;
     plt_pool *pool;
     bool owns_pool;
@@ -462,14 +467,20 @@ struct plt_model {
 };
 
 typedef struct plt_frame {
-    const plt_model *model;
+    plt_model *root;  /* the first part: the model that was called */
+    plt_model *model; /* the part that runs */
+    int64_t part;     /* its number */
     plt_slot *slot;
     const plt_entry *plan; /* the slot's */
+    void *const *weights;  /* of all parts */
     int file;        /* of spilled buffers; -1: not open */
     int file_error;  /* errno, 0: none */
     plt_meter meter;
     int64_t copied;   /* bytes of the inputs that are copied */
+    int64_t handed;   /* bytes of what earlier parts hand over */
     int64_t reserved; /* bytes taken from the budget */
+    /* over all parts so far: the largest plan and arena, and what was done to fit */
+    int64_t planned, arena, recomputed, spilled;
     plt_call call;
 } plt_frame;
 
@@ -490,7 +501,7 @@ void plt_spill_close(plt_frame *f);
 int plt_check_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
 /* Copies the inputs that are not row-major, on the threads of f->call. */
 int plt_copy_args(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
-void plt_drop_copies(plt_model *m, plt_frame *f);
+void plt_drop_copies(plt_slot *s);
 
 /* ---- budget.c; a budget may be NULL: no limit ---- */
 void plt_budget_enter(plt_budget *b); /* detects that this is a forked child */
@@ -501,6 +512,8 @@ int64_t plt_budget_limit(const plt_budget *b); /* -1: none */
  * PLT_ERR_BUDGET or PLT_ERR_INTERRUPTED. */
 int plt_budget_take(plt_budget *b, plt_model *m, plt_slot *slot, int64_t need,
                     int64_t *detail);
+/* Reserves more bytes for a call that runs; PLT_ERR_BUDGET if they are not free now. */
+int plt_budget_grow(plt_budget *b, plt_slot *slot, int64_t more, int64_t *detail);
 void plt_budget_give(plt_budget *b, int64_t bytes);
 /* Counts so many bytes of the slot's arena as idle. */
 void plt_budget_idle(plt_model *m, plt_slot *slot, int64_t bytes);
@@ -519,15 +532,41 @@ void plt_cut_idle(plt_model *m, int64_t keep);
 void plt_enter(plt_model *m);
 /* Makes slot->plan the plan for slot->symbols (symbols, threads, limit). */
 int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail);
+/* The plan for a key, which the caller holds until plt_leave_plan. */
+int plt_take_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail);
+void plt_leave_plan(plt_model *m, plt_entry *plan);
+/* The plan of a part's bound, for the first part's symbols. */
+int plt_take_bound(plt_model *m, const int64_t *symbols, int64_t threads, int64_t limit,
+                   plt_entry **out);
 void plt_slot_free(plt_model *m, plt_slot *slot);
 
-/* A call in parts, because plt_invoke and plt_ffi_call allocate outputs differently. */
-int plt_frame_open(plt_model *m, plt_frame *f); /* takes a slot */
-/* args: [n_inputs] */
-int plt_frame_prepare(plt_model *m, plt_frame *f, const plt_arg *args, int64_t *detail);
-/* Writes to slot->outputs, which the caller has allocated. */
-int plt_frame_run(plt_model *m, plt_frame *f, int64_t *detail);
-void plt_frame_close(plt_model *m, plt_frame *f, int status);
+/* A call in steps, because plt_invoke and plt_ffi_call allocate outputs differently.
+ * detail: [PLT_DETAILS]. */
+/* Takes a slot. Without weights, the model's own are used. */
+int plt_frame_open(plt_model *m, plt_frame *f, void *const *weights);
+/* Runs all parts but the last. args: [n_inputs] */
+int plt_frame_prepare(plt_frame *f, const plt_arg *args, int64_t *detail);
+/* Writes to slot->outputs, the outputs of f->model, which the caller has allocated. */
+int plt_frame_run(plt_frame *f, int64_t *detail);
+void plt_frame_close(plt_frame *f, int status);
+/* An idle slot, or a new one; NULL if there is no memory. */
+plt_slot *plt_slot_take(plt_model *m);
+/* Returns a slot to the idle ones. `need` is what its call needed, or -1. */
+void plt_slot_leave(plt_slot *slot, int64_t need);
+/* Runs the frame's part. */
+int plt_run_part(plt_frame *f, int64_t *detail);
+
+/* ---- parts.c ---- */
+/* Runs a part that is not the last, and makes the next one the frame's, with the arena.
+ * Returns the arguments of the next one in *args. */
+int plt_advance(plt_frame *f, const plt_arg **args, int64_t *detail);
+/* Adds which part of a model failed, and the sizes that data had decided by then;
+ * returns the status. */
+int plt_told(const plt_frame *f, int status, int64_t *detail);
+/* Returns the slots of later parts; the first part's slot gets the arena back. */
+void plt_leave_parts(plt_frame *f);
+
+/* ---- arena.c ---- */
 /* Populates the pages of a large block at once, with huge pages where possible: this
  * costs a quarter of the time that as many page faults take. */
 void plt_touch(plt_call *call, void *data, int64_t bytes);

@@ -147,18 +147,11 @@ static void carve_entry(const plt_model *m, plt_carver *c, plt_entry *e) {
     e->evictions = plt_carve(c, e->n_evictions, sizeof(plt_eviction));
 }
 
-/* An entry with room for what the first pass counted. */
-static plt_entry *new_entry(layout *l, int64_t n_evictions) {
-    const plt_model *m = l->w->model;
-    plt_entry counts = {.n_evictions = n_evictions}, *e = NULL;
-    l->entry = &counts;
-    lay_out(l);
-    counts.n_program = l->n_program;
-    counts.n_extras = l->n_extras;
+static plt_entry *allocate_entry(const plt_model *m, plt_entry counts) {
     plt_carver c = {0};
     plt_entry sizes = counts;
     carve_entry(m, &c, &sizes);
-    e = plt_allocate(&m->services, c.used);
+    plt_entry *e = plt_allocate(&m->services, c.used);
     if (!e) return NULL;
     *e = counts;
     e->block_bytes = c.used;
@@ -166,6 +159,16 @@ static plt_entry *new_entry(layout *l, int64_t n_evictions) {
     c = (plt_carver){.block = (char *)e};
     carve_entry(m, &c, e);
     return e;
+}
+
+/* An entry with room for what the first pass counted. */
+static plt_entry *new_entry(layout *l, int64_t n_evictions) {
+    plt_entry counts = {.n_evictions = n_evictions};
+    l->entry = &counts;
+    lay_out(l);
+    counts.n_program = l->n_program;
+    counts.n_extras = l->n_extras;
+    return allocate_entry(l->w->model, counts);
 }
 
 static int write_entry(const plt_walk *w, const plt_choice *choice, plt_entry **out) {
@@ -205,18 +208,24 @@ static int64_t whole(double nanoseconds) {
     return nanoseconds < 9e18 ? (int64_t)nanoseconds : INT64_MAX;
 }
 
+/* What depends on the sizes of the shape; arena_bytes is there. */
+static void fill_sizes(plt_entry *e, const plt_settings *s, const plt_shape *shape) {
+    const plt_model *m = s->model;
+    plt_copy(e->key, s->key, m->n_symbols + 2, sizeof *e->key);
+    e->hash = plt_plans_hash(e->key, m->n_symbols + 2);
+    plt_copy(e->table, shape->table, m->n_table, sizeof *e->table);
+    e->output_bytes = s->base.output_bytes;
+    e->peak_bytes = plt_add_up(e->arena_bytes, s->base.output_bytes);
+}
+
 static void fill_entry(const plt_walk *w, const plt_settings *s, const plt_choice *c,
                        plt_entry *e) {
     const plt_model *m = w->model;
-    plt_copy(e->key, s->key, m->n_symbols + 2, sizeof *e->key);
-    e->hash = plt_plans_hash(e->key, m->n_symbols + 2);
-    plt_copy(e->table, c->shape->table, m->n_table, sizeof *e->table);
+    e->arena_bytes = c->arena;
+    fill_sizes(e, s, c->shape);
     for (int64_t k = 0; k < m->n_knobs; k++) {
         e->knobs[k] = w->order->knobs >> k & 1 ? c->shape->rows[k] : 0;
     }
-    e->arena_bytes = c->arena;
-    e->output_bytes = s->base.output_bytes;
-    e->peak_bytes = c->arena + s->base.output_bytes;
     e->lower_bound = c->bound + s->base.output_bytes;
     e->order = c->order;
     e->recomputed = w->recomputed;
@@ -250,10 +259,60 @@ static int choose_plan(plt_settings *s, plt_entry **out, int64_t *detail) {
     return status;
 }
 
+/* The program and the offsets of a plan of the bound, which has a place for everything
+ * at its largest, with the sizes of this shape. */
+static plt_entry *borrowed(const plt_settings *s, const plt_entry *from) {
+    const plt_model *m = s->model;
+    plt_entry *e = allocate_entry(m, (plt_entry){
+        .arena_bytes = from->arena_bytes,
+        .lower_bound = from->lower_bound - from->output_bytes + s->base.output_bytes,
+        .order = from->order,
+        .recomputed = from->recomputed,
+        .spilled = from->spilled,
+        .extra_nanoseconds = from->extra_nanoseconds,
+        .nanoseconds = from->nanoseconds,
+        .file_bytes = from->file_bytes,
+        .n_program = from->n_program,
+        .n_extras = from->n_extras,
+        .n_evictions = from->n_evictions,
+    });
+    if (!e) return NULL;
+    plt_copy(e->offsets, from->offsets, m->n_buffers, sizeof *e->offsets);
+    plt_copy(e->program, from->program, e->n_program, sizeof *e->program);
+    plt_copy(e->extras, from->extras, e->n_extras, sizeof *e->extras);
+    plt_copy(e->evictions, from->evictions, e->n_evictions, sizeof *e->evictions);
+    fill_sizes(e, s, &s->base);
+    return e;
+}
+
+/* Replaces a plan that is larger than that of the bound, or that does not fit: packing
+ * smaller buffers may need more memory, or evict others. So no call takes more than is
+ * planned for the largest sizes. */
+static int stay_within(const plt_settings *s, int status, plt_entry **out) {
+    plt_model *m = s->model;
+    plt_entry *most = NULL;
+    const int64_t *last = s->key + m->n_symbols;
+    int found = plt_take_bound(m, s->key, last[0], last[1], &most);
+    if (found != PLT_OK) return status;
+    if (status != PLT_OK || (*out)->peak_bytes > most->peak_bytes) {
+        plt_entry *e = borrowed(s, most);
+        if (e && status == PLT_OK) plt_plans_drop(&m->services, *out);
+        if (e) *out = e;
+        if (e) status = PLT_OK;
+    }
+    plt_leave_plan(m->bound, most);
+    return status;
+}
+
 int plt_make_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail) {
     plt_settings s;
     int status = plt_settings_init(&s, m, key, detail);
-    if (status == PLT_OK) status = choose_plan(&s, out, detail);
+    if (status == PLT_OK) {
+        status = choose_plan(&s, out, detail);
+        if (m->bound && (status == PLT_OK || status == PLT_ERR_LIMIT)) {
+            status = stay_within(&s, status, out);
+        }
+    }
     plt_settings_free(&s);
     return status;
 }

@@ -259,7 +259,8 @@ static void *make_exchanged(const framework *fw, const plt_output_desc *o,
     return made;
 }
 
-static void drop_outputs(const framework *fw, plt_model *m, plt_frame *f) {
+static void drop_outputs(const framework *fw, plt_frame *f) {
+    const plt_model *m = f->model;
     for (int64_t i = 0; i < m->n_outputs; i++) {
         void *made = f->slot->handles[i];
         f->slot->handles[i] = NULL;
@@ -269,8 +270,8 @@ static void drop_outputs(const framework *fw, plt_model *m, plt_frame *f) {
     }
 }
 
-static int make_outputs(const framework *fw, plt_model *m, plt_frame *f,
-                        int64_t *detail) {
+static int make_outputs(const framework *fw, plt_frame *f, int64_t *detail) {
+    const plt_model *m = f->model;
     for (int64_t i = 0; i < m->n_outputs; i++) {
         const plt_output_desc *o = &m->outputs[i];
         const int64_t *sizes = f->plan->table + o->dim_index;
@@ -280,7 +281,7 @@ static int make_outputs(const framework *fw, plt_model *m, plt_frame *f,
                                   : make_exchanged(fw, o, sizes, data, &f->meter);
         if (f->slot->handles[i]) continue;
         for (int64_t k = i + 1; k < m->n_outputs; k++) f->slot->handles[k] = NULL;
-        drop_outputs(fw, m, f);
+        drop_outputs(fw, f);
         detail[0] = i;
         detail[1] = 0;
         plt_output_bytes(o, f->plan->table, &detail[1]);
@@ -290,8 +291,8 @@ static int make_outputs(const framework *fw, plt_model *m, plt_frame *f,
 }
 
 /* Output i as an object of the framework; consumes the handle. */
-static PyObject *give_output(const framework *fw, plt_model *m, plt_frame *f,
-                             int64_t i) {
+static PyObject *give_output(const framework *fw, plt_frame *f, int64_t i) {
+    const plt_model *m = f->model;
     void *made = f->slot->handles[i], *object = NULL;
     f->slot->handles[i] = NULL;
     if (is_native(fw, &m->outputs[i])) {
@@ -304,16 +305,17 @@ static PyObject *give_output(const framework *fw, plt_model *m, plt_frame *f,
 }
 
 /* None, a tensor, or a tuple of them. */
-static PyObject *give_outputs(const framework *fw, plt_model *m, plt_frame *f) {
+static PyObject *give_outputs(const framework *fw, plt_frame *f) {
+    const plt_model *m = f->model;
     if (m->n_outputs == 0) return Py_NewRef(Py_None);
-    if (m->n_outputs == 1) return give_output(fw, m, f, 0);
+    if (m->n_outputs == 1) return give_output(fw, f, 0);
     PyObject *several = PyTuple_New((Py_ssize_t)m->n_outputs);
     for (int64_t i = 0; several && i < m->n_outputs; i++) {
-        PyObject *object = give_output(fw, m, f, i);
+        PyObject *object = give_output(fw, f, i);
         if (!object) Py_CLEAR(several);
         else PyTuple_SetItem(several, (Py_ssize_t)i, object);
     }
-    if (!several) drop_outputs(fw, m, f);
+    if (!several) drop_outputs(fw, f);
     return several;
 }
 
@@ -329,15 +331,14 @@ PLT_API int plt_python_poll(void) {
 
 static int run(const framework *fw, plt_model *m, plt_frame *f, const plt_arg *args,
                void *const *weights, int64_t *detail) {
-    int status = plt_frame_open(m, f);
+    int status = plt_frame_open(m, f, weights);
     if (status != PLT_OK) return status;
-    status = plt_frame_prepare(m, f, args, detail);
+    status = plt_frame_prepare(f, args, detail);
     if (status != PLT_OK) return status;
-    if (weights) f->call.weights = weights;
-    status = make_outputs(fw, m, f, detail);
+    status = make_outputs(fw, f, detail);
     if (status != PLT_OK) return status;
-    status = plt_frame_run(m, f, detail);
-    if (status != PLT_OK) drop_outputs(fw, m, f);
+    status = plt_frame_run(f, detail);
+    if (status != PLT_OK) drop_outputs(fw, f);
     return status;
 }
 
@@ -372,8 +373,8 @@ static PyObject *call_read(const caller *c, const plt_arg *args, int64_t *detail
     PyThreadState *thread = PyEval_SaveThread();
     *status = run(fw, m, &f, args, weights, detail);
     PyEval_RestoreThread(thread);
-    PyObject *result = *status == PLT_OK ? give_outputs(fw, m, &f) : NULL;
-    plt_frame_close(m, &f, *status);
+    PyObject *result = *status == PLT_OK ? give_outputs(fw, &f) : NULL;
+    plt_frame_close(&f, *status);
     Py_XDECREF(held);
     return result;
 }
@@ -388,12 +389,26 @@ static PyObject *rebuilt(const caller *own, PyObject *results) {
     return nested;
 }
 
+/* The detail of a status as a tuple: three numbers, the part, sizes of data. */
+static PyObject *failure(const int64_t *detail) {
+    int64_t sizes = detail[PLT_N_SIZES];
+    PyObject *numbers = PyTuple_New((Py_ssize_t)(PLT_N_SIZES + sizes));
+    for (int64_t i = 0; numbers && i < PLT_N_SIZES + sizes; i++) {
+        int64_t number = detail[i < PLT_N_SIZES ? i : i + 1];
+        PyObject *object = PyLong_FromLongLong(number);
+        if (!object) Py_CLEAR(numbers);
+        else PyTuple_SetItem(numbers, (Py_ssize_t)i, object);
+    }
+    return numbers;
+}
+
 /* A call of a model that changes tensors of its own. What cannot be run here, and what
  * fails, is left to Python: nothing is written before all checks have passed. */
 static PyObject *call_state(const caller *own, const caller *c, PyObject *given,
                             plt_arg *args, bool *done) {
     PyObject *state = Py_NewRef(own->state), *result = NULL;
-    int64_t detail[3] = {0};
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
     int status = PLT_OK;
     *done = false;
     if (!take_turn(own)) {
@@ -423,7 +438,8 @@ static PyObject *call_plain(PyObject *self, const caller *c, PyObject *given,
                             plt_arg *args) {
     const caller *own = (caller *)self;
     PyObject *result = NULL;
-    int64_t detail[3] = {0};
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
     int status = PLT_OK;
     reading how = NOT_READ;
     if (!renew_weights(c)) return NULL;
@@ -434,9 +450,9 @@ static PyObject *call_plain(PyObject *self, const caller *c, PyObject *given,
     else status = PLT_ERR_KIND;
     if (status == PLT_OK) return result;
     if (status == PLT_ERR_INTERRUPTED) return NULL; /* already raised */
-    return PyObject_CallMethod(self, "_call_failed", "Oi(LLL)", given, status,
-                               (long long)detail[0], (long long)detail[1],
-                               (long long)detail[2]);
+    PyObject *numbers = failure(detail);
+    if (!numbers) return NULL;
+    return PyObject_CallMethod(self, "_call_failed", "OiN", given, status, numbers);
 }
 
 static PyObject *call(PyObject *self, PyObject *given, PyObject *named) {

@@ -68,6 +68,26 @@ void plt_release(const plt_services *s, void *p, size_t bytes) {
 
 /* ---- model ---- */
 
+/* Whether the inputs of the next part are those of a part, then its outputs. */
+static bool is_next(const plt_model_desc *d, const plt_model *next) {
+    const plt_model *b = next->bound;
+    if (next->n_inputs != d->n_inputs + d->n_outputs || !b) return false;
+    for (int64_t i = 0; i < d->n_inputs; i++) {
+        const plt_input_desc *in = &next->inputs[i], *same = &d->inputs[i];
+        if (in->kind != same->kind || in->rank != same->rank) return false;
+    }
+    for (int64_t i = 0; i < d->n_outputs; i++) {
+        const plt_input_desc *in = &next->inputs[d->n_inputs + i];
+        const plt_output_desc *o = &d->outputs[i];
+        int64_t rank = in->kind == PLT_SCALAR ? 0 : in->rank;
+        if (o->rank != rank || o->bits != in->bits) return false;
+        if (in->kind == PLT_SCALAR && o->bits != 64) return false;
+    }
+    return b->n_symbols == next->n_symbols && b->n_table == next->n_table &&
+           b->n_buffers == next->n_buffers && b->n_outputs == next->n_outputs &&
+           b->n_steps == next->n_steps && b->n_dims <= next->n_symbols;
+}
+
 static bool well_formed(const plt_model_desc *d) {
     const int64_t most = INT32_MAX;
     int64_t counts[] = {d->n_inputs,  d->n_symbols, d->n_table,   d->n_buffers,
@@ -98,7 +118,7 @@ static bool well_formed(const plt_model_desc *d) {
         if (k->extent_index < 0 || k->extent_index >= d->n_table) return false;
         if (k->multiple < 1) return false;
     }
-    return plt_order_well_formed(d);
+    return plt_order_well_formed(d) && (!d->next || is_next(d, d->next));
 }
 
 static void carve_model(plt_model *m, plt_carver *c, const plt_model_desc *d) {
@@ -177,6 +197,9 @@ plt_model *plt_model_create(const plt_model_desc *d, const plt_services *service
     for (int64_t i = 0; i < m->n_inputs; i++) {
         m->n_dims += m->inputs[i].kind == PLT_SCALAR ? 1 : m->inputs[i].rank;
     }
+    m->next = d->next;
+    m->bound = d->bound;
+    m->first_weight = d->first_weight;
     m->run = d->run;
     m->sizes = d->sizes;
     m->bind = d->bind;
@@ -207,11 +230,7 @@ void plt_slot_cut(plt_model *m, plt_slot *slot, int64_t keep) {
 }
 
 void plt_slot_free(plt_model *m, plt_slot *slot) {
-    if (slot->plan) {
-        plt_lock_take(&m->lock);
-        plt_plans_leave(&m->plans, &m->services, slot->plan);
-        plt_lock_give(&m->lock);
-    }
+    if (slot->plan) plt_leave_plan(m, slot->plan);
     plt_slot_cut(m, slot, 0);
     plt_release(&m->services, slot, slot->block_bytes);
 }
@@ -271,16 +290,18 @@ static bool same_key(const int64_t *a, const int64_t *b, int64_t length) {
     return true;
 }
 
-int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail) {
-    const int64_t *key = slot->symbols;
-    if (!slot->plan || !same_key(slot->plan->key, key, m->n_symbols + 2)) {
-        uint64_t hash = plt_plans_hash(key, m->n_symbols + 2);
-        plt_lock_take(&m->lock);
-        if (slot->plan) plt_plans_leave(&m->plans, &m->services, slot->plan);
-        slot->plan = plt_plans_find(&m->plans, key, hash);
-        plt_lock_give(&m->lock);
-    }
-    if (slot->plan) {
+void plt_leave_plan(plt_model *m, plt_entry *plan) {
+    plt_lock_take(&m->lock);
+    plt_plans_leave(&m->plans, &m->services, plan);
+    plt_lock_give(&m->lock);
+}
+
+int plt_take_plan(plt_model *m, const int64_t *key, plt_entry **out, int64_t *detail) {
+    uint64_t hash = plt_plans_hash(key, m->n_symbols + 2);
+    plt_lock_take(&m->lock);
+    *out = plt_plans_find(&m->plans, key, hash);
+    plt_lock_give(&m->lock);
+    if (*out) {
         atomic_fetch_add_explicit(&m->plan_hits, 1, memory_order_relaxed);
         return PLT_OK;
     }
@@ -289,9 +310,34 @@ int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail) {
     if (status != PLT_OK) return status;
     atomic_fetch_add_explicit(&m->plans_made, 1, memory_order_relaxed);
     plt_lock_take(&m->lock);
-    slot->plan = plt_plans_insert(&m->plans, &m->services, made);
+    *out = plt_plans_insert(&m->plans, &m->services, made);
     plt_lock_give(&m->lock);
     return PLT_OK;
+}
+
+int plt_find_plan(plt_model *m, plt_slot *slot, int64_t *detail) {
+    const int64_t *key = slot->symbols;
+    if (slot->plan && same_key(slot->plan->key, key, m->n_symbols + 2)) {
+        atomic_fetch_add_explicit(&m->plan_hits, 1, memory_order_relaxed);
+        return PLT_OK;
+    }
+    if (slot->plan) plt_leave_plan(m, slot->plan);
+    slot->plan = NULL;
+    return plt_take_plan(m, key, &slot->plan, detail);
+}
+
+int plt_take_bound(plt_model *m, const int64_t *symbols, int64_t threads, int64_t limit,
+                   plt_entry **out) {
+    plt_model *b = m->bound;
+    size_t bytes = (size_t)(b->n_symbols + 2) * sizeof(int64_t);
+    int64_t *key = plt_allocate(&m->services, bytes), detail[3];
+    if (!key) return PLT_ERR_MEMORY;
+    int status = plt_bound(b->bind(symbols, key), detail);
+    key[b->n_symbols] = threads;
+    key[b->n_symbols + 1] = limit;
+    if (status == PLT_OK) status = plt_take_plan(b, key, out, detail);
+    plt_release(&m->services, key, bytes);
+    return status;
 }
 
 int plt_plan(plt_model *m, const int64_t *symbols, int64_t limit, plt_plan_info *out) {
@@ -363,6 +409,18 @@ void plt_stats(plt_model *m, plt_stats_info *out) {
         .last_recomputed_steps = atomic_load(&m->last_recomputed),
         .last_spilled_bytes = atomic_load(&m->last_spilled),
     };
+}
+
+int plt_last_symbols(plt_model *m, int64_t *symbols) {
+    plt_enter(m);
+    plt_slot *spare = atomic_exchange(&m->spare, NULL), *none = NULL;
+    if (!spare) return PLT_ERR_COUNT;
+    bool found = spare->plan != NULL;
+    if (found) plt_copy(symbols, spare->plan->key, m->n_symbols, sizeof *symbols);
+    if (!atomic_compare_exchange_strong(&m->spare, &none, spare)) {
+        plt_slot_free(m, spare);
+    }
+    return found ? PLT_OK : PLT_ERR_COUNT;
 }
 
 void plt_cut_idle(plt_model *m, int64_t keep) {

@@ -113,6 +113,11 @@ enum {                    /* detail[0], [1], [2] */
     PLT_ERR_INTERRUPTED = 16 /* services.poll returned not 0 */
 };
 
+/* What a call that fails tells, in int64_t[PLT_DETAILS]: three numbers as above, then
+ * which part of the model failed, how many sizes its data have decided by then, and the
+ * first of these sizes. */
+enum { PLT_PART = 3, PLT_N_SIZES = 4, PLT_SIZES = 5, PLT_DETAILS = 32 };
+
 /* The sizes of a call that may overflow 64 bits. */
 enum plt_overflow {
     PLT_OVER_ALL = 0,    /* buffers and outputs together */
@@ -256,7 +261,19 @@ typedef struct plt_output_desc {
     int64_t dim_index; /* its dims are table[dim_index .. dim_index + rank) */
 } plt_output_desc;
 
-/* Copied by plt_model_create; functions and weights must outlive the model. */
+/* A model whose data decide sizes is a chain of parts. The inputs of a part are those of
+ * the part before it, then its outputs; an output that is a scalar input of the next
+ * part is a size. All parts run in one call of the first one, under its limit and on its
+ * threads, and the last one's outputs are the results. What a part hands over is memory
+ * of the call until it ends. Only the last part may write inputs.
+ *
+ * The memory of a part is planned when its sizes are known. Before that, its `bound`
+ * knows the most that it takes: a model that is planned and never run, with the same
+ * buffers, steps and table, whose n_dims are the symbols of the first part, and whose
+ * table holds for each buffer and each dim of an output the largest that it can be. A
+ * plan that is larger than that of the bound is replaced by that one. */
+
+/* Copied by plt_model_create; functions, weights and parts must outlive the model. */
 typedef struct plt_model_desc {
     int64_t n_inputs;
     const plt_input_desc *inputs;
@@ -289,6 +306,9 @@ typedef struct plt_model_desc {
     double flops_per_second;         /* of one thread */
     double bytes_per_second;         /* of memory */
     double spill_bytes_per_second;   /* of the spill file, each way */
+    plt_model *next;      /* the next part; NULL: none */
+    plt_model *bound;     /* NULL: the first part */
+    int64_t first_weight; /* among the weights of the first part, which has them all */
 } plt_model_desc;
 
 enum { PLT_CAN_RECOMPUTE = 1, PLT_CAN_SPILL = 2 };
@@ -341,6 +361,10 @@ PLT_API int plt_least(plt_model *model, const int64_t *symbols, int64_t *least);
 PLT_API int plt_bind(plt_model *model, const int64_t *dims, int64_t *symbols,
                      int64_t *guard);
 
+/* The symbols of the last call that ended: PLT_OK, or PLT_ERR_COUNT if there is none or
+ * another call runs. */
+PLT_API int plt_last_symbols(plt_model *model, int64_t *symbols);
+
 typedef struct plt_stats_info {
     int64_t calls;            /* that ran to the end */
     int64_t failures;         /* that did not */
@@ -389,7 +413,7 @@ typedef struct plt_output {
 } plt_output;
 
 typedef struct plt_result {
-    int64_t detail[3];
+    int64_t detail[PLT_DETAILS];
     int64_t n_outputs;
     plt_output *outputs; /* [n_outputs], owned: plt_result_free */
 } plt_result;
@@ -404,7 +428,7 @@ PLT_API void plt_result_free(plt_model *model, plt_result *result);
 /* A TVMFFISafeCallType. args[0] is the plt_model as an int, args[1] the address of the
  * pointers to its weights, or 0 for those it was made with; the rest its inputs. The
  * result is None, a tensor, or an Array of tensors; a failure is not an ffi error but a
- * Shape (status, detail[0], detail[1], detail[2]), which no model returns. */
+ * Shape of the status and the detail, which no model returns. */
 PLT_API int plt_ffi_call(void *self, const void *args, int32_t n, void *result);
 
 PLT_API int64_t plt_abi_version(void);

@@ -97,8 +97,10 @@ def _largest_term(term: Expr, name: str, end: Expr, facts: Facts) -> Expr | None
     way = direction(term, name)
     if way is not None:
         return low if way < 0 else high
-    ends = (e for e in (high, low) if facts.prove(le(term, e)) is True)
-    return next(ends, None) or _above(term, name, end)
+    for bound in (high, low):
+        if facts.prove(le(term, bound)) is True:
+            return bound
+    return _above(term, name, end)
 
 
 def _above(expr: Expr, name: str, end: Expr) -> Expr | None:

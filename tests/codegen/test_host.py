@@ -223,6 +223,7 @@ class Host:
             checks=tuple(checks),
             buffer_slots=(),
             output_slots=(),
+            output_ranks=(),
             work_slots=(),
             n_exact=len(entries),
             constants=(),

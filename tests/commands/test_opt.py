@@ -114,8 +114,16 @@ def test_no_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Positive(torch.nn.Module):
+    """A size of data inside a branch."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[x[:, 0] > 0].softmax(-1)
+        def some(x: torch.Tensor) -> torch.Tensor:
+            return x[x[:, 0] > 0].softmax(-1).sum(0)
+
+        def every(x: torch.Tensor) -> torch.Tensor:
+            return x.softmax(-1).sum(0)
+
+        return torch.cond(x.sum() > 0, some, every, (x,))
 
 
 def checks_of_regions(module: Module) -> list[str]:
@@ -157,3 +165,29 @@ def test_every_dump_is_read_back(
         if "inside @" in path.read_text():
             assert checks_of_regions(read_module(path, text)) == wanted
     assert checks_of_regions(read_module(path)) == wanted
+
+
+class Parted(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x[:, 0] > 0].softmax(-1)
+
+
+def test_dumps_of_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each part of a model has dumps of its own, which are read back."""
+    monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
+    model = pliant.compile(Parted(), (torch.randn(3, 8),), ({0: "n"},))
+    capsys.readouterr()
+    for number, part in enumerate(model.program.parts(), 1):
+        paths = sorted(tmp_path.glob(f"*.{number}.ir"))
+        names = [path.name.split("_")[1].split(".")[0] for path in paths]
+        assert names[0] == "flow" and names[-1] == "unify"
+        for at, path in enumerate(paths):
+            assert main(["opt", str(path), "-p", ",".join(names[at + 1 :])]) == 0
+            text = capsys.readouterr().out
+            assert text.startswith(print_module(part.lowered)[:200])
+    # The whole, up to the parts.
+    assert main(["opt", str(tmp_path / "00_import.ir"), "--dims", "n=5"]) == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pliant.model import compiled as model_code
+from pliant.model import parts as model_code
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from pliant.frontend.torch_ops_linalg import LINALG
 from pliant.frontend.torch_ops_random import RANDOM
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_series import SERIES
-from pliant.model import compiled as model_code
+from pliant.model import parts as model_code
 
 SEEN: set[Any] = set()  # aten overloads that some test has compiled
 

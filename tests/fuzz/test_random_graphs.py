@@ -16,7 +16,7 @@ from graphs import SIZES, Program, compare, program, references
 
 import pliant
 from pliant import Options
-from pliant.model import compiled as model_code
+from pliant.model import parts as model_code
 
 REGULAR = range(25)
 SWEEP = range(1000, 1300)

@@ -129,12 +129,39 @@ def test_a_size_that_a_branch_finds(n: int) -> None:
         np.testing.assert_allclose(run_graph(bound, inputs)[0], want[0], rtol=1e-5)
 
 
-def test_a_branch_that_gives_a_size_it_finds_is_refused() -> None:
-    text = INSIDE.replace("f32[] = if", "f32[u1] = if").replace(
-        "return %sum", "return %kept"
+SIZED = INSIDE.replace("f32[] = if", "f32[u1] = if").replace(
+    "return %sum", "return %kept"
+)
+
+
+@pytest.mark.parametrize("n", [0, 1, 13])
+def test_a_branch_that_gives_a_size_it_finds(n: int) -> None:
+    """Beside one that gives all: the result is as large as that of the side taken."""
+    module = parse_module(SIZED.replace("return %all", "return %b"))
+    verify(module, Stage.IMPORTED)
+    bound = module.with_main(bind_sizes(module.main))
+    found = results_of(module.main, bound.main)
+    verify(bound, Stage.IMPORTED)
+    model = pliant.compile(module)
+    assert model.dims == ("n", "u1")
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    for which in (True, False):
+        inputs = [x, np.array(which)]
+        want = run_graph(module, inputs)
+        got = found.cut(run_graph(bound, inputs), {"n": n})
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(model(*inputs), want[0])
+        run = model.stats()
+        plan = model.memory_plan(n=n, **run["last_sizes"])
+        assert run["last_peak_bytes"] == plan.peak_bytes
+
+
+def test_sides_of_other_bounds_are_refused() -> None:
+    text = SIZED.replace(
+        "    return %all",
+        "    %twice: f32[2*n] = concat(%b, %b) {axis = 0}\n    return %twice",
     )
-    text = text.replace("return %all", "return %b")
-    with pytest.raises(UnsupportedOpError, match="a size that data decide"):
+    with pytest.raises(UnsupportedOpError, match=r"at most n and 2\*n elements"):
         bind_sizes(parse_module(text).main)
 
 

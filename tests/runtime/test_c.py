@@ -14,11 +14,12 @@ HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "pliant" / "runtime"
 SOURCES = [
     *("arena.c", "budget.c", "call.c", "chunk.c", "evict.c", "inputs.c", "order.c"),
-    *("plan.c", "planner.c", "plans.c"),
+    *("parts.c", "plan.c", "planner.c", "plans.c"),
     *("remat.c", "rt.c", "shape.c", "spill.c", "threads.c", "walk.c"),
 ]
 UNIT = [
-    *("unit.c", "unit_memory.c", "unit_model.c", "unit_plan.c", "unit_threads.c"),
+    *("unit.c", "unit_memory.c", "unit_model.c", "unit_parts.c", "unit_plan.c"),
+    "unit_threads.c",
 ]
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 CC = shutil.which("gcc")
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler")
 # fork() in a threaded process is beyond what ThreadSanitizer follows
 RACES = [
     *("calls", "regions", "nested", "callers", "concurrent_calls", "parking"),
-    *("budget_waits", "budget_order", "idle_thread", "idle_callers"),
+    *("budget_waits", "budget_order", "idle_thread", "idle_callers", "parts_callers"),
 ]
 VARIANTS = {
     "plain": (["-O2"], []),

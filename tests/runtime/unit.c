@@ -49,6 +49,9 @@ static const struct {
     {"settled", test_settled},
     {"budget", test_budget},
     {"idle", test_idle},
+    {"parts", test_parts},
+    {"parts_out_of_memory", test_parts_out_of_memory},
+    {"parts_budget", test_parts_budget},
     {"regions", test_regions},
     {"nested", test_nested},
 #ifndef PLT_NO_THREADS
@@ -64,6 +67,7 @@ static const struct {
     {"idle_thread", test_idle_thread},
     {"idle_callers", test_idle_callers},
     {"idle_fork", test_idle_fork},
+    {"parts_callers", test_parts_callers},
     {"region_cost", test_region_cost},
 #endif
 };

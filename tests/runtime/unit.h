@@ -62,6 +62,9 @@ void test_copies(void);
 void test_settled(void);
 void test_budget(void);
 void test_idle(void);
+void test_parts(void);
+void test_parts_out_of_memory(void);
+void test_parts_budget(void);
 void test_regions(void);
 void test_nested(void);
 #ifndef PLT_NO_THREADS
@@ -77,6 +80,7 @@ void test_budget_fork(void);
 void test_idle_thread(void);
 void test_idle_callers(void);
 void test_idle_fork(void);
+void test_parts_callers(void);
 void test_region_cost(void);
 #endif
 

@@ -190,11 +190,11 @@ void test_idle(void) {
     check_call(m, LONG, 1);
     CHECK(plt_budget_reap(s.budget) && stats_of(m).arena_bytes == 16 * LONG);
     plt_frame f; /* a call that runs keeps its own, however long */
-    CHECK(plt_frame_open(m, &f) == PLT_OK);
+    CHECK(plt_frame_open(m, &f, NULL) == PLT_OK);
     CHECK(f.slot->arena.mapped == 16 * LONG);
     CHECK(!plt_budget_reap(s.budget) && !plt_budget_reap(s.budget));
     CHECK(f.slot->arena.mapped == 16 * LONG && stats_of(m).arena_bytes == 16 * LONG);
-    plt_frame_close(m, &f, PLT_ERR_RUN);
+    plt_frame_close(&f, PLT_ERR_RUN);
     CHECK(plt_budget_reap(s.budget) && !plt_budget_reap(s.budget));
     CHECK(stats_of(m).arena_bytes <= IDLE_MOST);
     plt_model_destroy(m);
@@ -221,7 +221,7 @@ typedef struct holding {
 static plt_slot *take(plt_model *m, plt_budget *b, int64_t need, int *status,
                       int64_t *detail) {
     plt_frame f;
-    CHECK(plt_frame_open(m, &f) == PLT_OK);
+    CHECK(plt_frame_open(m, &f, NULL) == PLT_OK);
     *status = plt_budget_take(b, m, f.slot, need, detail);
     return f.slot;
 }
