@@ -79,8 +79,11 @@ def test_wrong_width(block: Block, compiled: pliant.CompiledModel) -> None:
 
 def test_memory_limit(compiled: pliant.CompiledModel) -> None:
     x = torch.randn(1, 64, 16)
-    least = compiled.memory_plan(x).peak_bytes
     try:
+        compiled.memory_limit = 1
+        with pytest.raises(pliant.MemoryLimitError) as caught:
+            compiled(x)
+        least = caught.value.least
         compiled.memory_limit = least
         compiled(x)
         compiled.memory_limit = least - 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Dispatch
+from pliant.ir.ops import OPAQUE
 from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
 from pliant.memory.order import permuted
@@ -89,6 +90,26 @@ def _products(
             name = ""
 
 
+def _chunks(program: Program) -> Iterator[str]:
+    """The versions of the program, each with its regions in chunks."""
+    lowered = program.lowered
+    for number, version in enumerate(lowered.versions, 1):
+        calls = Counter(
+            op.str_attr("callee")
+            for op in version.ops
+            if op.name == "call_loop" and op.str_attr("callee") in lowered.chunks
+        )
+        yield f"  version {number}"
+        for name, count in calls.items():
+            op = lowered.chunks[name].op
+            kernels = count_text(
+                sum(inner.name in OPAQUE for inner in op.regions[0].ops), "contraction"
+            )
+            extent = op.dim_attr("extent")
+            calls_text = count_text(count, "call")
+            yield f"    {name:22} along {extent}, {kernels}   {calls_text}"
+
+
 def explain(
     program: Program,
     threads: int,
@@ -124,6 +145,9 @@ def explain(
                 if guard.cond not in known:
                     add(f"  {guard.cond}{_from(guard)}")
         lines.extend(_part(part, threads, dims))
+    if program.lowered.versions:
+        add("\nchunks (what may run in chunks of rows, to stay within a limit)")
+        lines.extend(_chunks(program))
     add("\nmemory")
     add(f"  peak bytes = {formula(program, threads)}")
     for part in parts:
