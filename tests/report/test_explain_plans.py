@@ -7,6 +7,7 @@ calls that the kernels make when the interpreter runs them.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -264,13 +265,13 @@ def test_every_dim_or_none(net: pliant.CompiledModel) -> None:
 def test_products_of_one_function() -> None:
     """Layers of several widths share a function; each of them is told of."""
     widths = (96, 160, 224, 288)
-    layers = [nn.Linear(k, n) for k, n in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(k, n) for k, n in pairwise(widths)]
     net = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
     x = torch.randn(5, 96)
     model = pliant.compile(net.eval(), (x,), {"input": {0: torch.export.Dim("rows")}})
     (name,) = model.program.lowered.plans
     text = model.explain(rows=5)
-    for k, n in zip(widths, widths[1:], strict=False):
+    for k, n in pairwise(widths):
         assert f"N={n} K={k}" in text, text
     assert text.count(f"{name} ") == 1 + len(layers), text  # once, and in the order
     for rows in (0, 1, 5, 13, 61, 300):
