@@ -159,3 +159,21 @@ def test_an_item_without_a_bound_is_refused() -> None:
 
     with pytest.raises(pliant.UnsupportedOpError, match="without a bound"):
         pliant.compile(Free(), (torch.tensor(3),), ({},))
+
+
+def test_sizes_as_results() -> None:
+    class Told(nn.Module):
+        def forward(self, x: Tensor, k: Tensor) -> tuple[Any, ...]:
+            n = k.item()
+            torch._check(n >= 0)
+            torch._check(n <= x.shape[0])
+            y = x[x > 0]
+            return x[:n], n, y, 2 * y.shape[0], x.shape[0]
+
+    model = Told()
+    m = pliant.compile(model, (torch.randn(6), torch.tensor(3)), (N, {}))
+    for n in (0, 1, 7, 31):
+        inputs = torch.randn(n), torch.tensor(n // 2)
+        for a, b in zip(m(*inputs), model(*inputs), strict=True):
+            assert type(a) is type(b)
+            assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))

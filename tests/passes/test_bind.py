@@ -92,6 +92,18 @@ def test_largest(text: str, most: str) -> None:
         )
 
 
+def test_a_largest_that_is_proved() -> None:
+    """A term of no direction, whose value at the end is proved to be the largest."""
+    facts = Facts().assume(le(sym("u"), sym("n")))
+    term = parse("32*u*min(max(-107*u - 576, 0), 1)*min(max(u - 7, 0), 1)")
+    assert direction(term, "u") is None
+    most = largest(term, {"u": sym("n")}, facts)
+    assert most is not None and "u" not in most.symbols()
+    for n in (0, 1, 9):
+        bound = most.evaluate({"n": n})
+        assert all(term.evaluate({"u": u}) <= bound for u in range(n + 1))
+
+
 INSIDE = """
 graph @main(%x: f32[n], %which: bool[]) {
   %y: f32[] = if(%which, %x)
