@@ -63,6 +63,15 @@ def _card(title: str, content: dict[str, Any]) -> str:
     numbers = ", ".join(f"{n} {kind}" for kind, n in counts(found).items())
     about = ", ".join(f"{key} {value}" for key, value in content["about"].items())
     lines = [f"## {title}", "", f"{len(found)} entries: {numbers} ({about}).", ""]
+    commits = sorted({e["commit"] for e in found.values() if "commit" in e})
+    if commits:
+        lines += [f"Entries are of the commits {', '.join(commits)}.", ""]
+    if any(entry["kind"] == "not_run" for entry in found.values()):
+        lines += [
+            "The card is not complete. Those that have run are no sample of the rest:",
+            "entries that a change was made for came first. Shares are of what ran.",
+            "",
+        ]
     lines += _libraries(found)
     blocking = _blocking(found)
     if blocking:
