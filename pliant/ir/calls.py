@@ -31,8 +31,7 @@ def computed_by(call: Op, module: Module) -> Graph | None:
 
 def computed(module: Module, graph: Graph | None = None) -> Iterator[Graph]:
     """What the calls of `main`, or of another version, compute, in their order."""
-    graph = graph or module.graphs.get("main")
-    for call in calls_in(graph) if graph is not None else ():
+    for call in calls_in(graph or module.main):
         purpose = computed_by(call, module)
         if purpose is not None:
             yield purpose

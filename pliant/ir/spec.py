@@ -97,7 +97,8 @@ def verify(module: Module, stage: Stage, verified: Verified | None = None) -> No
         _verify_constant(constant, stage)
     purposes = {
         graph.name: version
-        for version in (*module.versions, module.main)
+        for version in (*module.versions, module.graphs.get("main"))
+        if version is not None
         for graph in computed(module, version)
     }
     functions = [g for g in module.graphs.values() if g.name not in purposes]

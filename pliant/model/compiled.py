@@ -231,6 +231,9 @@ class CompiledModel(Caller):
                 "this model keeps no times: compile it with "
                 "instruments=pliant.Instruments(profile=True)"
             )
+        for part in self._parts:
+            assert part.stamps is not None
+            part.stamps.fill(0)
         self(*args, **kwargs)
         flat = self._signature.flatten(args, kwargs)
         dims = {**self.symbols_of(flat), "threads": self._threads}

@@ -148,11 +148,10 @@ class Planner:
                 for value in dict.fromkeys(footprint.memory.outputs)
                 if value not in params
             ]
-            buffers = footprint.memory.buffers
             made.append(
                 timeline(
                     footprint.steps,
-                    [(b.value, n) for b, n in zip(buffers, info.sizes, strict=True)],
+                    list(zip(footprint.layout.values, info.sizes, strict=True)),
                     [*handed, *results],
                     plan.part.runtime.spec.orders[info.order],
                     info.evictions,

@@ -275,6 +275,8 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     if not names:
         return []
     found = representatives(facts, names)
+    if not found:  # no assignment is known that the facts allow
+        return []
     some = [p for p in found if max(p.values()) >= _LARGE] or found[-1:]
     kept = sorted(some, key=lambda p: abs(sum(p.values()) - _LARGE * len(p)))[:1]
     for name in sorted(names):

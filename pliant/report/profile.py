@@ -33,9 +33,18 @@ class KernelTotal:
 def kernel_times(
     program: Program, stamps: Sequence[int], dims: Mapping[str, int]
 ) -> list[KernelTime]:
-    """The records of one call; `stamps` are the clock before and after each kernel."""
+    """The records of one call; `stamps` are the clock before and after each kernel.
+
+    A step of a version that was not used has no times.
+    """
     times: list[KernelTime] = []
+    # The work of chunks is that of the whole, and little more if their rows are many.
+    whole = {name: knob.extent for name, knob in program.lowered.knobs.items()}
+    rows = {name: max(extent.evaluate(dims), 1) for name, extent in whole.items()}
+    dims = {**dims, **rows}
     for number, step in enumerate(program.footprint.steps.steps):
+        if not stamps[2 * number]:
+            continue
         started, ended = stamps[2 * number], stamps[2 * number + 1]
         times.append(
             KernelTime(

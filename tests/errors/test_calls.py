@@ -215,7 +215,7 @@ def test_dtype(bert: pliant.CompiledModel, usable: Callable[[], None]) -> None:
         (mask.float(), "f32"),
         (mask.bool(), "bool"),
         (mask.to(torch.complex64), "complex64"),
-        (mask.numpy().astype(np.uint32), "uint32"),
+        (mask.numpy().astype(np.uint32), "u32"),
     ):
         with fails(bert, pliant.DTypeError, usable) as caught:
             bert(ids, wrong)
@@ -616,9 +616,11 @@ def test_unsupported_ops_are_all_listed() -> None:
 
 
 def test_not_a_model() -> None:
-    for wrong in (3, "model", object(), lambda x: x):
+    for wrong in (3, object(), lambda x: x):
         with pytest.raises(pliant.PliantError, match="cannot compile"):
             pliant.compile(wrong, (torch.ones(2),))
+    with pytest.raises(pliant.PliantError, match="cannot be read"):
+        pliant.compile("model")  # the path of an ONNX file
     with pytest.raises(OptionError, match="example_inputs"):
         pliant.compile(Affine())
 

@@ -75,6 +75,7 @@ class ThereAndBack(nn.Module):
 def compiled(model: nn.Module, width: int, **how: object) -> pliant.CompiledModel:
     torch.manual_seed(0)
     model = model.eval().requires_grad_(False)
+    how.setdefault("options", pliant.Options(chunk=False))  # evictions alone
     return pliant.compile(model, (torch.randn(3, width),), ({0: "n"},), **how)
 
 
@@ -165,7 +166,7 @@ def test_a_plan_of_another_limit_is_not_used() -> None:
 
 
 def test_off() -> None:
-    model = compiled(ThereAndBack(16, 8), 16, options=pliant.Options(remat=False))
+    model = compiled(ThereAndBack(16, 8), 16, options=pliant.Options(remat=False, chunk=False))
     peak = model.memory_plan(n=500).peak_bytes
     with pytest.raises(pliant.MemoryLimitError) as caught:
         model.memory_plan(n=500, memory_limit=peak - 1)
