@@ -29,10 +29,10 @@ Written by `make coverage` (ops of torch), `make coverage-models` (architectures
 `make coverage-onnx` (ONNX, judged as `bench/coverage/onnx_nodes.py` and
 `onnx_dynamic.py` say). Each op of torch is compiled with every dim dynamic (but those
 of size 1, which may be there to broadcast), without fallback, and compared with eager
-at its own sizes and at others (`bench/coverage/judge.py`); random ops are judged by shape, type and distribution, not
-by value. Each architecture has random weights, a dynamic batch and, where the model has
-one, a dynamic length or size (`bench/coverage/architecture.py`). Every entry that does
-not pass is listed.
+at its own sizes and at others (`bench/coverage/judge.py`); random ops are judged by
+shape, type and distribution, not by value. Each architecture has random weights, a
+dynamic batch and, where the model has one, a dynamic length or size
+(`bench/coverage/architecture.py`). Every entry that does not pass is listed.
 """
 
 

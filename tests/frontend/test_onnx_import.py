@@ -263,9 +263,8 @@ def test_data_dependent_sizes() -> None:
 
 
 def _typed(kind: int, op: str, **attrs: Any) -> onnx.ModelProto:
-    proto = model(
-        [node(op, ["x"], ["y"], **attrs)], {"x": (kind, ["n"])}, ["y"], {}, 24
-    )
+    made = [node(op, ["x"], ["y"], **attrs)]
+    proto = model(made, {"x": (kind, ["n"])}, ["y"], {}, 24)
     proto.graph.output[0].type.tensor_type.elem_type = attrs.get("to", kind)
     return proto
 

@@ -1,4 +1,4 @@
-"""ONNX ops: a sample of the package's node tests, and com.microsoft against its runtime.
+"""ONNX ops: a sample of the package's node tests, com.microsoft against its runtime.
 
 `make coverage-onnx` runs all of the node tests.
 """
