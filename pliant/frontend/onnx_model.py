@@ -67,8 +67,8 @@ def import_onnx(
             raise
         except Exception as error:
             check_types(proto, error)
-            what = f"{type(error).__name__}: {error}"
-            raise InternalError("import", what) from error
+            detail = f"{type(error).__name__}: {error}"
+            raise InternalError("import", detail) from error
 
 
 @dataclass(frozen=True, slots=True)
