@@ -18,7 +18,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 
 .PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-papers pages ablation coverage coverage-models
+.PHONY: bench-limits bench-papers pages ablation coverage coverage-models coverage-onnx
 
 test: lint types unit
 
@@ -54,6 +54,12 @@ fuzz: setup
 coverage: setup
 	$(BIN)/python -m bench.coverage opinfo
 	$(BIN)/python -m bench.coverage coreaten
+
+# The node tests of the onnx package, as they are and with every dim free, 20 minutes; to
+# the same page.
+coverage-onnx: setup
+	$(BIN)/python -m bench.coverage onnx_nodes
+	$(BIN)/python -m bench.coverage onnx_dynamic
 
 # Architectures of timm, transformers and diffusers, an hour; to the same page. timm
 # imports torchvision, which is put into a folder of its own, without what it needs.

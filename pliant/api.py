@@ -53,9 +53,9 @@ def compile(
     takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
     the path of an ONNX file or a ModelProto (docs/onnx.md), or a pliant IR module.
     `memory_limit` caps what one call allocates: bytes, or a text such as "512MiB".
-    `threads` defaults to PLIANT_THREADS, else what torch or
-    OMP_NUM_THREADS were set to, else the cores that the process may use. The result
-    follows the model's weights (docs/weights.md).
+    `threads` defaults to PLIANT_THREADS, else what torch or OMP_NUM_THREADS were set
+    to, else the cores that the process may use. The result follows the model's weights
+    (docs/weights.md).
     """
     chosen = settings(options, threads, target, memory_limit, instruments)
     with task(f"compiling {type(model).__name__}", after=SILENT_SECONDS):

@@ -21,16 +21,19 @@ TITLES = {
     "opinfo": "OpInfo entries of torch.testing",
     "coreaten": "Core ATen overloads",
     "architectures": "Architectures of timm, transformers and diffusers",
+    "onnx_nodes": "Node tests of ONNX",
+    "onnx_dynamic": "Node tests of ONNX, every dim free",
 }
-OPENING = """# What of torch compiles
+OPENING = """# What of torch and ONNX compiles
 
-Written by `make coverage` (ops) and `make coverage-models` (architectures). Each op is
-compiled with every dim dynamic (but those of size 1, which may be there to broadcast),
-without fallback, and compared with eager at its own sizes and at others
-(`bench/coverage/judge.py`); random ops are judged by shape, type and distribution, not
-by value. Each architecture has random weights, a dynamic batch and, where the model has
-one, a dynamic length or size (`bench/coverage/architecture.py`). Every entry that does
-not pass is listed.
+Written by `make coverage` (ops of torch), `make coverage-models` (architectures) and
+`make coverage-onnx` (ONNX, judged as `bench/coverage/onnx_nodes.py` and
+`onnx_dynamic.py` say). Each op of torch is compiled with every dim dynamic (but those
+of size 1, which may be there to broadcast), without fallback, and compared with eager
+at its own sizes and at others (`bench/coverage/judge.py`); random ops are judged by
+shape, type and distribution, not by value. Each architecture has random weights, a
+dynamic batch and, where the model has one, a dynamic length or size
+(`bench/coverage/architecture.py`). Every entry that does not pass is listed.
 """
 
 
@@ -73,6 +76,15 @@ def _card(title: str, content: dict[str, Any]) -> str:
             "",
         ]
     lines += _libraries(found)
+    apart = {n: e for n, e in found.items() if "_expanded" in n}
+    for label, part in (
+        ("primary", {n: e for n, e in found.items() if n not in apart}),
+        ("expanded bodies", apart),
+    ):
+        if apart:
+            shown = ", ".join(f"{n} {kind}" for kind, n in counts(part).items())
+            lines += [f"- {label}: {len(part)}: {shown}"]
+    lines += [""] if apart else []
     blocking = _blocking(found)
     if blocking:
         lines += ["| blocks | entries |", "| --- | --- |"]

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from pliant.errors import PliantError
+from pliant.errors import ModelError, PliantError
 from pliant.frontend.onnx_types import BOOL, ELEMENTS, INT64, OF_DTYPE, Element
 from pliant.frontend.onnx_values import (
     ABSENT,
@@ -190,8 +190,17 @@ class OnnxContext(Translation):
     def join(self, op: str, x: Operand, y: Operand) -> Value:
         """A binary op of two tensors of one type, or a tensor and a number."""
         if isinstance(x, Value) and isinstance(y, Value):
+            self.same_types(x, y)
             x, y = self.spread(x, y)
         return self.arith(op, x, y)
+
+    def same_types(self, x: Value, y: Value) -> None:
+        """Operator sets have no promotion."""
+        if x.dtype is not y.dtype:
+            raise ModelError(
+                f"{self.op_name} at {self.b.loc} has operands of {x.dtype} and "
+                f"{y.dtype}; its operator set takes one type"
+            )
 
     def spread(self, *values: Value) -> list[Value]:
         """The values with dims of 1 where the example says that they broadcast."""

@@ -35,7 +35,7 @@ def check(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model, which has the form that the format states."""
     if not model.HasField("graph") or not model.opset_import:
         raise ModelError("this is no ONNX model: it has no graph or no operator set")
-    _check_depth(model.graph, 0)
+    _check_graph(model.graph, 0)
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx"):
             newest = onnx.defs.onnx_opset_version()
@@ -92,13 +92,26 @@ def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
+def _check_graph(graph: onnx.GraphProto, depth: int) -> None:
+    """Not nested too deep, and every name is a text: protobuf also lets bytes pass."""
     if depth > DEEPEST:
         raise ModelError(f"graphs are nested more than {DEEPEST} deep")
+    _check_texts(graph.name, *(t.name for t in graph.initializer))
+    for value in (*graph.input, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        _check_texts(value.name, *(d.dim_param for d in dims))
     for node in graph.node:
+        _check_texts(node.name, node.op_type, node.domain, *node.input, *node.output)
         for attribute in node.attribute:
+            _check_texts(attribute.name, attribute.ref_attr_name)
             for inner in (attribute.g, *attribute.graphs):
-                _check_depth(inner, depth + 1)
+                _check_graph(inner, depth + 1)
+
+
+def _check_texts(*names: object) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelError(f"the model is malformed: {name!r} is no UTF-8 text")
 
 
 def _first(error: Exception) -> str:

@@ -155,8 +155,10 @@ def _div(cx: OnnxContext, a: Any, b: Any) -> Any:
         return Ratio(share, bottom)
     top, by = _whole(a), _whole(b)
     # Towards zero in ONNX: what is not negative rounds down.
-    if not (cx.proves(le(0, top)) and cx.proves(le(1, by))):
+    if not cx.proves(le(1, by)) or cx.b.facts.prove(le(0, top)) is False:
         raise Cannot
+    if not cx.proves(le(0, top)):
+        cx.require(le(0, top), "a size that is divided must not be negative")
     return cx.simplify(floordiv(top, by))
 
 

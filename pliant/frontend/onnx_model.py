@@ -22,6 +22,7 @@ import onnx
 from pliant.errors import (
     InternalError,
     OptionError,
+    PliantError,
     ShapeError,
     UnsupportedOp,
     UnsupportedOpError,
@@ -62,6 +63,12 @@ def import_onnx(
         except InternalError as error:
             check_types(proto, error)
             raise
+        except PliantError:
+            raise
+        except Exception as error:
+            check_types(proto, error)
+            detail = f"{type(error).__name__}: {error}"
+            raise InternalError("import", detail) from error
 
 
 @dataclass(frozen=True, slots=True)

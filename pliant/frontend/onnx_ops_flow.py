@@ -195,6 +195,7 @@ def _counted(
         build,
         lambda params: [params[count], TRUE, *params[:count]],
     )
+    _agreed(cx, types, region.results)
     region = _ordered(region, count, 1, len(held))
     made = cx.b.emit_multi(
         "scan", *start, *held, steps, regions=(region,), rounds=rounds, scanned=1
@@ -209,9 +210,19 @@ def _as(cx: OnnxContext, value: Value, wanted: TensorType) -> Value:
             f"a carried value is {wanted} before a round, {value.type} then"
         )
     for have, want in zip(value.shape, wanted.shape, strict=True):
-        if not cx.b.same(have, want):
+        alike = cx.hint(have) is not None and cx.hint(have) == cx.hint(want)
+        if not alike and not cx.b.same(have, want):
             raise Unsupported(f"a carried value changes from {wanted} to {value.type}")
     return value
+
+
+def _agreed(
+    cx: OnnxContext, types: Sequence[TensorType], results: Sequence[Value]
+) -> None:
+    """Sizes of carried values that are equal in the example must be in every call."""
+    for wanted, value in zip(types, results, strict=False):
+        for have, want in zip(value.shape, wanted.shape, strict=True):
+            cx.b.require_equal(want, have, "a carried value keeps its shape")
 
 
 def _ordered(region: Graph, carried: int, scanned: int, held: int) -> Graph:
@@ -396,6 +407,7 @@ def scanned_rows(
         return [*after, *made[count:]]
 
     region = n.walk.region(body, [*types, *inner], around, build)
+    _agreed(cx, types, region.results)
     region = _ordered(region, count, len(rows), len(held))
     made = cx.b.emit_multi(
         "scan",

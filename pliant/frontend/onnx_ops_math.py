@@ -178,6 +178,7 @@ def clip(cx: OnnxContext, n: Node) -> Value:
 
 def where(cx: OnnxContext, n: Node) -> Value:
     cond, x, y = cx.spread(n.tensor(0), n.tensor(1), n.tensor(2))
+    cx.same_types(x, y)
     return cx.select(cond, x, y)
 
 

@@ -55,8 +55,7 @@ def dft(cx: OnnxContext, n: Node) -> Value:
     else:
         axis = n.axis(n.attr("axis", 1))
     inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
-    # Bins that cancel out would keep the rounding errors of the largest.
-    wide = cx.cast(x, DType.F64)
+    wide = cx.cast(x, x.dtype.compute)
     size = wide.shape[axis]
     if inverse and onesided:
         size = 2 * (size - 1)

@@ -112,7 +112,8 @@ class Asked:
         if not wide.free_symbols:
             return
         larger = out in (a, b)  # or smaller: a number
-        frame = _asking_frame(sys._getframe(2), larger)
+        # Ops themselves take the larger of sizes, for the strides of their results.
+        frame = _asking_frame(sys._getframe(2))
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
             answer = out == a if larger else bool(out)

@@ -196,15 +196,19 @@ def test_only_the_front_end_for_torch_imports_torch() -> None:
 # --- types and numbers ----------------------------------------------------------
 
 
+# torch promotes no unsigned integers but u8, and raises for them.
+PROMOTED = [d for d in DType if d.kind != "u" or d is DType.U8]
+
+
 def test_types_are_promoted_as_in_torch() -> None:
-    for a, b in itertools.product(DType, repeat=2):
+    for a, b in itertools.product(PROMOTED, repeat=2):
         theirs = torch.promote_types(torch_dtype(a), torch_dtype(b))
         assert promote_types(a, b) is dtype_of(theirs)
 
 
 def test_numbers_beside_tensors_are_promoted_as_in_torch() -> None:
     cx = Translation(Builder())
-    for a, b in itertools.product(DType, repeat=2):
+    for a, b in itertools.product(PROMOTED, repeat=2):
         for ranks in itertools.product((0, 1), repeat=2):
             shapes = [(as_expr(2),) * rank for rank in ranks]
             ours = [

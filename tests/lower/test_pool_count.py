@@ -35,8 +35,10 @@ def test_mean_of_spread_windows(
     for place in np.ndindex(found.shape):
         total, count = 0.0, 0
         for tap in itertools.product(range(size), repeat=2):
-            at = [p * stride - low + t * dilation for p, t in zip(place, tap)]
-            inside = all(0 <= a < n for a, n in zip(at, shape[2:]))
+            at = [
+                p * stride - low + t * dilation for p, t in zip(place, tap, strict=True)
+            ]
+            inside = all(0 <= a < n for a, n in zip(at, shape[2:], strict=True))
             total += float(data[0, 0, at[0], at[1]]) if inside else 0.0
             count += inside or include_pad
         np.testing.assert_allclose(found[place], total / count, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,252 @@
+"""ONNX ops: a sample of the package's node tests, com.microsoft against its runtime.
+
+`make coverage-onnx` runs all of the node tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import pliant
+from bench.coverage import onnx_dynamic, onnx_nodes
+from tests.frontend.onnx_models import FLOAT, drawn, model
+
+node = helper.make_node
+
+SAMPLE = [
+    "add_bcast",
+    "and_bcast3v1d",
+    "argmax_keepdims_example",
+    "averagepool_2d_ceil",
+    "batchnorm_example",
+    "bitcast_float32_to_int32",
+    "clip_example",
+    "compress_0",
+    "constantofshape_float_ones",
+    "convtranspose_output_shape",
+    "cumsum_1d_exclusive",
+    "dequantizelinear_axis",
+    "div_uint64",
+    "dynamicquantizelinear",
+    "einsum_batch_matmul",
+    "gather_1",
+    "gemm_all_attributes",
+    "gridsample_bicubic",
+    "gru_seq_length",
+    "layer_normalization_4d_axis1",
+    "lstm_with_peepholes",
+    "matmulinteger",
+    "max_uint32",
+    "maxpool_with_argmax_2d_precomputed_pads",
+    "mod_mixed_sign_int64",
+    "nllloss_NCd1_weight",
+    "nonmaxsuppression_two_classes",
+    "onehot_with_axis",
+    "pow_types_float32_int64",
+    "qlinearmatmul_2D_uint8_float32",
+    "reduce_log_sum_exp_default_axes_keepdims_example",
+    "reflect_pad",
+    "resize_downsample_sizes_cubic_antialias",
+    "resize_tf_crop_and_resize",
+    "reversesequence_batch",
+    "roialign_mode_max",
+    "scan9_sum",
+    "scatternd_max",
+    "sce_mean_weight_ii",
+    "sequence_map_add_2_sequences",
+    "slice_neg_steps",
+    "split_to_sequence_1",
+    "stft_with_window",
+    "tensorscatter_circular",
+    "top_k_negative_axis",
+    "tril_neg",
+    "unique_not_sorted_without_axis",
+    "where_example",
+]
+FREE = [
+    "add_bcast",
+    "concat_3d_axis_1",
+    "conv_with_strides_padding",
+    "cumsum_2d_axis_1",
+    "expand_dim_changed",
+    "gather_0",
+    "instancenorm_example",
+    "lstm_defaults",
+    "matmul_3d",
+    "maxpool_2d_same_upper",
+    "nonzero_example",
+    "reshape_reordered_all_dims",
+    "softmax_axis_2",
+    "squeeze_negative_axes",
+    "transpose_default",
+]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_node(name: str) -> None:
+    found = onnx_nodes.evaluate(f"test_{name}")
+    assert found.kind == "pass", found.text
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_node_with_free_dims(name: str) -> None:
+    found = onnx_dynamic.evaluate(f"test_{name}")
+    assert found.kind == "pass", found.text
+
+
+# ---- com.microsoft
+
+
+def _check(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, Any],
+    outputs: list[str],
+    shapes: dict[str, list[Any]] | None = None,
+    constants: dict[str, Any] | None = None,
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    kinds = {
+        name: (
+            helper.np_dtype_to_tensor_dtype(x.dtype),
+            (shapes or {}).get(name, x.shape),
+        )
+        for name, x in inputs.items()
+    }
+    proto = model(nodes, kinds, outputs, constants, domains=["com.microsoft"])
+    for value in proto.graph.output:
+        value.type.Clear()
+    session = runtime.InferenceSession(proto.SerializeToString())
+    wanted = session.run(None, inputs)
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = FLOAT
+    found = pliant.compile(proto)(**inputs)
+    found = found if len(wanted) > 1 else (found,)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        if ours.dtype.kind in "iu":
+            assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+        else:
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def _ms(op: str, inputs: list[str], outputs: list[str], **attrs: Any) -> onnx.NodeProto:
+    return node(op, inputs, outputs, domain="com.microsoft", **attrs)
+
+
+@pytest.mark.parametrize("op", ["Gelu", "FastGelu", "QuickGelu", "BiasGelu"])
+def test_gelu(op: str) -> None:
+    inputs = {"x": drawn(0, 3, 8)}
+    if op in ("BiasGelu", "FastGelu"):
+        inputs["b"] = drawn(1, 8)
+    shapes = {"x": ["n", 8]}
+    _check([_ms(op, list(inputs), ["y"])], inputs, ["y"], shapes)
+
+
+def test_fused_matmul() -> None:
+    made = _ms("FusedMatMul", ["a", "b"], ["y"], alpha=0.5, transB=1)
+    _check([made], {"a": drawn(0, 2, 3, 4), "b": drawn(1, 2, 5, 4)}, ["y"])
+
+
+def test_skip_norms() -> None:
+    x = {"x": drawn(0, 2, 3, 8), "s": drawn(1, 2, 3, 8), "w": drawn(2, 8)}
+    made = _ms("SkipSimplifiedLayerNormalization", ["x", "s", "w"], ["y"], epsilon=1e-5)
+    _check([made], x, ["y"])
+    x["b"] = drawn(3, 8)
+    names = ["x", "s", "w", "b"]
+    made = _ms("SkipLayerNormalization", names, ["y", "", "", "t"], epsilon=1e-5)
+    _check([made], x, ["y", "t"])
+
+
+def test_embed_layer_norm() -> None:
+    rng = np.random.default_rng(0)
+    inputs = {
+        "ids": rng.integers(0, 20, (2, 5)).astype(np.int32),
+        "segments": rng.integers(0, 2, (2, 5)).astype(np.int32),
+    }
+    tables = {"words": (20, 8), "places": (9, 8), "kinds": (2, 8), "w": (8,), "b": (8,)}
+    constants = {n: drawn(k, *s) for k, (n, s) in enumerate(tables.items())}
+    names = [*inputs, *tables]
+    made = _ms("EmbedLayerNormalization", names, ["y", "m"], epsilon=1e-5)
+    shapes: dict[str, list[Any]] = {n: ["batch", "seq"] for n in inputs}
+    _check([made], inputs, ["y"], shapes, constants)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention(causal: int) -> None:
+    x = {"x": drawn(0, 2, 5, 8)}
+    made = _ms("Attention", ["x", "w", "b"], ["y"], num_heads=2, unidirectional=causal)
+    constants = {"w": drawn(1, 8, 24), "b": drawn(2, 24)}
+    _check([made], x, ["y"], {"x": ["batch", "seq", 8]}, constants)
+
+
+def test_multi_head_attention() -> None:
+    inputs = {
+        "q": drawn(0, 2, 3, 8),
+        "k": drawn(1, 2, 5, 8),
+        "v": drawn(2, 2, 5, 8),
+        "b": drawn(3, 24),
+        "m": np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32),
+    }
+    made = _ms("MultiHeadAttention", list(inputs), ["y"], num_heads=2)
+    _check([made], inputs, ["y"])
+
+
+def test_rotary_embedding() -> None:
+    inputs = {
+        "x": drawn(0, 2, 3, 16),
+        "p": np.array([[0, 1, 2], [3, 4, 5]], np.int64),
+    }
+    tables = {"c": drawn(1, 10, 4), "s": drawn(2, 10, 4)}
+    for interleaved in (0, 1):
+        made = _ms(
+            "RotaryEmbedding", ["x", "p", "c", "s"], ["y"], interleaved=interleaved
+        )
+        _check([made], inputs, ["y"], None, tables)
+
+
+def test_group_query_attention() -> None:
+    past, fresh, size = 4, 2, 16
+    inputs = {
+        "q": drawn(0, 1, fresh, 4 * size),
+        "k": drawn(1, 1, fresh, 2 * size),
+        "v": drawn(2, 1, fresh, 2 * size),
+        "pk": drawn(3, 1, 2, past, size),
+        "pv": drawn(4, 1, 2, past, size),
+        "ends": np.array([past + fresh - 1], np.int32),
+        "total": np.array(past + fresh, np.int32),
+    }
+    made = _ms(
+        "GroupQueryAttention",
+        list(inputs),
+        ["y", "nk", "nv"],
+        num_heads=4,
+        kv_num_heads=2,
+    )
+    _check([made], inputs, ["y", "nk", "nv"])
+
+
+def test_matmul_nbits() -> None:
+    rng = np.random.default_rng(0)
+    x = {"x": drawn(0, 3, 64)}
+    constants = {
+        "w": rng.integers(0, 256, (6, 2, 16)).astype(np.uint8),
+        "s": np.abs(drawn(1, 12)),
+    }
+    made = _ms("MatMulNBits", ["x", "w", "s"], ["y"], K=64, N=6, bits=4, block_size=32)
+    _check([made], x, ["y"], {"x": ["rows", 64]}, constants)
+
+
+def test_qlinear_add() -> None:
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.integers(0, 256, (3, 5)).astype(np.uint8) for n in "ab"}
+    constants = {
+        **{n: np.float32(0.02) for n in ("sa", "sb", "sc")},
+        **{n: np.uint8(3) for n in ("za", "zb", "zc")},
+    }
+    names = ["a", "sa", "za", "b", "sb", "zb", "sc", "zc"]
+    _check([_ms("QLinearAdd", names, ["y"])], inputs, ["y"], None, constants)
