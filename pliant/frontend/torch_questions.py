@@ -112,8 +112,7 @@ class Asked:
         if not wide.free_symbols:
             return
         larger = out in (a, b)  # or smaller: a number
-        # Ops themselves take the larger of sizes, for the strides of their results.
-        frame = _asking_frame(sys._getframe(2))
+        frame = _asking_frame(sys._getframe(1), larger)
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
             answer = out == a if larger else bool(out)
@@ -182,6 +181,8 @@ def recorded_questions() -> Iterator[Asked]:
         yield asked
 
 
+_COMPARED = "compared"  # the function in place of such a method
+
 # The methods by which sizes are compared, and the relation that decides.
 _COMPARISONS: dict[str, Any] = {
     "eq": sympy.Eq,
@@ -233,6 +234,10 @@ def _condition(expr: Any, answer: Any) -> Any:
     return sympy.Eq(expr, answer, evaluate=False)
 
 
+def _in_op(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_name == "__torch_function__"
+
+
 def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | None:
     """The innermost frame of the model's code; None inside of an op or the tracer.
 
@@ -245,6 +250,9 @@ def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | 
         calls |= number and function == "__torch_function__"  # arguments of an op
         own = path in (__file__, torch_windows.__file__)
         if own or (calls and path.startswith(_TRACER)):
+            # An op in C++ compares sizes itself, for the strides of its result.
+            if own and function == _COMPARED and _in_op(frame.f_back):
+                return None
             frame = frame.f_back
             continue
         if path == _FAKE_OPS or path.startswith(_TRACER):
