@@ -166,9 +166,8 @@ def test_a_plan_of_another_limit_is_not_used() -> None:
 
 
 def test_off() -> None:
-    model = compiled(
-        ThereAndBack(16, 8), 16, options=pliant.Options(remat=False, chunk=False)
-    )
+    off = pliant.Options(remat=False, chunk=False)
+    model = compiled(ThereAndBack(16, 8), 16, options=off)
     peak = model.memory_plan(n=500).peak_bytes
     with pytest.raises(pliant.MemoryLimitError) as caught:
         model.memory_plan(n=500, memory_limit=peak - 1)
