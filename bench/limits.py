@@ -85,10 +85,12 @@ def sweep(
             "spilled": stats["spilled_bytes"],
             "recompute": sum(r.action == "recompute" for r in made),
             "spill": sum(r.action == "spill" for r in made),
+            "chunks": max((c.chunks for c in plan.knobs.get("chunks", ())), default=1),
         }
         rows.append(row)
         told = (
-            f"{row['ms']:.1f} ms, {row['recompute']} recomputed, {row['spill']} filed"
+            f"{row['ms']:.1f} ms, {row['chunks']} chunks, {row['recompute']} recomputed,"
+            f" {row['spill']} filed"
         )
         print(f"  {name} {shape} {percent}%: {told}", file=sys.stderr)
     model.memory_limit = None

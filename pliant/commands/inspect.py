@@ -181,6 +181,12 @@ def _lines(
             f"  limit        {_size(shown.limit)}: {actions.count('recompute')} values "
             f"computed again, {actions.count('spill')} spilled"
         )
+        chunks: Any = plan.knobs.get("chunks", ())
+        lines += [
+            f"  in chunks    {part.rows} of {part.total} rows along {part.dim}, "
+            f"{part.loc}"
+            for part in chunks
+        ]
     known = shown.names()
     formula = _renamed(shown.model.peak_formula, known)
     others = [
@@ -229,6 +235,7 @@ def _content(
     held: Timeline,
 ) -> dict[str, Any]:
     made: Any = plan.knobs.get("rematerialised", ())
+    chunks: Any = plan.knobs.get("chunks", ())
     return {
         "model": name,
         "dims": dims,
@@ -240,6 +247,7 @@ def _content(
         "weight_bytes": plan.weight_bytes,
         "lower_bound": plan.lower_bound,
         "peak_formula": shown.model.peak_formula,
+        "chunks": [asdict(item) for item in chunks],
         "rematerialised": [asdict(item) for item in made],
         "peak_step": held.peak_step,
         "live": [asdict(item) for item in held.held],
