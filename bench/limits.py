@@ -89,8 +89,8 @@ def sweep(
         }
         rows.append(row)
         told = (
-            f"{row['ms']:.1f} ms, {row['chunks']} chunks, {row['recompute']} recomputed,"
-            f" {row['spill']} filed"
+            f"{row['ms']:.1f} ms, {row['chunks']} chunks, {row['recompute']} "
+            f"recomputed, {row['spill']} filed"
         )
         print(f"  {name} {shape} {percent}%: {told}", file=sys.stderr)
     model.memory_limit = None
