@@ -149,7 +149,7 @@ def reject_unsupported(graph: Graph, cx: Context) -> Graph:
 
 def flow(module: Module, cx: Context) -> Module:
     """Control flow; its regions go through the stages before `vectorize`."""
-    inside = Context(cx.options, cx.target)
+    inside = Context(replace(cx.options, chunk=False), cx.target)
     facts = cx.facts(module.main)
     return lower_flows(module, facts, lambda m: run_stages(m, inside, "inplace"))
 

@@ -39,7 +39,7 @@ def test_paused_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
         return module
 
     stage = replace(pipeline.STAGES[0], name="watched", run=watched)
-    monkeypatch.setattr(pipeline, "STAGES", (stage, *pipeline.STAGES))
+    monkeypatch.setattr(pipeline, "_WHOLE", (stage, *pipeline._WHOLE))
     module: Module = parse_module(MODEL)
     pliant.compile(module)
     assert seen == [False]

@@ -164,17 +164,19 @@ def plan_host(
     output_slots = tuple(table.run(v.shape) for v in graph.results)
     knob_slots = tuple(table.slot(knob.extent) for knob in module.knobs.values())
     constants = _constants(module)
-    calls: dict[HostCall, int] = {}
+    calls: dict[tuple[HostCall, int], int] = {}
     works: list[Work] = []
     sequences: list[tuple[int, ...]] = []
     for version, memory, numbers in layout.versions:
         alone = module.with_main(version)
-        made = list(_calls(alone, memory, numbers, constants, table, input_numbers))
-        for call, work in zip(made, call_work(alone) if weigh else made, strict=True):
-            if call not in calls:
-                calls[call] = len(calls)
+        found = list(_calls(alone, memory, numbers, constants, table, input_numbers))
+        # A version may make one call several times: each is a step.
+        made = [(call, found[:k].count(call)) for k, call in enumerate(found)]
+        for step, work in zip(made, call_work(alone) if weigh else made, strict=True):
+            if step not in calls:
+                calls[step] = len(calls)
                 works += [work] if isinstance(work, Work) else []
-        sequences.append(tuple(calls[call] for call in made))
+        sequences.append(tuple(calls[step] for step in made))
     n_exact = len(table.entries)
     inner = (g for graphs in module.inside.values() for g in graphs)
     work_slots = tuple((table.slot(w.flops), table.slot(w.bytes)) for w in works)
@@ -192,7 +194,7 @@ def plan_host(
         work_slots=work_slots,
         n_exact=n_exact,
         constants=tuple(constants),
-        calls=tuple(calls),
+        calls=tuple(call for call, _ in calls),
         sequences=tuple(sequences),
         stamps=2 * len(calls) if profile else None,
     )

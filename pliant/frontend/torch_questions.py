@@ -43,6 +43,7 @@ from torch.fx.experimental.sym_node import SymNode
 from pliant.frontend import torch_windows
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_FLOW = os.path.join(_TORCH, "_higher_order_ops") + os.sep
 _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
@@ -113,7 +114,7 @@ class Asked:
             return
         larger = out in (a, b)  # or smaller: a number
         frame = _asking_frame(sys._getframe(1), larger)
-        if frame is not None:
+        if frame is not None and not _in_flow(sys._getframe(1), frame):
             path, line = frame.f_code.co_filename, frame.f_lineno
             answer = out == a if larger else bool(out)
             self.questions[Question(_condition(wide, answer), path, line)] = None
@@ -232,6 +233,18 @@ def _condition(expr: Any, answer: Any) -> Any:
     if isinstance(expr, sympy.logic.boolalg.Boolean):
         return expr if bool(answer) else sympy.Not(expr)
     return sympy.Eq(expr, answer, evaluate=False)
+
+
+def _in_flow(frame: FrameType | None, until: FrameType) -> bool:
+    """Whether torch's own control flow asks: at no rows, it only runs nothing."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith((_FLOW, "<eval_with_key>")):
+            return True
+        if frame is until:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _in_op(frame: FrameType | None) -> bool:

@@ -483,9 +483,9 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
     extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
     outers = sizes_of(op.dims_attr("outers"), env)
     given = list(zip(region.params, operands, outers, strict=False))
-    results = [np.empty(0)] * len(op.results)
-    for k, value in enumerate(op.results):
-        results[k] = run.fresh(value.type, env).elements()
+    results = [
+        run.rounded(np.zeros(sizes_of(v.shape, env)), v.dtype) for v in op.results
+    ]
     for first in range(0, extent, max(rows, 1)):
         count = min(rows, extent - first)
         inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}

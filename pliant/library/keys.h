@@ -57,6 +57,8 @@ static inline void plt_narrow_keys(uint32_t *restrict keys, const void *restrict
     case PLT_I32: PLT_KEYS(uint32_t, e ^ 0x80000000u)
     case PLT_I16: PLT_KEYS(uint16_t, e ^ 0x8000u)
     case PLT_I8: PLT_KEYS(uint8_t, e ^ 0x80u)
+    case PLT_U32: PLT_KEYS(uint32_t, e)
+    case PLT_U16: PLT_KEYS(uint16_t, e)
     default: PLT_KEYS(uint8_t, e)
     }
 }
@@ -65,6 +67,7 @@ static inline void plt_wide_keys(uint64_t *restrict keys, const void *restrict x
                                  int64_t n, int64_t step, int64_t dtype,
                                  uint64_t flip) {
     if (dtype == PLT_F64) PLT_KEYS(uint64_t, plt_key64(e))
+    if (dtype == PLT_U64) PLT_KEYS(uint64_t, e)
     PLT_KEYS(uint64_t, e ^ UINT64_C(1) << 63)
 }
 

@@ -22,6 +22,9 @@ enum plt_dtype {
     PLT_I32,
     PLT_I16,
     PLT_I8,
+    PLT_U64,
+    PLT_U32,
+    PLT_U16,
     PLT_U8,
     PLT_BOOL
 };
@@ -35,7 +38,7 @@ static inline int64_t plt_grain(int64_t work, int64_t size) {
 }
 
 static inline int64_t plt_bytes(int64_t dtype) {
-    static const int8_t bytes[] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
+    static const int8_t bytes[] = {8, 4, 2, 2, 8, 4, 2, 1, 8, 4, 2, 1, 1};
     return bytes[dtype];
 }
 

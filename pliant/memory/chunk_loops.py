@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from pliant.errors import InternalError
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
 from pliant.ir.loop_walk import Node, rewrite, statements
 from pliant.ir.loops import (
@@ -58,6 +57,10 @@ from pliant.sym import (
     sym,
 )
 from pliant.sym.monotone import largest
+
+
+class _Unbounded(Exception):
+    """No largest value of the memory of a chunk is known: it cannot be planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,18 @@ class _Chunks:
 
     flows: Flows
     functions: _Functions
+
+    def version(self, graph: Graph) -> tuple[Op, ...]:
+        """The ops of a version, its chunks as calls."""
+        ops: list[Op] = []
+        for op in graph.ops:
+            if op.name == "chunk":
+                called = self.lowered(op)
+                ops += self.flows.ops  # weights that the call takes
+                self.flows.ops = []
+                op = called
+            ops.append(op)
+        return tuple(ops)
 
     def lowered(self, op: Op) -> Op:
         """A fusion that calls the loop function of a chunk."""
@@ -264,7 +279,7 @@ class _ChunkFunction:
         """Bytes for a chunk with all its rows."""
         found = largest(size, {self.count: self.rows}, self.flows.facts)
         if found is None:
-            raise InternalError("chunk_loops", f"no largest value of {size} is known")
+            raise _Unbounded(size)
         return found
 
     def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
@@ -309,14 +324,11 @@ def lower_chunks(module: Module, facts: Facts, compile_region: CompileRegion) ->
         flows = Flows(module, version, compile_region, facts, names)
         flows.producers = dict(version.producers())
         chunks = _Chunks(flows, functions)
-        ops: list[Op] = []
-        for op in version.ops:
-            if op.name == "chunk":
-                ready = chunks.lowered(op)
-                ops += flows.ops
-                flows.ops = []
-                op = ready
-            ops.append(op)
+        try:
+            ops = chunks.version(version)
+        except _Unbounded:
+            del graphs[version.name]
+            continue
         module = flows.module
-        graphs[version.name] = version.replace(ops=tuple(ops))
+        graphs[version.name] = version.replace(ops=ops)
     return module.replace(graphs=graphs)

@@ -233,6 +233,8 @@ def regions_of(of: FusedGraph) -> Iterator[Region]:
         growth = Growth(of, cutter)
         seen: set[frozenset[Op]] = set()
         for end, op in enumerate(of.fusions):
+            if not op.results:
+                continue
             for cut in cutter.cuts_of(op.results[0].shape):
                 for region in growth.regions(end, cut, _LONGEST):
                     same = frozenset(region.members)
@@ -246,7 +248,8 @@ def chunk(module: Module, cx: Context) -> Module:
     graph = module.main
     facts = cx.facts(graph)
     of = FusedGraph(graph, facts)
-    sizes = {s for op in of.fusions for v in op.results for s in v.type.bytes.symbols()}
+    values = (*graph.params, *(v for op in graph.ops for v in op.results))
+    sizes = {s for v in values for d in v.shape for s in d.symbols()}
     points = points_of(facts, sizes)
     # A buffer that is stored goes through `update`, which knows `main` alone.
     if len(of.fusions) < 2 or not points or cx.stores:

@@ -131,7 +131,7 @@ class Growth:
                         open_.add(value)
                     else:
                         open_.discard(value)
-                if len(members) > 1:
+                if _is_worth_a_look(len(members)):
                     made = self._region(members)
                     if made is not None:
                         yield made
@@ -211,6 +211,11 @@ class Growth:
         )
         multiple = max(_multiple(op, members[op]) for op in ordered)
         return Region(self.cutter, dict(members), results, tuple(needs), own, multiple)
+
+
+def _is_worth_a_look(kernels: int) -> bool:
+    """Of small regions all, of large ones few: so there are not many."""
+    return 1 < kernels <= 8 or kernels % max(kernels // 4, 1) == 0
 
 
 def _multiple(op: Op, cuts: RegionCuts) -> int:

@@ -132,7 +132,7 @@ class Cutter:
                 return None
             for value, demand in zip(op.operands, behind, strict=True):
                 if demands.setdefault(value, demand) != demand:
-                    demands[value] = None
+                    return None  # some op needs other rows of it
         # A value that is needed whole after all is computed in every round.
         for op in region.ops:
             if any(demands.get(v, ONE) is None for v in op.results):

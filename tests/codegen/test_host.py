@@ -218,6 +218,8 @@ class Host:
         self.plan = HostPlan(
             shapes=(("x", 2), ("y", 2)),
             bindings=tuple(bindings or plain),
+            knobs=(),
+            knob_slots=(),
             guards=tuple(Guard(cond, (str(cond),), "") for cond in conds),
             table=table,
             checks=tuple(checks),
@@ -228,6 +230,7 @@ class Host:
             n_exact=len(entries),
             constants=(),
             calls=(),
+            sequences=((),),
             stamps=None,
         )
         module = ll.Module("host")

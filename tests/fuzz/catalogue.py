@@ -635,6 +635,10 @@ LEFT_OUT = {
     },
     **{str(overload): "tests/frontend/test_bins_ops.py has it" for overload in BINS},
     **{
+        f"pliant.{name}.default": "tests/frontend/test_packed_sequences.py has it"
+        for name in ("recurrent", "lengths")
+    },
+    **{
         f"aten.{name}": "a size of data; tests/frontend/test_data_ops.py has it"
         for name in (
             *("_unique2.default", "unique_consecutive.default", "unique_dim.default"),

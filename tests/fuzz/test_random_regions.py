@@ -48,8 +48,10 @@ def check(seed: int) -> None:
         for a, b, c in zip(native, oracle, want, strict=True):
             np.testing.assert_array_equal(b, c, f"interpreter, {n} x {m}")
             np.testing.assert_array_equal(a, c, f"machine code, {n} x {m}")
-        planned = model.memory_plan(*given).peak_bytes
-        assert model.stats()["last_peak_bytes"] == planned
+        plan = model.memory_plan(*given)
+        metered = model.stats()["last_peak_bytes"]
+        less = plan.is_bound and metered < plan.peak_bytes
+        assert metered == plan.peak_bytes or less
 
 
 @pytest.mark.parametrize("seed", REGULAR)

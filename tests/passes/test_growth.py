@@ -28,6 +28,10 @@ STEPS = 32
 MOST = 2.6  # times, for twice the steps
 # Merging looks at a whole group, which grows until it is full (fuse.MOST_OPS).
 FILLING = {"fuse": 3.5}
+# Calls of what begins at some number of ops, such as comparing functions that are alike.
+ONCE = 20_000
+# Versions in chunks are there from some number of ops on, and have all stages after.
+NO_CHUNKS = Options(chunk=False)
 
 
 class Steps(nn.Module):
@@ -126,7 +130,9 @@ def calls_by_stage(function: Callable[..., Any], steps: int) -> Counter[str]:
     return calls_of(Steps(function, steps), x, ({0: "batch"},))
 
 
-def calls_of(model: nn.Module, x: torch.Tensor, dims: Any) -> Counter[str]:
+def calls_of(
+    model: nn.Module, x: torch.Tensor, dims: Any, options: Options = NO_CHUNKS
+) -> Counter[str]:
     counts: Counter[str] = Counter()
     stage = "import"
 
@@ -135,7 +141,7 @@ def calls_of(model: nn.Module, x: torch.Tensor, dims: Any) -> Counter[str]:
             counts[stage] += 1
 
     program, info = export_module(model.eval(), (x,), dims)
-    cx = Context(Options(), host())
+    cx = Context(options, host())
     # Nothing that other tests left behind is cleared away while calls are counted.
     gc.collect()
     gc.disable()
@@ -165,8 +171,16 @@ def slow_stages(some: Counter[str], more: Counter[str]) -> dict[str, tuple[int, 
     return {
         stage: (some[stage], count)
         for stage, count in more.items()
-        if count > FILLING.get(stage, MOST) * some[stage] + 1000
+        if count > FILLING.get(stage, MOST) * some[stage] + ONCE
     }
+
+
+def test_chunks_of_twice_the_layers() -> None:
+    build, shape, dims = NETWORKS["encoder"]
+    x, options = torch.randn(shape), Options()
+    some, more = (calls_of(build(n), x, dims, options) for n in (12, 24))
+    slow = slow_stages(some, more)
+    assert not slow.keys() & {"chunk", "chunk_loops"}, slow
 
 
 @pytest.mark.parametrize("name", NETWORKS)

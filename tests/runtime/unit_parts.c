@@ -63,7 +63,7 @@ static void rest_run(plt_call *call) {
     for (int64_t i = 0; i < u; i++) out[i] = room[2 * i] / 2 + room[2 * i + 1] / 2 + n;
 }
 
-static const plt_order_desc no_steps = {NULL, NULL};
+static const plt_order_desc no_steps = {0, NULL, NULL, 0};
 
 typedef struct parts {
     plt_model *first, *rest, *bound;
@@ -79,7 +79,7 @@ static parts make_parts(const plt_services *s) {
     static const plt_touch_desc touch = {0, PLT_WRITES | PLT_READS};
     static const plt_step_desc step = {0, 1, -1, -1, 1};
     static const int32_t numbers[] = {0};
-    static const plt_order_desc order = {numbers, NULL};
+    static const plt_order_desc order = {1, numbers, NULL, 0};
     static const plt_output_desc handed[] = {{0, 64, 0, 0}, {0, 64, 1, 0}};
     static const plt_output_desc result = {0, 64, 1, 0};
     void *weights[] = {(void *)&unused, (void *)&offset};
