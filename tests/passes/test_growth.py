@@ -28,7 +28,7 @@ STEPS = 32
 MOST = 2.6  # times, for twice the steps
 # Merging looks at a whole group, which grows until it is full (fuse.MOST_OPS).
 FILLING = {"fuse": 3.5}
-# Calls of what begins at some number of ops, such as comparing functions that are alike.
+# Calls of what begins at some number of ops, such as comparing functions.
 ONCE = 20_000
 # Versions in chunks are there from some number of ops on, and have all stages after.
 NO_CHUNKS = Options(chunk=False)
