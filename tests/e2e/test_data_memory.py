@@ -289,7 +289,8 @@ def test_threads_share_a_budget(budget: Callable[[int], None]) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(run, range(120)))
     m.trim()
-    assert pliant.memory_budget().in_use == used
+    # Idle arenas of other models may have made room.
+    assert pliant.memory_budget().in_use <= used
 
 
 def test_numpy_and_profile() -> None:
