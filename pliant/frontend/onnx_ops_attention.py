@@ -154,7 +154,7 @@ def _past(cx: OnnxContext, n: Node, i: int, fresh: Value) -> tuple[Value, Value]
     return cx.concat([old, fresh], 2), cx.broadcast_to(length, (batch,))
 
 
-def _padding(cx: OnnxContext, mask: Value, columns: Expr, dtype: DType) -> Value | None:
+def _padding(cx: OnnxContext, mask: Value, columns: Expr, dtype: DType) -> Value:
     """A mask of keys (B, T), (B, S, T), (B, 1, S, T) or of lengths (B)."""
     if mask.type.rank == 1:
         batch = mask.shape[0]
@@ -167,6 +167,22 @@ def _padding(cx: OnnxContext, mask: Value, columns: Expr, dtype: DType) -> Value
     elif mask.type.rank == 3:
         keep = cx.reshape(keep, (keep.shape[0], 1, keep.shape[1], keep.shape[2]))
     return hidden(cx, keep, dtype)
+
+
+def _masked(
+    cx: OnnxContext, n: Node, mask: int, query: Value, key: Value, past: Value
+) -> Scores:
+    """What is added to scores: padding, input 5, and what comes later."""
+    scores = Scores()
+    padding, extra = n.maybe(mask), n.maybe(5)
+    if padding is not None:
+        scores = scores.plus(cx, _padding(cx, padding, key.shape[2], query.dtype))
+    if extra is not None:
+        scores = scores.plus(cx, extra)
+    if n.attr("unidirectional", 0):
+        keep = causal_from(cx, query.shape[2], key.shape[2], past)
+        scores = scores.plus(cx, hidden(cx, keep, query.dtype))
+    return scores
 
 
 def _unpacked(cx: OnnxContext, x: Value, count: int) -> list[Value]:
@@ -205,18 +221,7 @@ def multi_head(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
         )
     key, _ = _past(cx, n, 6, key)
     value, past = _past(cx, n, 7, value)
-    scores = Scores()
-    mask = n.maybe(4)
-    if mask is not None:
-        made = _padding(cx, mask, key.shape[2], query.dtype)
-        assert made is not None
-        scores = scores.plus(cx, made)
-    extra = n.maybe(5)
-    if extra is not None:
-        scores = scores.plus(cx, extra)
-    if n.attr("unidirectional", 0):
-        keep = causal_from(cx, query.shape[2], key.shape[2], past)
-        scores = scores.plus(cx, hidden(cx, keep, query.dtype))
+    scores = _masked(cx, n, 4, query, key, past)
     scale = n.attr("scale", 0.0) or None
     out = joined(cx, attend(cx, query, key, value, scores, scale))
     return out, key, value
@@ -250,18 +255,7 @@ def attention(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
         )
     if 1 in n.used:
         present = cx.concat([cx.reshape(v, (1, *v.shape)) for v in (key, value)], 0)
-    scores = Scores()
-    mask = n.maybe(3)
-    if mask is not None:
-        held = _padding(cx, mask, key.shape[2], query.dtype)
-        assert held is not None
-        scores = scores.plus(cx, held)
-    extra = n.maybe(5)
-    if extra is not None:
-        scores = scores.plus(cx, extra)
-    if n.attr("unidirectional", 0):
-        keep = causal_from(cx, query.shape[2], key.shape[2], past)
-        scores = scores.plus(cx, hidden(cx, keep, query.dtype))
+    scores = _masked(cx, n, 3, query, key, past)
     scale = n.attr("scale", 0.0) or None
     return joined(cx, attend(cx, query, key, value, scores, scale)), present
 

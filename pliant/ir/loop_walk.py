@@ -16,7 +16,7 @@ change stays the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pliant.ir.loops import (
@@ -30,6 +30,7 @@ from pliant.ir.loops import (
     For,
     Let,
     Load,
+    LoopFunc,
     LoopValue,
     Prefetch,
     Read,
@@ -302,3 +303,14 @@ def map_buffers(node: N, f: Callable[[Buffer], Buffer]) -> N:
 def substitute(node: N, env: Mapping[str, DimLike]) -> N:
     """The node with symbols replaced that it does not bind itself."""
     return map_dims(node, lambda dim: dim.substitute(env))
+
+
+def calling(func: LoopFunc, names: Mapping[str, str]) -> LoopFunc:
+    """The function with others in the place of those that it calls."""
+
+    def called(node: Node) -> Node:
+        if isinstance(node, Call) and node.function in names:
+            return replace(node, function=names[node.function])
+        return node
+
+    return replace(func, body=rewrite(func.body, called)) if names else func

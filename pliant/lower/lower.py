@@ -38,7 +38,7 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.loop_walk import Node, rewrite, statements
+from pliant.ir.loop_walk import calling, statements
 from pliant.ir.loops import Call, LoopFunc
 from pliant.ir.ops import CALLS, LIBRARY, SCANS
 from pliant.ir.spec import destinations
@@ -204,24 +204,13 @@ class _Lowering:
         func = step.func
         if step.planned is not None:
             inner = self.share(step.planned)
-            func = _calling(func, step.planned.name, inner)
+            func = calling(func, {step.planned.name: inner})
         name = self.share(func)
         if step.product is not None:
             self.plans[name] = (step.product,)
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))
-
-
-def _calling(func: LoopFunc, old: str, new: str) -> LoopFunc:
-    """The function with its calls of `old` replaced by calls of `new`."""
-
-    def renamed(node: Node) -> Node:
-        if isinstance(node, Call) and node.function == old:
-            return replace(node, function=new)
-        return node
-
-    return replace(func, body=rewrite(func.body, renamed))
 
 
 def lower(module: Module, cx: Context) -> Module:

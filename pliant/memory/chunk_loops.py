@@ -23,10 +23,10 @@ over an operand of which each round has read its rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.loop_walk import Node, rewrite, statements
+from pliant.ir.loop_walk import calling, statements
 from pliant.ir.loops import (
     Block,
     Buffer,
@@ -86,7 +86,7 @@ class _Functions:
         """The module without those of the functions that it had already."""
         loops, names = dict(module.loops), dict[str, str]()
         for name in _callees_first(made, loops):
-            func = renamed(loops[name], names)
+            func = calling(loops[name], names)
             key = func.sizes, func.buffers, func.body
             found = self.known.setdefault(key, name)
             if found == name:
@@ -98,17 +98,6 @@ class _Functions:
 
 
 _Renamed = dict[str, str]
-
-
-def renamed(func: LoopFunc, names: _Renamed) -> LoopFunc:
-    """The function with others in the place of those that it calls."""
-
-    def called(node: Node) -> Node:
-        if isinstance(node, Call) and node.function in names:
-            return replace(node, function=names[node.function])
-        return node
-
-    return replace(func, body=rewrite(func.body, called)) if names else func
 
 
 def _callees_first(made: Collection[str], loops: Mapping[str, LoopFunc]) -> list[str]:

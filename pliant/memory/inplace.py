@@ -186,12 +186,12 @@ class _InPlacePass:
             chunks = self.chunks.get(func.name)
             apart = chunks is not None and (one.name, other.name) in chunks.aligned
             good = same and (apart or may_share(func, one, other))
-            if good and chunks is not None:
-                left = {(a, b) for a, b in chunks.aligned if b != other.name}
-                merged_name = merged(func, read, written).name
-                kept = frozenset(pair for pair in left if pair[0] != one.name)
-                self.chunks[merged_name] = replace(chunks, aligned=kept)
-            self.known[key] = merged(func, read, written) if good else None
+            made = merged(func, read, written) if good else None
+            if made is not None and chunks is not None:
+                gone = {one.name, other.name}
+                left = (pair for pair in chunks.aligned if not gone & set(pair))
+                self.chunks[made.name] = replace(chunks, aligned=frozenset(left))
+            self.known[key] = made
         return self.known[key]
 
 
