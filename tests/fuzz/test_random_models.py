@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,69 @@ def test_small_halves_are_normed(dtype: torch.dtype) -> None:
     x = (torch.randn(3, 4) * 0.02).to(dtype)
     compiled = pliant.compile(Normed(), (x,), ({0: "n"},), threads=1)
     torch.testing.assert_close(compiled(x), Normed()(x))
+
+
+def _perturbed(amount: float) -> Callable[..., Callable[..., list[torch.Tensor]]]:
+    """A compiler whose models give a wrong number: of the first result, the largest
+    element is off by `amount` of itself; of integers, by 1."""
+
+    def compile(module: torch.nn.Module, *_: object, **__: object) -> Any:
+        def run(*args: torch.Tensor) -> list[torch.Tensor]:
+            first, *rest = module(*args)
+            first = first.clone()
+            if first.numel():
+                flat = first.view(-1)
+                if first.dtype == torch.bool:
+                    flat[0] = ~flat[0]
+                elif first.is_floating_point():
+                    flat[flat.abs().nan_to_num(0, 0, 0).argmax()] *= 1 + amount
+                else:
+                    flat[0] += 1
+            return [first, *rest]
+
+        return run
+
+    return compile
+
+
+IMAGE = Input("x0", (1, 2, "n", 5), torch.float32)
+ROW = Input("x0", ("n", 7), torch.float32)
+POSITIONS = Input("x1", (1, 3, 4, 2), torch.float32)
+WRONG = {
+    "exp": ((ROW,), "aten.exp.default(x0)"),
+    "product": ((ROW,), "aten.mm.default(x0, aten.t.default(x0))"),
+    "softmax": ((ROW,), "aten._softmax.default(x0, 1, False)"),
+    "largest": ((ROW,), "aten.max.dim(x0, 1)[0]"),
+    "place": ((ROW,), "aten.argmax.default(x0, 1)"),
+    "compared": ((ROW,), "aten.gt.Scalar(x0, 0.5)"),
+    "resized": (
+        (IMAGE,),
+        "aten.upsample_bilinear2d.default(x0, [9, 11], False, None, None)",
+    ),
+    "sampled": (
+        (IMAGE, POSITIONS),
+        "aten.grid_sampler_2d.default(x0, x1, 0, 0, False)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_judge_finds_a_wrong_number(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, code = WRONG[name]
+    line = Line("v0", code, code.partition("(")[0])
+    made = Model(0, inputs, (line,), (), ("v0",), ((1, 4, 1), (1, 9, 1)))
+    assert judge(made).kind == "fine"
+    for amount in (1e-4, -1e-2):
+        monkeypatch.setattr(pliant, "compile", _perturbed(amount))
+        assert judge(made).kind == "wrong"
+
+
+def test_the_judge_finds_wrong_numbers_of_random_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all but those with an ill-conditioned, infinite or empty first result."""
+    monkeypatch.setattr(pliant, "compile", _perturbed(0.1))
+    found = [judge(model(seed)).kind for seed in range(60)]
+    assert found.count("wrong") >= 0.8 * len(found), found
