@@ -24,7 +24,7 @@ from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, as_expr, floordiv, ge, le, maximum, minimum, product
+from pliant.sym import Expr, as_expr, eq, floordiv, ge, le, maximum, minimum, product
 
 aten = torch.ops.aten
 
@@ -61,6 +61,13 @@ def check(cx: TorchContext, *_: Any) -> None:
         cx.unsupported(f"a check that compares no two sizes: {stated}")
     for cond in found:
         cx.require(cond, "the model checks this of its data")
+
+
+def check_async(cx: TorchContext, tested: Value, message: str = "") -> None:
+    """torch._assert_async: a number of the data that must not be 0."""
+    holds = cx.cast(cx.arith("ne", tested, cx.tensor(0, tested.dtype)), DType.I64)
+    size = cx.b.emit("extent", cx.reshape(holds, ()), most=as_expr(1), of="assertion")
+    cx.require(eq(size.shape[0], 1), message or "the model asserts this of its data")
 
 
 def _orders(stated: Any) -> Iterator[tuple[Any, Any]]:
@@ -482,6 +489,8 @@ DATA: dict[Any, Translate] = {
     aten.item.default: item,
     aten._local_scalar_dense.default: item,
     aten._assert_scalar.default: check,
+    aten._assert_async.default: check_async,
+    aten._assert_async.msg: check_async,
     aten._unique2.default: unique,
     aten.unique_dim.default: unique_dim,
     aten.unique_consecutive.default: unique_consecutive,

@@ -459,7 +459,6 @@ SHAPE: dict[Any, Translate] = {
     aten._to_copy.default: convert,
     aten.type_as.default: convert,
     aten._assert_tensor_metadata.default: nothing,
-    aten._assert_async.msg: nothing,
     aten.sym_constrain_range.default: nothing,
     aten.sym_constrain_range_for_size.default: nothing,
 }

@@ -55,6 +55,7 @@ _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_exp
 
 # What stands between torch and a loop of the model's code (torch_loops.py).
 _HERE = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(_HERE) + os.sep
 _LOOPS = tuple(
     os.path.join(_HERE, name) for name in ("torch_loops.py", "torch_rounds.py")
 )
@@ -92,16 +93,28 @@ class Asked:
 
     questions: dict[Question, None] = field(default_factory=dict)
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
+    fixed: dict[Any, str] = field(default_factory=dict)  # equations, and their lines
 
     def ask(self, expr: Any, answer: Any) -> None:
         if not expr.free_symbols:
             return
-        number = not isinstance(expr, sympy.logic.boolalg.Boolean)
+        number = not _is_truth(expr)
+        condition = _condition(expr, answer)
         frame = _asking_frame(sys._getframe(2), number)
         if frame is not None:
             path, line = frame.f_code.co_filename, frame.f_lineno
-            self.questions[Question(_condition(expr, answer), path, line)] = None
+            self.questions[Question(condition, path, line)] = None
             self.sizes.add(expr)
+        if isinstance(condition, sympy.Eq) and condition.rhs.is_number:
+            self.fixed.setdefault(condition, _line_of(sys._getframe(2)))
+
+    def line_that_fixes(self, size: int) -> str:
+        """The first line by which a size is this number; torch forgets which one."""
+        for equation, line in self.fixed.items():
+            symbols = equation.free_symbols
+            if len(symbols) == 1 and equation.subs(symbols.pop(), size) == sympy.true:
+                return line
+        return ""
 
     def ask_if_zero(self, relation: Any, a: Any, b: Any, out: Any) -> None:
         """Asks what was decided only because sizes are taken to be positive."""
@@ -228,9 +241,15 @@ def _is_traced() -> bool:
     return dynamo is not None and getattr(dynamo.tls, "current_tx", None) is not None
 
 
+def _is_truth(expr: Any) -> bool:
+    """Whether it is true or false; to sympy a symbol may be either, to torch a size."""
+    truth = isinstance(expr, sympy.logic.boolalg.Boolean)
+    return truth and not isinstance(expr, sympy.Symbol)
+
+
 def _condition(expr: Any, answer: Any) -> Any:
     """What the answer implies: the condition, its negation, or a number's value."""
-    if isinstance(expr, sympy.logic.boolalg.Boolean):
+    if _is_truth(expr):
         return expr if bool(answer) else sympy.Not(expr)
     return sympy.Eq(expr, answer, evaluate=False)
 
@@ -245,6 +264,16 @@ def _in_flow(frame: FrameType | None, until: FrameType) -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """The innermost line that is neither torch's nor of this package."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_TORCH, _PACKAGE)):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _in_op(frame: FrameType | None) -> bool:

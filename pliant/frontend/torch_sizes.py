@@ -11,6 +11,7 @@ import torch
 
 from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_context import Real, TorchContext
+from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, ge, maximum, minimum, mod
 
@@ -85,6 +86,12 @@ def floor_divide(cx: TorchContext, x: Any, y: Any) -> Any:
     return cx.unsupported("floor division of floats that depend on sizes")
 
 
+def _shifted(
+    cx: TorchContext, x: Any, bits: Any, by: Callable[[Expr, int], Expr]
+) -> Expr:
+    return by(as_expr(x), 1 << cx.constant_int(bits, "the bits of a shift"))
+
+
 def power(cx: TorchContext, x: Any, y: Any) -> Any:
     if _is_whole(x) and isinstance(y, int) and y >= 0:
         return as_expr(x) ** y
@@ -93,10 +100,25 @@ def power(cx: TorchContext, x: Any, y: Any) -> Any:
     return _real(cx, "pow", x, y)
 
 
+def _in_domain(cx: TorchContext, x: Any, least: int) -> Value:
+    """The number in f64; where Python's math would raise, the call is refused."""
+    ratio = _ratio(x)
+    if ratio is not None:
+        cx.require(ge(ratio[0], least), "math domain")
+    return cx.tensor(x, DType.F64)
+
+
 def square_root(cx: TorchContext, x: Any) -> Any:
     if isinstance(x, float | int):
         return math.sqrt(x)
-    return Real(value=cx.b.unary("sqrt", cx.tensor(x, DType.F64)))
+    return Real(value=cx.b.unary("sqrt", _in_domain(cx, x, 0)))
+
+
+def binary_logarithm(cx: TorchContext, x: Any) -> Any:
+    if isinstance(x, float | int):
+        return math.log2(x)
+    natural = cx.b.unary("log", _in_domain(cx, x, 1))
+    return Real(value=cx.div(natural, cx.tensor(math.log(2), DType.F64)))
 
 
 def _rounded(
@@ -151,6 +173,8 @@ SIZES: dict[Any, Fold] = {
     operator.floordiv: floor_divide,
     operator.mod: lambda cx, x, y: mod(x, _positive(cx, y)),
     operator.pow: power,
+    operator.lshift: lambda cx, x, y: _shifted(cx, x, y, operator.mul),
+    operator.rshift: lambda cx, x, y: _shifted(cx, x, y, floordiv),
     operator.neg: negate,
     operator.abs: absolute,
     abs: absolute,
@@ -173,6 +197,7 @@ SIZES: dict[Any, Fold] = {
     torch.sym_float: to_float,
     torch.sym_not: _compare,
     torch.sym_sum: lambda cx, parts: sum(parts, as_expr(0)),
+    torch._sym_log2: binary_logarithm,  # type: ignore[attr-defined]  # private
     torch._sym_sqrt: square_root,  # type: ignore[attr-defined]  # private
     torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
     # Where a view begins in memory: to us a view is a value of its own.

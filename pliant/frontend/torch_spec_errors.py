@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from pliant.errors import OptionError, PliantError, ShapeError
+from pliant.frontend.torch_questions import Asked
 from pliant.frontend.torch_spec import DimSpec, LeafSpec, described, is_hint
 from pliant.sym import Expr, sym
 
@@ -103,27 +107,26 @@ def export_error(
     failure: Exception,
     flat: Sequence[Any],
     leaves: Sequence[LeafSpec],
-    fixed: Sequence[tuple[LeafSpec, int, int]],
+    fixed: Sequence[FixedDim],
 ) -> PliantError:
     """Why torch.export did not trace a model, and what to do.
 
-    `fixed` are the dims declared dynamic that it traces with one size only: the input,
-    the axis and that size.
+    `fixed` are the dims declared dynamic that it traces with one size only.
     """
     if fixed:
-        leaf, axis, size = fixed[0]
+        first = fixed[0]
         places = "; ".join(
-            f"{_named(leaf, axis)} is dynamic, but the model's code takes it to be "
-            f"{size}, always"
-            for leaf, axis, size in fixed
+            f"{_named(dim.leaf, dim.axis)} is dynamic, but the model's code takes it "
+            f"to be {dim.size}, always{dim.place and f' ({dim.place})'}"
+            for dim in fixed
         )
         return ShapeError(
             f"dynamic_shapes: {places}: leave it out, or give Dim.AUTO, which lets the "
             "model decide",
-            input=leaf.name,
-            dim=axis,
-            expected=size,
-            got=size,
+            input=first.leaf.name,
+            dim=first.axis,
+            expected=first.size,
+            got=first.size,
         )
     for value, leaf in zip(flat, leaves, strict=True):
         if not isinstance(value, _LEAVES):
@@ -136,8 +139,19 @@ def export_error(
     said = str(failure).split("\nThe error above occurred")[0].strip()
     return PliantError(
         f"torch.export could not trace the model: {type(failure).__name__}: {said}"
+        + _line(failure)
         + (f"\n{advice}" if advice else "")
     )
+
+
+def _line(failure: Exception) -> str:
+    """Where the model's code was: the innermost frame that is not of a library's."""
+    files = (torch.__file__, os.path.dirname(__file__), os.__file__)
+    own = [os.path.dirname(file) for file in files]
+    for frame in reversed(traceback.extract_tb(failure.__traceback__)):
+        if not frame.filename.startswith((*own, "<")):
+            return f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+    return ""
 
 
 _LEAVES: tuple[type, ...] = (torch.Tensor, int, float, complex, bool, str, type(None))
@@ -171,15 +185,25 @@ def let_torch_decide(for_torch: Any) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FixedDim:
+    """A dim that must vary and was traced with one size."""
+
+    leaf: LeafSpec
+    axis: int
+    size: int
+    place: str  # the first line that took a size as this number, if known
+
+
 def fixed_dims(
-    sizes: Sequence[Mapping[int, Any]], leaves: Sequence[LeafSpec]
-) -> list[tuple[LeafSpec, int, int]]:
-    """Dims that must vary and were traced with one size: the input, axis and size."""
+    sizes: Sequence[Mapping[int, Any]], leaves: Sequence[LeafSpec], asked: Asked
+) -> list[FixedDim]:
     return [
-        (leaf, axis, int(traced[axis]))
+        FixedDim(leaf, axis, size, asked.line_that_fixes(size))
         for traced, leaf in zip(sizes, leaves, strict=True)
         for axis, dim in leaf.dims.items()
         if dim.must_vary and _is_constant(traced.get(axis))
+        for size in [int(traced[axis])]
     ]
 
 

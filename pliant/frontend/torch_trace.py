@@ -21,6 +21,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from pliant.frontend.torch_bounds import shared_bounds
+from pliant.frontend.torch_builtins import sizes_as_numbers
 from pliant.frontend.torch_dims import (
     SymbolInfo,
     declared_symbols,
@@ -34,6 +35,7 @@ from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
 from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
 from pliant.frontend.torch_spec_errors import (
+    FixedDim,
     check_sizes,
     export_error,
     fixed_dims,
@@ -85,7 +87,7 @@ def trace(
         info = replace(info, asked=asked)
         return Traced(program, info, tuple(values), declared)
     assert failure is not None
-    fixed = _fixed_dims(model, example_inputs, kwargs, declared)
+    fixed = _fixed_dims(model, flat, spec, declared)
     raise export_error(failure, flat, leaves, fixed) from failure
 
 
@@ -194,6 +196,7 @@ def _export(
             symbolic_shapes(),
             packed_sequences(),
             sizes_in_tensors(),
+            sizes_as_numbers(model),
             _unseen_flow(),
             symbolic_windows(),
         ):
@@ -207,26 +210,17 @@ def _export(
 
 def _fixed_dims(
     model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    flat: Sequence[Any],
+    spec: pytree.TreeSpec,
     declared: Spec,
-) -> list[tuple[LeafSpec, int, int]]:
+) -> list[FixedDim]:
     """Dims declared dynamic that are fixed by a trace that is free to do so."""
     shapes = let_torch_decide(declared.for_torch)
     try:
-        with (
-            torch.no_grad(),
-            symbolic_shapes(),
-            packed_sequences(),
-            _unseen_flow(),
-            symbolic_windows(),
-        ):
-            ep = torch.export.export(
-                model, args, kwargs, dynamic_shapes=shapes, strict=False
-            )
+        program, asked = _export(model, flat, spec, shapes, training=False)
     except Exception:  # it fails for another reason, which the first failure tells
         return []
-    return fixed_dims(traced_dims(ep), declared.leaves)
+    return fixed_dims(traced_dims(program), declared.leaves, asked)
 
 
 def _apart(flat: Sequence[Any]) -> list[Any]:

@@ -406,3 +406,26 @@ def test_what_has_no_bound_is_refused() -> None:
         with pytest.raises(pliant.UnsupportedOpError, match=why) as caught:
             pliant.compile(Apply(function), inputs, ((N,),))
         assert "test_data_ops.py" in str(caught.value)
+
+
+class Asserts(torch.nn.Module):
+    def __init__(self, *message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), *self.message)
+        return x.log()
+
+
+@pytest.mark.parametrize("message", [("x must be positive",), ()])
+def test_an_assertion_about_data_is_checked(message: tuple[str, ...]) -> None:
+    x = torch.rand(4, 3) + 1
+    model = pliant.compile(Asserts(*message), (x,), ({0: "n"},), threads=1)
+    for n in (0, 1, 5):
+        x = torch.rand(n, 3) + 1
+        torch.testing.assert_close(model(x), x.log())
+    x[2, 1] = -1
+    said = message[0] if message else "asserts this of its data"
+    with pytest.raises(pliant.ShapeError, match=said):
+        model(x)

@@ -1,0 +1,119 @@
+"""Functions of Python and torch that want numbers are given sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import pliant
+
+F = torch.nn.functional
+SIZES = (0, 1, 2, 3, 5, 17, 64)
+
+
+class Written(torch.nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def compiled(function: Callable[[Tensor], Tensor]) -> pliant.CompiledModel:
+    return pliant.compile(
+        Written(function), (torch.randn(4, 3),), ({0: "n"},), threads=1
+    )
+
+
+WITH_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "len": lambda x: x * len(x) + len([1, 2]),
+    "len_of_a_part": lambda x: x[: len(x) // 2] + len(x[0:0]),
+    "sqrt": lambda x: x / math.sqrt(x.shape[0] + 1),
+    "log": lambda x: x * math.log(x.shape[0] + 1) + math.log(3.0),
+    "log_to_a_base": lambda x: x * math.log(x.shape[0] + 1, 3),
+    "log2": lambda x: x * math.log2(x.shape[0] + 3),
+    "log10": lambda x: x * math.log10(2 * x.shape[0] + 3),
+    "divmod": lambda x: x * divmod(x.shape[0], 3)[1] + divmod(x.shape[0] + 7, 3)[0],
+    "shifts": lambda x: x * (x.shape[0] >> 1) + (x.shape[0] << 2),
+    "linspace": lambda x: x + torch.linspace(-1, 2, x.shape[0])[:, None],
+    "linspace_of_f64": lambda x: torch.linspace(
+        0.5, 7, len(x) * 2 + 1, dtype=torch.float64
+    ),
+    "isinstance": lambda x: x * 2 if isinstance(x.shape[0], int) else x,
+    "isinstance_of_two": lambda x: x * 2 if isinstance(x.numel(), (str, int)) else x,
+    "isinstance_of_a_quotient": lambda x: (
+        x * 2 if isinstance(x.shape[0] / 2, float) else x
+    ),
+    "isinstance_of_another": lambda x: x * 2 if isinstance(x.shape[0], str) else x,
+    "one_hot": lambda x: F.one_hot(torch.arange(3), x.shape[0] + 3) + x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SIZES)
+def test_sizes_stay_sizes(name: str) -> None:
+    function = WITH_SIZES[name]
+    model = compiled(function)
+    for n in SIZES:
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(model(x), function(x))
+
+
+def test_a_class_beyond_the_last_is_refused() -> None:
+    class Classes(torch.nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> Tensor:
+            return F.one_hot(i, x.shape[0])
+
+    example = (torch.randn(4), torch.tensor([0, 3]))
+    model = pliant.compile(Classes(), example, ({0: "n"}, None), threads=1)
+    assert torch.equal(
+        model(torch.randn(6), torch.tensor([5, 2])).argmax(1), _ints(5, 2)
+    )
+    for wrong in (-1, 6):
+        with pytest.raises(pliant.IndexRangeError):
+            model(torch.randn(6), _ints(0, wrong))
+
+
+def _ints(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+def test_where_python_raises_the_call_is_refused() -> None:
+    model = compiled(lambda x: x * math.log(x.shape[0]))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(model(x), x * math.log(5))
+    with pytest.raises(pliant.ShapeError, match="math domain"):
+        model(torch.randn(0, 3))
+    model = compiled(lambda x: x * math.sqrt(x.shape[0] - 3))
+    torch.testing.assert_close(model(x), x * math.sqrt(2))
+    with pytest.raises(pliant.ShapeError, match="math domain"):
+        model(torch.randn(2, 3))
+
+
+FIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "hann_window": lambda x: x * torch.hann_window(x.shape[0])[:, None],
+    "logspace": lambda x: torch.logspace(0, 1, x.shape[0] + 1).sum() + x,
+    "gcd": lambda x: x * math.gcd(x.shape[0], 6),
+    "int": lambda x: x * int(x.shape[0]),
+    "bit_length": lambda x: x * x.shape[0].bit_length(),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_fixes_a_size_is_named(name: str) -> None:
+    line = FIXED[name].__code__.co_firstlineno
+    with pytest.raises(pliant.ShapeError, match=rf"test_builtins\.py:{line}\)"):
+        compiled(FIXED[name])
+
+
+def test_what_cannot_be_traced_is_named() -> None:
+    def looked_up(x: Tensor) -> Tensor:
+        return x * {4: 2}.get(x.shape[0], 3)
+
+    line = looked_up.__code__.co_firstlineno + 1
+    with pytest.raises(pliant.PliantError, match=rf"test_builtins\.py:{line}\)"):
+        compiled(looked_up)
