@@ -76,7 +76,7 @@ def _spaced(start: Any, end: Any, steps: Any = None, **options: Any) -> Tensor:
     place: Tensor = vars(torch)["arange"](steps, **options)
     step = (end - start) / torch.sym_max(steps - 1, 1)
     half = torch.sym_max(steps // 2, 1)
-    falling = end - step * (steps - 1 - place)
+    falling = end + step * (place - (steps - 1))
     return torch.where(place < half, start + step * place, falling)
 
 
