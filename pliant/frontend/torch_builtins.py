@@ -74,9 +74,10 @@ def _spaced(start: Any, end: Any, steps: Any = None, **options: Any) -> Tensor:
         return _linspace(start, end, steps, **options)
     options["dtype"] = kind
     place: Tensor = vars(torch)["arange"](steps, **options)
-    step = (end - start) / torch.sym_max(steps - 1, 1)
+    last: Any = steps - 1
+    step = (end - start) / torch.sym_max(last, 1)
     half = torch.sym_max(steps // 2, 1)
-    falling = end + step * (place - (steps - 1))
+    falling = end + step * (place - last)
     return torch.where(place < half, start + step * place, falling)
 
 
