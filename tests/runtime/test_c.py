@@ -35,8 +35,8 @@ VARIANTS = {
     "plain": (["-O2"], []),
     "address": (
         ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-        # AddressSanitizer's allocator may be locked by another thread at the fork
-        ["-fork_in_call", "-idle_fork"],
+        # At a fork, AddressSanitizer's allocator may be locked by a thread that starts
+        ["-fork", "-fork_in_call", "-idle_fork"],
     ),
     "thread": (["-O1", "-g", "-fsanitize=thread"], RACES),
     "serial": (["-O2", "-DPLT_NO_THREADS", "-DPLT_NO_MMAP", "-DPLT_NO_FILES"], []),
