@@ -90,6 +90,10 @@ class GradientWarning(UserWarning):
     """An input needs a gradient, which a compiled model does not give."""
 
 
+class SizeTextWarning(UserWarning):
+    """The model's code makes a text of a size, which is a symbol while it is traced."""
+
+
 class IndexRangeError(PliantError, IndexError):
     """A value used as an index (a token id, say) is outside the indexed axis."""
 

@@ -7,7 +7,8 @@ Python's `len` and `math` know numbers alone, and so do a few functions of torch
 that is passed there is fixed to that of the example. While this lasts, such a call is
 made by operations that do take sizes. torch.export does the same for `max`, `min` and
 `math.pow`. And a size is an `int` to `isinstance`, if the model's code asks; torch's
-own code has to tell them apart.
+own code has to tell them apart. The text of a size is that of a symbol: that is warned
+of.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import builtins
 import contextlib
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
@@ -24,6 +26,8 @@ from unittest import mock
 import torch
 from torch import SymFloat, SymInt, Tensor
 from torch._export.verifier import Verifier
+
+from pliant.errors import SizeTextWarning
 
 Symbolic = SymInt | SymFloat
 
@@ -115,16 +119,36 @@ _OTHERS = {*sys.stdlib_module_names, "torch", "pliant", "numpy", "sympy", "mpmat
 _OTHERS -= {"__main__"}
 
 
+def _in_model(module: str) -> bool:
+    return module.partition(".")[0] not in _OTHERS
+
+
+_repr: Callable[[SymInt], str] = SymInt.__repr__
+
+
+def _text(self: SymInt) -> str:
+    text = _repr(self)
+    frame = sys._getframe(1)
+    if _in_model(frame.f_globals.get("__name__", "")):
+        warnings.warn(
+            f"the model's code makes a text of a size, which is '{text}' in the trace: "
+            "its result must not depend on that text",
+            SizeTextWarning,
+            stacklevel=2,
+        )
+    return text
+
+
 @contextlib.contextmanager
 def _sizes_are_integers(model: torch.nn.Module) -> Iterator[None]:
     modules = [
         vars(module)
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] not in _OTHERS and type(module) is ModuleType
+        if _in_model(name) and type(module) is ModuleType
     ]
     forwards = (type(part).forward for part in model.modules())
     for names in (getattr(forward, "__globals__", {}) for forward in forwards):
-        if names.get("__name__", "").partition(".")[0] not in _OTHERS:
+        if _in_model(names.get("__name__", "")):
             modules.append(names)
     changed = [names for names in modules if "isinstance" not in names]
     for names in changed:
@@ -151,6 +175,7 @@ def sizes_as_numbers(model: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(_sizes_are_integers(model))
         for owner, name, function in _WRITTEN:
             stack.enter_context(mock.patch.object(owner, name, function))
+        stack.enter_context(mock.patch.object(SymInt, "__repr__", _text))
         allowed = mock.patch.object(Verifier, "allowed_op_types", _allowed_op_types)
         stack.enter_context(allowed)
         yield

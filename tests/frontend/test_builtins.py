@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -117,3 +118,16 @@ def test_what_cannot_be_traced_is_named() -> None:
     line = looked_up.__code__.co_firstlineno + 1
     with pytest.raises(pliant.PliantError, match=rf"test_builtins\.py:{line}\)"):
         compiled(looked_up)
+
+
+@pytest.mark.parametrize("text", [str, repr, "{}".format, lambda n: f"{n}"])
+def test_the_text_of_a_size_is_warned_of(text: Callable[[int], str]) -> None:
+    with pytest.warns(pliant.SizeTextWarning, match="a text of a size") as found:
+        compiled(lambda x: x * len(text(x.shape[0])))
+    assert found[0].filename == __file__
+
+
+def test_texts_of_torch_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pliant.SizeTextWarning)
+        compiled(lambda x: x.reshape(-1, 3).relu())
