@@ -144,24 +144,26 @@ class Growth:
             if demands is not None and (len(demands) > 1 or None in demands):
                 return None
             cuts.append(next(iter(demands)) if demands else None)
-        for filled in self._filled(op, cuts, 0):
-            part = self._cut(op, filled)
-            if part is not None:
-                return part
-        return None
+        filled = self._filled(op, cuts)
+        return None if filled is None else self._cut(op, filled)
 
-    def _filled(
-        self, op: Op, cuts: list[Demand], at: int
-    ) -> Iterator[tuple[Demand, ...]]:
-        """Cuts for the results that only others read."""
-        if at == len(cuts):
-            yield tuple(cuts)
-        elif cuts[at] is not None:
-            yield from self._filled(op, cuts, at + 1)
-        else:
-            for cut in self.cutter.cuts_of(op.results[at].shape):
-                rest = [*cuts[:at], cut, *cuts[at + 1 :]]
-                yield from self._filled(op, rest, at + 1)
+    def _filled(self, op: Op, cuts: list[Demand]) -> tuple[Demand, ...] | None:
+        """Cuts for the results that only others read as well: for one after the other,
+        the first that fits those before it."""
+        region = op.regions[0]
+        known = [k for k, cut in enumerate(cuts) if cut is not None]
+        for k, result in enumerate(op.results):
+            if cuts[k] is not None:
+                continue
+            known.append(k)
+            part = region.replace(results=tuple(region.results[i] for i in known))
+            for cut in self.cutter.cuts_of(result.shape):
+                cuts[k] = cut
+                if self.cutter.region(part, [cuts[i] for i in known]) is not None:
+                    break
+            else:
+                return None
+        return tuple(cuts)
 
     def _cut(self, op: Op, cuts: tuple[Demand, ...]) -> _Part | None:
         key = op, cuts
