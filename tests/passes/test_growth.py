@@ -183,6 +183,21 @@ def test_chunks_of_twice_the_layers() -> None:
     assert not slow.keys() & {"chunk", "chunk_loops"}, slow
 
 
+def many_results(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """One kernel computes all, and each is read by a kernel of its own."""
+    square = x[:, :, None] * x[:, None]
+    parts = [(square * (k + 1)).exp() for k in range(steps)]
+    return torch.stack([part.cumsum(1).cumsum(2).mean(2) for part in parts])
+
+
+def test_chunks_of_kernels_with_many_results() -> None:
+    options, dims = Options(), ({0: "batch", 1: "seq"},)
+    x = torch.randn(2, 5)
+    some, more = (calls_of(Steps(many_results, n), x, dims, options) for n in (12, 24))
+    slow = slow_stages(some, more)
+    assert not slow.keys() & {"chunk", "chunk_loops"}, slow
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twice_the_layers_are_twice_the_work(name: str) -> None:
     build, shape, dims = NETWORKS[name]
