@@ -149,20 +149,29 @@ class Growth:
 
     def _filled(self, op: Op, cuts: list[Demand]) -> tuple[Demand, ...] | None:
         """Cuts for the results that only others read as well: for one after the other,
-        the first that fits those before it."""
+        the first by which it needs the same rows as those before it."""
         region = op.regions[0]
+        agreed: dict[Value, Demand] = {}
+
+        def fits(k: int, cut: Demand) -> bool:
+            alone = region.replace(results=(region.results[k],))
+            found = self.cutter.region(alone, (cut,))
+            if found is None:
+                return False
+            if any(agreed.get(v, rows) != rows for v, rows in found.demands.items()):
+                return False
+            agreed.update(found.demands)
+            return True
+
         known = [k for k, cut in enumerate(cuts) if cut is not None]
+        if len(known) < len(cuts) and not all(fits(k, cuts[k]) for k in known):
+            return None
         for k, result in enumerate(op.results):
-            if cuts[k] is not None:
-                continue
-            known.append(k)
-            part = region.replace(results=tuple(region.results[i] for i in known))
-            for cut in self.cutter.cuts_of(result.shape):
-                cuts[k] = cut
-                if self.cutter.region(part, [cuts[i] for i in known]) is not None:
-                    break
-            else:
-                return None
+            if cuts[k] is None:
+                ways = self.cutter.cuts_of(result.shape)
+                cuts[k] = next((cut for cut in ways if fits(k, cut)), None)
+                if cuts[k] is None:
+                    return None
         return tuple(cuts)
 
     def _cut(self, op: Op, cuts: tuple[Demand, ...]) -> _Part | None:
