@@ -6,8 +6,10 @@ where its code may take other branches (torch_programs.py).
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -179,6 +181,22 @@ def _unseen_flow() -> Iterator[None]:
         yield
 
 
+_REPORTS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs no errors of traces: some are attempts, and the last one is raised."""
+    if "TORCH_LOGS" in os.environ:
+        yield
+        return
+    with ExitStack() as stack:
+        for name in _REPORTS:
+            logger = logging.getLogger(name)
+            stack.enter_context(mock.patch.object(logger, "disabled", True))
+        yield
+
+
 def _export(
     model: torch.nn.Module,
     values: Sequence[Any],
@@ -191,6 +209,7 @@ def _export(
     def exported() -> tuple[ExportedProgram, Asked]:
         with (
             torch.set_grad_enabled(training),
+            _quiet(),
             recorded_questions() as asked,
             shared_bounds(),
             symbolic_shapes(),

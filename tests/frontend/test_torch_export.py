@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -756,3 +757,18 @@ def test_failures_of_the_trace_are_ours_to_tell() -> None:
 def test_half_complex_inputs_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="complex32"):
         imported_from(Call(lambda x: x), (torch.ones(2, dtype=torch.complex32),), None)
+
+
+class Widened(nn.Module):
+    """At a size of 0, which torch is asked about as well, there is no row to widen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None, :1].expand(1, 4) + 1
+
+
+def test_attempts_that_fail_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(log, "handle", lambda record: said.append(record.getMessage()))
+    programs(Widened(), (torch.randn(6),), ({0: "n"},), simplify=simplified)
+    assert not said
