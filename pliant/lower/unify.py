@@ -42,7 +42,6 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
-    Dispatch,
     For,
     Index,
     Kind,
@@ -176,7 +175,7 @@ class _Form:
         if isinstance(stmt, Switch):
             self.calls.clear()
         node = stmt
-        if not isinstance(stmt, Dispatch) and not _is_fixed(stmt, scope.known):
+        if not _is_fixed(stmt, scope.known):
             node = replace_dims(stmt, lambda dim: self._dim(dim, scope.varying))
         inner = scope.inside(stmt) if isinstance(stmt, For) else scope
         new: list[Node] = []
