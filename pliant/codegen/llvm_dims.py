@@ -72,6 +72,8 @@ class Dims(SizeCode[Number]):
         self.names: dict[str, Bound] = {}
         self._depth: dict[str, int] = {}
         self._signed: set[str] = set()
+        # The names bound in the scopes around this place, and what they were before.
+        self._bound: list[tuple[str, Bound | None, int, bool]] = []
         self._level = 1  # the number of scopes around this place
         self._known: dict[Hashable, Any] = {}  # what was computed
         # Where that is, from the outermost scope to this one, to forget it at its end.
@@ -81,9 +83,11 @@ class Dims(SizeCode[Number]):
 
     def bind(self, name: str, value: Bound, *, signed: bool = False) -> None:
         """Binds a name; `signed` if it may be negative."""
-        if name in self.names:
+        old = self.names.get(name)
+        if old is not None:
             # A reused name must not find values cached for its old meaning.
             self._known = {}
+        self._bound.append((name, old, self._depth.get(name, 0), name in self._signed))
         self.names[name] = value
         self._depth[name] = self._level
         (self._signed.add if signed else self._signed.discard)(name)
@@ -91,18 +95,27 @@ class Dims(SizeCode[Number]):
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Names bound and values computed inside are forgotten afterwards."""
-        saved = self.names, self._depth, self._signed, self._known, self.lanes
-        self.names, self._depth = dict(self.names), dict(self._depth)
-        self._signed = set(self._signed)
-        self._level, before = self._level + 1, len(self._added)
+        known_before, lanes = self._known, self.lanes
+        bound, before = len(self._bound), len(self._added)
+        self._level += 1
         try:
             yield
         finally:
-            self.names, self._depth, self._signed, self._known, self.lanes = saved
+            self._known, self.lanes = known_before, lanes
             self._level -= 1
+            while len(self._bound) > bound:
+                self._unbind(*self._bound.pop())
             for known, key in self._added[before:]:
                 del known[key]
             del self._added[before:]
+
+    def _unbind(self, name: str, old: Bound | None, depth: int, signed: bool) -> None:
+        """The name as it was before it was bound."""
+        if old is None:
+            del self.names[name], self._depth[name]
+        else:
+            self.names[name], self._depth[name] = old, depth
+        (self._signed.add if signed else self._signed.discard)(name)
 
     def varies(self, expr: Expr) -> bool:
         """Whether lanes of the current vector loop see different values."""
@@ -126,6 +139,8 @@ class Dims(SizeCode[Number]):
 
     def evaluate(self, expr: Expr) -> Number:
         """A uniform expression: an int if all its names are ints, else a scalar."""
+        if expr.is_const:
+            return expr.value
         linear = self.linear(expr)
         assert linear is not None, f"'{expr}' varies by lane"
         return self._close(linear)

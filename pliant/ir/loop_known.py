@@ -31,10 +31,12 @@ class KnownSizes:
 
         That an unknown name would cancel, as in `u % 1`, is not looked for here either.
         """
-        return all(name in self.turns or name in self.lets for name in dim.symbols())
+        return all(map(self._names, dim.symbols()))
 
     def most_trips(self, loop: For) -> int | None:
         """The most iterations that a loop has in any turn, if its bounds are known."""
+        if loop.begin.is_const and loop.end.is_const:
+            return len(range(loop.begin.value, loop.end.value, loop.step))
         if not (self.has(loop.begin) and self.has(loop.end)):
             return None
         found = list(islice(self._trips(loop), MOST_TURNS + 1))
@@ -50,20 +52,31 @@ class KnownSizes:
 
     def inside(self, loop: For) -> KnownSizes:
         """In the body of a loop."""
-        turns, lets = self._without(loop.var)
         trips = self.most_trips(loop)
-        if trips is not None and trips <= 1:
+        once = trips is not None and trips <= 1
+        static = loop.begin.is_const and loop.end.is_const
+        copied = loop.kind is Kind.UNROLL and static
+        if not once and not copied and not self._names(loop.var):
+            return self
+        turns, lets = self._without(loop.var)
+        if once:
             lets[loop.var] = loop.begin.substitute(self.lets)
-        elif loop.kind is Kind.UNROLL and loop.begin.is_const and loop.end.is_const:
+        elif copied:
             turns[loop.var] = range(loop.begin.value, loop.end.value, loop.step)
         return KnownSizes(turns, lets)
 
     def behind(self, let: Let) -> KnownSizes:
         """In the rest of the block of a let."""
+        known = isinstance(let.value, Index) and self.has(let.value.dim)
+        if not known and not self._names(let.name):
+            return self
         turns, lets = self._without(let.name)
-        if isinstance(let.value, Index) and self.has(let.value.dim):
+        if isinstance(let.value, Index) and known:
             lets[let.name] = let.value.dim.substitute(self.lets)
         return KnownSizes(turns, lets)
+
+    def _names(self, name: str) -> bool:
+        return name in self.turns or name in self.lets
 
     def _without(self, name: str) -> tuple[dict[str, range], dict[str, Expr]]:
         turns = {n: numbers for n, numbers in self.turns.items() if n != name}

@@ -45,7 +45,8 @@ N = TypeVar("N", bound=Node)
 Access = tuple[Buffer, tuple[Expr, ...]]
 
 VALUES: frozenset[type] = frozenset(get_args(LoopValue))
-NODES: frozenset[type] = frozenset(get_args(Stmt)) | VALUES
+STATEMENTS: frozenset[type] = frozenset(get_args(Stmt))
+NODES: frozenset[type] = STATEMENTS | VALUES
 _DIMS: frozenset[type] = frozenset({Expr})
 _BUFFERS: frozenset[type] = frozenset({Buffer})
 # Parts that are no nodes of their own, but have nodes or expressions inside.
@@ -71,7 +72,8 @@ def _fields_with(wanted: frozenset[type]) -> dict[type, tuple[str, ...]]:
     return found
 
 
-_FIELDS = {wanted: _fields_with(wanted) for wanted in (NODES, _DIMS, _BUFFERS)}
+_WANTED = (NODES, STATEMENTS, _DIMS, _BUFFERS)
+_FIELDS = {wanted: _fields_with(wanted) for wanted in _WANTED}
 _ALL = {kind: tuple(f.name for f in fields(kind)) for kind in NODES | _HOLDERS}
 
 
@@ -82,7 +84,10 @@ def _collect(part: Any, wanted: frozenset[type], found: list[Any]) -> None:
         found.append(part)
     elif kind is tuple:
         for inner in part:
-            _collect(inner, wanted, found)
+            if type(inner) in wanted:
+                found.append(inner)
+            else:
+                _collect(inner, wanted, found)
     elif kind in _HOLDERS:
         for name in _FIELDS[wanted][kind]:
             _collect(getattr(part, name), wanted, found)
@@ -91,7 +96,11 @@ def _collect(part: Any, wanted: frozenset[type], found: list[Any]) -> None:
 def _parts(node: Node, wanted: frozenset[type]) -> list[Any]:
     found: list[Any] = []
     for name in _FIELDS[wanted][type(node)]:
-        _collect(getattr(node, name), wanted, found)
+        part = getattr(node, name)
+        if type(part) in wanted:  # as most are
+            found.append(part)
+        elif part is not None:
+            _collect(part, wanted, found)
     return found
 
 
@@ -112,7 +121,7 @@ def _with_parts(node: Any, wanted: frozenset[type], f: Callable[[Any], Any]) -> 
     changed: dict[str, Any] = {}
     for name in _FIELDS[wanted][type(node)]:
         old = getattr(node, name)
-        new = _replaced(old, wanted, f)
+        new = f(old) if type(old) in wanted else _replaced(old, wanted, f)
         if new is not old:
             changed[name] = new
     if not changed:
@@ -160,7 +169,7 @@ def statements(stmt: Stmt) -> Iterator[Stmt]:
     while pending:
         inner = pending.pop()
         yield inner
-        pending += (c for c in reversed(_parts(inner, NODES)) if type(c) not in VALUES)
+        pending += reversed(_parts(inner, STATEMENTS))
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -71,6 +71,7 @@ from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.sym import Expr, Facts
 
 NEIGHBOURS = 5  # lines shown before and behind what is wrong
+_NAMING = (Accumulator, Alloc, Let, Local)  # statements that bring a name
 
 
 def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
@@ -204,7 +205,10 @@ class _LoopChecker:
 
     def dims(self, dims: Sequence[Expr], what: str) -> None:
         for dim in dims:
-            for name in dim.symbols():
+            names = dim.symbols()
+            if self.symbols.issuperset(names):  # of which `worker` is none
+                continue
+            for name in names:
                 if name == WORKER:
                     self.fail(
                         f"worker is used in {what}, not as first index of scratch"
@@ -216,7 +220,7 @@ class _LoopChecker:
         known = self.buffers.get(buffer.name)
         if known is None:
             self.fail(f"buffer %{buffer.name} is not in scope")
-        if known != buffer:
+        if known is not buffer and known != buffer:
             self.fail(f"buffer %{buffer.name} is not as it was declared")
         if len(index) != len(buffer.shape):
             self.fail(
@@ -230,8 +234,8 @@ class _LoopChecker:
         if buffer.role is Role.REGISTER:
             if f"%{buffer.name}" in self.outside:
                 self.fail(f"registers %{buffer.name} are outside the parallel loop")
-            loose = {s for i in index for s in i.symbols()} - self.constant
-            if loose:
+            if not all(self.constant.issuperset(i.symbols()) for i in index):
+                loose = {s for i in index for s in i.symbols()} - self.constant
                 self.fail(
                     f"index of registers %{buffer.name} is not constant: "
                     f"{', '.join(sorted(loose))} is no variable of an unrolled or "
@@ -326,7 +330,10 @@ class _LoopChecker:
 
     def inner(self, stmt: Stmt) -> None:
         """A statement inside another: its names end with it."""
-        self.scoped((stmt,))
+        if isinstance(stmt, _NAMING):
+            self.scoped((stmt,))
+        else:
+            self.stmt(stmt)
 
     def scoped(self, body: Sequence[Stmt]) -> None:
         kept = set(self.symbols), dict(self.buffers), dict(self.scalars), self.known

@@ -242,12 +242,26 @@ class _Strip:
         # One row at a time, as its vectors share cache lines.
         return Block((*body, If(more, over(partial(total, True))), over(end)))
 
+    def remainder(self, columns: Expr) -> Stmt:
+        """A call for the columns from panel `_p` on: they are few."""
+        tile, panel = sym("_t"), sym("_p")
+        here = {"tiles": ONE, "N": columns}
+        sizes = tuple(here.get(name, sym(name)) for name in STRIP_SIZES)
+        operands = (
+            (self.a, (left_place(tile, self.height, ZERO, ZERO),)),
+            (self.b, (panel, ZERO, ZERO)),
+            (self.last, (ZERO, ZERO)),
+            (self.c, (tile * self.height, panel * self.tile.NR)),
+        )
+        return Call(strip_name(self.of, self.height), sizes, operands)
+
 
 @lru_cache(maxsize=256)
 def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     """Tiles of `height` rows of A, one below the other, times all panels of B.
 
-    `far`: B comes from memory, so it is prefetched.
+    `far`: B comes from memory, so whole panels are prefetched. The other kernel has the
+    code for what remains.
     """
     strip = _Strip(of, height, tile, far)
     n, several = sym("N"), panels_in_registers(height, tile)
@@ -262,13 +276,18 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     if several == 1 and height <= tile.broad:  # registers for one and a half panels
         done, most = floordiv(maximum(ceildiv(n, tile.lanes) - 2, 0), VECTORS), 3
         parts = [For("_p", ZERO, done, strip.results(VECTORS, None))]
-    left = tuple((v, strip.results(v, columns)) for v in range(1, most + 1))
+    if far:
+        left = strip.remainder(columns)
+    else:
+        widths = range(1, most + 1)
+        cases = tuple((v, strip.results(v, columns)) for v in widths)
+        left = Switch(ceildiv(columns, tile.lanes), cases)
     tile_done = Block(
         (
             *parts,
             Let("_p", Index(done)),
             Let("_columns", Index(n - done * tile.NR)),
-            Switch(ceildiv(columns, tile.lanes), left),
+            left,
         )
     )
     body = For("_t", as_expr(0), sym("tiles"), tile_done)
@@ -353,10 +372,11 @@ class Strips:
     def kernels(self) -> tuple[LoopFunc, ...]:
         tile, of = self.tile, self.spec.elements
         found: list[LoopFunc] = []
-        if self.far != as_expr(0):
-            found += (strip_kernel(of, h, tile, True) for h in range(1, tile.few + 1))
         heights, n = range(1, tile.MR + 1), self.spec.n
-        if not n.is_const or n.value > tile.lanes:
+        wide = not n.is_const or n.value > tile.lanes
+        if wide and self.far != as_expr(0):
+            found += (strip_kernel(of, h, tile, True) for h in range(1, tile.few + 1))
+        if wide:
             found += (strip_kernel(of, h, tile, False) for h in heights)
         if not n.is_const or n.value <= tile.lanes:
             found += (narrow_kernel(of, h, tile) for h in heights)

@@ -6,12 +6,12 @@
     loop @conv_0(_size0; ..) { .. call @gather(_size0, ..) .. }
 
 The layers of a model repeat with other widths and at other resolutions, and LLVM takes
-as long for each. A size computed from the model's is a parameter wherever it differs. A
-number is one in functions that call others: they cut a product or a convolution into
-tiles, and what runs often is in the micro-kernels and in vector loops. In those, the
-bounds of vector and unrolled loops stay as they are, and so does what decides about
-them once loops are unrolled (`ir/loop_known.py`). What else stays is in
-`size_forms.py`.
+as long for each. A size computed from the model's is a parameter wherever it differs,
+also in the guards of variants. A number is one in functions that call others: they cut
+a product or a convolution into tiles, and what runs often is in the micro-kernels and
+in vector loops. In those, the bounds of vector and unrolled loops stay as they are, and
+so does what decides about them once loops are unrolled (`ir/loop_known.py`). What else
+stays is in `size_forms.py`.
 
 Functions that are called come before those that call them, so that callers of functions
 which have become one can become one too. The order of arithmetic is unchanged, and so
@@ -42,7 +42,6 @@ from pliant.ir.loops import (
     Block,
     Buffer,
     Call,
-    Dispatch,
     For,
     Index,
     Kind,
@@ -176,7 +175,7 @@ class _Form:
         if isinstance(stmt, Switch):
             self.calls.clear()
         node = stmt
-        if not isinstance(stmt, Dispatch) and not _is_fixed(stmt, scope.known):
+        if not _is_fixed(stmt, scope.known):
             node = replace_dims(stmt, lambda dim: self._dim(dim, scope.varying))
         inner = scope.inside(stmt) if isinstance(stmt, For) else scope
         new: list[Node] = []

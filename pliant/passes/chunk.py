@@ -188,7 +188,8 @@ class Peaks:
         return found[::-1]
 
     def peak(self, chosen: Sequence[Region]) -> float:
-        steps = [s for at in self.steps for s in at if s.region in chosen]
+        regions = set(chosen)
+        steps = [s for at in self.steps for s in at if s.region in regions]
         inside = {self.number[op] for region in chosen for op in region.members}
         left = [p for k, p in enumerate(self.plain) if k not in inside]
         return max([*left, *(s.peak for s in steps)], default=0.0)

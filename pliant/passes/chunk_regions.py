@@ -32,10 +32,10 @@ Need = tuple[Value, Demand]  # a value in memory, and which rows of it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Kernels that run in chunks together, in their order."""
+    """Kernels that run in chunks together."""
 
     cutter: Cutter
-    members: Mapping[Op, RegionCuts]
+    members: dict[Op, RegionCuts]  # the last one first
     results: Mapping[Value, Cut]  # of the members: those that others read
     needs: tuple[Need, ...]  # what it reads from outside
     # What each member reads and makes that is the region's own.
@@ -196,7 +196,7 @@ class Growth:
 
     def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
         """A region of these kernels, if they keep something to themselves."""
-        ordered = [op for op in self.of.fusions if op in members]
+        ordered = list(members)[::-1]  # they were found from the end
         inner = {v for op in ordered for v in op.results}
         results: dict[Value, Cut] = {}
         needs: dict[Need, None] = {}
@@ -204,7 +204,7 @@ class Growth:
             cuts = members[op]
             region = op.regions[0]
             for value, given in zip(op.results, region.results, strict=True):
-                if self.of.readers.get(value, set()) - set(members):
+                if not self.of.readers.get(value, set()) <= members.keys():
                     cut = cuts.demands[given]
                     assert cut is not None
                     results[value] = cut
@@ -266,7 +266,7 @@ class _ChunkBuilder:
         self.params: dict[Need, Value] = {}
 
     def op(self) -> Op:
-        for fusion in (op for op in self.of.fusions if op in self.region.members):
+        for fusion in reversed(self.region.members):
             self.member(fusion)
         outputs = self.region.results
         results = tuple(self.values[v, cut] for v, cut in outputs.items())

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Dispatch
+from pliant.ir.loops import Dispatch, LoopFunc
 from pliant.ir.ops import OPAQUE
 from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
@@ -56,14 +56,35 @@ def _from(guard: Guard) -> str:
 
 
 def _variants(program: Program) -> Iterator[str]:
-    """Kernels that choose between bodies, with the guards of each body."""
-    for name, func in program.lowered.loops.items():
-        for stmt in statements(func.body):
-            if not isinstance(stmt, Dispatch):
-                continue
-            for variant in stmt.variants:
-                guards = " and ".join(map(str, variant.guards)) or "otherwise"
-                yield f"  {name:24} {variant.name:16} {guards}"
+    """Kernels that choose between bodies, with the guards of each body.
+
+    Guards are in the model's sizes, as calls pass them; a kernel that only others call
+    has its own.
+    """
+    lowered = program.lowered
+    passed: dict[str, dict[tuple[Expr, ...], None]] = {}
+    for graph in (lowered.main, *lowered.versions):
+        for op in graph.ops:
+            if op.name == "call_loop":
+                sizes = passed.setdefault(op.str_attr("callee"), {})
+                sizes[op.dims_attr("sizes")] = None
+    for name, func in lowered.loops.items():
+        own = tuple(map(sym, func.sizes))
+        lines: dict[str, None] = {}
+        for given in passed.get(name, {own: None}):
+            known = dict(zip(func.sizes, given, strict=True))
+            lines |= dict.fromkeys(_choices(name, func, known))
+        yield from lines
+
+
+def _choices(name: str, func: LoopFunc, known: Mapping[str, Expr]) -> Iterator[str]:
+    for stmt in statements(func.body):
+        if not isinstance(stmt, Dispatch):
+            continue
+        for variant in stmt.variants:
+            guards = [str(guard.substitute(known)) for guard in variant.guards]
+            text = " and ".join(guards) or "otherwise"
+            yield f"  {name:24} {variant.name:16} {text}"
 
 
 def _size(item: tuple[str, int]) -> str:

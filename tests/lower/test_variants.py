@@ -241,6 +241,36 @@ def test_split_reductions_keep_nan() -> None:
     assert where.item() == LONG - 3
 
 
+def test_kernels_at_two_resolutions_share_their_variants() -> None:
+    """Guards are sizes as well: norms of groups of channels are one function."""
+
+    def norm(x: Tensor) -> Tensor:
+        variance = x.var((1, 3), keepdim=True, correction=0)
+        return (x - x.mean((1, 3), keepdim=True)) / (variance + 1e-5).sqrt()
+
+    model = pliant.compile(
+        Apply(lambda x, y: (norm(x), norm(y))),
+        (torch.randn(3, 5, 2, 4), torch.randn(4, 6, 2, 4)),
+        ({0: "n", 1: "w"}, {0: "m", 1: "v"}),
+        threads=2,
+    )
+    rows = [
+        func
+        for func in model.program.lowered.loops.values()
+        if any(isinstance(stmt, Dispatch) for stmt in statements(func.body))
+    ]
+    assert len(rows) == 1
+    # `explain` has the guards of both, in the model's sizes.
+    text = model.explain()
+    text = text[text.index("\nvariants") : text.index("\nmemory")]
+    assert "*w" in text and "*v" in text and "_size" not in text
+    sizes = ((1, 1), (1, LONG), (2, 16), (0, 3), (5, 31), (1, 70001))
+    for (n, w), (m, v) in zip(sizes, sizes[::-1], strict=True):
+        given = torch.randn(n, w, 2, 4), torch.randn(m, v, 2, 4)
+        for got, x in zip(model(*given), given, strict=True):
+            close(got, norm(x))
+
+
 # ---- the interpreter
 
 
