@@ -63,11 +63,18 @@ def _mergeable(outer: Axis, inner: Axis, body: Sequence[Stmt]) -> bool:
 
 
 def sorted_breaks(found: Iterable[Expr], axis: Axis, facts: Facts) -> list[Expr]:
-    """The breaks of an axis in order, if their order is provable; else none."""
+    """The breaks of an axis in order, if their order is provable; else none.
+
+    A segment is computed whole, so it must end where the axis does: a break that may be
+    beyond (the second row, where there may be one) is none.
+    """
     inside = [
         e
         for e in found
         if not facts.prove(le(e, 0)) and not facts.prove(ge(e, axis.extent))
+    ]
+    inside = [
+        e for e in inside if facts.prove(ge(e, 0)) and facts.prove(le(e, axis.extent))
     ]
     known = sorted((e for e in inside if e.is_const), key=lambda e: e.value)
     ordered: list[Expr] = list(known)

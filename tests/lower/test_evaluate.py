@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import pliant
+from pliant.lower.domain import Axis, sorted_breaks
+from pliant.sym import Facts, as_expr, ge, sym
 
 NS = ({0: "b", 1: "n"}, {0: "b", 1: "m"})
 
@@ -96,6 +98,29 @@ def test_slice_across_a_concat(start: int) -> None:
     sizes = ((1, 9), (9, 1), (3, 7), (7, 3), (4, 40), (40, 4), (8, 8))
     calls = [(torch.randn(2, n), torch.randn(2, m)) for n, m in sizes]
     agree(cut, example, NS, calls)
+
+
+def test_a_concat_of_a_concat_may_end_before_it() -> None:
+    """Of one row there is no second one, at which the inner concat goes on."""
+
+    def shifted(x: Tensor, y: Tensor) -> Tensor:
+        zero = x.new_zeros(1, x.shape[1])
+        once = torch.cat([zero, x.exp()[1:]])
+        return torch.cat([once[:1], once[:-1]]) + y.sum()
+
+    calls = [(torch.randn(b, 3), torch.randn(b, 2)) for b in (1, 2, 3, 17)]
+    agree(shifted, (torch.randn(5, 3), torch.randn(5, 2)), NS, calls)
+
+
+def test_segments_end_where_the_axis_does() -> None:
+    b, n = sym("b"), sym("n")
+    facts = Facts().assume(ge(b, 1))
+    found = [as_expr(2), as_expr(1), b - 2]
+    assert sorted_breaks(found, Axis("_d0", b), facts) == [as_expr(1)]
+    assert sorted_breaks([n, b + 1], Axis("_d0", b + n), facts) == [n]
+    facts = facts.assume(ge(b, 3))
+    assert sorted_breaks(found, Axis("_d0", b), facts) == []  # b - 2 may be 1 or 2
+    assert sorted_breaks(found[:2], Axis("_d0", b), facts) == found[1::-1]
 
 
 PADS: dict[str, Callable[[Tensor, Tensor], Any]] = {
