@@ -22,6 +22,9 @@ import numpy as np
 
 from pliant.context import Context
 from pliant.ir.graph import Graph, Knob, Module, Op, Value
+from pliant.machine.rates import ASSUMED_BYTES, CALL_SECONDS
+from pliant.passes.chunk_heads import has_groups
+from pliant.passes.chunk_parts import Parts, apart, with_two_sides
 from pliant.passes.chunk_regions import (
     FusedGraph,
     Growth,
@@ -35,12 +38,13 @@ from pliant.sym.points import Point, representatives
 
 MOST_VERSIONS = 5
 _LONGEST = 48  # kernels looked at from the end of a region
+_LEAST_ROWS = 16  # of a product: with fewer, reading weights takes longer than it
 _CHUNKS = 64  # regions are compared with so many chunks, if there are enough rows
-_MOST_POINTS = 6  # assignments at which versions are looked for
-_LARGE = 384  # a size at which memory counts
+_MOST_POINTS = 4  # assignments at which versions are looked for
+_LARGE = 256  # a size at which memory counts
 _SHARES = (0.75, 0.5, 0.35, 0.2)  # of the peak: what versions are looked for to meet
+_MOST_FLIPPED = 4  # products whose operands are tried in both orders
 _SLACK = 1.02  # the last version may have so much more than the least peak
-_BYTES, _CALL = 1e10, 1e-6  # bytes per second and seconds per call, to compare by
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Peaks:
         for region in regions:
             step = self._step(region)
             self.steps[step.last].append(step)
+        self.least = self._least()
 
     def size(self, value: Value) -> float:
         if value not in self._sizes:
@@ -147,12 +152,17 @@ class Peaks:
         copied = sum(map(self.size, (*cut, *region.results)))
         count = -(-extent // rows)
         again = sum(map(self.size, whole)) * (count - 1)
-        seconds = (2 * copied + again) / _BYTES + count * len(members) * _CALL
+        calls = count * len(members)
+        seconds = (2 * copied + again) / ASSUMED_BYTES + calls * CALL_SECONDS
         peak += (inner + copied) * rows / extent
         between = set(range(first, last)) - set(members)
         return _Step(region, first, last, peak, seconds, tuple(sorted(between)))
 
-    def least(self) -> float:
+    @property
+    def least_share(self) -> float:
+        return self.least / max(*self.plain, 1.0)
+
+    def _least(self) -> float:
         """The smallest peak that regions can reach."""
         best = [0.0]
         for k, plain in enumerate(self.plain):
@@ -193,11 +203,11 @@ class Peaks:
         left = [p for k, p in enumerate(self.plain) if k not in inside]
         return max([*left, *(s.peak for s in steps)], default=0.0)
 
-    def versions(self) -> Iterator[list[Region]]:
+    def versions(self, below: float) -> Iterator[list[Region]]:
         """Choices of regions for several limits, the largest first."""
-        peak, least = max(self.plain, default=0.0), self.least()
+        peak, least = max(self.plain, default=0.0), self.least
         for limit in (*(share * peak for share in _SHARES), _SLACK * least):
-            if _SLACK * least <= limit < peak:
+            if _SLACK * least <= limit < min(peak, below):
                 chosen = self.cheapest(limit)
                 if chosen:
                     yield chosen
@@ -243,29 +253,82 @@ def regions_of(of: FusedGraph) -> Iterator[Region]:
                         yield region
 
 
-def chunk(module: Module, cx: Context) -> Module:
-    """The module with versions of `main` that take less memory."""
+class Form:
+    """A form of the graph (`chunk_parts.py`), its regions, and its memory."""
+
+    def __init__(
+        self, parts: Parts, facts: Facts, rows: int, points: Sequence[Point]
+    ) -> None:
+        self.of = FusedGraph(parts.graph, facts, rows, parts.origin)
+        self.regions = list(regions_of(self.of))
+        self.tables = [Peaks(self.of, point, self.regions) for point in points]
+
+    @property
+    def least(self) -> list[float]:
+        return [peaks.least for peaks in self.tables]
+
+    def versions(self, below: Sequence[float]) -> Iterator[list[Region]]:
+        """Choices of regions with smaller peaks than these, at some point."""
+        found: set[frozenset[Region]] = set()
+        for peaks, most in zip(self.tables, below, strict=True):
+            for chosen in peaks.versions(most):
+                if frozenset(chosen) not in found:
+                    found.add(frozenset(chosen))
+                    yield chosen
+
+    def peaks(self, chosen: Sequence[Region]) -> list[float]:
+        return [peaks.peak(chosen) for peaks in self.tables]
+
+
+def forms_of(
+    graph: Graph, facts: Facts, rows: int, points: Sequence[Point]
+) -> Iterator[Form]:
+    """The form with the least peak, and that with attention in groups of heads."""
+
+    def form(flipped: Collection[Value], at: Sequence[Point], heads: bool) -> Form:
+        parts = apart(graph, facts, heads=heads, flipped=flipped)
+        return Form(parts, facts, rows, at)
+
+    plain = form((), points, heads=False)
+    worst = max(plain.tables, key=lambda peaks: peaks.least_share)
+    flipped, least = frozenset[Value](), worst.least
+    for value in with_two_sides(graph)[:_MOST_FLIPPED]:
+        other = form(flipped | {value}, [worst.point], heads=False)
+        if other.least[0] < least / _SLACK:
+            flipped, least = flipped | {value}, other.least[0]
+    yield form(flipped, points, heads=False) if flipped else plain
+    if has_groups(graph):
+        yield form(flipped, points, heads=True)
+
+
+def chunk(module: Module, cx: Context, tile: int) -> Module:
+    """The module with versions of `main` that take less memory.
+
+    `tile` is how many rows of a product are computed together.
+    """
     graph = module.main
     facts = cx.facts(graph)
-    of = FusedGraph(graph, facts)
     values = (*graph.params, *(v for op in graph.ops for v in op.results))
     sizes = {s for v in values for d in v.shape for s in d.symbols()}
     points = points_of(facts, sizes)
+    kernels = sum(op.name == "fusion" for op in graph.ops)
     # A buffer that is stored goes through `update`, which knows `main` alone.
-    if len(of.fusions) < 2 or not points or cx.stores:
+    if kernels < 2 or not points or cx.stores:
         return module
-    regions = list(regions_of(of))
-    tables = [Peaks(of, point, regions) for point in points]
-    found: dict[frozenset[Region], list[Region]] = {}
-    for peaks in tables:
-        for chosen in peaks.versions():
-            found.setdefault(frozenset(chosen), chosen)
+    rows = -(-_LEAST_ROWS // tile) * tile
+    found: list[tuple[Form, list[Region]]] = []
+    below = [float("inf")] * len(points)
+    plain: list[float] = []
+    for form in forms_of(graph, facts, rows, points):
+        plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables]
+        found += ((form, chosen) for chosen in form.versions(below))
+        below = [least / _SLACK for least in form.least]
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
     names: dict[Expr, str] = {}
-    for number, chosen in enumerate(_kept(list(found.values()), tables), 1):
-        version, used = _version(of, chosen, f"main.{number}", names)
+    for number, (form, chosen) in enumerate(_kept(found, plain), 1):
+        version, used = _version(form.of, chosen, f"main.{number}", names)
         graphs[version.name] = version
         for key, knob in used.items():
             known = knobs.get(key, knob)
@@ -289,12 +352,14 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     return [p for k, p in enumerate(kept) if p not in kept[:k]][:_MOST_POINTS]
 
 
-def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Region]]:
+_Choice = tuple[Form, list[Region]]
+
+
+def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
     """The versions that lower some peak most, few kernels in chunks first."""
-    plain = np.array([max(*peaks.plain, 1.0) for peaks in tables])
-    shares = np.array([[p.peak(c) for p in tables] for c in found]) / plain
+    shares = np.array([form.peaks(c) for form, c in found]) / np.array(plain)
     order: list[int] = []
-    best = np.ones(len(tables))
+    best = np.ones(len(plain))
     while len(order) < min(MOST_VERSIONS, len(found)):
         sums = np.minimum(shares, best).sum(axis=1)
         sums[order] = np.inf
@@ -303,7 +368,7 @@ def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Regio
             break
         order.append(k)
         best = np.minimum(best, shares[k])
-    ranked = sorted(order, key=lambda k: sum(len(r.members) for r in found[k]))
+    ranked = sorted(order, key=lambda k: sum(len(r.members) for r in found[k][1]))
     return [found[k] for k in ranked]
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import LOOKUPS, Trait, has_trait
 from pliant.ir.types import TensorType
 from pliant.sym import ONE, Expr, Facts, as_expr, product
 from pliant.sym.nodes import long_division
@@ -119,36 +119,64 @@ class Cutter:
 
     def region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
         """The cuts of all that a region computes; None if it cannot be cut so."""
-        demands: dict[Value, Demand] = {}
+        wanted: dict[Value, set[Demand]] = {}
         for value, cut in zip(region.results, cuts, strict=True):
-            if demands.setdefault(value, cut) != cut or cut is None:
+            wanted.setdefault(value, set()).add(cut)
+            if cut is None or len(wanted[value]) > 1:
                 return None
+        demands: dict[Value, Demand] = {}
         for op in reversed(region.ops):
-            wanted = [demands[v] for v in op.results if v in demands]
-            if not wanted:
+            made = [v for v in op.results if v in wanted]
+            if not made:
                 continue
-            behind = self._op_behind(op, wanted)
-            if behind is None:
-                return None
+            for value in made:
+                if not _settle(value, wanted[value], demands):
+                    return None
+            behind = self.op_behind(op, [demands[v] for v in made])
+            if behind is None or len(set(zip(op.operands, behind, strict=True))) > len(
+                set(op.operands)
+            ):
+                return None  # or one operand twice, but not the same rows
             for value, demand in zip(op.operands, behind, strict=True):
-                if demands.setdefault(value, demand) != demand:
-                    return None  # some op needs other rows of it
+                wanted.setdefault(value, set()).add(demand)
+        for param in region.params:
+            if param in wanted and not _settle(param, wanted[param], demands):
+                return None
+        given = zip(region.results, cuts, strict=True)
+        if any(demands[value] != cut for value, cut in given):
+            return None
         # A value that is needed whole after all is computed in every round.
         for op in region.ops:
             if any(demands.get(v, ONE) is None for v in op.results):
-                if not (has_trait(op, Trait.FORMULA) or has_trait(op, Trait.VIEW)):
+                if not _is_cheap(op):
                     return None
                 if any(demands[v] is not None for v in op.operands):
                     return None
         return RegionCuts(demands)
 
-    def _op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
+    def op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
+        """What an op needs for these rows of those of its results that are needed."""
         if all(demand is None for demand in wanted):
             return (None,) * len(op.operands)
         (cut,) = set(wanted) if len(set(wanted)) == 1 else (None,)
         if cut is None or len(op.results) != 1:
             return None
         return self.behind(op, cut)
+
+
+def _is_cheap(op: Op) -> bool:
+    """Whether a value may be computed in every round: no more than is read of it."""
+    traits = (Trait.FORMULA, Trait.VIEW, Trait.ELEMENTWISE)
+    return op.name in LOOKUPS or any(has_trait(op, trait) for trait in traits)
+
+
+def _settle(value: Value, wanted: set[Demand], demands: dict[Value, Demand]) -> bool:
+    """The rows to have of a value; all, from which some are read, if ops differ."""
+    if len(wanted) == 1:
+        (demands[value],) = wanted
+        return True
+    demands[value] = None
+    return all(cut is None or cut.is_plain for cut in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +191,30 @@ class RegionCuts:
         for op in region.ops:
             if all(v in self.demands for v in op.results):
                 cut = self.demands[op.results[0]]
-                made += chunked(op, cut, chunk, values)
+                behind = chunk.cutter.op_behind(op, [cut])
+                assert behind is not None, op  # the region's cuts were found by it
+                given = dict(values)
+                for value, wanted in zip(op.operands, behind, strict=True):
+                    if wanted is not None and self.demands[value] is None:
+                        made.append(rows_of(values[value], wanted, chunk))
+                        given[value] = made[-1].result
+                made += chunked(op, cut, chunk, given)
+                values.update((v, given[v]) for v in op.results)
         return made
+
+
+def rows_of(value: Value, cut: Cut, chunk: Chunk) -> Op:
+    """The op that reads the rows of a chunk from a whole value."""
+    assert cut.outer == ONE, cut  # otherwise they are several runs
+    starts = [as_expr(0)] * value.type.rank
+    starts[cut.axis] = chunk.first * cut.inner
+    part = chunk.value(value, cut)
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", tuple(starts)),
+        ("shape", part.shape),
+        ("steps", (1,) * value.type.rank),
+    )
+    return Op("slice", (value,), attrs, (part,))
 
 
 def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> list[Op]:
