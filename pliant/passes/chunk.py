@@ -44,6 +44,7 @@ _MOST_POINTS = 4  # assignments at which versions are looked for
 _LARGE = 256  # a size at which memory counts
 _SHARES = (0.75, 0.5, 0.35, 0.2)  # of the peak: what versions are looked for to meet
 _MOST_FLIPPED = 4  # products whose operands are tried in both orders
+_ENOUGH = 0.4  # of the peak: then attention needs no groups of heads
 _SLACK = 1.02  # the last version may have so much more than the least peak
 
 
@@ -120,12 +121,22 @@ class Peaks:
 
     def _shared(self, dying: Iterable[Value], made: Iterable[Value]) -> float:
         """Bytes of results that are written over operands."""
-        free = [self.bytes[v] for v in dying if v not in made]
+        free = [(v.dtype, v.shape) for v in dying if v not in made]
         total = 0.0
         for value in made:
-            if self.bytes[value] in free:
-                free.remove(self.bytes[value])
+            if (value.dtype, value.shape) in free:
+                free.remove((value.dtype, value.shape))
                 total += self.bytes[value]
+        return total
+
+    def _written_over(self, region: Region, ending: Collection[Value]) -> float:
+        """Bytes of a region's results that are written over operands."""
+        taken: set[Value] = set()
+        total = 0.0
+        for result, value in region.over:
+            if result in self.bytes and value in ending and not taken & {result, value}:
+                taken |= {result, value}
+                total += self.bytes[result]
         return total
 
     def _step(self, region: Region) -> _Step:
@@ -138,8 +149,7 @@ class Peaks:
         # What is alive afterwards, and what this reads or makes for the last time.
         ending = {v for v in held if self.last[v] <= last}
         peak = self.after[last] + sum(self.bytes[v] for v in ending)
-        made = [v for v in region.results if v in self.bytes]
-        peak -= self._shared([v for v in ending if v in cut - whole], made)
+        peak -= self._written_over(region, ending)
         extent = self._extents.get(region.extent, 0)
         if not extent:
             extent = self._extents[region.extent] = max(
@@ -296,8 +306,10 @@ def forms_of(
         other = form(flipped | {value}, [worst.point], heads=False)
         if other.least[0] < least / _SLACK:
             flipped, least = flipped | {value}, other.least[0]
-    yield form(flipped, points, heads=False) if flipped else plain
-    if has_groups(graph):
+    if flipped:
+        plain = form(flipped, points, heads=False)
+    yield plain
+    if has_groups(graph) and max(p.least_share for p in plain.tables) > _ENOUGH:
         yield form(flipped, points, heads=True)
 
 
@@ -326,13 +338,11 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
-    names: dict[Expr, str] = {}
+    names: dict[Knob, str] = {}
     for number, (form, chosen) in enumerate(_kept(found, plain), 1):
         version, used = _version(form.of, chosen, f"main.{number}", names)
         graphs[version.name] = version
-        for key, knob in used.items():
-            known = knobs.get(key, knob)
-            knobs[key] = max(known, knob, key=lambda knob: knob.multiple)
+        knobs |= used
     return module.replace(graphs=graphs, knobs=knobs)
 
 
@@ -373,16 +383,15 @@ def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
 
 
 def _version(
-    of: FusedGraph, chosen: Sequence[Region], name: str, names: dict[Expr, str]
+    of: FusedGraph, chosen: Sequence[Region], name: str, names: dict[Knob, str]
 ) -> tuple[Graph, dict[str, Knob]]:
-    """A version, and its knobs: one for all regions that are cut at one extent."""
+    """A version, and its knobs: one for all regions that are cut alike."""
     chunks: dict[Op, list[Op]] = {}
     knobs: dict[str, Knob] = {}
     for region in chosen:
-        rows = names.setdefault(region.extent, f"rows_{len(names)}")
-        known = knobs.get(rows)
-        multiple = max(region.multiple, known.multiple if known else 1)
-        knobs[rows] = Knob(region.extent, multiple)
+        knob = Knob(region.extent, region.multiple)
+        rows = names.setdefault(knob, f"rows_{len(names)}")
+        knobs[rows] = knob
         chunks[chunk_op(of, region, sym(rows))] = list(region.members)
     graph = replaced(of.graph, chunks)
     sizes = (*graph.sizes, *knobs)

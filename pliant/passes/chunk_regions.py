@@ -14,7 +14,8 @@ other parts of the graph read too is a result of the region: its rows are collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value
@@ -22,7 +23,7 @@ from pliant.ir.ops import VIEWS, Trait, has_trait
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
-_FEW_ROWS = 4  # of each of many matrices
+_FEW_ROWS = 4  # of a product that has many rows for each of them
 
 # The sizes of a chunk's region: how many rows, and which is the first.
 COUNT, FIRST = "chunk_rows", "chunk_first"
@@ -41,6 +42,8 @@ class Region:
     # What each member reads and makes that is the region's own.
     inner: tuple[tuple[Value, ...], ...]
     multiple: int  # of which number of rows the kernels make best use
+    # Results and values that they may be written over: each round has read their rows.
+    over: tuple[tuple[Value, Value], ...]
 
     @property
     def extent(self) -> Expr:
@@ -205,9 +208,9 @@ class Growth:
             if has_trait(inner, Trait.CONTRACT):
                 cut = cuts.demands.get(inner.results[0])
                 rows = inner.results[0].type.rank - 2
-                if cut is not None and cut.axis == rows and cut.inner == ONE:
-                    # A row of a product of many matrices is a row of each of them.
-                    return self.of.rows if rows < 2 else _FEW_ROWS
+                if cut is not None and cut.axis == rows:
+                    # A row here may be many there: of each of many matrices, or of one.
+                    return self.of.rows if rows < 2 and cut.inner == ONE else _FEW_ROWS
         return 1
 
     def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
@@ -237,7 +240,29 @@ class Growth:
             tuple(v for v in self.of.touched[op] if v in kept) for op in ordered
         )
         multiple = max(self._multiple(op, members[op]) for op in ordered)
-        return Region(self.cutter, dict(members), results, tuple(needs), own, multiple)
+        return Region(
+            self.cutter,
+            dict(members),
+            results,
+            tuple(needs),
+            own,
+            multiple,
+            tuple(_written_over(results, needs)),
+        )
+
+
+def _written_over(
+    results: Mapping[Value, Cut], needs: Collection[Need]
+) -> Iterator[tuple[Value, Value]]:
+    """Results and operands of which a round has the same rows, and no others."""
+    ways = Counter(value for value, _ in needs)
+    for result, cut in results.items():
+        for value, demand in needs:
+            if demand is None or ways[value] > 1 or value.dtype is not result.dtype:
+                continue
+            same = value.type.numel == result.type.numel
+            if same and _outer(value, demand) == _outer(result, cut):
+                yield result, value
 
 
 def _is_worth_a_look(kernels: int) -> bool:

@@ -78,7 +78,7 @@ class Cutter:
         self._known: dict[tuple[Op, Demand], Demands | None] = {}
 
     def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
-        """The ways to cut a shape, the axes in order."""
+        """The ways to cut a shape, the axes in order; rows that are one run first."""
         found: list[Cut] = []
         for axis, dim in enumerate(shape):
             rest = self.quotient(dim, self.extent)
@@ -87,7 +87,7 @@ class Cutter:
             if rest == ONE:
                 found.append(Cut(axis))
             else:
-                found += [Cut(axis, rest), Cut(axis, ONE, rest)]
+                found += [Cut(axis, ONE, rest), Cut(axis, rest)]
         return found
 
     def quotient(self, dim: Expr, by: Expr) -> Expr | None:
