@@ -23,7 +23,18 @@ from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
 from pliant.ir.ops import LOOKUPS, Trait, has_trait
 from pliant.ir.types import TensorType
-from pliant.sym import ONE, Expr, Facts, as_expr, product
+from pliant.sym import (
+    ONE,
+    Expr,
+    Facts,
+    as_expr,
+    ge,
+    le,
+    maximum,
+    minimum,
+    product,
+    sym,
+)
 from pliant.sym.nodes import long_division
 
 
@@ -223,7 +234,11 @@ def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> li
     results = tuple(chunk.value(v, cut) for v in op.results)
     values.update(zip(op.results, results, strict=True))
     attrs, regions = op.attrs, op.regions
-    if cut is not None:
+    before: list[Op] = []
+    if cut is not None and op.name in _CONVOLUTIONS and _has_windows(op, cut):
+        before, attrs = _windows(op, operands[0], cut, chunk)
+        operands = (before[-1].result, *operands[1:])
+    elif cut is not None:
         change = _CHANGES.get(op.name)
         if change is not None:
             attrs, regions = change(op, cut, chunk)
@@ -232,7 +247,43 @@ def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> li
     new = op.replace(operands=operands, results=results, attrs=attrs, regions=regions)
     if cut is not None and op.name == "iota" and op.int_attr("axis") == cut.axis:
         return _shifted(new, chunk, values, op.result)
-    return [new]
+    return [*before, new]
+
+
+def _windows(
+    op: Op, whole: Value, cut: Cut, chunk: Chunk
+) -> tuple[list[Op], tuple[tuple[str, Attr], ...]]:
+    """The rows that a convolution reads, with zeros around them; and its attributes."""
+    window = _window_of(op, cut, chunk.rows, chunk.first)
+    assert window is not None, op  # its rule has found it
+    fresh, rank = chunk.names.fresh, whole.type.rank
+
+    def along(value: Expr, others: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (*others[: cut.axis], value, *others[cut.axis + 1 :])
+
+    zeros = (as_expr(0),) * rank
+    shape = along(window.count, whole.shape)
+    rows = Value(fresh(f"{whole.name}_rows"), whole.type.with_shape(shape))
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", along(window.start, zeros)),
+        ("shape", shape),
+        ("steps", (1,) * rank),
+    )
+    read = Op("slice", (whole,), attrs, (rows,), (), op.loc)
+    total = along(window.low + window.count + window.high, whole.shape)
+    padded = Value(fresh(f"{whole.name}_window"), whole.type.with_shape(total))
+    attrs = (
+        ("low", along(window.low, zeros)),
+        ("high", along(window.high, zeros)),
+        ("value", 0),
+    )
+    around = Op("pad", (rows,), attrs, (padded,), (), op.loc)
+    at = _spatial(op, cut)
+    none = {
+        name: tuple(0 if k == at else n for k, n in enumerate(op.ints_attr(name)))
+        for name in ("low", "high")
+    }
+    return [read, around], _with(op.attrs, **none)
 
 
 def _with(
@@ -258,6 +309,8 @@ def _shifted(op: Op, chunk: Chunk, values: dict[Value, Value], of: Value) -> lis
 
 
 # ---- what is behind the rows of a result
+
+_CONVOLUTIONS = {"conv": 2, "conv_last": 1}  # the first spatial axis of each
 
 _Rule = Callable[[Cutter, Op, Cut], "Demands | None"]
 
@@ -368,8 +421,60 @@ def _batch(result: Value, operand: Value, cut: Cut) -> Demand:
     return None if alone else cut
 
 
-def _conv(_: Cutter, op: Op, cut: Cut) -> Demands | None:
-    return (cut, None) if cut.axis == 0 else None
+def _conv(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    if not _has_windows(op, cut):
+        return cut, None
+    rows, first = sym("_rows"), sym("_first")
+    window = _window_of(op, cut, rows, first) if cut.is_plain else None
+    if window is None:
+        return None
+    facts = cutter.facts
+    for cond in (ge(rows, 1), ge(first, 0), le(first + rows, cutter.extent)):
+        facts = facts.assume(cond)
+    # Windows of neighbouring rows overlap: each round reads its own from the whole.
+    legal = (ge(window.count, 0), ge(window.low, 0), ge(window.high, 0))
+    inside = le(window.start + window.count, op.operands[0].shape[cut.axis])
+    proved = all(facts.prove(cond) is True for cond in (*legal, inside))
+    return (None, None) if proved else None
+
+
+def _spatial(op: Op, cut: Cut) -> int:
+    """Which of the spatial axes of a convolution is cut; not one of them: negative."""
+    at = cut.axis - _CONVOLUTIONS[op.name]
+    return at if at < len(op.ints_attr("stride")) else -1
+
+
+def _has_windows(op: Op, cut: Cut) -> bool:
+    """Whether a row of a convolution needs other rows than its own."""
+    at = _spatial(op, cut)
+    if at < 0:
+        return cut.axis != 0
+    own = op.ints_attr("stride")[at] == 1 and op.operands[1].shape[2 + at] == ONE
+    return not own or (op.ints_attr("low")[at], op.ints_attr("high")[at]) != (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Rows that a convolution reads: `count` from `start` on, and zeros around them."""
+
+    start: Expr
+    count: Expr
+    low: Expr
+    high: Expr
+
+
+def _window_of(op: Op, cut: Cut, rows: Expr, first: Expr) -> _Window | None:
+    """What a convolution reads for some rows of its result."""
+    at, strides = _spatial(op, cut), op.ints_attr("stride")
+    if at < 0 or not op.operands[1].shape[2 + at].is_const:
+        return None
+    size = op.operands[1].shape[2 + at].value
+    reach = op.ints_attr("dilation")[at] * (size - 1) + 1
+    begin = first * strides[at] - op.ints_attr("low")[at]
+    end = begin + (rows - 1) * strides[at] + reach
+    start = maximum(begin, 0) if op.ints_attr("low")[at] else begin
+    stop = minimum(end, op.operands[0].shape[cut.axis])
+    return _Window(start, stop - start, start - begin, end - stop)
 
 
 def _score_axis(op: Op, cut: Cut) -> int:

@@ -179,6 +179,36 @@ def test_pairs(size: int) -> None:
         assert check(m, x, model(x)) or size < 33
 
 
+@pytest.mark.parametrize(
+    ("kernel", "padding", "dilation"), [(3, 1, 1), (3, 2, 2), (5, 2, 1)]
+)
+def test_rows_of_images(kernel: int, padding: int, dilation: int) -> None:
+    """Windows reach into the rows of other chunks, and over the edges."""
+    torch.manual_seed(0)
+    model = Wide(kernel, padding, dilation).eval().requires_grad_(False)
+    dims = ({0: "batch", 2: "high", 3: "wide"},)
+    m = pliant.compile(model, (torch.randn(2, 8, 19, 20),), dims)
+    assert "along high" in m.explain()
+    for shape in [(1, 101, 67), (2, 31, 20), (1, 5, 7), (1, 1, 1)]:
+        x = torch.randn(shape[0], 8, *shape[1:])
+        assert check(m, x, model(x), steps=6) or shape[1] < 31
+
+
+class Wide(nn.Module):
+    """A convolution to many channels, of which few are left at the end."""
+
+    def __init__(self, kernel: int, padding: int, dilation: int) -> None:
+        super().__init__()
+        how = {"padding": padding, "dilation": dilation}
+        self.one = nn.Conv2d(8, 16, 3, padding=1)
+        self.two = nn.Conv2d(16, 64, kernel, **how)
+        self.three = nn.Conv2d(64, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.one(x * 2))
+        return self.three(F.gelu(self.two(y))).tanh()
+
+
 def test_images() -> None:
     torch.manual_seed(0)
     model = Image().eval().requires_grad_(False)

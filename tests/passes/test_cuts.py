@@ -97,6 +97,14 @@ CUT = [
         ROWS,
         (ROWS, ROWS),
     ),
+    # windows reach into the rows of the next chunk: a round reads them from the whole
+    (
+        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "high = (1, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n, 5], %w: f32[3, 2, 3, 3]",
+        Cut(2),
+        (None, None),
+    ),
 ]
 
 
@@ -139,11 +147,18 @@ NOT_CUT = [
         "%x: f32[n - 1, 4]",
         ROWS,
     ),
-    # windows reach into the rows of the next chunk
+    # channels of the result are rows of the weight
     (
-        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "%y: f32[1, n, 5, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
         "high = (1, 1), dilation = (1, 1), groups = 1}",
-        "%x: f32[1, 2, n, 5], %w: f32[3, 2, 3, 3]",
+        "%x: f32[1, 2, 5, 5], %w: f32[n, 2, 3, 3]",
+        Cut(1),
+    ),
+    # more zeros than a window is wide: a round might read nothing else
+    (
+        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (4, 1), "
+        "high = (0, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n - 2, 5], %w: f32[3, 2, 3, 3]",
         Cut(2),
     ),
     # only the call tells whether a dim is the result's or 1
