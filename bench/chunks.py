@@ -174,10 +174,10 @@ def reports(rows: list[dict[str, Any]], most: list[dict[str, Any]]) -> list[Repo
     )
     tables = [Report("Activations in chunks", columns, tuple(map(cells, rows)))]
     if most:
-        columns = ("model", "in chunks", "without chunks", "eager", "looked at up to")
+        head = ("model", "in chunks", "without chunks", "eager", "looked at up to")
         keys = ("chunks", "plain", "eager", "most")
         lines = tuple((r["model"], *(str(r[key]) for key in keys)) for r in most)
-        tables.append(Report("The longest input inside 1 GiB", columns, lines))
+        tables.append(Report("The longest input inside 1 GiB", head, lines))
     return tables
 
 

@@ -15,7 +15,7 @@ meet a share of the peak at the least cost (`Peaks`), and those with the least p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -264,30 +264,33 @@ def regions_of(of: FusedGraph) -> Iterator[Region]:
 
 
 class Form:
-    """A form of the graph (`chunk_parts.py`), its regions, and its memory."""
+    """A form of the graph (`chunk_parts.py`), its regions, and its memory at points."""
 
     def __init__(
-        self, parts: Parts, facts: Facts, rows: int, points: Sequence[Point]
+        self, parts: Parts, facts: Facts, rows: int, points: Mapping[int, Point]
     ) -> None:
         self.of = FusedGraph(parts.graph, facts, rows, parts.origin)
         self.regions = list(regions_of(self.of))
-        self.tables = [Peaks(self.of, point, self.regions) for point in points]
+        self.tables = {k: Peaks(self.of, p, self.regions) for k, p in points.items()}
 
     @property
-    def least(self) -> list[float]:
-        return [peaks.least for peaks in self.tables]
+    def worst(self) -> int:
+        """The point at which the least peak is the largest share."""
+        return max(self.tables, key=lambda k: self.tables[k].least_share)
 
-    def versions(self, below: Sequence[float]) -> Iterator[list[Region]]:
+    def versions(self, below: Mapping[int, float]) -> Iterator[list[Region]]:
         """Choices of regions with smaller peaks than these, at some point."""
         found: set[frozenset[Region]] = set()
-        for peaks, most in zip(self.tables, below, strict=True):
-            for chosen in peaks.versions(most):
+        for k, peaks in self.tables.items():
+            for chosen in peaks.versions(below.get(k, float("inf"))):
                 if frozenset(chosen) not in found:
                     found.add(frozenset(chosen))
                     yield chosen
 
-    def peaks(self, chosen: Sequence[Region]) -> list[float]:
-        return [peaks.peak(chosen) for peaks in self.tables]
+    def peak(self, chosen: Sequence[Region], point: int) -> float:
+        """The peak at a point; infinite if this form is not for it."""
+        peaks = self.tables.get(point)
+        return float("inf") if peaks is None else peaks.peak(chosen)
 
 
 def forms_of(
@@ -295,22 +298,26 @@ def forms_of(
 ) -> Iterator[Form]:
     """The form with the least peak, and that with attention in groups of heads."""
 
-    def form(flipped: Collection[Value], at: Sequence[Point], heads: bool) -> Form:
+    def form(
+        flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
+    ) -> Form:
         parts = apart(graph, facts, heads=heads, flipped=flipped)
         return Form(parts, facts, rows, at)
 
-    plain = form((), points, heads=False)
-    worst = max(plain.tables, key=lambda peaks: peaks.least_share)
-    flipped, least = frozenset[Value](), worst.least
+    every = dict(enumerate(points))
+    plain = form((), every)
+    worst = plain.worst
+    flipped, least = frozenset[Value](), plain.tables[worst].least
     for value in with_two_sides(graph)[:_MOST_FLIPPED]:
-        other = form(flipped | {value}, [worst.point], heads=False)
-        if other.least[0] < least / _SLACK:
-            flipped, least = flipped | {value}, other.least[0]
+        other = form(flipped | {value}, {worst: points[worst]}).tables[worst].least
+        if other < least / _SLACK:
+            flipped, least = flipped | {value}, other
     if flipped:
-        plain = form(flipped, points, heads=False)
+        plain = form(flipped, every)
     yield plain
-    if has_groups(graph) and max(p.least_share for p in plain.tables) > _ENOUGH:
-        yield form(flipped, points, heads=True)
+    left = {k: p.point for k, p in plain.tables.items() if p.least_share > _ENOUGH}
+    if left and has_groups(graph):
+        yield form(flipped, left, heads=True)
 
 
 def chunk(module: Module, cx: Context, tile: int) -> Module:
@@ -329,12 +336,12 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
         return module
     rows = -(-_LEAST_ROWS // tile) * tile
     found: list[tuple[Form, list[Region]]] = []
-    below = [float("inf")] * len(points)
+    below: dict[int, float] = {}
     plain: list[float] = []
     for form in forms_of(graph, facts, rows, points):
-        plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables]
+        plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables.values()]
         found += ((form, chosen) for chosen in form.versions(below))
-        below = [least / _SLACK for least in form.least]
+        below = {k: peaks.least / _SLACK for k, peaks in form.tables.items()}
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
@@ -367,7 +374,8 @@ _Choice = tuple[Form, list[Region]]
 
 def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
     """The versions that lower some peak most, few kernels in chunks first."""
-    shares = np.array([form.peaks(c) for form, c in found]) / np.array(plain)
+    peaks = [[form.peak(c, k) for k in range(len(plain))] for form, c in found]
+    shares = np.array(peaks) / np.array(plain)
     order: list[int] = []
     best = np.ones(len(plain))
     while len(order) < min(MOST_VERSIONS, len(found)):

@@ -23,7 +23,7 @@ from pliant.ir.ops import VIEWS, Trait, has_trait
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
-_FEW_ROWS = 4  # of a product that has many rows for each of them
+_FEW_ROWS = 4  # of each of many matrices
 
 # The sizes of a chunk's region: how many rows, and which is the first.
 COUNT, FIRST = "chunk_rows", "chunk_first"
@@ -208,9 +208,9 @@ class Growth:
             if has_trait(inner, Trait.CONTRACT):
                 cut = cuts.demands.get(inner.results[0])
                 rows = inner.results[0].type.rank - 2
-                if cut is not None and cut.axis == rows:
-                    # A row here may be many there: of each of many matrices, or of one.
-                    return self.of.rows if rows < 2 and cut.inner == ONE else _FEW_ROWS
+                if cut is not None and cut.axis == rows and cut.inner == ONE:
+                    # A row of a product of many matrices is a row of each of them.
+                    return self.of.rows if rows < 2 else _FEW_ROWS
         return 1
 
     def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
