@@ -341,7 +341,7 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     for form in forms_of(graph, facts, rows, points):
         plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables.values()]
         found += ((form, chosen) for chosen in form.versions(below))
-        below = {k: peaks.least / _SLACK for k, peaks in form.tables.items()}
+        below = {k: peaks.least for k, peaks in form.tables.items()}
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
@@ -382,7 +382,7 @@ def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
         sums = np.minimum(shares, best).sum(axis=1)
         sums[order] = np.inf
         k = int(sums.argmin())
-        if sums[k] > best.sum() - 0.02:
+        if sums[k] > best.sum() - 0.01:
             break
         order.append(k)
         best = np.minimum(best, shares[k])
