@@ -18,7 +18,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 
 .PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-papers pages ablation coverage coverage-models coverage-onnx
+.PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
 test: lint types unit
 
@@ -105,6 +105,10 @@ bench-memory: $(VENV)/.bench
 # Time against memory for the zoo and a training step: 50 minutes.
 bench-limits: setup
 	$(BIN)/python -m bench.limits zoo --training
+
+# Activations in chunks of rows for the zoo, and the longest inputs: two hours.
+bench-chunks: setup
+	$(BIN)/python -m bench.chunks zoo
 
 # Parts of models alone: 20 minutes.
 bench-parts: setup

@@ -68,6 +68,8 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Verified, verify
+from pliant.ir.types import DType
+from pliant.kernels.tiles import gemm_tile
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
@@ -325,7 +327,7 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "chunk",
-        chunk,
+        lambda module, cx: chunk(module, cx, gemm_tile(DType.F32, cx.target).MR),
         Stage.FUSED,
         "versions of `main` that take less memory, in chunks of rows",
         needs=("chunk",),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, Guard
+from pliant.sym import ZERO, Expr, Guard
 
 if TYPE_CHECKING:
     from pliant.ir.loops import LoopFunc, Role
@@ -230,6 +230,8 @@ class ChunkLoop:
     # Buffers of an operand and of a result that may share memory: a round has read its
     # rows of the one before it writes the same rows of the other.
     aligned: frozenset[tuple[str, str]] = frozenset()
+    kernels: tuple[Graph, ...] = ()  # what the calls of a round compute
+    copied: Expr = ZERO  # bytes moved by copies of rows, in all rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

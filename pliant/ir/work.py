@@ -3,6 +3,9 @@
 They are counted on the region of its fusion, not on its code: `flops` are those of the
 contraction, two per multiply-add, and `bytes` are all that must be read and written at
 least once. A roofline compares the time with the larger of the two limits.
+
+A loop over chunks does the work of its kernels in every round: what each round reads
+whole, such as a weight, is read again, and each call takes time of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.calls import calls_in, computed_by
-from pliant.ir.graph import Graph, Module, Op, Value
+from pliant.ir.graph import ChunkLoop, Graph, Module, Op, Value
 from pliant.ir.ops import ATTENTIONS, LIBRARY, LOOKUPS, OPS, first_row
-from pliant.sym import Expr, as_expr, maximum, minimum, product
+from pliant.machine.rates import ASSUMED_BYTES, ASSUMED_FLOPS, CALL_SECONDS
+from pliant.sym import Expr, as_expr, ceildiv, maximum, minimum, product
 from pliant.sym.nodes import sum_of
 from pliant.sym.signs import plainly_nonnegative
 
@@ -98,14 +102,51 @@ def _read_bytes(param: Value, users: Sequence[Op]) -> Expr:
     return minimum(param.type.bytes, looked_up)
 
 
+# What is done in the time that a call takes by itself.
+_CALL = Work(
+    as_expr(int(CALL_SECONDS * ASSUMED_FLOPS)),
+    as_expr(int(CALL_SECONDS * ASSUMED_BYTES)),
+)
+
+
+def chunk_work(loop: ChunkLoop) -> Work:
+    """What all rounds of a loop over chunks do.
+
+    The bytes of a round grow linearly with its rows, so the sum over all rounds is that
+    of one round with all rows, and for every other round what it moves without a row.
+    """
+    count, first = loop.op.regions[0].sizes
+    extent, rows = loop.op.dim_attr("extent"), loop.op.dim_attr("rows")
+    flops, moved, again = as_expr(0), loop.copied, as_expr(0)
+    for kernel in loop.kernels:
+        work = region_work(kernel)
+        whole = {count: extent, first: as_expr(0)}
+        flops = flops + work.flops.substitute(whole)
+        moved = moved + work.bytes.substitute(whole)
+        again = again + work.bytes.substitute({count: as_expr(0), first: as_expr(0)})
+    rounds = ceildiv(extent, maximum(rows, 1))
+    calls = rounds * len(loop.kernels)
+    others = maximum(rounds - 1, 0)
+    return Work(
+        flops + calls * _CALL.flops, moved + others * again + calls * _CALL.bytes
+    )
+
+
 def call_work(module: Module) -> list[Work]:
     """The work of every call of a lowered module.
 
     A call that only prepares another (a copy into panels) moves its operands.
     """
     known: dict[Graph, Work] = {}
+    loops: dict[ChunkLoop, Work] = {}
     found: list[Work] = []
     for call in calls_in(module.main):
+        chunks = module.chunks.get(call.str_attr("callee"))
+        if chunks is not None:
+            if chunks not in loops:
+                loops[chunks] = chunk_work(chunks)
+            found.append(loops[chunks])
+            continue
         graph = computed_by(call, module)
         if graph is None:
             found.append(Work(as_expr(0), sum_of(v.type.bytes for v in call.operands)))

@@ -50,6 +50,7 @@ from pliant.lower.step import (
     Strided,
     Temporary,
     TileAxes,
+    Within,
 )
 from pliant.machine import pages
 from pliant.machine.target import Target
@@ -356,7 +357,10 @@ def _broadcast_strides(view: Strided, batch: Sequence[Expr]) -> tuple[Expr, ...]
 
 
 def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
-    """The panels of a constant right operand."""
+    """The panels of a constant right operand.
+
+    Some columns of a weight are in its own panels, if they begin with one.
+    """
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
         ("gemm", constant.name, layout, tile),
@@ -364,7 +368,33 @@ def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
         "packed",
         constant.type.dtype,
         lambda data: pack_constant(matrix_of(view, data), tile),
+        _panels_within(constant, view, tile),
     )
+
+
+def _panels_within(constant: Constant, view: View, tile: Tile) -> Within | None:
+    """Where the panels of some columns are in those of a whole 2-d weight."""
+    if constant.type.rank != 2 or not view.offset.is_const:
+        return None
+    rows, columns = constant.type.shape
+    k, n = view.shape[-2:]
+    one = as_expr(1)
+    if view.strides[-2:] == (columns, one) and k == rows:
+        total, first, rest = columns, view.offset.value, 0
+    elif view.strides[-2:] == (one, columns) and k == columns:
+        total = rows
+        first, rest = divmod(view.offset.value, columns.value)
+    else:
+        return None
+    end = first + n.value
+    if n == total or rest or first % tile.NR or end > total.value:
+        return None
+    if end % tile.NR and end < total.value:  # behind the last column are zeros
+        return None
+    shape = (*view.shape[:-2], k, total)
+    whole = packed_weight(constant, replace(view, shape=shape, offset=as_expr(0)), tile)
+    panels = (-(-n.value // tile.NR), k.value, tile.NR)
+    return Within(whole, first * k.value, panels)
 
 
 def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | None:

@@ -64,6 +64,7 @@ from pliant.lower.step import (
     Retyped,
     Scratch,
     Temporary,
+    Within,
 )
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.machine import pages
@@ -437,6 +438,13 @@ def _argument(
             if argument not in buffers:
                 buffers[argument] = state.alloc(argument.type, f"{name}_temporary")
             return buffers[argument]
+        case Packed(within=Within(whole, offset, shape)):
+            base = _argument(state, whole, views, buffers, name)
+            kind = TensorType(argument.dtype, tuple(map(as_expr, shape)))
+            value = Value(state.names.fresh(f"{base.name}_part"), kind)
+            attrs = (("offset", as_expr(offset * kind.dtype.bytes)),)
+            state.ops.append(Op("view", (base,), attrs, (value,)))
+            return value
         case Packed():
             packed = state.cx.packed
             if argument.key not in packed:

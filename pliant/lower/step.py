@@ -64,6 +64,16 @@ class Packed:
     layout: str  # a word for its name
     dtype: DType
     make: Callable[[np.ndarray], np.ndarray]
+    within: Within | None = None  # it is not stored: another one holds it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Within:
+    """A run of elements of a packed constant."""
+
+    whole: Packed
+    offset: int  # in elements
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

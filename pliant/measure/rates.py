@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pliant import knobs
+from pliant.machine.rates import ASSUMED_BYTES, ASSUMED_FLOPS
 from pliant.machine.target import Target
 from pliant.measure.probes import known
-
-# Used without measurements (`pliant doctor` makes them): a typical core and memory.
-ASSUMED_FLOPS, ASSUMED_BYTES = 50e9, 10e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Rates:
 
 
 def rates(target: Target) -> Rates:
-    """The rates of a target, measured as far as possible."""
+    """The rates of a target, as far as `pliant doctor` has measured them."""
     spill = knobs.SPILL_MBS.get() * 1e6
     found = known(target)
     if found is None:

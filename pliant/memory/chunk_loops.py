@@ -147,7 +147,7 @@ class _Chunks:
         new = [n for n in module.loops if n not in before]
         module, names = self.functions.shared(module, new)
         callee = names.get(name, name)
-        loop = ChunkLoop(op, made.aligned)
+        loop = ChunkLoop(op, made.aligned, made.kernels, made.moved)
         self.flows.module = module.replace(
             # An equal function of another layer has the same sizes and buffers.
             chunks={callee: loop, **module.chunks, name: loop}
@@ -184,6 +184,8 @@ class _ChunkFunction:
             [flat(f"out_{k}", v.type, Role.OUT) for k, v in results],
         )
         self.aligned: frozenset[tuple[str, str]] = frozenset()
+        self.kernels: tuple[Graph, ...] = ()
+        self.moved = as_expr(0)  # bytes, by copies of rows
         self.build(name)
         flows.facts = outer
 
@@ -194,6 +196,7 @@ class _ChunkFunction:
         module = self.flows.module
         # What a chunk computes is never larger than the whole, which is checked.
         inside = {k: v for k, v in module.inside.items() if not k.startswith(name)}
+        self.kernels = module.inside[name]
         self.flows.module = module.replace(inside=inside)
         for constant in lowered.constants.values():
             if constant not in flow.weights:
@@ -273,6 +276,8 @@ class _ChunkFunction:
 
     def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
         """Copies rows out of all runs, or back into them."""
+        row_bytes = rows.outer * rows.inner * rows.value.dtype.bytes
+        self.moved = self.moved + 2 * row_bytes * self.extent  # read and written
         row, element, number = sym("_row"), sym("_element"), sym(self.count)
         if rows.outer == ONE:
             return copy(to, source, number * rows.inner, sym(self.first) * rows.inner)

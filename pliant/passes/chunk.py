@@ -15,13 +15,16 @@ meet a share of the peak at the least cost (`Peaks`), and those with the least p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pliant.context import Context
 from pliant.ir.graph import Graph, Knob, Module, Op, Value
+from pliant.machine.rates import ASSUMED_BYTES, CALL_SECONDS
+from pliant.passes.chunk_heads import has_groups
+from pliant.passes.chunk_parts import Parts, apart, with_two_sides
 from pliant.passes.chunk_regions import (
     FusedGraph,
     Growth,
@@ -35,12 +38,14 @@ from pliant.sym.points import Point, representatives
 
 MOST_VERSIONS = 5
 _LONGEST = 48  # kernels looked at from the end of a region
+_LEAST_ROWS = 16  # of a product: with fewer, reading weights takes longer than it
 _CHUNKS = 64  # regions are compared with so many chunks, if there are enough rows
-_MOST_POINTS = 6  # assignments at which versions are looked for
-_LARGE = 384  # a size at which memory counts
+_MOST_POINTS = 4  # assignments at which versions are looked for
+_LARGE = 256  # a size at which memory counts
 _SHARES = (0.75, 0.5, 0.35, 0.2)  # of the peak: what versions are looked for to meet
+_MOST_FLIPPED = 4  # products whose operands are tried in both orders
+_ENOUGH = 0.4  # of the peak: then attention needs no groups of heads
 _SLACK = 1.02  # the last version may have so much more than the least peak
-_BYTES, _CALL = 1e10, 1e-6  # bytes per second and seconds per call, to compare by
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Peaks:
         for region in regions:
             step = self._step(region)
             self.steps[step.last].append(step)
+        self.least = self._least()
 
     def size(self, value: Value) -> float:
         if value not in self._sizes:
@@ -115,12 +121,22 @@ class Peaks:
 
     def _shared(self, dying: Iterable[Value], made: Iterable[Value]) -> float:
         """Bytes of results that are written over operands."""
-        free = [self.bytes[v] for v in dying if v not in made]
+        free = [(v.dtype, v.shape) for v in dying if v not in made]
         total = 0.0
         for value in made:
-            if self.bytes[value] in free:
-                free.remove(self.bytes[value])
+            if (value.dtype, value.shape) in free:
+                free.remove((value.dtype, value.shape))
                 total += self.bytes[value]
+        return total
+
+    def _written_over(self, region: Region, ending: Collection[Value]) -> float:
+        """Bytes of a region's results that are written over operands."""
+        taken: set[Value] = set()
+        total = 0.0
+        for result, value in region.over:
+            if result in self.bytes and value in ending and not taken & {result, value}:
+                taken |= {result, value}
+                total += self.bytes[result]
         return total
 
     def _step(self, region: Region) -> _Step:
@@ -133,8 +149,7 @@ class Peaks:
         # What is alive afterwards, and what this reads or makes for the last time.
         ending = {v for v in held if self.last[v] <= last}
         peak = self.after[last] + sum(self.bytes[v] for v in ending)
-        made = [v for v in region.results if v in self.bytes]
-        peak -= self._shared([v for v in ending if v in cut - whole], made)
+        peak -= self._written_over(region, ending)
         extent = self._extents.get(region.extent, 0)
         if not extent:
             extent = self._extents[region.extent] = max(
@@ -147,12 +162,17 @@ class Peaks:
         copied = sum(map(self.size, (*cut, *region.results)))
         count = -(-extent // rows)
         again = sum(map(self.size, whole)) * (count - 1)
-        seconds = (2 * copied + again) / _BYTES + count * len(members) * _CALL
+        calls = count * len(members)
+        seconds = (2 * copied + again) / ASSUMED_BYTES + calls * CALL_SECONDS
         peak += (inner + copied) * rows / extent
         between = set(range(first, last)) - set(members)
         return _Step(region, first, last, peak, seconds, tuple(sorted(between)))
 
-    def least(self) -> float:
+    @property
+    def least_share(self) -> float:
+        return self.least / max(*self.plain, 1.0)
+
+    def _least(self) -> float:
         """The smallest peak that regions can reach."""
         best = [0.0]
         for k, plain in enumerate(self.plain):
@@ -194,11 +214,11 @@ class Peaks:
         left = [p for k, p in enumerate(self.plain) if k not in inside]
         return max([*left, *(s.peak for s in steps)], default=0.0)
 
-    def versions(self) -> Iterator[list[Region]]:
+    def versions(self, below: float) -> Iterator[list[Region]]:
         """Choices of regions for several limits, the largest first."""
-        peak, least = max(self.plain, default=0.0), self.least()
+        peak, least = max(self.plain, default=0.0), self.least
         for limit in (*(share * peak for share in _SHARES), _SLACK * least):
-            if _SLACK * least <= limit < peak:
+            if _SLACK * least <= limit < min(peak, below):
                 chosen = self.cheapest(limit)
                 if chosen:
                     yield chosen
@@ -244,33 +264,93 @@ def regions_of(of: FusedGraph) -> Iterator[Region]:
                         yield region
 
 
-def chunk(module: Module, cx: Context) -> Module:
-    """The module with versions of `main` that take less memory."""
+class Form:
+    """A form of the graph (`chunk_parts.py`), its regions, and its memory at points."""
+
+    def __init__(
+        self, parts: Parts, facts: Facts, rows: int, points: Mapping[int, Point]
+    ) -> None:
+        self.of = FusedGraph(parts.graph, facts, rows, parts.origin)
+        self.regions = list(regions_of(self.of))
+        self.tables = {k: Peaks(self.of, p, self.regions) for k, p in points.items()}
+
+    @property
+    def worst(self) -> int:
+        """The point at which the least peak is the largest share."""
+        return max(self.tables, key=lambda k: self.tables[k].least_share)
+
+    def versions(self, below: Mapping[int, float]) -> Iterator[list[Region]]:
+        """Choices of regions with smaller peaks than these, at some point."""
+        found: set[frozenset[Region]] = set()
+        for k, peaks in self.tables.items():
+            for chosen in peaks.versions(below.get(k, float("inf"))):
+                if frozenset(chosen) not in found:
+                    found.add(frozenset(chosen))
+                    yield chosen
+
+    def peak(self, chosen: Sequence[Region], point: int) -> float:
+        """The peak at a point; infinite if this form is not for it."""
+        peaks = self.tables.get(point)
+        return float("inf") if peaks is None else peaks.peak(chosen)
+
+
+def forms_of(
+    graph: Graph, facts: Facts, rows: int, points: Sequence[Point]
+) -> Iterator[Form]:
+    """The form with the least peak, and that with attention in groups of heads."""
+
+    def form(
+        flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
+    ) -> Form:
+        parts = apart(graph, facts, heads=heads, flipped=flipped)
+        return Form(parts, facts, rows, at)
+
+    every = dict(enumerate(points))
+    plain = form((), every)
+    worst = plain.worst
+    flipped, least = frozenset[Value](), plain.tables[worst].least
+    for value in with_two_sides(graph)[:_MOST_FLIPPED]:
+        other = form(flipped | {value}, {worst: points[worst]}).tables[worst].least
+        if other < least / _SLACK:
+            flipped, least = flipped | {value}, other
+    if flipped:
+        plain = form(flipped, every)
+    yield plain
+    left = {k: p.point for k, p in plain.tables.items() if p.least_share > _ENOUGH}
+    if left and has_groups(graph):
+        yield form(flipped, left, heads=True)
+
+
+def chunk(module: Module, cx: Context, tile: int) -> Module:
+    """The module with versions of `main` that take less memory.
+
+    `tile` is how many rows of a product are computed together.
+    """
     graph = module.main
     facts = cx.facts(graph)
-    of = FusedGraph(graph, facts)
     values = (*graph.params, *(v for op in graph.ops for v in op.results))
     sizes = {s for v in values for d in v.shape for s in d.symbols()}
     points = points_of(facts, sizes)
+    kernels = sum(op.name == "fusion" for op in graph.ops)
     # A buffer that is stored goes through `update`, which knows `main` alone.
-    if len(of.fusions) < 2 or not points or cx.stores:
+    if kernels < 2 or not points or cx.stores:
         return module
-    regions = list(regions_of(of))
-    tables = [Peaks(of, point, regions) for point in points]
-    found: dict[frozenset[Region], list[Region]] = {}
-    for peaks in tables:
-        for chosen in peaks.versions():
-            found.setdefault(frozenset(chosen), chosen)
+    rows = -(-_LEAST_ROWS // tile) * tile
+    found: list[tuple[Form, list[Region]]] = []
+    below: dict[int, float] = {}
+    plain: list[float] = []
+    for form in forms_of(graph, facts, rows, points):
+        plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables.values()]
+        found += ((form, chosen) for chosen in form.versions(below))
+        below = {k: peaks.least for k, peaks in form.tables.items()}
     if not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
-    names: dict[Expr, str] = {}
-    for number, chosen in enumerate(_kept(list(found.values()), tables), 1):
-        version, used = _version(of, chosen, f"main.{number}", names)
+    names: dict[Knob, str] = {}
+    for number, (form, chosen) in enumerate(_kept(found, plain), 1):
+        version, used = _version(form.of, chosen, f"main.{number}", names)
         graphs[version.name] = version
-        for key, knob in used.items():
-            known = knobs.get(key, knob)
-            knobs[key] = max(known, knob, key=lambda knob: knob.multiple)
+        knobs |= used
     return module.replace(graphs=graphs, knobs=knobs)
 
 
@@ -290,35 +370,37 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     return [p for k, p in enumerate(kept) if p not in kept[:k]][:_MOST_POINTS]
 
 
-def _kept(found: list[list[Region]], tables: Sequence[Peaks]) -> list[list[Region]]:
+_Choice = tuple[Form, list[Region]]
+
+
+def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
     """The versions that lower some peak most, few kernels in chunks first."""
-    plain = np.array([max(*peaks.plain, 1.0) for peaks in tables])
-    shares = np.array([[p.peak(c) for p in tables] for c in found]) / plain
+    peaks = [[form.peak(c, k) for k in range(len(plain))] for form, c in found]
+    shares = np.array(peaks) / np.array(plain)
     order: list[int] = []
-    best = np.ones(len(tables))
+    best = np.ones(len(plain))
     while len(order) < min(MOST_VERSIONS, len(found)):
         sums = np.minimum(shares, best).sum(axis=1)
         sums[order] = np.inf
         k = int(sums.argmin())
-        if sums[k] > best.sum() - 0.02:
+        if sums[k] > best.sum() - 0.01:
             break
         order.append(k)
         best = np.minimum(best, shares[k])
-    ranked = sorted(order, key=lambda k: sum(len(r.members) for r in found[k]))
+    ranked = sorted(order, key=lambda k: sum(len(r.members) for r in found[k][1]))
     return [found[k] for k in ranked]
 
 
 def _version(
-    of: FusedGraph, chosen: Sequence[Region], name: str, names: dict[Expr, str]
+    of: FusedGraph, chosen: Sequence[Region], name: str, names: dict[Knob, str]
 ) -> tuple[Graph, dict[str, Knob]]:
-    """A version, and its knobs: one for all regions that are cut at one extent."""
+    """A version, and its knobs: one for all regions that are cut alike."""
     chunks: dict[Op, list[Op]] = {}
     knobs: dict[str, Knob] = {}
     for region in chosen:
-        rows = names.setdefault(region.extent, f"rows_{len(names)}")
-        known = knobs.get(rows)
-        multiple = max(region.multiple, known.multiple if known else 1)
-        knobs[rows] = Knob(region.extent, multiple)
+        knob = Knob(region.extent, region.multiple)
+        rows = names.setdefault(knob, f"rows_{len(names)}")
+        knobs[rows] = knob
         chunks[chunk_op(of, region, sym(rows))] = list(region.members)
     graph = replaced(of.graph, chunks)
     sizes = (*graph.sizes, *knobs)

@@ -14,7 +14,8 @@ other parts of the graph read too is a result of the region: its rows are collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value
@@ -22,7 +23,7 @@ from pliant.ir.ops import VIEWS, Trait, has_trait
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
-ROWS = 16  # rows of a chunk are a multiple of this, where a product has them as rows
+_FEW_ROWS = 4  # of each of many matrices
 
 # The sizes of a chunk's region: how many rows, and which is the first.
 COUNT, FIRST = "chunk_rows", "chunk_first"
@@ -41,6 +42,8 @@ class Region:
     # What each member reads and makes that is the region's own.
     inner: tuple[tuple[Value, ...], ...]
     multiple: int  # of which number of rows the kernels make best use
+    # Results and values that they may be written over: each round has read their rows.
+    over: tuple[tuple[Value, Value], ...]
 
     @property
     def extent(self) -> Expr:
@@ -49,10 +52,17 @@ class Region:
 
 @dataclass(slots=True)
 class FusedGraph:
-    """A fused graph, and who makes and reads each value in memory."""
+    """A fused graph, and who makes and reads each value in memory.
+
+    `rows` are those that the kernel of a product makes best use of: rows of a chunk are
+    a multiple, where a product has them as rows. `origin` tells which kernels are
+    copies of one.
+    """
 
     graph: Graph
     facts: Facts
+    rows: int
+    origin: Mapping[Op, Op] = field(default_factory=dict)
     producers: Mapping[Value, Op] = field(init=False)
     fusions: tuple[Op, ...] = field(init=False)
     # The kernels that read each value, through views; None: it is a result.
@@ -103,6 +113,7 @@ class Growth:
     def __init__(self, of: FusedGraph, cutter: Cutter) -> None:
         self.of, self.cutter = of, cutter
         self._parts: dict[tuple[Op, tuple[Demand, ...]], _Part | None] = {}
+        self._multiples: dict[tuple[Op, int], int] = {}
 
     def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
         """From small to large; `most` kernels are looked at."""
@@ -110,6 +121,7 @@ class Growth:
         wanted: dict[Value, set[Demand]] = {fusions[end].results[0]: {cut}}
         members: dict[Op, RegionCuts] = {}
         open_ = {fusions[end].results[0]}
+        reads = 0  # values from outside; a region that needs fewer is looked at
         for k in range(end, max(end - most, -1), -1):
             op = fusions[k]
             if not any(v in wanted for v in op.results):
@@ -131,7 +143,8 @@ class Growth:
                         open_.add(value)
                     else:
                         open_.discard(value)
-                if _is_worth_a_look(len(members)):
+                reads, before = len(wanted) - len(members), reads
+                if reads < before or _is_worth_a_look(len(members)):
                     made = self._region(members)
                     if made is not None:
                         yield made
@@ -194,6 +207,23 @@ class Growth:
                 needs.append(need)
         return _Part(found, tuple(dict.fromkeys(needs)))
 
+    def _multiple(self, op: Op, cuts: RegionCuts) -> int:
+        """Of which number of rows a kernel makes best use."""
+        key = op, id(cuts)  # `_parts` holds it
+        if key not in self._multiples:
+            self._multiples[key] = self._new_multiple(op, cuts)
+        return self._multiples[key]
+
+    def _new_multiple(self, op: Op, cuts: RegionCuts) -> int:
+        for inner in op.regions[0].ops:
+            if has_trait(inner, Trait.CONTRACT):
+                cut = cuts.demands.get(inner.results[0])
+                rows = inner.results[0].type.rank - 2
+                if cut is not None and cut.axis == rows and cut.inner == ONE:
+                    # A row of a product of many matrices is a row of each of them.
+                    return self.of.rows if rows < 2 else _FEW_ROWS
+        return 1
+
     def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
         """A region of these kernels, if they keep something to themselves."""
         ordered = list(members)[::-1]  # they were found from the end
@@ -220,24 +250,35 @@ class Growth:
         own = tuple(
             tuple(v for v in self.of.touched[op] if v in kept) for op in ordered
         )
-        multiple = max(_multiple(op, members[op]) for op in ordered)
-        return Region(self.cutter, dict(members), results, tuple(needs), own, multiple)
+        multiple = max(self._multiple(op, members[op]) for op in ordered)
+        return Region(
+            self.cutter,
+            dict(members),
+            results,
+            tuple(needs),
+            own,
+            multiple,
+            tuple(_written_over(results, needs)),
+        )
+
+
+def _written_over(
+    results: Mapping[Value, Cut], needs: Collection[Need]
+) -> Iterator[tuple[Value, Value]]:
+    """Results and operands of which a round has the same rows, and no others."""
+    ways = Counter(value for value, _ in needs)
+    for result, cut in results.items():
+        for value, demand in needs:
+            if demand is None or ways[value] > 1 or value.dtype is not result.dtype:
+                continue
+            same = value.type.numel == result.type.numel
+            if same and _outer(value, demand) == _outer(result, cut):
+                yield result, value
 
 
 def _is_worth_a_look(kernels: int) -> bool:
     """Of small regions all, of large ones few: so there are not many."""
-    return 1 < kernels <= 8 or kernels % max(kernels // 4, 1) == 0
-
-
-def _multiple(op: Op, cuts: RegionCuts) -> int:
-    """Of which number of rows a kernel makes best use."""
-    for inner in op.regions[0].ops:
-        if has_trait(inner, Trait.CONTRACT):
-            cut = cuts.demands.get(inner.results[0])
-            rows = inner.results[0].type.rank - 2
-            if cut is not None and cut.axis == rows and cut.inner == ONE:
-                return ROWS
-    return 1
+    return 1 < kernels <= 6 or kernels % max(kernels // 2, 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +305,8 @@ class _ChunkBuilder:
         self.values: dict[Need, Value] = {}
         self.ops: list[Op] = []
         self.params: dict[Need, Value] = {}
+        # Results of members, by the kernel and what it reads: copies are one here.
+        self.made: dict[object, tuple[Value, ...]] = {}
 
     def op(self) -> Op:
         for fusion in reversed(self.region.members):
@@ -294,9 +337,16 @@ class _ChunkBuilder:
             for param, operand in zip(inside.params, fusion.operands, strict=True)
             if param in cuts.demands
         }
-        self.ops += cuts.ops(inside, self.chunk, values)
-        for value, given in zip(fusion.results, inside.results, strict=True):
-            self.values[value, cuts.demands[given]] = values[given]
+        demands = tuple(cuts.demands[v] for v in inside.results)
+        operands = tuple(values.get(p) for p in inside.params)
+        key = self.of.origin.get(fusion, fusion), operands, demands
+        if key not in self.made:
+            self.ops += cuts.ops(inside, self.chunk, values)
+            self.made[key] = tuple(values[v] for v in inside.results)
+        for value, cut, made in zip(
+            fusion.results, demands, self.made[key], strict=True
+        ):
+            self.values[value, cut] = made
 
     def value(self, value: Value, demand: Demand) -> Value:
         need = value, demand

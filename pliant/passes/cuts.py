@@ -21,9 +21,20 @@ from dataclasses import dataclass
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
-from pliant.ir.ops import Trait, has_trait
+from pliant.ir.ops import LOOKUPS, Trait, has_trait
 from pliant.ir.types import TensorType
-from pliant.sym import ONE, Expr, Facts, as_expr, product
+from pliant.sym import (
+    ONE,
+    Expr,
+    Facts,
+    as_expr,
+    ge,
+    le,
+    maximum,
+    minimum,
+    product,
+    sym,
+)
 from pliant.sym.nodes import long_division
 
 
@@ -78,7 +89,7 @@ class Cutter:
         self._known: dict[tuple[Op, Demand], Demands | None] = {}
 
     def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
-        """The ways to cut a shape, the axes in order."""
+        """The ways to cut a shape, the axes in order; rows that are one run first."""
         found: list[Cut] = []
         for axis, dim in enumerate(shape):
             rest = self.quotient(dim, self.extent)
@@ -87,7 +98,7 @@ class Cutter:
             if rest == ONE:
                 found.append(Cut(axis))
             else:
-                found += [Cut(axis, rest), Cut(axis, ONE, rest)]
+                found += [Cut(axis, ONE, rest), Cut(axis, rest)]
         return found
 
     def quotient(self, dim: Expr, by: Expr) -> Expr | None:
@@ -119,36 +130,64 @@ class Cutter:
 
     def region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
         """The cuts of all that a region computes; None if it cannot be cut so."""
-        demands: dict[Value, Demand] = {}
+        wanted: dict[Value, set[Demand]] = {}
         for value, cut in zip(region.results, cuts, strict=True):
-            if demands.setdefault(value, cut) != cut or cut is None:
+            wanted.setdefault(value, set()).add(cut)
+            if cut is None or len(wanted[value]) > 1:
                 return None
+        demands: dict[Value, Demand] = {}
         for op in reversed(region.ops):
-            wanted = [demands[v] for v in op.results if v in demands]
-            if not wanted:
+            made = [v for v in op.results if v in wanted]
+            if not made:
                 continue
-            behind = self._op_behind(op, wanted)
-            if behind is None:
-                return None
+            for value in made:
+                if not _settle(value, wanted[value], demands):
+                    return None
+            behind = self.op_behind(op, [demands[v] for v in made])
+            if behind is None or len(set(zip(op.operands, behind, strict=True))) > len(
+                set(op.operands)
+            ):
+                return None  # or one operand twice, but not the same rows
             for value, demand in zip(op.operands, behind, strict=True):
-                if demands.setdefault(value, demand) != demand:
-                    return None  # some op needs other rows of it
+                wanted.setdefault(value, set()).add(demand)
+        for param in region.params:
+            if param in wanted and not _settle(param, wanted[param], demands):
+                return None
+        given = zip(region.results, cuts, strict=True)
+        if any(demands[value] != cut for value, cut in given):
+            return None
         # A value that is needed whole after all is computed in every round.
         for op in region.ops:
             if any(demands.get(v, ONE) is None for v in op.results):
-                if not (has_trait(op, Trait.FORMULA) or has_trait(op, Trait.VIEW)):
+                if not _is_cheap(op):
                     return None
                 if any(demands[v] is not None for v in op.operands):
                     return None
         return RegionCuts(demands)
 
-    def _op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
+    def op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
+        """What an op needs for these rows of those of its results that are needed."""
         if all(demand is None for demand in wanted):
             return (None,) * len(op.operands)
         (cut,) = set(wanted) if len(set(wanted)) == 1 else (None,)
         if cut is None or len(op.results) != 1:
             return None
         return self.behind(op, cut)
+
+
+def _is_cheap(op: Op) -> bool:
+    """Whether a value may be computed in every round: no more than is read of it."""
+    traits = (Trait.FORMULA, Trait.VIEW, Trait.ELEMENTWISE)
+    return op.name in LOOKUPS or any(has_trait(op, trait) for trait in traits)
+
+
+def _settle(value: Value, wanted: set[Demand], demands: dict[Value, Demand]) -> bool:
+    """The rows to have of a value; all, from which some are read, if ops differ."""
+    if len(wanted) == 1:
+        (demands[value],) = wanted
+        return True
+    demands[value] = None
+    return all(cut is None or cut.is_plain for cut in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +202,30 @@ class RegionCuts:
         for op in region.ops:
             if all(v in self.demands for v in op.results):
                 cut = self.demands[op.results[0]]
-                made += chunked(op, cut, chunk, values)
+                behind = chunk.cutter.op_behind(op, [cut])
+                assert behind is not None, op  # the region's cuts were found by it
+                given = dict(values)
+                for value, wanted in zip(op.operands, behind, strict=True):
+                    if wanted is not None and self.demands[value] is None:
+                        made.append(rows_of(values[value], wanted, chunk))
+                        given[value] = made[-1].result
+                made += chunked(op, cut, chunk, given)
+                values.update((v, given[v]) for v in op.results)
         return made
+
+
+def rows_of(value: Value, cut: Cut, chunk: Chunk) -> Op:
+    """The op that reads the rows of a chunk from a whole value."""
+    assert cut.outer == ONE, cut  # otherwise they are several runs
+    starts = [as_expr(0)] * value.type.rank
+    starts[cut.axis] = chunk.first * cut.inner
+    part = chunk.value(value, cut)
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", tuple(starts)),
+        ("shape", part.shape),
+        ("steps", (1,) * value.type.rank),
+    )
+    return Op("slice", (value,), attrs, (part,))
 
 
 def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> list[Op]:
@@ -173,7 +234,11 @@ def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> li
     results = tuple(chunk.value(v, cut) for v in op.results)
     values.update(zip(op.results, results, strict=True))
     attrs, regions = op.attrs, op.regions
-    if cut is not None:
+    before: list[Op] = []
+    if cut is not None and op.name in _CONVOLUTIONS and _has_windows(op, cut):
+        before, attrs = _windows(op, operands[0], cut, chunk)
+        operands = (before[-1].result, *operands[1:])
+    elif cut is not None:
         change = _CHANGES.get(op.name)
         if change is not None:
             attrs, regions = change(op, cut, chunk)
@@ -182,7 +247,43 @@ def chunked(op: Op, cut: Demand, chunk: Chunk, values: dict[Value, Value]) -> li
     new = op.replace(operands=operands, results=results, attrs=attrs, regions=regions)
     if cut is not None and op.name == "iota" and op.int_attr("axis") == cut.axis:
         return _shifted(new, chunk, values, op.result)
-    return [new]
+    return [*before, new]
+
+
+def _windows(
+    op: Op, whole: Value, cut: Cut, chunk: Chunk
+) -> tuple[list[Op], tuple[tuple[str, Attr], ...]]:
+    """The rows that a convolution reads, with zeros around them; and its attributes."""
+    window = _window_of(op, cut, chunk.rows, chunk.first)
+    assert window is not None, op  # its rule has found it
+    fresh, rank = chunk.names.fresh, whole.type.rank
+
+    def along(value: Expr, others: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (*others[: cut.axis], value, *others[cut.axis + 1 :])
+
+    zeros = (as_expr(0),) * rank
+    shape = along(window.count, whole.shape)
+    rows = Value(fresh(f"{whole.name}_rows"), whole.type.with_shape(shape))
+    attrs: tuple[tuple[str, Attr], ...] = (
+        ("starts", along(window.start, zeros)),
+        ("shape", shape),
+        ("steps", (1,) * rank),
+    )
+    read = Op("slice", (whole,), attrs, (rows,), (), op.loc)
+    total = along(window.low + window.count + window.high, whole.shape)
+    padded = Value(fresh(f"{whole.name}_window"), whole.type.with_shape(total))
+    attrs = (
+        ("low", along(window.low, zeros)),
+        ("high", along(window.high, zeros)),
+        ("value", 0),
+    )
+    around = Op("pad", (rows,), attrs, (padded,), (), op.loc)
+    at = _spatial(op, cut)
+    none = {
+        name: tuple(0 if k == at else n for k, n in enumerate(op.ints_attr(name)))
+        for name in ("low", "high")
+    }
+    return [read, around], _with(op.attrs, **none)
 
 
 def _with(
@@ -208,6 +309,8 @@ def _shifted(op: Op, chunk: Chunk, values: dict[Value, Value], of: Value) -> lis
 
 
 # ---- what is behind the rows of a result
+
+_CONVOLUTIONS = {"conv": 2, "conv_last": 1}  # the first spatial axis of each
 
 _Rule = Callable[[Cutter, Op, Cut], "Demands | None"]
 
@@ -318,8 +421,60 @@ def _batch(result: Value, operand: Value, cut: Cut) -> Demand:
     return None if alone else cut
 
 
-def _conv(_: Cutter, op: Op, cut: Cut) -> Demands | None:
-    return (cut, None) if cut.axis == 0 else None
+def _conv(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
+    if not _has_windows(op, cut):
+        return cut, None
+    rows, first = sym("_rows"), sym("_first")
+    window = _window_of(op, cut, rows, first) if cut.is_plain else None
+    if window is None:
+        return None
+    facts = cutter.facts
+    for cond in (ge(rows, 1), ge(first, 0), le(first + rows, cutter.extent)):
+        facts = facts.assume(cond)
+    # Windows of neighbouring rows overlap: each round reads its own from the whole.
+    legal = (ge(window.count, 0), ge(window.low, 0), ge(window.high, 0))
+    inside = le(window.start + window.count, op.operands[0].shape[cut.axis])
+    proved = all(facts.prove(cond) is True for cond in (*legal, inside))
+    return (None, None) if proved else None
+
+
+def _spatial(op: Op, cut: Cut) -> int:
+    """Which of the spatial axes of a convolution is cut; not one of them: negative."""
+    at = cut.axis - _CONVOLUTIONS[op.name]
+    return at if at < len(op.ints_attr("stride")) else -1
+
+
+def _has_windows(op: Op, cut: Cut) -> bool:
+    """Whether a row of a convolution needs other rows than its own."""
+    at = _spatial(op, cut)
+    if at < 0:
+        return cut.axis != 0
+    own = op.ints_attr("stride")[at] == 1 and op.operands[1].shape[2 + at] == ONE
+    return not own or (op.ints_attr("low")[at], op.ints_attr("high")[at]) != (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Rows that a convolution reads: `count` from `start` on, and zeros around them."""
+
+    start: Expr
+    count: Expr
+    low: Expr
+    high: Expr
+
+
+def _window_of(op: Op, cut: Cut, rows: Expr, first: Expr) -> _Window | None:
+    """What a convolution reads for some rows of its result."""
+    at, strides = _spatial(op, cut), op.ints_attr("stride")
+    if at < 0 or not op.operands[1].shape[2 + at].is_const:
+        return None
+    size = op.operands[1].shape[2 + at].value
+    reach = op.ints_attr("dilation")[at] * (size - 1) + 1
+    begin = first * strides[at] - op.ints_attr("low")[at]
+    end = begin + (rows - 1) * strides[at] + reach
+    start = maximum(begin, 0) if op.ints_attr("low")[at] else begin
+    stop = minimum(end, op.operands[0].shape[cut.axis])
+    return _Window(start, stop - start, start - begin, end - stop)
 
 
 def _score_axis(op: Op, cut: Cut) -> int:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 import pliant
 
 DIMS = ({0: "batch", 1: "length"},)
+WIDTH = 128  # heads are in groups, and queries apart from keys, from 64 columns on
 TOLERANCE = 2e-5
 
 
 class Decoder(nn.Module):
     """Two layers with causal attention."""
 
-    def __init__(self, width: int = 16, heads: int = 2, wider: int = 96) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = 4, wider: int = 512) -> None:
         super().__init__()
         self.heads, self.width = heads, width
         self.layers = nn.ModuleList(
@@ -75,7 +76,7 @@ class Image(nn.Module):
 def decoder() -> tuple[nn.Module, pliant.CompiledModel]:
     torch.manual_seed(0)
     model = Decoder().eval().requires_grad_(False)
-    return model, pliant.compile(model, (torch.randn(2, 7, 16),), DIMS, threads=2)
+    return model, pliant.compile(model, (torch.randn(2, 7, WIDTH),), DIMS, threads=2)
 
 
 def limits(m: pliant.CompiledModel, x: Tensor) -> tuple[int, int]:
@@ -110,7 +111,7 @@ def test_decoder(
     decoder: tuple[nn.Module, pliant.CompiledModel], batch: int, length: int
 ) -> None:
     model, m = decoder
-    x = torch.randn(batch, length, 16)
+    x = torch.randn(batch, length, WIDTH)
     chunked = check(m, x, model(x))
     assert chunked or length < 100
     assert m.compile_count == 1
@@ -121,7 +122,7 @@ def test_nothing(
     decoder: tuple[nn.Module, pliant.CompiledModel], shape: tuple[int, int]
 ) -> None:
     model, m = decoder
-    x = torch.randn(*shape, 16)
+    x = torch.randn(*shape, WIDTH)
     m.memory_limit = m.memory_plan(x).peak_bytes
     torch.testing.assert_close(m(x), model(x))
     m.memory_limit = None
@@ -132,23 +133,25 @@ def test_less_memory(decoder: tuple[nn.Module, pliant.CompiledModel]) -> None:
     model, m = decoder
     plain = pliant.compile(
         model,
-        (torch.randn(2, 7, 16),),
+        (torch.randn(2, 7, WIDTH),),
         DIMS,
         threads=2,
         options=pliant.Options(chunk=False),
     )
     for shape in [(1, 1500), (8, 300)]:
-        x = torch.randn(*shape, 16)
-        assert limits(m, x)[1] < 0.8 * limits(plain, x)[1]
+        x = torch.randn(*shape, WIDTH)
+        assert limits(m, x)[1] < 0.6 * limits(plain, x)[1]
         peak, _ = limits(plain, x)
         assert m.memory_plan(x).peak_bytes == peak  # without a limit nothing is cut
+    # Versions read the weights where `main` does.
+    assert m.memory_plan(x).weight_bytes == plain.memory_plan(x).weight_bytes
     assert "chunks of rows" not in plain.explain()
     assert "along length" in m.explain()
 
 
 def test_what_the_plan_tells(decoder: tuple[nn.Module, pliant.CompiledModel]) -> None:
     _, m = decoder
-    x = torch.randn(1, 1000, 16)
+    x = torch.randn(1, 1000, WIDTH)
     peak, _ = limits(m, x)
     chunks = m.memory_plan(x, memory_limit=int(0.7 * peak)).knobs["chunks"]
     assert chunks
@@ -160,8 +163,8 @@ def test_what_the_plan_tells(decoder: tuple[nn.Module, pliant.CompiledModel]) ->
 
 def test_threads(decoder: tuple[nn.Module, pliant.CompiledModel]) -> None:
     model, _ = decoder
-    one = pliant.compile(model, (torch.randn(2, 7, 16),), DIMS, threads=1)
-    x = torch.randn(2, 333, 16)
+    one = pliant.compile(model, (torch.randn(2, 7, WIDTH),), DIMS, threads=1)
+    x = torch.randn(2, 333, WIDTH)
     assert check(one, x, model(x))
 
 
@@ -174,6 +177,36 @@ def test_pairs(size: int) -> None:
     for batch in (1, 3):
         x = torch.randn(batch, size, size, 4)
         assert check(m, x, model(x)) or size < 33
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "dilation"), [(3, 1, 1), (3, 2, 2), (5, 2, 1)]
+)
+def test_rows_of_images(kernel: int, padding: int, dilation: int) -> None:
+    """Windows reach into the rows of other chunks, and over the edges."""
+    torch.manual_seed(0)
+    model = Wide(kernel, padding, dilation).eval().requires_grad_(False)
+    dims = ({0: "batch", 2: "high", 3: "wide"},)
+    m = pliant.compile(model, (torch.randn(2, 8, 19, 20),), dims)
+    assert "along high" in m.explain()
+    for shape in [(1, 101, 67), (2, 31, 20), (1, 5, 7), (1, 1, 1)]:
+        x = torch.randn(shape[0], 8, *shape[1:])
+        assert check(m, x, model(x), steps=6) or shape[1] < 31
+
+
+class Wide(nn.Module):
+    """A convolution to many channels, of which few are left at the end."""
+
+    def __init__(self, kernel: int, padding: int, dilation: int) -> None:
+        super().__init__()
+        how = {"padding": padding, "dilation": dilation}
+        self.one = nn.Conv2d(8, 16, 3, padding=1)
+        self.two = nn.Conv2d(16, 64, kernel, **how)
+        self.three = nn.Conv2d(64, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.one(x * 2))
+        return self.three(F.gelu(self.two(y))).tanh()
 
 
 def test_images() -> None:

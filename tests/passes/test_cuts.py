@@ -6,7 +6,7 @@ import pytest
 
 from pliant.ir.graph import Op
 from pliant.ir.parse import parse_module
-from pliant.passes.cuts import Cut, Cutter, Demand
+from pliant.passes.cuts import Cut, Cutter, Demand, RegionCuts
 from pliant.sym import Facts, sym
 
 N, B = sym("n"), sym("b")
@@ -97,6 +97,14 @@ CUT = [
         ROWS,
         (ROWS, ROWS),
     ),
+    # windows reach into the rows of the next chunk: a round reads them from the whole
+    (
+        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "high = (1, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n, 5], %w: f32[3, 2, 3, 3]",
+        Cut(2),
+        (None, None),
+    ),
 ]
 
 
@@ -139,11 +147,18 @@ NOT_CUT = [
         "%x: f32[n - 1, 4]",
         ROWS,
     ),
-    # windows reach into the rows of the next chunk
+    # channels of the result are rows of the weight
     (
-        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "%y: f32[1, n, 5, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
         "high = (1, 1), dilation = (1, 1), groups = 1}",
-        "%x: f32[1, 2, n, 5], %w: f32[3, 2, 3, 3]",
+        "%x: f32[1, 2, 5, 5], %w: f32[n, 2, 3, 3]",
+        Cut(1),
+    ),
+    # more zeros than a window is wide: a round might read nothing else
+    (
+        "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (4, 1), "
+        "high = (0, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n - 2, 5], %w: f32[3, 2, 3, 3]",
         Cut(2),
     ),
     # only the call tells whether a dim is the result's or 1
@@ -160,8 +175,52 @@ def test_what_cannot_be_cut(line: str, params: str, cut: Cut) -> None:
     assert behind(line, params, cut) is None
 
 
+def region_cuts(text: str, cut: Cut) -> RegionCuts | None:
+    graph = parse_module(f"graph @main({text}\n}}").main
+    return Cutter(N, Facts()).region(graph, [cut])
+
+
+def test_rows_of_what_is_also_needed_whole() -> None:
+    """A mask of pairs: the rows of the one are cut, those of the other are all."""
+    cuts = region_cuts(
+        """%x: f32[n]) {
+  %a: f32[n, n] = broadcast(%x) {shape = [n, n], axes = (0)}
+  %b: f32[n, n] = broadcast(%x) {shape = [n, n], axes = (1)}
+  %y: f32[n, n] = mul(%a, %b)
+  return %y""",
+        ROWS,
+    )
+    assert cuts is not None
+    wanted = {"x": None, "a": ROWS, "b": ROWS, "y": ROWS}
+    assert {v.name: cut for v, cut in cuts.demands.items()} == wanted
+
+
+def test_one_operand_in_two_ways() -> None:
+    cuts = region_cuts(
+        """%x: f32[n, n]) {
+  %y: f32[n, n] = matmul(%x, %x)
+  return %y""",
+        ROWS,
+    )
+    assert cuts is None
+
+
+def test_what_is_computed_in_every_round() -> None:
+    """A lookup may be, a sum over all rows may not."""
+    text = """%x: f32[n, 4], %t: f32[9, 4], %i: i64[n]) {{
+  {line}
+  %b: f32[n, n, 4] = broadcast(%a) {{shape = [n, n, 4], axes = (1, 2)}}
+  %w: f32[n, n, 4] = broadcast(%x) {{shape = [n, n, 4], axes = (0, 2)}}
+  %y: f32[n, n, 4] = mul(%w, %b)
+  return %y"""
+    index = "%a: f32[n, 4] = index(%t, %i)"
+    total = '%a: f32[n, 4] = cumulate(%x) {op = "sum", axis = 0}'
+    assert region_cuts(text.format(line=index), ROWS) is not None
+    assert region_cuts(text.format(line=total), ROWS) is None
+
+
 def test_ways_to_cut_a_shape() -> None:
     cutter = Cutter(N, Facts())
     assert cutter.cuts_of((B, N, sym("n") * 0 + 4)) == [Cut(1)]
-    assert cutter.cuts_of((B * N,)) == [Cut(0, B), Cut(0, inner=B)]
+    assert cutter.cuts_of((B * N,)) == [Cut(0, inner=B), Cut(0, B)]
     assert cutter.cuts_of((B,)) == []
