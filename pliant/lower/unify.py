@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pliant.context import Context
+from pliant.ir.callees import callees
 from pliant.ir.graph import Attr, Graph, KernelPlan, Module, Op
 from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_walk import (
@@ -332,11 +333,7 @@ def _levels(loops: Mapping[str, LoopFunc]) -> list[list[str]]:
 
     def visit(name: str) -> int:
         if name not in level:
-            called = {
-                stmt.function
-                for stmt in statements(loops[name].body)
-                if isinstance(stmt, Call)
-            }
+            called = callees(loops[name])
             level[name] = max((visit(callee) + 1 for callee in called), default=0)
         return level[name]
 

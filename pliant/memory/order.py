@@ -22,10 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.context import Context
+from pliant.ir.callees import callees
 from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Call, Check, Role
+from pliant.ir.loops import Check, Role
 from pliant.ir.ops import CALLS
 from pliant.lower.library import KERNELS
 from pliant.lower.rows import THREADS
@@ -140,19 +141,15 @@ def call_may_fail(op: Op, module: Module, failing: Container[str]) -> bool:
 
 def may_fail(module: Module) -> set[str]:
     """The loop functions that have a check, or call one that has."""
-    inside = {name: list(statements(f.body)) for name, f in module.loops.items()}
     found = {
         name
-        for name, stmts in inside.items()
-        if any(isinstance(stmt, Check) for stmt in stmts)
+        for name, func in module.loops.items()
+        if any(isinstance(stmt, Check) for stmt in statements(func.body))
     }
-    callees = {
-        name: {stmt.function for stmt in stmts if isinstance(stmt, Call)}
-        for name, stmts in inside.items()
-    }
+    called = {name: set(callees(func)) for name, func in module.loops.items()}
     grown = True
     while grown:
-        more = {name for name, called in callees.items() if called & found} - found
+        more = {name for name, names in called.items() if names & found} - found
         grown = bool(more)
         found |= more
     return found

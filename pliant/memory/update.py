@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 
 from pliant.context import Context
 from pliant.ir.access import is_one
+from pliant.ir.callees import reached
 from pliant.ir.calls import calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Call, LoopFunc, Role
+from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.ops import CALLS
 from pliant.ir.ops_library import OVERWRITES
 from pliant.ir.types import contiguous_strides
@@ -298,24 +298,10 @@ def update(module: Module, cx: Context) -> Module:
     gone = {number for _, number in stores}
     results = tuple(v for k, v in enumerate(graph.results) if k not in gone)
     main = graph.replace(ops=ops, results=results)
-    used = _reached(main, state.loops)
+    called = (op.str_attr("callee") for op in ops if op.name == "call_loop")
+    used = reached(called, state.loops)
     loops = {name: f for name, f in state.loops.items() if name in used}
     purposes = {region.name: region for _, region in copies}
     return module.replace(
         graphs={**module.graphs, "main": main, **purposes}, loops=loops
     )
-
-
-def _reached(graph: Graph, loops: dict[str, LoopFunc]) -> set[str]:
-    """Functions that are still called."""
-    pending = [op.str_attr("callee") for op in graph.ops if op.name == "call_loop"]
-    found: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        found.add(name)
-        pending += [
-            s.function for s in statements(loops[name].body) if isinstance(s, Call)
-        ]
-    return found
