@@ -122,8 +122,8 @@ def _loop_unit(
     symbols: dict[str, str] = {}
     for callee in parts.called:
         (symbols[callee],) = _loop_unit(callee, loops, known, context).symbols
-    callees = (f"{callee}={symbol}" for callee, symbol in symbols.items())
-    key = hashed("loop", context.key, parts.digest, *callees)
+    called = (f"{callee}={symbol}" for callee, symbol in symbols.items())
+    key = hashed("loop", context.key, parts.digest, *called)
     symbol = f"{parts.stem}.{key[:_DIGITS]}"
     emit = partial(
         emit_loop_function,

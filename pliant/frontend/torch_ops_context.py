@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-class Buffers(Protocol):
+class ChangedTensors(Protocol):
     """The tensors of the model that ops may change."""
 
     def read(self, node: torch.fx.Node) -> Any: ...
@@ -53,7 +53,7 @@ class TorchContext(Translation):
     def __init__(self, builder: Builder, training: bool = False) -> None:
         super().__init__(builder, training)
         self._node: torch.fx.Node | None = None
-        self.state: Buffers | None = None
+        self.state: ChangedTensors | None = None
 
     @property
     def node(self) -> torch.fx.Node | None:

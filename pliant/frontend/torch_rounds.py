@@ -17,7 +17,7 @@ class NotAScan(Exception):
     """A loop that looked like a scan is none. It is traced as it was written."""
 
 
-class Rows:
+class StackedRounds:
     """What was a list of one tensor for each round: they are stacked.
 
     After no rounds, joining them gives no rows. torch refuses to join an empty list.
@@ -28,13 +28,13 @@ class Rows:
 
 
 def stack(tensors: Any, dim: int = 0) -> Tensor:
-    if not isinstance(tensors, Rows):
+    if not isinstance(tensors, StackedRounds):
         return torch.stack(tensors, dim)
     return tensors.stacked.movedim(0, dim)
 
 
 def cat(tensors: Any, dim: int = 0) -> Tensor:
-    if not isinstance(tensors, Rows):
+    if not isinstance(tensors, StackedRounds):
         return torch.cat(tensors, dim)
     stacked = tensors.stacked
     at = dim % (stacked.dim() - 1)

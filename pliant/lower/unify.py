@@ -62,24 +62,24 @@ MOST_PARAMETERS = 32  # of those that a function gets here
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class _Enclosing:
     """What encloses a statement."""
 
     known: KnownSizes = field(default_factory=KnownSizes)
     # Variables of vector and unrolled loops, and what is computed from them.
     varying: frozenset[str] = frozenset()
 
-    def inside(self, loop: For) -> _Scope:
+    def inside(self, loop: For) -> _Enclosing:
         varying = self.varying - {loop.var}
-        return _Scope(
+        return _Enclosing(
             self.known.inside(loop), varying | {loop.var} if _fixed(loop) else varying
         )
 
-    def behind(self, let: Let, dims: Sequence[Expr]) -> _Scope:
+    def behind(self, let: Let, dims: Sequence[Expr]) -> _Enclosing:
         varying = self.varying - {let.name}
         if any(self.varying.intersection(dim.symbols()) for dim in dims):
             varying |= {let.name}
-        return _Scope(self.known.behind(let), varying)
+        return _Enclosing(self.known.behind(let), varying)
 
 
 def _fixed(loop: For) -> bool:
@@ -131,7 +131,7 @@ class _Form:
         self.calls.clear()
         made = {buf.name: self._buffer(buf) for buf in self.func.buffers}
         body = map_buffers(self.func.body, lambda b: made.get(b.name, b))
-        return tuple(made.values()), self._stmt(body, _Scope())
+        return tuple(made.values()), self._stmt(body, _Enclosing())
 
     def _dim(self, dim: Expr, varying: frozenset[str] = frozenset()) -> Expr:
         found = self.sizes.of(dim, varying)
@@ -171,7 +171,7 @@ class _Form:
 
     # ---- statements
 
-    def _stmt(self, stmt: Stmt, scope: _Scope) -> Stmt:
+    def _stmt(self, stmt: Stmt, scope: _Enclosing) -> Stmt:
         if isinstance(stmt, Call):
             return self._call(stmt, scope)
         if isinstance(stmt, Switch):
@@ -190,7 +190,7 @@ class _Form:
                 inner = inner.behind(child, _dims(child))
         return rebuild(node, new)
 
-    def _call(self, call: Call, scope: _Scope) -> Call:
+    def _call(self, call: Call, scope: _Enclosing) -> Call:
         """The cases of a switch mostly have the same arguments."""
         key = call.sizes, call.arguments
         if key not in self.calls:
@@ -199,7 +199,7 @@ class _Form:
             )
         return replace(self.calls[key], function=call.function)
 
-    def _value(self, stmt: Stmt, value: LoopValue, scope: _Scope) -> LoopValue:
+    def _value(self, stmt: Stmt, value: LoopValue, scope: _Enclosing) -> LoopValue:
         match stmt, value:
             case Let(name), Index(dim) if name in self.deciding:
                 if scope.known.has(dim):

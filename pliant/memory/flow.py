@@ -124,7 +124,7 @@ _FLOW: dict[str, Callable[[Flows, Op, str], FlowFunction]] = {
 
 
 @dataclass(slots=True)
-class _Rewriter:
+class _FlowRewriter:
     """Replaces the control ops of a graph by calls."""
 
     flows: Flows
@@ -186,4 +186,4 @@ def lower_flows(module: Module, facts: Facts, compile_region: CompileRegion) -> 
         return module
     names = Names(names_of(graph))
     flows = Flows(module, graph, compile_region, facts, names)
-    return _Rewriter(flows).rewritten()
+    return _FlowRewriter(flows).rewritten()

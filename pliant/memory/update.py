@@ -32,7 +32,7 @@ from pliant.ir.ops import CALLS
 from pliant.ir.ops_library import OVERWRITES
 from pliant.ir.types import contiguous_strides
 from pliant.lower.to_loops import Lowering, lower_group
-from pliant.memory.order import call_may_fail, may_fail
+from pliant.memory.order_graph import call_may_fail, may_fail
 from pliant.memory.pointwise import in_place, is_pointwise
 from pliant.sym import as_expr, sym
 

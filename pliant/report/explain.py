@@ -10,7 +10,7 @@ from pliant.ir.loops import Dispatch
 from pliant.ir.ops import OPAQUE
 from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
-from pliant.memory.order import permuted
+from pliant.memory.order_graph import permuted
 from pliant.program import Program
 from pliant.sym import Expr, Guard, as_expr, sym
 
