@@ -117,3 +117,15 @@ def _remainder_step(x: Lanes, y: Lanes, full_range: bool) -> Lanes:
     less = rest - y
     rest = ((less >= 0.0) & (less < y)).select(less, rest)
     return active.select(rest, x)
+
+
+UNARY = {
+    "sign": sign,
+}
+BINARY = {
+    "nextafter": nextafter,
+    "minimum": minimum,
+    "maximum": maximum,
+    "mod": mod,
+    "floordiv": floordiv,
+}

@@ -411,3 +411,13 @@ def atan2(y: Lanes, x: Lanes) -> Lanes:
     base_low = steep.select(x.constant(low / 2), left.select(x.constant(low), zero))
     angle = (steep ^ left).select(-angle, angle)
     return (base_high + (base_low + angle)).with_sign_of(y)
+
+
+UNARY = {
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+}
+BINARY = {
+    "atan2": atan2,
+}
