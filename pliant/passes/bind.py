@@ -24,7 +24,7 @@ from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.types import DType
 from pliant.passes.branch_sizes import loose_sizes, sized_branches
-from pliant.passes.places import flat_mask, places_of
+from pliant.passes.mask_places import flat_mask, places_of
 from pliant.passes.split import mentions
 from pliant.sym import Expr, Guard, le
 
