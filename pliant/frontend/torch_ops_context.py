@@ -10,16 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from pliant.frontend.operands import HALF, Operand, Real, Size
 from pliant.frontend.torch_tensors import dtype_of
-from pliant.frontend.translate import (
-    HALF,
-    Operand,
-    Real,
-    Size,
-    Translation,
-    Unsupported,
-    as_index,
-)
+from pliant.frontend.translate import Translation, Unsupported, as_index
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
