@@ -154,21 +154,24 @@ class _Parser(Scanner):
             raise self.error(f"constant @{name} has a symbolic shape", start)
         if self.accept("data"):
             return self.data_of(name, type_, start)
-        storage: np.dtype[Any] = NUMPY[type_.dtype]
-        if type_.dtype is DType.BF16:
-            storage = np.dtype(np.uint16)
+        storage = _storage(type_.dtype)
         if self.accept("dense"):
             self.expect("[")
             array = np.array(self.list(self.literal, "]"), storage)
         else:
             self.expect("bytes")
             array = np.frombuffer(bytes.fromhex(self.string()), storage).copy()
+        return self.shaped(name, type_, array, start)
+
+    def shaped(
+        self, name: str, type_: TensorType, array: np.ndarray[Any, Any], start: int
+    ) -> Constant:
         try:
-            shaped = array.reshape([dim.value for dim in type_.shape])
+            data = array.reshape([dim.value for dim in type_.shape])
         except ValueError:
             problem = f"@{name} has {array.size} elements, not {type_.numel}"
             raise self.error(problem, start) from None
-        return Constant(name, type_, shaped)
+        return Constant(name, type_, data)
 
     def data_of(self, name: str, type_: TensorType, start: int) -> Constant:
         self.skip()
@@ -177,7 +180,10 @@ class _Parser(Scanner):
         found = self.constants.get(name)
         if found is None and self.data is not None:
             array = self.data(wanted)
-            found = None if array is None else Constant(name, type_, array)
+            if array is not None:
+                # Constants of other types may have the same bytes: zeros, for example.
+                data = array.reshape(-1).view(np.uint8).view(_storage(type_.dtype))
+                found = self.shaped(name, type_, data, start)
         if found is None:
             raise self.error(f"the data of constant @{name} is not given", start)
         if found.type != type_:
@@ -277,3 +283,8 @@ class _Parser(Scanner):
     def loop(self) -> LoopFunc:
         self.expect("loop")
         return LoopParser(self).function()
+
+
+def _storage(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that holds a constant's data; of bf16, its bits."""
+    return np.dtype(np.uint16) if dtype is DType.BF16 else NUMPY[dtype]
