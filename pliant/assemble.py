@@ -80,7 +80,7 @@ class ProgramMaker:
         if folder is not None:
             (folder / f"llvm{suffix}.ll").write_text(code.machine.llvm_ir())
             (folder / f"code{suffix}.s").write_text(code.machine.assembly())
-        # A model keeps what is known, not what was worked out from it.
+        # A compiled model keeps the facts, and drops the memoized proofs from them.
         interface.facts.forget()
         program = Program(
             fused.replace(constants={}),

@@ -42,7 +42,7 @@ def cat(tensors: Any, dim: int = 0) -> Tensor:
 
 
 def in_steps(start: Any, stop: Any, step: Any) -> range:
-    """The range, of which a size is fixed to no more than the number of steps."""
+    """The range; of a size that it ends at, only the number of steps is fixed."""
     if is_size(stop) and isinstance(start, int) and isinstance(step, int) and step > 1:
         stop = start + step * int((stop - start + step - 1) // step)
     return range(start, stop, step)

@@ -71,7 +71,7 @@ def results_of(before: Graph, after: Graph) -> Bound:
 
 
 def _counted(graph: Graph, start: int) -> tuple[str, ...]:
-    """The sizes that a graph's results are from `start` on, the outermost first."""
+    """Names of the sizes that the results from `start` on hold, outermost first."""
     if start == len(graph.results):
         return ()
     count, *inner = graph.results[start:]
@@ -81,7 +81,7 @@ def _counted(graph: Graph, start: int) -> tuple[str, ...]:
 
 
 def _indices(outer: Builder, finder: Op, found: Value) -> list[Op]:
-    """The ops for the rows of indices that there are, a column for each axis."""
+    """Ops that turn the found places into rows of indices, one column per axis."""
     (mask,), (count, _) = finder.operands, finder.result.shape
     b, rank = outer.child(), mask.type.rank
     b.facts = b.facts.assume(le(count, mask.type.numel))

@@ -40,7 +40,7 @@ class Region:
     needs: tuple[Need, ...]  # what it reads from outside
     # What each member reads and makes that is the region's own.
     inner: tuple[tuple[Value, ...], ...]
-    multiple: int  # of which number of rows the kernels make best use
+    multiple: int  # rows in a chunk should be a multiple of this
 
     @property
     def extent(self) -> Expr:

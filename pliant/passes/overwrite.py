@@ -28,11 +28,13 @@ from pliant.sym import Expr, Facts, as_expr, eq, product
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A value, the first place of a buffer that it goes to, and the axes of its own."""
+    """A value that is written into a buffer: where it starts, and along which axes."""
 
     value: Value
     starts: tuple[Expr, ...]
-    axes: tuple[int | None, ...]  # of the buffer, for each of the value's; None: of 1
+    axes: tuple[
+        int | None, ...
+    ]  # the buffer's axis for each of the value's; None: extent 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class _PlacedRows:
     """Rows at computed places along some axes of a buffer."""
 
     op: Op  # the scatter_rows of the graph
-    first: int  # the axes
+    first: int  # the first of the axes, and their number
     count: int
 
 
