@@ -22,12 +22,12 @@ from pliant.codegen import vector_math_log as logarithm
 from pliant.codegen import vector_math_pow as powers
 from pliant.codegen import vector_math_trig as trigonometry
 from pliant.codegen.builder import LLBuilder
+from pliant.codegen.llvm_types import mangle
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     FLOAT,
     Lanes,
     scalar_type,
-    type_name,
 )
 from pliant.errors import InternalError
 
@@ -89,7 +89,7 @@ def _call(
     type_ = args[0].type
     if scalar_type(type_) not in (FLOAT, DOUBLE):
         raise InternalError("codegen", f"{op}: vector math is for floats, not {type_}")
-    name = f"pliant.{op}.{type_name(type_)}{'.fma' if fma else ''}"
+    name = f"pliant.{op}.{mangle(type_)}{'.fma' if fma else ''}"
     function = builder.module.globals.get(name)
     if function is None:
         function = _define(builder.module, name, body, type_, len(args), fma)
