@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.callees import reached
-from pliant.ir.calls import calls_in, roles_of
+from pliant.ir.calls import called_in, calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
 from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.ops import CALLS
@@ -33,7 +33,7 @@ from pliant.ir.ops_library import OVERWRITES
 from pliant.ir.types import contiguous_strides
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.memory.order_graph import call_may_fail, may_fail
-from pliant.memory.pointwise import in_place, is_pointwise
+from pliant.memory.pointwise import is_pointwise, with_inout
 from pliant.sym import as_expr, sym
 
 
@@ -223,7 +223,7 @@ class _Update:
         """Calls the functions that allow for it, in place of those that do not."""
         for number, names in self.made.items():
             call = self.calls[number]
-            func = in_place(self.func(call), frozenset(names), self.loops)
+            func = with_inout(self.func(call), frozenset(names), self.loops)
             attrs = {**dict(call.attrs), "callee": func.name}
             self.calls[number] = call.replace(attrs=tuple(attrs.items()))
 
@@ -298,8 +298,7 @@ def update(module: Module, cx: Context) -> Module:
     gone = {number for _, number in stores}
     results = tuple(v for k, v in enumerate(graph.results) if k not in gone)
     main = graph.replace(ops=ops, results=results)
-    called = (op.str_attr("callee") for op in ops if op.name == "call_loop")
-    used = reached(called, state.loops)
+    used = reached(called_in(main), state.loops)
     loops = {name: f for name, f in state.loops.items() if name in used}
     purposes = {region.name: region for _, region in copies}
     return module.replace(

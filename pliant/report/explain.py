@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from pliant.ir.calls import called_in
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Dispatch
 from pliant.ir.ops import OPAQUE
@@ -74,11 +75,7 @@ def _products(
     program: Program, threads: int, dims: Mapping[str, int] | None
 ) -> Iterator[str]:
     """Sizes of the matrix products, and for known dims how each of them is cut."""
-    calls = Counter(
-        op.str_attr("callee")
-        for op in program.lowered.main.ops
-        if op.name == "call_loop"
-    )
+    calls = Counter(called_in(program.lowered.main))
     for name, plans in program.lowered.plans.items():
         count = count_text(calls[name], "call")
         for plan in plans:
