@@ -14,6 +14,7 @@ import numpy as np
 
 from pliant.ir.graph import (
     Attr,
+    ChunkLoop,
     Constant,
     DataCheck,
     Graph,
@@ -93,6 +94,7 @@ class _Parser(Scanner):
         orders: list[tuple[int, ...]] = []
         inside: dict[str, tuple[Graph, ...]] = {}
         knobs: dict[str, Knob] = {}
+        chunks: dict[str, ChunkLoop] = {}
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
@@ -100,6 +102,9 @@ class _Parser(Scanner):
             elif self.accept("inside"):
                 name = self.name("@", "a region")
                 inside[name] = (*inside.get(name, ()), self.body())
+            elif self.accept("chunks"):
+                name = self.name("@", "a loop function")
+                chunks[name] = self.chunk_loop()
             elif self.peek("loop"):
                 self.add(loops, self.loop(), start)
             elif self.accept("library"):
@@ -124,8 +129,8 @@ class _Parser(Scanner):
                 knobs[symbol] = Knob(extent, self.integer())
             else:
                 raise self.error(
-                    "expected 'graph', 'inside', 'loop', 'library', 'constant', "
-                    "'check', 'order' or 'knob'"
+                    "expected 'graph', 'inside', 'chunks', 'loop', 'library', "
+                    "'constant', 'check', 'order' or 'knob'"
                 )
         return Module(
             graphs,
@@ -136,7 +141,22 @@ class _Parser(Scanner):
             tuple(orders),
             inside=inside,
             knobs=knobs,
+            chunks=chunks,
         )
+
+    def chunk_loop(self) -> ChunkLoop:
+        pairs: tuple[tuple[str, str], ...] = ()
+        if self.accept("aligned"):
+            self.expect("(")
+            pairs = self.list(self.aligned, ")")
+        start = self.position
+        ops = self.body().ops
+        if [op.name for op in ops] != ["chunk"]:
+            raise self.error("expected a body with one op, `chunk`", start)
+        return ChunkLoop(ops[0], frozenset(pairs))
+
+    def aligned(self) -> tuple[str, str]:
+        return self.name("%", "a buffer"), self.name("%", "a buffer")
 
     def add(self, table: dict[str, NamedT], item: NamedT, start: int) -> None:
         name = item.name

@@ -256,7 +256,7 @@ def test_large_data_is_sampled() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("grap @x", 1, 1, "expected 'graph', 'inside', 'loop'"),
+        ("grap @x", 1, 1, "expected 'graph', 'inside', 'chunks'"),
         ("graph @g(%x: f32[n) {", 1, 19, "expected ',' or ']'"),
         ("graph @g(%x: f33[n]) {", 1, 14, "expected an element type"),
         ("graph @g() {\n  return %y\n}", 2, 10, "%y is not defined here"),
