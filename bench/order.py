@@ -22,13 +22,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pliant
+from bench.peaks import oracle_peak, peak_at
 from bench.script import add_model_arguments, cases, save, show, tell
 from pliant.cases import Case
 from pliant.compare.tables import Report
 from pliant.ir.graph import Module
 from pliant.memory.inplace import in_place
-from pliant.memory.order import calls_of, oracle_peak, orders, peak_at, permuted
+from pliant.memory.order import orders
 from pliant.memory.order_compare import PeakBound, lines, nonpositive
+from pliant.memory.order_graph import calls_of, permuted
 from pliant.memory.order_search import CallBlock, live_rows
 from pliant.sym import Facts
 from pliant.sym.compare import relation

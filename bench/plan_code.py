@@ -31,7 +31,7 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.kernels.choose import StripCut, choose_strips
 from pliant.kernels.gemm import gemm, small_sizes
-from pliant.kernels.mix import Cut, ProductPlan
+from pliant.kernels.mix import ProductCut, ProductPlan
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Address, Around, Cuts, Product, TileAt
 from pliant.kernels.tiles import Tile, gemm_tile
@@ -114,7 +114,7 @@ class Artifact:
     def tile(self) -> Tile:
         return self.product.tile
 
-    def choice(self, m: int, n: int, k: int, threads: int) -> Cut:
+    def choice(self, m: int, n: int, k: int, threads: int) -> ProductCut:
         """The compiler's choice; for a constant it knows N and K beforehand."""
         cut = self.product.at({"m": m, "n": n, "k": k}, threads)
         held = replace(

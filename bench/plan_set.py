@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 
 from pliant.kernels.choose import SWEPT_ROWS
-from pliant.kernels.mix import Cut
+from pliant.kernels.mix import ProductCut
 from pliant.kernels.tiles import Tile
 
 DOT_LIMIT = 64  # up to this many columns, or rows, lanes along K are tried
@@ -56,7 +56,7 @@ class CandidatePlan:
 DOT = CandidatePlan(1, *(0,) * 10)
 
 
-def picked(cut: Cut) -> CandidatePlan:
+def picked(cut: ProductCut) -> CandidatePlan:
     """The plan that the compiler's choice amounts to."""
     if cut.dot:
         return DOT

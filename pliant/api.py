@@ -13,7 +13,7 @@ from pliant.context import Training
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
 from pliant.frontend.ir_module import import_module
-from pliant.frontend.onnx import is_onnx
+from pliant.frontend.onnx_detection import is_onnx
 from pliant.frontend.signature import TensorSlot
 from pliant.frontend.torch_tensors import need_torch
 from pliant.ir.graph import Module

@@ -25,7 +25,7 @@ from pliant.measure.rates import rates
 from pliant.memory.versions import all_steps, layout
 from pliant.options import Instruments, Options
 from pliant.passes.split import Part
-from pliant.program import Code, Footprint, Program, Rest
+from pliant.program import Code, Footprint, NextProgram, Program
 from pliant.progress import step
 from pliant.runtime.binding import load
 from pliant.runtime.binding import symbols as runtime_symbols
@@ -80,7 +80,7 @@ class ProgramMaker:
         if folder is not None:
             (folder / f"llvm{suffix}.ll").write_text(code.machine.llvm_ir())
             (folder / f"code{suffix}.s").write_text(code.machine.assembly())
-        # A model keeps what is known, not what was worked out from it.
+        # A compiled model keeps the facts, and drops the memoized proofs from them.
         interface.facts.forget()
         program = Program(
             fused.replace(constants={}),
@@ -111,7 +111,9 @@ class ProgramMaker:
         """The first part's program with the others behind it, and all their weights."""
         program = self.programs[-1]
         for number in reversed(range(len(self.programs) - 1)):
-            rest = Rest(self.parts[number].finds, program, self._bound(number + 1))
+            rest = NextProgram(
+                self.parts[number].finds, program, self._bound(number + 1)
+            )
             program = replace(self.programs[number], rest=rest)
         return program, tuple(self.weights)
 

@@ -1,7 +1,6 @@
 """Every environment knob: typed, defaulted, one docstring each.
 
-A knob is read when asked for, never at import, so tests may set it. Those with
-`in_key` change generated code and so enter cache keys (`cache_key`).
+A knob is read when asked for, never at import, so tests may set it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Knob(Generic[T]):
+class EnvironmentKnob(Generic[T]):
     """One environment variable: how to parse it, and its value when unset."""
 
     name: str
     parse: Callable[[str], T]
     default: T
     doc: str
-    in_key: bool = False
 
     def get(self) -> T:
         text = os.environ.get(self.name, "")
@@ -57,70 +55,68 @@ def _seconds(text: str) -> float:
     return number
 
 
-DUMP: Knob[Path | None] = Knob(
+DUMP: EnvironmentKnob[Path | None] = EnvironmentKnob(
     "PLIANT_DUMP",
     _optional_path,
     None,
     "Folder that receives the IR after every stage, LLVM IR and assembly.",
 )
-THREADS: Knob[int | None] = Knob(
+THREADS: EnvironmentKnob[int | None] = EnvironmentKnob(
     "PLIANT_THREADS",
     _positive,
     None,
     "Worker threads of a call where the caller does not say; unset: what torch or "
     "OMP_NUM_THREADS were set to, else the cores that affinity mask and quota leave.",
 )
-SHARE_THREADS: Knob[bool] = Knob(
+SHARE_THREADS: EnvironmentKnob[bool] = EnvironmentKnob(
     "PLIANT_SHARE_THREADS",
     _switch,
     True,
     "Run parallel regions on torch's OpenMP threads where torch is loaded (default 1).",
 )
-TARGET: Knob[str] = Knob(
+TARGET: EnvironmentKnob[str] = EnvironmentKnob(
     "PLIANT_TARGET",
     str,
     "host",
     "The machine to generate code for: host, avx512, avx2, baseline, neon, or a JSON "
     "file that `pliant doctor --json` wrote.",
-    in_key=True,
 )
-OPT_LEVEL: Knob[int] = Knob(
+OPT_LEVEL: EnvironmentKnob[int] = EnvironmentKnob(
     "PLIANT_OPT_LEVEL",
     int,
     2,
     "LLVM effort from 0 to 3; 0 skips the optimiser, for bisecting miscompiles.",
-    in_key=True,
 )
 
-CACHE: Knob[str | None] = Knob(
+CACHE: EnvironmentKnob[str | None] = EnvironmentKnob(
     "PLIANT_CACHE",
     str,
     None,
     "Folder that keeps compiled kernels and measurements between processes; off: none "
     "(default: pliant in the user's cache folder).",
 )
-CACHE_MIB: Knob[int] = Knob(
+CACHE_MIB: EnvironmentKnob[int] = EnvironmentKnob(
     "PLIANT_CACHE_MIB",
     _positive,
     256,
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
 
-IDLE_SECONDS: Knob[float] = Knob(
+IDLE_SECONDS: EnvironmentKnob[float] = EnvironmentKnob(
     "PLIANT_IDLE_SECONDS",
     _seconds,
     10.0,
     "An arena that no call has used for so long is given back to the system, without "
     "another call; 0: it is kept (default 10).",
 )
-GUARD_PAGES: Knob[bool] = Knob(
+GUARD_PAGES: EnvironmentKnob[bool] = EnvironmentKnob(
     "PLIANT_GUARD_PAGES",
     _switch,
     False,
     "Put the end of every arena against a page that traps: code that writes more than "
     "its plan says ends the process (default 0; for tests).",
 )
-SPILL_FOLDER: Knob[str | None] = Knob(
+SPILL_FOLDER: EnvironmentKnob[str | None] = EnvironmentKnob(
     "PLIANT_SPILL_FOLDER",
     str,
     None,
@@ -128,7 +124,7 @@ SPILL_FOLDER: Knob[str | None] = Knob(
     "room for (default: the system's temporary folder, or /var/tmp if that is in "
     "memory). Nothing is spilled to a folder in memory.",
 )
-SPILL_MBS: Knob[int] = Knob(
+SPILL_MBS: EnvironmentKnob[int] = EnvironmentKnob(
     "PLIANT_SPILL_MBS",
     _positive,
     1000,
@@ -136,13 +132,8 @@ SPILL_MBS: Knob[int] = Knob(
     "against computing again.",
 )
 
-KNOBS: tuple[Knob[Any], ...] = (
+KNOBS: tuple[EnvironmentKnob[Any], ...] = (
     *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
     *(CACHE, CACHE_MIB),
     *(IDLE_SECONDS, GUARD_PAGES, SPILL_FOLDER, SPILL_MBS),
 )
-
-
-def cache_key() -> tuple[tuple[str, object], ...]:
-    """Name and value of the knobs that change generated code."""
-    return tuple((knob.name, knob.get()) for knob in KNOBS if knob.in_key)

@@ -62,7 +62,7 @@ class Program:
     footprint: Footprint
     code: Code
     seconds: Mapping[str, float]  # by stage
-    rest: Rest | None = None
+    rest: NextProgram | None = None
 
     def parts(self) -> Iterator[Program]:
         """All parts, in the order in which they run."""
@@ -79,7 +79,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class NextProgram:
     """The program that runs next, on the inputs of one and on its results.
 
     The first results are the sizes `found`. `bound` plans the most memory that it takes

@@ -13,7 +13,8 @@ from pliant.machine.target import named
 from pliant.options import SWITCHES, Options
 from pliant.pipeline import CODE_STEPS, STAGES
 
-ARCHITECTURE = Path(pipeline.__file__).parents[1] / "docs" / "architecture.md"
+DOCS = Path(pipeline.__file__).parents[1] / "docs"
+ARCHITECTURE = DOCS / "architecture.md"
 
 
 def lines_of(text: str) -> list[str]:
@@ -51,6 +52,12 @@ def test_the_architecture_page_has_the_table() -> None:
         for stage in STAGES
     ]
     assert [(n, w, s.replace("`", "")) for n, w, s in rows] == wanted
+
+
+def test_every_switch_has_a_place_to_look_at() -> None:
+    rows = re.findall(r"^\| (.*?) \| .* \|$", (DOCS / "debugging.md").read_text(), re.M)
+    named_there = {word for row in rows for word in re.findall(r"\w+", row)}
+    assert set(SWITCHES) <= named_there
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -688,6 +688,16 @@ graph @main.1(%x: f32[n, 4]) sizes (rows_n) {
   return %y
 }
 
+chunks @chunk_0 aligned (%arg_0 %out_0) @chunk(%x: f32[n, 4]) {
+  %y: f32[n, 4] = chunk(%x) {extent = <n>, rows = <rows_n>, outers = [1, 1]}
+    region @chunk(%x: f32[chunk_rows, 4]) sizes (chunk_rows, chunk_first) {
+      constraint chunk_rows <= n
+      %y: f32[chunk_rows, 4] = tanh(%x)
+      return %y
+    }
+  return %y
+}
+
 loop @chunk_0.map_0(chunk_rows; in %in_0: f32[4*chunk_rows], out %out_0: f32[4*chunk_rows]) do
   for _p = 0 to ceildiv(chunk_rows, 512) parallel grain 2 do
     for _d1 = 2048*_p to min(2048*_p + 2048, 4*chunk_rows) vector {

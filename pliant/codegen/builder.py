@@ -66,7 +66,7 @@ class SourceLine(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
+class _OpenLoop:
     """A loop around the current position."""
 
     before: ll.Block  # runs once if there are iterations; branches to the first block
@@ -105,7 +105,7 @@ class LLBuilder(ll.IRBuilder):
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, SourceLine] = {}  # computed in the block, by text
         self._known_in: ll.Block = None  # the block that `_known` is about
-        self._loops: list[_Loop] = []  # from the outermost to the innermost
+        self._loops: list[_OpenLoop] = []  # from the outermost to the innermost
 
     @contextmanager
     def inside(self, before: ll.Block, counter: LLValue) -> Iterator[None]:
@@ -113,7 +113,7 @@ class LLBuilder(ll.IRBuilder):
 
         `before` runs once if there are iterations, and does nothing but branch here.
         """
-        self._loops.append(_Loop(before, self._block, counter))
+        self._loops.append(_OpenLoop(before, self._block, counter))
         try:
             yield
         finally:

@@ -26,9 +26,9 @@ from pliant.codegen.host import BIND, RUN, SIZES, emit_calls, emit_sizes
 from pliant.codegen.host_plan import HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
 from pliant.codegen.sources import files_hash
+from pliant.ir.callees import callees
 from pliant.ir.identity import PerObject
-from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Call, LoopFunc
+from pliant.ir.loops import LoopFunc
 from pliant.ir.text import print_loop
 from pliant.machine.target import Target
 
@@ -122,8 +122,8 @@ def _loop_unit(
     symbols: dict[str, str] = {}
     for callee in parts.called:
         (symbols[callee],) = _loop_unit(callee, loops, known, context).symbols
-    callees = (f"{callee}={symbol}" for callee, symbol in symbols.items())
-    key = hashed("loop", context.key, parts.digest, *callees)
+    called = (f"{callee}={symbol}" for callee, symbol in symbols.items())
+    key = hashed("loop", context.key, parts.digest, *called)
     symbol = f"{parts.stem}.{key[:_DIGITS]}"
     emit = partial(
         emit_loop_function,
@@ -149,9 +149,8 @@ class _Print:
 
 def _printed(func: LoopFunc) -> _Print:
     stem = _NUMBER.sub("", func.name) or "kernel"
-    called = {s.function for s in statements(func.body) if isinstance(s, Call)}
     text = print_loop(replace(func, name=stem))
-    return _Print(stem, hashed(text), len(text), tuple(sorted(called)))
+    return _Print(stem, hashed(text), len(text), tuple(sorted(callees(func))))
 
 
 _print = PerObject(_printed)  # several models share micro-kernels

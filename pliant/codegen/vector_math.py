@@ -19,32 +19,24 @@ from llvmlite import ir
 from pliant.codegen import vector_math_exp as exponential
 from pliant.codegen import vector_math_integral as integral
 from pliant.codegen import vector_math_log as logarithm
+from pliant.codegen import vector_math_pow as powers
 from pliant.codegen import vector_math_trig as trigonometry
 from pliant.codegen.builder import LLBuilder
+from pliant.codegen.llvm_types import mangle
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     FLOAT,
     Lanes,
     scalar_type,
-    type_name,
 )
-from pliant.codegen.vector_math_pow import pow
 from pliant.errors import InternalError
 
+# The files of the functions end with their part of these tables.
 UNARY: dict[str, Callable[[Lanes], Lanes]] = {
-    "exp": exponential.exp,
-    "decay": exponential.decay,
-    "expm1": exponential.expm1,
-    "sigmoid": exponential.sigmoid,
-    "tanh": exponential.tanh,
-    "erf": exponential.erf,
-    "erfc": exponential.erfc,
-    "log": logarithm.log,
-    "log1p": logarithm.log1p,
-    "logit": logarithm.logit,
-    "sin": trigonometry.sin,
-    "cos": trigonometry.cos,
-    "tan": trigonometry.tan,
+    **exponential.UNARY,
+    **logarithm.UNARY,
+    **trigonometry.UNARY,
+    **integral.UNARY,
     "sqrt": Lanes.square_root,
     "rsqrt": lambda x: 1.0 / x.square_root(),
     "reciprocal": lambda x: 1.0 / x,
@@ -53,18 +45,13 @@ UNARY: dict[str, Callable[[Lanes], Lanes]] = {
     "round": Lanes.nearest,
     "trunc": Lanes.truncate,
     "abs": Lanes.magnitude,
-    "sign": integral.sign,
     "neg": Lanes.__neg__,
 }
 BINARY: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
-    "pow": pow,
-    "atan2": trigonometry.atan2,
+    **powers.BINARY,
+    **trigonometry.BINARY,
+    **integral.BINARY,
     "copysign": Lanes.with_sign_of,
-    "nextafter": integral.nextafter,
-    "minimum": integral.minimum,
-    "maximum": integral.maximum,
-    "mod": integral.mod,
-    "floordiv": integral.floordiv,
 }
 
 SUPPORTED: frozenset[str] = frozenset(UNARY) | frozenset(BINARY)
@@ -102,7 +89,7 @@ def _call(
     type_ = args[0].type
     if scalar_type(type_) not in (FLOAT, DOUBLE):
         raise InternalError("codegen", f"{op}: vector math is for floats, not {type_}")
-    name = f"pliant.{op}.{type_name(type_)}{'.fma' if fma else ''}"
+    name = f"pliant.{op}.{mangle(type_)}{'.fma' if fma else ''}"
     function = builder.module.globals.get(name)
     if function is None:
         function = _define(builder.module, name, body, type_, len(args), fma)

@@ -307,3 +307,14 @@ def erfc(x: Lanes) -> Lanes:
     tail = scale(front.times_plus(exp_minus_one_series(r), front), k)
     near = x.magnitude() < 0.8125
     return near.select(1.0 - erf_series(x), (x < 0.0).select(2.0 - tail, tail))
+
+
+UNARY = {
+    "exp": exp,
+    "decay": decay,
+    "expm1": expm1,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "erf": erf,
+    "erfc": erfc,
+}

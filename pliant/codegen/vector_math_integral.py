@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.codegen.vector_math_lanes import F32, Lanes, call_intrinsic
+from pliant.codegen.vector_math_lanes import F32, Lanes, call_overloaded
 
 INFINITY = float("inf")
 NAN = float("nan")
@@ -15,12 +15,12 @@ def sign(x: Lanes) -> Lanes:
 
 def minimum(x: Lanes, y: Lanes) -> Lanes:
     """NaN if either operand is; -0 < +0."""
-    return x.make(call_intrinsic(x.builder, "minimum", x.type, [x.value, y.value]))
+    return x.make(call_overloaded(x.builder, "minimum", x.type, [x.value, y.value]))
 
 
 def maximum(x: Lanes, y: Lanes) -> Lanes:
     """NaN if either operand is; -0 < +0."""
-    return x.make(call_intrinsic(x.builder, "maximum", x.type, [x.value, y.value]))
+    return x.make(call_overloaded(x.builder, "maximum", x.type, [x.value, y.value]))
 
 
 def nextafter(x: Lanes, y: Lanes) -> Lanes:
@@ -117,3 +117,15 @@ def _remainder_step(x: Lanes, y: Lanes, full_range: bool) -> Lanes:
     less = rest - y
     rest = ((less >= 0.0) & (less < y)).select(less, rest)
     return active.select(rest, x)
+
+
+UNARY = {
+    "sign": sign,
+}
+BINARY = {
+    "nextafter": nextafter,
+    "minimum": minimum,
+    "maximum": maximum,
+    "mod": mod,
+    "floordiv": floordiv,
+}

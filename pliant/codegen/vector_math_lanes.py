@@ -18,6 +18,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from pliant.codegen.builder import LLBuilder
+from pliant.codegen.llvm_types import call_intrinsic, mangle
 
 FLOAT = ir.FloatType()
 DOUBLE = ir.DoubleType()
@@ -71,25 +72,12 @@ def splat(type_: ir.Type, value: Number) -> ir.Constant:
     return ir.Constant(type_, value)
 
 
-def type_name(type_: ir.Type) -> str:
-    """LLVM's overload suffix: f32, v16f32, i64, ..."""
-    scalar = scalar_type(type_)
-    name = "f32" if scalar == FLOAT else "f64"
-    if isinstance(scalar, ir.IntType):
-        name = f"i{scalar.width}"
-    return f"v{type_.count}{name}" if isinstance(type_, ir.VectorType) else name
-
-
-def call_intrinsic(
-    builder: LLBuilder, name: str, result: ir.Type, args: Sequence[ir.Value]
+def call_overloaded(
+    builder: LLBuilder, name: str, result: ir.Type, args: list[ir.Value]
 ) -> ir.Value:
     """Call `llvm.<name>` overloaded on the first argument's type."""
-    symbol = f"llvm.{name}.{type_name(args[0].type)}"
-    function = builder.module.globals.get(symbol)
-    if function is None:
-        signature = ir.FunctionType(result, [a.type for a in args])
-        function = ir.Function(builder.module, signature, symbol)
-    return builder.call(function, args)
+    symbol = f"llvm.{name}.{mangle(args[0].type)}"
+    return call_intrinsic(builder, symbol, result, args)
 
 
 class Lanes:
@@ -189,7 +177,7 @@ class Lanes:
         if not self.fma:
             return self * factor + addend
         args = [self.value, factor.value, addend.value]
-        return self.make(call_intrinsic(self.builder, "fma", self.type, args))
+        return self.make(call_overloaded(self.builder, "fma", self.type, args))
 
     def minus_times(self, a: Operand, b: Operand) -> Lanes:
         """self - a*b, fused where the target fuses."""
@@ -252,7 +240,7 @@ class Lanes:
         if not isinstance(self.type, ir.VectorType):
             return self.value
         bit = ir.IntType(1)
-        return call_intrinsic(self.builder, "vector.reduce.or", bit, [self.value])
+        return call_overloaded(self.builder, "vector.reduce.or", bit, [self.value])
 
     def at_most(self, limit: float) -> Lanes:
         """Clamp from above; NaN stays."""
@@ -286,7 +274,7 @@ class Lanes:
 
     def magnitude(self) -> Lanes:
         args = [self.value]
-        return self.make(call_intrinsic(self.builder, "fabs", self.type, args))
+        return self.make(call_overloaded(self.builder, "fabs", self.type, args))
 
     def sign_bit(self) -> Lanes:
         return self.bits() & self.format.sign_mask
@@ -299,7 +287,7 @@ class Lanes:
         before 23 gets wrong (llvm/llvm-project issue 157929).
         """
         args = [self.value, other.value]
-        return self.make(call_intrinsic(self.builder, "copysign", self.type, args))
+        return self.make(call_overloaded(self.builder, "copysign", self.type, args))
 
     def flip_sign(self, sign: Lanes) -> Lanes:
         """Negated where the integer `sign` has its top bit set; other bits clear."""
@@ -307,13 +295,13 @@ class Lanes:
 
     def square_root(self) -> Lanes:
         args = [self.value]
-        return self.make(call_intrinsic(self.builder, "sqrt", self.type, args))
+        return self.make(call_overloaded(self.builder, "sqrt", self.type, args))
 
     # -- rounding to integral values
 
     def _rounded(self, name: str) -> Lanes:
         args = [self.value]
-        return self.make(call_intrinsic(self.builder, name, self.type, args))
+        return self.make(call_overloaded(self.builder, name, self.type, args))
 
     def nearest(self) -> Lanes:
         """Round half to even; keeps -0, infinities and NaN."""

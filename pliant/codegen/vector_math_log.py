@@ -101,3 +101,10 @@ def logit(x: Lanes) -> Lanes:
     rest = 1.0 - x
     near = (x - 0.5).magnitude() < 0.1875
     return near.select(log1p((x + x - 1.0) / rest), log(x / rest))
+
+
+UNARY = {
+    "log": log,
+    "log1p": log1p,
+    "logit": logit,
+}

@@ -116,3 +116,8 @@ def _ratio(m: Lanes) -> tuple[Lanes, Lanes]:
     product, product_low = two_product(s, below)
     rest = ((f - product) - product_low).minus_times(s, below_low)
     return s, rest / below
+
+
+BINARY = {
+    "pow": pow,
+}

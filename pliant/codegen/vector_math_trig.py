@@ -21,6 +21,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from pliant.codegen.builder import LLBuilder
+from pliant.codegen.llvm_types import mangle
 from pliant.codegen.vector_math_lanes import (
     DOUBLE,
     F32,
@@ -29,7 +30,6 @@ from pliant.codegen.vector_math_lanes import (
     fast_two_sum,
     two_product,
     two_sum,
-    type_name,
     with_scalar,
 )
 
@@ -249,7 +249,7 @@ def _lanes_function(
     module: ir.Module, type_: ir.Type, limit: float, fma: bool
 ) -> ir.Function:
     """(x, r high, r low, q) -> the same three, recomputed in the large lanes."""
-    name = f"pliant.reduce_lanes.{type_name(type_)}.{limit:.0f}{'.fma' if fma else ''}"
+    name = f"pliant.reduce_lanes.{mangle(type_)}.{limit:.0f}{'.fma' if fma else ''}"
     found = module.globals.get(name)
     if found is not None:
         return found
@@ -411,3 +411,13 @@ def atan2(y: Lanes, x: Lanes) -> Lanes:
     base_low = steep.select(x.constant(low / 2), left.select(x.constant(low), zero))
     angle = (steep ^ left).select(-angle, angle)
     return (base_high + (base_low + angle)).with_sign_of(y)
+
+
+UNARY = {
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+}
+BINARY = {
+    "atan2": atan2,
+}

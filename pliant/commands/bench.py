@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAME = "bench"
 HELP = "times models against other engines"
 QUICK_ROUNDS = 5
-BUSY = 0.5  # load from which times are not to be trusted
+BUSY = 0.5  # system load above which measured times are not reliable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pliant
 from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 from pliant.progress import task
 
@@ -260,8 +261,6 @@ def _content(
 
 def variants(whole: InspectedModel, threads: int | None) -> list[InspectedModel]:
     """The model as it is, and without each optimisation of memory."""
-    import pliant
-
     out = [whole]
     switches = [
         switch

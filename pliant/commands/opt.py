@@ -4,7 +4,7 @@ FILE is the text of a module: written by hand, or a dump of PLIANT_DUMP, edited 
 (the weights of a dump are found beside it); `-` reads it from the standard input.
 
     pliant opt model.ir -p canonicalize,decompose,fuse
-    pliant opt dump/16_fuse.ir -p lower,order --dims n=5
+    pliant opt dump/17_fuse.ir -p lower,order --dims n=5
     pliant opt --list
 
 The module is verified before the first stage and after each. With --dims it is also

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, TextIO
 
 import torch
 
+import pliant
 from pliant.cases import Case, Shape, few, load
 from pliant.compare.accuracy import Reference, allowed, error
 from pliant.compare.engines import (
@@ -276,8 +278,6 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def measure_kernels(job: Job, say: Say) -> dict[str, Any]:
     """The kernels of a call at every shape, each with its median time of several."""
-    import pliant
-
     case, shapes = job.case_and_shapes()
     say("compiling")
     instruments = pliant.Instruments(profile=True)
@@ -328,8 +328,6 @@ def main() -> int:
     try:
         result = measure_kernels(job, say) if job.kernels else measure(job, say)
     except Exception as problem:
-        import traceback
-
         traceback.print_exc()
         say(brief(problem), "failed")
         return 1

@@ -10,7 +10,7 @@
                                               (h,), (__kept_0,) = __rounds.scanned(
                                                   __body, (h,), ((x[:, :], 1, 0),),
                                                   __range)
-                                              out = __rounds.Rows(__kept_0)
+                                              out = __rounds.StackedRounds(__kept_0)
                                           else:
                                               for t in range(*__range): ...
 
@@ -116,7 +116,7 @@ def _inner(code: CodeType, name: str) -> CodeType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _RowsRead:
     """`x[:, t + 1]`: the rows `x[:, :]` along an axis, from an offset on."""
 
     text: str
@@ -128,12 +128,12 @@ class _Rows:
 
 
 @dataclass(slots=True)
-class _Scan:
+class _ScannedLoop:
     variable: str
     limits: str  # start, stop, step
-    reads: dict[_Rows, str] = field(default_factory=dict)
+    reads: dict[_RowsRead, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of x.dtype: its variable
-    kept: list[tuple[str, _Rows | None]] = field(default_factory=list)
+    kept: list[tuple[str, _RowsRead | None]] = field(default_factory=list)
     carried: list[str] = field(default_factory=list)
     body: list[ast.stmt] = field(default_factory=list)
 
@@ -174,12 +174,14 @@ class _Function:
         self.definition.body[:0] = _statements(load, self.definition)
         return True
 
-    def scan(self, block: list[ast.stmt], loop: ast.For, enclosed: bool) -> _Scan:
-        scan = _Scan(*_header(loop))
+    def scan(
+        self, block: list[ast.stmt], loop: ast.For, enclosed: bool
+    ) -> _ScannedLoop:
+        scan = _ScannedLoop(*_header(loop))
         inside = [node for statement in loop.body for node in ast.walk(statement)]
         _require(not any(isinstance(node, _REFUSED) for node in inside))
         stored = _stored(inside)
-        body = _Body(scan, stored)
+        body = _RoundBody(scan, stored)
         scan.body = [body.statement(copy.deepcopy(s)) for s in loop.body]
         kept = {to for to, _ in scan.kept}
         read = [ast.parse(rows.text) for rows in scan.reads]
@@ -214,7 +216,7 @@ class _Function:
         )
 
     def check_kept(
-        self, to: str, rows: _Rows | None, loop: ast.For, block: list[ast.stmt]
+        self, to: str, rows: _RowsRead | None, loop: ast.For, block: list[ast.stmt]
     ) -> None:
         """The block of the loop made the list or tensor, and nothing else knows it."""
         inside = set(ast.walk(loop))
@@ -226,7 +228,7 @@ class _Function:
             if isinstance(statement, ast.Assign) and statement.targets == before[-1:]
         ]
         match made, rows:
-            case [ast.Call(ast.Attribute(attr=maker))], _Rows() if maker in _MAKERS:
+            case [ast.Call(ast.Attribute(attr=maker))], _RowsRead() if maker in _MAKERS:
                 pass
             case [ast.List([])], None:
                 # It is a list no longer: only these know what it is.
@@ -273,11 +275,11 @@ def _header(loop: ast.For) -> tuple[str, str]:
             raise _NoScan
 
 
-class _Body(ast.NodeTransformer):
+class _RoundBody(ast.NodeTransformer):
     """The statements of a round: reads of rows are parameters, what it keeps are
     variables of their own."""
 
-    def __init__(self, scan: _Scan, stored: set[str]) -> None:
+    def __init__(self, scan: _ScannedLoop, stored: set[str]) -> None:
         self.scan, self.stored = scan, stored
 
     def statement(self, statement: ast.stmt) -> ast.stmt:
@@ -299,7 +301,7 @@ class _Body(ast.NodeTransformer):
                 return made
 
     def keep(
-        self, old: ast.stmt, value: ast.expr, to: str, rows: _Rows | None
+        self, old: ast.stmt, value: ast.expr, to: str, rows: _RowsRead | None
     ) -> ast.stmt:
         target = ast.Name(f"__kept_{len(self.scan.kept)}", ast.Store())
         _require(all(to != other for other, _ in self.scan.kept))
@@ -333,7 +335,7 @@ class _Body(ast.NodeTransformer):
             case _:
                 return self.generic_visit(node)
 
-    def indexed(self, node: ast.Subscript) -> tuple[_Rows, bool]:
+    def indexed(self, node: ast.Subscript) -> tuple[_RowsRead, bool]:
         """The rows of `x[:, t]`; whether one keeps its axis, as in `x[:, t:t + 1]`."""
         index = node.slice
         entries = list(index.elts) if isinstance(index, ast.Tuple) else [index]
@@ -353,7 +355,7 @@ class _Body(ast.NodeTransformer):
         every = copy.deepcopy(node)
         every.ctx = ast.Load()
         every.slice = ast.Tuple(entries, ast.Load()) if others else entries[0]
-        return _Rows(ast.unparse(every), axis, offset), single
+        return _RowsRead(ast.unparse(every), axis, offset), single
 
     def offset(self, entry: ast.expr) -> tuple[int, bool]:
         match entry:
@@ -389,7 +391,7 @@ def _carried(body: Sequence[ast.stmt], stored: set[str]) -> list[str]:
     return out
 
 
-def _branch(scan: _Scan, loop: ast.For) -> list[ast.stmt]:
+def _branch(scan: _ScannedLoop, loop: ast.For) -> list[ast.stmt]:
     """The loop as a scan where it is over a size, and as it was elsewhere."""
     reads = "".join(f"{rows}, " for rows in scan.reads)
     carried = "".join(f"{name}, " for name in scan.carried)
@@ -406,7 +408,7 @@ def _branch(scan: _Scan, loop: ast.For) -> list[ast.stmt]:
     ]
     for number, (name, rows) in enumerate(scan.kept):
         lines += [
-            f"    {name} = {ROUNDS}.Rows(__kept_{number})"
+            f"    {name} = {ROUNDS}.StackedRounds(__kept_{number})"
             if rows is None
             else f"    {ROUNDS}.write({rows}, __range, __kept_{number})"
         ]

@@ -33,10 +33,8 @@ from pliant.frontend.onnx_values import (
     settled,
     symbolic,
 )
+from pliant.frontend.operands import Operand, Real, Size
 from pliant.frontend.translate import (
-    Operand,
-    Real,
-    Size,
     Translation,
     Unsupported,
     constant_of,

@@ -34,7 +34,7 @@ from pliant.frontend.onnx_signature import Input, signature
 from pliant.frontend.onnx_tensors import checked_size, element_of, reader
 from pliant.frontend.onnx_types import Element
 from pliant.frontend.onnx_values import Known
-from pliant.frontend.onnx_walk import Walk, live, opsets_of
+from pliant.frontend.onnx_walk import OnnxWalk, live, opsets_of
 from pliant.frontend.translate import Location, Unsupported, Untranslated, fresh_symbol
 from pliant.ir.build import Builder
 from pliant.sym import Expr, as_expr, sym
@@ -232,7 +232,7 @@ class _Source:
         cx.examples = frozenset(a.name for a in self._all() if _small(a))
         opsets = opsets_of(self.model.opset_import)
         functions = {(f.domain, f.name): f for f in self.model.functions}
-        walk = Walk(cx, opsets, functions, self.read)
+        walk = OnnxWalk(cx, opsets, functions, self.read)
         known = {name: as_expr(value) for name, value in sizes.items()}
         given = [self._given(cx, a, fixed, known) for a in self.arguments]
         for argument, made in zip(self.arguments, given, strict=True):

@@ -12,7 +12,7 @@ from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_tensors import element_of
 from pliant.frontend.onnx_types import FLOAT, INT64
 from pliant.frontend.onnx_values import Entry, Known, Ratio
-from pliant.frontend.translate import Size
+from pliant.frontend.operands import Size
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, le, maximum

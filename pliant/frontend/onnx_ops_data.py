@@ -50,7 +50,7 @@ def compress(cx: OnnxContext, n: Node) -> Value:
 
 
 def unique(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    """Sorted rows, of which each is a new one or not."""
+    """Rows are sorted; each that differs from the one before it is a new value."""
     x, axis = n.tensor(0), n.attrs.get("axis")
     whole = x
     if axis is None:

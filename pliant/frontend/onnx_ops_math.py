@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pliant.frontend.onnx_codes import decode, encode
+from pliant.frontend.onnx_codes import coded_constant, decode, encode
 from pliant.frontend.onnx_context import Node, OnnxContext, Rule
 from pliant.frontend.onnx_types import ELEMENTS, NAMES, Element
-from pliant.frontend.onnx_values import Coded, Entry
+from pliant.frontend.onnx_values import Coded, Entry, Known
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import as_expr
@@ -206,19 +206,16 @@ def cast_to(
         if isinstance(entry, Coded):
             return decode(cx, entry, element.dtype)
         if own.dtype is None:
-            return decode(cx, cx_coded(cx, entry), element.dtype)
+            return decode(cx, _as_codes(cx, entry), element.dtype)
         return cx.cast(cx.value(entry), element.dtype)
     if own.dtype is None:
-        coded = entry if isinstance(entry, Coded) else cx_coded(cx, entry)
+        coded = entry if isinstance(entry, Coded) else _as_codes(cx, entry)
         entry = decode(cx, coded, DType.F32)
     return encode(cx, cx.value(entry), element, saturate, rounded)
 
 
-def cx_coded(cx: OnnxContext, entry: Entry) -> Coded:
+def _as_codes(cx: OnnxContext, entry: Entry) -> Coded:
     """A constant of a type without a DType, as codes."""
-    from pliant.frontend.onnx_codes import coded_constant
-    from pliant.frontend.onnx_values import Known
-
     if not isinstance(entry, Known):
         cx.unsupported("a type that pliant does not have")
     return coded_constant(cx, entry)

@@ -14,7 +14,7 @@ from pliant.frontend.onnx_context import Node, OnnxContext, Rule
 from pliant.frontend.onnx_known import MOST
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_values import Coded, Entry, Known, settled
-from pliant.frontend.translate import Size
+from pliant.frontend.operands import Size
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, eq, floordiv, le, maximum, minimum, product

@@ -10,7 +10,7 @@ from pliant.frontend.onnx_ops_move import pieces
 from pliant.frontend.onnx_tensors import element_of
 from pliant.frontend.onnx_types import BOOL, INT64
 from pliant.frontend.onnx_values import ABSENT, Absent, Entry, Items, Known
-from pliant.frontend.translate import Size
+from pliant.frontend.operands import Size
 from pliant.ir.graph import Value
 from pliant.sym import as_expr, ceildiv
 

@@ -19,7 +19,7 @@ import numpy as np
 from pliant.errors import DTypeError, ShapeError
 from pliant.frontend.contract import Imported
 from pliant.frontend.onnx_context import OnnxContext
-from pliant.frontend.onnx_types import Element
+from pliant.frontend.onnx_types import ELEMENTS, Element
 from pliant.frontend.onnx_values import (
     ABSENT,
     Absent,
@@ -39,7 +39,7 @@ from pliant.frontend.signature import (
     TensorResult,
     TensorSlot,
 )
-from pliant.frontend.translate import Unsupported
+from pliant.frontend.translate import Location, Unsupported
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr
@@ -217,8 +217,6 @@ def signature(
             value, convert = entry.codes, _typed(element)
         elif isinstance(entry, Known) and element.dtype is None:
             raw = np.ascontiguousarray(entry.array).view(np.uint8)
-            from pliant.frontend.onnx_types import ELEMENTS
-
             value, convert = cx.data(raw, ELEMENTS[2], entry.name), _typed(element)
         else:
             value = cx.value(entry)
@@ -232,8 +230,6 @@ def signature(
     try:
         shapes = [add(entry) for entry in entries]
     except Unsupported as problem:
-        from pliant.frontend.translate import Location
-
         cx.note("output", str(problem), Location("", f"outputs {', '.join(names)}"))
     cx.guard_sizes()
     module = cx.finish(tensors)

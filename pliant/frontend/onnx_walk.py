@@ -13,7 +13,6 @@ parameters of the region, what is known stays known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,17 +41,7 @@ DEEPEST = 64  # functions in functions, and graphs in graphs
 Names = Mapping[str, "Entry | Untranslated"]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A subgraph as a region: its graph, and what it gives."""
-
-    graph: Graph  # without results: the op that it is part of decides about them
-    params: tuple[Value, ...]
-    captured: tuple[Value, ...]  # parameters behind those, for values from outside
-    results: tuple[Entry, ...]
-
-
-class Walk:
+class OnnxWalk:
     """Translates the nodes of one graph."""
 
     def __init__(
@@ -75,8 +64,8 @@ class Walk:
         if depth > DEEPEST:
             raise ModelError(f"graphs or functions are nested more than {DEEPEST} deep")
 
-    def inner(self, opsets: Mapping[str, int] | None = None) -> Walk:
-        return Walk(
+    def inner(self, opsets: Mapping[str, int] | None = None) -> OnnxWalk:
+        return OnnxWalk(
             self.cx,
             self.opsets if opsets is None else opsets,
             self.functions,

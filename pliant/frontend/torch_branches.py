@@ -89,7 +89,7 @@ def decisions(
 
 
 def _known(env: Any, condition: Any) -> Any:
-    """A condition by the symbols that torch has left, some of which may be 0 in it."""
+    """The condition over the symbols that torch kept; some of them may be 0 there."""
     of_trace = {symbol.name: symbol for symbol in env.backed_var_to_val}
     left = {
         symbol: maybe_zero(env.replace(of_trace[symbol.name]))

@@ -41,7 +41,7 @@ from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
-from pliant.frontend.torch_walk import Walk, expand, location
+from pliant.frontend.torch_walk import TorchWalk, expand, location
 from pliant.frontend.translate import Location, Untranslated, constant_of
 from pliant.ir.build import Builder
 from pliant.ir.finders import FINDERS, size_of
@@ -116,7 +116,7 @@ class _ExportImport:
         self.sizes: list[str] = []
         self.params: dict[Node, Value] = {}
         self.weights: dict[tuple[object, ...], Constant] = {}
-        self.walk = Walk(self.cx)
+        self.walk = TorchWalk(self.cx)
 
     def run(self, parameters: Names | None) -> Imported:
         self._open_integers()

@@ -28,7 +28,7 @@ _FIRST = 2862933555777941757, 3037000493
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class TorchRegion:
     """A graph inside an op, and what its parameters and results mean."""
 
     graph: Graph
@@ -76,7 +76,7 @@ class Regions(Protocol):
 
     def region(
         self, reference: Any, operands: list[Any], name: str, rounds: bool
-    ) -> Region: ...
+    ) -> TorchRegion: ...
 
 
 Flow = Callable[[Regions, Node, list[Any]], list[Any]]
@@ -84,7 +84,7 @@ Flow = Callable[[Regions, Node, list[Any]], list[Any]]
 
 def _made(
     walk: Regions, parts: Sequence[tuple[Any, list[Any], str, bool]]
-) -> list[Region]:
+) -> list[TorchRegion]:
     """The regions; a problem in one of them is reported where it arose."""
     problems = walk.cx.problems
     before = len(problems)

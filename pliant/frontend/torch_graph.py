@@ -28,7 +28,7 @@ from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_tensors import dtype_of, to_numpy
-from pliant.frontend.torch_walk import Walk, location
+from pliant.frontend.torch_walk import TorchWalk, location
 from pliant.frontend.translate import constant_of
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
@@ -156,7 +156,7 @@ class _GraphImport:
         self.gm = gm
         self.cx = TorchContext(Builder())
         self.symbols = self.cx.symbols
-        self.walk = Walk(self.cx)
+        self.walk = TorchWalk(self.cx)
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         (self.output,) = (n for n in gm.graph.nodes if n.op == "output")
         self.arguments: list[Argument] = []

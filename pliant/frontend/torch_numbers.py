@@ -24,7 +24,7 @@ _WHOLE = (DType.I64, DType.BOOL)  # narrower ones wrap around
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ElementRange:
     """Every element x has low <= x <= high; None: not known."""
 
     low: Expr | None = None
@@ -36,11 +36,11 @@ class Span:
         return self.low if self.low is self.high else None
 
 
-_ANY = Span()
-_BIT = Span(as_expr(0), as_expr(1))
+_ANY = ElementRange()
+_BIT = ElementRange(as_expr(0), as_expr(1))
 
 
-def span(cx: TorchContext, x: Value) -> Span:
+def span(cx: TorchContext, x: Value) -> ElementRange:
     return _Spans(cx).of(x)
 
 
@@ -58,9 +58,9 @@ class _Spans:
     def __init__(self, cx: TorchContext) -> None:
         self.cx = cx
         self.made = {value: op for op in cx.b.ops for value in op.results}
-        self.known: dict[Value, Span] = {}
+        self.known: dict[Value, ElementRange] = {}
 
-    def of(self, x: Value) -> Span:
+    def of(self, x: Value) -> ElementRange:
         """Nothing is known of what comes from outside, or is not of integers."""
         if x not in self.known:
             op = self.made.get(x)
@@ -70,20 +70,22 @@ class _Spans:
             elif op is not None and x.dtype in _WHOLE:
                 found = self.computed(op)
             simple = self.cx.simplify
-            self.known[x] = Span(_with(simple, found.low), _with(simple, found.high))
+            self.known[x] = ElementRange(
+                _with(simple, found.low), _with(simple, found.high)
+            )
         return self.known[x]
 
-    def computed(self, op: Op) -> Span:
+    def computed(self, op: Op) -> ElementRange:
         match op.name:
             case "full":
                 value = op.attr("value")
                 assert isinstance(value, int)
-                return Span(as_expr(value), as_expr(value))
+                return ElementRange(as_expr(value), as_expr(value))
             case "dim_value":
-                return Span(op.dim_attr("value"), op.dim_attr("value"))
+                return ElementRange(op.dim_attr("value"), op.dim_attr("value"))
             case "iota":
                 last = op.result.shape[op.int_attr("axis")] - 1
-                return Span(as_expr(0), maximum(last, 0))
+                return ElementRange(as_expr(0), maximum(last, 0))
             case "reduce":
                 return self.reduced(op)
             case "add" | "sub" | "mul" | "minimum" | "maximum":
@@ -99,14 +101,14 @@ class _Spans:
             case _:
                 return _ANY
 
-    def one_of(self, *values: Value) -> Span:
+    def one_of(self, *values: Value) -> ElementRange:
         spans = [self.of(value) for value in values]
-        return Span(
+        return ElementRange(
             _with(minimum, *(each.low for each in spans)),
             _with(maximum, *(each.high for each in spans)),
         )
 
-    def reduced(self, op: Op) -> Span:
+    def reduced(self, op: Op) -> ElementRange:
         (x,) = op.operands
         inner, how = self.of(x), op.str_attr("op")
         if how in ("max", "min"):
@@ -114,29 +116,35 @@ class _Spans:
         if how != "sum":
             return _ANY
         count = product(tuple(x.shape[axis] for axis in op.ints_attr("axes")))
-        return Span(_with(count.__mul__, inner.low), _with(count.__mul__, inner.high))
+        return ElementRange(
+            _with(count.__mul__, inner.low), _with(count.__mul__, inner.high)
+        )
 
-    def joined(self, name: str, x: Span, y: Span) -> Span:
+    def joined(self, name: str, x: ElementRange, y: ElementRange) -> ElementRange:
         match name:
             case "add":
-                return Span(_with(add, x.low, y.low), _with(add, x.high, y.high))
+                return ElementRange(
+                    _with(add, x.low, y.low), _with(add, x.high, y.high)
+                )
             case "sub":
-                return Span(_with(sub, x.low, y.high), _with(sub, x.high, y.low))
+                return ElementRange(
+                    _with(sub, x.low, y.high), _with(sub, x.high, y.low)
+                )
             case "minimum":
                 high = _with(minimum, x.high, y.high)
-                return Span(
+                return ElementRange(
                     _with(minimum, x.low, y.low),
                     high if high is not None else _first(x.high, y.high),
                 )
             case "maximum":
                 low = _with(maximum, x.low, y.low)
-                return Span(
+                return ElementRange(
                     low if low is not None else _first(x.low, y.low),
                     _with(maximum, x.high, y.high),
                 )
         exact = x.number is not None and y.number is not None
         if exact or (self.is_positive(x.low) and self.is_positive(y.low)):
-            return Span(_with(mul, x.low, y.low), _with(mul, x.high, y.high))
+            return ElementRange(_with(mul, x.low, y.low), _with(mul, x.high, y.high))
         return _ANY
 
     def is_positive(self, end: Expr | None) -> bool:

@@ -35,6 +35,7 @@ from pliant.frontend.torch_ops_pool import POOL
 from pliant.frontend.torch_ops_random import RANDOM
 from pliant.frontend.torch_ops_recurrent import RECURRENT
 from pliant.frontend.torch_ops_reduce import REDUCE
+from pliant.frontend.torch_ops_resize import RESIZE
 from pliant.frontend.torch_ops_sample import SAMPLE
 from pliant.frontend.torch_ops_scatter import SCATTER
 from pliant.frontend.torch_ops_series import SERIES
@@ -59,6 +60,7 @@ TABLE: dict[Any, Translate] = {
     **SORT,
     **BINS,
     **NN,
+    **RESIZE,
     **NORM,
     **RECURRENT,
     **TRAIN,

@@ -24,7 +24,7 @@ Function = Callable[[TorchContext, Value], Value]
 
 
 def narrow(function: Function) -> Translate:
-    """A function computed in f64 for what is not."""
+    """A function of other floats, computed in f64."""
 
     def translate(cx: TorchContext, x: Value) -> Value:
         if cx.out_dtype is DType.F64:

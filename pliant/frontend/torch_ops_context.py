@@ -10,16 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from pliant.frontend.operands import HALF, Operand, Real, Size
 from pliant.frontend.torch_tensors import dtype_of
-from pliant.frontend.translate import (
-    HALF,
-    Operand,
-    Real,
-    Size,
-    Translation,
-    Unsupported,
-    as_index,
-)
+from pliant.frontend.translate import Translation, Unsupported, as_index
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
@@ -37,7 +30,7 @@ __all__ = [
 ]
 
 
-class Buffers(Protocol):
+class ChangedTensors(Protocol):
     """The tensors of the model that ops may change."""
 
     def read(self, node: torch.fx.Node) -> Any: ...
@@ -53,7 +46,7 @@ class TorchContext(Translation):
     def __init__(self, builder: Builder, training: bool = False) -> None:
         super().__init__(builder, training)
         self._node: torch.fx.Node | None = None
-        self.state: Buffers | None = None
+        self.state: ChangedTensors | None = None
 
     @property
     def node(self) -> torch.fx.Node | None:

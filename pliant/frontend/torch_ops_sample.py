@@ -10,7 +10,7 @@ import torch
 
 from pliant.frontend.torch_ops_context import Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
-from pliant.frontend.torch_ops_nn import scaled_size
+from pliant.frontend.torch_ops_resize import scaled_size
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType

@@ -86,7 +86,7 @@ def index_put(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ScatterRows:
     """A tensor as rows, the places of rows to merge into it, and how to put it back."""
 
     target: Value  # (rows, width)
@@ -95,7 +95,9 @@ class Rows:
     back: Callable[[Value], Value]
 
 
-def merged(cx: TorchContext, rows: Rows, op: str, include_self: bool = True) -> Value:
+def merged(
+    cx: TorchContext, rows: ScatterRows, op: str, include_self: bool = True
+) -> Value:
     """The target, each row merged with the values for its place.
 
     `op` is sum, prod, mean, max, min, or last, which replaces the row by the last of
@@ -131,7 +133,7 @@ def rows_at(
     values: Value,
     *,
     wraps: bool,
-) -> Rows:
+) -> ScatterRows:
     """x[i, :, j] and values; with `wraps`, negative indices count from the end."""
     plain = [i for i in indices if i is not None]
     used_axes = [a for a, i in enumerate(indices) if i is not None]
@@ -159,7 +161,7 @@ def rows_at(
     order = used_axes + rest
     inverse = [order.index(i) for i in range(x.type.rank)]
     front = tuple(x.shape[a] for a in order)
-    return Rows(
+    return ScatterRows(
         cx.reshape(cx.transpose(x, order), (cx.count(x, used_axes), width)),
         cx.reshape(place, (count,)),
         cx.reshape(spread, (count, width)),
@@ -175,7 +177,9 @@ def scatter_add(
     return rows.back(merged(cx, rows, "sum"))
 
 
-def rows_along(cx: TorchContext, x: Value, dim: int, index: Value, src: Value) -> Rows:
+def rows_along(
+    cx: TorchContext, x: Value, dim: int, index: Value, src: Value
+) -> ScatterRows:
     """x[.., index[.., j, ..], ..] and src[.., j, ..]"""
     whole = x.shape
     if not x.type.rank:
@@ -196,7 +200,7 @@ def rows_along(cx: TorchContext, x: Value, dim: int, index: Value, src: Value) -
         for i in range(x.type.rank)
     ]
     flat = cx.reshape(cx.b.flat_place(places, x.shape), (index.type.numel,))
-    return Rows(
+    return ScatterRows(
         cx.reshape(x, (x.type.numel, 1)),
         flat,
         cx.reshape(cx.cast(src, x.dtype), (index.type.numel, 1)),
@@ -299,7 +303,7 @@ def scatter_reduce_two(
 
 def _one_axis(
     cx: TorchContext, x: Value, dim: int, index: Value, values: Value, wraps: bool
-) -> Rows:
+) -> ScatterRows:
     """x[.., index, ..] and values; a scalar is a vector of one element."""
     whole = x.shape
     if not x.type.rank:

@@ -17,7 +17,7 @@ class NotAScan(Exception):
     """A loop that looked like a scan is none. It is traced as it was written."""
 
 
-class Rows:
+class StackedRounds:
     """What was a list of one tensor for each round: they are stacked.
 
     After no rounds, joining them gives no rows. torch refuses to join an empty list.
@@ -28,13 +28,13 @@ class Rows:
 
 
 def stack(tensors: Any, dim: int = 0) -> Tensor:
-    if not isinstance(tensors, Rows):
+    if not isinstance(tensors, StackedRounds):
         return torch.stack(tensors, dim)
     return tensors.stacked.movedim(0, dim)
 
 
 def cat(tensors: Any, dim: int = 0) -> Tensor:
-    if not isinstance(tensors, Rows):
+    if not isinstance(tensors, StackedRounds):
         return torch.cat(tensors, dim)
     stacked = tensors.stacked
     at = dim % (stacked.dim() - 1)
@@ -42,7 +42,7 @@ def cat(tensors: Any, dim: int = 0) -> Tensor:
 
 
 def in_steps(start: Any, stop: Any, step: Any) -> range:
-    """The range, of which a size is fixed to no more than the number of steps."""
+    """The range; of a size that it ends at, only the number of steps is fixed."""
     if is_size(stop) and isinstance(start, int) and isinstance(step, int) and step > 1:
         stop = start + step * int((stop - start + step - 1) // step)
     return range(start, stop, step)

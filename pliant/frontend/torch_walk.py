@@ -25,7 +25,7 @@ from pliant.frontend.torch_alias import (
 from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_expand import Expansion, expanded
-from pliant.frontend.torch_flow import FLOWS, Region, next_seed, parts_of
+from pliant.frontend.torch_flow import FLOWS, TorchRegion, next_seed, parts_of
 from pliant.frontend.torch_ops import TABLE, complex_translation, translation
 from pliant.frontend.torch_ops_complex import (
     Complex,
@@ -66,7 +66,7 @@ def expand(module: GraphModule) -> Expansion:
     return expanded(module, _live(module).__contains__)
 
 
-class Walk:
+class TorchWalk:
     """Translates the nodes of one graph, and of the graphs inside it."""
 
     def __init__(self, cx: TorchContext) -> None:
@@ -378,7 +378,7 @@ class Walk:
         module = expansion.module
         for found in decisions(module, self.symbols, expansion.asked):
             self.cx.assume(found.basis, found.guard)
-        walk = Walk(self.cx)
+        walk = TorchWalk(self.cx)
         if self.sizes_read is not None:
             walk.sizes_read = self.sizes_read | expansion.asked.sizes
         params = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -391,7 +391,7 @@ class Walk:
 
     def region(
         self, reference: Any, operands: list[Any], name: str, rounds: bool
-    ) -> Region:
+    ) -> TorchRegion:
         """An inner graph as a region; sizes are seen from outside, tensors passed.
 
         With `rounds`, it runs repeatedly: if it draws random numbers, its last result
@@ -410,7 +410,7 @@ class Walk:
             if drawn is not None and rounds:
                 values.append(next_seed(cx, drawn))
             kinds = tuple(isinstance(r, Complex) for r in results)
-            return Region(cx.b.finish(name, values), kinds, drawn is not None)
+            return TorchRegion(cx.b.finish(name, values), kinds, drawn is not None)
         finally:
             cx.b, cx.random, cx.seed_value = outer, random, seed
 

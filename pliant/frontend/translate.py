@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -30,16 +30,25 @@ from pliant.errors import (
     UnsupportedOpError,
 )
 from pliant.frontend.contract import Assumption, Basis
+from pliant.frontend.operands import (
+    HALF,
+    Operand,
+    Real,
+    Size,
+    combined,
+    fitted,
+    is_rounded,
+    promote_types,
+    type_of,
+)
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
-from pliant.ir.interp_numbers import bf16_bits, bf16_value
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Cond, Expr, Guard, Max, Min, as_expr, le, minimum, sym
 
 T = TypeVar("T")
 
 _SIGNS = {"eq": "==", "ne": "!=", "le": "<=", "lt": "<", "divides": "divides"}
-HALF = (DType.F16, DType.BF16)
 
 
 class Unsupported(Exception):
@@ -59,19 +68,6 @@ class Location:
 
     short: str
     full: str
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A float computed from sizes: a ratio of two sizes, or an f64 scalar."""
-
-    ratio: tuple[Expr, Expr] | None = None
-    value: Value | None = None
-
-
-Number: TypeAlias = "bool | int | float | Expr | Real"
-Operand: TypeAlias = "Value | Number"
-Size: TypeAlias = "int | Expr"
 
 
 class Translation:
@@ -236,11 +232,11 @@ class Translation:
         for operand in operands:
             if operand is None:
                 continue
-            priority, dtype = _type_of(operand)
+            priority, dtype = type_of(operand)
             have = ranked[priority]
             ranked[priority] = dtype if have is None else promote_types(have, dtype)
         full, zero_dim, number = ranked
-        result = _combine(full, _combine(zero_dim, number))
+        result = combined(full, combined(zero_dim, number))
         assert result is not None
         return result
 
@@ -260,7 +256,7 @@ class Translation:
             case _:
                 number = operand.value if isinstance(operand, Expr) else operand
                 dtype = dtype or self.promote(number)
-                return self.b.scalar(_fit(number, dtype), dtype)
+                return self.b.scalar(fitted(number, dtype), dtype)
 
     def real(self, number: Real) -> Value:
         """The f64 scalar; a ratio divides here, where it is first needed."""
@@ -298,7 +294,7 @@ class Translation:
         """A binary op in the promoted type."""
         dtype = dtype or self.promote(x, y)
         # A number beside half floats is exact, as in torch: compute in f32.
-        if dtype in HALF and any(_rounds(n, dtype) for n in (x, y)):
+        if dtype in HALF and any(is_rounded(n, dtype) for n in (x, y)):
             wide = self.arith(op, x, y, DType.F32)
             return wide if wide.dtype is DType.BOOL else self.cast(wide, dtype)
         left, right = self.aligned(self.tensor(x, dtype), self.tensor(y, dtype))
@@ -380,7 +376,7 @@ class Translation:
             value = value.value
         if isinstance(value, Value | Expr | Real):
             return self.b.broadcast_to(self.tensor(value, dtype), dims)
-        number = _fit(value, dtype)
+        number = fitted(value, dtype)
         out = self.b.emit("full", value=number, dtype=dtype, shape=dims)
         if number >= 0:
             self.nonnegative.add(out)
@@ -474,49 +470,6 @@ def _capped(dim: Expr) -> bool:
     return any(isinstance(atom, Min | Max) for atom in dim.atoms())
 
 
-def promote_types(a: DType, b: DType) -> DType:
-    """The least type that both fit in, any float being above every integer."""
-    if a is b:
-        return a
-    if a.is_float and b.is_float and a.bytes == b.bytes:
-        return DType.F32  # f16 and bf16
-    if a.is_float != b.is_float:
-        return a if a.is_float else b
-    if {a, b} == {DType.U8, DType.I8}:
-        return DType.I16
-    return max(a, b, key=_RANK.index)
-
-
-# Among types of one kind, and bool below them.
-_RANK = (
-    *(DType.BOOL, DType.U8, DType.I8, DType.U16, DType.I16),
-    *(DType.U32, DType.I32, DType.U64, DType.I64),
-    *(DType.F16, DType.BF16, DType.F32, DType.F64),
-)
-
-
-def _type_of(operand: Operand) -> tuple[int, DType]:
-    match operand:
-        case Value():
-            return (0 if operand.type.rank else 1), operand.dtype
-        case bool():
-            return 2, DType.BOOL
-        case float() | Real():
-            return 2, DType.F32
-        case _:
-            return 2, DType.I64
-
-
-def _combine(higher: DType | None, lower: DType | None) -> DType | None:
-    if higher is None or lower is None:
-        return higher or lower
-    if higher.is_float:
-        return higher
-    if higher is DType.BOOL or lower.is_float:
-        return promote_types(higher, lower)
-    return higher
-
-
 def constant_of(
     name: str, dtype: DType, data: np.ndarray[Any, Any], keep: object = None
 ) -> Constant:
@@ -532,34 +485,3 @@ def fresh_symbol(taken: set[str]) -> Expr:
         number += 1
     taken.add(f"s{number}")
     return sym(f"s{number}")
-
-
-def _rounds(operand: Operand, dtype: DType) -> bool:
-    """Whether a number changes when it is stored in this half type."""
-    if isinstance(operand, Real):
-        return True
-    if isinstance(operand, Value | Expr):
-        return isinstance(operand, Expr)
-    with np.errstate(over="ignore"):
-        stored = np.float32(float(operand))
-        half = (
-            bf16_value(bf16_bits(stored))
-            if dtype is DType.BF16
-            else stored.astype(np.float16)
-        )
-    return float(half) != float(operand)
-
-
-def _fit(number: bool | int | float, dtype: DType) -> bool | int | float:
-    """The number as an element of that type; integers wrap, as in C."""
-    if dtype is DType.BOOL:
-        return bool(number)
-    if dtype.is_float:
-        return float(number)
-    whole = int(number)
-    if dtype is DType.U8 or dtype.is_int:
-        bits = 8 * dtype.bytes
-        whole &= (1 << bits) - 1
-        if dtype.kind == "i" and whole >> (bits - 1):
-            whole -= 1 << bits
-    return whole

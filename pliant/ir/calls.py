@@ -14,6 +14,13 @@ def calls_in(graph: Graph) -> tuple[Op, ...]:
     return tuple(op for op in graph.ops if op.name in CALLS)
 
 
+def called_in(graph: Graph) -> Iterator[str]:
+    """The loop functions that a lowered graph calls, in order."""
+    for op in graph.ops:
+        if op.name == "call_loop":
+            yield op.str_attr("callee")
+
+
 def roles_of(call: Op, module: Module) -> Sequence[Role] | None:
     """What a call in destination-passing form does to each operand, if known."""
     if call.name == "call_library":

@@ -247,8 +247,7 @@ class Module:
 
     Graphs called `main.1`, `main.2`, .. are other versions of `main`: they compute the
     same in less memory, in chunks of rows. How many rows a chunk has is a size that
-    they take, a knob. `chunks` tells of the loop functions that do so; it has no text
-    form.
+    they take, a knob. `chunks` tells of the loop functions that do so.
     """
 
     graphs: Mapping[str, Graph]

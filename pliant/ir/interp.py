@@ -1,16 +1,15 @@
 """Evaluates graphs in NumPy: the oracle for every pass and for the compiled code.
 
-An op's row in ir/ops.py has its meaning; here are the ops that need more than operands
-and attributes: regions, the module, memory, the precision. A result is rounded to the
-value's type; half floats are computed in f32. With `precise`
-every float is an f64 and nothing is rounded: the reference for numerical error.
-Shapes are those of the data; each result is checked against its symbolic type, which
-is also how symbols get their values.
+An op's row in ir/ops.py has its meaning. Ops that need more than operands and
+attributes are here (constants, attention), in `interp_control.py` (regions and calls)
+and in `interp_lowered.py` (memory). A result is rounded to the value's type; half
+floats are computed in f32. With `precise` every float is an f64 and nothing is rounded:
+the reference for numerical error. Shapes are those of the data; each result is checked
+against its symbolic type, which is also how symbols get their values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from pliant.errors import DTypeError, InternalError, ShapeError
-from pliant.ir.calls import computed_by
 from pliant.ir.graph import Attr, Graph, Module, Op, Value
 from pliant.ir.interp_attention import (
     ScoreOf,
@@ -29,19 +27,24 @@ from pliant.ir.interp_attention import (
     causal,
     masked,
 )
-from pliant.ir.interp_loops import run_loop
-from pliant.ir.interp_memory import Array, ByteRange, memory_of, storage
+from pliant.ir.interp_control import CONTROL
+from pliant.ir.interp_lowered import LOWERED
+from pliant.ir.interp_memory import (
+    Array,
+    ByteRange,
+    memory_of,
+    poisoned,
+    sizes_of,
+    storage,
+)
 from pliant.ir.interp_numbers import bf16_bits, bf16_value
 from pliant.ir.interp_ops import resized
-from pliant.ir.loops import Role
 from pliant.ir.ops import OPS, first_row
-from pliant.ir.spec import destinations
 from pliant.ir.text import print_op
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr, Facts, solve
 
 LibraryCode = Callable[[list[Array], list[Array]], None]
-_POISON = 0xFF  # what fresh memory holds: NaN as a float, -1 as an integer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,8 +182,8 @@ class Interpreter:
         return self.run(graph, arrays, dict(env))
 
     def step(self, op: Op, values: dict[Value, Any], env: dict[str, int]) -> None:
-        if op.name in _LOWERED:
-            _LOWERED[op.name](self, op, values, env)
+        if op.name in LOWERED:
+            LOWERED[op.name](self, op, values, env)
             return
         operands = [self.array(values[v]) for v in op.operands]
         found = self.evaluate(op, operands, env)
@@ -207,8 +210,8 @@ class Interpreter:
             return [_SPECIAL[op.name](self, op, env, *wide)]
         if op.name in _SEVERAL:
             return _SEVERAL[op.name](self, op, env, wide)
-        if op.name in _CONTROL:
-            return _CONTROL[op.name](self, op, env, operands)
+        if op.name in CONTROL:
+            return CONTROL[op.name](self, op, env, operands)
         raise InternalError("interpreter", f"no op is called {op.name}")
 
     # ---- numbers and shapes
@@ -314,15 +317,7 @@ class Interpreter:
         shape, strides = sizes_of(type.shape, env), sizes_of(type.layout(), env)
         reach = sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
         count = 0 if 0 in shape else reach + 1
-        return self.place(type, _poisoned(count * type.dtype.bytes), env)
-
-
-def sizes_of(dims: Sequence[Expr], env: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(dim.evaluate(env) for dim in dims)
-
-
-def _poisoned(count: int) -> ByteRange:
-    return ByteRange(np.full(count, _POISON, np.uint8))
+        return self.place(type, poisoned(count * type.dtype.bytes), env)
 
 
 @contextmanager
@@ -420,195 +415,4 @@ _SPECIAL: dict[str, Callable[..., Array]] = {
 _SEVERAL: dict[str, Callable[..., list[Array]]] = {  # of several results
     "attention_backward": _attention_backward,
     "attention_lse": _attention_lse,
-}
-
-
-# ---- control
-
-
-def _if(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    then, other = op.regions
-    return run.region(then if operands[0] else other, operands[1:], env)
-
-
-def _loop(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    carried = operands[1:]
-    for i in range(int(operands[0])):
-        carried = run.region(op.regions[0], [np.asarray(i, np.int64), *carried], env)
-    return carried
-
-
-def _while(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    cond, body = op.regions
-    while run.region(cond, operands, env)[0]:
-        operands = run.region(body, operands, env)
-    return operands
-
-
-def _scan(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    rounds, count = op.dim_attr("rounds").evaluate(env), -op.int_attr("scanned")
-    first = len(operands) + count
-    carried, scanned = operands[:first], operands[first:]
-    stacked = [run.fresh(v.type, env).elements() for v in op.results[first:]]
-    order = range(rounds)
-    for i in reversed(order) if op.bool_attr("reverse") else order:
-        results = run.region(op.regions[0], [*carried, *(x[i] for x in scanned)], env)
-        carried = results[:first]
-        for stack, row in zip(stacked, results[first:], strict=True):
-            stack[i] = row
-    return [*carried, *stacked]
-
-
-def _bind(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    (region,) = op.regions
-    count = len(region.sizes)
-    for size, most in zip(operands[:count], op.dims_attr("most"), strict=True):
-        if not 0 <= int(size) <= most.evaluate(env):
-            raise ValueError(f"{int(size)} is no size: at most {most}")
-    sizes = {n: int(x) for n, x in zip(region.sizes, operands, strict=False)}
-    found = run.region(region, operands[count:], {**env, **sizes})
-    out = []
-    for array, value, inner in zip(found, op.results, region.results, strict=True):
-        if value.type.rank == inner.type.rank and value.type == inner.type:
-            out.append(array)
-            continue
-        whole = np.zeros(sizes_of(value.shape, env), array.dtype)
-        whole[: array.size] = array.reshape(-1)
-        out.append(whole)
-    return out
-
-
-def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    (region,) = op.regions
-    extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
-    outers = sizes_of(op.dims_attr("outers"), env)
-    given = list(zip(region.params, operands, outers, strict=False))
-    results = [
-        run.rounded(np.zeros(sizes_of(v.shape, env)), v.dtype) for v in op.results
-    ]
-    for first in range(0, extent, max(rows, 1)):
-        count = min(rows, extent - first)
-        inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
-        part = slice(first, first + count)
-        taken = []
-        for param, array, outer in given:
-            if outer:
-                array = array.reshape(outer, extent, -1)[:, part]
-                array = array.reshape(sizes_of(param.shape, inside))
-            taken.append(array)
-        found = run.region(region, taken, inside)
-        for whole, array, outer in zip(
-            results, found, outers[len(given) :], strict=True
-        ):
-            if whole.size:
-                target = whole.reshape(outer, extent, -1)[:, part]
-                target[...] = array.reshape(target.shape)
-    return results
-
-
-def _match_cast(
-    run: Interpreter, op: Op, env: Any, operands: list[Array]
-) -> list[Array]:
-    return operands
-
-
-def _call(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    callee = run.module.graphs[op.str_attr("callee")]
-    sizes = sizes_of(op.dims_attr("sizes"), env)
-    return run.call(callee, operands, dict(zip(callee.sizes, sizes, strict=True)))
-
-
-def _fusion(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
-    return run.region(op.regions[0], operands, env)
-
-
-_CONTROL: dict[str, Callable[..., list[Array]]] = {
-    "if": _if,
-    "loop": _loop,
-    "while": _while,
-    "scan": _scan,
-    "bind": _bind,
-    "chunk": _chunk,
-    "match_cast": _match_cast,
-    "call": _call,
-    "fusion": _fusion,
-}
-
-
-# ---- lowered
-
-
-def _alloc(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:
-    memory = _poisoned(op.dim_attr("bytes").evaluate(env))
-    values[op.result] = run.place(op.result.type, memory, env)
-
-
-def _view(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:
-    source = run.placed(op.operands[0], values, env)
-    memory = source.memory.at(op.dim_attr("offset").evaluate(env))
-    values[op.result] = run.place(op.result.type, memory, env)
-
-
-def _call_loop(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:
-    func = run.module.loops[op.str_attr("callee")]
-    sizes = sizes_of(op.dims_attr("sizes"), env)
-    bound = dict(zip(func.sizes, sizes, strict=True))
-    for value in op.results:
-        values[value] = run.fresh(value.type, env)
-    memories: list[ByteRange] = []
-    for given, buffer in zip(destinations(func, op), func.buffers, strict=True):
-        if given is not None:
-            memories.append(run.placed(given, values, env).memory)
-        else:
-            shape = sizes_of(buffer.shape, bound)
-            memories.append(_poisoned(math.prod(shape) * buffer.dtype.bytes))
-    run_loop(
-        *(func, run.module, sizes, memories),
-        workers=run.workers,
-        check_races=run.check_races,
-    )
-
-
-def _call_library(run: Interpreter, op: Op, values: dict[Value, Any], env: Any) -> None:
-    name = op.str_attr("callee")
-    library, purpose = run.module.libraries[name], computed_by(op, run.module)
-    if library.roles is not None and purpose is not None:
-        _call_known_library(run, op, library.roles, purpose, values, env)
-        return
-    if name not in run.libraries:
-        raise ValueError(f"the interpreter has no code for library function @{name}")
-    inputs = [run.placed(v, values, env).elements() for v in op.operands]
-    for value in op.results:
-        values[value] = run.fresh(value.type, env)
-    outputs = [values[value].elements() for value in op.results]
-    run.libraries[name](inputs, outputs)
-
-
-def _call_known_library(
-    run: Interpreter,
-    op: Op,
-    roles: Sequence[Role],
-    purpose: Graph,
-    values: dict[Value, Any],
-    env: Any,
-) -> None:
-    """A call whose roles are known does what it computes."""
-    given: dict[Role, list[Value]] = {role: [] for role in Role}
-    for value, role in zip(op.operands, roles, strict=True):
-        given[role].append(value)
-    inputs = [run.placed(v, values, env).array() for v in given[Role.IN]]
-    (root,) = purpose.ops
-    known = dict(zip(root.operands, inputs, strict=True))
-    arrays = run.evaluate(root, [known[v] for v in root.operands], env)
-    for value, array in zip(given[Role.OUT], arrays, strict=True):
-        array = run.rounded(array, value.dtype)
-        bits = bf16_bits(array) if value.dtype is DType.BF16 else array
-        run.placed(value, values, env).elements()[...] = bits
-
-
-_LOWERED: dict[str, Callable[..., None]] = {
-    "alloc": _alloc,
-    "view": _view,
-    "call_loop": _call_loop,
-    "call_library": _call_library,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from pliant.errors import InternalError
 from pliant.ir.types import NUMPY, DType
+from pliant.sym import Expr
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_POISON = 0xFF  # what fresh memory holds: NaN as a float, -1 as an integer
 
 
 class LoopFault(InternalError):
@@ -42,3 +45,11 @@ def memory_of(array: Array) -> ByteRange:
 def storage(dtype: DType) -> np.dtype[Any]:
     """How an element lies in memory: bf16 as its bits."""
     return np.dtype(np.uint16) if dtype is DType.BF16 else NUMPY[dtype]
+
+
+def poisoned(count: int) -> ByteRange:
+    return ByteRange(np.full(count, _POISON, np.uint8))
+
+
+def sizes_of(dims: Sequence[Expr], env: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(dim.evaluate(env) for dim in dims)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pliant.ir.graph import (
     Attr,
+    ChunkLoop,
     Constant,
     DataCheck,
     Graph,
@@ -93,6 +94,7 @@ class _Parser(Scanner):
         orders: list[tuple[int, ...]] = []
         inside: dict[str, tuple[Graph, ...]] = {}
         knobs: dict[str, Knob] = {}
+        chunks: dict[str, ChunkLoop] = {}
         while not self.at_end():
             start = self.position
             if self.peek("graph"):
@@ -100,6 +102,9 @@ class _Parser(Scanner):
             elif self.accept("inside"):
                 name = self.name("@", "a region")
                 inside[name] = (*inside.get(name, ()), self.body())
+            elif self.accept("chunks"):
+                name = self.name("@", "a loop function")
+                chunks[name] = self.chunk_loop()
             elif self.peek("loop"):
                 self.add(loops, self.loop(), start)
             elif self.accept("library"):
@@ -124,8 +129,8 @@ class _Parser(Scanner):
                 knobs[symbol] = Knob(extent, self.integer())
             else:
                 raise self.error(
-                    "expected 'graph', 'inside', 'loop', 'library', 'constant', "
-                    "'check', 'order' or 'knob'"
+                    "expected 'graph', 'inside', 'chunks', 'loop', 'library', "
+                    "'constant', 'check', 'order' or 'knob'"
                 )
         return Module(
             graphs,
@@ -136,7 +141,22 @@ class _Parser(Scanner):
             tuple(orders),
             inside=inside,
             knobs=knobs,
+            chunks=chunks,
         )
+
+    def chunk_loop(self) -> ChunkLoop:
+        pairs: tuple[tuple[str, str], ...] = ()
+        if self.accept("aligned"):
+            self.expect("(")
+            pairs = self.list(self.aligned, ")")
+        start = self.position
+        ops = self.body().ops
+        if [op.name for op in ops] != ["chunk"]:
+            raise self.error("expected a body with one op, `chunk`", start)
+        return ChunkLoop(ops[0], frozenset(pairs))
+
+    def aligned(self) -> tuple[str, str]:
+        return self.name("%", "a buffer"), self.name("%", "a buffer")
 
     def add(self, table: dict[str, NamedT], item: NamedT, start: int) -> None:
         name = item.name
@@ -154,21 +174,24 @@ class _Parser(Scanner):
             raise self.error(f"constant @{name} has a symbolic shape", start)
         if self.accept("data"):
             return self.data_of(name, type_, start)
-        storage: np.dtype[Any] = NUMPY[type_.dtype]
-        if type_.dtype is DType.BF16:
-            storage = np.dtype(np.uint16)
+        storage = _storage(type_.dtype)
         if self.accept("dense"):
             self.expect("[")
             array = np.array(self.list(self.literal, "]"), storage)
         else:
             self.expect("bytes")
             array = np.frombuffer(bytes.fromhex(self.string()), storage).copy()
+        return self.shaped(name, type_, array, start)
+
+    def shaped(
+        self, name: str, type_: TensorType, array: np.ndarray[Any, Any], start: int
+    ) -> Constant:
         try:
-            shaped = array.reshape([dim.value for dim in type_.shape])
+            data = array.reshape([dim.value for dim in type_.shape])
         except ValueError:
             problem = f"@{name} has {array.size} elements, not {type_.numel}"
             raise self.error(problem, start) from None
-        return Constant(name, type_, shaped)
+        return Constant(name, type_, data)
 
     def data_of(self, name: str, type_: TensorType, start: int) -> Constant:
         self.skip()
@@ -177,7 +200,10 @@ class _Parser(Scanner):
         found = self.constants.get(name)
         if found is None and self.data is not None:
             array = self.data(wanted)
-            found = None if array is None else Constant(name, type_, array)
+            if array is not None:
+                # Constants of other types may have the same bytes: zeros, for example.
+                data = array.reshape(-1).view(np.uint8).view(_storage(type_.dtype))
+                found = self.shaped(name, type_, data, start)
         if found is None:
             raise self.error(f"the data of constant @{name} is not given", start)
         if found.type != type_:
@@ -277,3 +303,8 @@ class _Parser(Scanner):
     def loop(self) -> LoopFunc:
         self.expect("loop")
         return LoopParser(self).function()
+
+
+def _storage(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that holds a constant's data; of bf16, its bits."""
+    return np.dtype(np.uint16) if dtype is DType.BF16 else NUMPY[dtype]

@@ -18,6 +18,7 @@ from typing import NoReturn
 from weakref import ref
 
 from pliant.errors import InternalError, PliantError
+from pliant.ir.callees import callees, reached
 from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
 from pliant.ir.infer import Attrs, InferContext
@@ -81,7 +82,7 @@ def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
     not looked at again.
     """
     known = _seen(func)
-    called = None if module is None else _reached(func, module)
+    called = None if module is None else reached(callees(func), module.loops)
     if called is None or not known.is_legal_with(called):
         _LoopChecker(func, module).function()
         if called is not None:
@@ -92,7 +93,6 @@ def verify_loop(func: LoopFunc, module: Module | None = None) -> None:
 class _Seen:
     """What is known of a loop function as long as it lives."""
 
-    calls: tuple[str, ...]
     is_parallel: bool
     # The functions it calls, also through others, with which it was found legal.
     legal: dict[str, ref[LoopFunc]] | None = None
@@ -103,9 +103,7 @@ class _Seen:
 
 
 def _look(func: LoopFunc) -> _Seen:
-    inside = list(statements(func.body))
-    calls = dict.fromkeys(s.function for s in inside if isinstance(s, Call))
-    return _Seen(tuple(calls), any(map(_is_parallel, inside)))
+    return _Seen(any(map(_is_parallel, statements(func.body))))
 
 
 def _is_parallel(stmt: Stmt) -> bool:
@@ -115,19 +113,6 @@ def _is_parallel(stmt: Stmt) -> bool:
 
 
 _seen = PerObject(_look)
-
-
-def _reached(func: LoopFunc, module: Module) -> dict[str, LoopFunc]:
-    """The functions of a module that one calls, directly or through others."""
-    found: dict[str, LoopFunc] = {}
-    queue = [func]
-    while queue:
-        for name in _seen(queue.pop()).calls:
-            callee = module.loops.get(name)
-            if callee is not None and name not in found:
-                found[name] = callee
-                queue.append(callee)
-    return found
 
 
 @lru_cache(maxsize=4096)
@@ -506,10 +491,10 @@ class _LoopChecker:
                 )
             if buffer.role is Role.IN and target.role is not Role.IN:
                 self.fail(f"@{callee.name} writes to %{buffer.name}, an input")
-        reached = {callee.name: callee, **_reached(callee, self.module)}
-        if self.func.name in reached:
+        called = reached([callee.name], self.module.loops)
+        if self.func.name in called:
             self.fail(f"@{callee.name} calls @{self.func.name} back")
-        for func in reached.values():
+        for func in called.values():
             if self.parallel and _seen(func).is_parallel:
                 self.fail(f"@{func.name} has a parallel loop and is called from one")
 

@@ -1,8 +1,11 @@
 """The text form of a module: printing; `parse.py` reads it back.
 
-    module    = (graph | inside | loop | library | constant | check | order)*
+    module    = (graph | inside | chunks | loop | library | constant | check | order
+              | knob)*
     graph     = "graph" body
     inside    = "inside" @name body   what a kernel in the region of that name computes
+    chunks    = "chunks" @name ["aligned" "(" (%buffer %buffer),* ")"] body
+                the op `chunk` that the loop function of that name computes
     body      = @name "(" (%value ":" type),* ")" ["sizes" "(" symbol,* ")"]
                 "{" constraint* op* "return" %value,* "}"
     constraint= "constraint" cond ["says" attr] ["at" string]
@@ -55,6 +58,7 @@ import numpy as np
 
 from pliant.ir.graph import (
     Attr,
+    ChunkLoop,
     Constant,
     Graph,
     Library,
@@ -254,6 +258,9 @@ def print_module(module: Module) -> str:
     for name, graphs in module.inside.items():
         bodies = map(_body_text, map(_distinct, dict.fromkeys(graphs)))
         parts += [f"inside @{name_text(name)} {body}\n" for body in bodies]
+    for name, loop in module.chunks.items():
+        if name in module.loops:
+            parts.append(_chunks_text(name, loop))
     parts += [print_loop(func) for func in module.loops.values()]
     tables = [print_library(library) for library in module.libraries.values()]
     tables += [print_constant(constant) for constant in module.constants.values()]
@@ -264,6 +271,16 @@ def print_module(module: Module) -> str:
     if tables:
         parts.append("".join(tables))
     return "\n".join(parts)
+
+
+def _chunks_text(name: str, loop: ChunkLoop) -> str:
+    pairs = ", ".join(
+        f"%{name_text(one)} %{name_text(other)}" for one, other in sorted(loop.aligned)
+    )
+    aligned = f" aligned ({pairs})" if pairs else ""
+    params = tuple(dict.fromkeys(loop.op.operands))
+    graph = Graph("chunk", params, (loop.op,), loop.op.results)
+    return f"chunks @{name_text(name)}{aligned} {_body_text(graph)}\n"
 
 
 # ---- loop functions

@@ -35,6 +35,8 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.kernels.micro import zero
 from pliant.sym import (
+    ONE,
+    ZERO,
     Expr,
     as_expr,
     ceildiv,
@@ -55,7 +57,7 @@ class Slide:
     window: Expr
     stride: int = 1
     dilation: int = 1
-    low: Expr = as_expr(0)  # noqa: RUF009  (interned, immutable)
+    low: Expr = ZERO
 
     @property
     def phases(self) -> Expr:
@@ -98,7 +100,7 @@ class Patch:
 
     def fill_taps(self, table: Buffer) -> Stmt:
         """Writes the offset of every tap, in the order of the weights."""
-        number, at = as_expr(0), as_expr(0)
+        number, at = ZERO, ZERO
         slides = (*self.outer, self.rows, self.columns)
         names = [f"_w{k}" for k in range(len(slides))]
         for name, slide in zip(names, slides, strict=True):
@@ -112,7 +114,7 @@ class Patch:
         offset = offset + self.columns.shift(column)
         stmt: Stmt = Store(table, (sym(WORKER), number), Index(offset))
         for name, slide in reversed(list(zip(names, slides, strict=True))):
-            stmt = For(name, as_expr(0), slide.window, stmt)
+            stmt = For(name, ZERO, slide.window, stmt)
         return stmt
 
 
@@ -139,10 +141,10 @@ def fill(
     """
     rows, columns = patch.rows, patch.columns
     c, r, j = sym("_c"), sym("_r"), sym("_j")
-    row_phase = sym("_pr") if rows.phases != as_expr(1) else as_expr(0)
-    column_phase = sym("_pc") if columns.phases != as_expr(1) else as_expr(0)
+    row_phase = sym("_pr") if rows.phases != ONE else ZERO
+    column_phase = sym("_pc") if columns.phases != ONE else ZERO
     position = c * patch.channel
-    at = as_expr(0)
+    at = ZERO
     outer_index: list[Expr] = []
     inside: list[LoopValue] = []
     for k, (slide, here) in enumerate(zip(patch.outer, place.outer, strict=True)):
@@ -181,7 +183,7 @@ def fill(
             Let("_in", Cast(whole, DType.I64)),
             Let("_low", Index(sym("_in") * minimum(maximum(first, 0), width))),
             Let("_high", Index(sym("_in") * maximum(minimum(last, width), 0))),
-            run(as_expr(0), sym("_low"), nothing),
+            run(ZERO, sym("_low"), nothing),
             run(sym("_low"), sym("_high"), value),
             run(maximum(sym("_high"), sym("_low")), width, nothing),
         )
@@ -191,22 +193,22 @@ def fill(
     after = Store(patch.buffer, (sym(WORKER), sym("_to") + j), nothing)
     row = Block(
         (
-            For("_r", as_expr(0), count, row),
+            For("_r", ZERO, count, row),
             Let("_to", Index(end)),
-            For("_j", as_expr(0), as_expr(beyond), after, Kind.VECTOR),
+            For("_j", ZERO, as_expr(beyond), after, Kind.VECTOR),
         )
     )
-    if columns.phases != as_expr(1):
-        row = For("_pc", as_expr(0), columns.phases, row)
-    if rows.phases != as_expr(1):
-        row = For("_pr", as_expr(0), rows.phases, row)
+    if columns.phases != ONE:
+        row = For("_pc", ZERO, columns.phases, row)
+    if rows.phases != ONE:
+        row = For("_pr", ZERO, rows.phases, row)
     for k, slide in reversed(list(enumerate(patch.outer))):
-        row = For(f"_w{k}", as_expr(0), slide.window, row)
-    return For("_c", as_expr(0), channels, row)
+        row = For(f"_w{k}", ZERO, slide.window, row)
+    return For("_c", ZERO, channels, row)
 
 
 def _bounds(at: Expr, extent: Expr) -> list[LoopValue]:
     return [
-        Binary("ge", Index(at), Index(as_expr(0))),
+        Binary("ge", Index(at), Index(ZERO)),
         Binary("lt", Index(at), Index(extent)),
     ]

@@ -29,7 +29,7 @@ from pliant.sym import Expr, as_expr, product
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProductCut:
     """How a product of known sizes is cut; the fields are those of `Plan`."""
 
     batch: int
@@ -70,7 +70,7 @@ class ProductPlan:
     tile: Tile
     strips: StripCut | None = None  # None: strips never compute it
 
-    def at(self, dims: Mapping[str, int], threads: int) -> Cut:
+    def at(self, dims: Mapping[str, int], threads: int) -> ProductCut:
         """The plan that the kernel chooses for these sizes."""
         spec, tile = self.spec, self.tile
         known = {**dims, "threads": threads}
@@ -106,7 +106,7 @@ class ProductPlan:
         units = batch * fields["blocks"] * fields["groups"]
         grain = unit_grain(*(as_expr(size) for size in (*unit, k))).value
         used = 1 if small else max(1, min(threads, units // grain))
-        return Cut(batch, m, n, k, **fields, threads=used)
+        return ProductCut(batch, m, n, k, **fields, threads=used)
 
     def sizes(self) -> dict[str, Expr]:
         spec = self.spec
@@ -117,14 +117,14 @@ class ProductPlan:
         cut = self.at(dims, threads)
         return f"M={cut.m} N={cut.n} K={cut.k}: {self.words(cut)}"
 
-    def words(self, cut: Cut) -> str:
+    def words(self, cut: ProductCut) -> str:
         """The plan as text."""
         if 0 in (cut.batch, cut.m, cut.n):
             return "nothing to compute"
         rows, columns = self.rows(cut), self.columns(cut)
         return f"rows {rows}, columns {columns}; {', '.join(self.parts(cut))}"
 
-    def rows(self, cut: Cut) -> str:
+    def rows(self, cut: ProductCut) -> str:
         """Heights of the tiles, per block where there are several."""
         if cut.dot:
             return sizes_text(dot_sizes(cut.m, DOT_HEIGHTS))
@@ -134,7 +134,7 @@ class ProductPlan:
             return mixes[0][1]
         return " + ".join(f"{n} x ({mix})" if n > 1 else f"({mix})" for n, mix in mixes)
 
-    def columns(self, cut: Cut) -> str:
+    def columns(self, cut: ProductCut) -> str:
         """Widths of the tiles, unused lanes included."""
         if cut.dot:
             return sizes_text(dot_sizes(cut.n, DOT_WIDTHS))
@@ -143,7 +143,7 @@ class ProductPlan:
         widths = [self.tile.NR] * whole
         return sizes_text([*widths, -(-left // lanes) * lanes] if left else widths)
 
-    def parts(self, cut: Cut) -> list[str]:
+    def parts(self, cut: ProductCut) -> list[str]:
         """What happens besides the tiles, in a few words each."""
         told = [f"{cut.batch} products"] if cut.batch != 1 else []
         if cut.dot:
@@ -156,7 +156,7 @@ class ProductPlan:
         by = f" by {' and '.join(shared)}" if cut.threads > 1 else ""
         return [*told, f"{count_text(cut.threads, 'thread')}{by}"]
 
-    def blocks(self, cut: Cut) -> list[str]:
+    def blocks(self, cut: ProductCut) -> list[str]:
         told = ["strips of rows"] if cut.strips else []
         told.append(count_text(cut.blocks, "block"))
         if cut.panels > 1 and cut.groups > 1:
@@ -181,7 +181,7 @@ class ProductPlan:
         return strides is not None and strides[-2] == as_expr(1)
 
 
-def shared_units(cut: Cut) -> list[tuple[str, int]]:
+def shared_units(cut: ProductCut) -> list[tuple[str, int]]:
     """The outermost units, as many as it takes to give every thread one."""
     told: list[tuple[str, int]] = []
     for name, count in cut.units():

@@ -19,7 +19,7 @@ from pliant.ir.loops import Role
 from pliant.ir.ops_library import LEVELS, window_levels
 from pliant.ir.types import DType, TensorType
 from pliant.lower.library_fft import FFT_KERNELS
-from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
+from pliant.lower.library_kernel import LibraryKernel, Workspace, code, flag
 from pliant.lower.library_linalg import LINALG_KERNELS
 from pliant.lower.rows import THREADS
 from pliant.lower.step import Argument, LibraryStep, NumberCheck, Temporary
@@ -32,19 +32,19 @@ def _around(op: Op) -> tuple[Expr, Expr, Expr]:
     return product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
 
 
-def _sort_work(op: Op) -> Work:
+def _sort_work(op: Op) -> Workspace:
     outer, n, inner = _around(op)
     # Rows of items twice; of narrow ones, the memory of whole places serves once.
     narrow = 8 if inner == as_expr(1) else 16
     each = 32 if op.operands[0].dtype.bytes == 8 else narrow
-    return Work(each * n, outer * inner)
+    return Workspace(each * n, outer * inner)
 
 
-def _top_work(op: Op) -> Work:
+def _top_work(op: Op) -> Workspace:
     outer, n, inner = _around(op)
     most = minimum(n, 4 * op.dim_attr("k") + 256)
     each = 16 if op.operands[0].dtype.bytes == 8 else 8
-    return Work(2 * each * most, outer * inner)
+    return Workspace(2 * each * most, outer * inner)
 
 
 def _search_sizes(op: Op) -> tuple[Expr, ...]:

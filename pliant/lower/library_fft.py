@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pliant.ir.graph import Op
 from pliant.ir.ops_fft import NORMS
-from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
+from pliant.lower.library_kernel import LibraryKernel, Workspace, code, flag
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, minimum, product
 
 # fft.c
@@ -52,14 +52,14 @@ def _lengths(op: Op, n: Expr) -> tuple[Expr, Expr]:
     return as_expr(max(longer, half)), as_expr(whole + own + 2 * longer)
 
 
-def _work(op: Op) -> Work:
+def _work(op: Op) -> Workspace:
     outer, n, inner = _around(op)
     rows, each = outer * inner, op.operands[0].dtype.bytes
     length, table = _lengths(op, n)
     fitting = floordiv(as_expr(ELEMENTS), maximum(n, 1))
     lanes = maximum(minimum(as_expr(LANES), rows, fitting), 1)
     room = 4 * each * (length * lanes + APART)
-    return Work(64 * ceildiv(room, 64), ceildiv(rows, lanes), 2 * each * table)
+    return Workspace(64 * ceildiv(room, 64), ceildiv(rows, lanes), 2 * each * table)
 
 
 FFT_KERNELS: dict[str, LibraryKernel] = {

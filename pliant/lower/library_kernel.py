@@ -17,7 +17,7 @@ CODES = {dtype: as_expr(number) for number, dtype in enumerate(DType)}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workspace:
     """Workspace: bytes of one worker, and the units that workers share.
 
     `shared` bytes more are for all workers, an argument behind the others.
@@ -39,7 +39,7 @@ class LibraryKernel:
 
     symbol: str
     sizes: Callable[[Op], tuple[Expr, ...]]
-    work: Callable[[Op], Work] | None = None
+    work: Callable[[Op], Workspace] | None = None
     checks: int | None = None
     error: str = ""
 

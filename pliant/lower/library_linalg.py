@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pliant.ir.graph import Op
-from pliant.lower.library_kernel import LibraryKernel, Work, code, flag
+from pliant.lower.library_kernel import LibraryKernel, Workspace, code, flag
 from pliant.sym import Expr, ceildiv, maximum, minimum
 
 BLOCK, REFLECTORS = 32, 65 * 64  # linalg.c
@@ -16,15 +16,15 @@ Room = Callable[[Op, Expr, Expr], Expr]  # of an op on matrices of (m, n)
 
 def _work(
     elements: Room, integers: Callable[[Expr, Expr], Expr] | None = None
-) -> Callable[[Op], Work]:
+) -> Callable[[Op], Workspace]:
     """Workspace of so many elements and 32-bit integers for a matrix."""
 
-    def work(op: Op) -> Work:
+    def work(op: Op) -> Workspace:
         batch, m, n = op.operands[0].shape
         size = elements(op, m, n) * op.operands[0].dtype.bytes
         if integers is not None:
             size = size + 4 * integers(m, n)
-        return Work(64 * ceildiv(size, 64), batch)
+        return Workspace(64 * ceildiv(size, 64), batch)
 
     return work
 
@@ -62,11 +62,11 @@ def _multiply_sizes(op: Op) -> tuple[Expr, ...]:
     return *flags, *op.operands[2].shape, op.operands[1].shape[1]
 
 
-def _multiply_work(op: Op) -> Work:
+def _multiply_work(op: Op) -> Workspace:
     batch, m, n = op.operands[2].shape
     side = maximum(n if op.bool_attr("left") else m, 1)
     size = (BLOCK * side + REFLECTORS) * op.operands[0].dtype.bytes
-    return Work(64 * ceildiv(size, 64), batch)
+    return Workspace(64 * ceildiv(size, 64), batch)
 
 
 def _svd_room(m: Expr, n: Expr, vectors: int) -> Expr:

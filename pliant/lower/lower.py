@@ -17,13 +17,14 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pliant.context import Context
 from pliant.errors import InternalError
+from pliant.ir.callees import callees, reached
 from pliant.ir.graph import (
     Attr,
     Constant,
@@ -38,8 +39,8 @@ from pliant.ir.graph import (
     Value,
     names_of,
 )
-from pliant.ir.loop_walk import calling, statements
-from pliant.ir.loops import Call, LoopFunc
+from pliant.ir.loop_walk import calling
+from pliant.ir.loops import LoopFunc
 from pliant.ir.ops import CALLS, LIBRARY, SCANS
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
@@ -403,20 +404,8 @@ def _call_step(state: _Lowering, region: Graph) -> KernelStep | LibraryStep:
             given.append(Scratch(TensorType(buf.dtype, shape)))
         else:
             given.append(value)
-    others = _called_by(func, state.module.loops)
+    others = tuple(reached(callees(func), state.module.loops).values())
     return KernelStep(func, tuple(given), others, op.dims_attr("sizes"))
-
-
-def _called_by(func: LoopFunc, loops: Mapping[str, LoopFunc]) -> tuple[LoopFunc, ...]:
-    """The functions that a function calls, and those that they call."""
-    found: dict[str, LoopFunc] = {}
-    pending = [func]
-    while pending:
-        for stmt in statements(pending.pop().body):
-            if isinstance(stmt, Call) and stmt.function not in found:
-                found[stmt.function] = loops[stmt.function]
-                pending.append(loops[stmt.function])
-    return tuple(found.values())
 
 
 def _sizes_of(func: LoopFunc, op: Op) -> dict[str, Expr]:

@@ -40,7 +40,7 @@ from pliant.ir.loops import (
 )
 from pliant.lower.domain import Axis
 from pliant.lower.nest import block
-from pliant.lower.runs import Runs, Span, in_place_of
+from pliant.lower.runs import AxisSpan, Runs, in_place_of
 from pliant.sym import Expr, as_expr, floordiv, maximum, minimum, sym
 
 # The size symbol of every host function: the number of workers of a call.
@@ -72,7 +72,7 @@ def _body(stage: Stmt) -> tuple[Stmt, ...]:
 def plain(row: Sequence[Stmt], reduced: Sequence[Axis], runs: Runs) -> list[Stmt]:
     """Every stage is a nest over the reduced axes that adds up in runs."""
     declared = {s.name: s for s in row if isinstance(s, Accumulator)}
-    spans = [Span.whole(axis) for axis in reduced]
+    spans = [AxisSpan.whole(axis) for axis in reduced]
     out: list[Stmt] = []
     for stmt in row:
         if is_stage(stmt):
@@ -155,7 +155,7 @@ def _in_pieces(
     first, *rest = reduced
     begin = floordiv(first.extent * piece, threads)
     end = floordiv(first.extent * (piece + 1), threads)
-    spans = [Span(first.name, begin, end, first.extent), *map(Span.whole, rest)]
+    spans = [AxisSpan(first.name, begin, end, first.extent), *map(AxisSpan.whole, rest)]
     parts = {a.name: replace(a, name=f"{a.name}_part") for a in accumulators}
     renamed = [in_place_of(s, parts) for s in body]
     inside = runs.nest(spans, renamed, list(parts.values()))

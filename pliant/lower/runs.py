@@ -62,7 +62,7 @@ PARTIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AxisSpan:
     """The part of an axis that a nest runs over."""
 
     axis: str
@@ -71,14 +71,14 @@ class Span:
     most: Expr  # no part has more turns
 
     @staticmethod
-    def whole(axis: Axis) -> Span:
-        return Span(axis.name, ZERO, axis.extent, axis.extent)
+    def whole(axis: Axis) -> AxisSpan:
+        return AxisSpan(axis.name, ZERO, axis.extent, axis.extent)
 
-    def block(self, number: Expr, length: Expr) -> Span:
+    def block(self, number: Expr, length: Expr) -> AxisSpan:
         """One of the blocks that it is cut into."""
         begin = self.begin + length * number
         end = minimum(self.end, begin + length)
-        return Span(self.axis, begin, end, minimum(self.most, length))
+        return AxisSpan(self.axis, begin, end, minimum(self.most, length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Runs:
 
     def nest(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[AxisSpan],
         body: Sequence[Stmt],
         accumulators: Sequence[Accumulator],
     ) -> list[Stmt]:
@@ -133,7 +133,7 @@ class Runs:
 
     def blocks(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[AxisSpan],
         body: Sequence[Stmt],
         sums: Sequence[Accumulator],
         into: Mapping[str, Accumulator],
@@ -161,14 +161,14 @@ class Runs:
         return stmt
 
     def cut(
-        self, spans: Sequence[Span], size: int, name: str
-    ) -> tuple[list[Span], list[For]]:
+        self, spans: Sequence[AxisSpan], size: int, name: str
+    ) -> tuple[list[AxisSpan], list[For]]:
         """One block, and the loops over all blocks, innermost first.
 
         In a block at most `size` terms are added to one partial sum. A turn of an axis
         that has more of them is in blocks of its own.
         """
-        inside: list[Span] = []
+        inside: list[AxisSpan] = []
         loops: list[For] = []
         each = ONE  # terms that a turn of the axis adds to a partial sum
         for k, span in enumerate(reversed(spans)):
@@ -183,7 +183,7 @@ class Runs:
             inside.insert(0, span)
         return inside, loops
 
-    def loops(self, spans: Sequence[Span], body: Sequence[Stmt]) -> Stmt:
+    def loops(self, spans: Sequence[AxisSpan], body: Sequence[Stmt]) -> Stmt:
         """Plain loops over the spans, the last of them by lanes if asked."""
         stmt = block(body)
         for k, span in enumerate(reversed(spans)):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pliant.context import Context
+from pliant.ir.callees import callees
 from pliant.ir.graph import Attr, Graph, KernelPlan, Module, Op
 from pliant.ir.loop_known import KnownSizes
 from pliant.ir.loop_walk import (
@@ -60,24 +61,24 @@ MOST_PARAMETERS = 32  # of those that a function gets here
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class _Enclosing:
     """What encloses a statement."""
 
     known: KnownSizes = field(default_factory=KnownSizes)
     # Variables of vector and unrolled loops, and what is computed from them.
     varying: frozenset[str] = frozenset()
 
-    def inside(self, loop: For) -> _Scope:
+    def inside(self, loop: For) -> _Enclosing:
         varying = self.varying - {loop.var}
-        return _Scope(
+        return _Enclosing(
             self.known.inside(loop), varying | {loop.var} if _fixed(loop) else varying
         )
 
-    def behind(self, let: Let, dims: Sequence[Expr]) -> _Scope:
+    def behind(self, let: Let, dims: Sequence[Expr]) -> _Enclosing:
         varying = self.varying - {let.name}
         if any(self.varying.intersection(dim.symbols()) for dim in dims):
             varying |= {let.name}
-        return _Scope(self.known.behind(let), varying)
+        return _Enclosing(self.known.behind(let), varying)
 
 
 def _fixed(loop: For) -> bool:
@@ -129,7 +130,7 @@ class _Form:
         self.calls.clear()
         made = {buf.name: self._buffer(buf) for buf in self.func.buffers}
         body = map_buffers(self.func.body, lambda b: made.get(b.name, b))
-        return tuple(made.values()), self._stmt(body, _Scope())
+        return tuple(made.values()), self._stmt(body, _Enclosing())
 
     def _dim(self, dim: Expr, varying: frozenset[str] = frozenset()) -> Expr:
         found = self.sizes.of(dim, varying)
@@ -169,7 +170,7 @@ class _Form:
 
     # ---- statements
 
-    def _stmt(self, stmt: Stmt, scope: _Scope) -> Stmt:
+    def _stmt(self, stmt: Stmt, scope: _Enclosing) -> Stmt:
         if isinstance(stmt, Call):
             return self._call(stmt, scope)
         if isinstance(stmt, Switch):
@@ -188,7 +189,7 @@ class _Form:
                 inner = inner.behind(child, _dims(child))
         return rebuild(node, new)
 
-    def _call(self, call: Call, scope: _Scope) -> Call:
+    def _call(self, call: Call, scope: _Enclosing) -> Call:
         """The cases of a switch mostly have the same arguments."""
         key = call.sizes, call.arguments
         if key not in self.calls:
@@ -197,7 +198,7 @@ class _Form:
             )
         return replace(self.calls[key], function=call.function)
 
-    def _value(self, stmt: Stmt, value: LoopValue, scope: _Scope) -> LoopValue:
+    def _value(self, stmt: Stmt, value: LoopValue, scope: _Enclosing) -> LoopValue:
         match stmt, value:
             case Let(name), Index(dim) if name in self.deciding:
                 if scope.known.has(dim):
@@ -331,11 +332,7 @@ def _levels(loops: Mapping[str, LoopFunc]) -> list[list[str]]:
 
     def visit(name: str) -> int:
         if name not in level:
-            called = {
-                stmt.function
-                for stmt in statements(loops[name].body)
-                if isinstance(stmt, Call)
-            }
+            called = callees(loops[name])
             level[name] = max((visit(callee) + 1 for callee in called), default=0)
         return level[name]
 

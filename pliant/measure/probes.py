@@ -196,10 +196,10 @@ def code(target: Target) -> CompiledCode:
 
 # ---- timing
 
-Work = Callable[[int, int], None]  # (thread, count): runs `count` units of work
+TimedWork = Callable[[int, int], None]  # (thread, count): runs `count` units of work
 
 
-def _rate(work: Work, threads: int) -> float:
+def _rate(work: TimedWork, threads: int) -> float:
     """Units of work per second and thread, in the best of a few rounds."""
     count, spent = 1, _seconds(work, 1, 1)
     while spent < ROUND_SECONDS / 4:
@@ -208,7 +208,7 @@ def _rate(work: Work, threads: int) -> float:
     return count / min(_seconds(work, threads, count) for _ in range(ROUNDS))
 
 
-def _seconds(work: Work, threads: int, count: int) -> float:
+def _seconds(work: TimedWork, threads: int, count: int) -> float:
     """The time from the first start to the last end."""
     barrier = Barrier(threads)
 
@@ -285,7 +285,7 @@ def _array(size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return raw[skip:]
 
 
-def _peak_work(target: Target) -> Work:
+def _peak_work(target: Target) -> TimedWork:
     """A unit is 1024 steps of all chains."""
     function = _function(code(target), "peak", 1)
     given = np.array([0.5, 1.0], np.float32)
@@ -299,7 +299,7 @@ def _peak_work(target: Target) -> Work:
 
 def _read_work(
     target: Target, array: np.ndarray[Any, np.dtype[np.float32]], size: int
-) -> tuple[Work, int]:
+) -> tuple[TimedWork, int]:
     """One unit is a pass over a thread's part of the array; also returns its bytes."""
     function = _function(code(target), "read", 2)
     block = CHAINS * target.lanes * 4

@@ -22,21 +22,20 @@ over an operand of which each round has read its rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from pliant.ir.callees import reached
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.loop_walk import calling, statements
+from pliant.ir.loop_walk import calling
 from pliant.ir.loops import (
     Block,
     Buffer,
-    Call,
     For,
     Index,
     Kind,
     Let,
     Load,
-    LoopFunc,
     Role,
     Stmt,
     Store,
@@ -85,8 +84,9 @@ class _Functions:
     def shared(self, module: Module, made: Collection[str]) -> tuple[Module, _Renamed]:
         """The module without those of the functions that it had already."""
         loops, names = dict(module.loops), dict[str, str]()
-        for name in _callees_first(made, loops):
-            func = calling(loops[name], names)
+        own = {name: loops[name] for name in made}
+        for name, func in reached(made, own).items():
+            func = calling(func, names)
             key = func.sizes, func.buffers, func.body
             found = self.known.setdefault(key, name)
             if found == name:
@@ -98,22 +98,6 @@ class _Functions:
 
 
 _Renamed = dict[str, str]
-
-
-def _callees_first(made: Collection[str], loops: Mapping[str, LoopFunc]) -> list[str]:
-    ordered: dict[str, None] = {}
-
-    def visit(name: str) -> None:
-        if name in ordered or name not in made:
-            return
-        for stmt in statements(loops[name].body):
-            if isinstance(stmt, Call):
-                visit(stmt.function)
-        ordered[name] = None
-
-    for name in made:
-        visit(name)
-    return list(ordered)
 
 
 @dataclass(slots=True)

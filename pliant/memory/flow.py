@@ -101,7 +101,8 @@ def _bind(flows: Flows, op: Op, name: str) -> FlowFunction:
     flows.facts = outer
     results = [Place(b) for b in made.outputs]
     places = [Place(inputs[given[p]]) for p in params]
-    # A number out of range is a failure that was reported; memory holds most.
+    # A size out of range was reported as a failure by the kernel that computed it. It
+    # is clamped here, because the memory is laid out for sizes up to the largest.
     read = [Let(f"_{s}", first(b)) for s, b in zip(sizes, numbers, strict=True)]
     bound = [Let(s, Index(minimum(maximum(sym(f"_{s}"), 0), most[s]))) for s in sizes]
     calls: list[Stmt] = list(lowered.calls(memory, places, results, made.weights))
@@ -124,7 +125,7 @@ _FLOW: dict[str, Callable[[Flows, Op, str], FlowFunction]] = {
 
 
 @dataclass(slots=True)
-class _Rewriter:
+class _FlowRewriter:
     """Replaces the control ops of a graph by calls."""
 
     flows: Flows
@@ -186,4 +187,4 @@ def lower_flows(module: Module, facts: Facts, compile_region: CompileRegion) -> 
         return module
     names = Names(names_of(graph))
     flows = Flows(module, graph, compile_region, facts, names)
-    return _Rewriter(flows).rewritten()
+    return _FlowRewriter(flows).rewritten()

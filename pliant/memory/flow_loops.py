@@ -139,7 +139,7 @@ class _Rounds:
         ]
 
     def settle(self) -> list[Stmt]:
-        """After an odd number of rounds."""
+        """Copies the carried values to the results, after an odd number of rounds."""
         return [
             copy(target, self.second[k], self.values[k].type.numel)
             for k, target in self.first.items()

@@ -226,7 +226,8 @@ class Flows:
         ops = (*inside, *region.ops)
         known = (*self.graph_symbols(), *region.sizes)
         free = {s for s in known if s not in _param_symbols(params)}
-        # A dim of a tensor is no longer one where only its number is passed.
+        # A symbol that is passed as a number is no dim of a parameter, so nothing says
+        # any more that it is not negative: that is stated here.
         dims = (ge(sym(s), 0) for s in free)
         signs = [Guard(c, (), "") for c in dims if self.facts.prove(c) is True]
         guards = (*self.graph.constraints, *region.constraints, *signs)

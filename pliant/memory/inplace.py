@@ -16,10 +16,11 @@ their own memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pliant.context import Context
+from pliant.ir.calls import called_in
 from pliant.ir.graph import ChunkLoop, Graph, Module, Op, Value
 from pliant.ir.loop_walk import map_buffers
 from pliant.ir.loops import LoopFunc, Role
@@ -217,16 +218,10 @@ def inplace(module: Module, cx: Context) -> Module:
     found = in_place(graph, module, cx.facts(graph), module.orders)
     if found.graph is graph:
         return module
-    idle = set(_callees(graph)) - set(_callees(found.graph))
+    idle = set(called_in(graph)) - set(called_in(found.graph))
     kept = {name: func for name, func in module.loops.items() if name not in idle}
     loops = {**kept, **found.loops}
     return module.replace(loops=loops, chunks=found.chunks).with_main(found.graph)
-
-
-def _callees(graph: Graph) -> Iterator[str]:
-    for op in graph.ops:
-        if op.name == "call_loop":
-            yield op.str_attr("callee")
 
 
 # ---- a function with two buffers merged

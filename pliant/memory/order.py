@@ -16,25 +16,26 @@ range. At run time the order with the least peak for the actual sizes is picked.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pliant.context import Context
-from pliant.ir.calls import calls_in, roles_of
-from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Call, Check, Role
-from pliant.ir.ops import CALLS
-from pliant.lower.library import KERNELS
+from pliant.ir.graph import Graph, Module
 from pliant.lower.rows import THREADS
 from pliant.memory.liveness import ALIGN
 from pliant.memory.order_compare import PeakBound, dominates
+from pliant.memory.order_graph import (
+    Calls,
+    GraphPart,
+    calls_of,
+    parts_of,
+    permuted,
+)
 from pliant.memory.order_search import (
     CallBlock,
     Ints,
-    bits,
     live_rows,
     peaks,
     search,
@@ -61,198 +62,6 @@ class Ordered:
 
     calls: tuple[int, ...]
     proved: bool
-
-
-# ---- dependencies
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The calls of a lowered graph, their dependencies, and the arena's buffers."""
-
-    ops: tuple[Op, ...]
-    before: tuple[int, ...]  # per call: the calls that it waits for, as bits
-    touches: tuple[tuple[int, ...], ...]  # per call: arena buffers
-    buffers: tuple[Value, ...]
-    bytes: tuple[Expr, ...]
-
-
-def calls_of(graph: Graph, module: Module) -> Calls:
-    """The calls and their dependencies: read after write, write after read and write.
-
-    The roles of a function say which buffers it writes. A library function without
-    roles writes the buffers that no call has touched before it: its results. Parameters
-    are written after every call that may fail, so that a step can stop before it
-    changes them.
-    """
-    bases: dict[Value, Value] = {}
-    sizes: dict[Value, Expr] = {}
-    ops: list[Op] = []
-    before: list[int] = []
-    touched: list[tuple[Value, ...]] = []
-    writer: dict[Value, int] = {}  # the last call that wrote
-    readers: dict[Value, int] = {}  # the calls that have read since, as bits
-    failing = may_fail(module)
-    checked = 0  # calls that may fail, as bits
-    for op in graph.ops:
-        if op.name == "alloc":
-            sizes[op.result] = op.dim_attr("bytes")
-        elif op.name == "view":
-            bases[op.result] = bases.get(op.operands[0], op.operands[0])
-        elif op.name in CALLS:
-            number, waits = len(ops), 0
-            roots = tuple(dict.fromkeys(bases.get(v, v) for v in op.operands))
-            written = _written(op, module, bases, writer, sizes)
-            if any(root not in sizes for root in written):
-                waits |= checked
-            if call_may_fail(op, module, failing):
-                checked |= 1 << number
-            for root in roots:
-                if root in writer:
-                    waits |= 1 << writer[root]
-                if root in written:
-                    waits |= readers.pop(root, 0)
-                    writer[root] = number
-                else:
-                    readers[root] = readers.get(root, 0) | 1 << number
-            ops.append(op)
-            before.append(waits)
-            touched.append(roots)
-    outputs = {bases.get(v, v) for v in graph.results}
-    used = {root for roots in touched for root in roots}
-    buffers = tuple(v for v in sizes if v not in outputs and v in used)
-    numbers = {v: k for k, v in enumerate(buffers)}
-    touches = tuple(
-        tuple(numbers[root] for root in roots if root in numbers) for roots in touched
-    )
-    return Calls(
-        tuple(ops), tuple(before), touches, buffers, tuple(sizes[v] for v in buffers)
-    )
-
-
-def call_may_fail(op: Op, module: Module, failing: Container[str]) -> bool:
-    """Whether a call may end the run; `failing` are the loop functions that may."""
-    name = op.str_attr("callee")
-    if op.name == "call_library" and name in KERNELS:
-        return KERNELS[name].checks is not None
-    return roles_of(op, module) is None or name in failing
-
-
-def may_fail(module: Module) -> set[str]:
-    """The loop functions that have a check, or call one that has."""
-    inside = {name: list(statements(f.body)) for name, f in module.loops.items()}
-    found = {
-        name
-        for name, stmts in inside.items()
-        if any(isinstance(stmt, Check) for stmt in stmts)
-    }
-    callees = {
-        name: {stmt.function for stmt in stmts if isinstance(stmt, Call)}
-        for name, stmts in inside.items()
-    }
-    grown = True
-    while grown:
-        more = {name for name, called in callees.items() if called & found} - found
-        grown = bool(more)
-        found |= more
-    return found
-
-
-def _written(
-    op: Op,
-    module: Module,
-    bases: Mapping[Value, Value],
-    writer: Mapping[Value, int],
-    allocs: Mapping[Value, Expr],
-) -> set[Value]:
-    """The buffers that a call writes, views resolved."""
-    roles = roles_of(op, module)
-    if roles is None:
-        roots = {bases.get(v, v) for v in op.operands}
-        return {root for root in roots if root in allocs and root not in writer}
-    return {
-        bases.get(value, value)
-        for value, role in zip(op.operands, roles, strict=True)
-        if role is not Role.IN
-    }
-
-
-# ---- blocks
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPart:
-    """A block of a graph: its calls and buffers, by their numbers in the graph."""
-
-    calls: tuple[int, ...]
-    buffers: tuple[int, ...]
-    held: tuple[int, ...]  # buffers that are live throughout and not touched
-    block: CallBlock
-
-    def within(self, order: Sequence[int]) -> tuple[int, ...]:
-        """The block's own part of an order of the graph."""
-        local = {call: k for k, call in enumerate(self.calls)}
-        return tuple(local[call] for call in order if call in local)
-
-
-def parts_of(calls: Calls) -> list[GraphPart]:
-    """The graph, cut at every call that is ordered against each of the others."""
-    count = len(calls.ops)
-    whole = CallBlock(calls.before, calls.touches, (), ())
-    earlier = whole.ancestors()
-    later = [0] * count
-    for mask in earlier:
-        for other in bits(mask):
-            later[other] += 1
-    groups: list[list[int]] = []
-    place = [0] * count
-    cuts = sorted(
-        (earlier[k].bit_count(), k)
-        for k in range(count)
-        if earlier[k].bit_count() + later[k] == count - 1
-    )
-    taken = 0
-    for _, cut in cuts:
-        groups.append(list(bits(earlier[cut] & ~taken)))
-        groups.append([cut])
-        taken |= earlier[cut] | 1 << cut
-    groups.append(list(bits((1 << count) - 1 & ~taken)))
-    groups = [group for group in groups if group]
-    for k, group in enumerate(groups):
-        for call in group:
-            place[call] = k
-    spans: dict[int, tuple[int, int]] = {}
-    for call, buffers in enumerate(calls.touches):
-        for b in buffers:
-            first, last = spans.get(b, (place[call], place[call]))
-            spans[b] = min(first, place[call]), max(last, place[call])
-    return [_part(calls, group, k, spans) for k, group in enumerate(groups)]
-
-
-def _part(
-    calls: Calls, group: list[int], number: int, spans: Mapping[int, tuple[int, int]]
-) -> GraphPart:
-    local = {call: k for k, call in enumerate(group)}
-    buffers = tuple(dict.fromkeys(b for call in group for b in calls.touches[call]))
-    places = {b: k for k, b in enumerate(buffers)}
-    inside = sum(1 << call for call in group)
-    before = tuple(
-        sum(1 << local[e] for e in bits(calls.before[call] & inside)) for call in group
-    )
-    touches = tuple(tuple(places[b] for b in calls.touches[call]) for call in group)
-    entering = tuple(spans[b][0] < number for b in buffers)
-    leaving = tuple(spans[b][1] > number for b in buffers)
-    held = tuple(
-        b
-        for b, (first, last) in spans.items()
-        if first < number < last and b not in places
-    )
-    return GraphPart(
-        tuple(group), buffers, held, CallBlock(before, touches, entering, leaving)
-    )
-
-
-# ---- search over all sizes
 
 
 class BufferSizes:
@@ -454,34 +263,6 @@ def _peaks(pick: Sequence[int], chosen: Sequence[BlockOrders], held: Ints) -> In
     return top
 
 
-def permuted(graph: Graph, sequence: Sequence[int]) -> Graph:
-    """The graph with its calls in another order, given by their positions.
-
-    Constants come first, as before; an alloc or view just before its first use.
-    Values are the same objects, and constants have the same numbers.
-    """
-    producers, calls = graph.producers(), calls_in(graph)
-    ops = [op for op in graph.ops if op.name == "constant"]
-    placed = {op.result for op in ops} | set(graph.params)
-
-    def place(value: Value) -> Iterator[Op]:
-        if value not in placed:
-            placed.add(value)
-            op = producers[value]
-            for operand in op.operands:
-                yield from place(operand)
-            yield op
-
-    for number in sequence:
-        op = calls[number]
-        for value in op.operands:
-            ops += place(value)
-        ops.append(op)
-    for value in graph.results:
-        ops += place(value)
-    return graph.replace(ops=tuple(ops))
-
-
 def order(module: Module, cx: Context) -> Module:
     """The module in the best order that is proved to be no worse than its own.
 
@@ -497,48 +278,3 @@ def order(module: Module, cx: Context) -> Module:
     if best.calls != tuple(range(len(best.calls))):
         module = module.with_main(permuted(graph, best.calls))
     return module.replace(orders=others) if others else module
-
-
-# ---- with known sizes
-
-
-def peak_at(
-    graph: Graph,
-    module: Module,
-    dims: Mapping[str, int],
-    order: Sequence[int] | None = None,
-) -> int:
-    """The largest live bytes of a lowered graph, in its own order or another one.
-
-    Results are not counted.
-    """
-    calls = calls_of(graph, module)
-    count = len(calls.buffers)
-    whole = CallBlock(calls.before, calls.touches, (False,) * count, (False,) * count)
-    column = np.array([rounded(e, [dict(dims)]) for e in calls.bytes], np.int64)
-    own = range(len(calls.ops))
-    rows = live_rows(whole, own if order is None else order)
-    return int(peaks(rows, column.reshape(count, 1))[0])
-
-
-def oracle_peak(
-    graph: Graph,
-    module: Module,
-    dims: Mapping[str, int],
-    starts: Sequence[Sequence[int]] = (),
-) -> int:
-    """The least peak that the same search finds when it knows the sizes.
-
-    `starts` are orders of the calls to begin with, besides the graph's own.
-    """
-    calls = calls_of(graph, module)
-    sizes = BufferSizes(calls, Facts(), [dict(dims)])
-    top = 0
-    for part in parts_of(calls):
-        table = sizes.table[list(part.buffers)]
-        best = min(
-            int(peaks(live_rows(part.block, order), table)[0])
-            for order in searched(part, sizes, starts)
-        )
-        top = max(top, best + int(sizes.table[list(part.held)].sum()))
-    return top

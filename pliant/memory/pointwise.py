@@ -126,7 +126,7 @@ def is_pointwise(
 # ---- the function in place
 
 
-def in_place(
+def with_inout(
     func: LoopFunc, names: frozenset[str], functions: dict[str, LoopFunc]
 ) -> LoopFunc:
     """The function with these results INOUT, so that its code allows for aliasing.
@@ -164,6 +164,6 @@ def _with_results(
         )
         if not passed:
             return node
-        return replace(node, function=in_place(callee, passed, functions).name)
+        return replace(node, function=with_inout(callee, passed, functions).name)
 
     return map_buffers(rewrite(body, calling), lambda b: mapping.get(b, b))

@@ -24,16 +24,16 @@ from dataclasses import dataclass, field
 
 from pliant.context import Context
 from pliant.ir.access import is_one
-from pliant.ir.calls import calls_in, roles_of
+from pliant.ir.callees import reached
+from pliant.ir.calls import called_in, calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loop_walk import statements
-from pliant.ir.loops import Call, LoopFunc, Role
+from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.ops import CALLS
 from pliant.ir.ops_library import OVERWRITES
 from pliant.ir.types import contiguous_strides
 from pliant.lower.to_loops import Lowering, lower_group
-from pliant.memory.order import call_may_fail, may_fail
-from pliant.memory.pointwise import in_place, is_pointwise
+from pliant.memory.order_graph import call_may_fail, may_fail
+from pliant.memory.pointwise import is_pointwise, with_inout
 from pliant.sym import as_expr, sym
 
 
@@ -223,7 +223,7 @@ class _Update:
         """Calls the functions that allow for it, in place of those that do not."""
         for number, names in self.made.items():
             call = self.calls[number]
-            func = in_place(self.func(call), frozenset(names), self.loops)
+            func = with_inout(self.func(call), frozenset(names), self.loops)
             attrs = {**dict(call.attrs), "callee": func.name}
             self.calls[number] = call.replace(attrs=tuple(attrs.items()))
 
@@ -298,24 +298,9 @@ def update(module: Module, cx: Context) -> Module:
     gone = {number for _, number in stores}
     results = tuple(v for k, v in enumerate(graph.results) if k not in gone)
     main = graph.replace(ops=ops, results=results)
-    used = _reached(main, state.loops)
+    used = reached(called_in(main), state.loops)
     loops = {name: f for name, f in state.loops.items() if name in used}
     purposes = {region.name: region for _, region in copies}
     return module.replace(
         graphs={**module.graphs, "main": main, **purposes}, loops=loops
     )
-
-
-def _reached(graph: Graph, loops: dict[str, LoopFunc]) -> set[str]:
-    """Functions that are still called."""
-    pending = [op.str_attr("callee") for op in graph.ops if op.name == "call_loop"]
-    found: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        found.add(name)
-        pending += [
-            s.function for s in statements(loops[name].body) if isinstance(s, Call)
-        ]
-    return found

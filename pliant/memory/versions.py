@@ -70,5 +70,5 @@ def all_steps(module: Module, of: Layout, sequences: Sequence[Sequence[int]]) ->
 
 
 def _pinned(value: Value, memory: Memory) -> Value | int:
-    """A result by its number, an input that is written by itself."""
+    """Identifies a result by its number, and an input that is written by its value."""
     return memory.outputs.index(value) if value in memory.outputs else value

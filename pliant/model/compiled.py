@@ -20,7 +20,7 @@ from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.ir.graph import Constant
 from pliant.model.arguments import is_integer, parse_bytes
 from pliant.model.buffers import BoundBuffers, Buffers, commit, writable
-from pliant.model.parts import Blocks, make_parts
+from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import Limit, MemoryPlan, Planner, limit_now
 from pliant.model.refusals import Refusals, check_written, sizes_of, unreadable
 from pliant.model.weights import WeightPlace, Weights
@@ -67,7 +67,7 @@ class CompiledModel(Caller):
         self._seconds = dict(seconds)
         apart |= frozenset() if buffers is None else buffers.places
         self._weights = Weights(weights, given or {}, owner, apart)
-        blocks = Blocks.of(program)
+        blocks = WeightBlocks.of(program)
         self._parts = make_parts(
             program, signature, threads, memory_limit, blocks, self._weights.arrays
         )

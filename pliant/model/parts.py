@@ -73,7 +73,7 @@ def _runtime(
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class WeightBlocks:
     """The memory behind the pointers that code calls weights, by part.
 
     A part has its weights, then a block for the times of its kernels if it is profiled.
@@ -83,7 +83,7 @@ class Blocks:
     stamps: tuple[np.ndarray | None, ...]
 
     @classmethod
-    def of(cls, program: Program) -> Blocks:
+    def of(cls, program: Program) -> WeightBlocks:
         first, stamps, count = list[int](), list[np.ndarray | None](), 0
         for part in program.parts():
             host = part.code.host
@@ -109,7 +109,7 @@ def make_parts(
     signature: Signature,
     threads: int,
     limit: int | None,
-    blocks: Blocks,
+    blocks: WeightBlocks,
     weights: Sequence[np.ndarray],
 ) -> tuple[ModelPart, ...]:
     """A model of the runtime for each part, linked to the next."""

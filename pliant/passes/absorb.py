@@ -164,7 +164,7 @@ def _is_padded(root: Op) -> bool:
     return any(root.ints_attr("low")) or any(root.ints_attr("high"))
 
 
-class _Rewriter:
+class _ChainRewriter:
     def __init__(self, builder: Builder, finder: _ChainFinder) -> None:
         self.builder, self.finder = builder, finder
 
@@ -231,7 +231,7 @@ def absorb(graph: Graph, cx: Context) -> Graph:
     if not chains:
         return graph
     builder = Builder(cx.facts(graph), Names(names_of(graph)))
-    rewriter = _Rewriter(builder, finder)
+    rewriter = _ChainRewriter(builder, finder)
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
         if op in chains:

@@ -24,7 +24,7 @@ from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.types import DType
 from pliant.passes.branch_sizes import loose_sizes, sized_branches
-from pliant.passes.places import flat_mask, places_of
+from pliant.passes.mask_places import flat_mask, places_of
 from pliant.passes.split import mentions
 from pliant.sym import Expr, Guard, le
 
@@ -71,7 +71,7 @@ def results_of(before: Graph, after: Graph) -> Bound:
 
 
 def _counted(graph: Graph, start: int) -> tuple[str, ...]:
-    """The sizes that a graph's results are from `start` on, the outermost first."""
+    """Names of the sizes that the results from `start` on hold, outermost first."""
     if start == len(graph.results):
         return ()
     count, *inner = graph.results[start:]
@@ -81,7 +81,7 @@ def _counted(graph: Graph, start: int) -> tuple[str, ...]:
 
 
 def _indices(outer: Builder, finder: Op, found: Value) -> list[Op]:
-    """The ops for the rows of indices that there are, a column for each axis."""
+    """Ops that turn the found places into rows of indices, one column per axis."""
     (mask,), (count, _) = finder.operands, finder.result.shape
     b, rank = outer.child(), mask.type.rank
     b.facts = b.facts.assume(le(count, mask.type.numel))

@@ -41,7 +41,7 @@ class Region:
     needs: tuple[Need, ...]  # what it reads from outside
     # What each member reads and makes that is the region's own.
     inner: tuple[tuple[Value, ...], ...]
-    multiple: int  # of which number of rows the kernels make best use
+    multiple: int  # rows in a chunk should be a multiple of this
     # Results and values that they may be written over: each round has read their rows.
     over: tuple[tuple[Value, Value], ...]
 

@@ -43,6 +43,7 @@ from pliant.ir.ops import (
 from pliant.ir.types import NARROW
 from pliant.ir.views import resolve
 from pliant.passes.epilogues import Flow, left_to_readers
+from pliant.passes.extra_row import at_most_a_row_larger
 from pliant.passes.fuse_limits import (
     forget,
     multiplies,
@@ -50,7 +51,6 @@ from pliant.passes.fuse_limits import (
     repeats,
 )
 from pliant.passes.recompute import forward_values
-from pliant.passes.sizes import at_most_a_row_larger
 
 # Roots whose kernel computes an epilogue while the tile is in cache.
 EPILOGUE = named(Trait.CONTRACT) - {"grouped_matmul"}

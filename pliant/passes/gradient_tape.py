@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value
-from pliant.sym import Expr, as_expr
+from pliant.sym import ZERO, Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class GradientPart:
 
     value: Value
     axis: int | None = None
-    start: Expr = as_expr(0)  # noqa: RUF009  (interned, immutable)
+    start: Expr = ZERO
 
     @property
     def end(self) -> Expr:
@@ -127,7 +127,7 @@ def _joined(tape: Tape, value: Value, row: list[GradientPart]) -> Value:
     b, axis = tape.b, row[0].axis
     assert axis is not None
     out = b.concat([p.value for p in row], axis)
-    low = [as_expr(0)] * value.type.rank
+    low = [ZERO] * value.type.rank
     high = list(low)
     low[axis], high[axis] = row[0].start, value.shape[axis] - row[-1].end
     if b.same(low[axis], 0) and b.same(high[axis], 0):

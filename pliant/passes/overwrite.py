@@ -28,26 +28,28 @@ from pliant.sym import Expr, Facts, as_expr, eq, product
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A value, the first place of a buffer that it goes to, and the axes of its own."""
+    """A value that is written into a buffer: where it starts, and along which axes."""
 
     value: Value
     starts: tuple[Expr, ...]
-    axes: tuple[int | None, ...]  # of the buffer, for each of the value's; None: of 1
+    axes: tuple[
+        int | None, ...
+    ]  # the buffer's axis for each of the value's; None: extent 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _PlacedRows:
     """Rows at computed places along some axes of a buffer."""
 
     op: Op  # the scatter_rows of the graph
-    first: int  # the axes
+    first: int  # the first of the axes, and their number
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
     base: Value
-    parts: tuple[_Window, ...] | _Rows
+    parts: tuple[_Window, ...] | _PlacedRows
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class _Overwrite:
             rest = [k for k in range(rank) if k not in axes]
             there = product(base.shape[first : first + count])
             if order == [*axes, *rest] and first > 0 and there == rows:
-                return _Write(base, _Rows(scatter, first, count))
+                return _Write(base, _PlacedRows(scatter, first, count))
         return None
 
 
@@ -231,7 +233,7 @@ class _Emit:
             base = self.op("overwrite", (base, new), base.type, starts=part.starts)
         return base
 
-    def rows(self, base: Value, write: _Rows) -> Value:
+    def rows(self, base: Value, write: _PlacedRows) -> Value:
         _, places, updates = write.op.operands
         end = write.first + write.count
         outer, inner = product(base.shape[: write.first]), product(base.shape[end:])
@@ -263,7 +265,7 @@ def overwrite(graph: Graph, cx: Context) -> Graph:
             continue
         emit.loc = op.loc
         base = mapping.get(write.base, write.base)
-        if isinstance(write.parts, _Rows):
+        if isinstance(write.parts, _PlacedRows):
             new = emit.rows(base, write.parts)
         else:
             parts = [

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pliant.context import Context
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import FORMULAS, VIEWS, Trait, has_trait
-from pliant.passes.sizes import at_most_a_row_larger
+from pliant.passes.extra_row import at_most_a_row_larger
 from pliant.sym import Facts
 
 MOST_OPS = 64  # most ops of one chain

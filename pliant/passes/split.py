@@ -29,7 +29,7 @@ from pliant.ir.finders import FINDERS, most_of, size_of
 from pliant.ir.graph import Attr, Graph, Op, Value
 from pliant.ir.spec import exprs_of
 from pliant.ir.types import DType
-from pliant.passes.places import flat_mask, places_of
+from pliant.passes.mask_places import flat_mask, places_of
 from pliant.sym import Expr, Facts, Guard, ge, le, maximum, sym
 from pliant.sym.monotone import largest
 

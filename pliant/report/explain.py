@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from pliant.ir.calls import called_in
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Dispatch, LoopFunc
 from pliant.ir.ops import OPAQUE
 from pliant.kernels.mix import count_text
 from pliant.memory.liveness import Memory, liveness, peak_terms
-from pliant.memory.order import permuted
+from pliant.memory.order_graph import permuted
 from pliant.program import Program
 from pliant.sym import Expr, Guard, as_expr, sym
 
@@ -95,11 +96,7 @@ def _products(
     program: Program, threads: int, dims: Mapping[str, int] | None
 ) -> Iterator[str]:
     """Sizes of the matrix products, and for known dims how each of them is cut."""
-    calls = Counter(
-        op.str_attr("callee")
-        for op in program.lowered.main.ops
-        if op.name == "call_loop"
-    )
+    calls = Counter(called_in(program.lowered.main))
     for name, plans in program.lowered.plans.items():
         count = count_text(calls[name], "call")
         for plan in plans:

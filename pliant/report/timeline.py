@@ -18,7 +18,7 @@ from pliant.runtime.description import Eviction, OrderSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldValue:
     """A value in memory: its bytes in the arena, and what computes it where."""
 
     name: str
@@ -43,7 +43,7 @@ class Timeline:
 
     moments: tuple[Moment, ...]
     peak_step: int
-    held: tuple[Held, ...]
+    held: tuple[HeldValue, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -118,9 +118,13 @@ def _kernel(step: Step) -> str:
     return step.call.str_attr("callee")
 
 
-def _held(calls: Sequence[Step], value: Value, size: int, number: int | None) -> Held:
+def _held(
+    calls: Sequence[Step], value: Value, size: int, number: int | None
+) -> HeldValue:
     """The value, with the first call that writes it."""
     for step in calls:
         if any(t.object == number and t.writes for t in step.touches):
-            return Held(value.name, str(value.type), size, _kernel(step), step.call.loc)
-    return Held(value.name, str(value.type), size, "", "")
+            return HeldValue(
+                value.name, str(value.type), size, _kernel(step), step.call.loc
+            )
+    return HeldValue(value.name, str(value.type), size, "", "")

@@ -122,7 +122,7 @@ def tightened(expr: Expr) -> Expr:
     return Expr._of(tuple(term for term in terms if term[0]))
 
 
-class Known(Protocol):
+class SearchFacts(Protocol):
     """What a search is given to start from."""
 
     def box(self, atom: Atom) -> Interval:
@@ -135,7 +135,7 @@ class Known(Protocol):
 class Search:
     """One question to `facts`; the budget is shared by all its branches."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: SearchFacts) -> None:
         self.facts = facts
         self.steps = _STEPS
         self.lows: dict[str, int] = {}  # raised by the case in hand

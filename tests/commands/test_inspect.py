@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from pliant.cli import main
 from pliant.report import drawing
@@ -95,10 +96,9 @@ def test_png(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    image = pytest.importorskip("PIL.Image")
     path = tmp_path / "memory.png"
     assert main([*AT, "--plot", str(path)]) == 0
-    with image.open(path) as picture:
+    with Image.open(path) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
         assert picture.size[0] == 760 * drawing.SCALE
     blue, red = (31, 111, 235), (209, 36, 47)  # with and without an optimisation

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import pliant
-
-transformers = pytest.importorskip("transformers")
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 VOCABULARY = 30522

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from e2e_oracle import assert_close
 from torch import nn
 
 from pliant.dynamo import backend, compiled_graphs
 
-transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 WORDS = 61

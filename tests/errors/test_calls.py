@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.export import Dim
@@ -17,8 +18,6 @@ from torch.export import Dim
 import pliant
 from pliant import errors
 from pliant.errors import OptionError
-
-transformers = pytest.importorskip("transformers")
 
 VOCABULARY, LONGEST = 97, 512
 

@@ -19,9 +19,10 @@ import pliant
 from pliant.errors import ShapeError
 from pliant.frontend.contract import Assumption, Basis, Imported
 from pliant.frontend.ir_module import import_module
+from pliant.frontend.operands import HALF, promote_types
 from pliant.frontend.torch_model import import_model
 from pliant.frontend.torch_tensors import dtype_of, torch_dtype
-from pliant.frontend.translate import HALF, Translation, promote_types
+from pliant.frontend.translate import Translation
 from pliant.ir.build import Builder
 from pliant.ir.parse import parse_module
 from pliant.ir.types import DType, TensorType

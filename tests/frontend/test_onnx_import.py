@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
 import pliant
@@ -51,7 +52,6 @@ def test_shape_subgraph_vanishes() -> None:
 
 
 def test_names_positions_and_torch() -> None:
-    torch = pytest.importorskip("torch")
     m = pliant.compile(flattening())
     x = drawn(1, 2, 5, 3)
     assert isinstance(m(x), np.ndarray)
@@ -287,7 +287,6 @@ def test_element_types() -> None:
 
 
 def test_half_floats_of_torch() -> None:
-    torch = pytest.importorskip("torch")
     m = pliant.compile(_typed(TensorProto.BFLOAT16, "Neg"))
     x = torch.arange(5).to(torch.bfloat16)
     assert torch.equal(m(x), -x)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pliant.ir import loops
+from pliant.ir.dumps import read_module, write_module
 from pliant.ir.graph import Constant, Graph, Module, Op
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import LoopFunc
@@ -254,7 +256,7 @@ def test_large_data_is_sampled() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("grap @x", 1, 1, "expected 'graph', 'inside', 'loop'"),
+        ("grap @x", 1, 1, "expected 'graph', 'inside', 'chunks'"),
         ("graph @g(%x: f32[n) {", 1, 19, "expected ',' or ']'"),
         ("graph @g(%x: f33[n]) {", 1, 14, "expected an element type"),
         ("graph @g() {\n  return %y\n}", 2, 10, "%y is not defined here"),
@@ -285,3 +287,30 @@ def test_other_data_is_refused() -> None:
     other = {"emb": Constant("emb", tensor(DType.F32, 16, 768), data)}
     with pytest.raises(ParseError, match="other data"):
         parse_module(GRAPHS, other)
+
+
+def test_equal_bytes_of_other_types_are_read_back(tmp_path: Path) -> None:
+    """A dump stores equal bytes once; each constant has them in its own type."""
+    graph = parse_module("graph @main(%x: f32[n]) { return %x }").main
+    types = (
+        tensor(DType.F32, 64, 32),
+        tensor(DType.F32, 8, 64, 4),
+        tensor(DType.I32, 2048),
+        tensor(DType.BF16, 4096),
+    )
+    kinds = (np.float32, np.float32, np.int32, np.uint16)
+    constants = {
+        f"c{k}": Constant(
+            f"c{k}", type_, np.zeros([d.value for d in type_.shape], kind)
+        )
+        for k, (type_, kind) in enumerate(zip(types, kinds, strict=True))
+    }
+    module = Module(graphs={"main": graph}, constants=constants)
+    path = tmp_path / "module.ir"
+    write_module(path, module)
+    assert len(list((tmp_path / "weights").iterdir())) == 1
+    back = read_module(path)
+    for name, constant in constants.items():
+        found = back.constants[name]
+        assert found.type == constant.type and found.data.dtype == constant.data.dtype
+        np.testing.assert_array_equal(found.data, constant.data)

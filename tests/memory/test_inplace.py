@@ -20,7 +20,7 @@ from pliant.ir.text import print_graph
 from pliant.machine.target import host
 from pliant.memory.inplace import inplace, merged
 from pliant.memory.inplace_proof import may_share
-from pliant.memory.order import permuted
+from pliant.memory.order_graph import permuted
 from pliant.options import Options
 
 SIZES = (0, 1, 3, 7, 33)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pliant
+from bench.peaks import oracle_peak, peak_at
 from pliant.context import Context
 from pliant.ir.graph import Module, Op
 from pliant.ir.interp import run_graph
@@ -18,15 +19,8 @@ from pliant.ir.spec import Stage, verify
 from pliant.ir.text import print_graph
 from pliant.machine.target import host
 from pliant.memory.liveness import ALIGN, liveness
-from pliant.memory.order import (
-    calls_of,
-    oracle_peak,
-    order,
-    orders,
-    parts_of,
-    peak_at,
-    permuted,
-)
+from pliant.memory.order import order, orders
+from pliant.memory.order_graph import calls_of, parts_of, permuted
 from pliant.memory.order_search import (
     CallBlock,
     live_rows,

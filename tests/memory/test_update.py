@@ -9,7 +9,7 @@ from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.machine.target import host
-from pliant.memory.pointwise import in_place, is_pointwise
+from pliant.memory.pointwise import is_pointwise, with_inout
 from pliant.memory.update import update
 from pliant.options import Options
 
@@ -76,10 +76,10 @@ def test_pointwise(name: str) -> None:
 def test_the_function_is_told() -> None:
     func = function(BODIES["the same element"][0])
     functions = {"f": func}
-    made = in_place(func, frozenset({"o"}), functions)
+    made = with_inout(func, frozenset({"o"}), functions)
     assert [b.role for b in made.buffers] == [Role.IN, Role.IN, Role.INOUT]
     assert functions[made.name] is made and made.name != "f"
-    assert in_place(func, frozenset({"o"}), functions) is made
+    assert with_inout(func, frozenset({"o"}), functions) is made
 
 
 MODULE = (

@@ -28,7 +28,7 @@ from pliant.ir.loops import Call
 from pliant.ir.types import DType, tensor
 from pliant.kernels.choose import row_tiles
 from pliant.kernels.micro import DOT_HEIGHTS, DOT_WIDTHS
-from pliant.kernels.mix import Cut, ProductPlan, dot_sizes, shared_units
+from pliant.kernels.mix import ProductCut, ProductPlan, dot_sizes, shared_units
 from pliant.kernels.tiles import VECTORS
 from pliant.machine.target import avx2
 from pliant.sym import sym
@@ -69,7 +69,7 @@ def plan_of(model: pliant.CompiledModel) -> ProductPlan:
     return plan
 
 
-def expected_calls(plan: ProductPlan, cut: Cut) -> Counter[str]:
+def expected_calls(plan: ProductPlan, cut: ProductCut) -> Counter[str]:
     """The micro-kernels that the words tell of, and how many tiles each computes."""
     tile, times = plan.tile, cut.batch * cut.passes
     calls: Counter[str] = Counter()
@@ -164,9 +164,9 @@ def test_kernels_called_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def cut_of(**given: int) -> Cut:
-    fields = dict.fromkeys(Cut.__dataclass_fields__, 1) | given
-    return Cut(**fields)
+def cut_of(**given: int) -> ProductCut:
+    fields = dict.fromkeys(ProductCut.__dataclass_fields__, 1) | given
+    return ProductCut(**fields)
 
 
 def test_what_threads_share() -> None:

@@ -1,0 +1,123 @@
+"""What control flow, chunks, fusions and calls of graphs mean, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pliant.ir.graph import Op
+from pliant.ir.interp_memory import Array, sizes_of
+
+if TYPE_CHECKING:
+    from pliant.ir.interp import Interpreter
+
+
+def _if(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    then, other = op.regions
+    return run.region(then if operands[0] else other, operands[1:], env)
+
+
+def _loop(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    carried = operands[1:]
+    for i in range(int(operands[0])):
+        carried = run.region(op.regions[0], [np.asarray(i, np.int64), *carried], env)
+    return carried
+
+
+def _while(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    cond, body = op.regions
+    while run.region(cond, operands, env)[0]:
+        operands = run.region(body, operands, env)
+    return operands
+
+
+def _scan(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    rounds, count = op.dim_attr("rounds").evaluate(env), -op.int_attr("scanned")
+    first = len(operands) + count
+    carried, scanned = operands[:first], operands[first:]
+    stacked = [run.fresh(v.type, env).elements() for v in op.results[first:]]
+    order = range(rounds)
+    for i in reversed(order) if op.bool_attr("reverse") else order:
+        results = run.region(op.regions[0], [*carried, *(x[i] for x in scanned)], env)
+        carried = results[:first]
+        for stack, row in zip(stacked, results[first:], strict=True):
+            stack[i] = row
+    return [*carried, *stacked]
+
+
+def _bind(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    (region,) = op.regions
+    count = len(region.sizes)
+    for size, most in zip(operands[:count], op.dims_attr("most"), strict=True):
+        if not 0 <= int(size) <= most.evaluate(env):
+            raise ValueError(f"{int(size)} is no size: at most {most}")
+    sizes = {n: int(x) for n, x in zip(region.sizes, operands, strict=False)}
+    found = run.region(region, operands[count:], {**env, **sizes})
+    out = []
+    for array, value, inner in zip(found, op.results, region.results, strict=True):
+        if value.type.rank == inner.type.rank and value.type == inner.type:
+            out.append(array)
+            continue
+        whole = np.zeros(sizes_of(value.shape, env), array.dtype)
+        whole[: array.size] = array.reshape(-1)
+        out.append(whole)
+    return out
+
+
+def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    (region,) = op.regions
+    extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
+    outers = sizes_of(op.dims_attr("outers"), env)
+    given = list(zip(region.params, operands, outers, strict=False))
+    results = [
+        run.rounded(np.zeros(sizes_of(v.shape, env)), v.dtype) for v in op.results
+    ]
+    for first in range(0, extent, max(rows, 1)):
+        count = min(rows, extent - first)
+        inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
+        part = slice(first, first + count)
+        taken = []
+        for param, array, outer in given:
+            if outer:
+                array = array.reshape(outer, extent, -1)[:, part]
+                array = array.reshape(sizes_of(param.shape, inside))
+            taken.append(array)
+        found = run.region(region, taken, inside)
+        for whole, array, outer in zip(
+            results, found, outers[len(given) :], strict=True
+        ):
+            if whole.size:
+                target = whole.reshape(outer, extent, -1)[:, part]
+                target[...] = array.reshape(target.shape)
+    return results
+
+
+def _match_cast(
+    run: Interpreter, op: Op, env: Any, operands: list[Array]
+) -> list[Array]:
+    return operands
+
+
+def _call(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    callee = run.module.graphs[op.str_attr("callee")]
+    sizes = sizes_of(op.dims_attr("sizes"), env)
+    return run.call(callee, operands, dict(zip(callee.sizes, sizes, strict=True)))
+
+
+def _fusion(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
+    return run.region(op.regions[0], operands, env)
+
+
+CONTROL: dict[str, Callable[..., list[Array]]] = {
+    "if": _if,
+    "loop": _loop,
+    "while": _while,
+    "scan": _scan,
+    "bind": _bind,
+    "chunk": _chunk,
+    "match_cast": _match_cast,
+    "call": _call,
+    "fusion": _fusion,
+}
