@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value
 from pliant.ir.ops import VIEWS, Trait, has_trait
+from pliant.ir.types import DType
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
@@ -29,6 +30,7 @@ _FEW_ROWS = 4  # of each of many matrices
 COUNT, FIRST = "chunk_rows", "chunk_first"
 
 Need = tuple[Value, Demand]  # a value in memory, and which rows of it
+_Runs = tuple[DType, Expr, Expr]  # of rows: their type, all elements, number of runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +116,8 @@ class Growth:
         self.of, self.cutter = of, cutter
         self._parts: dict[tuple[Op, tuple[Demand, ...]], _Part | None] = {}
         self._multiples: dict[tuple[Op, int], int] = {}
+        self._needs: dict[int, tuple[Need, ...]] = {}  # of a part, by its cuts
+        self._known_runs: dict[tuple[Value, Cut], _Runs] = {}
 
     def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
         """From small to large; `most` kernels are looked at."""
@@ -205,7 +209,9 @@ class Growth:
                 if need is None:
                     return None
                 needs.append(need)
-        return _Part(found, tuple(dict.fromkeys(needs)))
+        part = _Part(found, tuple(dict.fromkeys(needs)))
+        self._needs[id(found)] = part.needs
+        return part
 
     def _multiple(self, op: Op, cuts: RegionCuts) -> int:
         """Of which number of rows a kernel makes best use."""
@@ -238,12 +244,7 @@ class Growth:
                     cut = cuts.demands[given]
                     assert cut is not None
                     results[value] = cut
-            for param, operand in zip(region.params, op.operands, strict=True):
-                if param in cuts.demands:
-                    need = self.of.need(self.cutter, operand, cuts.demands[param])
-                    assert need is not None
-                    if need[0] not in inner:
-                        needs[need] = None
+            needs |= {n: None for n in self._needs[id(cuts)] if n[0] not in inner}
         if len(results) == len(inner):
             return None
         kept = inner - set(results)
@@ -258,22 +259,28 @@ class Growth:
             tuple(needs),
             own,
             multiple,
-            tuple(_written_over(results, needs)),
+            tuple(self._written_over(results, needs)),
         )
 
-
-def _written_over(
-    results: Mapping[Value, Cut], needs: Collection[Need]
-) -> Iterator[tuple[Value, Value]]:
-    """Results and operands of which a round has the same rows, and no others."""
-    ways = Counter(value for value, _ in needs)
-    for result, cut in results.items():
+    def _written_over(
+        self, results: Mapping[Value, Cut], needs: Collection[Need]
+    ) -> Iterator[tuple[Value, Value]]:
+        """Results and operands of which a round has the same rows, and no others."""
+        ways = Counter(value for value, _ in needs)
+        alike: dict[_Runs, list[Value]] = {}
         for value, demand in needs:
-            if demand is None or ways[value] > 1 or value.dtype is not result.dtype:
-                continue
-            same = value.type.numel == result.type.numel
-            if same and _outer(value, demand) == _outer(result, cut):
+            if demand is not None and ways[value] == 1:
+                alike.setdefault(self._runs(value, demand), []).append(value)
+        for result, cut in results.items():
+            for value in alike.get(self._runs(result, cut), ()):
                 yield result, value
+
+    def _runs(self, value: Value, cut: Cut) -> _Runs:
+        """Values that are alike in this have rows of the same bytes in each round."""
+        key = value, cut
+        if key not in self._known_runs:
+            self._known_runs[key] = value.dtype, value.type.numel, _outer(value, cut)
+        return self._known_runs[key]
 
 
 def _is_worth_a_look(kernels: int) -> bool:

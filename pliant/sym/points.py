@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 
 from pliant.sym.expr import Symbol, sym
@@ -24,10 +24,16 @@ _VALUES = (0, 1, 2, 3, 5, 16, 31, 64, 130, 513, 4099)  # for witnesses
 _FAR = (1, 3000, 10**6, 10**9)  # for witnesses far out
 _MOST_WITNESSES, _MOST_VARIED = 1500, 6
 _MOST_SKEWED = 4  # symbols that are varied one by one
+_REMEMBERED = 64  # layers that are alike ask again
 
 
 def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
     """A few assignments that stand for the range; distinct, in a fixed order."""
+    return list(_representatives(facts, frozenset(names)))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _representatives(facts: Facts, names: frozenset[str]) -> list[Point]:
     space = _space(facts, names)
     wanted = [partial(_skewed, "", size, size) for size in _EVEN]
     for name in space.free[:_MOST_SKEWED]:
@@ -42,16 +48,17 @@ def representatives(facts: Facts, names: Iterable[str]) -> list[Point]:
 
 def witnesses(facts: Facts, names: Iterable[str]) -> list[Point]:
     """Many assignments, small and large sizes in all combinations: to refute with."""
-    return _combined(facts, names, _VALUES)
+    return list(_combined(facts, frozenset(names), _VALUES))
 
 
 def extremes(facts: Facts, names: Iterable[str]) -> list[Point]:
     """Assignments with sizes beyond all that is real, where the range allows them."""
-    return _combined(facts, names, _FAR)
+    return list(_combined(facts, frozenset(names), _FAR))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _combined(
-    facts: Facts, names: Iterable[str], values: tuple[int, ...]
+    facts: Facts, names: frozenset[str], values: tuple[int, ...]
 ) -> list[Point]:
     space = _space(facts, names)
     while len(values) > 2 and len(values) ** len(space.free) > _MOST_WITNESSES:
