@@ -15,6 +15,8 @@ import pytest
 import pliant
 from pliant.codegen.llvm import emit_loop_functions
 from pliant.ir import interp
+from pliant.ir.interp_control import CONTROL
+from pliant.ir.interp_lowered import LOWERED
 from pliant.ir.loops import (
     Binary,
     For,
@@ -58,7 +60,7 @@ def test_an_elementwise_op_has_a_meaning_and_a_gradient_or_none(row: OpDef) -> N
 
 @pytest.mark.parametrize("row", OPS.values(), ids=lambda row: row.name)
 def test_every_op_has_a_meaning_here_or_in_the_interpreter(row: OpDef) -> None:
-    tables = (interp._SPECIAL, interp._SEVERAL, interp._CONTROL, interp._LOWERED)
+    tables = (interp._SPECIAL, interp._SEVERAL, CONTROL, LOWERED)
     assert (row.meaning is not None) + sum(row.name in t for t in tables) == 1
 
 
