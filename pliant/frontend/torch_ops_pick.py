@@ -251,7 +251,7 @@ def expand_masks(
 
 def masked_select(cx: TorchContext, x: Value, mask: Value) -> Value:
     x, mask = cx.aligned(x, mask)
-    shape = cx.b.broadcast_shapes(x.shape, mask.shape)
+    shape = cx.b.broadcast_shapes(x.shape, mask.shape) or (as_expr(1),)
     wide = cx.broadcast_to(x, shape)
     return index_tensor(cx, wide, [cx.broadcast_to(mask, shape)])
 

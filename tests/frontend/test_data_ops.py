@@ -429,3 +429,15 @@ def test_an_assertion_about_data_is_checked(message: tuple[str, ...]) -> None:
     said = message[0] if message else "asserts this of its data"
     with pytest.raises(pliant.ShapeError, match=said):
         model(x)
+
+
+class Selects(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.masked_select(x, mask)
+
+
+def test_a_single_element_is_selected_or_not() -> None:
+    x, yes, no = torch.tensor(3.0), torch.tensor(True), torch.tensor(False)
+    model = pliant.compile(Selects(), (x, yes), (None, None), threads=1)
+    assert torch.equal(model(x, yes), x[None])
+    assert model(x, no).shape == (0,)
