@@ -641,7 +641,7 @@ graph @main.1(%x: f32[n, 4], %w: f32[4, 64], %v: f32[64, 4]) sizes (rows_0) {
   return %z
 }
 
-knob rows_0 of n by 16
+knob rows_0 of n by 18
 """,
     )
 

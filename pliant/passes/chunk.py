@@ -264,7 +264,7 @@ def regions_of(of: FusedGraph) -> Iterator[Region]:
                         yield region
 
 
-class Form:
+class ChunkedForm:
     """A form of the graph (`chunk_parts.py`), its regions, and its memory at points."""
 
     def __init__(
@@ -296,14 +296,14 @@ class Form:
 
 def forms_of(
     graph: Graph, facts: Facts, rows: int, points: Sequence[Point]
-) -> Iterator[Form]:
+) -> Iterator[ChunkedForm]:
     """The form with the least peak, and that with attention in groups of heads."""
 
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
-    ) -> Form:
+    ) -> ChunkedForm:
         parts = apart(graph, facts, heads=heads, flipped=flipped)
-        return Form(parts, facts, rows, at)
+        return ChunkedForm(parts, facts, rows, at)
 
     every = dict(enumerate(points))
     plain = form((), every)
@@ -336,7 +336,7 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     if kernels < 2 or not points or cx.stores:
         return module
     rows = -(-_LEAST_ROWS // tile) * tile
-    found: list[tuple[Form, list[Region]]] = []
+    found: list[tuple[ChunkedForm, list[Region]]] = []
     below: dict[int, float] = {}
     plain: list[float] = []
     for form in forms_of(graph, facts, rows, points):
@@ -370,7 +370,7 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     return [p for k, p in enumerate(kept) if p not in kept[:k]][:_MOST_POINTS]
 
 
-_Choice = tuple[Form, list[Region]]
+_Choice = tuple[ChunkedForm, list[Region]]
 
 
 def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:

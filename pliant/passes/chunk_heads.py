@@ -50,7 +50,7 @@ def _in_groups(fusion: Op, bases: Bases, facts: Facts, names: Names) -> list[Op]
     parts: list[Value] = []
     for group in range(count):
         chunk = Chunk(cutter, as_expr(each), as_expr(group * each), names)
-        builder = _Group(bases, chunk, fusion)
+        builder = _HeadGroup(bases, chunk, fusion)
         part = builder.kernel(fusion, Cut(axis))
         if part is None:
             return None
@@ -94,7 +94,7 @@ def _joined(fusion: Op, parts: list[Value], axis: int, names: Names) -> Op:
 
 
 @dataclass(slots=True)
-class _Group:
+class _HeadGroup:
     """The kernels of one group of heads, and what they read."""
 
     bases: Bases

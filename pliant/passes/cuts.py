@@ -454,7 +454,7 @@ def _has_windows(op: Op, cut: Cut) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _HaloWindow:
     """Rows that a convolution reads: `count` from `start` on, and zeros around them."""
 
     start: Expr
@@ -463,7 +463,7 @@ class _Window:
     high: Expr
 
 
-def _window_of(op: Op, cut: Cut, rows: Expr, first: Expr) -> _Window | None:
+def _window_of(op: Op, cut: Cut, rows: Expr, first: Expr) -> _HaloWindow | None:
     """What a convolution reads for some rows of its result."""
     at, strides = _spatial(op, cut), op.ints_attr("stride")
     if at < 0 or not op.operands[1].shape[2 + at].is_const:
@@ -474,7 +474,7 @@ def _window_of(op: Op, cut: Cut, rows: Expr, first: Expr) -> _Window | None:
     end = begin + (rows - 1) * strides[at] + reach
     start = maximum(begin, 0) if op.ints_attr("low")[at] else begin
     stop = minimum(end, op.operands[0].shape[cut.axis])
-    return _Window(start, stop - start, start - begin, end - stop)
+    return _HaloWindow(start, stop - start, start - begin, end - stop)
 
 
 def _score_axis(op: Op, cut: Cut) -> int:
