@@ -247,8 +247,8 @@ class Growth:
             needs |= {n: None for n in self._needs[id(cuts)] if n[0] not in inner}
         if len(results) == len(inner):
             return None
-        cut = (value for value, rows in needs if rows is not None)
-        if any(v.type.numel == as_expr(0) for v in (*results, *cut)):
+        read = (value for value, rows in needs if rows is not None)
+        if any(v.type.numel == as_expr(0) for v in (*results, *read)):
             return None  # of nothing there are no rows
         kept = inner - set(results)
         own = tuple(
