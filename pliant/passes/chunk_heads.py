@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import VIEWS
-from pliant.passes.chunk_views import Bases, cut_kernel
+from pliant.passes.chunk_views import PANEL_COLUMNS, Bases, cut_kernel
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
 
 _MOST_GROUPS = 6
-_ALIGN = 64  # columns of a group: whole panels of every target's weights
 
 
 def has_groups(graph: Graph) -> bool:
@@ -78,7 +77,7 @@ def _layout(fusion: Op) -> tuple[int, int] | None:
 def _groups(heads: int, width: int) -> int:
     """The most groups whose columns begin with a panel."""
     for count in range(min(_MOST_GROUPS, heads), 1, -1):
-        if heads % count == 0 and heads // count * width % _ALIGN == 0:
+        if heads % count == 0 and heads // count * width % PANEL_COLUMNS == 0:
             return count
     return 1
 

@@ -23,11 +23,10 @@ from itertools import pairwise
 
 from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of
 from pliant.passes.chunk_heads import by_heads
-from pliant.passes.chunk_views import Bases, cut_kernel
+from pliant.passes.chunk_views import PANEL_COLUMNS, Bases, cut_kernel
 from pliant.passes.cuts import Chunk, Cut, Cutter, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
 
-_ALIGN = 64  # columns: whole panels of every target's weights
 _PLAIN = ("map", "row")  # kinds of kernels without a product
 
 
@@ -223,7 +222,7 @@ def _reader(
 
 def _are_panels(columns: Sequence[_Columns]) -> bool:
     """Whether they are several parts that do not overlap, each of whole panels."""
-    aligned = all(part.first % _ALIGN == 0 for part in columns)
+    aligned = all(part.first % PANEL_COLUMNS == 0 for part in columns)
     apart = all(a.first + a.count <= b.first for a, b in pairwise(columns))
     return len(columns) > 1 and aligned and apart
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pliant.ir.graph import Graph, Names, Op, Value
 from pliant.ir.ops import VIEWS, Trait, has_trait
 from pliant.ir.types import DType
+from pliant.passes.chunk_views import Bases
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
@@ -53,7 +54,7 @@ class Region:
 
 
 @dataclass(slots=True)
-class FusedGraph:
+class FusedGraph(Bases):
     """A fused graph, and who makes and reads each value in memory.
 
     `rows` are those that the kernel of a product makes best use of: rows of a chunk are
@@ -61,37 +62,19 @@ class FusedGraph:
     copies of one.
     """
 
-    graph: Graph
     facts: Facts
     rows: int
     origin: Mapping[Op, Op] = field(default_factory=dict)
-    producers: Mapping[Value, Op] = field(init=False)
     fusions: tuple[Op, ...] = field(init=False)
-    # The kernels that read each value, through views; None: it is a result.
-    readers: dict[Value, set[Op | None]] = field(init=False)
     touched: dict[Op, tuple[Value, ...]] = field(init=False)  # by each kernel
 
     def __post_init__(self) -> None:
-        self.producers = self.graph.producers()
+        Bases.__post_init__(self)
         self.fusions = tuple(op for op in self.graph.ops if op.name == "fusion")
         self.touched = {
             op: tuple(dict.fromkeys((*map(self.base, op.operands), *op.results)))
             for op in self.fusions
         }
-        self.readers = {}
-        for op in self.fusions:
-            for value in op.operands:
-                self.readers.setdefault(self.base(value), set()).add(op)
-        for value in self.graph.results:
-            self.readers.setdefault(self.base(value), set()).add(None)
-
-    def base(self, value: Value) -> Value:
-        """The value in memory that a view reads."""
-        op = self.producers.get(value)
-        while op is not None and op.name in VIEWS:
-            value = op.operands[0]
-            op = self.producers.get(value)
-        return value
 
     def need(self, cutter: Cutter, value: Value, demand: Demand) -> Need | None:
         """The rows of a value in memory behind those of a view, if there are such."""
@@ -240,7 +223,7 @@ class Growth:
             cuts = members[op]
             region = op.regions[0]
             for value, given in zip(op.results, region.results, strict=True):
-                if not self.of.readers.get(value, set()) <= members.keys():
+                if not self.of.readers.get(value, {}).keys() <= members.keys():
                     cut = cuts.demands[given]
                     assert cut is not None
                     results[value] = cut

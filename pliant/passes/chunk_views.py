@@ -9,6 +9,8 @@ from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.ops import VIEWS
 from pliant.passes.cuts import Chunk, Cut, RegionCuts
 
+PANEL_COLUMNS = 64  # whole panels of every target's packed weights
+
 
 @dataclass(slots=True)
 class Bases:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from guarded_runs import Call
 from torch import Tensor
 
 import pliant
@@ -16,19 +17,8 @@ F = torch.nn.functional
 SIZES = (0, 1, 2, 3, 5, 17, 64)
 
 
-class Written(torch.nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def compiled(function: Callable[[Tensor], Tensor]) -> pliant.CompiledModel:
-    return pliant.compile(
-        Written(function), (torch.randn(4, 3),), ({0: "n"},), threads=1
-    )
+    return pliant.compile(Call(function), (torch.randn(4, 3),), ({0: "n"},), threads=1)
 
 
 WITH_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
