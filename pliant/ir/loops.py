@@ -136,12 +136,21 @@ def buffer(
 # ---- values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A literal of `dtype`."""
+    """A literal of `dtype`; 0.0 and -0.0 are different ones."""
 
     number: float | int | bool
     dtype: DType
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const):
+            return NotImplemented
+        same = repr(self.number) == repr(other.number)
+        return same and self.dtype is other.dtype
+
+    def __hash__(self) -> int:
+        return hash((repr(self.number), self.dtype))
 
 
 @dataclass(frozen=True, slots=True)

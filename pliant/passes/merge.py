@@ -38,6 +38,7 @@ from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, substitute
 from pliant.ir.ops import IN_MEMORY, OPS, VIEWS
+from pliant.ir.same import attr_key
 from pliant.ir.views import resolve
 from pliant.passes.fuse import fuse
 from pliant.passes.fuse_limits import reads_view
@@ -258,7 +259,7 @@ def _near(
 def _agree(links: Sequence[Op], longest: Sequence[Op]) -> bool:
     """Whether the links are a prefix of `longest` and the rest can be neutral."""
     same = all(
-        a.name == b.name and a.attrs == b.attrs
+        a.name == b.name and attr_key(a.attrs) == attr_key(b.attrs)
         for a, b in zip(links, longest, strict=False)
     )
     return same and all(op.name in LINKS for op in longest[len(links) :])

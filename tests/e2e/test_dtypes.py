@@ -429,3 +429,14 @@ def test_bf16_beside_a_function_of_it() -> None:
         x = torch.randn(n).bfloat16()
         for got, want in zip(model(x, y), Chosen()(x, y), strict=True):
             torch.testing.assert_close(got, want, atol=1e-2, rtol=1e-2)
+
+
+def test_kernels_that_differ_in_the_sign_of_a_zero_are_two() -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        minus = torch.where(x > 1, x, -0.0)
+        total = torch.cumsum(minus, 0)  # a kernel between the two
+        return minus, torch.where(total > 1, total, 0.0)
+
+    x = torch.tensor([-1.0, 2.0, -0.0, 0.0])
+    for got, want in zip(compiled_fn(call, x)(x), call(x), strict=True):
+        assert torch.equal(torch.signbit(got), torch.signbit(want))
