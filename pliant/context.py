@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.build import Builder, facts_of
-from pliant.ir.graph import Constant, Graph, Value
+from pliant.ir.graph import Graph, Value
+from pliant.ir.packed import PackedConstants
 from pliant.machine.target import Target
 from pliant.options import Options
 from pliant.sym import Facts
@@ -42,9 +43,13 @@ class Context:
     training: Training | None = None  # None: the module is only run
     # Inference: params, and the numbers of the results that are their new values.
     stores: tuple[tuple[str, int], ...] = ()
-    # Weights in the layout of a kernel, which regions and versions share.
-    packed: dict[tuple[object, ...], Constant] = field(
+    # Kernels by the form of their fusion (lower/alike.py).
+    kernels: dict[object, object] = field(
         default_factory=dict, repr=False, compare=False
+    )
+    # Weights in the layout of a kernel, which regions and versions share.
+    packed: PackedConstants = field(
+        default_factory=PackedConstants, repr=False, compare=False
     )
     # Sizes that data decide are left to `split`, but for those that regions find.
     splits: bool = False

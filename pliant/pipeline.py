@@ -163,7 +163,10 @@ def chunk_loops(module: Module, cx: Context) -> Module:
     inside = Context(replace(cx.options, chunk=False), cx.target, packed=cx.packed)
     facts = cx.facts(module.main)
     return lower_chunks(
-        module, facts, lambda m: run_stages(m, inside, "inplace", first="fuse")
+        module,
+        facts,
+        lambda m: run_stages(m, inside, "inplace", first="fuse"),
+        cx.packed,
     )
 
 

@@ -1,15 +1,16 @@
 """Whether two graphs compute the same, op by op.
 
-This is value numbering: a parameter is numbered by its position, a constant by its
-elements, a result by the op, its attributes and its operands' numbers. Equal numbers
-are equal values, so names and the order of ops do not matter. It is a proof in one
-direction only: graphs that compute the same with different ops are not recognized as
-equal.
+`same_graphs` is value numbering: a parameter is numbered by its position, a constant by
+its elements, a result by the op, its attributes and its operands' numbers. Equal
+numbers are equal values, so names and the order of ops do not matter. It is a proof in
+one direction only: graphs that compute the same with different ops are not recognized
+as equal. `form_of` is stricter: graphs of one form are equal but for names and places
+in the source, and what is made of one can be used for the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.ops import Trait, has_trait
@@ -61,6 +62,34 @@ class _Numbers:
         if data.nbytes > 64:  # weights are held once: the same memory
             return constant.type, data.ctypes.data, data.nbytes
         return constant.type, data.tobytes()
+
+
+def form_of(graph: Graph) -> object:
+    """A graph without the names of its values."""
+    numbers: dict[Value, int] = {}
+    for param in graph.params:
+        numbers[param] = len(numbers)
+    ops: list[object] = []
+    for op in graph.ops:
+        operands = tuple(numbers[v] for v in op.operands)
+        types = tuple(v.type for v in op.results)
+        regions = tuple(map(form_of, op.regions))
+        ops.append((op.name, operands, attr_key(op.attrs), types, regions))
+        for value in op.results:
+            numbers[value] = len(numbers)
+    params = tuple(v.type for v in graph.params)
+    results = tuple(numbers[v] for v in graph.results)
+    stated = tuple(guard.cond for guard in graph.constraints)
+    return params, tuple(ops), results, graph.sizes, stated
+
+
+def values_of(graph: Graph) -> Iterator[Value]:
+    """Its values, and those of its regions, in the order of their definition."""
+    yield from graph.params
+    for op in graph.ops:
+        for region in op.regions:
+            yield from values_of(region)
+        yield from op.results
 
 
 def attr_key(attr: Attr) -> object:

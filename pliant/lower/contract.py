@@ -20,6 +20,7 @@ from pliant.ir.loops import (
     LoopFunc,
     Stmt,
 )
+from pliant.ir.packed import Packed, Within
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.ir.views import View, row_stride
 from pliant.kernels.choose import Choice, Plan, choose, choose_strips
@@ -44,13 +45,11 @@ from pliant.lower.step import (
     Argument,
     Fusion,
     KernelStep,
-    Packed,
     PackedWeight,
     Scratch,
     Strided,
     Temporary,
     TileAxes,
-    Within,
 )
 from pliant.machine import pages
 from pliant.machine.target import Target
@@ -315,7 +314,7 @@ def _constant_rows(
         return None
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
-        ("rows", constant.name, layout),
+        ("rows", layout),
         constant,
         "rows",
         constant.type.dtype,
@@ -343,7 +342,7 @@ def _tight_rows(
         return rows
 
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
-    key = ("tight", constant.name, layout, tile)
+    key = ("tight", layout, tile)
     return Packed(key, constant, "tight", constant.type.dtype, make), row
 
 
@@ -363,7 +362,7 @@ def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
     """
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     return Packed(
-        ("gemm", constant.name, layout, tile),
+        ("gemm", layout, tile),
         constant,
         "packed",
         constant.type.dtype,

@@ -36,6 +36,7 @@ from pliant.ir.loops import (
     as_dtype,
     buffer,
 )
+from pliant.ir.packed import Packed
 from pliant.ir.types import TensorType
 from pliant.kernels.conv import (
     Convolution,
@@ -51,7 +52,7 @@ from pliant.lower.contract import function_of, scratch_of
 from pliant.lower.domain import Axis, merge, with_axes
 from pliant.lower.evaluate import Evaluator
 from pliant.lower.nest import block
-from pliant.lower.step import Argument, Fusion, KernelStep, Packed, Temporary
+from pliant.lower.step import Argument, Fusion, KernelStep, Temporary
 from pliant.sym import (
     Expr,
     as_expr,
@@ -218,7 +219,7 @@ class _ConvLowering:
         spec, constant, view = part.spec, self.constant, self.weight
         tile = conv_tile(spec.dtype, spec.outputs, self.target)
         if constant is not None and constant.type.numel == product(view.shape):
-            key = ("conv", constant.name, spec.groups, part.key, tile)
+            key = ("conv", spec.groups, part.key, tile)
             shape = tuple(d.value for d in view.shape)
             make = partial(_packed, shape, part, tile)
             return Packed(key, constant, "packed", constant.type.dtype, make), []

@@ -8,6 +8,7 @@ import numpy as np
 
 from pliant.ir.graph import Op
 from pliant.ir.loops import Role, Stmt, buffer
+from pliant.ir.packed import Packed
 from pliant.ir.types import TensorType
 from pliant.ir.views import View
 from pliant.kernels.conv_last import Windows, pack_weights, packed_weights
@@ -22,7 +23,7 @@ from pliant.lower.contract import (
     product_steps,
 )
 from pliant.lower.epilogue import TileEpilogue
-from pliant.lower.step import Fusion, KernelStep, Packed, Temporary, TileAxes
+from pliant.lower.step import Fusion, KernelStep, Temporary, TileAxes
 from pliant.sym import as_expr, maximum, product
 
 FEW_PANELS = 4  # up to this many panels of weights, windows are read in place
@@ -64,7 +65,7 @@ def lower_conv_last(fusion: Fusion) -> list[KernelStep]:
     if constant is not None and constant.type.numel == product(weight.shape):
 
         def panels(tile: Tile) -> Packed:
-            key = ("conv_last", constant.name, weight.shape, tile)
+            key = ("conv_last", weight.shape, tile)
             make = partial(_packed, weight, tile)
             return Packed(key, constant, "packed", constant.type.dtype, make)
 

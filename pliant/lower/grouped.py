@@ -44,6 +44,7 @@ from pliant.ir.loops import (
     as_dtype,
     buffer,
 )
+from pliant.ir.packed import Packed
 from pliant.ir.types import DType, TensorType
 from pliant.ir.views import View
 from pliant.kernels.packing import pack_constant
@@ -63,7 +64,6 @@ from pliant.lower.step import (
     Fusion,
     KernelStep,
     NumberCheck,
-    Packed,
     Scratch,
     Temporary,
     TileAxes,
@@ -119,7 +119,7 @@ def _packed_ahead(constant: Constant, view: View, tile: Tile) -> Packed:
             np.stack([pack_constant(matrix_of(v, data), tile) for v in each])
         )
 
-    key = ("groups", constant.name, view.offset, view.strides, view.shape, tile)
+    key = ("groups", view.offset, view.strides, view.shape, tile)
     return Packed(key, constant, "packed", constant.type.dtype, make)
 
 

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from pliant.context import Context
 from pliant.errors import InternalError
 from pliant.ir.callees import callees, reached
@@ -35,17 +33,18 @@ from pliant.ir.graph import (
     Module,
     Names,
     Op,
-    Origin,
     Value,
     names_of,
 )
 from pliant.ir.loop_walk import calling
 from pliant.ir.loops import LoopFunc
 from pliant.ir.ops import CALLS, LIBRARY, SCANS
+from pliant.ir.packed import Packed, Within
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
 from pliant.kernels.tiles import gemm_tile
+from pliant.lower.alike import MadeKernel, fusion_form
 from pliant.lower.attend import lower_attention
 from pliant.lower.attend_backward import lower_attention_backward
 from pliant.lower.contract import lower_matmul, whole_weight
@@ -60,12 +59,10 @@ from pliant.lower.step import (
     Fusion,
     KernelStep,
     LibraryStep,
-    Packed,
     PackedWeight,
     Retyped,
     Scratch,
     Temporary,
-    Within,
 )
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.machine import pages
@@ -81,6 +78,7 @@ class _Lowering:
     graph: Graph
     names: Names
     checks: list[DataCheck]  # the condition of each run-time check
+    numbered: int = 0  # how often a kernel has asked for the number of a check
     ops: list[Op] = field(default_factory=list)
     # Memo of resolved views.
     views: dict[Value, View | None] = field(default_factory=dict)
@@ -116,6 +114,7 @@ class _Lowering:
         )
 
     def number_check(self, check: DataCheck) -> int:
+        self.numbered += 1
         if check not in self.checks:
             self.checks.append(check)
         return self.checks.index(check) + 1
@@ -345,7 +344,49 @@ def _kernels(
         state.cx.options,
         state.number_check,
     )
-    return _steps(state, op.str_attr("kind"), fusion)
+    kind = op.str_attr("kind")
+    if kind in CALLS or kind in LIBRARY or not state.cx.options.share:
+        return _steps(state, kind, fusion)
+    return _kernels_by_form(state, kind, fusion)
+
+
+def _kernels_by_form(
+    state: _Lowering, kind: str, fusion: Fusion
+) -> Sequence[KernelStep | LibraryStep]:
+    """The kernels of an earlier fusion that is like this one, or new ones."""
+    params = {param: k for k, param in enumerate(fusion.region.params)}
+    held = tuple(
+        (params[param], weight.packed.key, weight.axis, weight.width)
+        for param, weight in _held(state, fusion).items()
+    )
+    below = tuple((params[p], size) for p, size in _below(state, fusion).items())
+    key = kind, fusion_form(fusion), held, below
+    made = state.cx.kernels.get(key)
+    if isinstance(made, MadeKernel):
+        return made.steps_of(fusion)
+    numbered = state.numbered
+    steps = _steps(state, kind, fusion)
+    # The number of a check tells its place in the source, so it is this fusion's own.
+    if state.numbered == numbered:
+        known = [step for step in steps if isinstance(step, KernelStep)]
+        state.cx.kernels[key] = MadeKernel(fusion, known)
+    return steps
+
+
+def _held(state: _Lowering, fusion: Fusion) -> dict[Value, PackedWeight]:
+    """The weights that are stored only as the panels of a product."""
+    return {
+        param: state.held_packed[constant.name]
+        for param, constant in fusion.constants.items()
+        if constant.name in state.held_packed
+        and fusion.views[param].base.shape == param.shape
+    }
+
+
+def _below(state: _Lowering, fusion: Fusion) -> dict[Value, Expr]:
+    """The indices that another kernel has checked to be below a size."""
+    found = ((p, state.below.get(v.base)) for p, v in fusion.views.items())
+    return {param: size for param, size in found if size is not None}
 
 
 # Fusions of one contraction with what is computed around it, by their kind.
@@ -366,17 +407,8 @@ def _steps(
 ) -> Sequence[KernelStep | LibraryStep]:
     region, name = fusion.region, fusion.name
     if kind in ("map", "row"):
-        packed = {
-            param: state.held_packed[constant.name]
-            for param, constant in fusion.constants.items()
-            if constant.name in state.held_packed
-            and fusion.views[param].base.shape == param.shape
-        }
-        found = ((p, state.below.get(v.base)) for p, v in fusion.views.items())
-        below = {param: size for param, size in found if size is not None}
-        return [
-            lower_group(region, name, replace(state.kernels(), below=below), packed)
-        ]
+        lowering = replace(state.kernels(), below=_below(state, fusion))
+        return [lower_group(region, name, lowering, _held(state, fusion))]
     if kind in _CONTRACTIONS:
         if kind.endswith("matmul") and not state.cx.options.packing:
             fusion = replace(fusion, constants={})
@@ -435,10 +467,8 @@ def _argument(
             state.ops.append(Op("view", (base,), attrs, (value,)))
             return value
         case Packed():
-            packed = state.cx.packed
-            if argument.key not in packed:
-                packed[argument.key] = _packed(state, argument)
-            return state.constant(packed[argument.key])
+            taken = state.module.constants
+            return state.constant(state.cx.packed.constant(argument, taken))
         case Retyped(source, kind):
             base = _argument(state, source, views, buffers, name)
             value = Value(state.names.fresh(f"{base.name}_view"), kind)
@@ -454,21 +484,6 @@ def _argument(
                 buffers[argument] = state.alloc(argument.type, argument.name)
             return buffers[argument]
     raise InternalError("lower", f"unknown argument {argument}")
-
-
-def _packed(state: _Lowering, packed: Packed) -> Constant:
-    source = packed.source
-    data = packed.make(source.data)
-    kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
-    origin = Origin((source.origin,), packed.make)
-    known = state.module.constants.get(f"{source.name}.{packed.layout}")
-    if known is not None and known.type == kind and np.array_equal(known.data, data):
-        return known  # of a chunk, in a dump that is read back
-    taken = {constant.name for constant in state.cx.packed.values()}
-    name = Names(taken | set(state.module.constants)).fresh(
-        f"{source.name}.{packed.layout}"
-    )
-    return Constant(name, kind, data, origin=origin)
 
 
 def _results(state: _Lowering, graph: Graph) -> tuple[Value, ...]:

@@ -29,6 +29,7 @@ from pliant.ir.loops import (
     Stmt,
     buffer,
 )
+from pliant.ir.packed import Packed
 from pliant.ir.types import DType, TensorType, contiguous_strides
 from pliant.ir.views import View
 from pliant.kernels.int8 import (
@@ -43,7 +44,7 @@ from pliant.kernels.int8 import (
 from pliant.kernels.packing import pack_constant
 from pliant.kernels.product import Product, TileAt
 from pliant.kernels.tiles import Tile
-from pliant.lower.step import Argument, KernelStep, Packed, Retyped, Temporary
+from pliant.lower.step import Argument, KernelStep, Retyped, Temporary
 from pliant.machine.target import Target
 from pliant.sym import Expr, as_expr
 
@@ -218,7 +219,7 @@ def _with_constant(
     matrix: Matrix,
     view: View,
 ) -> Narrow:
-    layout = (constant.name, view.offset, view.strides[-2:], view.shape[-2:], form)
+    layout = (view.offset, view.strides[-2:], view.shape[-2:], form)
 
     def packed(kind: str, make: Matrix, *key: object) -> Packed:
         return Packed((kind, layout, *key), constant, kind, DType.I32, make)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from pliant.ir.graph import Constant, DataCheck, Graph, Library, Op, Value
 from pliant.ir.loops import LoopFunc
-from pliant.ir.types import DType, TensorType
+from pliant.ir.packed import Packed
+from pliant.ir.types import TensorType
 from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
 from pliant.machine.target import Target
@@ -50,30 +49,6 @@ class Temporary:
     """Memory that lives from one call of a fusion to a later one."""
 
     type: TensorType
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """A constant in another layout, made at compile time; equal keys share it.
-
-    `make` computes it from the source's data, now and whenever those change.
-    """
-
-    key: tuple[object, ...]
-    source: Constant
-    layout: str  # a word for its name
-    dtype: DType
-    make: Callable[[np.ndarray], np.ndarray]
-    within: Within | None = None  # it is not stored: another one holds it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Within:
-    """A run of elements of a packed constant."""
-
-    whole: Packed
-    offset: int  # in elements
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,19 +27,23 @@ from dataclasses import dataclass, field
 
 from pliant.ir.callees import reached
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.loop_walk import calling
+from pliant.ir.loop_walk import calling, statements
 from pliant.ir.loops import (
     Block,
     Buffer,
+    Check,
     For,
     Index,
     Kind,
     Let,
     Load,
+    LoopFunc,
     Role,
     Stmt,
     Store,
 )
+from pliant.ir.packed import PackedConstants
+from pliant.ir.same import attr_key, form_of
 from pliant.ir.types import TensorType
 from pliant.lower.nest import grain
 from pliant.memory.flow_function import FlowFunction, copy, flat
@@ -75,11 +79,25 @@ class _Rows:
         return mine == others and self.value.dtype is other.value.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class _MadeChunk:
+    """The function of a chunk, and what it takes."""
+
+    op: Op
+    callee: str
+    sizes: tuple[Expr, ...]
+    operands: tuple[int, ...]  # of the op: those that it reads
+    weights: tuple[str, ...]  # constants
+    extra: tuple[Buffer, ...]
+    has_checks: bool
+
+
 @dataclass(slots=True)
 class _Functions:
     """Loop functions by what they do: layers that are alike share theirs."""
 
     known: dict[object, str] = field(default_factory=dict)
+    made: dict[object, _MadeChunk] = field(default_factory=dict)  # by their form
 
     def shared(self, module: Module, made: Collection[str]) -> tuple[Module, _Renamed]:
         """The module without those of the functions that it had already."""
@@ -106,6 +124,7 @@ class _Chunks:
 
     flows: Flows
     functions: _Functions
+    packed: PackedConstants
 
     def version(self, graph: Graph) -> tuple[Op, ...]:
         """The ops of a version, its chunks as calls."""
@@ -121,6 +140,59 @@ class _Chunks:
 
     def lowered(self, op: Op) -> Op:
         """A fusion that calls the loop function of a chunk."""
+        form, known = self.form(op), self.functions.made
+        # The check of an index tells its place in the source, which must be the same.
+        placed = form, tuple(inner.loc for inner in op.regions[0].ops)
+        made = known.get(form) or known.get(placed)
+        weights = None if made is None else self.weights_like(made, op)
+        if made is None or weights is None:
+            made = self.made(op)
+            weights = made.weights
+            known[placed if made.has_checks else form] = made
+        taken = [op.operands[k] for k in made.operands]
+        constants = [self.flows.constant(name) for name in weights]
+        extra = [
+            Value(self.flows.names.fresh(b.name), TensorType(b.dtype, b.shape))
+            for b in made.extra
+        ]
+        return _called(made.callee, made.sizes, (*taken, *constants), op, extra)
+
+    def form(self, op: Op) -> object:
+        """Equal for chunks whose functions differ in arguments alone."""
+        numbers: dict[object, int] = {}
+        operands: list[object] = []
+        for value in op.operands:
+            constant = self.flows.is_constant(value)
+            key = value if constant is None else constant
+            number = numbers.setdefault(key, len(numbers))
+            operands.append((number, constant is None, value.type))
+        form = form_of(op.regions[0]), attr_key(op.attrs), self.flows.facts
+        return form, tuple(operands)
+
+    def weights_like(self, made: _MadeChunk, op: Op) -> tuple[str, ...] | None:
+        """The constants of a chunk in the layouts that those of another have."""
+        flows = self.flows
+        other = {
+            flows.is_constant(a): flows.is_constant(b)
+            for a, b in zip(made.op.operands, op.operands, strict=True)
+        }
+        found: list[str] = []
+        for name in made.weights:
+            layout = self.packed.layouts.get(name)
+            source = other.get(name if layout is None else layout.source.name)
+            if source is None:
+                return None
+            constant = flows.module.constants[source]
+            if layout is not None:
+                known = flows.module.constants
+                constant = self.packed.constant(layout.of(constant), known)
+                constants = {**known, constant.name: constant}
+                flows.module = flows.module.replace(constants=constants)
+            found.append(constant.name)
+        return tuple(found)
+
+    def made(self, op: Op) -> _MadeChunk:
+        """Adds the function of a chunk, and those of its kernels, to the module."""
         name = f"chunk_{len(self.flows.module.chunks)}"
         before = set(self.flows.module.loops)
         made = _ChunkFunction(self.flows, op, name)
@@ -129,6 +201,7 @@ class _Chunks:
         module = self.flows.module
         module = module.replace(loops={**module.loops, name: func})
         new = [n for n in module.loops if n not in before]
+        checks = any(_has_check(module.loops[n]) for n in new)
         module, names = self.functions.shared(module, new)
         callee = names.get(name, name)
         loop = ChunkLoop(op, made.aligned, made.kernels, made.moved)
@@ -136,13 +209,19 @@ class _Chunks:
             # An equal function of another layer has the same sizes and buffers.
             chunks={callee: loop, **module.chunks, name: loop}
         )
-        sizes = tuple(sym(s) for s in func.sizes)
-        weights = tuple(self.flows.constant(n) for n in made.flow.weights)
-        extra = [
-            Value(self.flows.names.fresh(b.name), TensorType(b.dtype, b.shape))
-            for b in made.flow.extra
-        ]
-        return _called(callee, sizes, (*made.flow.operands, *weights), op, extra)
+        return _MadeChunk(
+            op,
+            callee,
+            tuple(sym(s) for s in func.sizes),
+            tuple(map(op.operands.index, made.flow.operands)),
+            tuple(made.flow.weights),
+            tuple(made.flow.extra),
+            checks,
+        )
+
+
+def _has_check(func: LoopFunc) -> bool:
+    return any(isinstance(stmt, Check) for stmt in statements(func.body))
 
 
 class _ChunkFunction:
@@ -294,14 +373,20 @@ def _called(
     return Op("fusion", tuple(params), kind, results, (region,), op.loc)
 
 
-def lower_chunks(module: Module, facts: Facts, compile_region: CompileRegion) -> Module:
+def lower_chunks(
+    module: Module,
+    facts: Facts,
+    compile_region: CompileRegion,
+    packed: PackedConstants,
+) -> Module:
     """The versions of `main` with their chunks as calls of loop functions."""
     graphs, functions = dict(module.graphs), _Functions()
     for version in module.versions:
         names = Names(names_of(version))
-        flows = Flows(module, version, compile_region, facts, names)
+        # No region depends on how many rows the chunks of others have.
+        flows = Flows(module, module.main, compile_region, facts, names)
         flows.producers = dict(version.producers())
-        chunks = _Chunks(flows, functions)
+        chunks = _Chunks(flows, functions, packed)
         try:
             ops = chunks.version(version)
         except _Unbounded:

@@ -291,7 +291,8 @@ class Flows:
             self.graph = self.graph.replace(constraints=guards)
         computes = tuple(computed(lowered))
         self.module = own.replace(
-            loops={**own.loops, **lowered.loops},
+            # Those of the module may call others by now, which are equal.
+            loops={**lowered.loops, **own.loops},
             libraries={**own.libraries, **lowered.libraries},
             constants=constants,
             checks=lowered.checks,

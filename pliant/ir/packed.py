@@ -1,0 +1,70 @@
+"""Constants in the layouts that kernels read, computed at compile time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pliant.ir.graph import Constant, Names, Origin
+from pliant.ir.types import DType, TensorType
+from pliant.sym import as_expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A constant in another layout, made at compile time.
+
+    Those with equal keys and sources are one. `make` computes it from the source's
+    data, now and whenever those change.
+    """
+
+    key: tuple[object, ...]
+    source: Constant
+    layout: str  # a word for its name
+    dtype: DType
+    make: Callable[[np.ndarray], np.ndarray]
+    within: Within | None = None  # it is not stored: another one holds it
+
+    def of(self, source: Constant) -> Packed:
+        """Another constant in the same layout."""
+        held = self.within
+        within = None if held is None else replace(held, whole=held.whole.of(source))
+        return replace(self, source=source, within=within)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Within:
+    """A run of elements of a packed constant."""
+
+    whole: Packed
+    offset: int  # in elements
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PackedConstants:
+    """What was packed so far; regions and versions of a model share it."""
+
+    known: dict[tuple[str, object], Constant] = field(default_factory=dict)
+    layouts: dict[str, Packed] = field(default_factory=dict)  # by the constant's name
+
+    def constant(self, packed: Packed, taken: Mapping[str, Constant]) -> Constant:
+        """A packed constant; its name is not one of `taken`."""
+        key = packed.source.name, packed.key
+        if key not in self.known:
+            made = self.known[key] = self._made(packed, taken)
+            self.layouts[made.name] = packed
+        return self.known[key]
+
+    def _made(self, packed: Packed, taken: Mapping[str, Constant]) -> Constant:
+        source, name = packed.source, f"{packed.source.name}.{packed.layout}"
+        data = packed.make(source.data)
+        kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
+        known = taken.get(name)
+        alike = known is not None and known.type == kind
+        if known is not None and alike and np.array_equal(known.data, data):
+            return known  # of a chunk, in a dump that is read back
+        name = Names({*taken, *self.layouts}).fresh(name)
+        return Constant(name, kind, data, origin=Origin((source.origin,), packed.make))
