@@ -92,6 +92,14 @@ def values_of(graph: Graph) -> Iterator[Value]:
         yield from op.results
 
 
+def places_of(graph: Graph) -> Iterator[str]:
+    """Where its ops, and those of its regions, are in the source."""
+    for op in graph.ops:
+        yield op.loc
+        for region in op.regions:
+            yield from places_of(region)
+
+
 def attr_key(attr: Attr) -> object:
     """0.0 and -0.0, 1 and True are different attributes."""
     if isinstance(attr, tuple):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from pliant.sym import Expr, as_expr, product
+from pliant.sym.nodes import MEMO
 
 
 class DType(enum.Enum):
@@ -84,6 +86,7 @@ NUMPY: dict[DType, np.dtype[np.generic]] = {
 }
 
 
+@lru_cache(maxsize=MEMO)
 def contiguous_strides(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Row-major strides in elements."""
     strides: list[Expr] = []
@@ -92,6 +95,11 @@ def contiguous_strides(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
         strides.append(step)
         step = step * dim
     return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=MEMO)
+def _numel(shape: tuple[Expr, ...]) -> Expr:
+    return product(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class TensorType:
 
     @property
     def numel(self) -> Expr:
-        return product(self.shape)
+        return _numel(self.shape)
 
     @property
     def bytes(self) -> Expr:

@@ -43,7 +43,7 @@ from pliant.ir.loops import (
     Store,
 )
 from pliant.ir.packed import PackedConstants
-from pliant.ir.same import attr_key, form_of
+from pliant.ir.same import attr_key, form_of, places_of
 from pliant.ir.types import TensorType
 from pliant.lower.nest import grain
 from pliant.memory.flow_function import FlowFunction, copy, flat
@@ -142,7 +142,7 @@ class _Chunks:
         """A fusion that calls the loop function of a chunk."""
         form, known = self.form(op), self.functions.made
         # The check of an index tells its place in the source, which must be the same.
-        placed = form, tuple(inner.loc for inner in op.regions[0].ops)
+        placed = form, tuple(places_of(op.regions[0]))
         made = known.get(form) or known.get(placed)
         weights = None if made is None else self.weights_like(made, op)
         if made is None or weights is None:

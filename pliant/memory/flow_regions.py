@@ -94,7 +94,8 @@ def laid_out(graph: Graph, facts: Facts) -> tuple[dict[Value, Expr], Expr]:
     offsets: dict[Value, Expr] = {}
     end = as_expr(0)
     for buf in sorted(found, key=lambda b: (-sum(sizes[b.bytes]), b.first)):
-        for offset, size, held in places:
+        # One of the same size needs no proof.
+        for offset, size, held in sorted(places, key=lambda p: p[1] != buf.bytes):
             apart = all(b.last < buf.first or buf.last < b.first for b in held)
             if apart and _no_larger(buf.bytes, size, sizes, facts):
                 held.append(buf)
