@@ -49,14 +49,15 @@ def test_as_eager(start: int) -> None:
         assert not found.bad, f"seed {seed}: {found}\n{made.script()}"
 
 
-def test_the_example_says_the_type_of_nothing() -> None:
+def test_the_trace_says_the_type_of_nothing() -> None:
     """Eager's mask of no elements is of floats, any other one of booleans."""
-    kept = Line(
-        "v0", "aten.native_dropout.default(x0, 0.3, False)[1]", "aten.native_dropout"
-    )
+    dropout = "aten.native_dropout.default"
+    kept = Line("v0", f"{dropout}(x0, 0.3, False)[1]", dropout)
+    chosen = Line("v1", "torch.where(v0, x0, 0.5).sum()", "aten.where.ScalarOther")
     given = Input("x0", ("n",), torch.float32)
-    made = Model(0, (given,), (kept,), (), ("v0",), ((1, 4, 1), (1, 0, 1), (1, 9, 1)))
-    assert judge(made).kind == "fine"
+    lines, sizes = (kept, chosen), ((1, 4, 1), (1, 0, 1), (1, 9, 1))
+    found = judge(Model(0, (given,), lines, (), ("v0", "v1"), sizes))
+    assert found.kind == "fine", found
 
 
 def test_each_of_several_results_is_rounded() -> None:
