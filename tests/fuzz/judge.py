@@ -42,7 +42,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,7 +189,7 @@ class TypedNothing(TorchDispatchMode):
             return made
         try:
             meant = func(*_on_meta(args), **_on_meta(kwargs or {}))
-        except (RuntimeError, NotImplementedError):  # it has no trace
+        except Exception:  # it has no trace
             return made
         return tree_map(_typed, made, meant)
 
@@ -376,18 +376,77 @@ def matters(model: Model, sizes: Sizes) -> bool:
     return not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same)
 
 
-def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
-    module = model.module()
-    eager = [of_eager(module, model.arguments(sizes)) for sizes in model.sizes]
-    if isinstance(eager[0], Exception):
-        return Verdict("fine", "eager has no answer")
-    kind = coarsest(model, module, eager[0])
-    resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
+class Results:
+    """What eager gives at some sizes, to be compared with."""
+
+    def __init__(self, model: Model, sizes: Sizes, eager: list[Tensor]) -> None:
+        self.model, self.sizes, self.eager = model, sizes, eager
+        self.kind = coarsest(model, model.module(), eager)
+        self.resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
+        self.largest = size_of(model.arguments(sizes))
+        self.runs = references(model, sizes)
+
+    def off(self, got: list[Tensor]) -> str | None:
+        """What is wrong with the first result that is not as eager's."""
+        names = [*self.model.outputs, *(v.name for v in self.model.inputs)]
+        for k, name in enumerate(names):
+            if off := self._off(k, got[k]):
+                return f"{name} at {self.sizes}: {off}"
+        return None
+
+    def _off(self, k: int, got: Tensor) -> str | None:
+        exact, *shaken = [run[k] for run in self.runs] or [None]
+        rest = (exact, shaken, self.kind, self.resizes, self.largest)
+        off = difference(got, self.eager[k], *rest)
+        if off and got.is_floating_point():
+            rounded = references(self.model, self.sizes, UNITS[self.kind])[1:]
+            off = difference(got, self.eager[k], *rest, [r[k] for r in rounded])
+        return off
+
+
+class Limited:
+    """A compiled model under limits on its memory, after a call without one."""
+
+    def __init__(self, ours: Any, model: Model, sizes: Sizes) -> None:
+        self.ours, self.model, self.sizes = ours, model, sizes
+        self.peak = ours.stats()["last_peak_bytes"]
+
+    def results(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """Of the least limit that will do, and of one half way from it to the peak."""
+        least, found = 1, self.under(1)
+        while isinstance(found, pliant.MemoryLimitError) and found.least > least:
+            least = found.least  # of the first part that needs more
+            found = self.under(least)
+        if isinstance(found, pliant.MemoryLimitError):
+            raise AssertionError(f"limit {least}: {found}")
+        yield least, found
+        middle = (least + self.peak) // 2
+        if least < middle < self.peak:
+            yield middle, self.under(middle)
+
+    def under(self, limit: int) -> Any:
+        """Its results with a limit, or the error that it is too low."""
+        self.ours.memory_limit = limit
+        try:
+            found = answer(self.ours, self.model.arguments(self.sizes))
+        except pliant.MemoryLimitError as error:
+            return error
+        finally:
+            self.ours.memory_limit = None
+        if isinstance(found, Exception):
+            raise found
+        used = self.ours.stats()["last_peak_bytes"]
+        assert used <= limit, f"{used} bytes with a limit of {limit}"
+        return found
+
+
+def compiled(model: Model, options: Any, threads: int) -> Any:
+    """Or the Verdict that there is no such model."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = pliant.compile(
-                module,
+            return pliant.compile(
+                model.module(),
                 tuple(model.arguments(model.sizes[0])),
                 model.dynamic(),
                 options=options,
@@ -399,38 +458,58 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         return Verdict("refused", f"{type(error).__name__}: {error}")
     except Exception as error:
         return Verdict("internal", f"compile: {type(error).__name__}: {error}")
-    refused = ""
+
+
+def judge(
+    model: Model, options: Any = None, threads: int = 1, limits: bool = True
+) -> Verdict:
+    """The first bad verdict of all sizes; `limits`: the memory is limited as well."""
+    module = model.module()
+    eager = [of_eager(module, model.arguments(sizes)) for sizes in model.sizes]
+    if isinstance(eager[0], Exception):
+        return Verdict("fine", "eager has no answer")
+    ours = compiled(model, options, threads)
+    if isinstance(ours, Verdict):
+        return ours
+    found = []
     for sizes, want in zip(model.sizes, eager, strict=True):
-        args = model.arguments(sizes)
         try:
-            got = answer(ours, args)
+            found.append(judge_at(ours, model, sizes, want, limits))
         except pliant.InternalError as error:
             return Verdict("internal", f"at {sizes}: {error}")
-        except pliant.PliantError as error:
-            if not isinstance(want, Exception):
-                refused = f"{type(error).__name__} at {sizes}: {error}"
-                if sizes == model.sizes[0]:
-                    return Verdict("unlike", "its own example: " + refused)
-            continue
-        if isinstance(got, Exception):
-            return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
+        if found[-1].bad:
+            return found[-1]
+    if found[0].kind == "refused":
+        return Verdict("unlike", f"its own example: {found[0].text}")
+    return next((each for each in found if each.kind == "refused"), found[0])
+
+
+def judge_at(
+    ours: Any, model: Model, sizes: Sizes, want: list[Tensor] | Exception, limits: bool
+) -> Verdict:
+    try:
+        got = answer(ours, model.arguments(sizes))
+    except pliant.InternalError:
+        raise
+    except pliant.PliantError as error:
         if isinstance(want, Exception):
-            # Of no rows, eager's FFT library has no transform; there is nothing to it.
-            if not matters(model, sizes) or "MKL FFT error" in str(want):
-                continue
-            raised = f"{type(want).__name__}: {want}"
-            return Verdict("answer", f"at {sizes}, eager raises {raised}")
-        runs = references(model, sizes)
-        largest = size_of(model.arguments(sizes))
-        exact = runs[0] if runs else [None] * len(got)
-        names = [*model.outputs, *(v.name for v in model.inputs)]
-        for k, name in enumerate(names):
-            shaken, its = [run[k] for run in runs[1:]], want[k]
-            rest = (kind, resizes, largest)
-            off = difference(got[k], its, exact[k], shaken, *rest)
-            if off and its.is_floating_point():
-                rounded = [r[k] for r in references(model, sizes, UNITS[kind])[1:]]
-                off = difference(got[k], its, exact[k], shaken, *rest, rounded)
-            if off:
-                return Verdict("wrong", f"{name} at {sizes}: {off}")
-    return Verdict("refused", refused) if refused else Verdict("fine")
+            return Verdict("fine")
+        return Verdict("refused", f"{type(error).__name__} at {sizes}: {error}")
+    if isinstance(got, Exception):
+        return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
+    if isinstance(want, Exception):
+        # Of no rows, eager's FFT library has no transform; there is nothing to it.
+        if not matters(model, sizes) or "MKL FFT error" in str(want):
+            return Verdict("fine")
+        raised = f"{type(want).__name__}: {want}"
+        return Verdict("answer", f"at {sizes}, eager raises {raised}")
+    results = Results(model, sizes, want)
+    if off := results.off(got):
+        return Verdict("wrong", off)
+    try:
+        for limit, less in Limited(ours, model, sizes).results() if limits else ():
+            if off := results.off(less):
+                return Verdict("wrong", f"with a limit of {limit} bytes, {off}")
+    except (AssertionError, RuntimeError, pliant.PliantError) as error:
+        return Verdict("internal", f"with a limit at {sizes}: {error}")
+    return Verdict("fine")
