@@ -117,7 +117,7 @@ def widened(model: Model, shake: Shake | None = None) -> nn.Module:
     for line in model.lines:
         code = re.sub(
             r"torch\.(float16|bfloat16|float32)\b", "torch.float64", line.code
-        )
+        ).replace(".float()", ".double()")
         if shake and line.statement:
             code = f"{code}; shake.inside({line.name})"
         elif shake and line.overload in ROUNDS:
@@ -155,7 +155,8 @@ def coarsest(model: Model, module: nn.Module, results: list[Tensor]) -> torch.dt
     """The float with the fewest bits anywhere in the model."""
     kinds = [v.dtype for v in model.inputs] + [b.dtype for b in module.buffers()]
     kinds += [r.dtype for r in results]
-    names = re.findall(r"torch\.(float16|bfloat16|float32|float64)", model.body())
+    body = model.body().replace(".float()", "torch.float32")
+    names = re.findall(r"torch\.(float16|bfloat16|float32|float64)", body)
     kinds += [getattr(torch, name) for name in names]
     kinds = [k for k in kinds if k in UNITS] or [torch.float32]
     return max(kinds, key=lambda k: UNITS[k])
@@ -317,11 +318,11 @@ class MovedPositions(TorchDispatchMode):
 
 
 def references(
-    model: Model, sizes: Sizes, unit: float | None = None
+    model: Model, sizes: Sizes, unit: float | None = None, count: int = SHAKES
 ) -> list[list[Tensor]]:
     """Results in f64, and then shaken; no list where the model has none in f64."""
     out: list[list[Tensor]] = []
-    shakes = [Shake(model.seed * SHAKES + k, unit) for k in range(SHAKES)]
+    shakes = [Shake(model.seed * SHAKES + k, unit) for k in range(count)]
     for shake in (None, *shakes):
         args = [
             a.double() if a.is_floating_point() else a for a in model.arguments(sizes)

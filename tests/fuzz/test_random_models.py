@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from catalogue import ENTRIES, LEFT_OUT
-from judge import Shake, judge
+from judge import Shake, judge, references
 from random_models import Input, Line, Model, model
 
 import pliant
@@ -58,6 +58,13 @@ def test_the_trace_says_the_type_of_nothing() -> None:
     lines, sizes = (kept, chosen), ((1, 4, 1), (1, 0, 1), (1, 9, 1))
     found = judge(Model(0, (given,), lines, (), ("v0", "v1"), sizes))
     assert found.kind == "fine", found
+
+
+def test_every_op_has_a_reference_in_f64() -> None:
+    """Without one, what eager makes of halves counts as exact."""
+    for overload in sorted({entry.overload for entry in ENTRIES if not entry.text}):
+        made = model(1, overload)
+        assert not made.lines or references(made, made.sizes[0], count=0), made.body()
 
 
 def test_each_of_several_results_is_rounded() -> None:
