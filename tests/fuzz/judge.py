@@ -50,8 +50,9 @@ import torch
 from catalogue import OTHER, RESIZES, ROUNDED, SMOOTH, SPECTRA
 from random_models import Model, Sizes
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import pliant
 
@@ -188,20 +189,14 @@ class TypedNothing(TorchDispatchMode):
         leaves = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
         if all(t.numel() for t in leaves):
             return made
+        fake = FakeTensorMode()
+        given = tree_map_only(Tensor, fake.from_tensor, (args, kwargs or {}))
         try:
-            meant = func(*_on_meta(args), **_on_meta(kwargs or {}))
+            with fake:
+                meant = func(*given[0], **given[1])
         except Exception:  # it has no trace
             return made
         return tree_map(_typed, made, meant)
-
-
-def _on_meta(given: Any) -> Any:
-    def moved(x: Any) -> Any:
-        if isinstance(x, torch.device):
-            return torch.device("meta")
-        return x.to("meta") if isinstance(x, Tensor) else x
-
-    return tree_map(moved, given)
 
 
 def _typed(made: Any, meant: Any) -> Any:

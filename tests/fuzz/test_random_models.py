@@ -60,6 +60,17 @@ def test_the_trace_says_the_type_of_nothing() -> None:
     assert found.kind == "fine", found
 
 
+def test_statistics_of_halves_have_their_type() -> None:
+    norm = "aten._native_batch_norm_legit_no_training.default"
+    w = "self.w0"
+    code = f"{norm}(x0, {w}, {w}, {w}, {w}.abs(), 0.1, 1e-3)"
+    lines = tuple(Line(f"v{k}", f"{code}[{k}]", norm) for k in range(3))
+    given = (Input("x0", ("b", 6, "n"), torch.float16),)
+    weights, sizes = ((w, (6,), torch.float16),), ((3, 4, 1), (0, 2, 1))
+    found = judge(Model(0, given, lines, weights, ("v0", "v1", "v2"), sizes))
+    assert found.kind == "fine", found
+
+
 def test_every_op_has_a_reference_in_f64() -> None:
     """Without one, what eager makes of halves counts as exact."""
     for overload in sorted({entry.overload for entry in ENTRIES if not entry.text}):
