@@ -480,6 +480,24 @@ def test_a_resize_to_nothing_is_refused(mode: str) -> None:
             ours(*nothing)
 
 
+def test_a_number_scales_before_factors_and_divisors_do() -> None:
+    """What overflows or vanishes without it does not, and what does with it does."""
+
+    def function(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.addcdiv(x, a, b, value=0.3),
+            torch.addcmul(x, a, 1 / b, value=0.3),
+            torch.addcdiv(x, a, b, value=1e30),
+            torch.addcmul(x.double(), a, b, value=1e30),
+        )
+
+    a = torch.tensor([0.5, -3e38, 1e-30, 0.25, 2.0])
+    b = torch.tensor([1e-39, 0.5, 1e20, 3e38, 2.0])
+    ours = compiled(function, torch.zeros(5), a, b, dims=({0: "n"},) * 3)
+    as_eager(function, ours, torch.zeros(5), a, b)
+    as_eager(function, ours, torch.ones(1), a[:1], b[:1])
+
+
 def test_a_copy_of_repeated_rows_is_a_view_at_one() -> None:
     """Rows with a stride of 0, flattened: with one column that is the input itself."""
 
