@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 
+from pliant.frontend.signature import LARGEST
 from pliant.frontend.torch_branches import conditions
 from pliant.frontend.torch_dims import to_expr
 from pliant.frontend.torch_numbers import span
@@ -24,7 +25,19 @@ from pliant.frontend.torch_ops_sort import sorted_along
 from pliant.frontend.torch_ops_window import drop_axis
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
-from pliant.sym import Expr, as_expr, eq, floordiv, ge, le, maximum, minimum, product
+from pliant.sym import (
+    Cond,
+    Expr,
+    Facts,
+    as_expr,
+    eq,
+    floordiv,
+    ge,
+    le,
+    maximum,
+    minimum,
+    product,
+)
 
 aten = torch.ops.aten
 
@@ -60,7 +73,16 @@ def check(cx: TorchContext, *_: Any) -> None:
     if found is None:
         cx.unsupported(f"a check that compares no two sizes: {stated}")
     for cond in found:
-        cx.require(cond, "the model checks this of its data")
+        if not _holds_of_all_sizes(cond):
+            cx.require(cond, "the model checks this of its data")
+
+
+def _holds_of_all_sizes(cond: Cond) -> bool:
+    """Torch also checks bounds of its own, as products of the largest sizes."""
+    facts = Facts()
+    for name in cond.symbols():
+        facts.add_range(name, 0, LARGEST)
+    return facts.prove(cond) is True
 
 
 def check_async(cx: TorchContext, tested: Value, message: str = "") -> None:

@@ -306,12 +306,17 @@ def lerp(cx: TorchContext, x: Value, end: Value, weight: Operand) -> Value:
     return cx.select(near_end, from_end, from_start)
 
 
+def _scaled_first(cx: TorchContext, x: Value, a: Value, b: Value, by: Any) -> Operand:
+    """a times a number, in the type of all three: what follows overflows as torch's."""
+    return scaled(cx, cx.cast(a, cx.promote(x, a, b)), by)
+
+
 def addcmul(cx: TorchContext, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
-    return cx.add(x, scaled(cx, cx.mul(a, b), value))
+    return cx.add(x, cx.mul(_scaled_first(cx, x, a, b, value), b))
 
 
 def addcdiv(cx: TorchContext, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
-    return cx.add(x, scaled(cx, cx.div(a, b), value))
+    return cx.add(x, cx.div(_scaled_first(cx, x, a, b, value), b))
 
 
 def hypot(cx: TorchContext, x: Value, y: Value) -> Value:

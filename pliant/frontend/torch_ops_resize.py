@@ -13,7 +13,7 @@ from pliant.frontend.torch_dims import decimal
 from pliant.frontend.torch_ops_context import Real, Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
-from pliant.sym import Expr, as_expr, floordiv, mod, ne
+from pliant.sym import Expr, as_expr, floordiv, le, mod, ne
 
 aten = torch.ops.aten
 
@@ -52,6 +52,8 @@ def _resized(
         assert factors is not None
         pairs = zip(x.shape[lead:], factors, strict=True)
         sizes = [scaled_size(cx, dim, factor) for dim, factor in pairs]
+    for size in (*x.shape[lead:], *sizes):
+        cx.require(le(1, size), "a resize needs elements")
     scales: tuple[float | None, ...] = ()
     if factors is not None and any(f is not None for f in factors):
         scales = tuple(

@@ -297,3 +297,19 @@ def overlap(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
         and one[0] < other[1]
         and other[0] < one[1]
     )
+
+
+def may_repeat(value: Any) -> bool:
+    """Whether two elements may be one place in memory: strides that are not beyond all
+    that the smaller ones reach."""
+    if not hasattr(value, "shape") or 0 in value.shape:
+        return False
+    strides = value.strides if isinstance(value, np.ndarray) else value.stride()
+    least = value.itemsize if isinstance(value, np.ndarray) else 1
+    axes = zip(strides, value.shape, strict=True)
+    reach = 0
+    for stride, size in sorted((abs(by), n) for by, n in axes if n > 1):
+        if stride < reach + least:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -31,7 +31,7 @@ from pliant.frontend.signature import (
 )
 from pliant.interface import breaks
 from pliant.model.arguments import shown
-from pliant.model.buffers import memory_block, overlap
+from pliant.model.buffers import may_repeat, memory_block, overlap
 from pliant.model.parts import ModelPart
 from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
@@ -280,9 +280,19 @@ def sizes_of(flat: Sequence[Any]) -> list[int]:
 
 
 def check_written(signature: Signature, flat: Sequence[Any]) -> None:
-    """No argument that the model writes may share memory with another argument."""
+    """No argument that the model writes may share memory with another argument, and no
+    element of it with another element."""
     blocks = [memory_block(value) for value in flat]
     for number in signature.written:
+        if may_repeat(flat[number]):
+            name = signature.slots[number].name
+            raise DTypeError(
+                f"the model writes input '{name}', elements of which share memory: "
+                "pass a copy of it",
+                input=name,
+                expected="elements of their own",
+                got="strides that overlap",
+            )
         for other, block in enumerate(blocks):
             if other != number and overlap(block, blocks[number]):
                 names = [signature.slots[k].name for k in (number, other)]

@@ -339,6 +339,18 @@ def test_an_assertion_about_data_is_tested() -> None:
     refused(asserted, (good,), ({0: "n", 1: "k"},), (bad,), why)
 
 
+def test_a_bound_of_all_sizes_is_not_tested() -> None:
+    """Torch has it that a part of 2 * u0 places is at most 2 * (2**63 - 2)."""
+
+    def part(x: Tensor, kept: Tensor) -> Tensor:
+        return x.nonzero().masked_select(kept)
+
+    kept = torch.tensor([True, False])
+    m = pliant.compile(Apply(part), (torch.randn(1, 7), kept), (({1: "n"}, {}),))
+    for n in (7, 0, 3):
+        same(m(x := torch.randn(1, n), kept), part(x, kept))
+
+
 def test_a_size_that_a_tensor_holds_is_a_size() -> None:
     def rows(x: Tensor) -> Tensor:
         k = torch.div(x.shape[0], 8, rounding_mode="trunc")

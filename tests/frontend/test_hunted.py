@@ -465,6 +465,39 @@ def test_an_axis_that_stays_reads_no_neighbour() -> None:
     as_eager(function, ours, x)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_a_resize_to_nothing_is_refused(mode: str) -> None:
+    def function(x: Tensor, like: Tensor) -> Tensor:
+        return F.interpolate(x, size=(like.shape[0], 5), mode=mode)
+
+    x = torch.randn(2, 3, 4, 5)
+    ours = compiled(function, x, torch.randn(3), dims=({0: "b", 2: "n"}, {0: "k"}))
+    as_eager(function, ours, x[:0], torch.randn(1))
+    for nothing in ((x, torch.randn(0)), (x[:, :, :0], torch.randn(2))):
+        with pytest.raises(RuntimeError, match="greater than 0"):
+            function(*nothing)
+        with pytest.raises(pliant.ShapeError, match="a resize needs elements"):
+            ours(*nothing)
+
+
+def test_a_number_scales_before_factors_and_divisors_do() -> None:
+    """What overflows or vanishes without it does not, and what does with it does."""
+
+    def function(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.addcdiv(x, a, b, value=0.3),
+            torch.addcmul(x, a, 1 / b, value=0.3),
+            torch.addcdiv(x, a, b, value=1e30),
+            torch.addcmul(x.double(), a, b, value=1e30),
+        )
+
+    a = torch.tensor([0.5, -3e38, 1e-30, 0.25, 2.0])
+    b = torch.tensor([1e-39, 0.5, 1e20, 3e38, 2.0])
+    ours = compiled(function, torch.zeros(5), a, b, dims=({0: "n"},) * 3)
+    as_eager(function, ours, torch.zeros(5), a, b)
+    as_eager(function, ours, torch.ones(1), a[:1], b[:1])
+
+
 def test_a_copy_of_repeated_rows_is_a_view_at_one() -> None:
     """Rows with a stride of 0, flattened: with one column that is the input itself."""
 

@@ -93,6 +93,24 @@ def test_shared_memory_is_refused() -> None:
         m(torch.from_numpy(array[1:5]), torch.from_numpy(array[2:]))
 
 
+def test_elements_that_share_memory_are_refused() -> None:
+    m = compiled(added)
+    row, y = torch.rand(12), torch.rand(4, 3)
+    for strides in ((1, 0), (2, 1), (0, 1), (1, 2)):
+        with pytest.raises(pliant.DTypeError, match="elements of which share memory"):
+            m(row.as_strided((4, 3), strides), y)
+    array = np.lib.stride_tricks.as_strided(row.numpy(), (4, 3), (8, 4))
+    with pytest.raises(pliant.DTypeError, match="elements of which share memory"):
+        m(array, y.numpy())
+    before, column = row.clone(), row.as_strided((1, 3), (0, 4))
+    m(column, y[:1])
+    torch.testing.assert_close(column, before.as_strided((1, 3), (0, 4)) + y[:1])
+    m(row.as_strided((0, 3), (0, 0)), y[:0])
+    reverse = np.ones((4, 3), np.float32)
+    m(reverse[::-1], y.numpy())
+    assert np.allclose(reverse[::-1], 1 + y.numpy())
+
+
 def test_a_refused_call_writes_nothing() -> None:
     m = compiled(added)
     x = torch.ones(4, 3)

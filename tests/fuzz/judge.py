@@ -42,7 +42,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from random_models import Model, Sizes
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import pliant
 
@@ -117,7 +118,7 @@ def widened(model: Model, shake: Shake | None = None) -> nn.Module:
     for line in model.lines:
         code = re.sub(
             r"torch\.(float16|bfloat16|float32)\b", "torch.float64", line.code
-        )
+        ).replace(".float()", ".double()")
         if shake and line.statement:
             code = f"{code}; shake.inside({line.name})"
         elif shake and line.overload in ROUNDS:
@@ -155,7 +156,8 @@ def coarsest(model: Model, module: nn.Module, results: list[Tensor]) -> torch.dt
     """The float with the fewest bits anywhere in the model."""
     kinds = [v.dtype for v in model.inputs] + [b.dtype for b in module.buffers()]
     kinds += [r.dtype for r in results]
-    names = re.findall(r"torch\.(float16|bfloat16|float32|float64)", model.body())
+    body = model.body().replace(".float()", "torch.float32")
+    names = re.findall(r"torch\.(float16|bfloat16|float32|float64)", body)
     kinds += [getattr(torch, name) for name in names]
     kinds = [k for k in kinds if k in UNITS] or [torch.float32]
     return max(kinds, key=lambda k: UNITS[k])
@@ -171,6 +173,41 @@ def answer(module: nn.Module, args: list[Tensor]) -> list[Tensor] | Exception:
         raise
     except Exception as error:
         return error
+
+
+class TypedNothing(TorchDispatchMode):
+    """What eager's op gives of no elements has the type that torch's trace says.
+
+    A few kernels give another one: the mask of native_dropout is of floats then, which
+    no `where` takes, and the statistics of a batch norm have its operand's type.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        leaves = [t for t in tree_leaves(made) if isinstance(t, Tensor)]
+        if all(t.numel() for t in leaves):
+            return made
+        fake = FakeTensorMode()
+        given = tree_map_only(Tensor, fake.from_tensor, (args, kwargs or {}))
+        try:
+            with fake:
+                meant = func(*given[0], **given[1])
+        except Exception:  # it has no trace
+            return made
+        return tree_map(_typed, made, meant)
+
+
+def _typed(made: Any, meant: Any) -> Any:
+    if not isinstance(made, Tensor) or made.numel() or made.dtype == meant.dtype:
+        return made
+    return made.to(meant.dtype)
+
+
+def of_eager(module: nn.Module, args: list[Tensor]) -> list[Tensor] | Exception:
+    with TypedNothing():
+        return answer(module, args)
 
 
 def difference(
@@ -276,18 +313,18 @@ class MovedPositions(TorchDispatchMode):
 
 
 def references(
-    model: Model, sizes: Sizes, unit: float | None = None
+    model: Model, sizes: Sizes, unit: float | None = None, count: int = SHAKES
 ) -> list[list[Tensor]]:
     """Results in f64, and then shaken; no list where the model has none in f64."""
     out: list[list[Tensor]] = []
-    shakes = [Shake(model.seed * SHAKES + k, unit) for k in range(SHAKES)]
+    shakes = [Shake(model.seed * SHAKES + k, unit) for k in range(count)]
     for shake in (None, *shakes):
         args = [
             a.double() if a.is_floating_point() else a for a in model.arguments(sizes)
         ]
         torch.set_default_dtype(torch.float64)  # of integers that are divided
         with MovedPositions(shake) if shake else contextlib.nullcontext():
-            found = answer(widened(model, shake), args)
+            found = of_eager(widened(model, shake), args)
         torch.set_default_dtype(torch.float32)
         if not isinstance(found, Exception):
             out.append(found)
@@ -327,7 +364,7 @@ def matters(model: Model, sizes: Sizes) -> bool:
     module, found = model.module(), []
     for number in (7, 100):
         with Poisoned(number):
-            found.append(answer(module, model.arguments(sizes)))
+            found.append(of_eager(module, model.arguments(sizes)))
     one, other = found
     if isinstance(one, Exception) or isinstance(other, Exception):
         return True
@@ -335,26 +372,77 @@ def matters(model: Model, sizes: Sizes) -> bool:
     return not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same)
 
 
-def traced(model: Model, k: int) -> torch.dtype | None:
-    """The type that torch's trace gives a result, which needs no elements for it."""
-    example = model.arguments(model.sizes[0])
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        found = answer(model.module(), [fake.from_tensor(a) for a in example])
-    return None if isinstance(found, Exception) else found[k].dtype
+class Results:
+    """What eager gives at some sizes, to be compared with."""
+
+    def __init__(self, model: Model, sizes: Sizes, eager: list[Tensor]) -> None:
+        self.model, self.sizes, self.eager = model, sizes, eager
+        self.kind = coarsest(model, model.module(), eager)
+        self.resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
+        self.largest = size_of(model.arguments(sizes))
+        self.runs = references(model, sizes)
+
+    def off(self, got: list[Tensor]) -> str | None:
+        """What is wrong with the first result that is not as eager's."""
+        names = [*self.model.outputs, *(v.name for v in self.model.inputs)]
+        for k, name in enumerate(names):
+            if off := self._off(k, got[k]):
+                return f"{name} at {self.sizes}: {off}"
+        return None
+
+    def _off(self, k: int, got: Tensor) -> str | None:
+        exact, *shaken = [run[k] for run in self.runs] or [None]
+        rest = (exact, shaken, self.kind, self.resizes, self.largest)
+        off = difference(got, self.eager[k], *rest)
+        if off and got.is_floating_point():
+            rounded = references(self.model, self.sizes, UNITS[self.kind])[1:]
+            off = difference(got, self.eager[k], *rest, [r[k] for r in rounded])
+        return off
 
 
-def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
-    module = model.module()
-    eager = [answer(module, model.arguments(sizes)) for sizes in model.sizes]
-    if isinstance(eager[0], Exception):
-        return Verdict("fine", "eager has no answer")
-    kind = coarsest(model, module, eager[0])
-    resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
+class Limited:
+    """A compiled model under limits on its memory, after a call without one."""
+
+    def __init__(self, ours: Any, model: Model, sizes: Sizes) -> None:
+        self.ours, self.model, self.sizes = ours, model, sizes
+        self.peak = ours.stats()["last_peak_bytes"]
+
+    def results(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """Of the least limit that will do, and of one half way from it to the peak."""
+        least, found = 1, self.under(1)
+        while isinstance(found, pliant.MemoryLimitError) and found.least > least:
+            least = found.least  # of the first part that needs more
+            found = self.under(least)
+        if isinstance(found, pliant.MemoryLimitError):
+            raise AssertionError(f"limit {least}: {found}")
+        yield least, found
+        middle = (least + self.peak) // 2
+        if least < middle < self.peak:
+            yield middle, self.under(middle)
+
+    def under(self, limit: int) -> Any:
+        """Its results with a limit, or the error that it is too low."""
+        self.ours.memory_limit = limit
+        try:
+            found = answer(self.ours, self.model.arguments(self.sizes))
+        except pliant.MemoryLimitError as error:
+            return error
+        finally:
+            self.ours.memory_limit = None
+        if isinstance(found, Exception):
+            raise found
+        used = self.ours.stats()["last_peak_bytes"]
+        assert used <= limit, f"{used} bytes with a limit of {limit}"
+        return found
+
+
+def compiled(model: Model, options: Any, threads: int) -> Any:
+    """Or the Verdict that there is no such model."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = pliant.compile(
-                module,
+            return pliant.compile(
+                model.module(),
                 tuple(model.arguments(model.sizes[0])),
                 model.dynamic(),
                 options=options,
@@ -366,44 +454,58 @@ def judge(model: Model, options: Any = None, threads: int = 1) -> Verdict:
         return Verdict("refused", f"{type(error).__name__}: {error}")
     except Exception as error:
         return Verdict("internal", f"compile: {type(error).__name__}: {error}")
-    refused = ""
+
+
+def judge(
+    model: Model, options: Any = None, threads: int = 1, limits: bool = True
+) -> Verdict:
+    """The first bad verdict of all sizes; `limits`: the memory is limited as well."""
+    module = model.module()
+    eager = [of_eager(module, model.arguments(sizes)) for sizes in model.sizes]
+    if isinstance(eager[0], Exception):
+        return Verdict("fine", "eager has no answer")
+    ours = compiled(model, options, threads)
+    if isinstance(ours, Verdict):
+        return ours
+    found = []
     for sizes, want in zip(model.sizes, eager, strict=True):
-        args = model.arguments(sizes)
         try:
-            got = answer(ours, args)
+            found.append(judge_at(ours, model, sizes, want, limits))
         except pliant.InternalError as error:
             return Verdict("internal", f"at {sizes}: {error}")
-        except pliant.PliantError as error:
-            if not isinstance(want, Exception):
-                refused = f"{type(error).__name__} at {sizes}: {error}"
-                if sizes == model.sizes[0]:
-                    return Verdict("unlike", "its own example: " + refused)
-            continue
-        if isinstance(got, Exception):
-            return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
+        if found[-1].bad:
+            return found[-1]
+    if found[0].kind == "refused":
+        return Verdict("unlike", f"its own example: {found[0].text}")
+    return next((each for each in found if each.kind == "refused"), found[0])
+
+
+def judge_at(
+    ours: Any, model: Model, sizes: Sizes, want: list[Tensor] | Exception, limits: bool
+) -> Verdict:
+    try:
+        got = answer(ours, model.arguments(sizes))
+    except pliant.InternalError:
+        raise
+    except pliant.PliantError as error:
         if isinstance(want, Exception):
-            # Of no rows, eager's FFT library has no transform; there is nothing to it.
-            if not matters(model, sizes) or "MKL FFT error" in str(want):
-                continue
-            raised = f"{type(want).__name__}: {want}"
-            return Verdict("answer", f"at {sizes}, eager raises {raised}")
-        runs = references(model, sizes)
-        largest = size_of(model.arguments(sizes))
-        exact = runs[0] if runs else [None] * len(got)
-        names = [*model.outputs, *(v.name for v in model.inputs)]
-        for k, name in enumerate(names):
-            shaken, its = [run[k] for run in runs[1:]], want[k]
-            # A few kernels give another type where there is nothing to compute than for
-            # the example (the mask of native_dropout), or than torch says they do (the
-            # statistics of a batch norm that is given them).
-            if not its.numel() and its.dtype != got[k].dtype:
-                meant = (eager[0][k].dtype, traced(model, k))
-                its = its.to(got[k].dtype) if got[k].dtype in meant else its
-            rest = (kind, resizes, largest)
-            off = difference(got[k], its, exact[k], shaken, *rest)
-            if off and its.is_floating_point():
-                rounded = [r[k] for r in references(model, sizes, UNITS[kind])[1:]]
-                off = difference(got[k], its, exact[k], shaken, *rest, rounded)
-            if off:
-                return Verdict("wrong", f"{name} at {sizes}: {off}")
-    return Verdict("refused", refused) if refused else Verdict("fine")
+            return Verdict("fine")
+        return Verdict("refused", f"{type(error).__name__} at {sizes}: {error}")
+    if isinstance(got, Exception):
+        return Verdict("internal", f"at {sizes}: {type(got).__name__}: {got}")
+    if isinstance(want, Exception):
+        # Of no rows, eager's FFT library has no transform; there is nothing to it.
+        if not matters(model, sizes) or "MKL FFT error" in str(want):
+            return Verdict("fine")
+        raised = f"{type(want).__name__}: {want}"
+        return Verdict("answer", f"at {sizes}, eager raises {raised}")
+    results = Results(model, sizes, want)
+    if off := results.off(got):
+        return Verdict("wrong", off)
+    try:
+        for limit, less in Limited(ours, model, sizes).results() if limits else ():
+            if off := results.off(less):
+                return Verdict("wrong", f"with a limit of {limit} bytes, {off}")
+    except (AssertionError, RuntimeError, pliant.PliantError) as error:
+        return Verdict("internal", f"with a limit at {sizes}: {error}")
+    return Verdict("fine")
