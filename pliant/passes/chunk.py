@@ -26,7 +26,7 @@ from pliant.ir.graph import Graph, Knob, Module, Op, Value
 from pliant.machine.rates import ASSUMED_BYTES, CALL_SECONDS
 from pliant.passes.chunk_bytes import Memory, Numbers, RegionBytes
 from pliant.passes.chunk_heads import has_groups
-from pliant.passes.chunk_parts import Parts, apart, with_two_sides
+from pliant.passes.chunk_parts import arranged, kernels_apart, with_two_sides
 from pliant.passes.chunk_regions import (
     FusedGraph,
     Growth,
@@ -207,7 +207,7 @@ def _is_product(dim: Expr) -> bool:
 def steps_of(of: FusedGraph, memory: Memory) -> Iterator[_Step]:
     """Every region of a fused graph."""
     for extent in extents_of(of.graph):
-        cutter = Cutter(extent, of.facts)
+        cutter = of.cutter(extent)
         growth = Growth(of, cutter)
         for end, op in enumerate(of.fusions):
             seen: set[int] = set()
@@ -230,12 +230,9 @@ def _step(region: Region, grown: RegionBytes) -> _Step:
 class ChunkedForm:
     """A form of the graph (`chunk_parts.py`), and its memory at points, by number."""
 
-    def __init__(
-        self, parts: Parts, facts: Facts, rows: int, points: Mapping[int, Point]
-    ) -> None:
-        self.of = FusedGraph(parts.graph, facts, rows, parts.origin)
-        self.points = points
-        self.peaks = Peaks(self.of, list(points.values()))
+    def __init__(self, of: FusedGraph, points: Mapping[int, Point]) -> None:
+        self.of, self.points = of, points
+        self.peaks = Peaks(of, list(points.values()))
 
     @property
     def least(self) -> dict[int, float]:
@@ -268,9 +265,12 @@ def forms_of(
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
     ) -> ChunkedForm:
-        parts = apart(graph, facts, heads=heads, flipped=flipped)
-        return ChunkedForm(parts, facts, rows, at)
+        parts = arranged(smaller, facts, heads=heads, flipped=flipped)
+        of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters)
+        return ChunkedForm(of, at)
 
+    smaller = kernels_apart(graph, facts)
+    cutters: dict[Expr, Cutter] = {}
     every = dict(enumerate(points))
     plain = form((), every)
     worst = max(plain.least_share, key=plain.least_share.__getitem__)

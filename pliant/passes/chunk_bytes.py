@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType
-from pliant.passes.chunk_regions import FusedGraph, Member, Need, Region, outer_runs
+from pliant.passes.chunk_regions import (
+    FusedGraph,
+    Member,
+    Need,
+    Part,
+    Region,
+    outer_runs,
+)
 from pliant.passes.cuts import Demand
 from pliant.sym import Expr
 from pliant.sym.points import Point
@@ -28,7 +35,9 @@ class Memory:
         self.of, self.points = of, points
         self._sizes: dict[Value, Numbers] = {}
         self._known: dict[Expr, Numbers] = {}
-        self._known_runs: dict[Need, _Runs] = {}
+        self._kinds: dict[Need, int] = {}
+        self._kind_of_runs: dict[_Runs, int] = {}
+        self._weights: dict[Part, tuple[Numbers, list[Need]]] = {}
         self.none = np.zeros(len(points))
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
@@ -53,13 +62,26 @@ class Memory:
             self._sizes[value] = self.at_points(value.type.bytes)
         return self._sizes[value]
 
-    def runs(self, need: Need) -> _Runs:
-        """Rows that are alike in this have the same bytes in each round."""
-        if need not in self._known_runs:
+    def kind(self, need: Need) -> int:
+        """A number: rows of the same kind have the same bytes in each round."""
+        if need not in self._kinds:
             value, cut = need
-            outer = outer_runs(value, cut)
-            self._known_runs[need] = value.dtype, value.type.numel, outer
-        return self._known_runs[need]
+            runs = value.dtype, value.type.numel, outer_runs(value, cut)
+            self._kinds[need] = self._kind_of_runs.setdefault(runs, len(self._kinds))
+        return self._kinds[need]
+
+    def weights(self, part: Part) -> tuple[Numbers, list[Need]]:
+        """The bytes of what a kernel alone reads whole and none makes; other needs."""
+        if part not in self._weights:
+            readers, sizes = self.of.readers, self.none
+            rest: list[Need] = []
+            for value, rows in part.needs:
+                if rows is None and value not in self.last and len(readers[value]) == 1:
+                    sizes = sizes + self.size(value)
+                else:
+                    rest.append((value, rows))
+            self._weights[part] = sizes, rest
+        return self._weights[part]
 
     def _profile(self) -> Iterator[Numbers]:
         """The bytes while each kernel runs."""
@@ -97,16 +119,14 @@ class RegionBytes:
         self.others = none  # the peak of kernels in between that it does not have
         self.ending = none  # what it reads or makes, and nobody reads afterwards
         self.over = none  # of its results: what is written over operands
-        self.copied = (
-            none  # what has rows in each chunk: results, operands that are cut
-        )
+        self.copied = none  # what chunks have rows of: results, operands that are cut
         self.whole = none  # operands that each chunk reads whole
         self.inner = none  # the most that a kernel reads and makes of the region's own
         self._inner: dict[Op, Numbers] = {}  # the same of each kernel
         self._count = 0
         self._reads: dict[Value, list[Demand]] = {}
-        # Results and operands of which a round has the same rows, and no others.
-        self._alike: dict[_Runs, tuple[int, int]] = {}
+        # Of each kind of rows: results, and operands of which a round has no others.
+        self._alike: dict[int, tuple[int, int]] = {}
 
     def grow(self, region: Region) -> None:
         """Takes in the kernels that the region has more than the one before."""
@@ -135,51 +155,53 @@ class RegionBytes:
                 self.inner = np.maximum(self.inner, self._inner[op])
         for value in member.results:
             self.copied = self.copied + size(value)
-            self._hold(value, 1)
+            if self._ends(value):
+                self.ending = self.ending + size(value)
             if value in self.memory.last:
                 self._pair((value, member.cut(value)), results=1)
-        for need in member.part.needs:
+        weights, needs = self.memory.weights(member.part)
+        self.whole = self.whole + weights
+        for need in needs:
             self._read(need)
 
     def _ends(self, value: Value) -> bool:
         """Whether nobody reads a value in the arena after the region."""
-        return self.memory.last.get(value, self.end + 1) <= self.end
-
-    def _hold(self, value: Value, sign: int) -> None:
-        if self._ends(value):
-            self.ending = self.ending + sign * self.memory.size(value)
+        last = self.memory.last.get(value)
+        return last is not None and last <= self.end
 
     def _read(self, need: Need) -> None:
         value, rows = need
         known = self._reads.setdefault(value, [])
         if rows in known:
             return
-        if not known:
-            self._hold(value, 1)
+        size = self.memory.size(value)
         if rows is None:
-            self.whole = self.whole + self.memory.size(value)
+            self.whole = self.whole + size
         elif all(cut is None for cut in known):
-            self.copied = self.copied + self.memory.size(value)
+            self.copied = self.copied + size
         known.append(rows)
-        if self._ends(value):
-            if len(known) == 1 and rows is not None:
+        if not self._ends(value):
+            return
+        if len(known) == 1:
+            self.ending = self.ending + size
+            if rows is not None:
                 self._pair(need, operands=1)
-            elif len(known) == 2 and known[0] is not None:
-                self._pair((value, known[0]), operands=-1)
+        elif len(known) == 2 and known[0] is not None:
+            self._pair((value, known[0]), operands=-1)
 
     def _unread(self, value: Value) -> None:
         """A kernel joins that makes the rows of a value: they are read no more."""
         for rows in self._reads.pop(value, ()):
             self.copied = self.copied - self.memory.size(value)
-            self._hold(value, -1)
             if self._ends(value):
+                self.ending = self.ending - self.memory.size(value)
                 self._pair((value, rows), operands=-1)
 
     def _pair(self, need: Need, results: int = 0, operands: int = 0) -> None:
         """Each result may be written over one operand that has the same rows."""
-        runs = self.memory.runs(need)
-        before = self._alike.get(runs, (0, 0))
-        self._alike[runs] = before[0] + results, before[1] + operands
-        more = min(self._alike[runs]) - min(before)
+        kind = self.memory.kind(need)
+        made, read = self._alike.get(kind, (0, 0))
+        self._alike[kind] = made + results, read + operands
+        more = min(made + results, read + operands) - min(made, read)
         if more:
             self.over = self.over + more * self.memory.size(need[0])

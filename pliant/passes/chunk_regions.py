@@ -31,7 +31,7 @@ COUNT, FIRST = "chunk_rows", "chunk_first"
 Need = tuple[Value, Demand]  # a value in memory, and which rows of it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """A kernel that gives rows only, and what it needs from memory for them."""
 
@@ -92,17 +92,23 @@ class FusedGraph(Bases):
 
     `rows` are those that the kernel of a product makes best use of: rows of a chunk are
     a multiple, where a product has them as rows. `origin` tells which kernels are
-    copies of one.
+    copies of one. Graphs that share kernels may share `cutters`, and what they know.
     """
 
     facts: Facts
     rows: int
     origin: Mapping[Op, Op] = field(default_factory=dict)
+    cutters: dict[Expr, Cutter] = field(default_factory=dict)  # by their extents
     fusions: tuple[Op, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         Bases.__post_init__(self)
         self.fusions = tuple(op for op in self.graph.ops if op.name == "fusion")
+
+    def cutter(self, extent: Expr) -> Cutter:
+        if extent not in self.cutters:
+            self.cutters[extent] = Cutter(extent, self.facts)
+        return self.cutters[extent]
 
     def need(self, cutter: Cutter, value: Value, demand: Demand) -> Need | None:
         """The rows of a value in memory behind those of a view, if there are such."""
@@ -126,6 +132,7 @@ class Growth:
     def __init__(self, of: FusedGraph, cutter: Cutter) -> None:
         self.of, self.cutter = of, cutter
         self._parts: dict[tuple[Op, tuple[Demand, ...]], Part | None] = {}
+        self._members: dict[tuple[Part, tuple[bool, ...]], Member] = {}
 
     def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
         """From small to large; `most` kernels are looked at."""
@@ -138,9 +145,9 @@ class Growth:
         reads = 0  # values from outside; a region that needs fewer is looked at
         for k in range(end, max(end - most, -1), -1):
             op = fusions[k]
-            if not any(v in wanted for v in op.results):
+            if wanted.keys().isdisjoint(op.results):
                 continue
-            open_ -= set(op.results)
+            open_.difference_update(op.results)
             part = self._part(op, [wanted.get(v) for v in op.results])
             if part is None and k == end:
                 return
@@ -156,7 +163,7 @@ class Growth:
                 for value, demand in part.needs:
                     rows = wanted.setdefault(value, set())
                     rows.add(demand)
-                    if rows == {demand} and demand is not None:
+                    if demand is not None and len(rows) == 1:
                         open_.add(value)
                     else:
                         open_.discard(value)
@@ -169,9 +176,12 @@ class Growth:
     def _member(self, op: Op, part: Part, later: Collection[Op]) -> Member:
         """A kernel that joins a region; all who may read it and are in it have."""
         readers = self.of.readers
-        own = [v for v in op.results if all(r in later for r in readers.get(v, ()))]
-        results = tuple(v for v in op.results if v not in own)
-        return Member(op, part, tuple(own), results)
+        own = tuple(all(r in later for r in readers.get(v, ())) for v in op.results)
+        if (part, own) not in self._members:
+            kept = tuple(v for v, is_own in zip(op.results, own, strict=True) if is_own)
+            results = tuple(v for v in op.results if v not in kept)
+            self._members[part, own] = Member(op, part, kept, results)
+        return self._members[part, own]
 
     def _part(self, op: Op, wanted: Sequence[set[Demand] | None]) -> Part | None:
         cuts: list[Demand] = []
@@ -179,8 +189,11 @@ class Growth:
             if demands is not None and (len(demands) > 1 or None in demands):
                 return None
             cuts.append(next(iter(demands)) if demands else None)
-        filled = self._filled(op, cuts)
-        return None if filled is None else self._cut(op, filled)
+        key = op, tuple(cuts)
+        if key not in self._parts:
+            filled = self._filled(op, cuts)
+            self._parts[key] = None if filled is None else self._new_part(op, filled)
+        return self._parts[key]
 
     def _filled(self, op: Op, cuts: list[Demand]) -> tuple[Demand, ...] | None:
         """Cuts for the results that only others read as well: for one after the other,
@@ -208,12 +221,6 @@ class Growth:
                 if cuts[k] is None:
                     return None
         return tuple(cuts)
-
-    def _cut(self, op: Op, cuts: tuple[Demand, ...]) -> Part | None:
-        key = op, cuts
-        if key not in self._parts:
-            self._parts[key] = self._new_part(op, cuts)
-        return self._parts[key]
 
     def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> Part | None:
         region = op.regions[0]
