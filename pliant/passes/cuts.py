@@ -94,6 +94,7 @@ class Cutter:
     def __init__(self, extent: Expr, facts: Facts) -> None:
         self.extent, self.facts = facts.canonical(extent), facts
         self._known: dict[tuple[Op, Demand], Demands | None] = {}
+        self._quotients: dict[tuple[Expr, Expr], Expr | None] = {}
         self._regions: dict[tuple[Graph, Demands], RegionCuts | None] = {}
 
     def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
@@ -111,6 +112,12 @@ class Cutter:
 
     def quotient(self, dim: Expr, by: Expr) -> Expr | None:
         """dim / by where that is exact."""
+        key = dim, by
+        if key not in self._quotients:
+            self._quotients[key] = self._quotient(dim, by)
+        return self._quotients[key]
+
+    def _quotient(self, dim: Expr, by: Expr) -> Expr | None:
         dim, by = self.facts.canonical(dim), self.facts.canonical(by)
         if dim == by:
             return ONE
