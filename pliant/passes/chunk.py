@@ -15,16 +15,18 @@ meet a share of the peak at the least cost (`Peaks`), and those with the least p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.context import Context
 from pliant.ir.graph import Graph, Knob, Module, Op, Value
 from pliant.machine.rates import ASSUMED_BYTES, CALL_SECONDS
+from pliant.passes.chunk_bytes import Memory, Numbers, RegionBytes
 from pliant.passes.chunk_heads import has_groups
-from pliant.passes.chunk_parts import Parts, apart, with_two_sides
+from pliant.passes.chunk_parts import arranged, kernels_apart, with_two_sides
 from pliant.passes.chunk_regions import (
     FusedGraph,
     Growth,
@@ -48,185 +50,140 @@ _ENOUGH = 0.4  # of the peak: then attention needs no groups of heads
 _SLACK = 1.02  # the last version may have so much more than the least peak
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A region in chunks: the kernels it spans, bytes while it runs, extra seconds."""
-
-    region: Region
-    first: int
-    last: int
-    peak: float
-    seconds: float
-    others: tuple[int, ...]  # kernels in between that it does not have
-
-
 class Peaks:
-    """The memory of a fused graph at one assignment.
+    """The memory of a fused graph at some points, and of its regions in chunks.
 
     What is alive while a kernel runs does not depend on which regions before and after
     it are chunks, as only what is inside a region changes. So the best choice of
     regions for a given peak is found by dynamic programming over the kernels.
+
+    `peak` and `seconds` have a row for each region and a column for each point: bytes
+    while it runs, or a kernel in between that it does not have; and how much longer it
+    takes than its kernels do alone.
     """
 
-    def __init__(self, of: FusedGraph, point: Point, regions: Sequence[Region]) -> None:
-        self.of, self.point = of, point
-        self._sizes: dict[Value, float] = {}
-        self._known: dict[Expr, float] = {}
-        self._extents: dict[Expr, int] = {}
-        self.number = {op: k for k, op in enumerate(of.fusions)}
-        results = {of.base(v) for v in of.graph.results}
-        # The values in the arena; results have memory of their own.
-        self.bytes = {
-            value: self.size(value)
-            for op in of.fusions
-            for value in op.results
-            if value not in results
-        }
-        self.last: dict[Value, int] = {}
-        for k, op in enumerate(of.fusions):
-            for value in (*op.results, *map(of.base, op.operands)):
-                if value in self.bytes:
-                    self.last[value] = k
-        self.after: list[float] = []  # bytes that are alive after each kernel
-        self.plain = list(self._profile())
-        self.steps: list[list[_Step]] = [[] for _ in of.fusions]
-        for region in regions:
-            step = self._step(region)
-            self.steps[step.last].append(step)
+    def __init__(self, of: FusedGraph, points: Sequence[Point]) -> None:
+        memory = Memory(of, points)
+        self.number, self.plain = memory.number, memory.plain
+        self.highest: Numbers = self.plain.max(axis=0, initial=1.0)
+        found = sorted(steps_of(of, memory), key=lambda step: step.last)
+        self.regions = [step.region for step in found]
+        self.row = {region: k for k, region in enumerate(self.regions)}
+        self.first = np.array([step.first for step in found], dtype=np.intp)
+        last = [step.last for step in found]
+        self.bounds = np.searchsorted(last, range(len(of.fusions) + 1))
+        self.peak, self.seconds = _costs(memory, found)
         self.least = self._least()
 
-    def size(self, value: Value) -> float:
-        if value not in self._sizes:
-            size = value.type.bytes
-            if size not in self._known:
-                self._known[size] = float(size.evaluate(self.point))
-            self._sizes[value] = self._known[size]
-        return self._sizes[value]
-
-    def _profile(self) -> Iterator[float]:
-        """The bytes while each kernel runs."""
-        dead: dict[int, list[Value]] = {}
-        for value, k in self.last.items():
-            dead.setdefault(k, []).append(value)
-        live = 0.0
-        for k, op in enumerate(self.of.fusions):
-            made = [v for v in op.results if v in self.bytes]
-            live += sum(self.bytes[v] for v in made)
-            dying = dead.get(k, [])
-            # Kernels without a product may write over what nobody reads again.
-            over = op.str_attr("kind") in ("map", "row")
-            yield live - (self._shared(dying, made) if over else 0.0)
-            live -= sum(self.bytes[v] for v in dying)
-            self.after.append(live)
-
-    def _shared(self, dying: Iterable[Value], made: Iterable[Value]) -> float:
-        """Bytes of results that are written over operands."""
-        free = [(v.dtype, v.shape) for v in dying if v not in made]
-        total = 0.0
-        for value in made:
-            if (value.dtype, value.shape) in free:
-                free.remove((value.dtype, value.shape))
-                total += self.bytes[value]
-        return total
-
-    def _written_over(self, region: Region, ending: Collection[Value]) -> float:
-        """Bytes of a region's results that are written over operands."""
-        taken: set[Value] = set()
-        total = 0.0
-        for result, value in region.over:
-            if result in self.bytes and value in ending and not taken & {result, value}:
-                taken |= {result, value}
-                total += self.bytes[result]
-        return total
-
-    def _step(self, region: Region) -> _Step:
-        members = sorted(self.number[op] for op in region.members)
-        first, last = members[0], members[-1]
-        reads = {v for v, _ in region.needs}
-        cut = {v for v, d in region.needs if d is not None}
-        whole = {v for v, d in region.needs if d is None}
-        held = {v for v in (*reads, *region.results) if v in self.bytes}
-        # What is alive afterwards, and what this reads or makes for the last time.
-        ending = {v for v in held if self.last[v] <= last}
-        peak = self.after[last] + sum(self.bytes[v] for v in ending)
-        peak -= self._written_over(region, ending)
-        extent = self._extents.get(region.extent, 0)
-        if not extent:
-            extent = self._extents[region.extent] = max(
-                region.extent.evaluate(self.point), 1
-            )
-        rows = least_rows(region, extent)
-        inner = max(
-            sum(self.bytes.get(v, 0.0) for v in values) for values in region.inner
-        )
-        copied = sum(map(self.size, (*cut, *region.results)))
-        count = -(-extent // rows)
-        again = sum(map(self.size, whole)) * (count - 1)
-        calls = count * len(members)
-        seconds = (2 * copied + again) / ASSUMED_BYTES + calls * CALL_SECONDS
-        peak += (inner + copied) * rows / extent
-        between = set(range(first, last)) - set(members)
-        return _Step(region, first, last, peak, seconds, tuple(sorted(between)))
-
     @property
-    def least_share(self) -> float:
-        return self.least / max(*self.plain, 1.0)
+    def least_share(self) -> Numbers:
+        return self.least / self.highest
 
-    def _least(self) -> float:
-        """The smallest peak that regions can reach."""
-        best = [0.0]
-        for k, plain in enumerate(self.plain):
-            found = max(best[k], plain)
-            for step in self.steps[k]:
-                others = max((self.plain[j] for j in step.others), default=0.0)
-                found = min(found, max(best[step.first], step.peak, others))
-            best.append(found)
-        return best[-1]
+    def _ending(self, kernel: int) -> slice:
+        """The rows of the regions that end with a kernel."""
+        return slice(self.bounds[kernel], self.bounds[kernel + 1])
 
-    def cheapest(self, limit: float) -> list[Region] | None:
-        """The regions with which the peak is at most `limit`, at the least cost."""
-        infinite = float("inf")
-        cost = [0.0]
-        taken: list[_Step | None] = []
+    def _least(self) -> Numbers:
+        """The smallest peak that regions can reach, at each point."""
+        best = np.zeros((len(self.plain) + 1, self.plain.shape[1]))
         for k, plain in enumerate(self.plain):
-            best, chosen = (cost[k] if plain <= limit else infinite), None
-            for step in self.steps[k]:
-                fits = step.peak <= limit
-                fits = fits and all(self.plain[j] <= limit for j in step.others)
-                if fits and cost[step.first] + step.seconds < best:
-                    best, chosen = cost[step.first] + step.seconds, step
-            cost.append(best)
-            taken.append(chosen)
-        if cost[-1] == infinite:
-            return None
+            rows = self._ending(k)
+            peaks = np.maximum(best[self.first[rows]], self.peak[rows])
+            alone = np.maximum(best[k], plain)
+            best[k + 1] = np.minimum(peaks.min(axis=0, initial=np.inf), alone)
+        found: Numbers = best[-1]
+        return found
+
+    def cheapest(
+        self, points: Sequence[int], limits: Sequence[float]
+    ) -> list[list[Region] | None]:
+        """For each point and limit, the regions with which the peak at this point is at
+        most the limit, at the least cost."""
+        seconds = np.where(
+            self.peak[:, points] <= limits, self.seconds[:, points], np.inf
+        )
+        alone = np.where(self.plain[:, points] <= limits, 0.0, np.inf)
+        cost = np.zeros((len(alone) + 1, len(limits)))
+        taken = np.full(alone.shape, -1)  # no region: the kernel runs as it is
+        for k, none in enumerate(alone):
+            rows = self._ending(k)
+            ways = np.vstack([cost[k] + none, cost[self.first[rows]] + seconds[rows]])
+            best = ways.argmin(axis=0)
+            cost[k + 1] = ways.min(axis=0)
+            taken[k] = np.where(best > 0, rows.start + best - 1, -1)
+        reached = np.isfinite(cost[-1])
+        return [
+            self._chosen(taken[:, k]) if fits else None
+            for k, fits in enumerate(reached)
+        ]
+
+    def _chosen(self, taken: NDArray[np.intp]) -> list[Region]:
+        """The regions on the way back from the last kernel."""
         found: list[Region] = []
         k = len(taken)
         while k:
-            last = taken[k - 1]
-            k = k - 1 if last is None else last.first
-            found += [] if last is None else [last.region]
+            row = taken[k - 1]
+            k = k - 1 if row < 0 else self.first[row]
+            found += [] if row < 0 else [self.regions[row]]
         return found[::-1]
 
-    def peak(self, chosen: Sequence[Region]) -> float:
-        regions = set(chosen)
-        steps = [s for at in self.steps for s in at if s.region in regions]
-        inside = {self.number[op] for region in chosen for op in region.members}
-        left = [p for k, p in enumerate(self.plain) if k not in inside]
-        return max([*left, *(s.peak for s in steps)], default=0.0)
+    def peaks(self, chosen: Sequence[Region]) -> Numbers:
+        """The peak at each point, with these regions in chunks."""
+        inside = [self.number[m.op] for region in chosen for m in region.members]
+        left = np.delete(self.plain, inside, axis=0)
+        steps = self.peak[[self.row[region] for region in chosen]]
+        peaks: Numbers = np.concatenate([left, steps]).max(axis=0)
+        return peaks
 
-    def versions(self, below: float) -> Iterator[list[Region]]:
-        """Choices of regions for several limits, the largest first."""
-        peak, least = max(self.plain, default=0.0), self.least
-        for limit in (*(share * peak for share in _SHARES), _SLACK * least):
-            if _SLACK * least <= limit < min(peak, below):
-                chosen = self.cheapest(limit)
-                if chosen:
-                    yield chosen
+    def versions(self, below: Sequence[float]) -> list[list[Region]]:
+        """Choices of regions for several limits at each point, the largest first."""
+        lanes: list[tuple[int, float]] = []
+        for k, (peak, least) in enumerate(zip(self.highest, self.least, strict=True)):
+            limits = (*(share * peak for share in _SHARES), _SLACK * least)
+            top = min(peak, below[k])
+            lanes += ((k, limit) for limit in limits if _SLACK * least <= limit < top)
+        found = self.cheapest([k for k, _ in lanes], [limit for _, limit in lanes])
+        return [chosen for chosen in found if chosen]
 
 
-def least_rows(region: Region, extent: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A region in chunks: the kernels it spans, and bytes at the points."""
+
+    region: Region
+    first: int
+    last: int
+    held: Numbers  # while it runs, besides its chunks
+    others: Numbers  # the peak of kernels in between that it does not have
+    cut: Numbers  # what only chunks of are in memory: own values, and copies of rows
+    copied: Numbers  # of these, the copies
+    whole: Numbers  # operands that each chunk reads whole
+
+
+def _costs(memory: Memory, steps: Sequence[_Step]) -> tuple[Numbers, Numbers]:
+    """The peak and the extra seconds of each step, at each point."""
+    if not steps:
+        return np.zeros((0, len(memory.points))), np.zeros((0, len(memory.points)))
+    regions = [step.region for step in steps]
+    extent = np.maximum([memory.at_points(region.extent) for region in regions], 1.0)
+    multiple = np.array([[region.multiple] for region in regions])
+    rows = least_rows(extent, multiple)
+    chunks = np.ceil(extent / rows)
+    held, others, cut, copied, whole = (
+        np.concatenate(column).reshape(extent.shape)
+        for column in zip(
+            *((s.held, s.others, s.cut, s.copied, s.whole) for s in steps), strict=True
+        )
+    )
+    calls = chunks * [[region.count] for region in regions]
+    again = whole * (chunks - 1)
+    seconds = (2 * copied + again) / ASSUMED_BYTES + calls * CALL_SECONDS
+    return np.maximum(held + cut * rows / extent, others), seconds
+
+
+def least_rows(extent: Numbers, multiple: NDArray[np.int_]) -> Numbers:
     """The rows of a chunk with which regions are compared."""
-    return min(max(-(-extent // _CHUNKS), region.multiple, 1), max(extent, 1))
+    return np.minimum(np.maximum(np.ceil(extent / _CHUNKS), multiple), extent)
 
 
 def extents_of(graph: Graph) -> list[Expr]:
@@ -247,51 +204,57 @@ def _is_product(dim: Expr) -> bool:
     return number != 1 or len(mono) > 1 or mono[0][1] != 1
 
 
-def regions_of(of: FusedGraph) -> Iterator[Region]:
+def steps_of(of: FusedGraph, memory: Memory) -> Iterator[_Step]:
     """Every region of a fused graph."""
     for extent in extents_of(of.graph):
-        cutter = Cutter(extent, of.facts)
+        cutter = of.cutter(extent)
         growth = Growth(of, cutter)
-        seen: set[frozenset[Op]] = set()
         for end, op in enumerate(of.fusions):
-            if not op.results:
-                continue
-            for cut in cutter.cuts_of(op.results[0].shape):
+            seen: set[int] = set()
+            for cut in cutter.cuts_of(op.results[0].shape) if op.results else ():
+                grown = RegionBytes(memory, end)
                 for region in growth.regions(end, cut, _LONGEST):
-                    same = frozenset(region.members)
-                    if same not in seen:
-                        seen.add(same)
-                        yield region
+                    if region.numbers not in seen:
+                        seen.add(region.numbers)
+                        yield _step(region, grown)
+
+
+def _step(region: Region, grown: RegionBytes) -> _Step:
+    grown.grow(region)
+    cut = grown.inner + grown.copied
+    span = grown.first, grown.end
+    sums = grown.held, grown.others, cut, grown.copied, grown.whole
+    return _Step(region, *span, *sums)
 
 
 class ChunkedForm:
-    """A form of the graph (`chunk_parts.py`), its regions, and its memory at points."""
+    """A form of the graph (`chunk_parts.py`), and its memory at points, by number."""
 
-    def __init__(
-        self, parts: Parts, facts: Facts, rows: int, points: Mapping[int, Point]
-    ) -> None:
-        self.of = FusedGraph(parts.graph, facts, rows, parts.origin)
-        self.regions = list(regions_of(self.of))
-        self.tables = {k: Peaks(self.of, p, self.regions) for k, p in points.items()}
+    def __init__(self, of: FusedGraph, points: Mapping[int, Point]) -> None:
+        self.of, self.points = of, points
+        self.peaks = Peaks(of, list(points.values()))
 
     @property
-    def worst(self) -> int:
-        """The point at which the least peak is the largest share."""
-        return max(self.tables, key=lambda k: self.tables[k].least_share)
+    def least(self) -> dict[int, float]:
+        return dict(zip(self.points, self.peaks.least, strict=True))
+
+    @property
+    def least_share(self) -> dict[int, float]:
+        return dict(zip(self.points, self.peaks.least_share, strict=True))
 
     def versions(self, below: Mapping[int, float]) -> Iterator[list[Region]]:
         """Choices of regions with smaller peaks than these, at some point."""
         found: set[frozenset[Region]] = set()
-        for k, peaks in self.tables.items():
-            for chosen in peaks.versions(below.get(k, float("inf"))):
-                if frozenset(chosen) not in found:
-                    found.add(frozenset(chosen))
-                    yield chosen
+        limits = [below.get(k, float("inf")) for k in self.points]
+        for chosen in self.peaks.versions(limits):
+            if frozenset(chosen) not in found:
+                found.add(frozenset(chosen))
+                yield chosen
 
-    def peak(self, chosen: Sequence[Region], point: int) -> float:
-        """The peak at a point; infinite if this form is not for it."""
-        peaks = self.tables.get(point)
-        return float("inf") if peaks is None else peaks.peak(chosen)
+    def peaks_of(self, chosen: Sequence[Region], count: int) -> list[float]:
+        """The peaks at all points; infinite at those that this form is not for."""
+        known = dict(zip(self.points, self.peaks.peaks(chosen), strict=True))
+        return [known.get(k, float("inf")) for k in range(count)]
 
 
 def forms_of(
@@ -302,21 +265,24 @@ def forms_of(
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
     ) -> ChunkedForm:
-        parts = apart(graph, facts, heads=heads, flipped=flipped)
-        return ChunkedForm(parts, facts, rows, at)
+        parts = arranged(smaller, facts, heads=heads, flipped=flipped)
+        of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters)
+        return ChunkedForm(of, at)
 
+    smaller = kernels_apart(graph, facts)
+    cutters: dict[Expr, Cutter] = {}
     every = dict(enumerate(points))
     plain = form((), every)
-    worst = plain.worst
-    flipped, least = frozenset[Value](), plain.tables[worst].least
+    worst = max(plain.least_share, key=plain.least_share.__getitem__)
+    flipped, least = frozenset[Value](), plain.least[worst]
     for value in with_two_sides(graph)[:_MOST_FLIPPED]:
-        other = form(flipped | {value}, {worst: points[worst]}).tables[worst].least
+        other = form(flipped | {value}, {worst: points[worst]}).least[worst]
         if other < least / _SLACK:
             flipped, least = flipped | {value}, other
     if flipped:
         plain = form(flipped, every)
     yield plain
-    left = {k: p.point for k, p in plain.tables.items() if p.least_share > _ENOUGH}
+    left = {k: every[k] for k, share in plain.least_share.items() if share > _ENOUGH}
     if left and has_groups(graph):
         yield form(flipped, left, heads=True)
 
@@ -338,12 +304,12 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     rows = -(-_LEAST_ROWS // tile) * tile
     found: list[tuple[ChunkedForm, list[Region]]] = []
     below: dict[int, float] = {}
-    plain: list[float] = []
+    plain: Numbers | None = None
     for form in forms_of(graph, facts, rows, points):
-        plain = plain or [max(*peaks.plain, 1.0) for peaks in form.tables.values()]
+        plain = form.peaks.highest if plain is None else plain
         found += ((form, chosen) for chosen in form.versions(below))
-        below = {k: peaks.least for k, peaks in form.tables.items()}
-    if not found:
+        below = form.least
+    if plain is None or not found:
         return module
     graphs, knobs = dict(module.graphs), dict[str, Knob]()
     names: dict[Knob, str] = {}
@@ -373,10 +339,10 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
 _Choice = tuple[ChunkedForm, list[Region]]
 
 
-def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
+def _kept(found: list[_Choice], plain: Numbers) -> list[_Choice]:
     """The versions that lower some peak most, few kernels in chunks first."""
-    peaks = [[form.peak(c, k) for k in range(len(plain))] for form, c in found]
-    shares = np.array(peaks) / np.array(plain)
+    peaks = [form.peaks_of(chosen, len(plain)) for form, chosen in found]
+    shares = np.array(peaks) / plain
     order: list[int] = []
     best = np.ones(len(plain))
     while len(order) < min(MOST_VERSIONS, len(found)):
@@ -387,7 +353,7 @@ def _kept(found: list[_Choice], plain: Sequence[float]) -> list[_Choice]:
             break
         order.append(k)
         best = np.minimum(best, shares[k])
-    ranked = sorted(order, key=lambda k: sum(len(r.members) for r in found[k][1]))
+    ranked = sorted(order, key=lambda k: sum(r.count for r in found[k][1]))
     return [found[k] for k in ranked]
 
 
@@ -401,7 +367,9 @@ def _version(
         knob = Knob(region.extent, region.multiple)
         rows = names.setdefault(knob, f"rows_{len(names)}")
         knobs[rows] = knob
-        chunks[chunk_op(of, region, sym(rows))] = list(region.members)
+        chunks[chunk_op(of, region, sym(rows))] = [
+            member.op for member in region.members
+        ]
     graph = replaced(of.graph, chunks)
     sizes = (*graph.sizes, *knobs)
     return graph.replace(name=name, sizes=sizes), knobs

@@ -41,17 +41,27 @@ class Parts:
 def apart(
     graph: Graph, facts: Facts, *, heads: bool = False, flipped: Collection[Value] = ()
 ) -> Parts:
-    """The graph in smaller kernels; with `heads`, attention in groups of heads.
+    """The graph in smaller kernels, in an order; see `arranged`."""
+    return arranged(kernels_apart(graph, facts), facts, heads=heads, flipped=flipped)
 
-    The first operand of a kernel that gives a value in `flipped` comes first.
-    """
+
+def kernels_apart(graph: Graph, facts: Facts) -> Graph:
+    """One kernel for each result, and one product for each part that is read."""
     names = Names(names_of(graph))
-    graph = _one_result_each(graph)
-    graph = _one_product_each(graph, facts, names)
+    return _one_product_each(_one_result_each(graph), facts, names)
+
+
+def arranged(
+    graph: Graph, facts: Facts, *, heads: bool = False, flipped: Collection[Value] = ()
+) -> Parts:
+    """The kernels in an order, with a copy for each reader of what is cheap.
+
+    With `heads`, attention is in groups of heads. The first operand of a kernel that
+    gives a value in `flipped` comes first.
+    """
     if heads:
         graph = by_heads(graph, facts)
-        names = Names(names_of(graph))
-    return _one_copy_each(_ordered(graph, flipped), names)
+    return _one_copy_each(_ordered(graph, flipped), Names(names_of(graph)))
 
 
 # ---- one kernel for each result

@@ -14,13 +14,11 @@ other parts of the graph read too is a result of the region: its rows are collec
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value
 from pliant.ir.ops import VIEWS, Trait, has_trait
-from pliant.ir.types import DType
 from pliant.passes.chunk_views import Bases
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
@@ -31,22 +29,57 @@ _FEW_ROWS = 4  # of each of many matrices
 COUNT, FIRST = "chunk_rows", "chunk_first"
 
 Need = tuple[Value, Demand]  # a value in memory, and which rows of it
-_Runs = tuple[DType, Expr, Expr]  # of rows: their type, all elements, number of runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A kernel that gives rows only, and what it needs from memory for them."""
+
+    cuts: RegionCuts
+    needs: tuple[Need, ...]
+    multiple: int  # of which number of rows it makes best use
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A kernel of a region, and what becomes of its results."""
+
+    op: Op
+    part: Part
+    own: tuple[Value, ...]  # those that no kernel outside of the region reads
+    results: tuple[Value, ...]  # those that are results of the region
+
+    def cut(self, result: Value) -> Cut:
+        """The rows that a chunk has of a result."""
+        inside = self.op.regions[0].results[self.op.results.index(result)]
+        cut = self.part.cuts.demands[inside]
+        assert cut is not None
+        return cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Kernels that run in chunks together."""
+    """Kernels that run in chunks together.
+
+    Regions that grow out of each other share one list of kernels, the last kernel
+    first: each has the first `count` of them.
+    """
 
     cutter: Cutter
-    members: dict[Op, RegionCuts]  # the last one first
-    results: Mapping[Value, Cut]  # of the members: those that others read
-    needs: tuple[Need, ...]  # what it reads from outside
-    # What each member reads and makes that is the region's own.
-    inner: tuple[tuple[Value, ...], ...]
+    grown: Sequence[Member]
+    count: int
     multiple: int  # rows in a chunk should be a multiple of this
-    # Results and values that they may be written over: each round has read their rows.
-    over: tuple[tuple[Value, Value], ...]
+    numbers: int  # which kernels these are: bits, counted from the last one
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.grown[: self.count]
+
+    @property
+    def results(self) -> dict[Value, Cut]:
+        """What others read."""
+        ordered = reversed(self.members)
+        return {v: member.cut(v) for member in ordered for v in member.results}
 
     @property
     def extent(self) -> Expr:
@@ -59,22 +92,23 @@ class FusedGraph(Bases):
 
     `rows` are those that the kernel of a product makes best use of: rows of a chunk are
     a multiple, where a product has them as rows. `origin` tells which kernels are
-    copies of one.
+    copies of one. Graphs that share kernels may share `cutters`, and what they know.
     """
 
     facts: Facts
     rows: int
     origin: Mapping[Op, Op] = field(default_factory=dict)
+    cutters: dict[Expr, Cutter] = field(default_factory=dict)  # by their extents
     fusions: tuple[Op, ...] = field(init=False)
-    touched: dict[Op, tuple[Value, ...]] = field(init=False)  # by each kernel
 
     def __post_init__(self) -> None:
         Bases.__post_init__(self)
         self.fusions = tuple(op for op in self.graph.ops if op.name == "fusion")
-        self.touched = {
-            op: tuple(dict.fromkeys((*map(self.base, op.operands), *op.results)))
-            for op in self.fusions
-        }
+
+    def cutter(self, extent: Expr) -> Cutter:
+        if extent not in self.cutters:
+            self.cutters[extent] = Cutter(extent, self.facts)
+        return self.cutters[extent]
 
     def need(self, cutter: Cutter, value: Value, demand: Demand) -> Need | None:
         """The rows of a value in memory behind those of a view, if there are such."""
@@ -97,23 +131,23 @@ class Growth:
 
     def __init__(self, of: FusedGraph, cutter: Cutter) -> None:
         self.of, self.cutter = of, cutter
-        self._parts: dict[tuple[Op, tuple[Demand, ...]], _Part | None] = {}
-        self._multiples: dict[tuple[Op, int], int] = {}
-        self._needs: dict[int, tuple[Need, ...]] = {}  # of a part, by its cuts
-        self._known_runs: dict[tuple[Value, Cut], _Runs] = {}
+        self._parts: dict[tuple[Op, tuple[Demand, ...]], Part | None] = {}
+        self._members: dict[tuple[Part, tuple[bool, ...]], Member] = {}
 
     def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
         """From small to large; `most` kernels are looked at."""
         fusions = self.of.fusions
         wanted: dict[Value, set[Demand]] = {fusions[end].results[0]: {cut}}
-        members: dict[Op, RegionCuts] = {}
+        members: dict[Op, Member] = {}
+        grown: list[Member] = []
+        multiple, numbers, keeps = 1, 0, False
         open_ = {fusions[end].results[0]}
         reads = 0  # values from outside; a region that needs fewer is looked at
         for k in range(end, max(end - most, -1), -1):
             op = fusions[k]
-            if not any(v in wanted for v in op.results):
+            if wanted.keys().isdisjoint(op.results):
                 continue
-            open_ -= set(op.results)
+            open_.difference_update(op.results)
             part = self._part(op, [wanted.get(v) for v in op.results])
             if part is None and k == end:
                 return
@@ -122,30 +156,44 @@ class Growth:
                     wanted.setdefault(self.of.base(value), set()).add(None)
                     open_.discard(self.of.base(value))
             else:
-                members[op] = part.cuts
+                members[op] = self._member(op, part, members)
+                grown.append(members[op])
+                multiple, numbers = max(multiple, part.multiple), numbers | 1 << end - k
+                keeps = keeps or bool(members[op].own)
                 for value, demand in part.needs:
                     rows = wanted.setdefault(value, set())
                     rows.add(demand)
-                    if rows == {demand} and demand is not None:
+                    if demand is not None and len(rows) == 1:
                         open_.add(value)
                     else:
                         open_.discard(value)
                 reads, before = len(wanted) - len(members), reads
-                if reads < before or _is_worth_a_look(len(members)):
-                    made = self._region(members)
-                    if made is not None:
-                        yield made
+                if keeps and (reads < before or _is_worth_a_look(len(members))):
+                    yield Region(self.cutter, grown, len(grown), multiple, numbers)
             if not open_:
                 return
 
-    def _part(self, op: Op, wanted: Sequence[set[Demand] | None]) -> _Part | None:
+    def _member(self, op: Op, part: Part, later: Collection[Op]) -> Member:
+        """A kernel that joins a region; all who may read it and are in it have."""
+        readers = self.of.readers
+        own = tuple(all(r in later for r in readers.get(v, ())) for v in op.results)
+        if (part, own) not in self._members:
+            kept = tuple(v for v, is_own in zip(op.results, own, strict=True) if is_own)
+            results = tuple(v for v in op.results if v not in kept)
+            self._members[part, own] = Member(op, part, kept, results)
+        return self._members[part, own]
+
+    def _part(self, op: Op, wanted: Sequence[set[Demand] | None]) -> Part | None:
         cuts: list[Demand] = []
         for demands in wanted:
             if demands is not None and (len(demands) > 1 or None in demands):
                 return None
             cuts.append(next(iter(demands)) if demands else None)
-        filled = self._filled(op, cuts)
-        return None if filled is None else self._cut(op, filled)
+        key = op, tuple(cuts)
+        if key not in self._parts:
+            filled = self._filled(op, cuts)
+            self._parts[key] = None if filled is None else self._new_part(op, filled)
+        return self._parts[key]
 
     def _filled(self, op: Op, cuts: list[Demand]) -> tuple[Demand, ...] | None:
         """Cuts for the results that only others read as well: for one after the other,
@@ -174,36 +222,25 @@ class Growth:
                     return None
         return tuple(cuts)
 
-    def _cut(self, op: Op, cuts: tuple[Demand, ...]) -> _Part | None:
-        key = op, cuts
-        if key not in self._parts:
-            self._parts[key] = self._new_part(op, cuts)
-        return self._parts[key]
-
-    def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> _Part | None:
+    def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> Part | None:
         region = op.regions[0]
         found = self.cutter.region(region, cuts)
         if found is None:
             return None
-        needs: list[Need] = []
+        needs: dict[Need, None] = {}
         for param, operand in zip(region.params, op.operands, strict=True):
             if param in found.demands:
                 need = self.of.need(self.cutter, operand, found.demands[param])
                 if need is None:
                     return None
-                needs.append(need)
-        part = _Part(found, tuple(dict.fromkeys(needs)))
-        self._needs[id(found)] = part.needs
-        return part
+                needs[need] = None
+        given = (*op.results, *(value for value, rows in needs if rows is not None))
+        if any(value.type.numel == as_expr(0) for value in given):
+            return None  # of nothing there are no rows
+        return Part(found, tuple(needs), self._multiple(op, found))
 
     def _multiple(self, op: Op, cuts: RegionCuts) -> int:
         """Of which number of rows a kernel makes best use."""
-        key = op, id(cuts)  # `_parts` holds it
-        if key not in self._multiples:
-            self._multiples[key] = self._new_multiple(op, cuts)
-        return self._multiples[key]
-
-    def _new_multiple(self, op: Op, cuts: RegionCuts) -> int:
         for inner in op.regions[0].ops:
             if has_trait(inner, Trait.CONTRACT):
                 cut = cuts.demands.get(inner.results[0])
@@ -213,73 +250,10 @@ class Growth:
                     return self.of.rows if rows < 2 else _FEW_ROWS
         return 1
 
-    def _region(self, members: Mapping[Op, RegionCuts]) -> Region | None:
-        """A region of these kernels, if they keep something to themselves."""
-        ordered = list(members)[::-1]  # they were found from the end
-        inner = {v for op in ordered for v in op.results}
-        results: dict[Value, Cut] = {}
-        needs: dict[Need, None] = {}
-        for op in ordered:
-            cuts = members[op]
-            region = op.regions[0]
-            for value, given in zip(op.results, region.results, strict=True):
-                if not self.of.readers.get(value, {}).keys() <= members.keys():
-                    cut = cuts.demands[given]
-                    assert cut is not None
-                    results[value] = cut
-            needs |= {n: None for n in self._needs[id(cuts)] if n[0] not in inner}
-        if len(results) == len(inner):
-            return None
-        read = (value for value, rows in needs if rows is not None)
-        if any(v.type.numel == as_expr(0) for v in (*results, *read)):
-            return None  # of nothing there are no rows
-        kept = inner - set(results)
-        own = tuple(
-            tuple(v for v in self.of.touched[op] if v in kept) for op in ordered
-        )
-        multiple = max(self._multiple(op, members[op]) for op in ordered)
-        return Region(
-            self.cutter,
-            dict(members),
-            results,
-            tuple(needs),
-            own,
-            multiple,
-            tuple(self._written_over(results, needs)),
-        )
-
-    def _written_over(
-        self, results: Mapping[Value, Cut], needs: Collection[Need]
-    ) -> Iterator[tuple[Value, Value]]:
-        """Results and operands of which a round has the same rows, and no others."""
-        ways = Counter(value for value, _ in needs)
-        alike: dict[_Runs, list[Value]] = {}
-        for value, demand in needs:
-            if demand is not None and ways[value] == 1:
-                alike.setdefault(self._runs(value, demand), []).append(value)
-        for result, cut in results.items():
-            for value in alike.get(self._runs(result, cut), ()):
-                yield result, value
-
-    def _runs(self, value: Value, cut: Cut) -> _Runs:
-        """Values that are alike in this have rows of the same bytes in each round."""
-        key = value, cut
-        if key not in self._known_runs:
-            self._known_runs[key] = value.dtype, value.type.numel, _outer(value, cut)
-        return self._known_runs[key]
-
 
 def _is_worth_a_look(kernels: int) -> bool:
     """Of small regions all, of large ones few: so there are not many."""
     return 1 < kernels <= 6 or kernels % max(kernels // 2, 1) == 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A kernel that gives rows only, and what it needs from memory for them."""
-
-    cuts: RegionCuts
-    needs: tuple[Need, ...]
 
 
 # ---- the op
@@ -302,8 +276,8 @@ class _ChunkBuilder:
         self.made: dict[object, tuple[Value, ...]] = {}
 
     def op(self) -> Op:
-        for fusion in reversed(self.region.members):
-            self.member(fusion)
+        for member in reversed(self.region.members):
+            self.member(member.op, member.part.cuts)
         outputs = self.region.results
         results = tuple(self.values[v, cut] for v, cut in outputs.items())
         count, extent = sym(self.sizes[0]), self.region.extent
@@ -317,14 +291,14 @@ class _ChunkBuilder:
             self.sizes,
             tuple(Guard(cond, (), "") for cond in guards),
         )
-        runs = [_outer(v, cut) for v, cut in (*self.params, *outputs.items())]
+        runs = [outer_runs(v, cut) for v, cut in (*self.params, *outputs.items())]
         attrs = (("extent", extent), ("rows", self.rows), ("outers", tuple(runs)))
         operands = tuple(v for v, _ in self.params)
-        loc = next((op.loc for op in self.region.members if op.loc), "")
+        loc = next((m.op.loc for m in self.region.members if m.op.loc), "")
         return Op("chunk", operands, attrs, tuple(outputs), (body,), loc)
 
-    def member(self, fusion: Op) -> None:
-        inside, cuts = fusion.regions[0], self.region.members[fusion]
+    def member(self, fusion: Op, cuts: RegionCuts) -> None:
+        inside = fusion.regions[0]
         values = {
             param: self.value(operand, cuts.demands[param])
             for param, operand in zip(inside.params, fusion.operands, strict=True)
@@ -359,7 +333,8 @@ class _ChunkBuilder:
         return self.values[need]
 
 
-def _outer(value: Value, cut: Demand) -> Expr:
+def outer_runs(value: Value, cut: Demand) -> Expr:
+    """How many runs of elements the rows are; none if the value is whole."""
     if cut is None:
         return as_expr(0)
     return product(value.shape[: cut.axis]) * cut.outer

@@ -17,7 +17,7 @@ without a rule is not cut, so what it reads is needed whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
@@ -45,6 +45,13 @@ class Cut:
     axis: int
     outer: Expr = ONE
     inner: Expr = ONE
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.axis, self.outer, self.inner)))
+
+    def __hash__(self) -> int:
+        return self._hash  # asked for often: cuts are keys of most tables here
 
     @property
     def is_plain(self) -> bool:
@@ -87,6 +94,8 @@ class Cutter:
     def __init__(self, extent: Expr, facts: Facts) -> None:
         self.extent, self.facts = facts.canonical(extent), facts
         self._known: dict[tuple[Op, Demand], Demands | None] = {}
+        self._quotients: dict[tuple[Expr, Expr], Expr | None] = {}
+        self._regions: dict[tuple[Graph, Demands], RegionCuts | None] = {}
 
     def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
         """The ways to cut a shape, the axes in order; rows that are one run first."""
@@ -103,6 +112,12 @@ class Cutter:
 
     def quotient(self, dim: Expr, by: Expr) -> Expr | None:
         """dim / by where that is exact."""
+        key = dim, by
+        if key not in self._quotients:
+            self._quotients[key] = self._quotient(dim, by)
+        return self._quotients[key]
+
+    def _quotient(self, dim: Expr, by: Expr) -> Expr | None:
         dim, by = self.facts.canonical(dim), self.facts.canonical(by)
         if dim == by:
             return ONE
@@ -130,6 +145,12 @@ class Cutter:
 
     def region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
         """The cuts of all that a region computes; None if it cannot be cut so."""
+        key = region, tuple(cuts)
+        if key not in self._regions:
+            self._regions[key] = self._region(region, cuts)
+        return self._regions[key]
+
+    def _region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
         wanted: dict[Value, set[Demand]] = {}
         for value, cut in zip(region.results, cuts, strict=True):
             wanted.setdefault(value, set()).add(cut)
