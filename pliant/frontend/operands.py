@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from pliant.ir.graph import Value
-from pliant.ir.interp_numbers import bf16_bits, bf16_value
+from pliant.ir.interp_numbers import stored
 from pliant.ir.types import DType
 from pliant.sym import Expr
 
@@ -81,14 +79,7 @@ def is_rounded(operand: Operand, dtype: DType) -> bool:
         return True
     if isinstance(operand, Value | Expr):
         return isinstance(operand, Expr)
-    with np.errstate(over="ignore"):
-        stored = np.float32(float(operand))
-        half = (
-            bf16_value(bf16_bits(stored))
-            if dtype is DType.BF16
-            else stored.astype(np.float16)
-        )
-    return float(half) != float(operand)
+    return stored(float(operand), dtype) != float(operand)
 
 
 def fitted(number: bool | int | float, dtype: DType) -> bool | int | float:
@@ -96,7 +87,7 @@ def fitted(number: bool | int | float, dtype: DType) -> bool | int | float:
     if dtype is DType.BOOL:
         return bool(number)
     if dtype.is_float:
-        return float(number)
+        return stored(float(number), dtype)
     whole = int(number)
     if dtype is DType.U8 or dtype.is_int:
         bits = 8 * dtype.bytes

@@ -160,7 +160,7 @@ ACTIVATION: dict[Any, Translate] = {
     aten.softplus.default: via_f32(softplus),
     aten.mish.default: via_f32(mish),
     aten.log_sigmoid.default: via_f32(log_sigmoid),
-    aten.softshrink.default: softshrink,
+    aten.softshrink.default: via_f32(softshrink),
     aten.hardshrink.default: hardshrink,
     aten.threshold.default: threshold,
     aten.glu.default: via_f32(glu),

@@ -188,7 +188,7 @@ def fmod(cx: TorchContext, x: Operand, y: Operand) -> Value:
     if dtype.is_float:
         left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
         rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
-        return cx.select(cx.arith("lt", left, 0), cx.unary("neg", rest), rest)
+        return cx.arith("copysign", rest, left)
     left, right = checked_division(cx, x, y, dtype)
     rest = cx.arith("mod", left, right)
     if dtype is DType.U8:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pliant.frontend.contract import Basis
+from pliant.frontend.operands import fitted
 from pliant.frontend.torch_ops_context import Size, TorchContext, as_index
 from pliant.frontend.torch_ops_math import Translate
 from pliant.ir.graph import Value
@@ -335,13 +336,7 @@ def pad(
         return x
     if not any(d != 0 for d in lows + highs):
         return x
-    fill: Any = value or 0
-    if x.dtype.is_float:
-        fill = float(fill)
-    elif x.dtype is DType.BOOL:
-        fill = bool(fill)
-    else:
-        fill = int(fill)
+    fill = fitted(value or 0, x.dtype)
     return cx.b.emit("pad", x, low=tuple(lows), high=tuple(highs), value=fill)
 
 

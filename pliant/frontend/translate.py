@@ -293,8 +293,10 @@ class Translation:
     ) -> Value:
         """A binary op in the promoted type."""
         dtype = dtype or self.promote(x, y)
-        # A number beside half floats is exact, as in torch: compute in f32.
-        if dtype in HALF and any(is_rounded(n, dtype) for n in (x, y)):
+        # Torch rounds a number to the type of the half floats beside it, but for
+        # factors and divisors: computed in f32, those are exact.
+        exact = {"mul": (x, y), "div": (y,), "floordiv": (y,)}.get(op, ())
+        if dtype in HALF and any(is_rounded(n, dtype) for n in exact):
             wide = self.arith(op, x, y, DType.F32)
             return wide if wide.dtype is DType.BOOL else self.cast(wide, dtype)
         left, right = self.aligned(self.tensor(x, dtype), self.tensor(y, dtype))

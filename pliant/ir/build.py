@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pliant.ir.graph import Constant, Graph, Names, Op, Value, names_of
+from pliant.ir.interp_numbers import stored
 from pliant.ir.ops import OPS, InferContext, infer
 from pliant.ir.types import DType, TensorType
 from pliant.sym import DimLike, Expr, Facts, Guard, as_expr, maximum, minimum, sym
@@ -447,4 +448,4 @@ def number_as(value: Number, dtype: DType) -> Number:
     """The number as an element of that type."""
     if dtype is DType.BOOL:
         return bool(value)
-    return float(value) if dtype.is_float else int(value)
+    return stored(float(value), dtype) if dtype.is_float else int(value)

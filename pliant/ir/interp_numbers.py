@@ -33,6 +33,14 @@ def convert(x: Any, dtype: DType) -> Any:
     return np.asarray(x).astype(NUMPY[dtype])[()]
 
 
+def stored(number: bool | int | float, dtype: DType) -> bool | int | float:
+    """A number as an element of a half type; wider ones round it where it is used."""
+    if dtype in (DType.F16, DType.BF16):
+        with np.errstate(over="ignore"):
+            return float(convert(np.float32(number), dtype))
+    return number
+
+
 def reinterpret(x: Any, source: DType, dtype: DType) -> Any:
     """The bits of x, which has the type `source`, as another type of that size."""
     bits = bf16_bits(x) if source is DType.BF16 else np.asarray(x, NUMPY[source])

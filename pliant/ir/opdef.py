@@ -14,6 +14,7 @@ from typing import Any
 
 from pliant.ir.graph import Attr
 from pliant.ir.infer import Infer
+from pliant.ir.interp_numbers import stored
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr
 
@@ -166,7 +167,10 @@ class OpDef:
         return trait in self.traits
 
     def normalise(self, given: Mapping[str, object]) -> tuple[tuple[str, Attr], ...]:
-        """Attributes in the table's order, defaults filled in."""
+        """Attributes in the table's order, defaults filled in.
+
+        A number is one that the op's element type has.
+        """
         unknown = sorted(set(given) - {spec.name for spec in self.attrs})
         if unknown:
             raise TypeError(f"{self.name} has no attribute {', '.join(unknown)}")
@@ -177,7 +181,11 @@ class OpDef:
                 continue
             if value is REQUIRED:
                 raise TypeError(f"{self.name} needs the attribute {spec.name}")
-            out.append((spec.name, spec.normalise(self.name, value)))
+            value = spec.normalise(self.name, value)
+            dtype = given.get("dtype")
+            if isinstance(value, float) and isinstance(dtype, DType):
+                value = stored(value, dtype)
+            out.append((spec.name, value))
         return tuple(out)
 
 

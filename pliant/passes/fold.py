@@ -141,7 +141,7 @@ def _evaluate(
     dtype = graph.results[0].dtype
     if dtype is DType.BF16:
         bits = np.array(result, np.float32, order="C").view(np.uint32)
-        return (bits >> 16).astype(np.uint16)
+        return np.asarray(bits >> 16, np.uint16)
     return np.array(result, NUMPY[dtype], order="C")
 
 

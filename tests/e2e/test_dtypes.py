@@ -440,3 +440,43 @@ def test_kernels_that_differ_in_the_sign_of_a_zero_are_two() -> None:
     x = torch.tensor([-1.0, 2.0, -0.0, 0.0])
     for got, want in zip(compiled_fn(call, x)(x), call(x), strict=True):
         assert torch.equal(torch.signbit(got), torch.signbit(want))
+
+
+# What torch makes of a number beside half floats: it is rounded to their type, but for
+# factors and divisors.
+NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "eq": lambda x: x == 0.7,
+    "gt": lambda x: x > 0.7,
+    "add": lambda x: x + 0.7,
+    "rsub": lambda x: 0.7 - x,
+    "mul": lambda x: x * 0.7,
+    "div": lambda x: x / 0.7,
+    "remainder": lambda x: torch.remainder(x, 0.7),
+    "floor": lambda x: torch.div(x, 0.7, rounding_mode="floor"),
+    "base": lambda x: 0.7**x,
+    "full": lambda x: torch.full_like(x, 0.7) + x,
+    "pad": lambda x: F.pad(x, (1, 1), value=0.7) - 0.7,
+    "hardshrink": lambda x: F.hardshrink(x, 0.7),
+    "softshrink": lambda x: F.softshrink(x, 0.7),
+    "scalar": lambda x: torch.hypot(x, torch.tensor(0.7)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_beside_half_floats(name: str, dtype: torch.dtype) -> None:
+    halves = [-1.4, 1.4, -0.7, 0.7, 2.1, -2.1, 5.0, 0.35, 0.0701, 0.93, 0.0]
+    x, call = torch.tensor(halves, dtype=dtype), NUMBERS[name]
+    got, want = compiled_fn(call, x)(x), call(x)
+    assert torch.equal(got, want), (got, want)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_remainder_has_the_sign_of_its_zero(dtype: torch.dtype) -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.fmod(x, 0.5), torch.remainder(x, 0.5), torch.remainder(x, -0.5)
+
+    x = torch.tensor([-0.0, 0.0, -1.5, 1.5, -0.2, 0.2], dtype=dtype)
+    for got, want in zip(compiled_fn(call, x)(x), call(x), strict=True):
+        assert torch.equal(got, want)
+        assert torch.equal(torch.signbit(got), torch.signbit(want))
