@@ -177,7 +177,7 @@ def fed_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2", "vit"])
+@pytest.mark.parametrize("name", ["tinybert"])
 def test_every_dump_of_a_large_model_is_read_back(
     name: str,
     tmp_path: Path,
@@ -185,7 +185,7 @@ def test_every_dump_of_a_large_model_is_read_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
-    model = zoo.build(name, layers=2).compile()
+    model = zoo.build(name).compile()
     assert model.program.lowered.versions
     monkeypatch.delenv("PLIANT_DUMP")
     capsys.readouterr()
