@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 import pliant
 from bench.peaks import oracle_peak, peak_at
 from bench.script import add_model_arguments, cases, save, show, tell
+from bench.size_relation import relation
 from pliant.cases import Case
 from pliant.compare.tables import Report
 from pliant.ir.graph import Module
@@ -33,7 +34,6 @@ from pliant.memory.order_compare import PeakBound, lines, nonpositive
 from pliant.memory.order_graph import calls_of, permuted
 from pliant.memory.order_search import CallBlock, live_rows
 from pliant.sym import Facts
-from pliant.sym.compare import relation
 from pliant.sym.points import Point, extremes, random_points, witnesses
 
 PLAIN = pliant.Options(order=False, inplace=False, remat=False)

@@ -69,6 +69,7 @@ from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Verified, verify
 from pliant.ir.types import DType
+from pliant.ir.versions import with_shared_ops
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.lower import lower
 from pliant.lower.unify import unify
@@ -346,7 +347,7 @@ STAGES: tuple[Pass, ...] = (
     ),
     Pass(
         "lower",
-        lower,
+        lambda module, cx: lower(with_shared_ops(module), cx),
         LOWERED,
         "each kernel -> a loop function; values -> buffers",
         reads=("share", "variants", "packing", "patching", "strips", "direct"),

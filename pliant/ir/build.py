@@ -18,7 +18,7 @@ from pliant.ir.graph import Constant, Graph, Names, Op, Value, names_of
 from pliant.ir.interp_numbers import stored
 from pliant.ir.ops import OPS, InferContext, infer
 from pliant.ir.types import DType, TensorType
-from pliant.sym import DimLike, Expr, Facts, Guard, as_expr, maximum, minimum, sym
+from pliant.sym import DimLike, Expr, Facts, Guard, as_expr, sym
 
 Number = bool | int | float
 Shape = Sequence[DimLike]
@@ -297,24 +297,6 @@ class Builder:
         if self.same_shape(x.shape, shape):
             return x
         return self.emit("broadcast", x, shape=tuple(shape), axes=tuple(axes))
-
-    def stretch_shapes(self, a: Shape, b: Shape) -> tuple[Expr, ...]:
-        """The shape that two operands are broadcast to, where the call decides.
-
-        One of the dims a and b is 1, or both are equal: the result is max(a, b), or 0
-        if one of them is 0.
-        """
-        rank = max(len(a), len(b))
-        out: list[Expr] = []
-        for x, y in zip(*(self._padded(s, rank) for s in (a, b)), strict=True):
-            if x == 1 or y == 1 or self.same(x, y):
-                out.append(y if x == 1 else x)
-            else:
-                out.append(minimum(maximum(x, y), x * y))
-        return tuple(out)
-
-    def _padded(self, shape: Shape, rank: int) -> list[Expr]:
-        return [*[as_expr(1)] * (rank - len(shape)), *map(as_expr, shape)]
 
     def stretch_to(self, x: Value, shape: Shape) -> Value:
         """Aligned at the last dim; whether a dim is 1 is only known at the call."""

@@ -12,6 +12,9 @@ numbers of mixed radix with the variables of those loops as digits: each digit's
 times its extent is at most the weight of the next. All is proved for every size, once
 per function. Which variant runs (`Dispatch`) depends on sizes alone, so accesses of
 different variants never meet; vector lanes and workers only permute iterations.
+
+This proof takes nothing for granted of the kernel. `update_proof.py` is for kernels
+whose addresses are too complex for it, and rests on what kernels have in common.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from pliant.ir.loops import (
     LoopValue,
     Stmt,
     Store,
+    While,
 )
 from pliant.sym import (
     Expr,
@@ -140,6 +144,12 @@ class _Walk:
                     self.choices = {**outer, number: k}
                     self.stmt(variant.body)
                 self.choices = outer
+            case While(cond, body):
+                count = len(self.found)
+                self.value(cond)
+                self.stmt(body)
+                if len(self.found) > count:  # the next round does it again
+                    raise _Opaque
             case Call(_, _, arguments):
                 names = {self.read.name, self.written.name}
                 if any(buffer.name in names for buffer, _ in arguments):

@@ -6,7 +6,7 @@
     return %loss, %new                              return %loss
 
 A kernel that computes the new value of a parameter, or of a buffer of the model, writes
-it in place if its loops allow that (`memory/pointwise.py`), or if it is a function in C
+it in place if its loops allow that (`update_proof.py`), or if it is a function in C
 that does (`OVERWRITES`). It then runs after all other kernels that read the old value,
 and after all that may fail: an index out of range is found before anything is changed.
 Kernels that read the new value, such as attention over a cache, read it where it is
@@ -19,21 +19,22 @@ the backward part see the same indices again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.callees import reached
 from pliant.ir.calls import called_in, calls_in, roles_of
 from pliant.ir.graph import Graph, Module, Op, Value
-from pliant.ir.loops import LoopFunc, Role
+from pliant.ir.loop_walk import Node, map_buffers, rewrite
+from pliant.ir.loops import Buffer, Call, LoopFunc, Role, Stmt
 from pliant.ir.ops import CALLS
 from pliant.ir.ops_library import OVERWRITES
 from pliant.ir.types import contiguous_strides
 from pliant.lower.to_loops import Lowering, lower_group
 from pliant.memory.order_graph import call_may_fail, may_fail
-from pliant.memory.pointwise import is_pointwise, with_inout
+from pliant.memory.update_proof import is_pointwise
 from pliant.sym import as_expr, sym
 
 
@@ -262,6 +263,55 @@ def _is_row_major(view: Op) -> bool:
         is_one(dim) or have == want
         for (dim, have), want in zip(pairs, wanted, strict=True)
     )
+
+
+# ---- the function in place
+
+
+def with_inout(
+    func: LoopFunc, names: frozenset[str], functions: dict[str, LoopFunc]
+) -> LoopFunc:
+    """The function with these results INOUT, so that its code allows for aliasing.
+
+    Functions that it calls with them are changed likewise, and added to `functions`.
+    """
+    renamed = f"{func.name}_in_place"
+    found = functions.get(renamed)
+    mapping = {b: replace(b, role=Role.INOUT) for b in func.buffers if b.name in names}
+    buffers = tuple(mapping.get(b, b) for b in func.buffers)
+    if found is not None and found.buffers == buffers:
+        return found
+    while renamed in functions:
+        renamed += "_"
+    body = _with_results(func.body, mapping, functions)
+    made = LoopFunc(renamed, func.sizes, buffers, body)
+    functions[renamed] = made
+    return made
+
+
+def _with_results(
+    body: Stmt, mapping: Mapping[Buffer, Buffer], functions: dict[str, LoopFunc]
+) -> Stmt:
+    """The body with other buffers, calling the functions made for those."""
+    names = {buffer.name for buffer in mapping}
+
+    def calling(node: Node) -> Node:
+        if not isinstance(node, Call):
+            return node
+        callee = functions[node.function]
+        passed = frozenset(
+            b.name
+            for b, (given, _) in zip(callee.buffers, node.arguments, strict=True)
+            if given.name in names and b.role is Role.OUT
+        )
+        if not passed:
+            return node
+        return replace(node, function=with_inout(callee, passed, functions).name)
+
+    return map_buffers(rewrite(body, calling), lambda b: mapping.get(b, b))
+
+
+# ---- the pass
 
 
 def update(module: Module, cx: Context) -> Module:

@@ -45,7 +45,9 @@ class BranchingModel(CompiledModel):
     def check_example(self, sizes: Sequence[Sequence[int]]) -> None:
         """Raises ShapeError if no program accepts these sizes of the inputs."""
         flat = [n for shape in sizes for n in shape]
-        self._first(lambda: self._bind(flat), lambda m: m._bind(flat))
+        self._first(
+            lambda: self._refusals.bound(flat), lambda m: m._refusals.bound(flat)
+        )
 
     # ---- running
 
@@ -113,7 +115,7 @@ class BranchingModel(CompiledModel):
                 sizes.append(dims[slot.symbol])
             else:
                 sizes += [dim.evaluate(dims) for dim in slot.type.shape]
-        return {**dims, **model._bind(sizes)}
+        return {**dims, **model._refusals.bound(sizes)}
 
     def _set_limit(self, limit: int | None) -> None:
         super()._set_limit(limit)

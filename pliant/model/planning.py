@@ -12,9 +12,9 @@ import numpy as np
 from pliant.errors import ShapeError
 from pliant.frontend.signature import LARGEST, Signature
 from pliant.ir.graph import Value
-from pliant.model.arguments import is_integer, shown
+from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.parts import ModelPart
-from pliant.model.refusals import Refusals, sizes_of
+from pliant.model.refusals import Refusals
 from pliant.report.timeline import Timeline, joined, timeline
 from pliant.runtime.binding import read_budget
 from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
@@ -69,8 +69,13 @@ class Limit:
     is_budget: bool = False  # of the process
 
 
-def limit_now(own: int | None) -> Limit:
-    """The limit of a call now: the smaller of the model's and the process's budget."""
+def limit_of(given: int | str | None, own: int | None) -> Limit:
+    """The limit that is given, or that of a call now.
+
+    That is the smaller one of the model's own and the process's budget.
+    """
+    if given is not None:
+        return Limit(parse_bytes(given))
     budget = read_budget().limit
     if budget >= 0 and (own is None or budget < own):
         return Limit(budget, is_budget=True)
@@ -102,7 +107,20 @@ class Planner:
     def parts(self) -> tuple[ModelPart, ...]:
         return self.refusals.parts
 
-    def of_inputs(
+    def plan(
+        self,
+        inputs: tuple[Any, ...],
+        named: Mapping[str, Any],
+        limit: Limit,
+        weight_bytes: int,
+    ) -> MemoryPlan:
+        """The plan for inputs, if there are any, or for dims by name."""
+        if inputs or any(_is_shaped(value) for value in named.values()):
+            return self._of_inputs(inputs, named, limit, weight_bytes)
+        dims = self.named("memory_plan", named)
+        return self._of_dims(dims, limit, weight_bytes)
+
+    def _of_inputs(
         self,
         inputs: tuple[Any, ...],
         named: Mapping[str, Any],
@@ -114,12 +132,12 @@ class Planner:
         given = {name: value for name, value in named.items() if name not in found}
         flat = list(self.signature.flatten(inputs, given))
         self.signature.check(flat, shapes_only=True)
-        dims = self.refusals.bound(sizes_of(flat))
+        dims = self.refusals.symbols_of(flat)
         sizes = {name: value for name, value in named.items() if name in found}
         dims = self.named("memory_plan", {**dims, **sizes}) if sizes else dims
-        return self.of_dims(dims, limit, weight_bytes, self._copied(flat))
+        return self._of_dims(dims, limit, weight_bytes, self._copied(flat))
 
-    def of_dims(
+    def _of_dims(
         self, dims: Mapping[str, int], limit: Limit, weight_bytes: int, copied: int = 0
     ) -> MemoryPlan:
         plans = self.placed(dims, limit, copied)
@@ -135,8 +153,9 @@ class Planner:
             not self.parts[-1].is_known(dims),
         )
 
-    def timeline(self, dims: Mapping[str, int], limit: Limit) -> Timeline:
+    def timeline(self, named: Mapping[str, Any], limit: Limit) -> Timeline:
         """What a call holds at every step."""
+        dims = self.named("memory_timeline", named, complete=True)
         env = {**dims, "threads": self.threads}
         handed: list[tuple[Value, int]] = []
         made: list[Timeline] = []
@@ -282,6 +301,10 @@ def _rematerialised(plan: PartPlan) -> Iterator[Rematerialised]:
             info.sizes[e.buffer],
             (e.after, e.before),
         )
+
+
+def _is_shaped(value: object) -> bool:
+    return hasattr(value, "shape") and not is_integer(value)
 
 
 def _row_major(value: Any) -> bool:

@@ -103,12 +103,16 @@ class Refusals:
 
     def _known(self, status: RuntimeStatus, flat: Sequence[Any]) -> dict[str, int]:
         """The sizes that were known when a call failed."""
-        known = self.bound(sizes_of(flat))
+        known = self.symbols_of(flat)
         if status.part == 0:
             return known
         found = self.parts[status.part].found
         pairs = zip(found, status.sizes, strict=False)
         return known | {size.name: value for size, value in pairs}
+
+    def symbols_of(self, flat: Sequence[Any]) -> dict[str, int]:
+        """The value of every symbol for these inputs."""
+        return self.bound(sizes_of(flat))
 
     def bound(self, sizes: Sequence[int]) -> dict[str, int]:
         """The value of every symbol for these sizes, one after the other."""

@@ -58,12 +58,6 @@ class Facts(GrowingKnowledge):
         """lo <= name <= hi; None leaves that side open."""
         return self._shared((name, lo, hi))
 
-    def with_eq(self, a: DimLike, b: DimLike) -> Facts:
-        return self.assume(eq(a, b))
-
-    def with_divides(self, k: DimLike, e: DimLike) -> Facts:
-        return self.assume(divides(k, e))
-
     def assume(self, cond: Cond) -> Facts:
         return self._shared(cond)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pliant
+import zoo
 from pliant.cli import main
 from pliant.codegen.host_checks import size_checks
 from pliant.ir.dumps import read_module
@@ -157,16 +158,40 @@ def test_every_dump_is_read_back(
     assert model.program.lowered.versions or not isinstance(net, nn.Sequential)
     capsys.readouterr()
     paths = sorted(tmp_path.glob("*.ir"))
-    names = [path.stem.partition("_")[2] for path in paths]
-    for number, path in enumerate(paths):
-        rest = names[number + 1 :]
-        at = ["--dims", dims] if dims else []
-        assert main(["opt", str(path), "-p", ",".join(rest), *at]) == 0
-        text = capsys.readouterr().out
+    for path in paths:
+        text = fed_back(path, paths, dims, capsys)
         assert text == paths[-1].read_text()
         if "inside @" in path.read_text():
             assert checks_of_regions(read_module(path, text)) == wanted
     assert checks_of_regions(read_module(path)) == wanted
+
+
+def fed_back(
+    path: Path, paths: list[Path], dims: str, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What the rest of the stages make of one of the dumps."""
+    rest = [other.stem.partition("_")[2] for other in paths if other > path]
+    at = ["--dims", dims] if dims else []
+    assert main(["opt", str(path), "-p", ",".join(rest), *at]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tinybert"])
+def test_every_dump_of_a_large_model_is_read_back(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PLIANT_DUMP", str(tmp_path))
+    model = zoo.build(name).compile()
+    assert model.program.lowered.versions
+    monkeypatch.delenv("PLIANT_DUMP")
+    capsys.readouterr()
+    paths = sorted(tmp_path.glob("*.ir"))
+    for path in paths:
+        assert fed_back(path, paths, "", capsys) == paths[-1].read_text(), path.name
 
 
 class Parted(torch.nn.Module):

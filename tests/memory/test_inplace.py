@@ -176,6 +176,13 @@ def test_not_proved(name: str) -> None:
     assert not may_share(func, func.buffers[0], func.buffers[1])
 
 
+def test_rounds() -> None:
+    """Each round reads what the one before has written."""
+    rounds = "while lt(%t[0], 3:i64) { for i = 0 to n*m do %y[i] = exp(%x[i]) end }"
+    func = parse_module(loop(rounds, ", in %t: i64[1]")).loops["f"]
+    assert not may_share(func, func.buffers[0], func.buffers[1])
+
+
 def test_passed_on() -> None:
     """What another function does with its buffers is not looked into."""
     text = loop("call @g(n*m; %x[0], %y[0])") + (

@@ -9,8 +9,8 @@ from pliant.ir.loops import LoopFunc, Role
 from pliant.ir.parse import parse_module
 from pliant.ir.spec import Stage, verify
 from pliant.machine.target import host
-from pliant.memory.pointwise import is_pointwise, with_inout
-from pliant.memory.update import update
+from pliant.memory.update import update, with_inout
+from pliant.memory.update_proof import is_pointwise
 from pliant.options import Options
 
 HEAD = "loop @f(n; in %p: f32[n], in %g: f32[n], out %o: f32[n]) do\n"
@@ -45,6 +45,14 @@ BODIES: dict[str, tuple[str, bool]] = {
         "      accumulate $a, %p[j]\n"
         "    }\n"
         "    %o[i] = $a\n"
+        "  }\n",
+        False,
+    ),
+    "again each round": (
+        "  while lt(%g[0], 1.0:f32) {\n"
+        "    for i = 0 to n {\n"
+        "      %o[i] = sub(%p[i], %g[i])\n"
+        "    }\n"
         "  }\n",
         False,
     ),

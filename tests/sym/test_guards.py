@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.sym import Facts, Solution, const, eq, parse, solve, sym
+from pliant.sym import Facts, Solution, const, divides, eq, parse, solve, sym
 
 n, m, k = sym("n"), sym("m"), sym("k")
 
@@ -95,7 +95,7 @@ def test_messages_have_numbers():
 
 def test_stated_facts_are_guarded():
     shapes = [("x", (n, m))]
-    facts = Facts().with_range("n", 1, 512).with_divides(4, n).assume(eq(m, 2 * n))
+    facts = Facts().with_range("n", 1, 512).assume(divides(4, n)).assume(eq(m, 2 * n))
     solution = solve(shapes, facts)
     assert failures(solution, shapes, [(8, 16)]) == []
     assert len(failures(solution, shapes, [(514, 16)])) == 3

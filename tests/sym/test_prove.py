@@ -32,7 +32,7 @@ n, m, k, s = sym("n"), sym("m"), sym("k"), sym("s")
 a, b, c, d = sym("a"), sym("b"), sym("c"), sym("d")
 empty = Facts()
 up_to_512 = empty.with_range("s", 0, 512)
-multiple = empty.with_divides(16, n)
+multiple = empty.assume(divides(16, n))
 reshape = empty.assume(eq(a * b, c * d))
 ordered = empty.assume(le(n, m)).assume(le(m, k))
 
@@ -83,16 +83,16 @@ CERTAIN = [
     (multiple, eq(16 * (n // 16), n)),
     (multiple, eq(n % 8, 0)),
     (multiple.assume(gt(n, 0)), ge(n, 16)),
-    (empty.with_divides(4, n).with_divides(6, n), divides(12, n)),
-    (empty.with_divides(4, n + 3), eq(n % 4, 1)),
-    (empty.with_divides(m, n), divides(m, n * k)),
-    (empty.with_divides(8, n * m), divides(8, n * m * k)),
+    (empty.assume(divides(4, n)).assume(divides(6, n)), divides(12, n)),
+    (empty.assume(divides(4, n + 3)), eq(n % 4, 1)),
+    (empty.assume(divides(m, n)), divides(m, n * k)),
+    (empty.assume(divides(8, n * m)), divides(8, n * m * k)),
     (empty, divides(4, 8 * n + 4)),
     (empty, divides(n, n * m)),
     (empty, divides(16, 16 * ceildiv(n, 16))),
-    (empty.with_eq(n, 16 * k), eq(n // 16, k)),
-    (empty.with_eq(n, m + 1), ge(n, 1)),
-    (empty.with_eq(2 * n, 2 * m), eq(n, m)),
+    (empty.assume(eq(n, 16 * k)), eq(n // 16, k)),
+    (empty.assume(eq(n, m + 1)), ge(n, 1)),
+    (empty.assume(eq(2 * n, 2 * m)), eq(n, m)),
     (empty.assume(ne(n, 0)), ge(n, 1)),
     (empty.assume(ne(n, m)), ne(2 * n, 2 * m)),
     (empty.with_range("n", -5, 5), le(n, 5)),
@@ -279,12 +279,12 @@ def test_z3_does_not_refute(limits, assumed, asked):
 
 
 def test_canonical_applies_equalities():
-    facts = Facts().with_eq(sym("s6"), sym("s33")).with_eq(n, 16 * k)
+    facts = Facts().assume(eq(sym("s6"), sym("s33"))).assume(eq(n, 16 * k))
     assert facts.canonical(sym("s33")) is sym("s6")
     assert facts.canonical(n * m // 16) is k * m
-    assert Facts().with_eq(n, 7).canonical(n * m) is 7 * m
+    assert Facts().assume(eq(n, 7)).canonical(n * m) is 7 * m
     assert Facts().with_range("n", 3, 3).canonical(n) == 3
-    chained = Facts().with_eq(a, b).with_eq(b, c)
+    chained = Facts().assume(eq(a, b)).assume(eq(b, c))
     assert chained.canonical(a) is chained.canonical(c)
     assert up_to_512.canonical(minimum(s, 512) * m) is s * m
 
@@ -297,7 +297,7 @@ def test_bounds():
     assert empty.bounds(n % 16) == (0, 15)
     assert empty.bounds(minimum(n, 512)) == (0, 512)
     assert ordered.assume(le(k, 9)).bounds(n) == (0, 9)
-    assert Facts().with_eq(n, 2 * k).assume(le(n, 9)).bounds(k) == (0, 4)
+    assert Facts().assume(eq(n, 2 * k)).assume(le(n, 9)).bounds(k) == (0, 4)
 
 
 STATED = [

@@ -10,6 +10,7 @@ import pytest
 from pliant.sym import (
     Facts,
     ceildiv,
+    divides,
     eq,
     le,
     maximum,
@@ -107,7 +108,7 @@ def test_no_search_is_made_twice_for_one_question(scale: int) -> None:
 
 def test_facts_without_what_was_worked_out_answer_as_before() -> None:
     n, m = sym("n"), sym("m")
-    facts = Facts().assume(le(n, m)).with_divides(16, m)
+    facts = Facts().assume(le(n, m)).assume(divides(16, m))
     questions = [le(n, m + 1), le(m, n), eq(mod(m, 8), 0), le(n * n, m * m)]
     answers = [facts.prove(question) for question in questions]
     facts.forget()

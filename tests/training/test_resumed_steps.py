@@ -220,7 +220,7 @@ def test_a_refused_call_uses_up_no_random_numbers() -> None:
 def test_an_interrupt_after_the_step(make: Make) -> None:
     """Raised when the step was taken, it does not undo the counting of it."""
     twins = Twins(make)
-    signature = twins.step._signature
+    signature = twins.step._runner.signature
 
     class Interrupting:
         def __getattr__(self, name: str) -> Any:
@@ -229,11 +229,11 @@ def test_an_interrupt_after_the_step(make: Make) -> None:
         def rebuild(self, *args: Any) -> Any:
             raise KeyboardInterrupt
 
-    twins.step._signature = Interrupting()
+    twins.step._runner.signature = Interrupting()
     with pytest.raises(KeyboardInterrupt):
         twins.step(*rows(4, seed=9))
     in_torch(twins.other, twins.theirs, rows(4, seed=9))
-    twins.step._signature = signature
+    twins.step._runner.signature = signature
     twins.train(3, 5)
 
 

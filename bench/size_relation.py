@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from bench.size_exhaustion import exhausted
 from pliant.sym.cond import le
-from pliant.sym.exhaust import exhausted
 from pliant.sym.expr import DimLike, Expr, as_expr
 from pliant.sym.points import Point, extremes, witnesses
 from pliant.sym.prove import Facts

@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.sym import Expr, Facts, as_expr, ceildiv, ge, le, maximum, minimum, sym
-from pliant.sym.compare import relation
+from bench.size_relation import relation
+from pliant.sym import (
+    Expr,
+    Facts,
+    as_expr,
+    ceildiv,
+    divides,
+    eq,
+    ge,
+    le,
+    maximum,
+    minimum,
+    sym,
+)
 from pliant.sym.points import random_points, representatives, witnesses
 
 B, S = sym("b"), sym("s")
@@ -155,8 +167,8 @@ def test_never_contradicted(a: Expr, b: Expr, low: int, high: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4))
 def test_points_satisfy_the_facts(low: int, multiple: int) -> None:
-    facts = Facts().assume(ge(S, low)).assume(le(S, B)).with_divides(multiple, S)
-    facts = facts.with_eq(sym("t"), 2 * S)
+    facts = Facts().assume(ge(S, low)).assume(le(S, B)).assume(divides(multiple, S))
+    facts = facts.assume(eq(sym("t"), 2 * S))
     names = ("b", "s", "t")
     found = [
         *representatives(facts, names),
