@@ -458,17 +458,25 @@ def _argument(
 
 def _packed(state: _Lowering, packed: Packed) -> Constant:
     source = packed.source
+    known = state.module.constants.get(f"{source.name}.{packed.layout}")
+    if known is not None and _holds(known, packed):
+        return known  # of a chunk, in a dump that is read back
     data = packed.make(source.data)
     kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
     origin = Origin((source.origin,), packed.make)
-    known = state.module.constants.get(f"{source.name}.{packed.layout}")
-    if known is not None and known.type == kind and np.array_equal(known.data, data):
-        return known  # of a chunk, in a dump that is read back
     taken = {constant.name for constant in state.cx.packed.values()}
     name = Names(taken | set(state.module.constants)).fresh(
         f"{source.name}.{packed.layout}"
     )
     return Constant(name, kind, data, origin=origin)
+
+
+def _holds(known: Constant, packed: Packed) -> bool:
+    """Whether a constant is the packed weight."""
+    with pages.copying():  # what is read must be complete
+        data = packed.make(packed.source.data)
+    same = known.type.dtype is packed.dtype and known.data.shape == data.shape
+    return same and np.array_equal(known.data, data)
 
 
 def _results(state: _Lowering, graph: Graph) -> tuple[Value, ...]:
