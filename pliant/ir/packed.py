@@ -9,6 +9,7 @@ import numpy as np
 
 from pliant.ir.graph import Constant, Names, Origin
 from pliant.ir.types import DType, TensorType
+from pliant.machine import pages
 from pliant.sym import as_expr
 
 
@@ -60,11 +61,18 @@ class PackedConstants:
 
     def _made(self, packed: Packed, taken: Mapping[str, Constant]) -> Constant:
         source, name = packed.source, f"{packed.source.name}.{packed.layout}"
+        known = taken.get(name)
+        if known is not None and _holds(known, packed):
+            return known  # of a chunk, in a dump that is read back
         data = packed.make(source.data)
         kind = TensorType(packed.dtype, tuple(as_expr(d) for d in data.shape))
-        known = taken.get(name)
-        alike = known is not None and known.type == kind
-        if known is not None and alike and np.array_equal(known.data, data):
-            return known  # of a chunk, in a dump that is read back
         name = Names({*taken, *self.layouts}).fresh(name)
         return Constant(name, kind, data, origin=Origin((source.origin,), packed.make))
+
+
+def _holds(known: Constant, packed: Packed) -> bool:
+    """Whether a constant is the packed weight."""
+    with pages.copying():  # what is compared must be complete
+        data = packed.make(packed.source.data)
+    same = known.type.dtype is packed.dtype and known.data.shape == data.shape
+    return same and np.array_equal(known.data, data)

@@ -66,7 +66,9 @@ HEAVY_WEIGHT = 12
 
 
 def _weight(loop: For) -> int:
-    return sum(HEAVY_WEIGHT if _is_heavy(v) else 1 for v in values(loop.body))
+    """Of the distinct values: a text does not say which equal ones are one object."""
+    found = set(values(loop.body))
+    return sum(HEAVY_WEIGHT if _is_heavy(v) else 1 for v in found)
 
 
 def _is_heavy(value: LoopValue) -> bool:

@@ -46,6 +46,7 @@ from pliant.ir.packed import PackedConstants
 from pliant.ir.same import attr_key, form_of, places_of
 from pliant.ir.types import TensorType
 from pliant.lower.nest import grain
+from pliant.machine import pages
 from pliant.memory.flow_function import FlowFunction, copy, flat
 from pliant.memory.flow_regions import CompileRegion, Flows, Place
 from pliant.sym import (
@@ -98,6 +99,9 @@ class _Functions:
 
     known: dict[object, str] = field(default_factory=dict)
     made: dict[object, _MadeChunk] = field(default_factory=dict)  # by their form
+
+    def copy(self) -> _Functions:
+        return _Functions(dict(self.known), dict(self.made))
 
     def shared(self, module: Module, made: Collection[str]) -> tuple[Module, _Renamed]:
         """The module without those of the functions that it had already."""
@@ -386,12 +390,13 @@ def lower_chunks(
         # No region depends on how many rows the chunks of others have.
         flows = Flows(module, module.main, compile_region, facts, names)
         flows.producers = dict(version.producers())
-        chunks = _Chunks(flows, functions, packed)
+        own = functions.copy()
         try:
-            ops = chunks.version(version)
+            with pages.copying():  # weights, into the layouts of alike chunks
+                ops = _Chunks(flows, own, packed).version(version)
         except _Unbounded:
             del graphs[version.name]
             continue
-        module = flows.module
+        module, functions = flows.module, own
         graphs[version.name] = version.replace(ops=ops)
     return module.replace(graphs=graphs)

@@ -177,7 +177,7 @@ def fed_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tinybert"])
+@pytest.mark.parametrize("name", ["tinybert", "evoformer", "llama", "vit"])
 def test_every_dump_of_a_large_model_is_read_back(
     name: str,
     tmp_path: Path,
