@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pliant.context import Context
 from pliant.ir.graph import Graph, Knob, Module, Op, Value
 from pliant.machine.rates import ASSUMED_BYTES, CALL_SECONDS
-from pliant.passes.chunk_bytes import Memory, Numbers, RegionBytes
+from pliant.passes.chunk_bytes import Numbers, PointMemory, RegionBytes
 from pliant.passes.chunk_heads import has_groups
 from pliant.passes.chunk_parts import arranged, kernels_apart, with_two_sides
 from pliant.passes.chunk_regions import (
@@ -63,7 +63,7 @@ class Peaks:
     """
 
     def __init__(self, of: FusedGraph, points: Sequence[Point]) -> None:
-        memory = Memory(of, points)
+        memory = PointMemory(of, points)
         self.number, self.plain = memory.number, memory.plain
         self.highest: Numbers = self.plain.max(axis=0, initial=1.0)
         found = sorted(steps_of(of, memory), key=lambda step: step.last)
@@ -160,7 +160,7 @@ class _Step:
     whole: Numbers  # operands that each chunk reads whole
 
 
-def _costs(memory: Memory, steps: Sequence[_Step]) -> tuple[Numbers, Numbers]:
+def _costs(memory: PointMemory, steps: Sequence[_Step]) -> tuple[Numbers, Numbers]:
     """The peak and the extra seconds of each step, at each point."""
     if not steps:
         return np.zeros((0, len(memory.points))), np.zeros((0, len(memory.points)))
@@ -204,7 +204,7 @@ def _is_product(dim: Expr) -> bool:
     return number != 1 or len(mono) > 1 or mono[0][1] != 1
 
 
-def steps_of(of: FusedGraph, memory: Memory) -> Iterator[_Step]:
+def steps_of(of: FusedGraph, memory: PointMemory) -> Iterator[_Step]:
     """Every region of a fused graph."""
     for extent in extents_of(of.graph):
         cutter = of.cutter(extent)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType
 from pliant.passes.chunk_regions import (
+    CutKernel,
     FusedGraph,
     Member,
     Need,
-    Part,
     Region,
     outer_runs,
 )
@@ -28,7 +28,7 @@ Numbers = NDArray[np.float64]
 _Runs = tuple[DType, Expr, Expr]  # of rows: their type, all elements, number of runs
 
 
-class Memory:
+class PointMemory:
     """The memory of a fused graph whose kernels run one after the other, whole."""
 
     def __init__(self, of: FusedGraph, points: Sequence[Point]) -> None:
@@ -37,7 +37,7 @@ class Memory:
         self._known: dict[Expr, Numbers] = {}
         self._kinds: dict[Need, int] = {}
         self._kind_of_runs: dict[_Runs, int] = {}
-        self._weights: dict[Part, tuple[Numbers, list[Need]]] = {}
+        self._weights: dict[CutKernel, tuple[Numbers, list[Need]]] = {}
         self.none = np.zeros(len(points))
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
@@ -70,7 +70,7 @@ class Memory:
             self._kinds[need] = self._kind_of_runs.setdefault(runs, len(self._kinds))
         return self._kinds[need]
 
-    def weights(self, part: Part) -> tuple[Numbers, list[Need]]:
+    def weights(self, part: CutKernel) -> tuple[Numbers, list[Need]]:
         """The bytes of what a kernel alone reads whole and none makes; other needs."""
         if part not in self._weights:
             readers, sizes = self.of.readers, self.none
@@ -113,7 +113,7 @@ class Memory:
 class RegionBytes:
     """The bytes of a region that grows: kernels join it, from the last to the first."""
 
-    def __init__(self, memory: Memory, end: int) -> None:
+    def __init__(self, memory: PointMemory, end: int) -> None:
         self.memory, self.end, self.first = memory, end, end
         none = memory.none
         self.others = none  # the peak of kernels in between that it does not have

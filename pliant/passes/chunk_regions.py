@@ -32,7 +32,7 @@ Need = tuple[Value, Demand]  # a value in memory, and which rows of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class CutKernel:
     """A kernel that gives rows only, and what it needs from memory for them."""
 
     cuts: RegionCuts
@@ -45,7 +45,7 @@ class Member:
     """A kernel of a region, and what becomes of its results."""
 
     op: Op
-    part: Part
+    part: CutKernel
     own: tuple[Value, ...]  # those that no kernel outside of the region reads
     results: tuple[Value, ...]  # those that are results of the region
 
@@ -131,8 +131,8 @@ class Growth:
 
     def __init__(self, of: FusedGraph, cutter: Cutter) -> None:
         self.of, self.cutter = of, cutter
-        self._parts: dict[tuple[Op, tuple[Demand, ...]], Part | None] = {}
-        self._members: dict[tuple[Part, tuple[bool, ...]], Member] = {}
+        self._parts: dict[tuple[Op, tuple[Demand, ...]], CutKernel | None] = {}
+        self._members: dict[tuple[CutKernel, tuple[bool, ...]], Member] = {}
 
     def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
         """From small to large; `most` kernels are looked at."""
@@ -173,7 +173,7 @@ class Growth:
             if not open_:
                 return
 
-    def _member(self, op: Op, part: Part, later: Collection[Op]) -> Member:
+    def _member(self, op: Op, part: CutKernel, later: Collection[Op]) -> Member:
         """A kernel that joins a region; all who may read it and are in it have."""
         readers = self.of.readers
         own = tuple(all(r in later for r in readers.get(v, ())) for v in op.results)
@@ -183,7 +183,7 @@ class Growth:
             self._members[part, own] = Member(op, part, kept, results)
         return self._members[part, own]
 
-    def _part(self, op: Op, wanted: Sequence[set[Demand] | None]) -> Part | None:
+    def _part(self, op: Op, wanted: Sequence[set[Demand] | None]) -> CutKernel | None:
         cuts: list[Demand] = []
         for demands in wanted:
             if demands is not None and (len(demands) > 1 or None in demands):
@@ -222,7 +222,7 @@ class Growth:
                     return None
         return tuple(cuts)
 
-    def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> Part | None:
+    def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> CutKernel | None:
         region = op.regions[0]
         found = self.cutter.region(region, cuts)
         if found is None:
@@ -237,7 +237,7 @@ class Growth:
         given = (*op.results, *(value for value, rows in needs if rows is not None))
         if any(value.type.numel == as_expr(0) for value in given):
             return None  # of nothing there are no rows
-        return Part(found, tuple(needs), self._multiple(op, found))
+        return CutKernel(found, tuple(needs), self._multiple(op, found))
 
     def _multiple(self, op: Op, cuts: RegionCuts) -> int:
         """Of which number of rows a kernel makes best use."""

@@ -15,7 +15,7 @@ from pliant.ir.graph import Value
 from pliant.machine.target import named
 from pliant.options import Options
 from pliant.passes.chunk import Peaks, points_of, steps_of
-from pliant.passes.chunk_bytes import Memory
+from pliant.passes.chunk_bytes import PointMemory
 from pliant.passes.chunk_parts import apart
 from pliant.passes.chunk_regions import FusedGraph, Need, Region, outer_runs
 from pliant.pipeline import run_stages
@@ -68,8 +68,8 @@ def fused(name: str, *, heads: bool = False) -> FusedGraph:
     return FusedGraph(parts.graph, facts, ROWS, parts.origin)
 
 
-def memory_of(of: FusedGraph) -> Memory:
-    return Memory(of, points_of(of.facts, ("batch", "length")))
+def memory_of(of: FusedGraph) -> PointMemory:
+    return PointMemory(of, points_of(of.facts, ("batch", "length")))
 
 
 def needs_of(region: Region) -> list[Need]:
@@ -79,11 +79,11 @@ def needs_of(region: Region) -> list[Need]:
     return [need for need in dict.fromkeys(needs) if need[0] not in made]
 
 
-def total(memory: Memory, values: Iterator[Value] | Sequence[Value]) -> float:
+def total(memory: PointMemory, values: Iterator[Value] | Sequence[Value]) -> float:
     return sum(float(memory.size(v)[0]) for v in values)
 
 
-def written_over(memory: Memory, region: Region, ending: set[Value]) -> float:
+def written_over(memory: PointMemory, region: Region, ending: set[Value]) -> float:
     """Each result takes the place of an operand whose rows a round has read."""
     needs = needs_of(region)
     free = [
