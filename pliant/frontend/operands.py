@@ -74,11 +74,15 @@ def combined(higher: DType | None, lower: DType | None) -> DType | None:
 
 
 def is_rounded(operand: Operand, dtype: DType) -> bool:
-    """Whether a number changes when it is stored in this half type."""
-    if isinstance(operand, Real):
+    """Whether a number may change when it is stored in this half type.
+
+    A tensor without axes is a number, as in torch.
+    """
+    if isinstance(operand, Real | Expr):
         return True
-    if isinstance(operand, Value | Expr):
-        return isinstance(operand, Expr)
+    if isinstance(operand, Value):
+        wider = operand.dtype.is_float and operand.dtype not in HALF
+        return wider and operand.type.rank == 0
     return stored(float(operand), dtype) != float(operand)
 
 

@@ -162,6 +162,6 @@ ACTIVATION: dict[Any, Translate] = {
     aten.log_sigmoid.default: via_f32(log_sigmoid),
     aten.softshrink.default: via_f32(softshrink),
     aten.hardshrink.default: hardshrink,
-    aten.threshold.default: threshold,
+    aten.threshold.default: via_f32(threshold),
     aten.glu.default: via_f32(glu),
 }

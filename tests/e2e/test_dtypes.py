@@ -458,6 +458,8 @@ NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "pad": lambda x: F.pad(x, (1, 1), value=0.7) - 0.7,
     "hardshrink": lambda x: F.hardshrink(x, 0.7),
     "softshrink": lambda x: F.softshrink(x, 0.7),
+    "threshold": lambda x: F.threshold(x, 0.7, -1.0),
+    "factor": lambda x: x * torch.tensor(0.7),
     "scalar": lambda x: torch.hypot(x, torch.tensor(0.7)),
 }
 
