@@ -218,13 +218,15 @@ def difference(
     kind: Any,
     resizes: bool,
     largest: float,
+    most: int,
     rounded: Sequence[Tensor] = (),
 ) -> str | None:
     """None, or what is wrong; `shaken` are other runs than the exact one, and `rounded`
     runs with rounding errors of the size that the model's float has.
 
     `largest` is the size of the inputs, of which f64 does not resolve everything: what
-    is 0 there may be 1e-15 where a mean is subtracted from a single element.
+    is 0 there may be 1e-15 where a mean is subtracted from a single element. `most` is
+    the number of elements of the largest input, which a sum may have.
     """
     if got.shape != eager.shape or got.dtype != eager.dtype:
         return f"{got.dtype}{list(got.shape)}, not {eager.dtype}{list(eager.shape)}"
@@ -262,7 +264,8 @@ def difference(
     often = 1
     if resizes:
         terms, often = terms.max(), max(eager.shape, default=1)
-    often = 2 * often if kind == torch.float64 else often
+    if kind == torch.float64:  # eager is the reference, and it adds terms one by one
+        often = often * max(2.0, math.sqrt(most) / 16)
     floor = FLOOR * often * UNITS[kind] * (terms + least)
     for run in rounded:
         if run.shape == eager.shape:
@@ -380,6 +383,7 @@ class Results:
         self.kind = coarsest(model, model.module(), eager)
         self.resizes = any(re.search(RESIZES, line.overload) for line in model.lines)
         self.largest = size_of(model.arguments(sizes))
+        self.most = max((a.numel() for a in model.arguments(sizes)), default=0)
         self.runs = references(model, sizes)
 
     def off(self, got: list[Tensor]) -> str | None:
@@ -392,7 +396,7 @@ class Results:
 
     def _off(self, k: int, got: Tensor) -> str | None:
         exact, *shaken = [run[k] for run in self.runs] or [None]
-        rest = (exact, shaken, self.kind, self.resizes, self.largest)
+        rest = (exact, shaken, self.kind, self.resizes, self.largest, self.most)
         off = difference(got, self.eager[k], *rest)
         if off and got.is_floating_point():
             rounded = references(self.model, self.sizes, UNITS[self.kind])[1:]
