@@ -8,6 +8,7 @@ node is walked and rewritten without a change here.
     children(node)       the nodes directly inside it, in order of execution
     rebuild(node, new)   the same with other children
     rewrite(node, f)     with f applied to every node in it, innermost first
+    rewrite_statements   the same, for statements alone
 
 A value that several places share is visited once and stays shared, and what does not
 change stays the same object.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import is_
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pliant.ir.loops import (
@@ -110,23 +112,28 @@ def _replaced(part: Any, wanted: frozenset[type], f: Callable[[Any], Any]) -> An
     if kind in wanted:
         return f(part)
     if kind is tuple:
-        new = tuple(_replaced(inner, wanted, f) for inner in part)
-        same = all(a is b for a, b in zip(part, new, strict=True))
-        return part if same else new
+        new = [
+            f(inner) if type(inner) in wanted else _replaced(inner, wanted, f)
+            for inner in part
+        ]
+        return part if all(map(is_, part, new)) else tuple(new)
     return _with_parts(part, wanted, f) if kind in _HOLDERS else part
 
 
 def _with_parts(node: Any, wanted: frozenset[type], f: Callable[[Any], Any]) -> Any:
     """A node with f applied to the parts of a wanted type that it has itself."""
-    changed: dict[str, Any] = {}
-    for name in _FIELDS[wanted][type(node)]:
+    changed: dict[str, Any] | None = None
+    kind = type(node)
+    for name in _FIELDS[wanted][kind]:
         old = getattr(node, name)
+        if old is None:
+            continue
         new = f(old) if type(old) in wanted else _replaced(old, wanted, f)
         if new is not old:
+            changed = {} if changed is None else changed
             changed[name] = new
-    if not changed:
+    if changed is None:
         return node
-    kind = type(node)
     return kind(*(changed.get(n, getattr(node, n)) for n in _ALL[kind]))
 
 
@@ -275,22 +282,28 @@ def reads(stmt: Stmt) -> list[str]:
 class _Rewriting:
     """No closure that refers to itself: the garbage collector need not free it."""
 
-    def __init__(self, f: Callable[[Any], Node]) -> None:
-        self.f = f
+    def __init__(self, f: Callable[[Any], Node], inside: frozenset[type]) -> None:
+        self.f, self.inside = f, inside
         self.made: dict[int, tuple[Node, Node]] = {}  # by identity; keeps the key alive
 
     def new(self, old: Node) -> Node:
         found = self.made.get(id(old))
         if found is None:
-            found = old, self.f(_with_parts(old, NODES, self.new))
+            found = old, self.f(_with_parts(old, self.inside, self.new))
             self.made[id(old)] = found
         return found[1]
 
 
 def rewrite(node: N, f: Callable[[Any], Node]) -> N:
     """The node with f applied to all nodes inside it, innermost first, and to it."""
-    result: Any = _Rewriting(f).new(node)
+    result: Any = _Rewriting(f, NODES).new(node)
     return result  # type: ignore[no-any-return]  # of the kind of `node`
+
+
+def rewrite_statements(stmt: Stmt, f: Callable[[Any], Stmt]) -> Stmt:
+    """The same for the statements alone; values stay as they are."""
+    result: Any = _Rewriting(f, STATEMENTS).new(stmt)
+    return result  # type: ignore[no-any-return]  # f makes statements of them
 
 
 def replace_dims(node: N, f: Callable[[Expr], Expr]) -> N:
@@ -317,9 +330,9 @@ def substitute(node: N, env: Mapping[str, DimLike]) -> N:
 def calling(func: LoopFunc, names: Mapping[str, str]) -> LoopFunc:
     """The function with others in the place of those that it calls."""
 
-    def called(node: Node) -> Node:
-        if isinstance(node, Call) and node.function in names:
-            return replace(node, function=names[node.function])
-        return node
+    def called(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Call) and stmt.function in names:
+            return replace(stmt, function=names[stmt.function])
+        return stmt
 
-    return replace(func, body=rewrite(func.body, called)) if names else func
+    return replace(func, body=rewrite_statements(func.body, called)) if names else func

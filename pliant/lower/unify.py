@@ -36,6 +36,7 @@ from pliant.ir.loop_walk import (
     rebuild,
     replace_dims,
     rewrite,
+    rewrite_statements,
     size_symbols,
     statements,
 )
@@ -86,9 +87,9 @@ def _fixed(loop: For) -> bool:
     return loop.vectors is not None or loop.kind not in (Kind.SERIAL, Kind.PARALLEL)
 
 
-def _without_exchange(node: Node) -> Node:
-    exchange = isinstance(node, For) and node.kind is Kind.EXCHANGE
-    return Block(()) if exchange else node
+def _without_exchange(stmt: Stmt) -> Stmt:
+    exchange = isinstance(stmt, For) and stmt.kind is Kind.EXCHANGE
+    return Block(()) if exchange else stmt
 
 
 def _is_fixed(stmt: Stmt, known: KnownSizes) -> bool:
@@ -146,7 +147,7 @@ class _Form:
         Not those of an exchange, which computes the address of each of its rows once.
         """
         found: set[tuple[str, int]] = set()
-        body = rewrite(self.func.body, _without_exchange)
+        body = rewrite_statements(self.func.body, _without_exchange)
         varying = {
             stmt.var
             for stmt in statements(body)
@@ -291,14 +292,19 @@ def _unified(forms: Sequence[_Form]) -> tuple[LoopFunc, list[_Target]] | None:
 
 
 def _retargeted(func: LoopFunc, targets: Mapping[str, _Target]) -> LoopFunc:
-    def renamed(node: Node) -> Node:
-        if not isinstance(node, Call) or node.function not in targets:
-            return node
-        target = targets[node.function]
-        sizes = target.arguments(node.sizes)
-        return Call(target.function, sizes, node.arguments)
+    # The cases of a switch mostly pass the same sizes.
+    passed: dict[object, tuple[Expr, ...]] = {}
 
-    body = rewrite(func.body, renamed)
+    def renamed(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Call) or stmt.function not in targets:
+            return stmt
+        target = targets[stmt.function]
+        key = stmt.sizes, target.sizes, target.passed
+        if key not in passed:
+            passed[key] = target.arguments(stmt.sizes)
+        return Call(target.function, passed[key], stmt.arguments)
+
+    body = rewrite_statements(func.body, renamed)
     return func if body is func.body else replace(func, body=body)
 
 

@@ -26,6 +26,7 @@ from pliant.ir.loop_walk import (
     operands,
     rebuild,
     rewrite,
+    rewrite_statements,
     statements,
     substitute,
     values,
@@ -231,6 +232,25 @@ def test_rewriting_goes_into_switches_and_variants() -> None:
     calls = [s.function for s in statements(made) if isinstance(s, Call)]
     assert calls == ["new"] * 4
     assert as_expr(7) in dims_in([substitute(body, {"n": 7})])
+
+
+def test_rewriting_statements_visits_all_of_them_and_no_value() -> None:
+    inner = Let("i", Index(sym("n")))
+    body = Block(
+        (If(Index(sym("c")), Block((inner,)), None), Let("j", Index(sym("m"))))
+    )
+    seen: list[Stmt] = []
+
+    def renamed(stmt: Stmt) -> Stmt:
+        seen.append(stmt)
+        return Let("k", stmt.value) if stmt is inner else stmt
+
+    made = rewrite_statements(body, renamed)
+    assert {type(stmt) for stmt in seen} == {Let, Block, If}
+    assert len(seen) == len(list(statements(body)))
+    names = [stmt.name for stmt in statements(made) if isinstance(stmt, Let)]
+    assert names == ["k", "j"]
+    assert rewrite_statements(body, lambda stmt: stmt) is body
 
 
 def test_free_symbols_end_where_a_name_is_bound() -> None:
