@@ -26,6 +26,7 @@ class Basis(enum.Enum):
     DECLARED = "declared"  # the user bounds a dim
     CHECKED = "checked"  # the model's code checks it, by an assert or a raise
     BRANCH = "branch"  # the model's code took this branch in the trace
+    LAYOUT = "layout"  # an op gave a view of its operand in the trace, or a copy
     TRACED = "traced"  # the source's tracer assumed it
 
 

@@ -183,6 +183,9 @@ class Signature:
     # Gives a seed for the next call, if the caller is not to.
     draw: Callable[[], Any] | None = None
     written: tuple[int, ...] = ()  # arguments that the model writes, by slot
+    # Arguments that must have the strides of the trace, by slot: these decide whether
+    # the model writes into an argument or into a copy.
+    layouts: tuple[tuple[int, tuple[Expr, ...]], ...] = ()
     # The arguments are those of a direct call, and behind them buffers.
     direct_but_held: bool = False
 
@@ -212,6 +215,7 @@ class Signature:
             self.positional
             and self.draw is None
             and not self.written
+            and not self.layouts
             and all(
                 isinstance(a, TensorSlot) and not a.is_complex for a in self.arguments
             )

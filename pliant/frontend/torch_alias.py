@@ -8,24 +8,23 @@ A tensor node that shares memory with an operand has that operand as its parent.
 replaces the node's value, is propagated up to the root by inverting each view, and
 every other view of the root is then recomputed.
 
-Whether reshape, flatten or contiguous copy depends on sizes: x.mT.reshape(-1) copies,
-but is a view of x if x has one row. Where a write would be visible through such a view,
-this is a branch on a size, like those of the model's own code.
+Whether reshape, flatten or contiguous copy depends on sizes (torch_layout.py):
+x.mT.reshape(-1) copies, but is a view of x if x has one row. Where a write would be
+visible through such a view, this is a branch on a size, like those of the model's own
+code. It depends on the strides of inputs too, so calls must pass those of the trace.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import sympy
 import torch
 from torch.fx import Node
 
 from pliant.frontend.contract import Basis
-from pliant.frontend.torch_dims import to_expr
+from pliant.frontend.torch_layout import answer, depends_on_layout
 from pliant.frontend.torch_ops_complex import Complex
 from pliant.frontend.torch_ops_context import TorchContext
 from pliant.frontend.torch_ops_shape import moved_axes, swap_axes
@@ -36,8 +35,9 @@ from pliant.frontend.torch_ops_window import (
     slice_window,
     split_windows,
 )
+from pliant.frontend.torch_views import name_of
 from pliant.ir.graph import Value
-from pliant.sym import Expr, Guard, as_expr, ne
+from pliant.sym import Guard, as_expr
 
 aten = torch.ops.aten
 
@@ -105,8 +105,6 @@ _DROPOUTS = frozenset(
 )
 # In-place ops whose result has the operand's memory, but another shape.
 _RESIZES = frozenset(["resize_", "resize_as_"])
-# Views where the layout allows it, copies elsewhere.
-_MAY_COPY = frozenset(["reshape", "reshape_as", "flatten", "ravel", "contiguous"])
 
 
 def is_in_place(target: Any) -> bool:
@@ -115,16 +113,12 @@ def is_in_place(target: Any) -> bool:
         return False
     arguments = target._schema.arguments
     first = arguments[0].alias_info if arguments else None
-    return first is not None and first.is_write and op_name(target).endswith("_")
+    return first is not None and first.is_write and name_of(target).endswith("_")
 
 
 def _gives_operand(target: Any) -> bool:
     """An in-place op whose result is its operand, as it is then."""
-    return is_in_place(target) and op_name(target) not in _RESIZES
-
-
-def op_name(target: torch._ops.OpOverload) -> str:
-    return str(target._schema.name).rpartition("::")[2]
+    return is_in_place(target) and name_of(target) not in _RESIZES
 
 
 def functional_twin(target: Any) -> Any:
@@ -133,7 +127,7 @@ def functional_twin(target: Any) -> Any:
         return None
     if target in _OTHER_TWINS:
         return _OTHER_TWINS[target]
-    packet = getattr(aten, op_name(target)[:-1], None)
+    packet = getattr(aten, name_of(target)[:-1], None)
     return getattr(packet, target._overloadname, None)
 
 
@@ -146,7 +140,7 @@ def shares_memory(node: Node) -> Node | None:
             return None  # control flow
         if source.args and isinstance(source.args[0], list | tuple):
             return _same_storage(node, source.args[0])
-        if op_name(source.target) not in _ALWAYS:
+        if name_of(source.target) not in _ALWAYS:
             return _same_storage(node, source.args[:1])
         return source if shares_memory(source) is not None else None
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
@@ -159,69 +153,17 @@ def shares_memory(node: Node) -> Node | None:
         return None
     if is_in_place(node.target) or _storage(ours) == _storage(theirs):
         return source
-    if op_name(node.target) in _DROPOUTS:
+    if name_of(node.target) in _DROPOUTS:
         chance, train = node.args[1], node.args[2]
         return None if chance and train else source
     returns = node.target._schema.returns
     if not returns or returns[0].alias_info is None or ours.dtype != theirs.dtype:
         return None
-    if op_name(node.target) in _ALWAYS:
+    if name_of(node.target) in _ALWAYS:
         return source
     # A saved program has lost its storages: these copy unless contiguous.
     copies = node.kwargs.get("copy", False) or not _contiguous(theirs)
     return None if copies else source
-
-
-def copied_from(node: Node) -> Node | None:
-    """The operand that a node copied in the trace, but may view at other sizes."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
-        return None
-    source = node.args[0]
-    if op_name(node.target) not in _MAY_COPY or not isinstance(source, Node):
-        return None
-    return source if shares_memory(node) is None else None
-
-
-def sizes_that_view(node: Node, source: Node) -> Iterator[Any]:
-    """Sizes of the operand that must not be 1 for this node to be a copy.
-
-    Found by trying small sizes with torch: those at which dims of 1 make it a view.
-    """
-    given, made = source.meta["val"], node.meta["val"]
-    numbers = [_expression(n) for n in (*given.shape, *given.stride(), *made.shape)]
-    symbols = sorted({s for n in numbers for s in n.free_symbols}, key=str)
-    if len(symbols) > _MOST_SYMBOLS:
-        yield from (n for n in numbers[: given.dim()] if n.free_symbols)
-        return
-    ones: set[frozenset[int]] = set()
-    for values in itertools.product(_TRIED, repeat=len(symbols)):
-        env = dict(zip(symbols, values, strict=True))
-        tried = [int(n.subs(env)) for n in numbers]
-        rank = given.dim()
-        shape, stride, result = tried[:rank], tried[rank : 2 * rank], tried[2 * rank :]
-        if 0 not in (*shape, *result) and _is_view(node, shape, stride, result):
-            varies = (i for i, n in enumerate(numbers[: given.dim()]) if n.free_symbols)
-            ones.add(frozenset(i for i in varies if shape[i] == 1))
-    least = [one for one in ones if not any(other < one for other in ones)]
-    yield from (numbers[i] for i in sorted(frozenset().union(*least)))
-
-
-_TRIED = (2, 3, 5, 1)
-_MOST_SYMBOLS = 4
-
-
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
-def _is_view(
-    node: Node, shape: list[int], stride: list[int], result: list[int]
-) -> bool:
-    x = torch.empty_strided(shape, stride, device="meta")
-    assert isinstance(node.target, torch._ops.OpOverload)
-    if op_name(node.target) == "contiguous":
-        return _storage(x.contiguous()) == _storage(x)
-    return _storage(x.reshape(result)) == _storage(x)
 
 
 def _same_storage(node: Node, given: Sequence[Any]) -> Node | None:
@@ -269,6 +211,7 @@ class Nodes(Protocol):
     written: dict[Node, str]  # those that it did
     inputs: dict[Node, int]  # arguments that a call may change, by slot
     overwritten: dict[Node, int]  # those that it did
+    laid_out: set[Node]  # those of which a call must pass the strides of the trace
 
     def read(self, node: Node) -> Any: ...
 
@@ -291,14 +234,20 @@ class Aliases:
         self.roots: dict[Node, Node] = {}
         self.writes: dict[Node, int] = {}  # to a root's memory
         self.made: dict[Node, int] = {}  # after how many of them a node was
-        self.copies: dict[Node, Node] = {}  # of what, where sizes might make it a view
+        # Nodes that are views or copies of others, as sizes and strides have it; the
+        # parts of trees that they link; and those of which it is guarded.
+        self.links: dict[Node, Node] = {}
+        self.parts: dict[Node, Node] = {}
+        self.members: dict[Node, list[Node]] = {}
+        self.beside: dict[Node, list[tuple[Node, Node]]] = {}
+        self.settled: set[Node] = set()
 
     def track(self, node: Node) -> None:
         source = shares_memory(node)
+        operand = depends_on_layout(node)
+        if operand is not None:
+            self._link(node, operand)
         if source is None:
-            copied = copied_from(node)
-            if copied is not None:
-                self.copies[node] = copied
             return
         # An in-place op gives its operand: trees do not grow deeper with each.
         above = self.parent.get(source)
@@ -307,6 +256,18 @@ class Aliases:
         self.parent[node] = source
         root = self.roots[node] = self.root(source)
         self.made[node] = self.writes.get(root, 0)
+        if operand is None:
+            part = self.parts[node] = self.part(source)
+            self.members.setdefault(part, []).append(node)
+
+    def _link(self, node: Node, operand: Node) -> None:
+        self.links[node] = operand
+        part = self.part(operand)
+        self.beside.setdefault(part, []).append((node, node))
+        self.beside.setdefault(node, []).append((node, part))
+
+    def part(self, node: Node) -> Node:
+        return self.parts.get(node, node)
 
     def root(self, node: Node) -> Node:
         return self.roots.get(node, node)
@@ -343,14 +304,14 @@ class Aliases:
         if root in self.walk.inputs:
             self.walk.overwritten[root] = self.walk.inputs[root]
         self.writes[root] = self.writes.get(root, 0) + 1
-        if self.copies and self.cx.node is not None:
-            self._guard_copies(root, self.cx.node)
+        if self.links and self.cx.node is not None:
+            self._settle_layouts(node, self.cx.node)
         self._set(node, new)
         for other in self.parent:  # of several operands: neither put back nor redone
             if other.target is operator.getitem and self.root(other) is root:
                 source = other.args[0]
                 if self.parent[other] is not source and isinstance(source, Node):
-                    name = op_name(source.target)  # type: ignore[arg-type]  # an op
+                    name = name_of(source.target)  # type: ignore[arg-type]  # an op
                     self.cx.unsupported(f"in-place change of what {name} gave views of")
         while node in self.parent:
             above = self.parent[node]
@@ -366,44 +327,61 @@ class Aliases:
             self._set(above, new)
             node = above
 
-    def _guard_copies(self, root: Node, at: Node) -> None:
-        """Guards that a copy of the trace is a copy, if a write would show in it."""
-        reached, links = {root}, []
-        pending = dict(self.copies)
-        while True:
-            near = [
-                node
-                for node, source in pending.items()
-                if {self.root(node), self.root(source)} & reached
-            ]
-            if not near:
-                break
-            for node in near:
-                source = pending.pop(node)
-                reached |= {self.root(node), self.root(source)}
-                links.append((node, source))
-        if any(self._is_read_after(other, at) for other in reached - {root}):
-            for node, source in links:
-                self._demand_copy(node, source)
+    def _settle_layouts(self, written: Node, at: Node) -> None:
+        """Guards that views and copies are those of the trace, if a write shows it.
 
-    def _is_read_after(self, root: Node, at: Node) -> bool:
-        """Whether the memory of a root is read after a node, or outlives the call."""
-        if root.op != "call_function":
+        Parts of the trees that such nodes link are looked at from the written one on.
+        """
+        start = self.part(written)
+        found: dict[Node, tuple[Node, Node] | None] = {start: None}  # from where, how
+        for part in (pending := [start]):
+            for link, other in self.beside.get(part, ()):
+                if other not in found:
+                    found[other] = part, link
+                    pending.append(other)
+        shown: set[Node] = set()
+        for part in reversed(pending):
+            before = found[part]
+            if before is not None and (part in shown or self._is_read_after(part, at)):
+                shown.add(before[0])
+                self._settle(before[1])
+
+    def _is_read_after(self, part: Node, at: Node) -> bool:
+        """Whether the memory of a part is read after a node, or outlives the call."""
+        if part.op != "call_function":
             return True
-        family = [root, *(node for node, its in self.roots.items() if its is root)]
+        family = (part, *self.members.get(part, ()))
         return any(at < user for node in family for user in node.users)
 
-    def _demand_copy(self, node: Node, source: Node) -> None:
-        known = self.cx.symbols
-        assert isinstance(node.target, torch._ops.OpOverload)
-        name = op_name(node.target)
-        for size in sizes_that_view(node, source):
-            if any(str(symbol) not in known for symbol in size.free_symbols):
-                self.cx.unsupported(f"in-place change beside what {name} may copy")
-            dim: Expr = self.cx.simplify(to_expr(size, known.__getitem__))
-            why = f"{name} beside an in-place change is a copy, but at 1 a view: "
-            guard = Guard(ne(dim, 1), (why, dim), self.cx.b.loc)
-            self.cx.assume(Basis.BRANCH, guard)
+    def _settle(self, link: Node) -> None:
+        """Guards that a node is a view, or a copy, as it is in the trace."""
+        if link in self.settled:
+            return
+        self.settled.add(link)
+        assert isinstance(link.target, torch._ops.OpOverload)
+        source, is_view, name = (
+            self.links[link],
+            link in self.parent,
+            name_of(link.target),
+        )
+        found = answer(link, source, self.cx.symbols, self.cx.b.facts)
+        if found is None or found.is_view != is_view:
+            self.cx.unsupported(f"in-place change beside what {name} may copy")
+        if found.by_strides:
+            self._settle_strides(source)
+        what = f"{name} beside an in-place change is a {'view' if is_view else 'copy'}"
+        for cond in found.conds:
+            message = (f"{what} in the trace, with {cond}, got ", cond.lhs)
+            self.cx.assume(Basis.LAYOUT, Guard(cond, message, self.cx.b.loc))
+
+    def _settle_strides(self, node: Node) -> None:
+        """Guards that a node has the strides that it has in the trace."""
+        while node not in self.links and node in self.parent:
+            node = self.parent[node]
+        if node in self.links:
+            self._settle(node)
+        elif node in self.walk.inputs:
+            self.walk.laid_out.add(node)
 
     def _set(self, node: Node, value: Any) -> None:
         self.env[node] = value
@@ -438,11 +416,11 @@ class Aliases:
         if _gives_operand(node.target):
             return new
         assert isinstance(node.target, torch._ops.OpOverload)
-        if op_name(node.target) in _RESIZES and not cx.b.same(
+        if name_of(node.target) in _RESIZES and not cx.b.same(
             new.type.numel, base.type.numel
         ):
             cx.unsupported("in-place change of the first elements of a tensor")
-        name, args = op_name(node.target), self.walk.resolve(node.args[1:])
+        name, args = name_of(node.target), self.walk.resolve(node.args[1:])
         if name in _RESHAPES or name in _DROPOUTS or name in _RESIZES:
             return cx.reshape(cx.cast(new, base.dtype), base.shape)
         perm = _permutation(name, rank, args)

@@ -142,6 +142,7 @@ class _ExportImport:
             changed=tuple(changed.values()),
             written=tuple(written),
             stores=tuple(written.values()),
+            layouts=self._layouts(),
         )
         return Imported(module, signature, tuple(self.cx.assumptions))
 
@@ -319,6 +320,14 @@ class _ExportImport:
             made[slot] = param.name, len(values)
             values.append(self.cx.reshape(new, param.shape))
         return made
+
+    def _layouts(self) -> tuple[tuple[int, tuple[Expr, ...]], ...]:
+        """Strides of inputs on which it depends what a write changes, by slot."""
+        return tuple(
+            (slot, tuple(self._dim(n) for n in node.meta["val"].stride()))
+            for node, slot in self.walk.inputs.items()
+            if node in self.walk.laid_out
+        )
 
     def _changed(self, values: list[Value]) -> dict[Node, str]:
         """Buffers that the model has written; adds their new values."""

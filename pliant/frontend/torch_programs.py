@@ -44,6 +44,7 @@ _LARGEST = 4096  # a size, when looking for one that takes another path
 _MOST_ELEMENTS = 1 << 25  # of an example that is made for it
 
 Simplify = Callable[[Module], Module]
+_BRANCHES = (Basis.BRANCH, Basis.LAYOUT)
 _ALL_HOLD: Mapping[Cond, Guard | None] = {}  # no branch is covered
 
 
@@ -91,7 +92,7 @@ class _Search:
         self.simplify = simplify
         self.names: Names = module_names(model)
         self.main = self.imported(first)
-        self.branches = self.main.guards(Basis.BRANCH)
+        self.branches = self.main.guards(*_BRANCHES)
         self.dims = _dims(self.main)
         self.traces = 1
 
@@ -122,13 +123,16 @@ class _Search:
         """Explores the negation of each condition of a path, one after the other."""
         known = (*path.region, *(eq(sym(name), n) for name, n in path.pins.items()))
         main = path.imported is self.main
-        for guard in (*self.fixed(path), *path.imported.guards(Basis.BRANCH)):
+        layouts = [g.cond for g in path.imported.guards(Basis.LAYOUT)]
+        for guard in (*self.fixed(path), *path.imported.guards(*_BRANCHES)):
             if guard.cond in known:
                 continue  # asked before, and answered there
             region = (*known, guard.cond.negated())
             if not _possible(region):
                 yield guard, _Explored()
-            elif is_special(guard.cond) or (main and has_other_side(guard.cond)):
+            elif is_special(guard.cond) or (
+                main and (has_other_side(guard.cond) or guard.cond in layouts)
+            ):
                 yield guard, self.explore_region(region)
             elif not main:
                 # A condition that stays is no gap if the main program has it as well.

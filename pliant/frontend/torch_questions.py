@@ -40,12 +40,14 @@ import torch
 from torch.fx.experimental import _config, proxy_tensor, symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 
-from pliant.frontend import torch_windows
+from pliant.frontend import torch_views, torch_windows
+from pliant.frontend.torch_views import answer_at_example, contiguous_is_an_op
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FLOW = os.path.join(_TORCH, "_higher_order_ops") + os.sep
 _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
+_VIEWS = torch_views.__file__  # calls an op
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
 _OPS = os.path.join(_TORCH, "_ops.py")
 _DYNAMO = "torch._dynamo.symbolic_convert"
@@ -164,6 +166,9 @@ def recorded_questions() -> Iterator[Asked]:
     def noted_guard_or(a: Any, default: bool) -> bool:
         answer = guard_or(a, default)
         if isinstance(a, torch.SymBool):
+            in_layout = answer_at_example(sys._getframe(1), a)
+            if in_layout is not None:
+                return in_layout
             asked.ask(a.node.expr, answer)
         return answer
 
@@ -188,6 +193,7 @@ def recorded_questions() -> Iterator[Asked]:
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
+        contiguous_is_an_op(),
     ):
         for name, decides in _COMPARISONS.items():
             made = noted(name, getattr(SymNode, name), decides)
@@ -297,7 +303,7 @@ def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | 
                 return None
             frame = frame.f_back
             continue
-        if path == _FAKE_OPS or path.startswith(_TRACER):
+        if path in (_FAKE_OPS, _VIEWS) or path.startswith(_TRACER):
             return None
         if function in _SHAPES and path.startswith((_REFERENCES, _PRIMITIVES)):
             return None

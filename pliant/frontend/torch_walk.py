@@ -20,7 +20,6 @@ from pliant.frontend.torch_alias import (
     Aliases,
     functional_twin,
     is_in_place,
-    op_name,
 )
 from pliant.frontend.torch_branches import decisions
 from pliant.frontend.torch_dims import as_bound, to_expr
@@ -38,6 +37,7 @@ from pliant.frontend.torch_ops_complex import (
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
 from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
+from pliant.frontend.torch_views import name_of
 from pliant.frontend.translate import POISON, Location, constant_of
 from pliant.ir.graph import Value
 from pliant.ir.types import TensorType
@@ -77,6 +77,7 @@ class TorchWalk:
         self.written: dict[Node, str] = {}  # those that it did
         self.inputs: dict[Node, int] = {}  # arguments that it may change, by slot
         self.overwritten: dict[Node, int] = {}  # those that it did
+        self.laid_out: set[Node] = set()  # those that must have the traced strides
         self.aliases: Aliases | None = None
         # Sizes, as torch knows them, that something was computed from; None: any.
         self.sizes_read: frozenset[Any] | None = None
@@ -237,7 +238,7 @@ class TorchWalk:
             return self.update_complex(node, target, args, kwargs)
         if any(r.alias_info is not None for r in twin._schema.returns):
             self.cx.unsupported(
-                f"changes a tensor's shape, not its values: call {op_name(twin)}"
+                f"changes a tensor's shape, not its values: call {name_of(twin)}"
             )
         new = TABLE[twin](self.cx, *args, **kwargs)
         new = self.cx.broadcast_to(self.cx.cast(new, old.dtype), old.shape)

@@ -172,7 +172,7 @@ class Translation:
 
     def assume(self, basis: Basis, guard: Guard) -> None:
         """Records an assumption of the program, enforced unless it is covered."""
-        if basis is Basis.BRANCH:
+        if basis in (Basis.BRANCH, Basis.LAYOUT):
             instead = self.covered.get(guard.cond, guard)
             if instead is None:
                 return

@@ -299,6 +299,13 @@ def overlap(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
     )
 
 
+def strides_of(value: Any) -> list[int]:
+    """The strides of an array or a tensor, in elements."""
+    if isinstance(value, np.ndarray):
+        return [by // value.itemsize for by in value.strides]
+    return list(value.stride())
+
+
 def may_repeat(value: Any) -> bool:
     """Whether two elements may be one place in memory: strides that are not beyond all
     that the smaller ones reach."""

@@ -31,7 +31,7 @@ from pliant.frontend.signature import (
 )
 from pliant.interface import breaks
 from pliant.model.arguments import shown
-from pliant.model.buffers import may_repeat, memory_block, overlap
+from pliant.model.buffers import may_repeat, memory_block, overlap, strides_of
 from pliant.model.parts import ModelPart
 from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
@@ -307,6 +307,28 @@ def check_written(signature: Signature, flat: Sequence[Any]) -> None:
                     expected="memory of its own",
                     got=f"that of '{names[1]}'",
                 )
+
+
+def check_layouts(
+    signature: Signature, flat: Sequence[Any], known: Mapping[str, int]
+) -> None:
+    """Arguments have the strides of the trace, apart from those of single elements."""
+    for number, dims in signature.layouts:
+        wanted = [dim.evaluate(known) for dim in dims]
+        found = strides_of(flat[number])
+        shape = tuple(flat[number].shape)
+        axes = zip(shape, wanted, found, strict=True)
+        if 0 in shape or all(n == 1 or a == b for n, a, b in axes):
+            continue
+        name = signature.slots[number].name
+        raise DTypeError(
+            f"input '{name}' has strides {found}, and in the trace it had {wanted}, "
+            "which decide what the model's in-place changes write: pass a copy in the "
+            "layout of the example",
+            input=name,
+            expected=wanted,
+            got=found,
+        )
 
 
 def unreadable(slot: TensorSlot | SizeSlot, value: object) -> DTypeError:

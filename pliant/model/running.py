@@ -20,7 +20,7 @@ from pliant.errors import GradientWarning, PliantError
 from pliant.frontend.signature import Signature, SizeSlot, TensorSlot
 from pliant.frontend.torch_meaning import check_meaning, plain_tensor
 from pliant.model.buffers import BoundBuffers, Buffers, commit, writable
-from pliant.model.refusals import Refusals, check_written, unreadable
+from pliant.model.refusals import Refusals, check_layouts, check_written, unreadable
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Caller
 from pliant.runtime.description import RuntimeStatus, Status
@@ -83,6 +83,9 @@ class Runner:
         direct = self.is_direct and not kwargs
         flat = args if direct else signature.flatten(args, kwargs)
         given = signature.drawn(flat)
+        if signature.layouts:
+            signature.check(given)
+            check_layouts(signature, flat, self.refusals.symbols_of(given))
         if signature.written:
             check_written(signature, flat)
             given = list(given)

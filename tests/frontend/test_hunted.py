@@ -512,5 +512,5 @@ def test_a_copy_of_repeated_rows_is_a_view_at_one() -> None:
         y = x.clone()
         assert torch.equal(m(x), changed(y)) and torch.equal(x, y)
     for n, columns in ((5, 1), (1, 5)):
-        with pytest.raises(pliant.ShapeError, match="at 1 a view"):
+        with pytest.raises(pliant.ShapeError, match="is a copy in the trace"):
             m(torch.randn(n, columns))
