@@ -114,8 +114,8 @@ def answer(node: Node, source: Node, symbols: Any, facts: Facts) -> Answer | Non
     if name_of(node.target) in ROWS:
         memory_format: Any = node.kwargs.get("memory_format")
         order = _ORDERS.get(memory_format, range(len(dims)))
-        return _Layout([dims[axis] for axis in order], None, facts).answer()
-    return _Layout(dims, result, facts).answer()
+        return _Strides([dims[axis] for axis in order], None, facts).answer()
+    return _Strides(dims, result, facts).answer()
 
 
 def _reader(given: torch.Tensor, symbols: Any) -> Callable[[Any], Number]:
@@ -136,7 +136,7 @@ Dims = Sequence[tuple[Number, Number]]
 
 
 @dataclass(slots=True)
-class _Layout:
+class _Strides:
     """Sizes and strides, and the sizes of the reshaped result (None: contiguous)."""
 
     dims: Dims
@@ -164,7 +164,7 @@ class _Layout:
         """The answer where these sizes are 1, as they are in the trace."""
         conds = tuple(eq(size, 1) for size in single)
         dims = [dim for dim in self.dims if dim[0].traced != 1]
-        found = _Layout(dims, self.result, self.facts).answer()
+        found = _Strides(dims, self.result, self.facts).answer()
         return Answer(found.is_view, (*conds, *found.conds))
 
     def boundaries(self) -> list[_Boundary]:
