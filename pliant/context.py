@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.build import Builder, facts_of
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Graph, Names, Value
 from pliant.ir.packed import PackedConstants
 from pliant.machine.target import Target
 from pliant.options import Options
@@ -47,6 +47,7 @@ class Context:
     kernels: dict[object, object] = field(
         default_factory=dict, repr=False, compare=False
     )
+    kernel_names: Names = field(default_factory=Names, repr=False, compare=False)
     # Weights in the layout of a kernel, which regions and versions share.
     packed: PackedConstants = field(
         default_factory=PackedConstants, repr=False, compare=False

@@ -247,8 +247,7 @@ def _lowered(state: _Lowering) -> Graph:
     graph = state.graph
     for param in graph.params:
         state.values[param] = param
-    # Kernels of a region (memory/flow.py) are named after it.
-    prefix = "" if graph.name.startswith("main") else f"{graph.name}."
+    prefix = _prefix(graph)
     for op in graph.ops:
         if op.name == "fusion":
             kind = op.str_attr("kind")
@@ -264,6 +263,11 @@ def _lowered(state: _Lowering) -> Graph:
         graph.sizes,
         graph.constraints,
     )
+
+
+def _prefix(graph: Graph) -> str:
+    """Kernels of a region (memory/flow.py) are named after it."""
+    return "" if graph.name.startswith("main") else f"{graph.name}."
 
 
 def _packed_weights(
@@ -364,6 +368,8 @@ def _kernels_by_form(
     made = state.cx.kernels.get(key)
     if isinstance(made, MadeKernel):
         return made.steps_of(fusion)
+    # A region that is lowered a second time has the names of the first, which are kept.
+    fusion = replace(fusion, name=state.cx.kernel_names.fresh(fusion.name))
     numbered = state.numbered
     steps = _steps(state, kind, fusion)
     # The number of a check tells its place in the source, so it is this fusion's own.
@@ -511,7 +517,8 @@ def _copy(state: _Lowering, result: Value, view: View | None) -> Value:
     op = Op("reshape", (source,), (("shape", result.shape),), (copied,))
     target = state.alloc(result.type, f"{result.name}_copy")
     region = Graph(target.name, (source,), (op,), (copied,))
-    step = lower_group(region, "copy", state.kernels())
+    name = f"{_prefix(state.graph)}copy"
+    step = lower_group(region, name, state.kernels())
     buffers = {source: state.base(view.base), copied: target}
     arguments = [buffers[a] for a in step.arguments if isinstance(a, Value)]
     state.call(step, arguments, region, "")
