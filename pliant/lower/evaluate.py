@@ -262,7 +262,7 @@ class Evaluator:
         for inside, piece in reversed(pieces):
             result = piece if result is None else Select(inside, piece, result)
         if result is None:  # an axis with no elements
-            return _number(0, op.result.dtype.compute)
+            return number_of(0, op.result.dtype.compute)
         return result
 
     def reached(
@@ -317,7 +317,7 @@ class Evaluator:
         self.space = outer
         if condition is None:
             return body
-        filler = _number(op.float_attr("value"), op.result.dtype.compute)
+        filler = number_of(op.float_attr("value"), op.result.dtype.compute)
         return Select(condition, body, filler)
 
     def gathered(
@@ -421,7 +421,7 @@ class Evaluator:
     ) -> LoopValue:
         value = op.attr("value")
         assert isinstance(value, (bool, int, float))
-        return _number(value, op.result.dtype.compute)
+        return number_of(value, op.result.dtype.compute)
 
     def iota(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
@@ -459,7 +459,7 @@ class Breaks(Evaluator):
             self.value(operand, shifted)
             if k:
                 self._note(index[axis], low)
-        return _number(0, op.result.dtype.compute)
+        return number_of(0, op.result.dtype.compute)
 
     def _note(self, i: Expr, at: Expr) -> None:
         """i == var + offset: the operand changes at var == at - offset."""
@@ -470,7 +470,7 @@ class Breaks(Evaluator):
                 self.found.setdefault(name, set()).add(at - offset)
 
 
-def _number(value: float, dtype: DType) -> Const:
+def number_of(value: float, dtype: DType) -> Const:
     if dtype is DType.BOOL:
         return Const(bool(value), dtype)
     return Const(float(value) if dtype.is_float else int(value), dtype)

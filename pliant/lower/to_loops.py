@@ -56,7 +56,7 @@ from pliant.ir.loops import (
 from pliant.ir.ops import OPS
 from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, sorted_breaks, with_axes
-from pliant.lower.evaluate import Breaks, Evaluator
+from pliant.lower.evaluate import Breaks, Evaluator, number_of
 from pliant.lower.group_memory import GroupMemory
 from pliant.lower.nest import (
     COLUMN_BLOCK,
@@ -395,6 +395,10 @@ class _GroupLowering:
     def _leaf(
         self, value: Value, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue | None:
+        if value in self.inputs and value.type.numel == as_expr(0):
+            # It has no elements, and maybe no address: loops around this never run,
+            # but what does not depend on them is computed ahead of them.
+            return number_of(0, value.dtype.compute)
         if value in self.packed:
             at = self.packed[value].index(index)
             return Load(self.inputs[value], at, where)

@@ -255,3 +255,16 @@ def test_results_that_are_not_computed() -> None:
     owners = {t.untyped_storage().data_ptr() for t in made}
     assert len(owners) == len(made)
     assert not owners & {t.untyped_storage().data_ptr() for t in given}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
+def test_nothing_is_read_of_what_has_no_elements(dtype: torch.dtype) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x.transpose(1, 2).flatten(0, 1)
+            y[:, ::2] = 4
+            return y, x.sum(2), (x + 1).amax(1)
+
+    x = torch.zeros(1, 6, 0, dtype=dtype)
+    for got, want in zip(pliant.compile(Model(), (x,))(x), Model()(x), strict=True):
+        assert torch.equal(got, want)
