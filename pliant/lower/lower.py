@@ -373,8 +373,8 @@ def _kernels_by_form(
     numbered = state.numbered
     steps = _steps(state, kind, fusion)
     # The number of a check tells its place in the source, so it is this fusion's own.
-    if state.numbered == numbered:
-        known = [step for step in steps if isinstance(step, KernelStep)]
+    known = [step for step in steps if isinstance(step, KernelStep)]
+    if state.numbered == numbered and len(known) == len(steps):
         state.cx.kernels[key] = MadeKernel(fusion, known)
     return steps
 
