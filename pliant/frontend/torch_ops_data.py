@@ -81,7 +81,7 @@ def _holds_of_all_sizes(cond: Cond) -> bool:
     """Torch also checks bounds of its own, as products of the largest sizes."""
     facts = Facts()
     for name in cond.symbols():
-        facts.add_range(name, 0, LARGEST)
+        facts = facts.with_range(name, 0, LARGEST)
     return facts.prove(cond) is True
 
 

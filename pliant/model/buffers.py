@@ -311,12 +311,10 @@ def may_repeat(value: Any) -> bool:
     that the smaller ones reach."""
     if not hasattr(value, "shape") or 0 in value.shape:
         return False
-    strides = value.strides if isinstance(value, np.ndarray) else value.stride()
-    least = value.itemsize if isinstance(value, np.ndarray) else 1
-    axes = zip(strides, value.shape, strict=True)
+    axes = zip(strides_of(value), value.shape, strict=True)
     reach = 0
     for stride, size in sorted((abs(by), n) for by, n in axes if n > 1):
-        if stride < reach + least:
+        if stride <= reach:
             return True
         reach += stride * (size - 1)
     return False
