@@ -8,14 +8,17 @@ that cannot be proved end here, after a few evaluations.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import product
 
 from pliant.sym.bounding import Interval
 from pliant.sym.cond import Cond
 from pliant.sym.expr import Expr, sym
 
 Point = dict[str, int]
+_Forms = tuple[tuple[str, Expr], ...]
 
 # Offset of the j-th symbol from its least value (or below its greatest).
 _PATTERNS: tuple[Callable[[int], int], ...] = (
@@ -27,7 +30,10 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
     lambda j: 0 if j % 2 else 97,
     lambda j: 97 if j % 2 else 0,
 )
+_CORNERS = (1, 4099)  # offsets of each symbol, in all combinations
+_MOST_CORNERS = 5  # symbols that have both
 _MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
+_REMEMBERED = 256  # scans
 _NEAREST = 64  # how far above a wanted size an allowed one is looked for
 
 
@@ -43,6 +49,7 @@ class SampleSpace:
         self.forms, self.conditions, self.interval = forms, conditions, interval
         self.free = sorted({s for form in forms.values() for s in form.symbols()})
         self._values: dict[str, list[int]] = {}  # of some free symbols, all allowed
+        self._alone: dict[str, tuple[_Forms, tuple[Cond, ...]]] = {}
 
     def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
         """Near the sizes that are wanted; those that the conditions allow."""
@@ -55,38 +62,57 @@ class SampleSpace:
     def narrow(self) -> None:
         """Finds the small values that the conditions of one symbol alone allow."""
         for name in self.free:
-            allows = self._alone(name)
-            if allows is not None:
-                tried = {self._inside(name, size) for size in range(_MOST_SCANNED)}
-                allowed = [size for size in sorted(tried) if allows(size)]
-                if allowed:
-                    self._values[name] = allowed
+            forms, conds = self._of_one(name)
+            if not conds:
+                continue
+            allowed = _scanned(name, self.interval(name), forms, conds)
+            if allowed:
+                self._values[name] = allowed
 
     def allowed(self, name: str, size: int) -> int:
         """The least size from this one on that its own conditions allow, if near."""
-        allows = self._alone(name)
-        if allows is None:
-            return size
-        sizes = range(size, size + _NEAREST)
-        return next((other for other in sizes if allows(other)), size)
+        forms, conds = self._of_one(name)
+        sizes = range(size, size + _NEAREST) if conds else ()
+        allows = partial(_allows, name, forms, conds)
+        return next(filter(allows, sizes), size)
 
-    def _alone(self, name: str) -> Callable[[int], bool] | None:
-        """Whether conditions of one symbol alone allow a value; None if none are."""
-        alone = {k: form for k, form in self.forms.items() if form.symbols() == (name,)}
-        conds = [c for c in self.conditions if alone.keys() >= set(c.symbols())]
-
-        def allows(size: int) -> bool:
-            point = _evaluated(alone, {name: size})
-            return point is not None and _hold(conds, point)
-
-        return allows if conds else None
+    def _of_one(self, name: str) -> tuple[_Forms, tuple[Cond, ...]]:
+        """The forms, and the conditions, over one free symbol alone."""
+        if name not in self._alone:
+            pairs = self.forms.items()
+            forms = tuple((k, f) for k, f in pairs if f.symbols() == (name,))
+            known = {k for k, _ in forms}
+            conds = tuple(c for c in self.conditions if known.issuperset(c.symbols()))
+            self._alone[name] = forms, conds
+        return self._alone[name]
 
     def _inside(self, name: str, size: int) -> int:
-        low, high = self.interval(name)
-        size = size if low is None else max(size, low)
-        size = size if high is None else min(size, high)
+        size = _limited(size, self.interval(name))
         values = self._values.get(name)
-        return size if values is None else min(values, key=lambda v: abs(v - size))
+        if values is None:
+            return size
+        at = bisect_left(values, size)
+        return min(values[max(at - 1, 0) : at + 1], key=lambda v: abs(v - size))
+
+
+def _limited(size: int, interval: Interval) -> int:
+    low, high = interval
+    size = size if low is None else max(size, low)
+    return size if high is None else min(size, high)
+
+
+def _allows(name: str, forms: _Forms, conds: Iterable[Cond], size: int) -> bool:
+    point = _evaluated(dict(forms), {name: size})
+    return point is not None and _hold(conds, point)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _scanned(
+    name: str, interval: Interval, forms: _Forms, conds: tuple[Cond, ...]
+) -> list[int]:
+    """The small values that the conditions of one symbol alone allow, sorted."""
+    tried = {_limited(size, interval) for size in range(_MOST_SCANNED)}
+    return [size for size in sorted(tried) if _allows(name, forms, conds, size)]
 
 
 def _hold(conds: Iterable[Cond], point: Point) -> bool:
@@ -150,18 +176,25 @@ class Sampler:
         space = SampleSpace(
             {name: sym(name) for name in symbols}, conditions, self._interval
         )
-        places = {name: j for j, name in enumerate(space.free)}
+        offsets = [
+            {name: pattern(j) for j, name in enumerate(space.free)}
+            for pattern in _PATTERNS
+        ]
+        varied = space.free[:_MOST_CORNERS]
+        corners = product(_CORNERS, repeat=len(varied))
+        offsets += (dict(zip(varied, corner, strict=True)) for corner in corners)
+        wanted = [partial(self._near, space, offset) for offset in offsets]
+        found = list(space.points(wanted))
+        if not found:
+            space.narrow()
+            found = list(space.points(wanted))
+        return list({tuple(point.values()): point for point in found}.values())
 
-        def wanted(pattern: Callable[[int], int], name: str) -> int:
-            return space.allowed(name, self._from_end(pattern, places, name))
-
-        return list(space.points(partial(wanted, pattern) for pattern in _PATTERNS))
-
-    def _from_end(
-        self, pattern: Callable[[int], int], places: Mapping[str, int], name: str
-    ) -> int:
-        offset = pattern(places[name])
+    def _near(self, space: SampleSpace, offsets: Mapping[str, int], name: str) -> int:
+        offset = offsets.get(name, 0)
         low, high = self._interval(name)
         if low is None:
-            return -offset if high is None else high - offset
-        return low + offset
+            size = -offset if high is None else high - offset
+        else:
+            size = low + offset
+        return space.allowed(name, size)
