@@ -71,7 +71,7 @@ from pliant.ir.spec import Stage, Verified, verify
 from pliant.ir.types import DType
 from pliant.ir.versions import with_shared_ops
 from pliant.kernels.tiles import gemm_tile
-from pliant.lower.lower import lower
+from pliant.lower.lower import hold_packed, lower
 from pliant.lower.unify import unify
 from pliant.lower.vectorize import plan_loops
 from pliant.machine.target import Target
@@ -162,6 +162,7 @@ def chunk_loops(module: Module, cx: Context) -> Module:
     if not module.versions:
         return module
     inside = Context(replace(cx.options, chunk=False), cx.target, packed=cx.packed)
+    hold_packed(module, cx)
     facts = cx.facts(module.main)
     return lower_chunks(
         module,

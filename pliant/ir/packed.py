@@ -10,7 +10,7 @@ import numpy as np
 from pliant.ir.graph import Constant, Names, Origin
 from pliant.ir.types import DType, TensorType
 from pliant.machine import pages
-from pliant.sym import as_expr
+from pliant.sym import Expr, as_expr, ceildiv, floordiv, mod
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +44,35 @@ class Within:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A 2-d weight that is stored only as the panels of a matrix product: (P, K, NR).
+
+    `axis` is the axis of the weight that the panels cut, the product's N.
+    """
+
+    packed: Packed
+    axis: int
+    width: int  # NR
+
+    def index(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The index in the panels of an element of the weight."""
+        n, k = at if self.axis == 0 else (at[1], at[0])
+        return (floordiv(n, self.width), k, mod(n, self.width))
+
+    def shape(self, shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        n, k = shape if self.axis == 0 else (shape[1], shape[0])
+        return (ceildiv(n, self.width), k, as_expr(self.width))
+
+
 @dataclass(slots=True)
 class PackedConstants:
     """What was packed so far; regions and versions of a model share it."""
 
     known: dict[tuple[str, object], Constant] = field(default_factory=dict)
     layouts: dict[str, Packed] = field(default_factory=dict)  # by the constant's name
+    # Weights that are stored in no other form, by the name of their source.
+    whole: dict[str, PackedWeight] = field(default_factory=dict)
 
     def constant(self, packed: Packed, taken: Mapping[str, Constant]) -> Constant:
         """A packed constant; its name is not one of `taken`."""

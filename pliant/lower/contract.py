@@ -20,7 +20,7 @@ from pliant.ir.loops import (
     LoopFunc,
     Stmt,
 )
-from pliant.ir.packed import Packed, Within
+from pliant.ir.packed import Packed, PackedWeight, Within
 from pliant.ir.types import NARROW, TensorType, contiguous_strides
 from pliant.ir.views import View, row_stride
 from pliant.kernels.choose import Choice, Plan, choose, choose_strips
@@ -45,7 +45,6 @@ from pliant.lower.step import (
     Argument,
     Fusion,
     KernelStep,
-    PackedWeight,
     Scratch,
     Strided,
     Temporary,

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pliant.ir.graph import Graph, Value
 from pliant.ir.loop_walk import accesses, size_symbols
 from pliant.ir.loops import Buffer, LoopFunc, Role, Stmt, buffer
+from pliant.ir.packed import PackedWeight
 from pliant.ir.types import TensorType
-from pliant.lower.step import Argument, KernelStep, PackedWeight, Scratch
+from pliant.lower.step import Argument, KernelStep, Scratch
 
 
 class GroupMemory:

@@ -39,7 +39,7 @@ from pliant.ir.graph import (
 from pliant.ir.loop_walk import calling
 from pliant.ir.loops import LoopFunc
 from pliant.ir.ops import CALLS, LIBRARY, SCANS
-from pliant.ir.packed import Packed, Within
+from pliant.ir.packed import Packed, PackedWeight, Within
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
@@ -59,7 +59,6 @@ from pliant.lower.step import (
     Fusion,
     KernelStep,
     LibraryStep,
-    PackedWeight,
     Retyped,
     Scratch,
     Temporary,
@@ -87,7 +86,6 @@ class _Lowering:
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_values: dict[str, Value] = field(default_factory=dict)
-    held_packed: dict[str, PackedWeight] = field(default_factory=dict)
     purposes: dict[str, Graph] = field(default_factory=dict)  # what each call computes
     plans: dict[str, tuple[KernelPlan, ...]] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
@@ -217,11 +215,8 @@ class _Lowering:
 def lower(module: Module, cx: Context) -> Module:
     """Lowers every fusion of `main`."""
     graph = module.main
-    names = Names(names_of(graph))
-    producers, checks = graph.producers(), list(module.checks)
-    state = _Lowering(module, cx, cx.facts(graph), producers, graph, names, checks)
-    if cx.options.packing:
-        state.held_packed.update(_packed_weights(state, producers))
+    state = _begun(module, cx)
+    hold_packed(module, cx)
     lowered = {}
     with pages.copying():  # weights, into the layouts of their kernels
         for version in (graph, *module.versions):
@@ -240,6 +235,25 @@ def lower(module: Module, cx: Context) -> Module:
         knobs=module.knobs,
         chunks=module.chunks,
     )
+
+
+def _begun(module: Module, cx: Context) -> _Lowering:
+    graph = module.main
+    names, checks = Names(names_of(graph)), list(module.checks)
+    facts, producers = cx.facts(graph), graph.producers()
+    return _Lowering(module, cx, facts, producers, graph, names, checks)
+
+
+def hold_packed(module: Module, cx: Context) -> None:
+    """Finds the weights that a product of `main` packs as a whole.
+
+    Other kernels of `main`, and of the regions that are lowered before it, read the
+    panels too. So a tied weight (an embedding that is also the output layer) is stored
+    once.
+    """
+    if cx.options.packing:
+        for name, whole in _packed_weights(_begun(module, cx)).items():
+            cx.packed.whole.setdefault(name, whole)
 
 
 def _lowered(state: _Lowering) -> Graph:
@@ -270,13 +284,8 @@ def _prefix(graph: Graph) -> str:
     return "" if graph.name.startswith("main") else f"{graph.name}."
 
 
-def _packed_weights(
-    state: _Lowering, producers: dict[Value, Op]
-) -> dict[str, PackedWeight]:
-    """Weights that a product packs as a whole: other kernels read the panels too.
-
-    So a tied weight (an embedding that is also the output layer) is stored once.
-    """
+def _packed_weights(state: _Lowering) -> dict[str, PackedWeight]:
+    """The weights that products pack as a whole, by name."""
     found: dict[str, PackedWeight] = {}
     for op in state.graph.ops:
         if op.name != "fusion" or op.str_attr("kind") != "matmul":
@@ -289,7 +298,7 @@ def _packed_weights(
             continue
         given = dict(zip(op.regions[0].params, op.operands, strict=True))
         view = state.resolve(given[b])
-        source = None if view is None else producers.get(view.base)
+        source = None if view is None else state.producers.get(view.base)
         if view is None or source is None or source.name != "constant":
             continue
         constant = state.module.constants[source.str_attr("name")]
@@ -381,11 +390,11 @@ def _kernels_by_form(
 
 def _held(state: _Lowering, fusion: Fusion) -> dict[Value, PackedWeight]:
     """The weights that are stored only as the panels of a product."""
+    whole = state.cx.packed.whole
     return {
-        param: state.held_packed[constant.name]
+        param: whole[constant.name]
         for param, constant in fusion.constants.items()
-        if constant.name in state.held_packed
-        and fusion.views[param].base.shape == param.shape
+        if constant.name in whole and fusion.views[param].base.shape == param.shape
     }
 
 

@@ -13,7 +13,7 @@ from pliant.ir.views import View
 from pliant.kernels.mix import ProductPlan
 from pliant.machine.target import Target
 from pliant.options import Options
-from pliant.sym import Expr, Facts, as_expr, ceildiv, floordiv, mod
+from pliant.sym import Expr, Facts
 
 NumberCheck = Callable[[DataCheck], int]
 
@@ -66,27 +66,6 @@ class Retyped:
     def strides(self) -> tuple[Expr, ...]:
         assert self.type.strides is not None
         return self.type.strides
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A 2-d weight that is stored only as the panels of a matrix product: (P, K, NR).
-
-    `axis` is the axis of the weight that the panels cut, the product's N.
-    """
-
-    packed: Packed
-    axis: int
-    width: int  # NR
-
-    def index(self, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The index in the panels of an element of the weight."""
-        n, k = at if self.axis == 0 else (at[1], at[0])
-        return (floordiv(n, self.width), k, mod(n, self.width))
-
-    def shape(self, shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        n, k = shape if self.axis == 0 else (shape[1], shape[0])
-        return (ceildiv(n, self.width), k, as_expr(self.width))
 
 
 # Arguments that have strides over their memory.

@@ -54,6 +54,7 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.ops import OPS
+from pliant.ir.packed import PackedWeight
 from pliant.lower import rows as row_shapes
 from pliant.lower.domain import Axis, merge, sorted_breaks, with_axes
 from pliant.lower.evaluate import Breaks, Evaluator, number_of
@@ -70,7 +71,7 @@ from pliant.lower.nest import (
 from pliant.lower.quotients import is_share
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.runs import Runs
-from pliant.lower.step import KernelStep, NumberCheck, PackedWeight
+from pliant.lower.step import KernelStep, NumberCheck
 from pliant.lower.variants import (
     ANY,
     Nest,

@@ -274,3 +274,30 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(x - x.mean(1, keepdim=True)).cumsum(1).tanh()
+
+
+class Tied(nn.Module):
+    """An embedding that is also the output layer, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(600, WIDTH)
+        self.inner = Decoder()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(self.inner(self.table(ids)), self.table.weight)
+
+
+def test_a_tied_weight_is_stored_once() -> None:
+    """Also if a chunk looks up rows of it."""
+    net, ids = Tied().eval(), torch.randint(600, (4, 80))
+    stored = []
+    for chunk in (True, False):
+        options = pliant.Options(chunk=chunk)
+        m = pliant.compile(net, (ids,), DIMS, options=options)
+        stored.append(m.stats()["weight_bytes"])
+        m.memory_limit = limits(m, ids)[1]
+        assert bool(m.memory_plan(ids).knobs["chunks"]) == chunk
+        with torch.no_grad():
+            torch.testing.assert_close(m(ids), net(ids), atol=1e-4, rtol=1e-4)
+    assert stored[0] == stored[1]
