@@ -9,6 +9,7 @@ decompose (`decompositions`), where the graph is one of torch.compile's.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,9 +96,25 @@ BY_NAME: dict[str, Translate] = {
 }
 
 
+# Functions of floats that torch has no derivative of: a gradient stops at them.
+_FAMILIES = "bessel|chebyshev|hermite|laguerre|legendre"
+_FLAT = re.compile(rf"aten::(special_airy_ai|special_\w*({_FAMILIES})_\w+|histc)")
+
+
 def translation(target: Any) -> Translate | None:
     found = TABLE.get(target)
-    return BY_NAME.get(str(target)) if found is None else found
+    if found is None:
+        return BY_NAME.get(str(target))
+    return _constant(found) if without_derivative(target) else found
+
+
+def without_derivative(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and _FLAT.fullmatch(schema.name) is not None
+
+
+def _constant(translate: Translate) -> Translate:
+    return lambda cx, *args, **kw: cx.detached(translate(cx, *args, **kw))
 
 
 def complex_translation(target: Any) -> Translate | None:

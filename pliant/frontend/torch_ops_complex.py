@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pliant.frontend.torch_ops_context import Operand, TorchContext
-from pliant.frontend.torch_ops_math import Translate, hypot
+from pliant.frontend.torch_ops_math import Translate, hypotenuse
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr
@@ -199,7 +199,7 @@ def power(cx: TorchContext, x: Complex, exponent: int) -> Complex:
 
 
 def magnitude(cx: TorchContext, x: Complex) -> Value:
-    return hypot(cx, x.re, x.im)
+    return hypotenuse(cx, x.re, x.im)
 
 
 def angle(cx: TorchContext, x: Complex) -> Value:

@@ -67,6 +67,36 @@ class TorchContext(Translation):
     def out_dtype(self) -> DType:
         return self.dtype(self.val.dtype)
 
+    # --- derivatives that are torch's own, in training ------------------------------
+
+    def detached(self, x: Value) -> Value:
+        """A value that no gradient goes through."""
+        if not self.training or not x.dtype.is_float:
+            return x
+        return self.keep_sign(x, self.b.emit("stop_gradient", x))
+
+    def flat_at_zero(self, x: Value) -> Value:
+        """A value that no gradient goes through where it is 0.
+
+        The derivative of a root is infinite there, and torch's norms have the
+        derivative 0 at 0.
+        """
+        if not self.training:
+            return x
+        return self.select(self.arith("ne", x, 0.0), x, self.detached(x))
+
+    def with_slopes(self, y: Value, *slopes: tuple[Value, Operand]) -> Value:
+        """y, with the derivative by each x that is given beside it, and no other."""
+        if not self.training or not y.dtype.is_float:
+            return y
+        y = self.detached(y)
+        for x, slope in slopes:
+            parts = [
+                self.broadcast_to(self.tensor(v, y.dtype), y.shape) for v in (x, slope)
+            ]
+            y = self.b.emit("slope", y, *parts)
+        return y
+
     def dtype(self, its: torch.dtype) -> DType:
         """Of complex numbers, that of their parts."""
         ours = dtype_of(its.to_real() if its.is_complex else its)

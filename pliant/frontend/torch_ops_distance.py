@@ -27,10 +27,23 @@ def _norm(cx: TorchContext, off: Value, p: float) -> Value:
     if p == 1:
         return cx.reduce("sum", size, axes)
     if p == 2:
-        return cx.unary("sqrt", cx.reduce("sum", cx.mul(off, off), axes))
+        squares = cx.reduce("sum", cx.mul(off, off), axes)
+        return cx.unary("sqrt", cx.flat_at_zero(squares))
     if p == math.inf:
-        return cx.arith("maximum", cx.reduce("max", size, axes), 0.0)
-    return cx.arith("pow", cx.reduce("sum", cx.arith("pow", size, p), axes), 1 / p)
+        return _largest(cx, size, axes)
+    powers = cx.arith("pow", cx.flat_at_zero(size) if p < 1 else size, p)
+    return cx.arith("pow", cx.flat_at_zero(cx.reduce("sum", powers, axes)), 1 / p)
+
+
+def _largest(cx: TorchContext, size: Value, axes: tuple[int, ...]) -> Value:
+    """Each element that is the largest has all of the gradient, as in torch."""
+    found = cx.arith("maximum", cx.reduce("max", size, axes), 0.0)
+    if not cx.training:
+        return found
+    hit = cx.arith("eq", size, unsqueeze(cx, found, -1))
+    zeros = cx.full(0.0, size.shape, size.dtype)
+    hits = cx.reduce("sum", cx.with_slopes(zeros, (size, hit)), axes)
+    return cx.with_slopes(found, (hits, 1.0))
 
 
 def cdist(

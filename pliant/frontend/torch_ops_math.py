@@ -188,7 +188,11 @@ def fmod(cx: TorchContext, x: Operand, y: Operand) -> Value:
     if dtype.is_float:
         left, right = cx.tensor(x, dtype), cx.tensor(y, dtype)
         rest = cx.arith("mod", cx.unary("abs", left), cx.unary("abs", right))
-        return cx.arith("copysign", rest, left)
+        out = cx.arith("copysign", rest, left)
+        if not cx.training:
+            return out
+        times = cx.unary("trunc", cx.div(left, right))
+        return cx.with_slopes(out, (left, 1.0), (right, cx.unary("neg", times)))
     left, right = checked_division(cx, x, y, dtype)
     rest = cx.arith("mod", left, right)
     if dtype is DType.U8:
@@ -320,6 +324,13 @@ def addcdiv(cx: TorchContext, x: Value, a: Value, b: Value, value: Any = 1) -> V
 
 
 def hypot(cx: TorchContext, x: Value, y: Value) -> Value:
+    out = hypotenuse(cx, x, y)
+    if not cx.training:
+        return out
+    return cx.with_slopes(out, (x, cx.div(x, out)), (y, cx.div(y, out)))
+
+
+def hypotenuse(cx: TorchContext, x: Value, y: Value) -> Value:
     """The larger side times a root that neither overflows nor vanishes."""
     x, y = cx.unary("abs", x), cx.unary("abs", y)
     long, short = cx.arith("maximum", x, y), cx.arith("minimum", x, y)
@@ -363,11 +374,13 @@ def clamp(
     cx: TorchContext, x: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
     dtype = cx.promote(x, min, max)
-    out = cx.cast(x, dtype)
+    out = x = cx.cast(x, dtype)
     if min is not None:
         out = cx.arith("maximum", out, min, dtype)
     if max is not None:
         out = cx.arith("minimum", out, max, dtype)
+    if cx.training and (isinstance(min, Value) or isinstance(max, Value)):
+        out = _clamp_with_slopes(cx, out, x, min, max)
     if (
         min is not None
         and _nonnegative(cx, min)
@@ -375,6 +388,24 @@ def clamp(
     ):
         cx.nonnegative.add(out)
     return out
+
+
+def _clamp_with_slopes(
+    cx: TorchContext, out: Value, x: Value, low: Operand | None, high: Operand | None
+) -> Value:
+    """x has the gradient up to its bounds, a bound has it where x is beyond, and the
+    upper one wherever it is below the lower one."""
+    least = -math.inf if low is None else low
+    most = math.inf if high is None else high
+    inside = cx.arith("logical_and", cx.arith("ge", x, least), cx.arith("le", x, most))
+    slopes = [(x, inside)]
+    below, above = cx.arith("lt", x, least), cx.arith("gt", x, most)
+    if low is not None and high is not None:
+        below = cx.arith("logical_and", below, cx.arith("lt", low, high))
+        above = cx.arith("logical_or", above, cx.arith("gt", low, high))
+    bounds = ((low, below), (high, above))
+    slopes += [(b, where) for b, where in bounds if isinstance(b, Value)]
+    return cx.with_slopes(out, *slopes)
 
 
 def clamp_max(cx: TorchContext, x: Value, max: Operand) -> Value:

@@ -105,8 +105,13 @@ def var_correction(
     return variance(cx, x, axes, 1.0 if correction is None else correction, keepdim)[0]
 
 
+def _root(cx: TorchContext, x: Value) -> Value:
+    """Of a sum of squares: its derivative at 0 is 0, as in torch."""
+    return cx.unary("sqrt", cx.flat_at_zero(x))
+
+
 def root_of(translate: Translate) -> Translate:
-    return lambda cx, *args, **kw: cx.unary("sqrt", translate(cx, *args, **kw))
+    return lambda cx, *args, **kw: _root(cx, translate(cx, *args, **kw))
 
 
 def var_mean(
@@ -129,7 +134,7 @@ def std_mean(
     keepdim: bool = False,
 ) -> list[Value]:
     spread, center = var_mean(cx, x, dim, correction, keepdim)
-    return [cx.unary("sqrt", spread), center]
+    return [_root(cx, spread), center]
 
 
 def var_mean_dim(
@@ -226,7 +231,7 @@ def vector_norm(
         _want_elements(cx, x, axes, f"a norm of order {ord}")
     match float(ord):
         case 2.0:
-            norm = cx.unary("sqrt", cx.reduce("sum", cx.mul(x, x), axes, keepdim))
+            norm = _root(cx, cx.reduce("sum", cx.mul(x, x), axes, keepdim))
         case 1.0:
             norm = cx.reduce("sum", size, axes, keepdim)
         case math.inf:
@@ -237,9 +242,10 @@ def vector_norm(
             there = cx.cast(cx.to_bool(x), x.dtype)
             norm = cx.reduce("sum", there, axes, keepdim)
         case power:
+            size = cx.flat_at_zero(size) if power < 1 else size
             powers = cx.arith("pow", size, power)
             summed = cx.reduce("sum", powers, axes, keepdim)
-            norm = cx.arith("pow", summed, 1.0 / power)
+            norm = cx.arith("pow", cx.flat_at_zero(summed), 1.0 / power)
     return cx.cast(norm, out)
 
 
@@ -338,8 +344,9 @@ def cosine_similarity(
     axes = cx.axes(dim, x.type.rank)
     units = []
     for side in (x, y):
-        length = cx.unary("sqrt", cx.reduce("sum", cx.mul(side, side), axes, True))
-        units.append(cx.div(side, cx.arith("maximum", length, eps)))
+        length = _root(cx, cx.reduce("sum", cx.mul(side, side), axes, True))
+        divisor = cx.with_slopes(cx.arith("maximum", length, eps), (length, 1.0))
+        units.append(cx.div(side, divisor))
     return cx.reduce("sum", cx.mul(*units), axes)
 
 

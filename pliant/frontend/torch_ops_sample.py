@@ -163,7 +163,11 @@ def _padded(
         at = cx.select(cx.arith("eq", span, 0.0), 0.0, back)
     if padding in (_BORDER, _REFLECTION):
         end = cx.sub(wide, 1.0)
-        at = cx.arith("maximum", cx.arith("minimum", at, end), 0.0)
+        within = cx.arith(
+            "logical_and", cx.arith("gt", at, 0.0), cx.arith("lt", at, end)
+        )
+        held = cx.arith("maximum", cx.arith("minimum", at, end), 0.0)
+        at = cx.with_slopes(held, (at, within))
         # torch's clamp takes NaN to one end: to the first element, of volumes the last.
         at = cx.select(cx.unary("isnan", at), end if volume else 0.0, at)
     return at

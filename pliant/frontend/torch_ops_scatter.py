@@ -95,6 +95,14 @@ class ScatterRows:
     back: Callable[[Value], Value]
 
 
+def _hit(cx: TorchContext, rows: ScatterRows) -> tuple[Value, Value]:
+    """How many values each row is given, and for each element whether it is any."""
+    ones = cx.full(1, (rows.places.shape[0], 1), DType.I64)
+    count = rows.target.shape[0]
+    hits = cx.b.emit("scatter", rows.places, ones, op="sum", rows=count)
+    return hits, cx.broadcast_to(cx.arith("gt", hits, 0), rows.target.shape)
+
+
 def merged(
     cx: TorchContext, rows: ScatterRows, op: str, include_self: bool = True
 ) -> Value:
@@ -110,14 +118,17 @@ def merged(
     old, new = (cx.cast(v, wide) for v in (rows.target, rows.values))
     count = old.shape[0]
     merge = "sum" if op == "mean" else op
+    if op in ("max", "min") and include_self and cx.training:
+        # In one step: all that are equal to the result share its gradient.
+        every = cx.b.concat((cx.iota((count,), 0, DType.I64), rows.places), 0)
+        both = cx.b.concat((old, new), 0)
+        return cx.cast(cx.b.emit("scatter", every, both, op=op, rows=count), kind)
     found = cx.b.emit("scatter", rows.places, new, op=merge, rows=count)
     if op == "sum" and include_self:
         return cx.cast(cx.add(old, found), kind)
     if op in ("prod", "max", "min") and include_self:
         return cx.cast(cx.arith(COMBINES[op], old, found), kind)
-    ones = cx.full(1, (rows.places.shape[0], 1), DType.I64)
-    hits = cx.b.emit("scatter", rows.places, ones, op="sum", rows=count)
-    hit = cx.broadcast_to(cx.arith("gt", hits, 0), old.shape)
+    hits, hit = _hit(cx, rows)
     if op == "mean":
         total = cx.add(old, found) if include_self else found
         among = cx.cast(cx.add(hits, 1) if include_self else hits, wide)
@@ -326,7 +337,10 @@ def index_copy(
 def index_fill(
     cx: TorchContext, x: Value, dim: int, index: Value, value: Operand
 ) -> Value:
-    rows = _one_axis(cx, x, dim, index, cx.tensor(value, x.dtype), wraps=True)
+    filling = cx.tensor(value, x.dtype)
+    rows = _one_axis(cx, x, dim, index, filling, wraps=True)
+    if cx.training:  # a place that is filled twice gives its gradient once
+        return rows.back(cx.select(_hit(cx, rows)[1], filling, rows.target))
     return rows.back(merged(cx, rows, "last"))
 
 

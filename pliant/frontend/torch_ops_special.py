@@ -117,13 +117,13 @@ def _erfinv(cx: TorchContext, y: Value) -> Value:
     z = cx.unary("sqrt", cx.unary("neg", cx.unary("log", rest)))
     tail = cx.div(_polynomial(cx, z, _TAIL), _polynomial(cx, z, _TAIL_BELOW))
     x = cx.select(cx.arith("le", size, 0.7), central, tail)
-    x = cx.b.emit("stop_gradient", x) if cx.training else x
+    x = cx.detached(x)
     for step in range(3):
         slope = cx.unary("exp", cx.unary("neg", cx.mul(x, x)))
         slope = cx.mul(slope, 2 / math.sqrt(math.pi))
         x = cx.sub(x, cx.div(cx.sub(cx.unary("erf", x), size), slope))
         # The last step has the derivative: 1 over that of erf.
-        x = cx.b.emit("stop_gradient", x) if cx.training and step == 1 else x
+        x = cx.detached(x) if step == 1 else x
     x = cx.select(cx.arith("eq", size, 1.0), math.inf, x)
     x = cx.select(left, cx.unary("neg", x), x)
     return cx.select(cx.arith("gt", size, 1.0), math.nan, x)
@@ -291,7 +291,7 @@ def copysign(cx: TorchContext, x: Operand, y: Operand) -> Value:
 def nextafter(cx: TorchContext, x: Value, y: Value) -> Value:
     if cx.out_dtype in HALF:
         cx.unsupported("the next number of a half float")
-    return cx.arith("nextafter", x, y)
+    return cx.with_slopes(cx.arith("nextafter", x, y), (x, cx.arith("ne", x, y)))
 
 
 def signbit(cx: TorchContext, x: Value) -> Value:

@@ -27,9 +27,7 @@ aten = torch.ops.aten
 
 def detached(cx: TorchContext, x: Value, *_: Any, **__: Any) -> Value:
     """In training, a value that no gradient goes through."""
-    if not cx.training or not x.dtype.is_float:
-        return x
-    return cx.keep_sign(x, cx.b.emit("stop_gradient", x))
+    return cx.detached(x)
 
 
 # --- losses of classes ------------------------------------------------------------

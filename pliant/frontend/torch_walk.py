@@ -360,12 +360,7 @@ class TorchWalk:
         results = self.inline(node.args[1], args[2:])
         if args[0] or not self.cx.training:
             return results
-        return [
-            self.cx.b.emit("stop_gradient", r)
-            if isinstance(r, Value) and r.dtype.is_float
-            else r
-            for r in results
-        ]
+        return [self.cx.detached(r) if isinstance(r, Value) else r for r in results]
 
     def inner(self, reference: Any) -> GraphModule:
         assert isinstance(reference, Node) and self.module is not None

@@ -18,8 +18,8 @@ Rules follow torch where the derivative is a matter of convention: relu and abs 
 derivative 0 at 0, `max` divides the gradient among equal elements, and a clamp passes
 the gradient at its bounds.
 
-`stop_gradient` marks what the model detached; the pass drops it. A log-softmax keeps
-only its result: its maximum only shifts the exponents, so no gradient goes through it.
+`stop_gradient` marks what the model detached, and `slope` a derivative that is given; the
+pass drops both. A log-softmax keeps only its result: its maximum only shifts the exponents, so no gradient goes through it.
 """
 
 from __future__ import annotations
@@ -293,12 +293,12 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
 
 
 def without_stops(graph: Graph) -> Graph:
-    """Drops every `stop_gradient`."""
+    """Drops every `stop_gradient` and `slope`."""
     mapping: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in graph.ops:
         op = substitute(op, mapping)
-        if op.name == "stop_gradient":
+        if op.name in ("stop_gradient", "slope"):
             mapping[op.result] = op.operands[0]
         else:
             ops.append(op)

@@ -110,10 +110,13 @@ def _remainder(t: Tape, op: Op, g: Value) -> Value:
 
 
 def _angle(which: int) -> Callable[[Tape, Op, Value], Value]:
+    """x / (x^2 + y^2), or -y; 0 where both are 0."""
+
     def side(t: Tape, op: Op, g: Value) -> Value:
         y, x = op.operands
         norm = t.b.emit("add", _square(t, x), _square(t, y))
-        return t.mul(g, _div(t, x if which == 0 else t.neg(y), norm))
+        slope = _div(t, x if which == 0 else t.neg(y), norm)
+        return t.where(t.compare("ne", norm, 0.0), t.mul(g, slope))
 
     return side
 
@@ -152,6 +155,16 @@ def _select(tape: Tape, op: Op, grads: Grads) -> Parts:
         yield y, GradientPart(tape.b.select(cond, tape.zeros(g), g))
 
 
+def _slope(tape: Tape, op: Op, grads: Grads) -> Parts:
+    """A slope of 0 gives 0, also of a gradient that is infinite."""
+    (y, x, s), (g,) = op.operands, grads
+    assert g is not None
+    if tape.wants(y):
+        yield y, GradientPart(g)
+    if tape.wants(x):
+        yield x, GradientPart(tape.where(tape.compare("ne", s, 0.0), tape.mul(g, s)))
+
+
 def _cast(tape: Tape, op: Op, grads: Grads) -> Parts:
     (x,), (g,) = op.operands, grads
     assert g is not None
@@ -184,5 +197,6 @@ MATH: dict[str, Rule] = {
     "maximum": _extreme("gt"),
     "minimum": _extreme("lt"),
     "select": _select,
+    "slope": _slope,
     "cast": _cast,
 }
