@@ -11,8 +11,8 @@ What an op means is in its row, in NumPy. Beyond that:
   bitcast         {source, dtype}: the operand's bits, of the type `source`, as another
                   type of the same size
   stop_gradient   is its operand, and a constant to passes/gradient.py, which drops it
-  slope           (y, x, s) is y; its derivative by x is s, where s is not 0, beside that
-                  of y. passes/gradient.py drops it
+  slope           (y, x, s) is y, and has beside y's derivative that by x, which is s;
+                  passes/gradient.py drops it
   decay           of loops alone: exp of what is at most 0 (above, it may be anything),
                   where results too small for a normal number are 0
 

@@ -18,8 +18,9 @@ Rules follow torch where the derivative is a matter of convention: relu and abs 
 derivative 0 at 0, `max` divides the gradient among equal elements, and a clamp passes
 the gradient at its bounds.
 
-`stop_gradient` marks what the model detached, and `slope` a derivative that is given; the
-pass drops both. A log-softmax keeps only its result: its maximum only shifts the exponents, so no gradient goes through it.
+`stop_gradient` marks what the model detached, and `slope` has a derivative that is
+given; the pass drops both. A log-softmax keeps only its result: its maximum only shifts
+the exponents, so no gradient goes through it.
 """
 
 from __future__ import annotations
