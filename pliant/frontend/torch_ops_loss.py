@@ -72,7 +72,10 @@ def kl_div(
         return _reduced(cx, cx.mul(cx.unary("exp", y), cx.sub(y, x)), reduction)
     # y*log(y) is 0 at 0.
     positive = cx.select(cx.arith("eq", y, 0.0), 1.0, y)
-    each = cx.sub(cx.mul(y, cx.unary("log", positive)), cx.mul(y, x))
+    each = cx.mul(y, cx.unary("log", positive))
+    if cx.training:  # as torch's xlogy(y, y) has it: not a number at 0
+        each = cx.with_slopes(each, (y, cx.add(cx.unary("log", y), cx.div(y, y))))
+    each = cx.sub(each, cx.mul(y, x))
     return _reduced(cx, each, reduction)
 
 

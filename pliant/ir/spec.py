@@ -19,7 +19,7 @@ its neighbours.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -27,6 +27,7 @@ from typing import NoReturn
 import numpy as np
 
 from pliant.errors import InternalError, PliantError
+from pliant.ir.access import is_one
 from pliant.ir.calls import calls_in, computed
 from pliant.ir.graph import Attr, Constant, Graph, Module, Op, Value
 from pliant.ir.infer import InferContext, bare
@@ -385,10 +386,27 @@ class _GraphChecker:
             wanted = TensorType(buffer.dtype, shape)
             dense = value.type.strides is None and _is_dense(buffer)
             fits = le(wanted.numel, value.type.numel)
+            if value.type.strides is not None and value.type.shape == shape:
+                self.strides(value, buffer, env, facts)
             if dense and facts.prove(fits) is False:
                 raise _Breach(
                     f"buffer %{buffer.name} of @{func.name} is {wanted}, more than "
                     f"{value}: {value.type}"
+                )
+
+    def strides(
+        self, value: Value, buffer: Buffer, env: Mapping[str, Expr], facts: Facts
+    ) -> None:
+        """A view of the buffer's shape has its strides, but along axes of size 1."""
+        wanted = tuple(stride.substitute(env) for stride in buffer.strides)
+        found = value.type.strides
+        assert found is not None
+        for size, given, want in zip(value.shape, found, wanted, strict=True):
+            if given == want or is_one(size):
+                continue
+            if facts.prove(eq(given, want)) is not True:
+                raise _Breach(
+                    f"buffer %{buffer.name} has the strides {wanted}, {value} {found}"
                 )
 
     def regions(self, op: Op, facts: Facts, symbols: set[str]) -> Facts:

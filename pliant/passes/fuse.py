@@ -19,7 +19,7 @@ named as the op.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pliant.context import Context
@@ -105,31 +105,42 @@ class _Fuser:
         """Transparent ops that must be in memory nevertheless.
 
         These are results of the graph, and operands of contractions that are no strided
-        view.
+        view. A view begins at the nearest value in memory: one through such an op has
+        other strides from then on, and is looked at again.
         """
-        solid: set[int] = set()
+        solid: set[Value] = set()
         for value in self.graph.results:
             op = self.producers.get(self._stored(value))
             if op is not None and is_transparent(op):
-                solid.add(self.position[self._stored(value)])
-        for op in self.ops:
-            if op.name not in IN_MEMORY:
-                continue
-            for which, value in enumerate(op.operands):
-                self._solidify(op, which, value, solid)
-        return solid
+                solid.add(self._stored(value))
+        views = dict(self.producers)
+        while True:
+            for value in solid:
+                views.pop(value, None)
+            found = {
+                base
+                for op in self.ops
+                if op.name in IN_MEMORY
+                for which in range(len(op.operands))
+                if (base := self._solidified(op, which, views)) is not None
+            }
+            if found <= solid:
+                return {self.position[value] for value in solid}
+            solid |= found
 
-    def _solidify(self, op: Op, which: int, value: Value, solid: set[int]) -> None:
-        producer = self.producers.get(value)
+    def _solidified(
+        self, op: Op, which: int, views: Mapping[Value, Op]
+    ) -> Value | None:
+        """The transparent value that must be in memory for this operand, if any."""
+        value = op.operands[which]
+        producer = views.get(value)
         if producer is None or not is_transparent(producer):
-            return
-        view = resolve(value, self.producers, self.facts)
+            return None
+        view = resolve(value, views, self.facts)
         if view is None or not reads_view(op, which, view):
-            solid.add(self.position[value])
-            return
-        base = self.producers.get(view.base)
-        if base is not None and is_transparent(base):
-            solid.add(self.position[view.base])
+            return value
+        base = views.get(view.base)
+        return view.base if base is not None and is_transparent(base) else None
 
     def _readers(self) -> dict[int, list[int]]:
         """Grouped op -> grouped ops that read it, through views."""

@@ -3,7 +3,8 @@
     python tests/fuzz/hunt.py --minutes 20 [--seed 0] [--only aten.unfold.default]
 
 A second process makes and judges the models, so one that ends it, or never ends, is
-reported like any other, with its seed. What fails is made smaller while it still fails
+reported like any other, with its seed. Of every fourth model a training step is judged
+instead, by its gradients. What fails is made smaller while it still fails
 and printed as a program. The exit status is 1 if anything failed.
 """
 
@@ -19,8 +20,10 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+from gradients import judge_gradients
 from judge import Verdict, judge
 from random_models import Model, model
 
@@ -81,12 +84,22 @@ def answers() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin.buffer:
         what, *rest = pickle.loads(base64.b64decode(line))
-        out.write(packed(model(*rest) if what == "make" else judge(*rest)))
+        out.write(packed(ANSWERS[what](*rest)))
         out.flush()
 
 
-def shrunk(worker: Worker, failing: Model, verdict: Verdict) -> tuple[Model, Verdict]:
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "make": model,
+    "judge": judge,
+    "gradients": judge_gradients,
+}
+
+
+def shrunk(
+    worker: Worker, failing: Model, verdict: Verdict, how: tuple[Any, ...]
+) -> tuple[Model, Verdict]:
     """The smallest model found that fails in the same way."""
+    what, *rest = how
     attempts, progress = 0, True
     while progress:
         progress = False
@@ -94,7 +107,7 @@ def shrunk(worker: Worker, failing: Model, verdict: Verdict) -> tuple[Model, Ver
             if smaller == failing or attempts >= MOST_ATTEMPTS:
                 continue
             attempts += 1
-            found = worker.ask("judge", smaller)
+            found = worker.ask(what, smaller, *rest)
             if found.kind == verdict.kind:
                 failing, verdict, progress = smaller, found, True
                 break
@@ -123,13 +136,17 @@ def hunt(seconds: float, seed: int, only: str | None) -> int:
             counts["eager failed"] += 1
             seed += 1
             continue
-        verdict = worker.ask("judge", made, None, 1 + seed % 2)
+        how: tuple[Any, ...] = ("judge", None, 1 + seed % 2)
+        if seed % 4 == 3:
+            how = ("gradients", seed % 8 == 3)  # of whole numbers
+        what, *rest = how
+        verdict = worker.ask(what, made, *rest)
         counts[verdict.kind] += 1
         used.update(line.overload for line in made.lines)
         if verdict.kind == "refused":
             why[reason(verdict)] += 1
         if verdict.bad:
-            small, last = shrunk(worker, made, verdict)
+            small, last = shrunk(worker, made, verdict, how)
             key = (last.kind, *sorted({line.overload for line in small.lines}))
             if key not in seen:
                 seen.add(key)

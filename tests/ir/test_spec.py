@@ -279,6 +279,12 @@ def test_rejects_calls(old: str, new: str, messages: list[str]) -> None:
     rejects(text + LOOPS, Stage.LOWERED, *messages)
 
 
+def test_rejects_other_strides_than_the_buffer_has() -> None:
+    view = "  %t: f32[n, 8] strides [1, n] = view(%x) {offset = <0>}\n"
+    text = replaced(LOWERED, "  call_loop(%x, %s)", f"{view}  call_loop(%t, %s)")
+    rejects(text + LOOPS, Stage.LOWERED, "has the strides", "%t")
+
+
 def test_rejects_strides_before_lowering() -> None:
     text = "graph @main(%x: f32[n, 2] strides [4, 1]) {\n return %x\n}"
     rejects(text, Stage.FUSED, "has strides before lowering")

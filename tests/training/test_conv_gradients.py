@@ -95,6 +95,26 @@ def test_convolution_of_volumes() -> None:
     check_gradients(model, squares, batch(2, 2, 4, 5, 3), shapes, batches)
 
 
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.weight.transpose(0, 1).flip(2, 3)
+        return F.conv2d(x * self.scale, turned, padding=2)
+
+
+def test_a_weight_that_is_turned_twice() -> None:
+    """On the way back it is the weight again, but what is in memory is turned once."""
+    torch.manual_seed(0)
+    first, *others = (
+        batch(n, 4, h, w) for n, h, w in ((3, 7, 6), (1, 1, 1), (2, 5, 11))
+    )
+    check_gradients(Turned(), squares, first, IMAGES, others)
+
+
 def test_one_pixel() -> None:
     """Dims of 1, of which only padding fills the window."""
     op = nn.Conv2d(1, 1, 3, padding=1)
