@@ -48,6 +48,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "amin of rows": lambda x: x.T.index_reduce(0, TWICE, x.T[:3] * 2, "amin"),
     "nextafter": lambda x: torch.nextafter(x, x.abs()) * torch.arange(4.0),
     "without a derivative": lambda x: x * torch.special.bessel_j0(x),
+    "kl_div of a trained target": lambda x: F.kl_div(x, x.abs(), reduction="none"),
     "border": lambda x: F.grid_sample(
         x[None, None], x[None, :, :, None].expand(1, -1, 4, 2), "bilinear", "border"
     ),
