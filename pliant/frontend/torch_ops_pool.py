@@ -86,6 +86,8 @@ def _along(
         last = cx.reduce("max", empty, (axis + 1,), keepdims=True)
         pick = cx.select(cx.arith("ge", last, 0), last, pick)
     found = cx.b.emit("take_along", places, pick, axis=axis + 1)
+    if cx.training:  # of equals, the one that is picked has the gradient
+        best = cx.b.emit("take_along", values, pick, axis=axis + 1)
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     return cx.reshape(best, shape), cx.reshape(found, shape)
 
@@ -106,7 +108,7 @@ def adaptive_max_pool_kept(rank: int) -> Translate:
     values = adaptive_pool("max", rank)
 
     def translate(cx: TorchContext, x: Value, output_size: Any) -> list[Any]:
-        if not used(cx, 1):
+        if not used(cx, 1) and not cx.training:
             return [values(cx, x, output_size), None]
         sizes = [output_size] if isinstance(output_size, int | Expr) else output_size
         sizes = list(sizes) * rank if len(sizes) == 1 else sizes
