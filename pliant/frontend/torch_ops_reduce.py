@@ -200,7 +200,13 @@ def extreme_with_index(op: str) -> Translate:
         where = indices(cx, x, dim, keepdim)
         if x.type.rank == 0:
             return [x, where]
-        return [values(cx, x, dim, keepdim), where]
+        if not cx.training:
+            return [values(cx, x, dim, keepdim), where]
+        # Of equals, the one at the index has the gradient.
+        axis = cx.axis(dim, x.type.rank)
+        kept = where if keepdim else indices(cx, x, dim, True)
+        found = cx.b.emit("take_along", x, kept, axis=axis)
+        return [cx.reshape(found, where.shape), where]
 
     return translate
 

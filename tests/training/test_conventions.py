@@ -46,6 +46,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
         1, torch.zeros_like(x).long(), x.flip(-1), "amax"
     ),
     "amin of rows": lambda x: x.T.index_reduce(0, TWICE, x.T[:3] * 2, "amin"),
+    "max of rows": lambda x: x.max(1).values * x.max(1, keepdim=True).values,
+    "min of columns": lambda x: (x * x).min(0).values,
     "adaptive pool": lambda x: F.adaptive_max_pool1d(x[None], 3) * torch.arange(3.0),
     "adaptive pool of images": lambda x: F.adaptive_max_pool2d(x[None], (1, 2)),
     "nextafter": lambda x: torch.nextafter(x, x.abs()) * torch.arange(4.0),
