@@ -17,7 +17,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
@@ -197,7 +197,7 @@ class _Lowering:
             attrs = (("callee", step.callee), ("sizes", step.sizes), *ends)
             self.ops.append(Op("call_library", given, attrs, (), (), loc))
             return
-        for helper in step.helpers:
+        for helper in _needed(step):
             if helper.name not in self.loops:
                 self.loops[helper.name] = helper
         func = step.func
@@ -210,6 +210,16 @@ class _Lowering:
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))
+
+
+def _needed(step: KernelStep) -> Iterator[LoopFunc]:
+    """The helpers that a kernel calls, of those that kernels of its kind may call."""
+    given = {helper.name: helper for helper in step.helpers}
+    names = [*callees(step.func)]
+    if step.planned is not None:
+        names += callees(step.planned)
+    called = reached(names, given)
+    return (helper for helper in step.helpers if helper.name in called)
 
 
 def lower(module: Module, cx: Context) -> Module:
