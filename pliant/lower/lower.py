@@ -43,6 +43,7 @@ from pliant.ir.packed import Packed, PackedWeight, Within
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
+from pliant.kernels.strips import with_general_strips
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.alike import MadeKernel, fusion_form
 from pliant.lower.attend import lower_attention
@@ -236,7 +237,7 @@ def lower(module: Module, cx: Context) -> Module:
             lowered[key] = _lowered(own)
     return Module(
         {**lowered, **state.purposes},
-        state.loops,
+        with_general_strips(state.loops),
         {**module.libraries, **state.libraries},
         state.constants,
         tuple(state.checks),
