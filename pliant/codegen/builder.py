@@ -23,7 +23,7 @@ from functools import lru_cache
 import llvmlite.ir as ll
 from llvmlite.ir.values import Value
 
-from pliant.codegen.llvm_types import LLType, LLValue
+from pliant.codegen.llvm_types import PTR, LLType, LLValue
 
 _VOID = ll.VoidType()
 _FLAG = ll.IntType(1)
@@ -57,6 +57,31 @@ class SourceLine(Value):
         self.operands, self.reference, self.text = operands, reference, text
         self.typed = f"{typ} {reference}"  # as an operand of another one
         self.depth = depth  # the number of loops around it
+
+    def __str__(self) -> str:
+        return self.text
+
+    def get_reference(self) -> str:
+        return self.reference
+
+
+class DeclaredFunction(Value):
+    """A function of another module: its type, and a line of text.
+
+    llvmlite makes an object with a name for each parameter of each of them.
+    """
+
+    __slots__ = ("function_type", "name", "reference", "text", "type")
+
+    def __init__(
+        self, name: str, function_type: LLType, attributes: Sequence[str]
+    ) -> None:
+        self.name, self.type, self.function_type = name, PTR, function_type
+        self.reference = f'@"{name}"'
+        pairs = zip(function_type.args, attributes, strict=True)
+        args = ", ".join(f"{kind} {attribute}".rstrip() for kind, attribute in pairs)
+        result = function_type.return_type
+        self.text = f"declare {result} {self.reference}({args}) nounwind\n"
 
     def __str__(self) -> str:
         return self.text

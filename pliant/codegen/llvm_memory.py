@@ -33,12 +33,20 @@ APART = (2, 3, 4)  # elements from lane to lane, where vector loads beat a gathe
 
 
 def mark_aliasing(args: Iterable[LLValue], buffers: Sequence[Buffer]) -> None:
-    """Inputs may alias each other, as none is written; an INOUT may alias an input."""
-    in_place = has_in_place(buffers)
-    for arg, buf in zip(args, buffers, strict=True):
-        alone = buf.role in (Role.OUT, Role.WORK)
-        if alone or (buf.role is Role.IN and not in_place):
+    for arg, alone in zip(args, are_alone(buffers), strict=True):
+        if alone:
             arg.add_attribute("noalias")
+
+
+def are_alone(buffers: Sequence[Buffer]) -> list[bool]:
+    """Whether what is written through one of them is never seen through another.
+
+    Inputs may alias each other, as none is written; an INOUT may alias an input.
+    """
+    own: tuple[Role, ...] = (Role.OUT, Role.WORK)
+    if not has_in_place(buffers):
+        own += (Role.IN,)
+    return [buf.role in own for buf in buffers]
 
 
 def has_in_place(buffers: Iterable[Buffer]) -> bool:
