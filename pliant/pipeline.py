@@ -64,6 +64,7 @@ from pliant.errors import (
     UnsupportedOpError,
 )
 from pliant.interface import InputDims, interface_of, reject_reserved
+from pliant.ir.callees import with_called_loops
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
@@ -173,7 +174,10 @@ def chunk_loops(module: Module, cx: Context) -> Module:
 
 
 def on_versions(run: Transform) -> Transform:
-    """A pass over `main`, and over its other versions one by one."""
+    """A pass over `main`, and over its other versions one by one.
+
+    Functions that none of them calls any more are dropped.
+    """
 
     def every(module: Module, cx: Context) -> Module:
         done = run(module, cx)
@@ -186,7 +190,8 @@ def on_versions(run: Transform) -> Transform:
             graphs[version.name] = other.main
             loops |= other.loops
             chunks |= other.chunks
-        return done.replace(graphs=graphs, loops=loops, chunks=chunks)
+        made = done.replace(graphs=graphs, loops=loops, chunks=chunks)
+        return with_called_loops(made)
 
     return every
 

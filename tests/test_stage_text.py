@@ -708,16 +708,20 @@ loop @chunk_0.map_0(chunk_rows; in %in_0: f32[4*chunk_rows], out %out_0: f32[4*c
   end
 end
 
+loop @chunk_0.rows_0(_count; in %rows: f32[_count], out %whole: f32[_count]) do
+  for _block = 0 to ceildiv(_count, 2048) parallel grain 32 do
+    for _i = 2048*_block to min(2048*_block + 2048, _count) vector do
+      %whole[_i] = %rows[_i]
+    end
+  end
+end
+
 loop @chunk_0(n, rows_n; in %arg_0: f32[4*n], out %out_0: f32[4*n], out %memory: u8[0], out %result_0: f32[4*rows_n]) {
   for _chunk = 0 to ceildiv(n, rows_n) {
     let chunk_first = index(_chunk*rows_n)
     let chunk_rows = index(min(-chunk_first + n, rows_n))
     call @chunk_0.map_0(chunk_rows; %arg_0[4*chunk_first], %result_0[0])
-    for _block = 0 to ceildiv(chunk_rows, 512) parallel grain 32 do
-      for _i = 2048*_block to min(2048*_block + 2048, 4*chunk_rows) vector do
-        %out_0[_i + 4*chunk_first] = %result_0[_i]
-      end
-    end
+    call @chunk_0.rows_0(4*chunk_rows; %result_0[0], %out_0[4*chunk_first])
   }
 }
 

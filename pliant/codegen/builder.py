@@ -8,8 +8,9 @@ one block, and be operands of one another. LLVM's parser checks the types.
 
 An expression that was computed before in the same block is not emitted again. An
 unrolled loop would otherwise repeat its address arithmetic in every iteration, and LLVM
-would take as long to eliminate that as for everything else. For the same reason what
-does not change in a loop is emitted before it.
+would take as long to eliminate that as for everything else. Nor is a load, if nothing
+was written to memory since. For the same reason what does not change in a loop is
+emitted before it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from functools import lru_cache
 import llvmlite.ir as ll
 from llvmlite.ir.values import Value
 
-from pliant.codegen.llvm_types import LLType, LLValue
+from pliant.codegen.llvm_types import PTR, LLType, LLValue
 
 _VOID = ll.VoidType()
 _FLAG = ll.IntType(1)
@@ -57,6 +58,31 @@ class SourceLine(Value):
         self.operands, self.reference, self.text = operands, reference, text
         self.typed = f"{typ} {reference}"  # as an operand of another one
         self.depth = depth  # the number of loops around it
+
+    def __str__(self) -> str:
+        return self.text
+
+    def get_reference(self) -> str:
+        return self.reference
+
+
+class DeclaredFunction(Value):
+    """A function of another module: its type, and a line of text.
+
+    llvmlite makes an object with a name for each parameter of each of them.
+    """
+
+    __slots__ = ("function_type", "name", "reference", "text", "type")
+
+    def __init__(
+        self, name: str, function_type: LLType, attributes: Sequence[str]
+    ) -> None:
+        self.name, self.type, self.function_type = name, PTR, function_type
+        self.reference = f'@"{name}"'
+        pairs = zip(function_type.args, attributes, strict=True)
+        args = ", ".join(f"{kind} {attribute}".rstrip() for kind, attribute in pairs)
+        result = function_type.return_type
+        self.text = f"declare {result} {self.reference}({args}) nounwind\n"
 
     def __str__(self) -> str:
         return self.text
@@ -105,6 +131,8 @@ class LLBuilder(ll.IRBuilder):
         self._numbers: Iterator[int] | None = None
         self._known: dict[str, SourceLine] = {}  # computed in the block, by text
         self._known_in: ll.Block = None  # the block that `_known` is about
+        self._loaded: dict[str, SourceLine] = {}  # from memory that is as it was then
+        self._loaded_in: ll.Block = None
         self._loops: list[_OpenLoop] = []  # from the outermost to the innermost
 
     @contextmanager
@@ -188,6 +216,17 @@ class LLBuilder(ll.IRBuilder):
             text = f"{reference} = {text}"
         return SourceLine(block, typ, opname, operands, reference, text, depth)
 
+    def _read(
+        self, typ: LLType, opname: str, operands: tuple[LLValue, ...], text: str
+    ) -> SourceLine:
+        """An instruction whose result depends on its operands and on memory."""
+        if self._loaded_in is not self._block:
+            self._loaded, self._loaded_in = {}, self._block
+        found = self._loaded.get(text)
+        if found is None:
+            found = self._loaded[text] = self._line(typ, opname, operands, text)
+        return found
+
     add, sub, mul = _binary("add"), _binary("sub"), _binary("mul")
     sdiv, udiv = _binary("sdiv"), _binary("udiv")
     srem, urem = _binary("srem"), _binary("urem")
@@ -268,14 +307,30 @@ class LLBuilder(ll.IRBuilder):
         typ: LLType = None,
         *,
         constant: bool = False,
+        shared: bool = False,
     ) -> LLValue:
-        """`constant`: the memory does not change while the function runs."""
+        """`constant`: the memory does not change while the function runs.
+
+        `shared`: it changes only by stores and calls of this function.
+        """
         behind = "" if align is None else f", align {align}"
         text = f"load {typ}, {_typed(ptr)}{behind}"
-        emit = self._pure if constant else self._line
+        if constant:
+            return self._pure(typ, "load", (ptr,), text)
+        emit = self._read if shared else self._line
         return emit(typ, "load", (ptr,), text)
 
-    def store(self, value: LLValue, ptr: LLValue, align: int | None = None) -> LLValue:
+    def store(
+        self,
+        value: LLValue,
+        ptr: LLValue,
+        align: int | None = None,
+        *,
+        register: bool = False,
+    ) -> LLValue:
+        """`register`: to an alloca that becomes registers."""
+        if not register:
+            self._loaded.clear()
         behind = "" if align is None else f", align {align}"
         text = f"store {_typed(value)}, {_typed(ptr)}{behind}"
         return self._line(_VOID, "store", (value, ptr), text)
@@ -318,8 +373,13 @@ class LLBuilder(ll.IRBuilder):
         function: LLValue,
         args: Sequence[LLValue],
         align: tuple[int, int] | None = None,
+        *,
+        shared: bool = False,
     ) -> LLValue:
-        """`align`: the number of an argument that is an address, and its alignment."""
+        """`align`: the number of an argument that is an address, and its alignment.
+
+        `shared`: it only reads memory, as `load` has it.
+        """
         given = [_typed(arg) for arg in args]
         if align is not None:
             number, amount = align
@@ -327,8 +387,11 @@ class LLBuilder(ll.IRBuilder):
             given[number] = f"{arg.type} align {amount} {arg.get_reference()}"
         result = function.function_type.return_type
         typ = _VOID if isinstance(result, ll.VoidType) else result
+        if typ is _VOID:  # what gives a result is an intrinsic that writes nothing
+            self._loaded.clear()
         text = f"call {result} {function.get_reference()}({', '.join(given)})"
-        return self._line(typ, "call", (function, *args), text)
+        emit = self._read if shared else self._line
+        return emit(typ, "call", (function, *args), text)
 
     def opaque(self, x: LLValue) -> LLValue:
         """The integer in a register; LLVM cannot see how it was computed."""
@@ -337,6 +400,7 @@ class LLBuilder(ll.IRBuilder):
 
     def call_void(self, address: LLValue, args: Sequence[LLValue]) -> None:
         """Calls a function that returns nothing, by its address."""
+        self._loaded.clear()
         text = f"call void {address.get_reference()}({', '.join(map(_typed, args))})"
         self._line(_VOID, "call", (address, *args), text)
 

@@ -21,10 +21,11 @@ from collections.abc import Iterable, Mapping
 
 import llvmlite.ir as ll
 
+from pliant.codegen.builder import DeclaredFunction
 from pliant.codegen.frame import FrameUnit
 from pliant.codegen.llvm_lanes import prefetch
 from pliant.codegen.llvm_loops import Loops
-from pliant.codegen.llvm_memory import has_in_place, mark_aliasing
+from pliant.codegen.llvm_memory import are_alone, has_in_place, mark_aliasing
 from pliant.codegen.llvm_reductions import TOGETHER, Reduction, totals
 from pliant.codegen.llvm_types import I64, PTR, VOID, storage_type
 from pliant.errors import InternalError
@@ -83,16 +84,30 @@ def emit_loop_function(
     """
     module = ll.Module(symbols[func.name])
     unit = FrameUnit(module, target)
-    for known in (func, *callees):
-        unit.functions[known.name] = _declare(module, known, symbols[known.name])
+    unit.functions[func.name] = _declare(module, func, symbols[func.name])
+    for known in callees:
+        if known is not func:
+            symbol = symbols[known.name]
+            declared = DeclaredFunction(symbol, _type(known), _attributes(known))
+            unit.functions[known.name] = module.globals.setdefault(symbol, declared)
     _define(unit, func)
     return module
 
 
-def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
+def _type(func: LoopFunc) -> ll.FunctionType:
     args = [PTR, *(I64 for _ in func.sizes), *(PTR for _ in func.buffers)]
+    return ll.FunctionType(VOID, args)
+
+
+def _attributes(func: LoopFunc) -> list[str]:
+    """Those of the parameters."""
+    alone = ("noalias" if each else "" for each in are_alone(func.buffers))
+    return ["", *("" for _ in func.sizes), *alone]
+
+
+def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
     existing = module.globals.get(symbol)
-    function = existing or ll.Function(module, ll.FunctionType(VOID, args), symbol)
+    function = existing or ll.Function(module, _type(func), symbol)
     function.attributes.add("nounwind")
     for arg, name in zip(
         function.args,

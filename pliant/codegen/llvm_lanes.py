@@ -55,14 +55,23 @@ def first_lane(b: LLBuilder, value: LLValue, mask: LLValue) -> LLValue:
 
 
 def load_lanes(
-    b: LLBuilder, ptr: LLValue, typ: LLType, align: int, mask: LLValue
+    b: LLBuilder,
+    ptr: LLValue,
+    typ: LLType,
+    align: int,
+    mask: LLValue,
+    *,
+    shared: bool = False,
 ) -> LLValue:
-    """Loads adjacent elements; lanes outside the mask are not read and are zero."""
+    """Loads adjacent elements; lanes outside the mask are not read and are zero.
+
+    `shared` is as `LLBuilder.load` has it.
+    """
     if mask is None:
         return b.load(ptr, align=align, typ=typ)
     name = f"llvm.masked.load.{mangle(typ)}.p0"
     args = [ptr, mask, ll.Constant(typ, None)]
-    return call_intrinsic(b, name, typ, args, (0, align))
+    return call_intrinsic(b, name, typ, args, (0, align), shared=shared)
 
 
 def store_lanes(

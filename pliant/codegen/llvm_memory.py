@@ -33,12 +33,20 @@ APART = (2, 3, 4)  # elements from lane to lane, where vector loads beat a gathe
 
 
 def mark_aliasing(args: Iterable[LLValue], buffers: Sequence[Buffer]) -> None:
-    """Inputs may alias each other, as none is written; an INOUT may alias an input."""
-    in_place = has_in_place(buffers)
-    for arg, buf in zip(args, buffers, strict=True):
-        alone = buf.role in (Role.OUT, Role.WORK)
-        if alone or (buf.role is Role.IN and not in_place):
+    for arg, alone in zip(args, are_alone(buffers), strict=True):
+        if alone:
             arg.add_attribute("noalias")
+
+
+def are_alone(buffers: Sequence[Buffer]) -> list[bool]:
+    """Whether what is written through one of them is never seen through another.
+
+    Inputs may alias each other, as none is written; an INOUT may alias an input.
+    """
+    own: tuple[Role, ...] = (Role.OUT, Role.WORK)
+    if not has_in_place(buffers):
+        own += (Role.IN,)
+    return [buf.role in own for buf in buffers]
 
 
 def has_in_place(buffers: Iterable[Buffer]) -> bool:
@@ -93,8 +101,10 @@ class MemoryEmitter:
         """Stores the lanes of the mask; None means all of them."""
         b, expr, align = self.builder, self.flat(buf, index), buf.dtype.bytes
         stored = lane_ops.to_storage(b, value, buf.dtype)
+        register = buf.role is Role.REGISTER
         if self.dims.lanes == 1:
-            b.store(stored, self._pointer(buf, self._uniform(expr)), align=align)
+            pointer = self._pointer(buf, self._uniform(expr))
+            b.store(stored, pointer, align=align, register=register)
             return
         stored = splat(b, stored, self.dims.lanes)
         at = self.dims.linear(expr)
@@ -106,11 +116,22 @@ class MemoryEmitter:
             # SROA cannot promote a masked store to registers.
             kept = b.load(pointer, align=align, typ=stored.type)
             stored, mask = b.select(mask, stored, kept), None
-        lane_ops.store_lanes(b, stored, pointer, align, mask)
+        if mask is None:
+            b.store(stored, pointer, align=align, register=register)
+        else:
+            lane_ops.store_lanes(b, stored, pointer, align, mask)
 
-    def _is_constant(self, buf: Buffer) -> bool:
-        """Whether the function does not write a buffer that it reads."""
-        return buf.role is Role.IN and not self.in_place
+    def _loaded(self, buf: Buffer, pointer: LLValue, typ: LLType) -> LLValue:
+        """What is at an address in a buffer; an input that nothing writes is constant.
+
+        An input may be written under another name, but only by this function.
+        """
+        given = buf.role is Role.IN
+        constant = given and not self.in_place
+        align = buf.dtype.bytes
+        return self.builder.load(
+            pointer, align=align, typ=typ, constant=constant, shared=given
+        )
 
     def _uniform(self, expr: Expr) -> Linear:
         found = self.dims.linear(expr)
@@ -154,9 +175,7 @@ class MemoryEmitter:
         b, typ, align = self.builder, storage_type(buf.dtype), buf.dtype.bytes
         if where is None:
             pointer = self._pointer(buf, at)
-            return b.load(
-                pointer, align=align, typ=typ, constant=self._is_constant(buf)
-            )
+            return self._loaded(buf, pointer, typ)
         wanted = lane_ops.any_lane(b, where)
         before = b.block
         with b.if_then(wanted):
@@ -180,10 +199,11 @@ class MemoryEmitter:
                 loaded = b.load(self._pointer(buf, at), align=align, typ=typ)
                 zero = ll.Constant(typ, None)
                 return loaded if mask is None else b.select(mask, loaded, zero)
-            pointer, constant = self._pointer(buf, at), self._is_constant(buf)
+            pointer = self._pointer(buf, at)
             if mask is None:
-                return b.load(pointer, align=align, typ=typ, constant=constant)
-            return lane_ops.load_lanes(b, pointer, typ, align, mask)
+                return self._loaded(buf, pointer, typ)
+            shared = buf.role is Role.IN
+            return lane_ops.load_lanes(b, pointer, typ, align, mask, shared=shared)
         if at is not None and at.stride == -1 and mask is None:
             last = Linear(at.dynamic, at.offset - lanes + 1, 1)
             backwards = b.load(self._pointer(buf, last), align=align, typ=typ)
@@ -203,8 +223,7 @@ class MemoryEmitter:
 
         def load(start: int) -> LLValue:
             pointer = self._pointer(buf, Linear(at.dynamic, at.offset + start, 1))
-            constant = self._is_constant(buf)
-            return b.load(pointer, align=buf.dtype.bytes, typ=typ, constant=constant)
+            return self._loaded(buf, pointer, typ)
 
         found, places = load(0), range(0, last + 1, stride)
         held: Sequence[int] = places  # where in `found` the lanes are that it has

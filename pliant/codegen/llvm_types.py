@@ -183,15 +183,20 @@ def call_intrinsic(
     result: LLType,
     args: list[LLValue],
     align: tuple[int, int] | None = None,
+    *,
+    shared: bool = False,
 ) -> LLValue:
-    """Calls an LLVM intrinsic by its full, mangled name; `align` as `call` has it."""
+    """Calls an LLVM intrinsic by its full, mangled name.
+
+    `align` and `shared` are as `call` has them.
+    """
     module = builder.module
     function = module.globals.get(name)
     if function is None:
         function = ll.Function(
             module, ll.FunctionType(result, [a.type for a in args]), name
         )
-    return builder.call(function, args, align)
+    return builder.call(function, args, align, shared=shared)
 
 
 def mangle(typ: LLType) -> str:

@@ -1,9 +1,11 @@
-"""Which loop functions a loop function calls, itself and through others."""
+"""Which loop functions are called, by others and through others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pliant.ir.calls import called_in
+from pliant.ir.graph import Module
 from pliant.ir.identity import PerObject
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Call, LoopFunc
@@ -37,3 +39,14 @@ def reached(names: Iterable[str], loops: Mapping[str, LoopFunc]) -> dict[str, Lo
     for name in names:
         visit(name)
     return ordered
+
+
+def with_called_loops(module: Module) -> Module:
+    """The module without the functions that no version of `main` calls."""
+    versions = (module.main, *module.versions)
+    names = (name for graph in versions for name in called_in(graph))
+    called = reached(names, module.loops)
+    if len(called) == len(module.loops):
+        return module
+    loops = {name: func for name, func in module.loops.items() if name in called}
+    return module.replace(loops=loops)

@@ -67,6 +67,8 @@ class Role(enum.Enum):
     WORK = "work"  # scratch: shape[0] is the number of workers
     REGISTER = "register"  # declared by Alloc; static shape, constant indices
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's is slow
+
 
 class Kind(enum.Enum):
     SERIAL = "serial"
@@ -74,6 +76,8 @@ class Kind(enum.Enum):
     VECTOR = "vector"
     EXCHANGE = "exchange"
     UNROLL = "unroll"
+
+    __hash__ = object.__hash__  # members are compared by identity; Enum's is slow
 
 
 class Rest(enum.Enum):

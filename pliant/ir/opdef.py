@@ -47,6 +47,8 @@ class Trait(enum.Enum):
     CALL = enum.auto()  # calls a loop function or a library
     LIBRARY = enum.auto()  # its kernel is a C function, see ir/ops_library.py
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's is slow
+
 
 FAMILIES = frozenset(
     {

@@ -29,6 +29,8 @@ class DType(enum.Enum):
     U8 = ("u8", 1, "u")
     BOOL = ("bool", 1, "b")
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's is slow
+
     @property
     def text(self) -> str:
         return self.value[0]

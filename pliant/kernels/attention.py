@@ -82,8 +82,9 @@ from pliant.kernels.attention_spec import (
     scale_of,
 )
 from pliant.kernels.attention_tiles import (
+    keys_kernel,
+    keys_kernel_name,
     loop,
-    pack_panels,
     scores_kernel,
     scores_kernel_name,
     symbolic,
@@ -129,6 +130,7 @@ class _Kernel(Softmax):
         function = LoopFunc(name, size_symbols(body, buffers), buffers, body)
         c, s, tall = self.compute, self.spec, self.tall
         helpers = (
+            keys_kernel(s.dtype, self.tile, s.head, s.k_strides[-1]),
             *(scores_kernel(c, h, self.tile, s.head) for h in tall),
             *(values_kernel(c, h, self.tile, s.value_head) for h in self.heights),
         )
@@ -399,12 +401,13 @@ class _Kernel(Softmax):
 
     def pack(self) -> Stmt:
         """Packs the keys of the block into panels (D, NR)."""
-
-        def key(row: Expr, element: Expr, where: LoopValue | None) -> LoopValue:
-            index = (*self.batch_at, self.kv_head, at_("column") + row, element)
-            return self.widened(Load(self.k, index, where))
-
-        packed = pack_panels(self.panels, key, self.spec.head, at_("count"), self.tile)
+        head, (row, element) = self.spec.head, self.spec.k_strides[-2:]
+        keys = (*self.batch_at, self.kv_head, at_("column"), ZERO)
+        packed = Call(
+            keys_kernel_name(self.spec.dtype, self.tile, head, element),
+            (*symbolic(head), at_("count"), row, element),
+            ((self.k, keys), (self.panels, (*SCRATCH, ZERO, ZERO, ZERO))),
+        )
         return If(is_("gt", at_("rows"), FEW[-1]), packed)
 
     def pack_values(self) -> list[Stmt]:

@@ -290,7 +290,8 @@ class _BackwardKernels:
         def element(row: Expr, d: Expr, where: LoopValue | None) -> LoopValue:
             return self.wide(Load(source, self.key_at(row, d), where))
 
-        return pack_panels(panels, element, depth, at_("count"), self.tile)
+        count = at_("count")
+        return pack_panels(panels, SCRATCH, element, depth, count, self.tile)
 
     def copy_keys(self) -> list[Stmt]:
         if self.keys is None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pliant.ir.loops import (
-    WORKER,
     Alloc,
     Binary,
     Block,
@@ -28,6 +27,7 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    as_dtype,
     buffer,
 )
 from pliant.ir.types import DType
@@ -42,7 +42,6 @@ from pliant.sym import (
     ceildiv,
     floordiv,
     minimum,
-    mod,
     sym,
 )
 
@@ -210,8 +209,35 @@ def over_width(
     return Block(tuple(body))
 
 
+def keys_kernel_name(dtype: DType, tile: Blocking, head: Expr, element: Expr) -> str:
+    adjacent = "" if element == ONE else "_apart"
+    return f"attention_keys_{dtype}_{tile.NR}{suffix(head)}{adjacent}"
+
+
+def keys_kernel(dtype: DType, tile: Blocking, head: Expr, element: Expr) -> LoopFunc:
+    """Packs `N` keys into panels (D, NR) of the type that scores are computed in.
+
+    `element` is the stride between the elements of a key.
+    """
+    depth = head if head.is_const else sym("D")
+    count, row, step, compute = sym("N"), sym("k_row"), sym("k_step"), dtype.compute
+    strides = (row, ONE if element == ONE else step)
+    k = buffer("k", dtype, (count, depth), Role.IN, strides)
+    shape = (ceildiv(count, tile.NR), depth, tile.NR)
+    panels = buffer("panels", compute, shape, Role.OUT)
+
+    def key(at: Expr, d: Expr, where: LoopValue | None) -> LoopValue:
+        return as_dtype(Load(k, (at, d), where), compute)
+
+    body = pack_panels(panels, (), key, depth, count, tile)
+    name = keys_kernel_name(dtype, tile, head, element)
+    sizes = names_of((*symbolic(depth), count, row, step))
+    return LoopFunc(name, sizes, (k, panels), body)
+
+
 def pack_panels(
     panels: Buffer,
+    outer: tuple[Expr, ...],
     load: Callable[[Expr, Expr, LoopValue | None], LoopValue],
     depth: Expr,
     count: Expr,
@@ -219,24 +245,26 @@ def pack_panels(
 ) -> Stmt:
     """Packs rows 0..count into panels (depth, NR), as load(row, element, where) gives.
 
-    Vectors of the last panel that no kernel reads are not written.
+    The panels are at `outer` in their buffer. Vectors of the last panel that no kernel
+    reads are not written.
     """
     nr, lanes = tile.NR, tile.lanes
-    p, d, j = sym("_at_p"), sym("_at_d"), sym("_at_j")
+    p, v, d, j = (sym(name) for name in ("_at_p", "_at_v", "_at_d", "_at_j"))
 
-    def panel(width: int, masked: bool) -> Stmt:
-        at = p * nr + j
+    def columns(width: int, first: Expr, masked: bool) -> Stmt:
+        at = p * nr + first + j
         where = Binary("lt", Index(at), Index(count)) if masked else None
-        store = Store(panels, (sym(WORKER), p, d, j), load(at, d, where))
-        columns = loop("_at_j", width, store, Kind.VECTOR)
-        return loop("_at_d", depth, columns)
+        store = Store(panels, (*outer, p, d, first + j), load(at, d, where))
+        return loop("_at_d", depth, loop("_at_j", width, store, Kind.VECTOR))
 
     whole = floordiv(count, nr)
-    many = Binary("gt", Index(mod(count, nr)), Index(as_expr(lanes)))
-    rest = If(many, panel(nr, True), panel(lanes, True))
+    # Vector by vector: there is code for one, which the last panel runs twice at most.
+    rest = loop(
+        "_at_v", ceildiv(count - p * nr, lanes), columns(lanes, v * lanes, True)
+    )
     return Block(
         (
-            loop("_at_p", whole, panel(nr, False)),
+            loop("_at_p", whole, columns(nr, ZERO, False)),
             loop("_at_p", ceildiv(count, nr), rest, begin=whole),
         )
     )

@@ -18,10 +18,12 @@ also hides the latency of an addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from pliant.ir.callees import callees
+from pliant.ir.loop_walk import calling
 from pliant.ir.loops import (
     Alloc,
     Binary,
@@ -85,6 +87,7 @@ STRIP_SIZES = (
 )
 NARROW_SIZES = tuple(n for n in STRIP_SIZES if n not in ("a_rows", "b_panel"))
 OUTER_SIZES = ("M", "N", "a_row", "c_row")
+_WHOLE = "_whole"  # ends the names of kernels for whole panels
 STREAM_STEPS = 32  # prefetch distance in steps of K where B comes from memory
 
 
@@ -105,8 +108,26 @@ def panels_before(columns: Expr, tile: Tile) -> Expr:
     return floordiv(maximum(columns - 1, 0), tile.NR)
 
 
-def strip_name(of: Elements, height: int, far: bool = False) -> str:
-    return f"{'stream' if far else 'strip'}_{of.name}_{height}"
+def strip_name(of: Elements, height: int, far: bool, whole: bool) -> str:
+    kind = "stream" if far else "strip"
+    return f"{kind}_{of.name}_{height}{_WHOLE if whole else ''}"
+
+
+def with_general_strips(loops: Mapping[str, LoopFunc]) -> dict[str, LoopFunc]:
+    """Functions that call the kernels for any number of columns, where there are any.
+
+    Those for whole panels are the same code, without some cases.
+    """
+    names = (name for name in loops if name.endswith(_WHOLE))
+    general = {name: name.removesuffix(_WHOLE) for name in names}
+    instead = {name: other for name, other in general.items() if other in loops}
+
+    def now(func: LoopFunc) -> LoopFunc:
+        return (
+            func if instead.keys().isdisjoint(callees(func)) else calling(func, instead)
+        )
+
+    return {name: now(func) for name, func in loops.items() if name not in instead}
 
 
 def narrow_name(of: Elements, height: int) -> str:
@@ -120,8 +141,10 @@ def outer_name(of: Elements) -> str:
 class _Strip:
     """The buffers of a strip kernel, and its code for a few vectors of columns.
 
-    `far`: B comes from memory. `narrow`: A's rows are addressed with a single stride; a
-    tile of few columns takes so little time that setting up two strides would show.
+    `far`: B comes from memory. `whole`: columns come in whole panels, of which the last
+    may end inside its last vector. `narrow`: A's rows are addressed with a single
+    stride; a tile of few columns takes so little time that setting up two strides would
+    show.
     """
 
     def __init__(
@@ -130,10 +153,11 @@ class _Strip:
         height: int,
         tile: Tile,
         far: bool = False,
+        whole: bool = False,
         narrow: bool = False,
     ) -> None:
         self.of, self.height, self.tile, self.far = of, height, tile, far
-        self.narrow = narrow
+        self.whole, self.narrow = whole, narrow
         n, k, nr = sym("N"), sym("K"), tile.NR
         rows = sym("tiles") * height
         self.a = left_buffer(of.dtype, height, sym("tiles"))
@@ -253,17 +277,20 @@ class _Strip:
             (self.last, (ZERO, ZERO)),
             (self.c, (tile * self.height, panel * self.tile.NR)),
         )
-        return Call(strip_name(self.of, self.height), sizes, operands)
+        name = strip_name(self.of, self.height, False, self.whole)
+        return Call(name, sizes, operands)
 
 
 @lru_cache(maxsize=256)
-def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
+def strip_kernel(
+    of: Elements, height: int, tile: Tile, far: bool, whole: bool
+) -> LoopFunc:
     """Tiles of `height` rows of A, one below the other, times all panels of B.
 
     `far`: B comes from memory, so whole panels are prefetched. The other kernel has the
     code for what remains.
     """
-    strip = _Strip(of, height, tile, far)
+    strip = _Strip(of, height, tile, far, whole)
     n, several = sym("N"), panels_in_registers(height, tile)
     before, columns, done = panels_before(n, tile), sym("_columns"), ZERO
     parts: list[Stmt] = []
@@ -279,7 +306,8 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     if far:
         left = strip.remainder(columns)
     else:
-        widths = range(1, most + 1)
+        step = VECTORS if whole else 1
+        widths = range(step, most + 1, step)
         cases = tuple((v, strip.results(v, columns)) for v in widths)
         left = Switch(ceildiv(columns, tile.lanes), cases)
     tile_done = Block(
@@ -292,7 +320,8 @@ def strip_kernel(of: Elements, height: int, tile: Tile, far: bool) -> LoopFunc:
     )
     body = For("_t", as_expr(0), sym("tiles"), tile_done)
     buffers = (strip.a, strip.b, strip.last, strip.c)
-    return LoopFunc(strip_name(of, height, far), STRIP_SIZES, buffers, body)
+    name = strip_name(of, height, far, whole)
+    return LoopFunc(name, STRIP_SIZES, buffers, body)
 
 
 @lru_cache(maxsize=256)
@@ -369,15 +398,22 @@ class Strips:
         # What L2 holds is not prefetched: that would only cost time.
         return exceeds(p.n * p.k * self.tile.bytes, 2 * self.tile.near)
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether every part of the columns, cut at panels, has all vectors of each."""
+        n, tile = self.spec.n, self.tile
+        return n.is_const and -(-n.value // tile.lanes) % VECTORS == 0
+
     def kernels(self) -> tuple[LoopFunc, ...]:
-        tile, of = self.tile, self.spec.elements
+        tile, of, whole = self.tile, self.spec.elements, self.are_whole
         found: list[LoopFunc] = []
         heights, n = range(1, tile.MR + 1), self.spec.n
         wide = not n.is_const or n.value > tile.lanes
         if wide and self.far != as_expr(0):
-            found += (strip_kernel(of, h, tile, True) for h in range(1, tile.few + 1))
+            few = range(1, tile.few + 1)
+            found += (strip_kernel(of, h, tile, True, whole) for h in few)
         if wide:
-            found += (strip_kernel(of, h, tile, False) for h in heights)
+            found += (strip_kernel(of, h, tile, False, whole) for h in heights)
         if not n.is_const or n.value <= tile.lanes:
             found += (narrow_kernel(of, h, tile) for h in heights)
         if self.single is not None or self.may_be_row:
@@ -523,10 +559,13 @@ class Strips:
         kinds = tile.MR + 1  # all heights, and 0
         cases: list[tuple[int, Stmt]] = []
         for h in range(1, tile.MR + 1):
-            near = strip_name(p.elements, h)
+            near, streaming = (
+                strip_name(p.elements, h, streams, self.are_whole)
+                for streams in (False, True)
+            )
             cases.append((h, Call(near, sizes, operands)))
             if far != ZERO:
-                name = strip_name(p.elements, h, True) if h <= tile.few else near
+                name = streaming if h <= tile.few else near
                 cases.append((kinds + h, Call(name, sizes, operands)))
         return Switch(height + far * kinds, tuple(cases))
 

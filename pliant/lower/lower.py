@@ -17,7 +17,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pliant.context import Context
@@ -43,6 +43,7 @@ from pliant.ir.packed import Packed, PackedWeight, Within
 from pliant.ir.spec import destinations
 from pliant.ir.types import TensorType
 from pliant.ir.views import View, resolve
+from pliant.kernels.strips import with_general_strips
 from pliant.kernels.tiles import gemm_tile
 from pliant.lower.alike import MadeKernel, fusion_form
 from pliant.lower.attend import lower_attention
@@ -197,7 +198,7 @@ class _Lowering:
             attrs = (("callee", step.callee), ("sizes", step.sizes), *ends)
             self.ops.append(Op("call_library", given, attrs, (), (), loc))
             return
-        for helper in step.helpers:
+        for helper in _needed(step):
             if helper.name not in self.loops:
                 self.loops[helper.name] = helper
         func = step.func
@@ -210,6 +211,16 @@ class _Lowering:
         sizes = step.sizes or tuple(sym(s) for s in step.func.sizes)
         attrs = (("callee", name), ("sizes", sizes), *ends)
         self.ops.append(Op("call_loop", given, attrs, (), (), loc))
+
+
+def _needed(step: KernelStep) -> Iterator[LoopFunc]:
+    """The helpers that a kernel calls, of those that kernels of its kind may call."""
+    given = {helper.name: helper for helper in step.helpers}
+    names = [*callees(step.func)]
+    if step.planned is not None:
+        names += callees(step.planned)
+    called = reached(names, given)
+    return (helper for helper in step.helpers if helper.name in called)
 
 
 def lower(module: Module, cx: Context) -> Module:
@@ -226,7 +237,7 @@ def lower(module: Module, cx: Context) -> Module:
             lowered[key] = _lowered(own)
     return Module(
         {**lowered, **state.purposes},
-        state.loops,
+        with_general_strips(state.loops),
         {**module.libraries, **state.libraries},
         state.constants,
         tuple(state.checks),

@@ -329,7 +329,14 @@ def _calling(graph: Graph, targets: Mapping[str, _Target]) -> Graph:
 def _outline(func: LoopFunc) -> object:
     """What functions have in common that may become one: a first look at them."""
     kinds = tuple((buf.role, buf.dtype, len(buf.shape)) for buf in func.buffers)
-    return kinds, tuple(map(type, statements(func.body)))
+    return kinds, tuple(map(_seen, statements(func.body)))
+
+
+def _seen(stmt: Stmt) -> object:
+    """What a statement has in common with those that may become one with it."""
+    if isinstance(stmt, For) and _fixed(stmt):
+        return For, stmt.begin, stmt.end, stmt.step
+    return type(stmt)
 
 
 def _levels(loops: Mapping[str, LoopFunc]) -> list[list[str]]:

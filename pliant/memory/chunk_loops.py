@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 
 from pliant.ir.callees import reached
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
-from pliant.ir.loop_walk import calling, statements
+from pliant.ir.loop_walk import calling, size_symbols, statements
 from pliant.ir.loops import (
     Block,
     Buffer,
+    Call,
     Check,
     For,
     Index,
@@ -41,10 +42,11 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
+    buffer,
 )
 from pliant.ir.packed import PackedConstants
 from pliant.ir.same import attr_key, form_of, places_of
-from pliant.ir.types import TensorType
+from pliant.ir.types import DType, TensorType
 from pliant.lower.nest import grain
 from pliant.machine import pages
 from pliant.memory.flow_function import FlowFunction, copy, flat
@@ -203,7 +205,7 @@ class _Chunks:
         made.flow.forget_unread()
         func = made.flow.function(name)
         module = self.flows.module
-        module = module.replace(loops={**module.loops, name: func})
+        module = module.replace(loops={**module.loops, **made.copies, name: func})
         new = [n for n in module.loops if n not in before]
         checks = any(_has_check(module.loops[n]) for n in new)
         module, names = self.functions.shared(module, new)
@@ -250,14 +252,16 @@ class _ChunkFunction:
             list(self.inputs),
             [flat(f"out_{k}", v.type, Role.OUT) for k, v in results],
         )
+        self.name = name
         self.aligned: frozenset[tuple[str, str]] = frozenset()
         self.kernels: tuple[Graph, ...] = ()
+        self.copies: dict[str, LoopFunc] = {}  # functions that copy rows
         self.moved = as_expr(0)  # bytes, by copies of rows
-        self.build(name)
+        self.build()
         flows.facts = outer
 
-    def build(self, name: str) -> None:
-        flow, region = self.flow, self.region
+    def build(self) -> None:
+        flow, region, name = self.flow, self.region, self.name
         given = dict(zip(region.params, self.op.operands, strict=True))
         lowered, params = self.flows.region(region, given, name)
         module = self.flows.module
@@ -345,17 +349,50 @@ class _ChunkFunction:
         """Copies rows out of all runs, or back into them."""
         row_bytes = rows.outer * rows.inner * rows.value.dtype.bytes
         self.moved = self.moved + 2 * row_bytes * self.extent  # read and written
-        row, element, number = sym("_row"), sym("_element"), sym(self.count)
+        name = f"{self.name}.rows_{len(self.copies)}"
+        number, first, start = sym(self.count), sym(self.first), as_expr(0)
         if rows.outer == ONE:
-            return copy(to, source, number * rows.inner, sym(self.first) * rows.inner)
-        run, at = floordiv(row, number), sym(self.first) + mod(row, number)
-        whole = (run * self.extent + at) * rows.inner
-        packed = row * rows.inner
-        target, origin = (whole, packed) if back else (packed, whole)
-        store = Store(to, (target + element,), Load(source, (origin + element,)))
-        inner = For("_element", as_expr(0), rows.inner, store, Kind.VECTOR)
-        total, each = rows.outer * number, grain(rows.inner)
-        return For("_row", as_expr(0), total, inner, Kind.PARALLEL, grain=each)
+            self.copies[name] = _run_function(name, rows.value.dtype)
+            count, at = number * rows.inner, first * rows.inner
+            return Call(name, (count,), ((source, (start,)), (to, (at,))))
+        func = _rows_function(name, rows.value.dtype, rows.inner, back)
+        self.copies[name] = func
+        given = {"_runs": rows.outer, "_count": number, "_first": first}
+        given["_extent"] = self.extent
+        sizes = tuple(given.get(size, sym(size)) for size in func.sizes)
+        return Call(name, sizes, ((source, (start,)), (to, (start,))))
+
+
+def _run_function(name: str, dtype: DType) -> LoopFunc:
+    """Copies elements that are one run."""
+    source, target = (
+        buffer(side, dtype, (sym("_count"),), role)
+        for side, role in (("rows", Role.IN), ("whole", Role.OUT))
+    )
+    body = copy(target, source, sym("_count"))
+    return LoopFunc(name, ("_count",), (source, target), body)
+
+
+def _rows_function(name: str, dtype: DType, inner: Expr, back: bool) -> LoopFunc:
+    """Copies the rows of a chunk, out of `_runs` runs of `_extent` rows or back.
+
+    A function of its own, which all chunks with such rows share.
+    """
+    names = ("_runs", "_count", "_first", "_extent", "_row", "_element")
+    runs, count, first, extent, row, element = map(sym, names)
+    number = runs * count
+    sides = (("whole", runs * extent), ("rows", number))
+    shapes = {side: (all_rows * inner,) for side, all_rows in sides}
+    to, origin = ("whole", "rows") if back else ("rows", "whole")
+    source = buffer(origin, dtype, shapes[origin], Role.IN)
+    target = buffer(to, dtype, shapes[to], Role.OUT)
+    at = floordiv(row, count) * extent + first + mod(row, count)
+    places = {"whole": at * inner + element, "rows": row * inner + element}
+    store = Store(target, (places[to],), Load(source, (places[origin],)))
+    along = For("_element", as_expr(0), inner, store, Kind.VECTOR)
+    body = For("_row", as_expr(0), number, along, Kind.PARALLEL, grain=grain(inner))
+    buffers = (source, target)
+    return LoopFunc(name, size_symbols(body, buffers), buffers, body)
 
 
 def _called(

@@ -16,7 +16,8 @@ range. At run time the order with the least peak for the actual sizes is picked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,7 +197,8 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
         for point in representatives(facts, names - {THREADS})
         for threads in _THREADS
     ]
-    points = [point for point in points if _is_real(calls.bytes, point)]
+    counts = Counter(calls.bytes)  # layers have buffers of the same sizes
+    points = [point for point in points if _is_real(counts, point)]
     if not points:  # no assignment to compare orders at
         return (Ordered(tuple(range(len(calls.ops))), True),)
     sizes = BufferSizes(calls, known, points)
@@ -218,10 +220,14 @@ def orders(graph: Graph, module: Module, facts: Facts) -> tuple[Ordered, ...]:
     return tuple(found)
 
 
-def _is_real(sizes: Sequence[Expr], point: Point) -> bool:
-    """Whether all buffers together are small enough that no sum overflows."""
+def _is_real(counts: Mapping[Expr, int], point: Point) -> bool:
+    """Whether all buffers together are small enough that no sum overflows.
+
+    `counts`: how many buffers have each size.
+    """
     try:
-        return sum(size.evaluate(point) for size in sizes) < _MOST_BYTES
+        total = sum(size.evaluate(point) * n for size, n in counts.items())
+        return total < _MOST_BYTES
     except ZeroDivisionError:
         return False  # a quotient is undefined here
 

@@ -164,6 +164,38 @@ def test_a_block_computes_once() -> None:
     llvm.parse_assembly(str(module)).verify()
 
 
+def test_a_load_is_repeated_only_after_something_was_written() -> None:
+    module = ll.Module()
+    function = ll.Function(module, ll.FunctionType(ll.VoidType(), [I64, PTR]), "f")
+    first, second = (function.append_basic_block() for _ in range(2))
+    b = LLBuilder(first)
+    x, pointer = function.args
+    callee = ll.Function(module, ll.FunctionType(ll.VoidType(), [PTR]), "callee")
+    slot = b.alloca(I64)
+    slot.type = PTR
+
+    def load() -> Any:
+        return b.load(pointer, typ=I64, shared=True)
+
+    loads = [load()]
+    assert load() is loads[-1]
+    b.store(x, slot, register=True)
+    assert load() is loads[-1]
+    b.store(x, pointer)
+    loads.append(load())
+    b.call(callee, [pointer])
+    loads.append(load())
+    b.call_void(callee, [pointer])
+    loads.append(load())
+    assert load() is loads[-1]
+    b.branch(second)
+    b.position_at_end(second)
+    loads.append(load())
+    assert len(set(map(id, loads))) == 5
+    b.ret_void()
+    llvm.parse_assembly(str(module)).verify()
+
+
 def test_invariant_expressions_are_emitted_before_the_loop() -> None:
     """But what could fault only if every iteration computes it."""
     module = ll.Module("loops")
