@@ -63,7 +63,7 @@ from pliant.errors import (
     UnsupportedOp,
     UnsupportedOpError,
 )
-from pliant.interface import InputDims, interface_of, reject_reserved
+from pliant.interface import interface_of, reject_reserved
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
@@ -100,6 +100,7 @@ from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Program
 from pliant.progress import step
+from pliant.sym.rules import InputDims
 
 Transform = Callable[[Module, Context], Module]
 

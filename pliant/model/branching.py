@@ -9,6 +9,7 @@ program which accepts the sizes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -138,6 +139,13 @@ class BranchingModel(CompiledModel):
         super().freeze()
         for model in self.others:
             model.freeze()
+
+    # ---- in a file
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        from pliant.model.saving import save_model
+
+        return save_model(self, self.others, path)
 
     # ---- what it is
 

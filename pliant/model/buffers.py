@@ -8,6 +8,7 @@ states the rule.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy as np
 
 from pliant.errors import DTypeError, WeightError
 from pliant.frontend.signature import Held, Signature
-from pliant.frontend.torch_tensors import as_real, without_data
+from pliant.frontend.torch_tensors import as_real, to_numpy, without_data
 from pliant.model.weights import (
     WeightPlace,
     check_type,
@@ -53,41 +54,31 @@ class _Buffer:
 class Buffers:
     """The buffers that the programs of one model read and write, by their names.
 
-    Calls of the model take turns (`lock`). The module is held by a weak reference: once
-    it is gone, the model goes on with the tensors that it used last.
+    Calls of the model take turns (`lock`).
     """
 
-    def __init__(self, signatures: Sequence[Signature], owner: Any) -> None:
+    def __init__(self) -> None:
         self.lock = Lock()
         self.bound: BoundBuffers | None = None  # of the call that is running
-        self._owner: Any = weakref.ref(owner, _when_gone(self))
-        self._attached: weakref.WeakKeyDictionary[Caller, Any] = (
-            weakref.WeakKeyDictionary()
-        )
-        kept: dict[str, tuple[Any, list[WeightPlace]]] = {}
-        ids: dict[int, list[WeightPlace]] = {}
-        for place, tensor in places_of(owner):
-            ids.setdefault(id(tensor), []).append(place)
-            kept[place.name] = tensor, ids[id(tensor)]
-        found = {held.name: held for s in signatures for held in s.held}
-        self._buffers = {
-            name: _Buffer(held, tuple(kept[name][1])) for name, held in found.items()
-        }
-        self._tensors = {name: kept[name][0] for name in found}
+
+    def tensors(self, held: Sequence[Held]) -> list[Any]:
+        """The tensors or arrays of a program's buffers as they are now."""
+        raise NotImplementedError
+
+    def without_data(self, held: Held) -> Any:
+        """Something of the buffer's shape, to plan with."""
+        raise NotImplementedError
 
     def extend(self, signature: Signature) -> Signature:
         """The signature of a program whose buffers are arguments, which it finds."""
         slots = tuple(held.slot for held in signature.held)
-        shapes = [without_data(slot.type) for slot in slots]
+        shapes = [self.without_data(held) for held in signature.held]
 
         def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
             given = signature.flatten_arguments(args, kwargs)
             if self.bound is None:  # a plan is asked for, not a call
                 return [*given, *shapes]
-            arrays = [isinstance(value, np.ndarray | np.generic) for value in given]
-            if arrays and all(arrays):
-                return [*given, *map(_as_array, self.bound.given)]
-            return [*given, *self.bound.given]
+            return [*given, *_alike(given, self.bound.given)]
 
         return replace(
             signature,
@@ -104,6 +95,71 @@ class Buffers:
         written = (k for k, h in enumerate(signature.held) if h.slot.name in names)
         given = tuple(map(_writable, tensors))
         return BoundBuffers(tuple(tensors), given, tuple(written))
+
+    def attach(
+        self,
+        model: Caller,
+        runtime: Caller,
+        rebuild: Callable[[Any], Any] | None,
+        bound: BoundBuffers,
+    ) -> None:
+        """Lets C code run the calls of a model, if it can find the buffers."""
+
+    @property
+    def is_following(self) -> bool:
+        return False
+
+    def freeze(self) -> None:
+        """Goes on with copies of buffers that are somebody else's."""
+
+
+class StoredBuffers(Buffers):
+    """Buffers that are the model's own: it was loaded from a file."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.arrays = dict(arrays)
+
+    def tensors(self, held: Sequence[Held]) -> list[Any]:
+        return [self.arrays[h.name] for h in held]
+
+    def without_data(self, held: Held) -> Any:
+        return self.arrays[held.name]
+
+
+class ModuleBuffers(Buffers):
+    """Buffers of a module.
+
+    The module is held by a weak reference: once it is gone, the model goes on with the
+    tensors that it used last.
+    """
+
+    def __init__(self, signatures: Sequence[Signature], owner: Any) -> None:
+        super().__init__()
+        self._owner: Any = weakref.ref(owner, _when_gone(self))
+        self._attached: weakref.WeakKeyDictionary[Caller, Any] = (
+            weakref.WeakKeyDictionary()
+        )
+        kept: dict[str, tuple[Any, list[WeightPlace]]] = {}
+        ids: dict[int, list[WeightPlace]] = {}
+        for place, tensor in places_of(owner):
+            ids.setdefault(id(tensor), []).append(place)
+            kept[place.name] = tensor, ids[id(tensor)]
+        found = {held.name: held for s in signatures for held in s.held}
+        self._buffers = {
+            name: _Buffer(held, tuple(kept[name][1])) for name, held in found.items()
+        }
+        self._tensors = {name: kept[name][0] for name in found}
+
+    def without_data(self, held: Held) -> Any:
+        return without_data(held.slot.type)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The buffers as they are now, as arrays that share their memory."""
+        names = list(self._buffers)
+        found = self.tensors([self._buffers[name].held for name in names])
+        pairs = zip(names, found, strict=True)
+        return {name: to_numpy(as_real(tensor)) for name, tensor in pairs}
 
     def attach(
         self,
@@ -167,7 +223,7 @@ class Buffers:
             self.detach()
 
 
-def _when_gone(buffers: Buffers) -> Callable[[Any], None]:
+def _when_gone(buffers: ModuleBuffers) -> Callable[[Any], None]:
     """Parts of the module that a watch has in sight are let go."""
     this = weakref.ref(buffers)
 
@@ -266,14 +322,32 @@ def _is_in_place(tensor: Any) -> bool:
 
 
 def _writable(tensor: Any) -> Any:
+    if isinstance(tensor, np.ndarray):
+        return tensor
     if _is_in_place(tensor):
         return as_real(tensor.detach())
     return as_real(tensor.detach().resolve_conj().resolve_neg().clone().contiguous())
 
 
-def _as_array(tensor: Any) -> Any:
+def _alike(given: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    """Buffers as what arguments are: arrays, or torch's tensors of the same memory."""
+    arrays = [isinstance(value, np.ndarray | np.generic) for value in given]
+    if arrays and all(arrays):
+        return [_as_array(buffer) for buffer in buffers]
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not any(isinstance(x, torch.Tensor) for x in given):
+        return list(buffers)
+    return [
+        torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+        for buffer in buffers
+    ]
+
+
+def _as_array(buffer: Any) -> Any:
     """The same memory as a NumPy array; bf16 stays torch's."""
-    return tensor if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+    if isinstance(buffer, np.ndarray) or str(buffer.dtype) == "torch.bfloat16":
+        return buffer
+    return buffer.numpy()
 
 
 def memory_block(value: Any) -> tuple[int, int] | None:

@@ -7,69 +7,70 @@ itself is in describing.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 from pliant.errors import PliantError
 from pliant.frontend.signature import Signature
-from pliant.ir.graph import Constant
+from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
 from pliant.model.buffers import Buffers
-from pliant.model.describing import Description
+from pliant.model.describing import Description, Report
 from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import MemoryPlan, Planner, limit_of
 from pliant.model.refusals import Refusals
 from pliant.model.running import Runner
-from pliant.model.weights import WeightPlace, Weights
-from pliant.program import Program
+from pliant.model.weights import Weights
 from pliant.report.profile import KernelTime
 from pliant.report.timeline import Timeline
 from pliant.runtime.caller import Caller
+
+if TYPE_CHECKING:
+    from pliant.program import Program
 
 
 class CompiledModel(Caller):
     """Native code for every shape. Safe to call from several threads.
 
     Called, it runs the model: torch in gives torch out, NumPy in gives NumPy out.
-    `program` is what the compiler made of it, for tools and tests to look at.
     """
 
     def __init__(
         self,
-        program: Program,
-        weights: Sequence[Constant],
+        image: ModelImage,
+        code: LoadedCode,
         signature: Signature,
+        weights: Weights,
         threads: int,
         memory_limit: int | None,
-        seconds: Mapping[str, float],
-        given: Mapping[str, Constant] | None = None,
-        owner: object = None,
+        report: Report,
         buffers: Buffers | None = None,
-        apart: frozenset[WeightPlace] = frozenset(),
     ) -> None:
-        """`owner` holds the tensors of the constants `given`, if they are followed.
-
-        Calls change the `buffers`, and the tensors at the places `apart`.
-        """
+        """Calls change the `buffers`."""
         self._buffers = buffers
-        self.program = program
+        self._code = code
         self._signature = signature
-        apart |= frozenset() if buffers is None else buffers.places
-        self._weights = Weights(weights, given or {}, owner, apart)
-        blocks = WeightBlocks.of(program)
-        parts = make_parts(
-            program, signature, threads, memory_limit, blocks, self._weights.arrays
-        )
+        self._weights = weights
+        blocks = WeightBlocks.of(image)
+        parts = make_parts(image, code, threads, memory_limit, blocks, weights.arrays)
         self._runtime = parts[0].runtime
-        self._weights.serve(self._runtime, blocks.all)
+        weights.serve(self._runtime, blocks.all)
         self._limit = memory_limit
         refusals = self._refusals = Refusals(parts, signature, threads)
         self._planner = Planner(signature, threads, refusals)
         direct = signature.is_direct
         self._runner = Runner(signature, self._runtime, refusals, buffers, direct)
-        self._description = Description(program, parts, threads, dict(seconds))
+        self._description = Description(image, parts, threads, report)
         if direct:
             self._delegate(self._runtime, signature.rebuild_direct())
+
+    @property
+    def program(self) -> Program:
+        """What the compiler made of it, for tools and tests to look at."""
+        program = self._description.report.program
+        if program is None:
+            raise PliantError("a model that was loaded from a file has no program")
+        return program
 
     # ---- running; C code calls these
 
@@ -165,6 +166,17 @@ class CompiledModel(Caller):
     def trim(self) -> None:
         """Returns the arena to the system."""
         self._runtime.trim()
+
+    # ---- in a file
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Writes code, weights and plan to one file, which `pliant.load` reads.
+
+        Returns the digest of its content. ArtifactError if the model cannot be saved.
+        """
+        from pliant.model.saving import save_model
+
+        return save_model(self, (), path)
 
     # ---- what it is
 

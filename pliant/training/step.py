@@ -17,6 +17,7 @@ from pliant.ir.graph import Graph
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, shown
 from pliant.model.compiled import CompiledModel
+from pliant.model.weights import FollowingWeights
 from pliant.model.weights import places_of as weight_places
 from pliant.options import Instruments, Options
 from pliant.pipeline import simplified
@@ -188,6 +189,7 @@ class TrainingStep(CompiledModel):
     _source: TrainingSource
     _state: State
     _chosen: Settings
+    _weights: FollowingWeights
     _gradients: CompiledModel | None = None
 
     def __init__(self, *args: Any) -> None:
