@@ -23,8 +23,8 @@ from pliant.machine import target
 from pliant.machine.target import Target
 from pliant.model.arguments import parse_bytes, shown
 from pliant.model.branching import BranchingModel
-from pliant.model.buffers import ModuleBuffers
 from pliant.model.compiled import CompiledModel
+from pliant.model.module_buffers import ModuleBuffers
 from pliant.model.threads import check_threads, workers
 from pliant.model.weights import FollowingWeights, WeightPlace
 from pliant.options import Instruments, Options

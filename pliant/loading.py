@@ -14,11 +14,11 @@ from pliant.artifact.read import MappedCode, OpenArtifact, open_artifact
 from pliant.artifact.stored import StoredProgram, StoredReport
 from pliant.errors import ArtifactError
 from pliant.model.arguments import parse_bytes
+from pliant.model.arrays import Weights
 from pliant.model.branching import BranchingModel
 from pliant.model.buffers import StoredBuffers
 from pliant.model.compiled import CompiledModel
 from pliant.model.threads import check_threads, workers
-from pliant.model.weights import Weights
 from pliant.runtime.description import RuntimeStatus
 
 AnyModel = TypeVar("AnyModel", bound=CompiledModel)

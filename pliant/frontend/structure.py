@@ -62,9 +62,8 @@ class Record(OrderedDict[str, Any]):
     """A result with named fields: `r.logits`, `r["logits"]` or `r[0]`."""
 
     def __getitem__(self, key: Any) -> Any:
-        return (
-            self.to_tuple()[key] if isinstance(key, int) else super().__getitem__(key)
-        )
+        by_place = isinstance(key, int | slice)
+        return self.to_tuple()[key] if by_place else super().__getitem__(key)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -14,13 +14,13 @@ from pliant.errors import PliantError
 from pliant.frontend.signature import Signature
 from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
+from pliant.model.arrays import Weights
 from pliant.model.buffers import Buffers
 from pliant.model.describing import Description, Report
 from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import MemoryPlan, Planner, limit_of
 from pliant.model.refusals import Refusals
 from pliant.model.running import Runner
-from pliant.model.weights import Weights
 from pliant.report.profile import KernelTime
 from pliant.report.timeline import Timeline
 from pliant.runtime.caller import Caller

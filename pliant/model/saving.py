@@ -11,7 +11,7 @@ import numpy as np
 
 from pliant.artifact.save import SavedProgram, SavedVariant, save
 from pliant.errors import ArtifactError
-from pliant.model.buffers import ModuleBuffers
+from pliant.model.module_buffers import ModuleBuffers
 from pliant.version import VERSION
 
 if TYPE_CHECKING:

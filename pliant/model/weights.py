@@ -8,7 +8,7 @@ and replace the old ones; docs/weights.md states the rule.
     Places     where an owner keeps tensors: entries of a module's dicts
     _Leaf      a tensor that constants are made of, and the places that hold it
     _Following what is watched, and the leaves, as of one moment
-    Weights    the arrays that calls read now; FollowingWeights follow an owner
+    FollowingWeights  the arrays that calls read now
 
 The module is held by a weak reference, and its tensors only as long as it lives.
 Besides the tensors that constants are made of, all others of the same submodules are
@@ -39,6 +39,7 @@ from pliant.frontend.torch_tensors import (
 from pliant.ir.graph import Constant, Origin
 from pliant.ir.types import TensorType
 from pliant.machine import pages
+from pliant.model.arrays import Weights
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Watch, watching_torch
 
@@ -253,36 +254,6 @@ def check_type(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
 
 
 # ---- the weights
-
-
-class Weights:
-    """The arrays that compiled code reads.
-
-    A call uses the arrays of the last `RuntimeModel.set_weights` before it began, until
-    it ends; all of them are from one moment.
-    """
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self.arrays = list(arrays)
-
-    def serve(
-        self,
-        runtime: RuntimeModel,
-        blocks: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
-    ) -> None:
-        """Keeps the runtime's weights set to what `blocks` makes of the arrays."""
-        self._runtime, self._blocks = runtime, blocks
-        runtime.set_weights(blocks(self.arrays))
-
-    @property
-    def is_following(self) -> bool:
-        return False
-
-    def refresh(self, *, always: bool = False) -> None:
-        """Makes the arrays again if their sources have changed, or always."""
-
-    def stop(self) -> None:
-        """Keeps the arrays as they are."""
 
 
 class FollowingWeights(Weights):
