@@ -9,7 +9,6 @@ program which accepts the sizes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -140,12 +139,8 @@ class BranchingModel(CompiledModel):
         for model in self.others:
             model.freeze()
 
-    # ---- in a file
-
-    def save(self, path: str | os.PathLike[str]) -> str:
-        from pliant.model.saving import save_model
-
-        return save_model(self, self.others, path)
+    def programs(self) -> tuple[CompiledModel, ...]:
+        return (self, *self.others)
 
     # ---- what it is
 

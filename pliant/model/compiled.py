@@ -8,10 +8,11 @@ itself is in describing.py.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pliant.errors import PliantError
-from pliant.frontend.signature import Signature
+from pliant.frontend.signature import Signature, Slot
 from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
 from pliant.model.arrays import Weights
@@ -169,14 +170,25 @@ class CompiledModel(Caller):
 
     # ---- in a file
 
-    def save(self, path: str | os.PathLike[str]) -> str:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        variants: Sequence[CompiledModel] = (),
+    ) -> str:
         """Writes code, weights and plan to one file, which `pliant.load` reads.
 
-        Returns the digest of its content. ArtifactError if the model cannot be saved.
+        `variants` are the same model compiled for other targets: loading takes the best
+        one that runs on the machine. Returns the digest of the content. ArtifactError
+        if the model cannot be saved.
         """
         from pliant.model.saving import save_model
 
-        return save_model(self, (), path)
+        return save_model((self, *variants), path)
+
+    def programs(self) -> tuple[CompiledModel, ...]:
+        """The model itself; of one whose code branches on sizes, one for each path."""
+        return (self,)
 
     # ---- what it is
 
@@ -187,6 +199,12 @@ class CompiledModel(Caller):
         Those that the data decide are behind those that the inputs decide.
         """
         return self._refusals.all_dims
+
+    @property
+    def arguments(self) -> tuple[Slot, ...]:
+        """What a call takes, flat: name, element type and dims of each."""
+        own = len(self._signature.arguments) - len(self._signature.held)
+        return self._signature.arguments[:own]
 
     @property
     def compile_count(self) -> int:

@@ -18,31 +18,29 @@ if TYPE_CHECKING:
     from pliant.model.compiled import CompiledModel
 
 
-def save_model(
-    first: CompiledModel, others: Sequence[CompiledModel], path: str | os.PathLike[str]
-) -> str:
-    """Saves the programs of a model; the digest of the file."""
-    models = (first, *others)
-    for model in models:
+def save_model(variants: Sequence[CompiledModel], path: str | os.PathLike[str]) -> str:
+    """Saves a model, compiled for one or several targets; the digest of the file."""
+    first = variants[0]
+    if len({tuple(map(str, model._signature.slots)) for model in variants}) > 1:
+        raise ArtifactError("variants must be one model, compiled for several targets")
+    for model in (model for variant in variants for model in variant.programs()):
         model._weights.refresh()
     buffers = first._buffers
     if buffers is None:
-        return _written(first, models, {}, path)
+        return _written(variants, {}, path)
     if not isinstance(buffers, ModuleBuffers):
         raise _loaded()
     with buffers.lock:
-        return _written(first, models, buffers.arrays(), path)
+        return _written(variants, buffers.arrays(), path)
 
 
 def _written(
-    first: CompiledModel,
-    models: Sequence[CompiledModel],
+    variants: Sequence[CompiledModel],
     buffers: dict[str, np.ndarray],
     path: str | os.PathLike[str],
 ) -> str:
-    programs = [_saved(model) for model in models]
-    limit = first.memory_limit
-    return save(Path(path), [SavedVariant(programs)], buffers, limit, VERSION)
+    saved = [SavedVariant([_saved(m) for m in v.programs()]) for v in variants]
+    return save(Path(path), saved, buffers, variants[0].memory_limit, VERSION)
 
 
 def _saved(model: CompiledModel) -> SavedProgram:
