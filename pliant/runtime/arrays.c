@@ -27,9 +27,17 @@ static const char *letter_of(int32_t code, int32_t bits) {
     }
 }
 
+/* In front of a letter: this machine's order of bytes, whether or not it is aligned. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define PLT_NATIVE "@=^<"
+#else
+#define PLT_NATIVE "@=^>!"
+#endif
+
 /* The DLPack type of a buffer's elements; false if there is none. */
 static bool read_type(const Py_buffer *b, plt_arg *a) {
     const char *format = b->format ? b->format : "B";
+    if (format[0] && strchr(PLT_NATIVE, format[0])) format++;
     if (!format[0] || format[1]) return false;
     if (strchr("efd", format[0])) a->code = kDLFloat;
     else if (strchr("bhilq", format[0])) a->code = kDLInt;
