@@ -18,6 +18,7 @@ from torch import nn
 
 import pliant
 from pliant.frontend.structure import Record
+from pliant.machine import features
 from tests.artifact.observed import observed
 from tests.artifact.saved_models import saved_models
 
@@ -211,3 +212,26 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pliant.ArtifactError, match="cannot write"):
         MODELS["linear"].compile().save(tmp_path / "missing" / "m.pliant")
     assert not list(tmp_path.iterdir())
+
+
+def test_variants_for_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best one that runs is taken; a machine with less gets another."""
+    from pliant.machine import target
+
+    net, x = nn.Linear(8, 4), torch.randn(3, 8)
+    models = [
+        pliant.compile(net, (x,), ({0: "n"},), threads=1, target=target.named(name))
+        for name in ("baseline", "avx2")
+        if target.runs_here(target.named(name))
+    ]
+    path = tmp_path / "m.pliant"
+    models[0].save(path, variants=models[1:])
+    assert torch.equal(pliant.load(path, threads=1)(x), models[-1](x))
+    plain = frozenset({"lm", "sse", "sse2"})
+    monkeypatch.setattr(features, "_present", lambda: plain)
+    assert torch.equal(pliant.load(path, threads=1)(x), models[0](x))
+    other = pliant.compile(nn.Linear(7, 4), (x[:, :7],), ({0: "n"},), threads=1)
+    with pytest.raises(pliant.ArtifactError, match="must be one model"):
+        models[0].save(path, variants=[other])
