@@ -17,7 +17,7 @@ from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
 from pliant.model.arrays import Weights
 from pliant.model.buffers import Buffers
-from pliant.model.describing import Description, Report
+from pliant.model.describing import Description, ModelReport
 from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import MemoryPlan, Planner, limit_of
 from pliant.model.refusals import Refusals
@@ -44,7 +44,7 @@ class CompiledModel(Caller):
         weights: Weights,
         threads: int,
         memory_limit: int | None,
-        report: Report,
+        report: ModelReport,
         buffers: Buffers | None = None,
     ) -> None:
         """Calls change the `buffers`."""

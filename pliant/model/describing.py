@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pliant.program import Program
 
 
-class Report(Protocol):
+class ModelReport(Protocol):
     """What is known of how a model was made."""
 
     @property
@@ -46,7 +46,7 @@ class Description:
     image: ModelImage
     parts: tuple[ModelPart, ...]
     threads: int
-    report: Report
+    report: ModelReport
 
     def stats(self, compiles: int, weight_bytes: int) -> dict[str, Any]:
         run, report = self.parts[0].runtime.stats(), self.report

@@ -96,7 +96,7 @@ static PyType_Slot memory_slots[] = {
 };
 
 PyType_Spec plt_memory_spec = {
-    .name = "pliant.runtime._plt.Memory",
+    .name = "pliant.runtime._plt.ResultMemory",
     .basicsize = sizeof(memory),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = memory_slots,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from pliant import knobs
-from pliant.runtime.caller import Caller, Memory, framework_of_torch, is_plain
+from pliant.runtime.caller import Caller, ResultMemory, framework_of_torch, is_plain
 from pliant.runtime.description import (
     BFLOAT,
     CAN_SPILL,
@@ -330,7 +330,7 @@ class RuntimeModel(Caller):
 
     def _run_plain(self, args: tuple[Any, ...]) -> Any:
         """Runs on arrays and ints alone."""
-        made = self._run_arrays(Memory, args)
+        made = self._run_arrays(ResultMemory, args)
         if isinstance(made, tuple):
             status, detail = made
             raise RuntimeStatus(Status(status), detail)

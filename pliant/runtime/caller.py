@@ -19,16 +19,16 @@ from pliant.runtime.description import Framework
 from pliant.runtime.places import IMPL_BYTES, find_places, find_tag, only, word, words
 
 if TYPE_CHECKING:
-    from pliant.runtime._plt import Caller, Memory, Watch
+    from pliant.runtime._plt import Caller, ResultMemory, Watch
 else:
     try:
-        from pliant.runtime._plt import Caller, Memory, Watch
+        from pliant.runtime._plt import Caller, ResultMemory, Watch
     except ImportError:  # binding.load tells what is wrong, once it is asked
 
         class Caller:
             pass
 
-        class Memory:
+        class ResultMemory:
             pass
 
         class Watch:
@@ -37,7 +37,7 @@ else:
 
 __all__ = [
     "Caller",
-    "Memory",
+    "ResultMemory",
     "Watch",
     "framework_of_torch",
     "is_plain",

@@ -598,8 +598,8 @@ static PyMethodDef caller_methods[] = {
      "`rebuild` makes of its results; None leaves them as they are. `state` is "
      "(acquire, release, watch, tensors, written): see python.c."},
     {"_run_arrays", run_arrays, METH_VARARGS,
-     "_run_arrays(Memory, args): runs on NumPy's arrays and ints; a list of Memory, or "
-     "(status, detail)."},
+     "_run_arrays(ResultMemory, args): runs on NumPy's arrays and ints; a list of "
+     "ResultMemory, or (status, detail)."},
     {"_hold", hold, METH_O, "_hold((pointers, ..)): weights of the calls to come."},
     {"_follow", follow, METH_O, "_follow(watch): on a change, _renew() is called."},
     {0},
@@ -632,7 +632,7 @@ static int add_class(PyObject *module, const char *name, PyType_Spec *spec) {
 
 static int execute(PyObject *module) {
     if (add_class(module, "Caller", &caller_spec) != 0) return -1;
-    if (add_class(module, "Memory", &plt_memory_spec) != 0) return -1;
+    if (add_class(module, "ResultMemory", &plt_memory_spec) != 0) return -1;
     return add_class(module, "Watch", &plt_watch_spec);
 }
 
@@ -641,7 +641,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0}};
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_plt",
-    .m_doc = "The C runtime; as a module it offers Caller, Memory and Watch.",
+    .m_doc = "The C runtime; as a module it offers Caller, ResultMemory and Watch.",
     .m_slots = module_slots,
 };
 

@@ -63,8 +63,8 @@ static inline uint64_t plt_keys_of(const framework *fw, PyObject *object) {
 extern PyType_Spec plt_watch_spec;
 extern PyType_Spec plt_memory_spec;
 
-/* Runs a model on NumPy's arrays and ints: a list of `Memory`, one for each result. NULL
- * with a status, or with an exception set. */
+/* Runs a model on NumPy's arrays and ints: a list of `ResultMemory`, one for each
+ * result. NULL with a status, or with an exception set. */
 PyObject *plt_call_arrays(PyTypeObject *type, plt_model *m, PyObject *given,
                           void *const *weights, int64_t *detail, int *status);
 
