@@ -15,8 +15,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = [
-    *("arena.c", "budget.c", "call.c", "chunk.c", "evict.c", "ffi.c", "inputs.c"),
-    *("order.c", "parts.c", "plan.c", "planner.c", "shape.c"),
+    *("arena.c", "arrays.c", "budget.c", "call.c", "chunk.c", "evict.c", "ffi.c"),
+    *("image.c", "inputs.c", "order.c", "parts.c", "plan.c", "planner.c", "shape.c"),
     *("plans.c", "python.c", "remat.c", "rt.c", "spill.c", "threads.c", "walk.c"),
     "watch.c",
 ]

@@ -114,7 +114,7 @@ def host_flow(
         np.array([value.ctypes.data for value in group], np.uint64)
         for group in (inputs, [output], weights)
     ]
-    pool = binding._ffi().services.pool if threads > 1 else 0
+    pool = binding.process().services.pool if threads > 1 else 0
     call = NativeCall(
         pool,
         -(-room.ctypes.data // LINE) * LINE,

@@ -56,7 +56,7 @@ class Native:
     def call(
         self, sizes: dict[str, int], memory: dict[str, Array], threads: int
     ) -> Timed:
-        pool = binding._ffi().services.pool if threads > 1 else 0
+        pool = binding.process().services.pool if threads > 1 else 0
         context = NativeCall(pool, *(0,) * 6, threads, 0)
         arguments = np.array(
             [

@@ -1,6 +1,10 @@
 """Pliant compiles a model once into native code that serves every input shape."""
 
-from pliant.api import compile
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pliant.errors import (
     ArtifactError,
     DivisionError,
@@ -20,15 +24,50 @@ from pliant.errors import (
     UnsupportedOpError,
     WeightError,
 )
-from pliant.machine.target import Target
-from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
-from pliant.model.compiled import CompiledModel
-from pliant.model.planning import MemoryPlan
-from pliant.options import Instruments, Options
-from pliant.training.optimizers import SGD, AdamW
-from pliant.training.step import TrainingStep, compile_training
+from pliant.version import VERSION
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from pliant.api import compile
+    from pliant.loading import load
+    from pliant.machine.target import Target
+    from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
+    from pliant.model.compiled import CompiledModel
+    from pliant.model.planning import MemoryPlan
+    from pliant.options import Instruments, Options
+    from pliant.training.optimizers import SGD, AdamW
+    from pliant.training.step import TrainingStep, compile_training
+
+__version__ = VERSION
+
+# Imported when they are first asked for: `load` needs neither LLVM nor torch.
+_LATER = {
+    "SGD": "pliant.training.optimizers",
+    "AdamW": "pliant.training.optimizers",
+    "CompiledModel": "pliant.model.compiled",
+    "Instruments": "pliant.options",
+    "MemoryBudget": "pliant.model.budget",
+    "MemoryPlan": "pliant.model.planning",
+    "Options": "pliant.options",
+    "Target": "pliant.machine.target",
+    "TrainingStep": "pliant.training.step",
+    "compile": "pliant.api",
+    "compile_training": "pliant.training.step",
+    "load": "pliant.loading",
+    "memory_budget": "pliant.model.budget",
+    "set_memory_budget": "pliant.model.budget",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'pliant' has no attribute '{name}'")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "SGD",
@@ -59,6 +98,7 @@ __all__ = [
     "WeightError",
     "compile",
     "compile_training",
+    "load",
     "memory_budget",
     "set_memory_budget",
 ]

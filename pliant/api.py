@@ -16,20 +16,23 @@ from pliant.frontend.ir_module import import_module
 from pliant.frontend.onnx_detection import is_onnx
 from pliant.frontend.signature import TensorSlot
 from pliant.frontend.torch_tensors import need_torch
+from pliant.image.make import image_of
+from pliant.image.parts import Addresses, LoadedCode
 from pliant.ir.graph import Module
 from pliant.machine import target
-from pliant.machine.processor import asked_threads, cores
 from pliant.machine.target import Target
-from pliant.model.arguments import is_integer, parse_bytes, shown
+from pliant.model.arguments import parse_bytes, shown
 from pliant.model.branching import BranchingModel
-from pliant.model.buffers import Buffers
 from pliant.model.compiled import CompiledModel
-from pliant.model.weights import WeightPlace
+from pliant.model.module_buffers import ModuleBuffers
+from pliant.model.threads import check_threads, workers
+from pliant.model.weights import FollowingWeights, WeightPlace
 from pliant.options import Instruments, Options
 from pliant.pipeline import compile_module, simplified
+from pliant.program import HOST_FUNCTIONS, Code, Program
 from pliant.progress import step, task
+from pliant.report.explain import ProgramReport
 
-MOST_THREADS = 1024
 SILENT_SECONDS = 1.0  # a compile that takes longer shows its stages on a terminal
 
 AnyModel = TypeVar("AnyModel", bound=CompiledModel)
@@ -73,7 +76,7 @@ def _compile(
     owner = None if isinstance(model, Module) or is_onnx(model) else model
     buffers = None
     if any(p.signature.held for p in programs):
-        buffers = Buffers([p.signature for p in programs], owner)
+        buffers = ModuleBuffers([p.signature for p in programs], owner)
         programs = tuple(
             replace(p, signature=buffers.extend(p.signature)) for p in programs
         )
@@ -141,9 +144,8 @@ def settings(
     if not isinstance(chosen, Target):
         raise OptionError(f"target must be a pliant.Target, not {shown(chosen)}")
     _check_runs(chosen)
-    _check_threads(threads)
-    workers = _workers(threads)
-    return Settings(options, chosen, workers, limit, instruments)
+    check_threads(threads)
+    return Settings(options, chosen, workers(threads), limit, instruments)
 
 
 def build(
@@ -153,7 +155,7 @@ def build(
     training: Training | None = None,
     kind: type[AnyModel] = CompiledModel,  # type: ignore[assignment]  # its bound
     owner: object = None,
-    buffers: Buffers | None = None,
+    buffers: ModuleBuffers | None = None,
     apart: frozenset[WeightPlace] = frozenset(),
 ) -> AnyModel:
     """Compiles an imported program; `kind` is what the caller gets.
@@ -182,38 +184,31 @@ def build(
         chosen.instruments,
         signature.stores,
     )
-    total = {**seconds, **program.seconds}
+    apart |= frozenset() if buffers is None else buffers.places
     return kind(
-        program,
-        weights,
+        image_of(program, signature),
+        _loaded(program),
         signature,
+        FollowingWeights(weights, module.constants, owner, apart),
         chosen.threads,
         chosen.memory_limit,
-        total,
-        module.constants,
-        owner,
+        ProgramReport(program, {**seconds, **program.seconds}),
         buffers,
-        apart,
     )
 
 
-def _workers(threads: int | None) -> int:
-    """Threads of a call: what the caller says, the knob, the process, the machine.
+def _loaded(program: Program) -> LoadedCode:
+    """The program's functions in this process."""
 
-    The cores are this machine's, whichever one the code is generated for.
-    """
-    count = threads or knobs.THREADS.get() or asked_threads() or cores()
-    return min(count, MOST_THREADS)
+    def functions(code: Code) -> Addresses:
+        return Addresses(*map(code.machine.address, HOST_FUNCTIONS))
 
-
-def _check_threads(threads: Any) -> None:
-    if threads is None:
-        return
-    if not is_integer(threads) or not 1 <= threads <= MOST_THREADS:
-        raise OptionError(
-            f"threads must be an int from 1 to {MOST_THREADS}, or None for every core; "
-            f"not {shown(threads)}"
-        )
+    bound: Addresses | None = None
+    made: list[tuple[Addresses, Addresses | None]] = []
+    for part in program.parts():
+        made.append((functions(part.code), bound))
+        bound = None if part.rest is None else functions(part.rest.bound)
+    return LoadedCode(tuple(made), program)
 
 
 def _check_runs(chosen: Target) -> None:

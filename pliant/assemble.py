@@ -16,7 +16,7 @@ from pliant.backend.build import build
 from pliant.codegen.host_bound import bound_host
 from pliant.codegen.host_plan import HostPlan, plan_host
 from pliant.errors import PliantError, UnsupportedOp, UnsupportedOpError
-from pliant.interface import InputDims, interface_of
+from pliant.interface import interface_of
 from pliant.ir.graph import Constant, Module, Names
 from pliant.ir.loops import LoopFunc
 from pliant.lower.library_linalg import NEED_LAPACK
@@ -31,6 +31,7 @@ from pliant.runtime.binding import load
 from pliant.runtime.binding import symbols as runtime_symbols
 from pliant.runtime.lapack import use_lapack
 from pliant.sym import sym
+from pliant.sym.rules import InputDims
 
 
 @dataclass(slots=True)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, doctor, explain, inspect, opt
+from pliant.commands import bench, compile, doctor, explain, inspect, opt, run
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
     bench,
+    compile,
     doctor,
     explain,
     inspect,
     opt,
+    run,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

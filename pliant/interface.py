@@ -7,16 +7,15 @@ is compiled with, or compiling ends with the guard that does not, and where it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pliant.errors import OptionError, ShapeError
 from pliant.ir.build import facts_of
 from pliant.ir.graph import Graph
-from pliant.sym import Expr, Facts, Guard, Solution, solve
+from pliant.sym import Facts, Guard, Solution, solve
 from pliant.sym.names import is_reserved
-
-InputDims = tuple[tuple[str, tuple[Expr, ...]], ...]  # the name and dims of each input
+from pliant.sym.rules import InputDims, SizeRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,52 +27,19 @@ class Interface:
     guards: tuple[Guard, ...]
     facts: Facts
 
-    def observed(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """The sizes of all inputs by "input.axis", and the symbols read from them."""
-        env: dict[str, int] = {}
-        for (name, dims), given in zip(self.inputs, sizes, strict=True):
-            for axis, (_, size) in enumerate(zip(dims, given, strict=True)):
-                env[f"{name}.{axis}"] = size
-        for binding in self.solution.bindings:
-            source = self.inputs[binding.source][0]
-            known = {**env, "d": env[f"{source}.{binding.axis}"]}
-            env[binding.symbol] = binding.value.evaluate(known)
-        return env
-
-    def failing(self, env: Mapping[str, int]) -> Guard | None:
-        """The first guard that known sizes break."""
-        return next((guard for guard in self.guards if breaks(env, guard)), None)
-
-    def refusal(self, guard: Guard, env: Mapping[str, int]) -> ShapeError:
-        """A guard that failed, with the numbers it failed for."""
-        culprit = next((s for s in guard.cond.symbols() if "." in s), None)
-        if culprit is None:
-            culprit = self._source_of(guard)
-        owner, _, number = culprit.rpartition(".")
-        place = f" ({guard.origin})" if guard.origin else ""
-        known = ", ".join(f"{s}={env[s]}" for s in guard.cond.symbols() if s in env)
-        return ShapeError(
-            (guard.render(env) or f"{guard.cond} does not hold: {known}") + place,
-            input=owner or None,
-            dim=int(number) if number.isdigit() else None,
-            expected=str(guard.cond),
-            got=env.get(culprit),
-        )
-
-    def _source_of(self, guard: Guard) -> str:
-        """The input dim that a guard's first symbol is read from."""
-        for binding in self.solution.bindings:
-            if binding.symbol in guard.cond.symbols():
-                return f"{self.inputs[binding.source][0]}.{binding.axis}"
-        return ""
+    @property
+    def rules(self) -> SizeRules:
+        """What of it a call is checked by."""
+        return SizeRules(self.inputs, self.solution.bindings, self.guards)
 
     def check_example(self, sizes: Sequence[Sequence[int]]) -> None:
         """ShapeError if a guard refuses the sizes of the example."""
-        env = self.observed(sizes)
-        guard = self.failing(env)
+        rules = self.rules
+        env = rules.observed(sizes)
+        guard = rules.failing(env)
         if guard is None:
             return
-        found = self.refusal(guard, env)
+        found = rules.refusal(guard, env)
         raise ShapeError(
             f"the example itself would be refused: {found}. The sizes of "
             "example_inputs, dynamic_shapes and the model's code do not fit "
@@ -97,19 +63,6 @@ def interface_of(graph: Graph, inputs: InputDims) -> Interface:
     seen = [guard for guard in solution.guards if guard.origin != "facts"]
     guards = _distinct((*seen, *graph.constraints))
     return Interface(inputs, solution, guards, facts)
-
-
-def breaks(env: Mapping[str, int], guard: Guard) -> bool:
-    """Whether a guard about known sizes does not hold, or has no meaning.
-
-    One about sizes that data decide is not about these.
-    """
-    if any(name not in env for name in guard.cond.symbols()):
-        return False
-    try:
-        return not guard.cond.holds(env)
-    except ZeroDivisionError:
-        return True
 
 
 def reject_reserved(inputs: InputDims) -> None:

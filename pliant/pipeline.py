@@ -63,7 +63,7 @@ from pliant.errors import (
     UnsupportedOp,
     UnsupportedOpError,
 )
-from pliant.interface import InputDims, interface_of, reject_reserved
+from pliant.interface import interface_of, reject_reserved
 from pliant.ir.callees import with_called_loops
 from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
@@ -101,6 +101,7 @@ from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Program
 from pliant.progress import step
+from pliant.sym.rules import InputDims
 
 Transform = Callable[[Module, Context], Module]
 

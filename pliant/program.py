@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pliant.backend.jit import CompiledCode
+from pliant.codegen.host import BIND, RUN, SIZES
 from pliant.codegen.host_plan import HostPlan
 from pliant.interface import Interface
 from pliant.ir.graph import Module
@@ -20,7 +21,7 @@ from pliant.measure.rates import Rates
 from pliant.memory.liveness import Memory
 from pliant.memory.remat import Steps
 from pliant.memory.versions import Layout
-from pliant.passes.split import Found
+from pliant.sym.rules import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class Footprint:
     def memory(self) -> Memory:
         """That of `main`."""
         return self.layout.versions[0][1]
+
+
+HOST_FUNCTIONS = (RUN, SIZES, BIND)
 
 
 @dataclass(frozen=True, slots=True)

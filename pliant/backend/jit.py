@@ -27,7 +27,8 @@ _numbers = itertools.count()
 class CompiledCode:
     """Machine code, alive as long as this object is.
 
-    `images` are linked to one another and to `symbols`, the addresses they may call.
+    `images` are linked to one another and to `symbols`, the addresses they may call;
+    they are kept, to be written to a file.
     `exports` are the functions that `address` can find. `listing` makes the optimised
     module of the code, for reading.
     """
@@ -40,12 +41,12 @@ class CompiledCode:
         target: Target,
         listing: Callable[[], Any],
     ) -> None:
-        self._target, self._listing = target, listing
+        self.images, self.target, self._listing = tuple(images), target, listing
         self._jit = llvm.create_lljit_compiler(
             target_machine(target), use_jit_link=True, suppress_errors=False
         )
         library = llvm.JITLibraryBuilder()
-        for image in images:
+        for image in self.images:
             library.add_object_img(image)
         library.add_current_process()
         for name, address in symbols.items():
@@ -69,7 +70,7 @@ class CompiledCode:
 
     @cached_property
     def _text(self) -> str:
-        return assembly_text(self._listing(), self._target, 2)
+        return assembly_text(self._listing(), self.target, 2)
 
     def assembly(self) -> str:
         """The machine code as text."""

@@ -27,7 +27,6 @@ from functools import reduce
 import llvmlite.ir as ll
 
 from pliant.codegen.builder import LLBuilder
-from pliant.codegen.host_checks import SizeCheck
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import (
     THREADS,
@@ -40,6 +39,7 @@ from pliant.codegen.host_plan import (
 )
 from pliant.codegen.llvm_types import I8, I64, PTR, VOID, LLType, LLValue
 from pliant.codegen.sizes import as_value
+from pliant.sym.rules import SizeCheck
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
 # Fields of plt_call, in order (runtime/rt.h).

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.codegen.host_plan import HostPlan, Table
-from pliant.passes.split import Found
 from pliant.sym import Binding, Expr, Facts, as_expr, le, sym
 from pliant.sym.monotone import largest
+from pliant.sym.rules import Found
 
 _INPUT = "sizes"
 _OBSERVED = "d"  # what a binding calls the size that it reads

@@ -23,30 +23,16 @@ allocated, or that would take days to compute.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pliant.ir.graph import Attr, Graph, Op, Value, walk
 from pliant.ir.types import TensorType
 from pliant.ir.work import op_flops
 from pliant.sym import Expr, maximum, product
 from pliant.sym.expr import Max
+from pliant.sym.rules import SizeCheck
 from pliant.sym.signs import plainly_nonnegative
 
 MOST = 1 << 56
-
-
-@dataclass(frozen=True, slots=True)
-class SizeCheck:
-    """`value` fits in 64 bits and is in low .. high, where these are given."""
-
-    value: Expr
-    what: str
-    low: int | None = None
-    high: int | None = None
-
-    def __str__(self) -> str:
-        """Equal for checks with equal code."""
-        return f"check {self.low} <= {self.value} <= {self.high}"
 
 
 def size_checks(graphs: Iterable[Graph]) -> tuple[SizeCheck, ...]:

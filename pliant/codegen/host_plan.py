@@ -10,13 +10,14 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pliant.codegen.host_checks import SizeCheck, size_checks
+from pliant.codegen.host_checks import size_checks
 from pliant.ir.calls import computed
 from pliant.ir.graph import Module, Op, Value
 from pliant.ir.work import Work, call_work
 from pliant.memory.liveness import Memory
 from pliant.memory.versions import Layout
 from pliant.sym import Binding, Expr, Guard, Solution, sym
+from pliant.sym.rules import SizeCheck
 
 THREADS = "threads"
 

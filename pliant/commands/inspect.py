@@ -2,7 +2,8 @@
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
 `dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-in a checkout the name of a model of the zoo.
+in a checkout the name of a model of the zoo. Of a saved model (.pliant), it tells what
+is in the file, and with --memory the peak of a call.
 
 With --plot, live bytes over the run and the peak over a dim are drawn, with and without
 each optimisation of memory. An .html file shows the run at several sizes of the dim; a
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pliant
+from pliant.commands import inspect_file
+from pliant.commands.run import dims_of
 from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 from pliant.progress import task
 
@@ -41,9 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         metavar="DIMS",
-        type=_dims,
-        required=True,
-        help="the call's dims, such as batch=1,seq=4096",
+        type=dims_of,
+        help="the call's dims, such as batch=1,seq=4096; not needed for a saved model",
     )
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help=".png or .html")
@@ -53,16 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the dim that a plot goes over (default: the last)",
     )
     parser.add_argument("--threads", type=int, help="default: every core")
-
-
-def _dims(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        name, sign, size = part.strip().partition("=")
-        if not (name and sign and size.isdecimal()):
-            raise argparse.ArgumentTypeError(f"'{part}' is not NAME=SIZE")
-        found[name] = int(size)
-    return found
 
 
 def _picture(text: str) -> Path:
@@ -125,6 +117,10 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model.endswith(".pliant"):
+        return inspect_file.run(args)
+    if args.memory is None:
+        raise OptionError("--memory is needed, such as --memory batch=1,seq=4096")
     from pliant.cases import load
     from pliant.model.arguments import parse_bytes
 

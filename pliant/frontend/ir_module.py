@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import itemgetter
-from typing import Any
-
 from pliant.frontend.contract import Imported
 from pliant.frontend.signature import (
     Parameters,
     Signature,
     SizeSlot,
+    StoredCall,
     TensorResult,
     TensorSlot,
 )
+from pliant.frontend.structure import LEAF, CallNesting, tuple_of, unflattener
 from pliant.ir.graph import Graph, Module
 
 
@@ -29,11 +27,16 @@ def plain_signature(graph: Graph) -> Signature:
         *(SizeSlot(name, name) for name in graph.sizes),
     )
     parameters = Parameters(tuple(a.name for a in arguments))
-
-    def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        return list(parameters.bind(args, kwargs)[0])
-
     results = tuple(TensorResult(k) for k in range(len(graph.results)))
-    around = itemgetter(0) if len(results) == 1 else tuple
+    around = LEAF if len(results) == 1 else tuple_of(len(results))
+    call = StoredCall(parameters, CallNesting((LEAF,) * len(arguments), around))
     plain = len(results) > 0
-    return Signature(arguments, results, flatten, around, True, plain)
+    return Signature(
+        arguments,
+        results,
+        call.flatten,
+        unflattener(around),
+        positional=True,
+        plain=plain,
+        stored=call,
+    )

@@ -36,9 +36,11 @@ from pliant.frontend.signature import (
     Result,
     Signature,
     Slot,
+    StoredCall,
     TensorResult,
     TensorSlot,
 )
+from pliant.frontend.structure import LEAF, CallNesting, Nesting
 from pliant.frontend.translate import Location, Unsupported
 from pliant.ir.graph import Value
 from pliant.ir.types import DType, TensorType
@@ -263,10 +265,24 @@ def signature(
         and not any(isinstance(s, list) for s in shapes)
     )
     slots = tuple(slot for i in inputs for slot in i.slots)
-    made = Signature(slots, tuple(results), flatten, unflatten, positional, plain)
+    stored = None
+    if positional and not any(converts):
+        nestings = tuple(map(_nesting, shapes))
+        around = nestings[0] if len(nestings) == 1 else Nesting("tuple", nestings)
+        stored = StoredCall(parameters, CallNesting((LEAF,) * len(inputs), around))
+    made = Signature(
+        slots, tuple(results), flatten, unflatten, positional, plain, stored=stored
+    )
     if cx.seed_value is not None:
         made = replace(made, seed=cx.seed_value.name, draw=draw, positional=False)
     return Imported(module, made, tuple(cx.assumptions))
+
+
+def _nesting(shape: Any) -> Nesting:
+    """Of an output, or of a sequence."""
+    if isinstance(shape, list):
+        return Nesting("list", tuple(map(_nesting, shape)))
+    return LEAF
 
 
 def draw() -> Array:

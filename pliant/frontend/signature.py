@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pliant.errors import DTypeError, ShapeError
+from pliant.frontend.structure import CallNesting
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr, sym
 
@@ -147,7 +148,20 @@ class Parameters:
     def _is_unknown(self, name: str, value: object) -> bool:
         if name in self.positional or name in self.keywords:
             return False
-        return name not in self.defaults or value is not self.defaults[name]
+        return name not in self.defaults or not _same(value, self.defaults[name])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """How a call is read and its results are nested, without any framework."""
+
+    parameters: Parameters
+    nesting: CallNesting
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        parameters = self.parameters
+        names = (*parameters.positional, *parameters.keywords)
+        return self.nesting.flatten(names, parameters.bind(args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +202,8 @@ class Signature:
     layouts: tuple[tuple[int, tuple[Expr, ...]], ...] = ()
     # The arguments are those of a direct call, and behind them buffers.
     direct_but_held: bool = False
+    # The same as data, to be saved; None if the front end has no such form.
+    stored: StoredCall | None = None
 
     def with_example(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

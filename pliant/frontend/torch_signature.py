@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -13,7 +14,15 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from pliant.errors import ShapeError
-from pliant.frontend.signature import Parameters, Result, Signature, Slot, TensorResult
+from pliant.frontend.signature import (
+    Parameters,
+    Result,
+    Signature,
+    Slot,
+    StoredCall,
+    TensorResult,
+)
+from pliant.frontend.structure import LEAF, CallNesting, Kind, Nesting
 
 # The names that a call may use, once the structure of the example is known.
 Names = Callable[[pytree.TreeSpec], Parameters]
@@ -38,6 +47,7 @@ def torch_signature(
         _unflatten(out_spec),
         positional,
         _is_plain(out_spec, results),
+        stored=_stored(parameters, spec, out_spec),
     )
 
 
@@ -89,6 +99,59 @@ def _unflatten(spec: pytree.TreeSpec, first: int = 0) -> Callable[[Any], Any]:
     if spec.type is tuple:
         return lambda leaves: tuple([part(leaves) for part in parts])
     return lambda leaves: make([part(leaves) for part in parts], context)
+
+
+# ---- as data
+
+
+def _stored(
+    parameters: Parameters, spec: pytree.TreeSpec, out_spec: pytree.TreeSpec
+) -> StoredCall | None:
+    """None if arguments or results have containers that only torch can describe."""
+    by_position, by_name = spec.children()
+    given = [_nesting(s) for s in (*by_position.children(), *by_name.children())]
+    arguments = tuple(n for n in given if n is not None)
+    results = _nesting(out_spec)
+    plain = all(n.kind in _GIVEN for a in arguments for n in a.nodes())
+    if results is None or len(arguments) < len(given) or not plain:
+        return None
+    return StoredCall(parameters, CallNesting(arguments, results))
+
+
+_GIVEN = ("leaf", "tuple", "list", "dict")  # what arguments may be nested in
+
+
+def _nesting(spec: pytree.TreeSpec) -> Nesting | None:
+    """Torch's description of a structure as ours; None if it cannot be."""
+    if spec.is_leaf():
+        return LEAF
+    inside = [_nesting(child) for child in spec.children()]
+    parts = tuple(part for part in inside if part is not None)
+    if len(parts) < len(inside):
+        return None
+    if spec.type in (tuple, list):
+        return Nesting("tuple" if spec.type is tuple else "list", parts)
+    kind, keys, name = _named(spec)
+    if keys is None or len(keys) != len(parts):
+        return None
+    if not all(type(key) is str or (type(key) is int and not name) for key in keys):
+        return None
+    return Nesting(kind, parts, tuple(keys), name)
+
+
+def _named(spec: pytree.TreeSpec) -> tuple[Kind, Sequence[Any] | None, str]:
+    """The kind of a container with keys, the keys, and the name of its class."""
+    kind, context = spec.type, spec.context
+    if kind in (dict, OrderedDict):
+        return "dict", context, ""
+    if kind is defaultdict:
+        return "dict", context[1], ""
+    if kind is namedtuple:
+        return "named", context._fields, context.__name__
+    if isinstance(kind, type) and issubclass(kind, tuple):  # torch.return_types
+        return "named", getattr(kind, "__match_args__", None), kind.__name__
+    keys = context if isinstance(context, list | tuple) else None
+    return "record", keys, getattr(kind, "__name__", "")
 
 
 def _other_structure(

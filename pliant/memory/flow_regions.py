@@ -16,7 +16,8 @@ from pliant.ir.calls import computed, computed_by, roles_of
 from pliant.ir.graph import Constant, DataCheck, Graph, Module, Names, Op, Value
 from pliant.ir.loop_walk import size_symbols
 from pliant.ir.loops import Buffer, Call, CallLibrary, LoopFunc, Stmt, buffer
-from pliant.memory.liveness import ALIGN, ArenaBuffer, liveness
+from pliant.memory.liveness import ArenaBuffer, liveness
+from pliant.runtime.description import ALIGN
 from pliant.sym import Expr, Facts, Guard, as_expr, ceildiv, floordiv, ge, le, sym
 from pliant.sym.monotone import largest
 from pliant.sym.points import witnesses

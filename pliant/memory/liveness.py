@@ -13,10 +13,9 @@ import operator
 from dataclasses import dataclass
 
 from pliant.ir.graph import Graph, Value
+from pliant.runtime.description import ALIGN
 from pliant.sym import Expr, Facts, as_expr, ceildiv, le
 from pliant.sym.points import witnesses
-
-ALIGN = 64  # offsets are multiples of a cache line
 
 
 @dataclass(frozen=True, slots=True)

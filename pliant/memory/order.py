@@ -25,7 +25,6 @@ import numpy as np
 from pliant.context import Context
 from pliant.ir.graph import Graph, Module
 from pliant.lower.rows import THREADS
-from pliant.memory.liveness import ALIGN
 from pliant.memory.order_compare import PeakBound, dominates
 from pliant.memory.order_graph import (
     Calls,
@@ -42,6 +41,7 @@ from pliant.memory.order_search import (
     search,
     unavoidable_rows,
 )
+from pliant.runtime.description import ALIGN
 from pliant.sym import Expr, Facts
 from pliant.sym.points import Point, representatives
 

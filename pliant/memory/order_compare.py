@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.memory.liveness import ALIGN
 from pliant.memory.order_search import Ints
+from pliant.runtime.description import ALIGN
 from pliant.sym import Expr, Facts, as_expr, ceildiv, le
 
 _TRIES = 6  # sums of the other order that one sum is compared with

@@ -139,6 +139,9 @@ class BranchingModel(CompiledModel):
         for model in self.others:
             model.freeze()
 
+    def programs(self) -> tuple[CompiledModel, ...]:
+        return (self, *self.others)
+
     # ---- what it is
 
     @property

@@ -1,14 +1,13 @@
-"""Buffers of a module that a compiled model changes: caches, counters, statistics.
+"""Buffers that a compiled model changes: caches, counters, statistics.
 
-They are the module's own tensors, read and written where they are: a call looks them up
-in the module, compiled code writes over them after all that may fail
-(memory/update.py), and torch's count of their changes is increased. docs/weights.md
-states the rule.
+A call looks them up, and compiled code writes over them where they are, after all that
+may fail (memory/update.py). They are a module's own tensors (module_buffers.py), or
+arrays of the model, if it was loaded from a file.
 """
 
 from __future__ import annotations
 
-import weakref
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -16,78 +15,40 @@ from typing import Any
 
 import numpy as np
 
-from pliant.errors import DTypeError, WeightError
+from pliant.errors import DTypeError
 from pliant.frontend.signature import Held, Signature
-from pliant.frontend.torch_tensors import as_real, without_data
-from pliant.model.weights import (
-    WeightPlace,
-    check_type,
-    found_at,
-    note_changed,
-    places_of,
-)
-from pliant.runtime.caller import Caller, Watch, watching_torch
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffer:
-    held: Held
-    places: tuple[WeightPlace, ...]  # several if the module has it by several names
-
-    def find(self, owner: Any) -> Any:
-        """The tensor as it is now; WeightError if it does not fit any more."""
-        first, *others = self.places
-        tensor = found_at(first, owner)
-        for place in others:
-            if found_at(place, owner) is not tensor:
-                raise WeightError(
-                    f"'{first.name}' and '{place.name}' were one buffer when the model "
-                    "was compiled, and are not any more: tie them again, or compile "
-                    "the module as it is now",
-                    name=place.name,
-                )
-        check_type(first, self.held.slot.type, as_real(tensor))
-        return tensor
+from pliant.frontend.torch_tensors import as_real
+from pliant.runtime.caller import Caller
 
 
 class Buffers:
     """The buffers that the programs of one model read and write, by their names.
 
-    Calls of the model take turns (`lock`). The module is held by a weak reference: once
-    it is gone, the model goes on with the tensors that it used last.
+    Calls of the model take turns (`lock`).
     """
 
-    def __init__(self, signatures: Sequence[Signature], owner: Any) -> None:
+    def __init__(self) -> None:
         self.lock = Lock()
         self.bound: BoundBuffers | None = None  # of the call that is running
-        self._owner: Any = weakref.ref(owner, _when_gone(self))
-        self._attached: weakref.WeakKeyDictionary[Caller, Any] = (
-            weakref.WeakKeyDictionary()
-        )
-        kept: dict[str, tuple[Any, list[WeightPlace]]] = {}
-        ids: dict[int, list[WeightPlace]] = {}
-        for place, tensor in places_of(owner):
-            ids.setdefault(id(tensor), []).append(place)
-            kept[place.name] = tensor, ids[id(tensor)]
-        found = {held.name: held for s in signatures for held in s.held}
-        self._buffers = {
-            name: _Buffer(held, tuple(kept[name][1])) for name, held in found.items()
-        }
-        self._tensors = {name: kept[name][0] for name in found}
+
+    def tensors(self, held: Sequence[Held]) -> list[Any]:
+        """The tensors or arrays of a program's buffers as they are now."""
+        raise NotImplementedError
+
+    def without_data(self, held: Held) -> Any:
+        """Something of the buffer's shape, to plan with."""
+        raise NotImplementedError
 
     def extend(self, signature: Signature) -> Signature:
         """The signature of a program whose buffers are arguments, which it finds."""
         slots = tuple(held.slot for held in signature.held)
-        shapes = [without_data(slot.type) for slot in slots]
+        shapes = [self.without_data(held) for held in signature.held]
 
         def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
             given = signature.flatten_arguments(args, kwargs)
             if self.bound is None:  # a plan is asked for, not a call
                 return [*given, *shapes]
-            arrays = [isinstance(value, np.ndarray | np.generic) for value in given]
-            if arrays and all(arrays):
-                return [*given, *map(_as_array, self.bound.given)]
-            return [*given, *self.bound.given]
+            return [*given, *_alike(given, self.bound.given)]
 
         return replace(
             signature,
@@ -112,71 +73,28 @@ class Buffers:
         rebuild: Callable[[Any], Any] | None,
         bound: BoundBuffers,
     ) -> None:
-        """Lets C code run the calls of a model, as long as the buffers stay in place.
-
-        For the buffers of a call that has run, while the lock is held.
-        """
-        known = self._attached.get(model)
-        if known is not None and not known.changed():
-            return
-        framework = watching_torch()
-        if not framework or not bound.is_in_place:
-            return
-        tables: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        owner = self._owner()
-        places = () if owner is None else self.places
-        for place in places:
-            for found, key, value in place.entries(owner):
-                tables.setdefault(id(found), (found, {}))[1][key] = value
-        watch = Watch(framework, list(tables.values()), [])
-        self._attached[model] = watch
-        written = bytes(k in bound.written for k in range(len(bound.tensors)))
-        turns = self.lock.acquire, self.lock.release
-        model._delegate(runtime, rebuild, (*turns, watch, bound.tensors, written))
-
-    def detach(self) -> None:
-        """Later calls look for the buffers again."""
-        for model in list(self._attached):
-            model._delegate(None, None)
-        self._attached.clear()
-
-    @property
-    def places(self) -> frozenset[WeightPlace]:
-        return frozenset(p for b in self._buffers.values() for p in b.places)
+        """Lets C code run the calls of a model, if it can find the buffers."""
 
     @property
     def is_following(self) -> bool:
-        return self._owner() is not None
-
-    def tensors(self, held: Sequence[Held]) -> list[Any]:
-        """The tensors of a program's buffers as they are now."""
-        owner = self._owner()
-        if owner is not None:
-            for h in held:
-                self._tensors[h.name] = self._buffers[h.name].find(owner)
-        return [self._tensors[h.name] for h in held]
+        return False
 
     def freeze(self) -> None:
-        """Goes on with copies of the buffers: the module's stay as they are."""
-        if self.is_following:
-            names = list(self._buffers.values())
-            found = self.tensors([buffer.held for buffer in names])
-            for buffer, tensor in zip(names, found, strict=True):
-                self._tensors[buffer.held.name] = tensor.detach().clone()
-            self._owner = lambda: None
-            self.detach()
+        """Goes on with copies of buffers that are somebody else's."""
 
 
-def _when_gone(buffers: Buffers) -> Callable[[Any], None]:
-    """Parts of the module that a watch has in sight are let go."""
-    this = weakref.ref(buffers)
+class StoredBuffers(Buffers):
+    """Buffers that are the model's own: it was loaded from a file."""
 
-    def gone(_: Any) -> None:
-        found = this()
-        if found is not None:
-            found.detach()
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.arrays = dict(arrays)
 
-    return gone
+    def tensors(self, held: Sequence[Held]) -> list[Any]:
+        return [self.arrays[h.name] for h in held]
+
+    def without_data(self, held: Held) -> Any:
+        return self.arrays[held.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +107,6 @@ class BoundBuffers:
     tensors: tuple[Any, ...]
     given: tuple[Any, ...]
     written: tuple[int, ...]  # the numbers of those that the call changes
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether compiled code reads and writes the module's tensors themselves."""
-        return all(
-            _is_in_place(tensor)
-            and not tensor.is_complex()
-            and not tensor.is_inference()
-            for tensor in self.tensors
-        )
 
     def check(self, signature: Signature, flat: Sequence[Any]) -> None:
         """No argument may share memory with a buffer that is written."""
@@ -235,11 +143,13 @@ def commit(target: Any, given: Any) -> None:
     from torch.autograd.graph import increment_version
 
     kept = target.is_inference()
-    if not _is_in_place(target):
+    if not is_in_place(target):
         new = torch.view_as_complex(given) if target.is_complex() else given
         with torch.no_grad(), torch.inference_mode(kept):
             target.detach().copy_(new)
     elif kept:
+        from pliant.model.weights import note_changed
+
         note_changed([target])
     else:
         increment_version([target])
@@ -250,12 +160,12 @@ def writable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         plain = value.flags.c_contiguous and value.flags.aligned
         return value if plain and value.flags.writeable else value.copy()
-    if not hasattr(value, "is_contiguous") or _is_in_place(value):
+    if not hasattr(value, "is_contiguous") or is_in_place(value):
         return value
     return _writable(value)
 
 
-def _is_in_place(tensor: Any) -> bool:
+def is_in_place(tensor: Any) -> bool:
     """Whether compiled code can write a tensor where it is."""
     return bool(
         tensor.is_contiguous()
@@ -266,14 +176,32 @@ def _is_in_place(tensor: Any) -> bool:
 
 
 def _writable(tensor: Any) -> Any:
-    if _is_in_place(tensor):
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if is_in_place(tensor):
         return as_real(tensor.detach())
     return as_real(tensor.detach().resolve_conj().resolve_neg().clone().contiguous())
 
 
-def _as_array(tensor: Any) -> Any:
+def _alike(given: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    """Buffers as what arguments are: arrays, or torch's tensors of the same memory."""
+    arrays = [isinstance(value, np.ndarray | np.generic) for value in given]
+    if arrays and all(arrays):
+        return [_as_array(buffer) for buffer in buffers]
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not any(isinstance(x, torch.Tensor) for x in given):
+        return list(buffers)
+    return [
+        torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+        for buffer in buffers
+    ]
+
+
+def _as_array(buffer: Any) -> Any:
     """The same memory as a NumPy array; bf16 stays torch's."""
-    return tensor if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+    if isinstance(buffer, np.ndarray) or str(buffer.dtype) == "torch.bfloat16":
+        return buffer
+    return buffer.numpy()
 
 
 def memory_block(value: Any) -> tuple[int, int] | None:

@@ -7,69 +7,71 @@ itself is in describing.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from pliant.errors import PliantError
-from pliant.frontend.signature import Signature
-from pliant.ir.graph import Constant
+from pliant.frontend.signature import Signature, Slot
+from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
+from pliant.model.arrays import Weights
 from pliant.model.buffers import Buffers
-from pliant.model.describing import Description
+from pliant.model.describing import Description, ModelReport
 from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import MemoryPlan, Planner, limit_of
 from pliant.model.refusals import Refusals
 from pliant.model.running import Runner
-from pliant.model.weights import WeightPlace, Weights
-from pliant.program import Program
 from pliant.report.profile import KernelTime
 from pliant.report.timeline import Timeline
 from pliant.runtime.caller import Caller
+
+if TYPE_CHECKING:
+    from pliant.program import Program
 
 
 class CompiledModel(Caller):
     """Native code for every shape. Safe to call from several threads.
 
     Called, it runs the model: torch in gives torch out, NumPy in gives NumPy out.
-    `program` is what the compiler made of it, for tools and tests to look at.
     """
 
     def __init__(
         self,
-        program: Program,
-        weights: Sequence[Constant],
+        image: ModelImage,
+        code: LoadedCode,
         signature: Signature,
+        weights: Weights,
         threads: int,
         memory_limit: int | None,
-        seconds: Mapping[str, float],
-        given: Mapping[str, Constant] | None = None,
-        owner: object = None,
+        report: ModelReport,
         buffers: Buffers | None = None,
-        apart: frozenset[WeightPlace] = frozenset(),
     ) -> None:
-        """`owner` holds the tensors of the constants `given`, if they are followed.
-
-        Calls change the `buffers`, and the tensors at the places `apart`.
-        """
+        """Calls change the `buffers`."""
         self._buffers = buffers
-        self.program = program
+        self._code = code
         self._signature = signature
-        apart |= frozenset() if buffers is None else buffers.places
-        self._weights = Weights(weights, given or {}, owner, apart)
-        blocks = WeightBlocks.of(program)
-        parts = make_parts(
-            program, signature, threads, memory_limit, blocks, self._weights.arrays
-        )
+        self._weights = weights
+        blocks = WeightBlocks.of(image)
+        parts = make_parts(image, code, threads, memory_limit, blocks, weights.arrays)
         self._runtime = parts[0].runtime
-        self._weights.serve(self._runtime, blocks.all)
+        weights.serve(self._runtime, blocks.all)
         self._limit = memory_limit
         refusals = self._refusals = Refusals(parts, signature, threads)
         self._planner = Planner(signature, threads, refusals)
         direct = signature.is_direct
         self._runner = Runner(signature, self._runtime, refusals, buffers, direct)
-        self._description = Description(program, parts, threads, dict(seconds))
+        self._description = Description(image, parts, threads, report)
         if direct:
             self._delegate(self._runtime, signature.rebuild_direct())
+
+    @property
+    def program(self) -> Program:
+        """What the compiler made of it, for tools and tests to look at."""
+        program = self._description.report.program
+        if program is None:
+            raise PliantError("a model that was loaded from a file has no program")
+        return program
 
     # ---- running; C code calls these
 
@@ -166,6 +168,28 @@ class CompiledModel(Caller):
         """Returns the arena to the system."""
         self._runtime.trim()
 
+    # ---- in a file
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        variants: Sequence[CompiledModel] = (),
+    ) -> str:
+        """Writes code, weights and plan to one file, which `pliant.load` reads.
+
+        `variants` are the same model compiled for other targets: loading takes the best
+        one that runs on the machine. Returns the digest of the content. ArtifactError
+        if the model cannot be saved.
+        """
+        from pliant.model.saving import save_model
+
+        return save_model((self, *variants), path)
+
+    def programs(self) -> tuple[CompiledModel, ...]:
+        """The model itself; of one whose code branches on sizes, one for each path."""
+        return (self,)
+
     # ---- what it is
 
     @property
@@ -175,6 +199,12 @@ class CompiledModel(Caller):
         Those that the data decide are behind those that the inputs decide.
         """
         return self._refusals.all_dims
+
+    @property
+    def arguments(self) -> tuple[Slot, ...]:
+        """What a call takes, flat: name, element type and dims of each."""
+        own = len(self._signature.arguments) - len(self._signature.held)
+        return self._signature.arguments[:own]
 
     @property
     def compile_count(self) -> int:

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pliant.errors import OptionError
+from pliant.image.parts import ModelImage, PeakTerms, peak_text
 from pliant.model.parts import ModelPart
-from pliant.passes.fuse import kernel_count
-from pliant.program import Program
-from pliant.report.explain import explain, formula
 from pliant.report.profile import KernelTime, kernel_times
+
+if TYPE_CHECKING:
+    from pliant.program import Program
+
+
+class ModelReport(Protocol):
+    """What is known of how a model was made."""
+
+    @property
+    def program(self) -> Program | None:
+        """What the compiler made of it; None if it was loaded from a file."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """That each stage of compiling took, or loading."""
+
+    @property
+    def kernels_built(self) -> int:
+        """By LLVM, for this model."""
+
+    @property
+    def kernels_cached(self) -> int:
+        """Found in memory or on disk."""
+
+    def explain(self, threads: int, dims: Mapping[str, int] | None) -> str: ...
+
+    def peak(self) -> PeakTerms: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
     """Of one compiled program."""
 
-    program: Program
+    image: ModelImage
     parts: tuple[ModelPart, ...]
     threads: int
-    seconds: Mapping[str, float]  # that each stage of compiling took
+    report: ModelReport
 
     def stats(self, compiles: int, weight_bytes: int) -> dict[str, Any]:
-        run, parts = self.parts[0].runtime.stats(), list(self.program.parts())
+        run, report = self.parts[0].runtime.stats(), self.report
         return {
             "compiles": compiles,
             "calls": run.calls,
@@ -41,13 +66,13 @@ class Description:
             "recomputed_calls": run.last_recomputed_steps,
             "spilled_bytes": run.last_spilled_bytes,
             "weight_bytes": weight_bytes,
-            "kernels": sum(len(p.lowered.loops) for p in parts),
-            "kernel_calls": sum(kernel_count(p.fused.main) for p in parts),
-            "kernels_built": sum(p.code.kernels_built for p in parts),
-            "kernels_cached": sum(p.code.kernels_cached for p in parts),
+            "kernels": sum(part.kernels for part in self.image.parts),
+            "kernel_calls": sum(part.kernel_calls for part in self.image.parts),
+            "kernels_built": report.kernels_built,
+            "kernels_cached": report.kernels_cached,
             "threads": self.threads,
-            "compile_seconds": sum(self.seconds.values()),
-            "stage_seconds": dict(self.seconds),
+            "compile_seconds": sum(report.seconds.values()),
+            "stage_seconds": dict(report.seconds),
         }
 
     def _last_sizes(self) -> dict[str, int]:
@@ -78,11 +103,11 @@ class Description:
         for part in self.parts:
             assert part.stamps is not None
             env |= zip(part.symbols, part.runtime.last_symbols(), strict=False)
-            times += kernel_times(part.program, part.stamps.tolist(), env)
+            times += kernel_times(part.image, part.stamps.tolist(), env)
         return times
 
     def explain(self, dims: Mapping[str, int] | None) -> str:
-        return explain(self.program, self.threads, dims)
+        return self.report.explain(self.threads, dims)
 
     def peak_formula(self) -> str:
-        return formula(self.program, self.threads)
+        return peak_text(self.report.peak(), self.threads)

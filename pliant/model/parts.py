@@ -2,7 +2,7 @@
 
 A model whose data decide sizes runs in parts (`passes/split.py`); any other has one.
 The runtime runs them all in one call of the first. Here each is a `ModelPart`: its
-program, its model in the runtime, and the sizes that are known when it runs.
+image, its model in the runtime, and the sizes that are known when it runs.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pliant.frontend.signature import Signature
-from pliant.model.runtime_spec import SIZE, bound_spec, input_specs, runtime_spec
-from pliant.passes.split import Found
-from pliant.program import Code, Program
+from pliant import knobs
+from pliant.image.parts import Addresses, LoadedCode, ModelImage, PartImage
+from pliant.model.spill import spill_place
 from pliant.runtime.binding import RuntimeModel
-from pliant.runtime.description import InputSpec, ModelSpec, PlanInfo
+from pliant.runtime.description import Budgeting, ModelSpec, PlanInfo
+from pliant.sym.rules import Found
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """One part; the first has no `found`, and no bound."""
 
-    program: Program
+    image: PartImage
     runtime: RuntimeModel
     found: tuple[Found, ...]  # the sizes that earlier parts find
     stamps: np.ndarray | None  # of its kernels, if it is profiled
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return self.program.code.host.symbols
+        return self.image.symbols
 
     def is_known(self, env: Mapping[str, int]) -> bool:
         """Whether these sizes are all that it needs."""
@@ -55,21 +55,7 @@ class ModelPart:
 
     def handed_bytes(self, env: Mapping[str, int]) -> int:
         """The bytes of its results."""
-        results = self.program.lowered.main.results
-        return sum(value.type.bytes.evaluate(env) for value in results)
-
-
-def _runtime(
-    spec: ModelSpec,
-    code: Code,
-    weights: Sequence[int] = (),
-    next: RuntimeModel | None = None,
-    bound: RuntimeModel | None = None,
-) -> RuntimeModel:
-    run, sizes, bind = map(
-        code.machine.address, ("pliant_run", "pliant_sizes", "pliant_bind")
-    )
-    return RuntimeModel(spec, run, sizes, bind, weights, next, bound)
+        return sum(kind.bytes.evaluate(env) for kind in self.image.output_types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,64 +65,80 @@ class WeightBlocks:
     A part has its weights, then a block for the times of its kernels if it is profiled.
     """
 
-    first: tuple[int, ...]  # block of each part
+    counts: tuple[int, ...]  # of each part's weights
     stamps: tuple[np.ndarray | None, ...]
 
     @classmethod
-    def of(cls, program: Program) -> WeightBlocks:
-        first, stamps, count = list[int](), list[np.ndarray | None](), 0
-        for part in program.parts():
-            host = part.code.host
-            first.append(count)
-            stamps.append(np.zeros(host.stamps, np.int64) if host.stamps else None)
-            count += len(host.constants) + (stamps[-1] is not None)
-        return cls(tuple(first), tuple(stamps))
+    def of(cls, image: ModelImage) -> WeightBlocks:
+        stamps = (p.stamps for p in image.parts)
+        return cls(
+            tuple(part.weights for part in image.parts),
+            tuple(np.zeros(words, np.int64) if words else None for words in stamps),
+        )
 
     def all(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Every block, in order."""
-        ends = [*self.first[1:], None]
         made, rest = list[np.ndarray](), list(weights)
-        for stamps, end in zip(self.stamps, ends, strict=True):
-            times = [] if stamps is None else [stamps]
-            count = len(rest) if end is None else end - len(made) - len(times)
-            made += [*rest[:count], *times]
+        for count, stamps in zip(self.counts, self.stamps, strict=True):
+            made += rest[:count] if stamps is None else [*rest[:count], stamps]
             del rest[:count]
         return made
 
 
+def runtime_spec(spec: ModelSpec, threads: int, limit: int | None) -> ModelSpec:
+    """A model's description in this process."""
+    return replace(
+        spec,
+        budgeting=_budgeting(spec.budgeting),
+        threads=threads,
+        memory_limit=limit,
+        guard_pages=knobs.GUARD_PAGES.get(),
+    )
+
+
+def _budgeting(given: Budgeting) -> Budgeting:
+    if not given.spill:
+        return given
+    place = spill_place()
+    return replace(
+        given,
+        spill=not place.problem,
+        spill_folder=place.folder,
+        spill_problem=place.problem,
+    )
+
+
+def _runtime(
+    spec: ModelSpec,
+    at: Addresses,
+    weights: Sequence[int] = (),
+    next: RuntimeModel | None = None,
+    bound: RuntimeModel | None = None,
+) -> RuntimeModel:
+    return RuntimeModel(spec, at.run, at.sizes, at.bind, weights, next, bound)
+
+
 def make_parts(
-    program: Program,
-    signature: Signature,
+    image: ModelImage,
+    code: LoadedCode,
     threads: int,
     limit: int | None,
     blocks: WeightBlocks,
     weights: Sequence[np.ndarray],
 ) -> tuple[ModelPart, ...]:
     """A model of the runtime for each part, linked to the next."""
-    programs = list(program.parts())
-    inputs: list[tuple[InputSpec, ...]] = [input_specs(programs[-1], signature)]
-    for earlier in programs[:-1]:
-        assert earlier.rest is not None
-        sizes = len(earlier.rest.found)
-        outputs = runtime_spec(earlier, (), threads, None).outputs[sizes:]
-        handed = (InputSpec(0, o.code, o.bits, o.rank) for o in outputs)
-        inputs.append((*inputs[-1], *((SIZE,) * sizes), *handed))
     pointers = [block.ctypes.data for block in blocks.all(weights)]
     made: list[ModelPart] = []
     following: RuntimeModel | None = None
-    for number in reversed(range(len(programs))):
-        part = programs[number]
-        spec = runtime_spec(part, inputs[number], threads, limit)
-        spec = replace(spec, first_weight=blocks.first[number])
+    for number in reversed(range(len(image.parts))):
+        part = image.parts[number]
+        at, bound_at = code.parts[number]
         bound = None
-        if number > 0:
-            rest = programs[number - 1].rest
-            assert rest is not None
-            most = bound_spec(spec, len(program.code.host.symbols))
-            bound = _runtime(most, rest.bound)
+        if part.bound is not None and bound_at is not None:
+            bound = _runtime(runtime_spec(part.bound, threads, None), bound_at)
         given = pointers if number == 0 else ()
-        following = _runtime(spec, part.code, given, following, bound)
-        known = len(program.found) - len(part.found)
-        found = program.found[:known]
+        spec = runtime_spec(part.spec, threads, limit)
+        following = _runtime(spec, at, given, following, bound)
+        found = tuple(size for p in image.parts[:number] for size in p.found)
         made.append(ModelPart(part, following, found, blocks.stamps[number]))
     return tuple(reversed(made))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from pliant.errors import ShapeError
 from pliant.frontend.signature import LARGEST, Signature
-from pliant.ir.graph import Value
+from pliant.image.parts import ResultText
 from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.parts import ModelPart
 from pliant.model.refusals import Refusals
 from pliant.report.timeline import Timeline, joined, timeline
 from pliant.runtime.binding import read_budget
-from pliant.runtime.description import TENSOR, PlanInfo, RuntimeStatus, Status
+from pliant.runtime.description import TENSOR, WRITES, PlanInfo, RuntimeStatus, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,26 +157,23 @@ class Planner:
         """What a call holds at every step."""
         dims = self.named("memory_timeline", named, complete=True)
         env = {**dims, "threads": self.threads}
-        handed: list[tuple[Value, int]] = []
+        handed: list[tuple[ResultText, int]] = []
         made: list[Timeline] = []
         for plan in self.placed(dims, limit):
-            program, info = plan.part.program, plan.info
-            footprint, params = program.footprint, set(program.lowered.main.params)
-            results = [
-                (value, value.type.bytes.evaluate(env))
-                for value in dict.fromkeys(footprint.memory.outputs)
-                if value not in params
-            ]
+            image, info = plan.part.image, plan.info
+            spec = plan.part.runtime.spec
+            results = [(value, value.bytes.evaluate(env)) for value in image.results]
             made.append(
                 timeline(
-                    footprint.steps,
-                    list(zip(footprint.layout.values, info.sizes, strict=True)),
+                    list(zip(spec.steps, image.steps, strict=True)),
+                    list(zip(image.buffers, info.sizes, strict=True)),
                     [*handed, *results],
-                    plan.part.runtime.spec.orders[info.order],
+                    spec.orders[info.order],
                     info.evictions,
                 )
             )
-            handed += results
+            # Earlier results are no objects of a later part.
+            handed += [(replace(value, pinned=None), size) for value, size in results]
         return joined(made)
 
     def named(
@@ -208,9 +205,9 @@ class Planner:
                 )
         env = {name: int(dims[name]) for name in every if name in dims}
         for part in self.parts:
-            guard = part.program.interface.failing(env)
+            guard = part.image.rules.failing(env)
             if guard is not None:
-                raise part.program.interface.refusal(guard, env)
+                raise part.image.rules.refusal(guard, env)
         return env
 
     def placed(
@@ -236,8 +233,8 @@ class Planner:
             info = part.plan(dims, rest)
         except RuntimeStatus as status:
             if status.status is Status.OVERFLOW:
-                program = part.program
-                raise self.refusals.of_overflow(status.detail, dims, program) from None
+                image = part.image
+                raise self.refusals.of_overflow(status.detail, dims, image) from None
             if status.status is not Status.LIMIT:
                 raise self.refusals.of_call(status, []) from None
             least = status.detail[1]
@@ -272,31 +269,28 @@ class Planner:
 
 def _chunks(plan: PartPlan, dims: Mapping[str, int]) -> Iterator[Chunked]:
     """The regions that run in chunks, in their order."""
-    lowered, info = plan.part.program.lowered, plan.info
-    rows = dict(zip(lowered.knobs, info.knobs, strict=True))
-    steps = plan.part.program.footprint.steps.steps
+    texts, info = plan.part.image.steps, plan.info
     for number in plan.part.runtime.spec.orders[info.order].steps:
-        op = steps[number].call
-        loop = lowered.chunks.get(str(dict(op.attrs).get("callee")))
-        if loop is not None:
-            name = str(loop.op.dim_attr("rows"))
-            extent = loop.op.dim_attr("extent")
-            total = extent.evaluate(dims)
-            yield Chunked(str(extent), total, min(rows[name], total), op.loc)
+        chunk = texts[number].chunk
+        if chunk is not None:
+            total = chunk.extent.evaluate(dims)
+            rows = min(info.knobs[chunk.knob], total)
+            yield Chunked(str(chunk.extent), total, rows, texts[number].loc)
 
 
 def _rematerialised(plan: PartPlan) -> Iterator[Rematerialised]:
-    footprint, info = plan.part.program.footprint, plan.info
+    image, info = plan.part.image, plan.info
     for e in info.evictions:
-        value = footprint.layout.values[e.buffer]
         maker = next(
-            s
-            for s in footprint.steps.steps
-            if any(t.object == e.buffer and t.writes for t in s.touches)
+            text
+            for step, text in zip(image.spec.steps, image.steps, strict=True)
+            if any(
+                touched == e.buffer and how & WRITES for touched, how in step.touches
+            )
         )
         yield Rematerialised(
-            value.name,
-            maker.call.loc,
+            image.buffers[e.buffer].name,
+            maker.loc,
             "spill" if e.spilled else "recompute",
             info.sizes[e.buffer],
             (e.after, e.before),

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.codegen.host_checks import SizeCheck
 from pliant.errors import (
     DATA_ERRORS,
     DTypeError,
@@ -29,14 +28,14 @@ from pliant.frontend.signature import (
     TensorSlot,
     not_a_tensor,
 )
-from pliant.interface import breaks
+from pliant.image.parts import PartImage
 from pliant.model.arguments import shown
 from pliant.model.buffers import may_repeat, memory_block, overlap, strides_of
 from pliant.model.parts import ModelPart
-from pliant.program import Program
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
-from pliant.sym import Expr, sym
+from pliant.sym import Expr
+from pliant.sym.rules import SizeCheck, breaks
 
 Detail = tuple[int, int, int]  # what a status comes with
 
@@ -71,14 +70,12 @@ class Refusals:
             case Status.GUARD | Status.OVERFLOW if status.part == 0:
                 return self.of_sizes(status, sizes_of(flat))
             case Status.GUARD:
-                interface = self.parts[status.part].program.interface
-                return interface.refusal(
-                    interface.guards[first], self._known(status, flat)
-                )
+                rules = self.parts[status.part].image.rules
+                return rules.refusal(rules.guards[first], self._known(status, flat))
             case Status.OVERFLOW:
                 part = self.parts[status.part]
                 return self.of_overflow(
-                    status.detail, self._known(status, flat), part.program
+                    status.detail, self._known(status, flat), part.image
                 )
             case Status.LIMIT:
                 return self.of_limit(status.detail, self._known(status, flat))
@@ -87,9 +84,9 @@ class Refusals:
             case Status.SPILL:
                 return _spill_error(first, least, bool(began))
             case Status.RUN:
-                program = self.parts[status.part].program
+                image = self.parts[status.part].image
                 known = self._known(status, flat)
-                return _check_failed(program, first, least, known)
+                return _check_failed(image, first, least, known)
             case Status.KIND | Status.LAYOUT:
                 return unreadable(self.signature.slots[first], flat[first])
             case Status.MEMORY:
@@ -124,45 +121,42 @@ class Refusals:
 
     def of_sizes(self, status: RuntimeStatus, sizes: Sequence[int]) -> ShapeError:
         """The error for a guard that fails at these sizes, or overflows."""
-        program = self.parts[0].program
-        interface = program.interface
+        image = self.parts[0].image
         rest = iter(sizes)
-        shapes = [[next(rest) for _ in dims] for _, dims in interface.inputs]
-        env = interface.observed(shapes)
+        shapes = [[next(rest) for _ in dims] for _, dims in image.rules.inputs]
+        env = image.rules.observed(shapes)
         if status.status is Status.OVERFLOW:
-            return self.of_overflow(status.detail, env, program)
-        return interface.refusal(interface.guards[status.detail[0]], env)
+            return self.of_overflow(status.detail, env, image)
+        return image.rules.refusal(image.rules.guards[status.detail[0]], env)
 
     # ---- sizes that are too large
 
     def of_overflow(
-        self, detail: Detail, env: Mapping[str, int], program: Program
+        self, detail: Detail, env: Mapping[str, int], image: PartImage
     ) -> ShapeError:
         """The error for a size that is too large to compute with."""
-        number, host = detail[0], program.code.host
+        number, rules, table = detail[0], image.rules, image.table
         env = {**env, "threads": self.threads}
         match Overflow(detail[1]):
-            case Overflow.GUARD if number < len(host.guards):
-                guard = host.guards[number]
+            case Overflow.GUARD if number < len(rules.guards):
+                guard = rules.guards[number]
                 if breaks(env, guard):
-                    return program.interface.refusal(guard, env)
+                    return rules.refusal(guard, env)
                 return self._too_large(f"what the model requires, {guard.cond},", env)
             case Overflow.GUARD:
-                binding = host.bindings[number - len(host.guards)]
+                binding = rules.bindings[number - len(rules.guards)]
                 return self._too_large(f"the value of {binding.symbol}", env)
-            case Overflow.TABLE if number < len(host.table.entries):
-                return self._too_large("a size", env, host.table.entries[number])
+            case Overflow.TABLE if number < len(table):
+                return self._too_large("a size", env, table[number])
             case Overflow.TABLE:
-                check = host.checks[number - len(host.table.entries)]
-                return self._bad_size(check, env)
+                return self._bad_size(image.checks[number - len(table)], env)
             case Overflow.BUFFER:
-                layout = program.footprint.layout
-                what = f"a buffer for {layout.values[number].type}"
-                size = layout.bytes[number]
+                what = f"a buffer for {image.buffers[number].type}"
+                size = table[image.spec.buffers[number].size_index]
                 known = set(env).issuperset(size.symbols())
                 return self._too_large(what, env, size if known else None)
             case Overflow.OUTPUT:
-                kind = program.lowered.main.results[number].type
+                kind = image.output_types[number]
                 return self._too_large(f"a result, {kind}", env, kind.bytes)
             case _:
                 return self._too_large("all that the call allocates", env)
@@ -231,11 +225,11 @@ class Refusals:
     def _largest(self, name: str, dims: Mapping[str, int], limit: int) -> int | None:
         """The largest value of a dim below its own whose least peak fits, if any."""
         parts = [part for part in self.parts if part.is_known(dims)]
-        interface = parts[-1].program.interface
+        image = parts[-1].image
 
         def fits(value: int) -> bool:
             env = {**dims, name: value}
-            if interface.failing(env) is not None:
+            if image.rules.failing(env) is not None:
                 return False
             held = 0
             try:
@@ -249,9 +243,9 @@ class Refusals:
                 raise
             return True
 
-        low, _ = interface.facts.bounds(sym(name))
+        low = dict(zip(image.symbols, image.least, strict=True)).get(name, 0)
         # A size of 0 is nothing that one could use instead.
-        fitting, above = max(low or 0, 1), dims[name]
+        fitting, above = max(low, 1), dims[name]
         if fitting >= above or not fits(fitting):
             return None
         while above - fitting > 1:
@@ -264,15 +258,15 @@ class Refusals:
 
 
 def _check_failed(
-    program: Program, number: int, value: int, known: Mapping[str, int]
+    image: PartImage, number: int, value: int, known: Mapping[str, int]
 ) -> PliantError:
     """A run-time check of a kernel, with the sizes that its message names."""
-    check = program.lowered.checks[number - 1]
-    message = check.message.replace("{value}", str(value))
+    kind, message = image.faults[number - 1]
+    message = message.replace("{value}", str(value))
     words = set(re.findall(r"\w+", message))
     sizes = [f"{name}={size}" for name, size in known.items() if name in words]
     text = f", with {', '.join(sizes)}" if sizes else ""
-    return DATA_ERRORS[check.kind](message + text)
+    return DATA_ERRORS[kind](message + text)
 
 
 def sizes_of(flat: Sequence[Any]) -> list[int]:

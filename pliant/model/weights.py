@@ -8,7 +8,7 @@ and replace the old ones; docs/weights.md states the rule.
     Places     where an owner keeps tensors: entries of a module's dicts
     _Leaf      a tensor that constants are made of, and the places that hold it
     _Following what is watched, and the leaves, as of one moment
-    Weights    the arrays that calls read now
+    FollowingWeights  the arrays that calls read now
 
 The module is held by a weak reference, and its tensors only as long as it lives.
 Besides the tensors that constants are made of, all others of the same submodules are
@@ -39,6 +39,7 @@ from pliant.frontend.torch_tensors import (
 from pliant.ir.graph import Constant, Origin
 from pliant.ir.types import TensorType
 from pliant.machine import pages
+from pliant.model.arrays import Weights
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.caller import Watch, watching_torch
 
@@ -255,12 +256,8 @@ def check_type(place: WeightPlace, wanted: TensorType, tensor: Any) -> None:
 # ---- the weights
 
 
-class Weights:
-    """The arrays that compiled code reads, and how they follow their owner.
-
-    A call uses the arrays of the last `RuntimeModel.set_weights` before it began, until
-    it ends; all of them are from one moment.
-    """
+class FollowingWeights(Weights):
+    """Weights that follow the tensors of their owner, as long as it lives."""
 
     def __init__(
         self,
@@ -286,16 +283,14 @@ class Weights:
             self._varying = self._depending({leaf.origin for leaf in leaves})
             self._fixed = self._beside(used)
             _note_fused_steps(self)
-        self.arrays = [_own(c) for c in constants]
+        super().__init__([_own(c) for c in constants])
 
     def serve(
         self,
         runtime: RuntimeModel,
         blocks: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
     ) -> None:
-        """Keeps the runtime's weights set to what `blocks` makes of the arrays."""
-        self._runtime, self._blocks = runtime, blocks
-        runtime.set_weights(blocks(self.arrays))
+        super().serve(runtime, blocks)
         if self._following is not None:
             runtime.follow(self._following.watch, _renewing(self))
 
@@ -396,7 +391,7 @@ def _ordered(ends: Sequence[Origin]) -> list[Origin]:
     return list(found)
 
 
-def _renewing(weights: Weights) -> Callable[[], None]:
+def _renewing(weights: FollowingWeights) -> Callable[[], None]:
     """`refresh`, without keeping the weights alive: they keep the runtime."""
     known = weakref.ref(weights)
 
@@ -408,7 +403,7 @@ def _renewing(weights: Weights) -> Callable[[], None]:
     return renew
 
 
-def _when_gone(weights: Weights) -> Callable[[Any], None]:
+def _when_gone(weights: FollowingWeights) -> Callable[[Any], None]:
     known = weakref.ref(weights)
 
     def gone(_: Any) -> None:
@@ -421,11 +416,11 @@ def _when_gone(weights: Weights) -> Callable[[Any], None]:
 
 # ---- optimizers that do not count what they write
 
-_watching: weakref.WeakSet[Weights] = weakref.WeakSet()
+_watching: weakref.WeakSet[FollowingWeights] = weakref.WeakSet()
 _hooked = False
 
 
-def _note_fused_steps(weights: Weights) -> None:
+def _note_fused_steps(weights: FollowingWeights) -> None:
     """Hooks torch's fused optimizers, which write parameters without counting it."""
     global _hooked
     _watching.add(weights)

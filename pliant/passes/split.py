@@ -32,6 +32,7 @@ from pliant.ir.types import DType
 from pliant.passes.mask_places import flat_mask, places_of
 from pliant.sym import Expr, Facts, Guard, ge, le, maximum, sym
 from pliant.sym.monotone import largest
+from pliant.sym.rules import Found
 
 # Ops that are computed again in a part that reads their results.
 _FREE = frozenset(
@@ -43,19 +44,6 @@ def _is_free(op: Op) -> bool:
     if op.name == "cast":  # to more bytes: what it casts is handed over
         return op.operands[0].dtype.bytes <= op.result.dtype.bytes
     return op.name in _FREE
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A size that data decide, and the most that it can be.
-
-    `most` may be in terms of sizes that were found before, `end` is not: it is the
-    largest that `most` gets for any of these.
-    """
-
-    name: str
-    most: Expr
-    end: Expr
 
 
 @dataclass(frozen=True, slots=True)

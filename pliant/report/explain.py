@@ -4,52 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from pliant.image.parts import PeakTerms, peak_text
 from pliant.ir.calls import called_in
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Dispatch, LoopFunc
 from pliant.ir.ops import OPAQUE
 from pliant.kernels.mix import count_text
-from pliant.memory.liveness import Memory, liveness, peak_terms
+from pliant.memory.liveness import liveness, peak_terms
 from pliant.memory.order_graph import permuted
 from pliant.program import Program
 from pliant.sym import Expr, Guard, as_expr, sym
 
 
-def formula(program: Program, threads: int) -> str:
-    """Peak bytes over the dims: the largest of a few polynomials.
+def peak_terms_of(program: Program) -> PeakTerms:
+    """What `peak_text` prints: for each part, and each order of its calls.
 
-    Where calls have several orders, that of the order which needs least. Where data
-    decide sizes, these are in it, and what a part hands over counts in all later ones.
+    Where data decide sizes, these are in it, and what a part hands over counts in all
+    later ones.
     """
-    texts: list[str] = []
+    made: list[tuple[tuple[Expr, ...], ...]] = []
     handed = as_expr(0)
     for part in program.parts():
-        texts.append(_part_formula(part, threads, handed))
-        for value in part.lowered.main.results:
+        main, facts = part.lowered.main, part.interface.facts
+        others = (permuted(main, order) for order in part.lowered.orders)
+        memories = [part.footprint.memory, *map(liveness, others)]
+        made.append(
+            tuple(
+                tuple(facts.canonical(e + handed) for e in peak_terms(memory, facts))
+                for memory in memories
+            )
+        )
+        for value in main.results:
             handed = handed + value.type.bytes
-    if len(texts) == 1:
-        return texts[0]
-    inner = [text[4:-1] if text.startswith("max(") else text for text in texts]
-    return f"max({', '.join(dict.fromkeys(inner))})"
-
-
-def _part_formula(program: Program, threads: int, handed: Expr) -> str:
-    main = program.lowered.main
-    others = (permuted(main, order) for order in program.lowered.orders)
-    memories = [program.footprint.memory, *map(liveness, others)]
-    texts = list(dict.fromkeys(_peak(program, m, threads, handed) for m in memories))
-    return texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
-
-
-def _peak(program: Program, memory: Memory, threads: int, handed: Expr) -> str:
-    facts = program.interface.facts
-    terms = [
-        facts.canonical(e.substitute({"threads": as_expr(threads)}) + handed)
-        for e in peak_terms(memory, facts)
-    ]
-    texts = sorted({str(e) for e in terms})
-    return texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
+    return tuple(made)
 
 
 def _from(guard: Guard) -> str:
@@ -167,7 +156,7 @@ def explain(
         add("\nchunks (what may run in chunks of rows, to stay within a limit)")
         lines.extend(_chunks(program))
     add("\nmemory")
-    add(f"  peak bytes = {formula(program, threads)}")
+    add(f"  peak bytes = {peak_text(peak_terms_of(program), threads)}")
     for part in parts:
         for buffer in part.footprint.memory.buffers:
             add(
@@ -202,3 +191,25 @@ def _part(
     if several := list(_variants(program)):
         yield "\nvariants (the first whose guards hold at the call)"
         yield from several
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramReport:
+    """What is known of a model that was compiled in this process."""
+
+    program: Program
+    seconds: Mapping[str, float]
+
+    @property
+    def kernels_built(self) -> int:
+        return sum(part.code.kernels_built for part in self.program.parts())
+
+    @property
+    def kernels_cached(self) -> int:
+        return sum(part.code.kernels_cached for part in self.program.parts())
+
+    def explain(self, threads: int, dims: Mapping[str, int] | None) -> str:
+        return explain(self.program, threads, dims)
+
+    def peak(self) -> PeakTerms:
+        return peak_terms_of(self.program)

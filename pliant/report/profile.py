@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.program import Program
+from pliant.image.parts import PartImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class KernelTotal:
 
 
 def kernel_times(
-    program: Program, stamps: Sequence[int], dims: Mapping[str, int]
+    part: PartImage, stamps: Sequence[int], dims: Mapping[str, int]
 ) -> list[KernelTime]:
     """The records of one call; `stamps` are the clock before and after each kernel.
 
@@ -39,20 +39,25 @@ def kernel_times(
     """
     times: list[KernelTime] = []
     # The work of chunks is that of the whole, and little more if their rows are many.
-    whole = {name: knob.extent for name, knob in program.lowered.knobs.items()}
-    rows = {name: max(extent.evaluate(dims), 1) for name, extent in whole.items()}
+    whole = (part.table[knob.extent_index] for knob in part.spec.knobs)
+    rows = {
+        name: max(extent.evaluate(dims), 1)
+        for name, extent in zip(part.knobs, whole, strict=True)
+    }
     dims = {**dims, **rows}
-    for number, step in enumerate(program.footprint.steps.steps):
+    for number, (step, text) in enumerate(
+        zip(part.spec.steps, part.steps, strict=True)
+    ):
         if not stamps[2 * number]:
             continue
         started, ended = stamps[2 * number], stamps[2 * number + 1]
         times.append(
             KernelTime(
-                step.call.str_attr("callee"),
-                step.call.loc,
+                text.kernel,
+                text.loc,
                 (ended - started) * 1e-9,
-                step.work.flops.evaluate(dims),
-                step.work.bytes.evaluate(dims),
+                part.table[step.flops_index].evaluate(dims),
+                part.table[step.bytes_index].evaluate(dims),
             )
         )
     return times

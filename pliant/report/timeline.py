@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.graph import Value
-from pliant.memory.liveness import ALIGN
-from pliant.memory.remat import Step, Steps
-from pliant.runtime.description import Eviction, OrderSpec
+from pliant.image.parts import BufferText, ResultText, StepText
+from pliant.runtime.description import ALIGN, WRITES, Eviction, OrderSpec, StepSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,9 @@ class Timeline:
 
 
 def timeline(
-    steps: Steps,
-    buffers: Sequence[tuple[Value, int]],
-    results: Sequence[tuple[Value, int]],
+    steps: Sequence[tuple[StepSpec, StepText]],
+    buffers: Sequence[tuple[BufferText, int]],
+    results: Sequence[tuple[ResultText, int]],
     order: OrderSpec,
     evictions: Sequence[Eviction] = (),
 ) -> Timeline:
@@ -74,13 +72,13 @@ def timeline(
                 live[k] += _rounded(buffers[number][1])
                 holds[k].append(number)
     peak = max(range(len(live)), key=live.__getitem__, default=0)
-    calls = [steps.steps[step] for step in order.steps]
+    calls = [steps[step] for step in order.steps]
     moments = tuple(
-        Moment(_kernel(s), s.call.loc, n) for s, n in zip(calls, live, strict=True)
+        Moment(text.kernel, text.loc, n)
+        for (_, text), n in zip(calls, live, strict=True)
     )
-    pinned = {value: len(buffers) + k for k, value in enumerate(steps.pinned)}
     held = [_held(calls, *buffers[n], n) for n in (holds[peak] if live else ())]
-    held += [_held(calls, value, size, pinned.get(value)) for value, size in results]
+    held += [_held(calls, value, size, value.pinned) for value, size in results]
     held.sort(key=lambda item: -item.bytes)
     return Timeline(moments, peak, tuple(held))
 
@@ -100,31 +98,30 @@ def _rounded(size: int) -> int:
 
 
 def _spans(
-    steps: Steps, place: Mapping[int, int], roots: Sequence[int]
+    steps: Sequence[tuple[StepSpec, StepText]],
+    place: Mapping[int, int],
+    roots: Sequence[int],
 ) -> dict[int, tuple[int, int]]:
     """First and last place in the order at which each buffer's memory is used."""
     found: dict[int, tuple[int, int]] = {}
     for number, at in place.items():
-        for touch in steps.steps[number].touches:
-            if touch.object >= len(roots):
+        for touched, _ in steps[number][0].touches:
+            if touched >= len(roots):
                 continue
-            root = roots[touch.object]
+            root = roots[touched]
             first, last = found.get(root, (at, at))
             found[root] = (min(first, at), max(last, at))
     return found
 
 
-def _kernel(step: Step) -> str:
-    return step.call.str_attr("callee")
-
-
 def _held(
-    calls: Sequence[Step], value: Value, size: int, number: int | None
+    calls: Sequence[tuple[StepSpec, StepText]],
+    value: BufferText | ResultText,
+    size: int,
+    number: int | None,
 ) -> HeldValue:
     """The value, with the first call that writes it."""
-    for step in calls:
-        if any(t.object == number and t.writes for t in step.touches):
-            return HeldValue(
-                value.name, str(value.type), size, _kernel(step), step.call.loc
-            )
-    return HeldValue(value.name, str(value.type), size, "", "")
+    for step, text in calls:
+        if any(touched == number and how & WRITES for touched, how in step.touches):
+            return HeldValue(value.name, value.type, size, text.kernel, text.loc)
+    return HeldValue(value.name, value.type, size, "", "")

@@ -12,23 +12,24 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
-import tvm_ffi
 
 from pliant import knobs
-from pliant.runtime.caller import Caller, framework_of_torch, is_plain
+from pliant.runtime.caller import Caller, ResultMemory, framework_of_torch, is_plain
 from pliant.runtime.description import (
+    BFLOAT,
     CAN_SPILL,
     NO_LIMIT,
     TENSOR,
     BudgetInfo,
     Eviction,
     EvictionStruct,
+    ImageDesc,
     ModelDesc,
     ModelSpec,
     Overflow,
@@ -43,7 +44,7 @@ from pliant.runtime.description import (
     describe,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 LIBRARY = Path(__file__).with_name("_plt.so")
 GUARD_PAGES, POISON, NO_MAP = 1, 2, 4
 
@@ -69,6 +70,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "plt_trim": (None, [c_void_p]),
     "plt_set_limit": (c_int, [c_void_p, c_int64]),
     "plt_set_threads": (c_int, [c_void_p, c_int64]),
+    "plt_use_ffi": (None, [c_void_p, POINTER(Services)]),
+    "plt_image_map": (c_void_p, [POINTER(ImageDesc)]),
+    "plt_image_unmap": (None, [c_void_p, c_int64]),
+    "plt_checksum": (c_uint64, [c_void_p, c_int64]),
 }
 
 
@@ -152,28 +157,11 @@ def _torch_team() -> ctypes.CDLL | None:
     return None
 
 
-class _Ffi:
-    """What the runtime needs of tvm-ffi: addresses and function objects."""
-
-    ADDRESSES: ClassVar = {
-        "ffi_env_allocator": "TVMFFIEnvGetDLPackManagedTensorAllocator",
-        "ffi_env_alloc": "TVMFFIEnvTensorAlloc",
-        "ffi_from_dlpack": "TVMFFITensorFromDLPackVersioned",
-        "ffi_function_call": "TVMFFIFunctionCall",
-        "ffi_object_decref": "TVMFFIObjectDecRef",
-        "ffi_take_error": "TVMFFIErrorMoveFromRaised",
-    }
+class _Process:
+    """What all models of this process share: threads, and the budget."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
-        self.services = Services(
-            **{k: _address(getattr(library, v)) for k, v in self.ADDRESSES.items()}
-        )
-        self.array = tvm_ffi.get_global_func("ffi.Array")
-        self.shape = tvm_ffi.get_global_func("ffi.Shape")
-        self.item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
-        self.services.ffi_make_array = self.array.__chandle__()
-        self.services.ffi_make_shape = self.shape.__chandle__()
+        self.services = Services()
         team = _torch_team() if knobs.SHARE_THREADS.get() else None
         if team is not None:
             for name, function in _TEAM.items():
@@ -186,24 +174,61 @@ class _Ffi:
         self.services.budget = load().plt_budget_create(byref(self.services))
         if not self.services.budget:
             raise MemoryError("no memory for the budget")
+
+
+@functools.cache
+def process() -> _Process:
+    """One per process, never freed: the pool's workers end with the process."""
+    return _Process()
+
+
+class _Ffi:
+    """What the runtime needs of tvm-ffi: addresses and function objects.
+
+    It is imported when a call first has tensors of a framework that C code does not
+    read: importing it takes long, and imports torch.
+    """
+
+    ADDRESSES: ClassVar = {
+        "ffi_env_allocator": "TVMFFIEnvGetDLPackManagedTensorAllocator",
+        "ffi_env_alloc": "TVMFFIEnvTensorAlloc",
+        "ffi_from_dlpack": "TVMFFITensorFromDLPackVersioned",
+        "ffi_function_call": "TVMFFIFunctionCall",
+        "ffi_object_decref": "TVMFFIObjectDecRef",
+        "ffi_take_error": "TVMFFIErrorMoveFromRaised",
+    }
+
+    def __init__(self) -> None:
+        import tvm_ffi
+
+        library = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
+        self.services = Services(
+            **{k: _address(getattr(library, v)) for k, v in self.ADDRESSES.items()}
+        )
+        self.array = tvm_ffi.get_global_func("ffi.Array")
+        self.shape = tvm_ffi.get_global_func("ffi.Shape")
+        self.item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
+        self.services.ffi_make_array = self.array.__chandle__()
+        self.services.ffi_make_shape = self.shape.__chandle__()
         self.call = tvm_ffi.Function.__from_extern_c__(_address(load().plt_ffi_call))
         self.call.release_gil = True
+        self.failures = tvm_ffi.Shape, int  # types of what tells of a failure
+        self.tensor = tvm_ffi.Tensor
 
 
 @functools.cache
 def _ffi() -> _Ffi:
-    """One per process, never freed: the pool's workers end with the process."""
     return _Ffi()
 
 
 def set_budget(limit: int, wait_ns: int) -> None:
     """For all calls of this process; `plt_budget_set` says what the numbers mean."""
-    load().plt_budget_set(_ffi().services.budget, limit, wait_ns)
+    load().plt_budget_set(process().services.budget, limit, wait_ns)
 
 
 def read_budget() -> BudgetInfo:
     info = BudgetInfo()
-    load().plt_budget_read(_ffi().services.budget, byref(info))
+    load().plt_budget_read(process().services.budget, byref(info))
     return info
 
 
@@ -234,14 +259,13 @@ class RuntimeModel(Caller):
         self._renewing: Callable[[], None] | None = None
         self.spec = spec
         self._library = load()
-        ffi = _ffi()
-        self._call, self._item = ffi.call, ffi.item
+        self._tvm_ffi: _Ffi | None = None
         results = len(self.last.spec.outputs)
         self._several = range(results) if results > 1 else None
         functions = run_addr, sizes_addr, bind_addr
         parts = (0 if part is None else part._live() for part in (next, bound))
         description = describe(spec, functions, weights, *parts)
-        services = Services.from_buffer_copy(ffi.services)
+        services = Services.from_buffer_copy(process().services)
         services.flags = GUARD_PAGES * spec.guard_pages | POISON * spec.poison
         pointer = self._library.plt_model_create(byref(description), byref(services))
         if not pointer:
@@ -283,20 +307,35 @@ class RuntimeModel(Caller):
         """Arguments that `Caller` cannot read: NumPy, other frameworks, wrong kinds."""
         if kwargs:
             raise TypeError(f"a Model takes no keywords: {', '.join(kwargs)}")
-        for argument in args:
-            if isinstance(argument, np.ndarray):
-                break
-        else:
+        if not any(isinstance(argument, np.ndarray) for argument in args):
             if not self._framework and self._pointer:
                 self._framework = framework_of_torch()
                 if self._framework:
                     self._serve(self._pointer, self._framework)
                     return self(*args)
-            return self._run(args)
+            if args:
+                return self._run(args)
+        plain = all(type(a) is int or isinstance(a, np.ndarray) for a in args)
+        if plain and self._has_array_results:
+            return self._run_plain(args)
         result = self._run([_exportable(a) for a in args])
         if self._several is not None:
             return tuple([_to_numpy(r) for r in result])
         return _to_numpy(result)
+
+    @functools.cached_property
+    def _has_array_results(self) -> bool:
+        """Whether NumPy has the element types of all results."""
+        return all(o.code != BFLOAT for o in self.last.spec.outputs)
+
+    def _run_plain(self, args: tuple[Any, ...]) -> Any:
+        """Runs on arrays and ints alone."""
+        made = self._run_arrays(ResultMemory, args)
+        if isinstance(made, tuple):
+            status, detail = made
+            raise RuntimeStatus(Status(status), detail)
+        arrays = tuple([np.asarray(memory) for memory in made])
+        return arrays if self._several is not None else arrays[0] if arrays else None
 
     def _call_failed(
         self, args: tuple[Any, ...], status: int, detail: tuple[int, ...]
@@ -308,27 +347,35 @@ class RuntimeModel(Caller):
         for number, argument in enumerate(args):
             if not is_plain(argument):
                 raise RuntimeStatus(Status.KIND, (number, TENSOR, -1))
+        ffi = self._with_ffi()
         if self._watch is not None and self._watch.changed():
             self._renew()
         held = self._weights  # until the call has ended
         table = 0 if held is None else _address_of(held[0])
         try:
-            result = self._call(self._pointer, table, *args)
+            result = ffi.call(self._pointer, table, *args)
         except Exception as error:  # the runtime raises none: an argument is no tensor
             raise self._not_exported(args) from error
-        kind = type(result)
-        if kind is tvm_ffi.Shape or kind is int:
+        if type(result) in ffi.failures:
             raise self._failure(result)
         if self._several is None:
             return result
-        item = self._item  # a third of the cost of iterating over the Array
+        item = ffi.item  # a third of the cost of iterating over the Array
         return tuple([item(result, i) for i in self._several])
+
+    def _with_ffi(self) -> _Ffi:
+        if self._tvm_ffi is None:
+            ffi = _ffi()
+            if self._pointer:
+                self._library.plt_use_ffi(self._pointer, byref(ffi.services))
+            self._tvm_ffi = ffi
+        return self._tvm_ffi
 
     def _not_exported(self, args: Sequence[Any]) -> RuntimeStatus:
         """The argument whose framework refuses to export it: KIND, as if unknown."""
         for number, argument in enumerate(args):
             try:
-                self._call(0, 0, argument)  # no model: only converts
+                _ffi().call(0, 0, argument)  # no model: only converts
             except Exception:
                 return RuntimeStatus(Status.KIND, (number, TENSOR, -1))
         return RuntimeStatus(Status.KIND, (-1, TENSOR, -1))
@@ -493,4 +540,4 @@ class _Writable:
 
 
 def _to_numpy(result: Any) -> Any:
-    return np.from_dlpack(result) if isinstance(result, tvm_ffi.Tensor) else result
+    return np.from_dlpack(result) if isinstance(result, _ffi().tensor) else result

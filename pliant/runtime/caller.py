@@ -19,20 +19,30 @@ from pliant.runtime.description import Framework
 from pliant.runtime.places import IMPL_BYTES, find_places, find_tag, only, word, words
 
 if TYPE_CHECKING:
-    from pliant.runtime._plt import Caller, Watch
+    from pliant.runtime._plt import Caller, ResultMemory, Watch
 else:
     try:
-        from pliant.runtime._plt import Caller, Watch
+        from pliant.runtime._plt import Caller, ResultMemory, Watch
     except ImportError:  # binding.load tells what is wrong, once it is asked
 
         class Caller:
+            pass
+
+        class ResultMemory:
             pass
 
         class Watch:
             pass
 
 
-__all__ = ["Caller", "Watch", "framework_of_torch", "is_plain", "watching_torch"]
+__all__ = [
+    "Caller",
+    "ResultMemory",
+    "Watch",
+    "framework_of_torch",
+    "is_plain",
+    "watching_torch",
+]
 
 # In libtorch_cpu.so: torch's C interface for models that are compiled ahead.
 _MAKING = {

@@ -23,9 +23,11 @@ from typing import Any, ClassVar
 
 NO_LIMIT = -1
 TENSOR, SCALAR = 0, 1
+BFLOAT = 4  # DLPack's type code
 READS, WRITES = 1, 2
 CAN_RECOMPUTE, CAN_SPILL = 1, 2
 MOST_KNOBS = 64
+ALIGN = 64  # offsets in the arena are multiples of a cache line
 
 
 class Status(IntEnum):
@@ -293,6 +295,26 @@ class ModelDesc(Structure):
         ("next", c_void_p),
         ("bound", c_void_p),
         ("first_weight", c_int64),
+    ]
+
+
+class ImagePointer(Structure):
+    _fields_: ClassVar = [(n, c_int64) for n in ("place", "target")]
+
+
+class ImageImport(Structure):
+    _fields_: ClassVar = [("place", c_int64), ("address", c_void_p)]
+
+
+class ImageDesc(Structure):
+    _fields_: ClassVar = [
+        ("bytes", c_void_p),
+        ("code_bytes", c_int64),
+        ("data_bytes", c_int64),
+        ("n_pointers", c_int64),
+        ("pointers", POINTER(ImagePointer)),
+        ("n_imports", c_int64),
+        ("imports", POINTER(ImageImport)),
     ]
 
 

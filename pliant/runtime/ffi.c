@@ -198,6 +198,19 @@ static void give_failure(const plt_services *s, int status, const int64_t *detai
     give_int(result, (int64_t)status << 32 | (uint32_t)detail[0]);
 }
 
+void plt_use_ffi(plt_model *m, const plt_services *from) {
+    for (; m; m = m->next) {
+        m->services.ffi_env_allocator = from->ffi_env_allocator;
+        m->services.ffi_env_alloc = from->ffi_env_alloc;
+        m->services.ffi_from_dlpack = from->ffi_from_dlpack;
+        m->services.ffi_function_call = from->ffi_function_call;
+        m->services.ffi_object_decref = from->ffi_object_decref;
+        m->services.ffi_take_error = from->ffi_take_error;
+        m->services.ffi_make_array = from->ffi_make_array;
+        m->services.ffi_make_shape = from->ffi_make_shape;
+    }
+}
+
 int plt_ffi_call(void *self, const void *packed, int32_t n, void *out) {
     (void)self;
     const TVMFFIAny *args = packed;

@@ -9,7 +9,7 @@
  *   _call_other(args, kwargs)          arguments that are not read here, or keywords
  *   _call_failed(args, status, detail) a status other than PLT_OK
  *   _renew()                           weights have changed: sets new ones (_hold)
- * Only this file and watch.c use Python's C API. */
+ * Only this file, arrays.c and watch.c use Python's C API. */
 #include "python.h"
 
 #include "tensor.h"
@@ -434,6 +434,31 @@ static PyObject *call_state(const caller *own, const caller *c, PyObject *given,
     return rebuilt(own, result);
 }
 
+/* _run_arrays(type, args): a list of results, or (status, detail). */
+static PyObject *run_arrays(PyObject *self, PyObject *named) {
+    const caller *c = (caller *)self;
+    PyObject *type, *given;
+    if (!PyArg_ParseTuple(named, "O!O!", &PyType_Type, &type, &PyTuple_Type, &given)) {
+        return NULL;
+    }
+    if (!renew_weights(c)) return NULL;
+    int64_t detail[PLT_DETAILS];
+    memset(detail, 0, PLT_SIZES * sizeof *detail);
+    int status = PLT_ERR_CLOSED;
+    PyObject *result = NULL;
+    if (c->model) {
+        PyObject *held = Py_XNewRef(c->weights);
+        void *const *weights = NULL;
+        if (held) weights = (void *const *)PyBytes_AsString(PyTuple_GetItem(held, 0));
+        result = plt_call_arrays((PyTypeObject *)type, c->model, given, weights, detail,
+                                 &status);
+        Py_XDECREF(held);
+    }
+    if (status == PLT_OK || status == PLT_ERR_INTERRUPTED) return result;
+    PyObject *numbers = failure(detail);
+    return numbers ? Py_BuildValue("iN", status, numbers) : NULL;
+}
+
 static PyObject *call_plain(PyObject *self, const caller *c, PyObject *given,
                             plt_arg *args) {
     const caller *own = (caller *)self;
@@ -572,6 +597,9 @@ static PyMethodDef caller_methods[] = {
      "_delegate(caller, rebuild, state=None): calls run that one's model, and give what "
      "`rebuild` makes of its results; None leaves them as they are. `state` is "
      "(acquire, release, watch, tensors, written): see python.c."},
+    {"_run_arrays", run_arrays, METH_VARARGS,
+     "_run_arrays(ResultMemory, args): runs on NumPy's arrays and ints; a list of "
+     "ResultMemory, or (status, detail)."},
     {"_hold", hold, METH_O, "_hold((pointers, ..)): weights of the calls to come."},
     {"_follow", follow, METH_O, "_follow(watch): on a change, _renew() is called."},
     {0},
@@ -604,6 +632,7 @@ static int add_class(PyObject *module, const char *name, PyType_Spec *spec) {
 
 static int execute(PyObject *module) {
     if (add_class(module, "Caller", &caller_spec) != 0) return -1;
+    if (add_class(module, "ResultMemory", &plt_memory_spec) != 0) return -1;
     return add_class(module, "Watch", &plt_watch_spec);
 }
 
@@ -612,7 +641,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0}};
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_plt",
-    .m_doc = "The C runtime; as a module it offers Caller and Watch.",
+    .m_doc = "The C runtime; as a module it offers Caller, ResultMemory and Watch.",
     .m_slots = module_slots,
 };
 

@@ -61,6 +61,12 @@ static inline uint64_t plt_keys_of(const framework *fw, PyObject *object) {
 }
 
 extern PyType_Spec plt_watch_spec;
+extern PyType_Spec plt_memory_spec;
+
+/* Runs a model on NumPy's arrays and ints: a list of `ResultMemory`, one for each
+ * result. NULL with a status, or with an exception set. */
+PyObject *plt_call_arrays(PyTypeObject *type, plt_model *m, PyObject *given,
+                          void *const *weights, int64_t *detail, int *status);
 
 /* torch's count of changes of a tensor; NULL if it counts none (inference mode). */
 _Atomic uint32_t *plt_counter_of(const framework *fw, PyObject *object);

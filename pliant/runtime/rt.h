@@ -28,7 +28,7 @@ extern "C" {
 #define PLT_API __attribute__((visibility("default")))
 #endif
 
-#define PLT_ABI_VERSION 9
+#define PLT_ABI_VERSION 10
 
 /* ---- What generated code sees ------------------------------------------------- */
 
@@ -425,11 +425,46 @@ PLT_API void plt_result_free(plt_model *model, plt_result *result);
 
 /* ---- Calling through tvm-ffi -------------------------------------------------- */
 
+/* Gives a model and its next parts the functions of tvm-ffi, which were not known when
+ * they were made. Before the first plt_ffi_call of the model. */
+PLT_API void plt_use_ffi(plt_model *model, const plt_services *from);
+
 /* A TVMFFISafeCallType. args[0] is the plt_model as an int, args[1] the address of the
  * pointers to its weights, or 0 for those it was made with; the rest its inputs. The
  * result is None, a tensor, or an Array of tensors; a failure is not an ffi error but a
  * Shape of the status and the detail, which no model returns. */
 PLT_API int plt_ffi_call(void *self, const void *args, int32_t n, void *result);
+
+/* ---- Machine code from a file ------------------------------------------------- */
+
+typedef struct plt_image_pointer {
+    int64_t place, target; /* image[place] becomes the address of image[target] */
+} plt_image_pointer;
+
+typedef struct plt_image_import {
+    int64_t place; /* image[place] becomes the address */
+    const void *address;
+} plt_image_import;
+
+/* The bytes are code, then data, both whole pages of 4096 bytes; places are multiples of
+ * eight and lie in the data. */
+typedef struct plt_image_desc {
+    const void *bytes;
+    int64_t code_bytes, data_bytes;
+    int64_t n_pointers;
+    const plt_image_pointer *pointers;
+    int64_t n_imports;
+    const plt_image_import *imports;
+} plt_image_desc;
+
+/* A copy of the image that can be run; NULL if the description is malformed, or the
+ * system gives no such memory. */
+PLT_API void *plt_image_map(const plt_image_desc *desc);
+PLT_API void plt_image_unmap(void *image, int64_t bytes);
+
+/* A sum that any change of one word changes, and any other change but one in 2**64. It
+ * finds damage; it does not resist somebody who wants two contents of one sum. */
+PLT_API uint64_t plt_checksum(const void *data, int64_t bytes);
 
 PLT_API int64_t plt_abi_version(void);
 

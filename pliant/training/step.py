@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pliant.api import SILENT_SECONDS, Settings, build, settings
 from pliant.context import Training
-from pliant.errors import OptionError, SpillError
+from pliant.errors import ArtifactError, OptionError, SpillError
 from pliant.frontend.signature import Signature, TensorResult, TensorSlot
 from pliant.frontend.torch_tensors import need_torch, without_data
 from pliant.ir.graph import Graph
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, shown
 from pliant.model.compiled import CompiledModel
+from pliant.model.weights import FollowingWeights
 from pliant.model.weights import places_of as weight_places
 from pliant.options import Instruments, Options
 from pliant.pipeline import simplified
@@ -188,6 +190,7 @@ class TrainingStep(CompiledModel):
     _source: TrainingSource
     _state: State
     _chosen: Settings
+    _weights: FollowingWeights
     _gradients: CompiledModel | None = None
 
     def __init__(self, *args: Any) -> None:
@@ -207,6 +210,15 @@ class TrainingStep(CompiledModel):
                 # An interrupt is raised here although the step was taken.
                 if self._runtime.stats().calls > before:
                     self._state.commit(bound)
+
+    def save(
+        self, path: str | os.PathLike[str], *, variants: Sequence[CompiledModel] = ()
+    ) -> str:
+        """Refused: parameters and state are the module's and the optimizer's own."""
+        raise ArtifactError(
+            "a training step cannot be saved: save the model's and the optimizer's "
+            "state_dict, and compile the step again"
+        )
 
     @property
     def optimizer(self) -> Any:

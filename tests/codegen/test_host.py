@@ -14,7 +14,7 @@ from pliant import runtime
 from pliant.backend.jit import compile_ir
 from pliant.codegen.builder import LLBuilder
 from pliant.codegen.host import emit_calls, emit_sizes
-from pliant.codegen.host_checks import MOST, SizeCheck
+from pliant.codegen.host_checks import MOST
 from pliant.codegen.host_dims import CheckedDims
 from pliant.codegen.host_plan import HostPlan, Table
 from pliant.codegen.llvm_types import I8, I64, PTR
@@ -39,6 +39,7 @@ from pliant.sym import (
     sym,
 )
 from pliant.sym.expr import Symbol, operands
+from pliant.sym.rules import SizeCheck
 
 NAMES = ("n", "m", "k")
 n, m, k = map(sym, NAMES)

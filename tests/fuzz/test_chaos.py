@@ -63,7 +63,7 @@ def allocate(context, size):
 def release(context, p, size):
     del live[p]
     libc.free(p)
-services = binding._ffi().services
+services = binding.process().services
 services.allocate = ctypes.cast(allocate, ctypes.c_void_p).value
 services.release = ctypes.cast(release, ctypes.c_void_p).value
 binding.GUARD_PAGES = NO_MAP

@@ -197,7 +197,7 @@ def run_jit(case: Case, target: str, given: Inputs, threads: int = 1) -> torch.T
     made, code = kernel(case, target), compiled(case, target)
     sizes = {**given.sizes, "threads": threads}
     work = work_arrays(made, sizes)
-    pool = binding._ffi().services.pool if threads > 1 else None
+    pool = binding.process().services.pool if threads > 1 else None
     call = (ctypes.c_int64 * 9)(pool or 0, 0, 0, 0, 0, 0, 0, threads, 0)
     function = ctypes.CFUNCTYPE(
         None,

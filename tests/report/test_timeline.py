@@ -7,39 +7,29 @@ import torch
 from torch import nn
 
 import pliant
-from pliant.ir.graph import Op, Value
-from pliant.ir.types import DType, TensorType
-from pliant.ir.work import Work
-from pliant.memory.remat import Step, Steps, Touch
+from pliant.image.parts import BufferText, ResultText, StepText
 from pliant.report.timeline import timeline
-from pliant.runtime.description import Eviction, OrderSpec
+from pliant.runtime.description import READS, WRITES, Eviction, OrderSpec, StepSpec
 from pliant.sym import as_expr
 
-
-def value(name: str) -> Value:
-    return Value(name, TensorType(DType.U8, (as_expr(1),)))
+Step = tuple[StepSpec, StepText]
 
 
 def step(kernel: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> Step:
-    touches = [Touch(k, True, False) for k in reads]
-    touches += [Touch(k, False, True) for k in writes]
-    attrs = (("callee", kernel),)
-    call = Op("call_loop", (), attrs, loc=f"net.py:{kernel[-1]}")
-    return Step(call, tuple(touches), True, Work(as_expr(0), as_expr(0)))
+    touches = [(k, READS) for k in reads] + [(k, WRITES) for k in writes]
+    return StepSpec(tuple(touches)), StepText(kernel, f"net.py:{kernel[-1]}")
 
 
 # a -> b -> c, then c and a -> result: `a` is kept over the whole run.
-BUFFERS = [(value("a"), 100), (value("b"), 300), (value("c"), 64)]
-RESULT = value("y")
-STEPS = Steps(
-    (
-        step("k0", (), (0,)),
-        step("k1", (0,), (1,)),
-        step("k2", (1,), (2,)),
-        step("k3", (0, 2), (3,)),
-    ),
-    (RESULT,),
-)
+SIZES = {"a": 100, "b": 300, "c": 64}
+BUFFERS = [(BufferText(name, "u8[1]"), size) for name, size in SIZES.items()]
+RESULT = ResultText("y", "u8[1]", as_expr(1), pinned=3)
+STEPS = [
+    step("k0", (), (0,)),
+    step("k1", (0,), (1,)),
+    step("k2", (1,), (2,)),
+    step("k3", (0, 2), (3,)),
+]
 
 
 def live(order: OrderSpec, evictions: tuple[Eviction, ...] = ()) -> list[int]:
@@ -67,7 +57,7 @@ def test_given_up_values_and_shared_memory() -> None:
 
 
 def test_nothing_runs() -> None:
-    told = timeline(Steps((), ()), [], [], OrderSpec(()))
+    told = timeline([], [], [], OrderSpec(()))
     assert told.moments == told.held == () and told.peak_bytes == 0
 
 

@@ -28,7 +28,7 @@ def compiled():
     return pliant.compile(parse_module(text), threads=2)
 def shared():
     from pliant.runtime import binding
-    return bool(binding._ffi().services.team_parallel)
+    return bool(binding.process().services.team_parallel)
 def child(model=None):
     signal.alarm(60)
     if "thread" in sys.argv or "monitor" in sys.argv:

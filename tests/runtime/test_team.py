@@ -28,7 +28,7 @@ if os.fork() == 0:  # the child has no threads of torch's: it starts its own
 os.wait()
 print(first, os.read(read, 64).decode())
 from pliant.runtime import binding
-print(bool(binding._ffi().services.team_parallel))
+print(bool(binding.process().services.team_parallel))
 """
 
 

@@ -1,0 +1,219 @@
+"""Compiled models -> a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pliant.artifact import container
+from pliant.artifact.codec import Unstorable, encode, encode_plain
+from pliant.artifact.link import LinkedImage, link
+from pliant.artifact.stored import (
+    EntryPoints,
+    StoredModel,
+    StoredProgram,
+    StoredSignature,
+    StoredVariant,
+    StoredWeight,
+)
+from pliant.errors import ArtifactError
+from pliant.frontend.signature import Parameters, Signature, StoredCall
+from pliant.image.parts import ModelImage, PeakTerms
+from pliant.ir.types import DType
+from pliant.machine import features
+from pliant.machine.target import Target
+from pliant.program import HOST_FUNCTIONS, Code, Program
+from pliant.runtime.binding import ABI_VERSION
+from pliant.runtime.imports import is_import
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgram:
+    """What of a compiled program goes into a file."""
+
+    program: Program
+    image: ModelImage
+    signature: Signature
+    weights: Sequence[np.ndarray]
+    peak: PeakTerms
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedVariant:
+    """The programs of a model for one target: the first, then those for other paths."""
+
+    programs: Sequence[SavedProgram]
+
+    @property
+    def target(self) -> Target:
+        return self.programs[0].program.code.machine.target
+
+
+def save(
+    path: Path,
+    variants: Sequence[SavedVariant],
+    buffers: Mapping[str, np.ndarray],
+    memory_limit: int | None,
+    version: str,
+) -> str:
+    """Writes a file, and returns its digest; ArtifactError if that cannot be."""
+    tensors: dict[str, np.ndarray] = {}
+    add = _Weights(tensors)
+    best = sorted(variants, key=lambda v: (-v.target.lanes, -len(v.target.features)))
+    stored = StoredModel(
+        version,
+        memory_limit,
+        tuple((name, add(array)) for name, array in buffers.items()),
+        tuple(_variant(v, number, tensors, add) for number, v in enumerate(best)),
+    )
+    try:
+        plan = json.dumps(encode(stored), separators=(",", ":"), allow_nan=False)
+    except (Unstorable, ValueError) as error:
+        raise ArtifactError(f"the model cannot be saved: {error} has no form") from None
+    # Code before weights: what is read at once lies together.
+    ordered = sorted(tensors.items(), key=lambda item: item[0][:5] != container.CODE)
+    return container.write(path, plan.encode(), dict(ordered))
+
+
+class _Weights:
+    """Adds arrays to the tensors of a file; equal ones are one."""
+
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self.tensors = tensors
+        self.known: dict[tuple[object, ...], StoredWeight] = {}
+
+    def __call__(self, array: np.ndarray) -> StoredWeight:
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        digest = container.sha256(array)
+        key = array.dtype, array.shape, digest
+        if key not in self.known:
+            name = f"{container.WEIGHT}{len(self.known)}"
+            self.tensors[name] = array
+            check = f"{container.checksum(array):016x}"
+            self.known[key] = StoredWeight(name, check, digest)
+        return self.known[key]
+
+
+def _variant(
+    variant: SavedVariant,
+    number: int,
+    tensors: dict[str, np.ndarray],
+    add: Callable[[np.ndarray], StoredWeight],
+) -> StoredVariant:
+    target = variant.target
+    architecture = target.triple.split("-")[0]
+    if architecture != "x86_64":
+        raise ArtifactError(
+            f"code for {architecture} cannot be saved yet, only that for x86_64"
+        )
+    wanted = features.needed(target.features)
+    unknown = features.lacking(wanted)
+    if unknown:
+        raise ArtifactError(
+            f"whether a machine has {', '.join(unknown)} cannot be told without LLVM: "
+            "compile the model for a class of machine, such as Target avx2"
+        )
+    codes = [code for saved in variant.programs for code in _codes(saved.program)]
+    linked = link([code.machine.images for code in codes])
+    outside = sorted({name for _, name in linked.imports if not is_import(name)})
+    if outside:
+        raise ArtifactError(
+            f"the model calls {', '.join(outside)} of a library that this process has "
+            "loaded: such a model cannot be saved"
+        )
+    tensors[f"{container.CODE}{number}"] = np.frombuffer(linked.content, np.uint8)
+    exports = iter(range(len(codes)))
+    programs = tuple(
+        _program(saved, linked, [next(exports) for _ in _codes(saved.program)], add)
+        for saved in variant.programs
+    )
+    return StoredVariant(
+        target.name,
+        architecture,
+        wanted,
+        ABI_VERSION,
+        f"{container.CODE}{number}",
+        linked.code_bytes,
+        linked.pointers,
+        linked.imports,
+        programs,
+    )
+
+
+def _codes(program: Program) -> list[Code]:
+    """The code of each part, and of what plans the most that the next one takes."""
+    made: list[Code] = []
+    for part in program.parts():
+        made += [part.code] if part.rest is None else [part.code, part.rest.bound]
+    return made
+
+
+def _program(
+    saved: SavedProgram,
+    linked: LinkedImage,
+    groups: Sequence[int],
+    add: Callable[[np.ndarray], StoredWeight],
+) -> StoredProgram:
+    found = [
+        EntryPoints(*(linked.exports[group][name] for name in HOST_FUNCTIONS))
+        for group in groups
+    ]
+    # Behind the code of a part is the bound of the next.
+    bounds = (None, *found[1::2])
+    entries = tuple(zip(found[::2], bounds, strict=True))
+    return StoredProgram(
+        saved.image,
+        _signature(saved.signature),
+        entries,
+        tuple(map(add, saved.weights)),
+        saved.peak,
+        saved.explanation,
+    )
+
+
+def _signature(signature: Signature) -> StoredSignature:
+    call = signature.stored
+    if call is None:
+        raise ArtifactError(
+            "the model takes or returns containers or element types that only the "
+            "library it came from knows: it cannot be saved; wrap it in a module that "
+            "takes and returns tensors, tuples, lists and dicts"
+        )
+    for held in signature.held:
+        if held.slot.type.dtype is DType.BF16:
+            raise ArtifactError(
+                f"the model changes its buffer '{held.name}' of bf16, which NumPy has "
+                "not: it cannot be saved"
+            )
+    own = len(signature.arguments) - len(signature.held)
+    return StoredSignature(
+        signature.arguments[:own],
+        signature.results,
+        replace(call, parameters=_parameters(call)),
+        signature.direct_but_held if signature.held else signature.positional,
+        signature.plain,
+        signature.seed,
+        signature.draw is not None,
+        signature.changed,
+        signature.held,
+        signature.stores,
+        signature.written,
+        signature.layouts,
+    )
+
+
+def _parameters(call: StoredCall) -> Parameters:
+    """Without defaults that are not plain values: no call can pass these."""
+    defaults: dict[str, object] = {}
+    for name, value in call.parameters.defaults.items():
+        try:
+            encode_plain(value)
+        except Unstorable:
+            continue
+        defaults[name] = value
+    return replace(call.parameters, defaults=defaults)

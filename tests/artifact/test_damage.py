@@ -1,0 +1,238 @@
+"""Files that are damaged, cut off, edited or of another machine: ArtifactError."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pliant
+from pliant.artifact import container
+from pliant.machine import features
+from tests.artifact.saved_models import saved_models
+
+X = np.ones((3, 8), np.float32)
+QUICK = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("good") / "m.pliant"
+    saved_models()["linear"].compile().save(path)
+    pliant.load(path)(X)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[[bytes], str]:
+    """Loads a file that must be refused, and gives the message."""
+    path = tmp_path / "bad.pliant"
+
+    def load(content: bytes) -> str:
+        path.write_bytes(content)
+        with pytest.raises(pliant.ArtifactError) as found:
+            pliant.load(path, digest=None)
+        assert str(path) in str(found.value) or "the file's" in str(found.value)
+        return str(found.value)
+
+    return load
+
+
+@QUICK
+@given(data=st.data())
+def test_a_flipped_bit(
+    good: bytes, refused: Callable[[bytes], str], data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(good) * 8 - 1))
+    changed = bytearray(good)
+    changed[place // 8] ^= 1 << place % 8
+    refused(bytes(changed))
+
+
+def test_a_flipped_bit_of_each_tensor(
+    good: bytes, refused: Callable[[bytes], str]
+) -> None:
+    length = struct.unpack_from("<Q", good)[0]
+    header = json.loads(good[8 : 8 + length])
+    header.pop("__metadata__")
+    for entry in header.values():
+        begin, end = entry["data_offsets"]
+        changed = bytearray(good)
+        changed[8 + length + (begin + end) // 2] ^= 16
+        assert "is damaged" in refused(bytes(changed))
+
+
+@QUICK
+@given(data=st.data())
+def test_a_file_that_is_cut_off(
+    good: bytes, refused: Callable[[bytes], str], data: st.DataObject
+) -> None:
+    refused(good[: data.draw(st.integers(0, len(good) - 1))])
+
+
+@QUICK
+@given(content=st.binary(max_size=200))
+def test_any_bytes(refused: Callable[[bytes], str], content: bytes) -> None:
+    refused(content)
+
+
+def test_longer_than_it_should_be(good: bytes, refused: Callable[[bytes], str]) -> None:
+    assert "longer than its tensors" in refused(good + b"\0")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.pliant", tmp_path):
+        with pytest.raises(pliant.ArtifactError, match="cannot read"):
+            pliant.load(path)
+
+
+# ---- edited files, whose digests are right
+
+
+def parts(good: bytes) -> tuple[dict[str, Any], bytes, Any]:
+    """Header, tensors and plan of a file."""
+    length = struct.unpack_from("<Q", good)[0]
+    header, rest = json.loads(good[8 : 8 + length]), good[8 + length :]
+    begin, end = header["plan"]["data_offsets"]
+    return header, rest, json.loads(rest[begin:end])
+
+
+def with_plan(good: bytes, plan: Any) -> bytes:
+    """The file with another plan, and everything that tells of it corrected."""
+    header, rest, _ = parts(good)
+    tensors = {}
+    for name, entry in header.items():
+        if name.startswith((container.CODE, container.WEIGHT)):
+            begin, end = entry["data_offsets"]
+            dtype = container._TYPES[entry["dtype"]]
+            shaped = np.frombuffer(rest[begin:end], dtype).reshape(entry["shape"])
+            tensors[name] = shaped
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "edited"
+        container.write(path, json.dumps(plan).encode(), tensors)
+        return path.read_bytes()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths to all values in a plan."""
+    found = [path] if path else []
+    if isinstance(value, list):
+        for k, item in enumerate(value):
+            found += places(item, (*path, k))
+    return found
+
+
+WRONG = st.sampled_from(
+    [None, -1, 0, 1, 7, 2**31, -(2**63), 2**64, 1.5, "", "n", "n**9999", [], [[]], {}]
+)
+
+
+@settings(QUICK, max_examples=150)
+@given(data=st.data())
+def test_an_edited_plan_never_ends_the_process(
+    good: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Every table is checked before it is used; what is no table may stay wrong."""
+    _, _, plan = parts(good)
+    # Offsets of functions are trusted as the code itself is.
+    variant = plan[3][0]
+    programs = variant[8]
+    kept = [json.dumps(program[2]) for program in programs]
+    path = data.draw(st.sampled_from(places(plan)))
+    *way, last = path
+    inside = plan
+    for key in way:
+        inside = inside[key]
+    inside[last] = data.draw(WRONG)
+    same = isinstance(plan, list) and _functions(plan) == kept
+    file = tmp_path / "edited.pliant"
+    file.write_bytes(with_plan(good, plan))
+    try:
+        model = pliant.load(file)
+        if same:
+            model.memory_plan(n=3)
+            model.explain()
+    except pliant.PliantError:
+        pass
+
+
+def _functions(plan: Any) -> list[str] | None:
+    try:
+        return [json.dumps(program[2]) for program in plan[3][0][8]]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+def test_edited_tables_are_told(good: bytes, refused: Callable[[bytes], str]) -> None:
+    def edited(change: Callable[[Any], None]) -> str:
+        _, _, plan = parts(good)
+        change(plan[3][0])
+        return refused(with_plan(good, plan))
+
+    def image(variant: Any) -> Any:
+        return variant[8][0][0][0][0]
+
+    def put(place: list[Any], value: Any) -> None:
+        place[0] = value
+
+    assert "of the runtime" in edited(lambda v: v.__setitem__(3, 1))
+    assert "is for aarch64" in edited(lambda v: v.__setitem__(1, "aarch64"))
+    assert "needs avx9000" in edited(lambda v: v[2].append("avx9000"))
+    assert "not offered" in edited(lambda v: v[7].append([v[5], "system"]))
+    assert "malformed" in edited(lambda v: v[6].append([0, 0]))
+    assert "malformed" in edited(lambda v: v[6].append([v[5], 2**40]))
+    assert "malformed" in edited(lambda v: v.__setitem__(5, v[5] + 1))
+    assert "outside its code" in edited(lambda v: put(v[8][0][2][0][0], v[5]))
+    assert "has no tensor" in edited(lambda v: v.__setitem__(4, "code.7"))
+    assert "fit together" in edited(lambda v: image(v)[0][3].append([0]))
+    assert "fit together" in edited(lambda v: v[8][0][3].pop())
+    assert "malformed" in edited(lambda v: image(v).pop())
+
+
+def test_another_version_of_the_format(
+    good: bytes, refused: Callable[[bytes], str]
+) -> None:
+    other = good.replace(b'"version":"1"', b'"version":"2"', 1)
+    assert "has version 2 of the format" in refused(other)
+    named = good.replace(b'"format":"pliant"', b'"format":"flying"', 1)
+    assert "not written by pliant" in refused(named)
+
+
+def test_a_machine_without_the_features(
+    good: bytes, refused: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "_present", lambda: frozenset({"lm", "sse", "sse2"}))
+    assert "has no code that runs here" in refused(good)
+
+
+def test_features_are_those_that_llvm_finds() -> None:
+    """All that LLVM reports of this machine is known by its name here."""
+    from pliant.machine import target
+
+    host = target.host()
+    if host.triple.startswith("x86_64"):
+        wanted = features.needed(host.features)
+        assert "sse2" in wanted and features.lacking(wanted) == ()
+
+
+def test_any_reader_of_safetensors_reads_it(good: bytes, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(good)
+    with safe_open(path, "np") as file:
+        assert file.metadata()["format"] == "pliant"
+        weights = [name for name in file.keys() if name.startswith("weight.")]  # noqa: SIM118
+        assert sum(file.get_tensor(name).nbytes for name in weights) > 0
