@@ -11,6 +11,7 @@ import itertools
 import multiprocessing
 import random
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,8 +73,11 @@ def in_process(work: Callable[..., None], *arguments: Any) -> tuple[int, list[An
 
 
 def send_failures(send: Connection, *arguments: Any) -> None:
-    for failure in failures(*arguments):
-        send.send(failure)
+    try:
+        for failure in failures(*arguments):
+            send.send(failure)
+    except Exception:  # or only the status of this process would be told
+        send.send(("stopped", "", traceback.format_exc()))
 
 
 def assert_all_right(name: str, target: str, cases: Sequence[Case]) -> None:
