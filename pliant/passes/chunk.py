@@ -261,14 +261,23 @@ class ChunkedForm:
 
 
 def forms_of(
-    graph: Graph, facts: Facts, rows: int, points: Sequence[Point]
+    graph: Graph,
+    facts: Facts,
+    rows: int,
+    points: Sequence[Point],
+    settled: bool = False,
 ) -> Iterator[ChunkedForm]:
-    """The form with the least peak, and that with attention in groups of heads."""
+    """The form with the least peak, and that with attention in groups of heads.
+
+    If its order is `settled`, the graph has one form.
+    """
 
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
     ) -> ChunkedForm:
-        parts = arranged(smaller, facts, heads=heads, flipped=flipped)
+        parts = arranged(
+            smaller, facts, heads=heads, flipped=flipped, settled=settled
+        )
         of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters, splits)
         return ChunkedForm(of, at)
 
@@ -276,6 +285,9 @@ def forms_of(
     cutters: dict[Expr, Cutter] = {}
     every = dict(enumerate(points))
     plain = form((), every)
+    if settled:
+        yield plain
+        return
     worst = max(plain.least_share, key=plain.least_share.__getitem__)
     flipped, least = frozenset[Value](), plain.least[worst]
     for value in with_two_sides(graph)[:_MOST_FLIPPED]:
@@ -301,14 +313,17 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     sizes = {s for v in values for d in v.shape for s in d.symbols()}
     points = points_of(facts, sizes)
     kernels = sum(op.name == "fusion" for op in graph.ops)
-    # A buffer that is stored goes through `update`, which knows `main` alone.
+    # What `overwrite` has made of a buffer that is stored is not cut.
     if kernels < 2 or not points or cx.stores:
         return module
     rows = -(-_LEAST_ROWS // tile) * tile
     found: list[tuple[ChunkedForm, list[Region]]] = []
     below: dict[int, float] = {}
     plain: Numbers | None = None
-    for form in forms_of(graph, facts, rows, points):
+    # A gradient stands behind what it is of, and the product that updates a weight
+    # beside the one that goes on: the order in which little is alive.
+    settled = cx.training is not None
+    for form in forms_of(graph, facts, rows, points, settled):
         plain = form.peaks.highest if plain is None else plain
         found += ((form, chosen) for chosen in form.versions(below))
         below = form.least

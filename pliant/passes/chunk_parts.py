@@ -54,16 +54,26 @@ def kernels_apart(graph: Graph, facts: Facts) -> Graph:
 
 
 def arranged(
-    graph: Graph, facts: Facts, *, heads: bool = False, flipped: Collection[Value] = ()
+    graph: Graph,
+    facts: Facts,
+    *,
+    heads: bool = False,
+    flipped: Collection[Value] = (),
+    settled: bool = False,
 ) -> Parts:
     """The kernels in an order, with a copy for each reader of what is cheap.
 
     With `heads`, attention is in groups of heads. The first operand of a kernel that
-    gives a value in `flipped` comes first.
+    gives a value in `flipped` comes first. If they are `settled`, they stand in the
+    order in which they are.
     """
     if heads:
         graph = by_heads(graph, facts)
-    return _one_copy_each(_ordered(graph, flipped), Names(names_of(graph)))
+    ordered = _ordered(graph, flipped)
+    if settled:
+        needed = set(ordered.ops)
+        ordered = graph.replace(ops=tuple(op for op in graph.ops if op in needed))
+    return _one_copy_each(ordered, Names(names_of(graph)))
 
 
 # ---- one kernel for each result

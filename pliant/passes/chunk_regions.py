@@ -232,8 +232,12 @@ class Growth:
         self, op: Op, wanted: Mapping[Value, set[Demand]], open_: Collection[Value]
     ) -> CutKernel | None:
         """The way in which a kernel reads the same rows as those in a region do."""
+        made = self.of.producers
         for part in self.ends(op):
-            same = [wanted.get(v, {rows}) == {rows} for v, rows in part.needs]
+            same = (
+                v not in made or wanted.get(v, {rows}) == {rows}
+                for v, rows in part.needs
+            )
             if all(same) and any(v in open_ for v, _ in part.needs):
                 return part
         return None
