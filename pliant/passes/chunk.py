@@ -275,9 +275,7 @@ def forms_of(
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
     ) -> ChunkedForm:
-        parts = arranged(
-            smaller, facts, heads=heads, flipped=flipped, settled=settled
-        )
+        parts = arranged(smaller, facts, heads=heads, flipped=flipped, settled=settled)
         of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters, splits)
         return ChunkedForm(of, at)
 
