@@ -14,7 +14,8 @@ stored. If the loops do not allow it, or if one of the kernels before needs a re
 this one, the new value is copied at the end.
 
 In a training step, the kernels that may fail are those of the forward part. Checks in
-the backward part see the same indices again.
+the backward part see the same indices again. Versions of `main` that run in chunks
+(`passes/chunk.py`) store the same results, each in its own calls.
 """
 
 from __future__ import annotations
