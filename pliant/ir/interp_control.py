@@ -10,6 +10,7 @@ import numpy as np
 from pliant.ir.graph import Op, Value
 from pliant.ir.interp_memory import Array, sizes_of
 from pliant.ir.reductions import identity
+from pliant.sym import as_expr
 
 if TYPE_CHECKING:
     from pliant.ir.interp import Interpreter
@@ -84,7 +85,8 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
     (region,) = op.regions
     extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
     outers = sizes_of(op.dims_attr("outers"), env)
-    given = list(zip(region.params, operands, outers, strict=False))
+    cut = [outer != as_expr(0) for outer in op.dims_attr("outers")]
+    given = list(zip(region.params, operands, outers, cut, strict=False))
     sums = op.sums
     results = [
         run.rounded(np.full(sizes_of(v.shape, env), _start(v, combine)), v.dtype)
@@ -95,9 +97,10 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
         inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
         part = slice(first, first + count)
         taken = []
-        for param, array, outer in given:
-            if outer:
+        for param, array, outer, is_cut in given:
+            if is_cut and array.size:
                 array = array.reshape(outer, extent, -1)[:, part]
+            if is_cut:
                 array = array.reshape(sizes_of(param.shape, inside))
             taken.append(array)
         found = run.region(region, taken, inside)
