@@ -25,8 +25,8 @@ and then to each part of it, if its data decide sizes (passes/split.py):
     fold          what depends on weights alone is computed now
     recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
-    chunk         inference: versions of `main` that take less memory, in chunks of rows
-    chunk_loops   inference: chunks -> loop functions that call their regions' kernels
+    chunk         versions of `main` that take less memory, in chunks of rows
+    chunk_loops   chunks -> loop functions that call their regions' kernels
     lower         each kernel -> a loop function; values -> buffers
     update        new values of parameters and buffers are written over the old ones
     order         calls in the order in which little memory is live
@@ -342,7 +342,6 @@ STAGES: tuple[Pass, ...] = (
         Stage.FUSED,
         "versions of `main` that take less memory, in chunks of rows",
         needs=("chunk",),
-        only=INFERENCE,
     ),
     Pass(
         "chunk_loops",
@@ -350,7 +349,6 @@ STAGES: tuple[Pass, ...] = (
         Stage.FUSED,
         "chunks -> loop functions that call their regions' kernels",
         needs=("chunk",),
-        only=INFERENCE,
     ),
     Pass(
         "lower",

@@ -89,6 +89,21 @@ class Block(nn.Module):
         return (x + self.down(F.gelu(self.up(self.other(x))))).sin()
 
 
+class Sums(nn.Module):
+    """Sums over all rows of what is wide: in chunks, each round adds its part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(4, 8), nn.Linear(8, 48)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        x = F.gelu(self.up(x))
+        y = self.head(x)
+        loss = F.cross_entropy(y.flatten(0, 1), labels.flatten(), reduction="sum")
+        gram = y.flatten(0, 1).T @ x.flatten(0, 1)
+        return loss, y.argmax(-1), y.square().sum((0, 1)).sqrt(), gram - 1
+
+
 class SpelledOutAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         scores = q @ k.transpose(-1, -2) / 2.0
@@ -267,6 +282,7 @@ CASES = {
         (BS, BS),
     ),
     "block": Case(Block, lambda b, s: (randn(b, s, 8),), (BS,)),
+    "sums": Case(Sums, lambda b, s: (randn(b, s, 4), integers(48, b, s)), (BS, BS)),
     "spelled out": Case(
         SpelledOutAttention, lambda b, s: (randn(b, s, 4), randn(b, s, 4)), (BS, BS)
     ),

@@ -17,7 +17,6 @@ from pliant.ir.types import contiguous_strides
 from pliant.sym import (
     Expr,
     Facts,
-    Symbol,
     as_expr,
     floordiv,
     ge,
@@ -27,7 +26,8 @@ from pliant.sym import (
     product,
     rebuild,
 )
-from pliant.sym.nodes import lift, long_division, sum_of
+from pliant.sym.monotone import linear_coefficient as linear_coefficient
+from pliant.sym.nodes import long_division
 from pliant.sym.signs import plainly_nonnegative
 
 Index = tuple[Expr, ...]
@@ -101,28 +101,6 @@ class Space:
             else:
                 return as_expr(-1)
         return e
-
-
-def linear_coefficient(e: Expr, name: str) -> Expr | None:
-    """c where e == c*name + rest and rest and c do not contain name; else None."""
-    if name not in e.symbols():
-        return as_expr(0)
-    parts: list[Expr] = []
-    for number, factors in e.terms:
-        part, within = as_expr(number), False
-        for atom, power in factors:
-            if isinstance(atom, Symbol) and atom.name == name:
-                if power > 1:
-                    return None
-                within = True
-                continue
-            factor = lift(atom)
-            if name in factor.symbols():
-                return None
-            part = part * factor**power
-        if within:
-            parts.append(part)
-    return sum_of(parts)
 
 
 def divide(e: Expr, by: Expr, space: Space) -> tuple[Expr, Expr]:

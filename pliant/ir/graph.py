@@ -96,6 +96,11 @@ class Op:
         assert isinstance(value, str)
         return value
 
+    def strs_attr(self, name: str) -> tuple[str, ...]:
+        value = self.attr(name)
+        assert isinstance(value, tuple)
+        return tuple(v for v in value if isinstance(v, str))
+
     def float_attr(self, name: str) -> float:
         value = self.attr(name)
         assert isinstance(value, (int, float))
@@ -110,6 +115,14 @@ class Op:
         value = self.attr(name)
         assert isinstance(value, DType)
         return value
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """By which reduction a chunk combines each result; rows are not combined."""
+        for name, _ in self.attrs:
+            if name == "sums":
+                return self.strs_attr(name)
+        return ("",) * len(self.results)
 
     @property
     def result(self) -> Value:

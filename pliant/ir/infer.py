@@ -51,6 +51,11 @@ class Attrs:
         assert isinstance(value, Expr)
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._values[name]
+        assert isinstance(value, tuple)
+        return tuple(v for v in value if isinstance(v, str))
+
     def text(self, name: str) -> str:
         value = self._values[name]
         assert isinstance(value, str)

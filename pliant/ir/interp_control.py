@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pliant.ir.graph import Op
+from pliant.ir.graph import Op, Value
 from pliant.ir.interp_memory import Array, sizes_of
+from pliant.ir.reductions import identity
+from pliant.sym import as_expr
 
 if TYPE_CHECKING:
     from pliant.ir.interp import Interpreter
@@ -66,29 +68,49 @@ def _bind(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Arr
     return out
 
 
+# What two elements combined are, by the reduction.
+_TOTALS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _start(value: Value, combine: str) -> bool | int | float:
+    return identity(combine, value.dtype) if combine else 0
+
+
 def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
     (region,) = op.regions
     extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
     outers = sizes_of(op.dims_attr("outers"), env)
-    given = list(zip(region.params, operands, outers, strict=False))
+    cut = [outer != as_expr(0) for outer in op.dims_attr("outers")]
+    given = list(zip(region.params, operands, outers, cut, strict=False))
+    sums = op.sums
     results = [
-        run.rounded(np.zeros(sizes_of(v.shape, env)), v.dtype) for v in op.results
+        run.rounded(np.full(sizes_of(v.shape, env), _start(v, combine)), v.dtype)
+        for v, combine in zip(op.results, sums, strict=True)
     ]
     for first in range(0, extent, max(rows, 1)):
         count = min(rows, extent - first)
         inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
         part = slice(first, first + count)
         taken = []
-        for param, array, outer in given:
-            if outer:
+        for param, array, outer, is_cut in given:
+            if is_cut and array.size:
                 array = array.reshape(outer, extent, -1)[:, part]
+            if is_cut:
                 array = array.reshape(sizes_of(param.shape, inside))
             taken.append(array)
         found = run.region(region, taken, inside)
-        for whole, array, outer in zip(
-            results, found, outers[len(given) :], strict=True
+        for k, (whole, array, outer) in enumerate(
+            zip(results, found, outers[len(given) :], strict=True)
         ):
-            if whole.size:
+            if sums[k]:
+                total = _TOTALS[sums[k]](whole, array)
+                results[k] = run.rounded(total, op.results[k].dtype)
+            elif whole.size:
                 target = whole.reshape(outer, extent, -1)[:, part]
                 target[...] = array.reshape(target.shape)
     return results

@@ -91,8 +91,9 @@ ATTR_KINDS: dict[str, type | tuple[type, ...]] = {
     "ints": int,
     "floats": float,
     "dims": Expr,
+    "strs": str,
 }
-TUPLES = frozenset({"ints", "floats", "dims"})
+TUPLES = frozenset({"ints", "floats", "dims", "strs"})
 
 
 @dataclass(frozen=True, slots=True)

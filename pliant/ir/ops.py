@@ -101,7 +101,8 @@ CONTROL   if (cond, args..) regions then, else;   loop (n: i64 scalar, carried..
           scan (carried.., x..) {rounds, scanned, reverse} region body(carried..,
           row..) -> carried.., row..
           bind (n: i64 scalar.., args..) {most} region(args..) sizes(u..)
-          chunk (args..) {extent, rows, outers} region(args..) sizes(n, first)
+          chunk (args..) {extent, rows, outers[, sums]} region(args..)
+          sizes(n, first)
           match_cast {shape}          binds new symbols, checks known ones
           nonzero -> i64[fresh, rank];   call (args..) {callee}
           extent (n: i64 scalar) {most, of} -> bool[fresh]   a number as a size
@@ -158,7 +159,10 @@ More on single ops
   chunk       runs the region for the rows 0 .. extent-1, `rows` at a time, or the `n`
               that are left, from the row `first` on. `outers` has a number for each
               operand and result: k says that the value is k runs of `extent` rows, of
-              which the region takes or gives k runs of n; 0 that it takes the whole
+              which the region takes or gives k runs of n; 0 that it takes the whole.
+              `sums`, if any, has a name for each result: that of a reduction (sum, ..)
+              if the result, of 0 runs, is what the rounds give combined, in their
+              order, from the reduction's start value on; else it is empty
   match_cast  checks itself: it adds no constraint to the graph
   call_loop, call_library  result types are stated, not deduced; `computes` names the
               graph function that says what the call is for. A call without one

@@ -35,6 +35,7 @@ CONTROL_OPS: tuple[OpDef, ...] = (
         _A("extent", "dim"),
         _A("rows", "dim"),
         _A("outers", "dims"),
+        _A("sums", "strs", ABSENT),
         regions=1,
     ),
     define("match_cast", _FL, 1, control.match_cast, _A("shape", "dims"), pure=False),

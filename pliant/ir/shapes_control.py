@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pliant.errors import ShapeError
 from pliant.ir.graph import Graph, Value
 from pliant.ir.infer import Attrs, InferContext, Types
+from pliant.ir.reductions import COMBINES
 from pliant.ir.types import DType, TensorType
 from pliant.sym import Expr, as_expr, eq, le, sym
 from pliant.sym.monotone import largest
@@ -146,6 +147,9 @@ def chunk(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         shape = tuple(d.substitute(every) for d in value.shape)
         return value.type.with_shape(shape)
 
+    sums = attrs.texts("sums") if "sums" in attrs else ("",) * len(region.results)
+    if len(sums) != len(region.results):
+        cx.fail("every result has the name of a reduction, or none")
     params = [whole(v) for v in region.params]
     if len(params) != len(types):
         cx.fail(f"the region takes {len(params)} values, not {len(types)}")
@@ -159,6 +163,12 @@ def chunk(cx: InferContext, types: Types, attrs: Attrs) -> Types:
         cut = any(rows in d.symbols() for d in value.shape)
         if cut == (outer == as_expr(0)):
             cx.fail(f"{value}: {value.type} has {outer} runs of rows")
+    for value, combine in zip(region.results, sums, strict=True):
+        cut = any(rows in d.symbols() for d in value.shape)
+        if combine and combine not in COMBINES:
+            cx.fail(f"there is no reduction {combine}")
+        if cut == bool(combine):
+            cx.fail(f"{value}: {value.type} is rows, or what rounds have in sum")
     return tuple(map(whole, region.results))
 
 

@@ -18,12 +18,15 @@ The region goes through the pipeline by itself, as those of control flow do
 chunk. Nothing is allocated while the loop runs. Rows of an operand that are one run are
 read where they are; rows of a result are collected, so that a result may be written
 over an operand of which each round has read its rows.
+
+A result that is a sum is set to its start value before the loop. A round reads it and
+writes it, in place if the kernel's loops allow that (`sum_in_place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from pliant.ir.callees import reached
 from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
@@ -45,12 +48,14 @@ from pliant.ir.loops import (
     buffer,
 )
 from pliant.ir.packed import PackedConstants
+from pliant.ir.reductions import COMBINES, identity
 from pliant.ir.same import attr_key, form_of, places_of
 from pliant.ir.types import DType, TensorType
 from pliant.lower.nest import grain
 from pliant.machine import pages
-from pliant.memory.flow_function import FlowFunction, copy, flat
-from pliant.memory.flow_regions import CompileRegion, Flows, Place
+from pliant.memory.flow_function import FlowFunction, copy, filled, flat
+from pliant.memory.flow_regions import CompileRegion, Flows, LoweredRegion, Place
+from pliant.memory.sum_in_place import written_over
 from pliant.sym import (
     ONE,
     Expr,
@@ -58,6 +63,7 @@ from pliant.sym import (
     as_expr,
     ceildiv,
     floordiv,
+    maximum,
     minimum,
     mod,
     sym,
@@ -80,6 +86,14 @@ class _Rows:
     def same(self, other: _Rows) -> bool:
         mine, others = (self.outer, self.inner), (other.outer, other.inner)
         return mine == others and self.value.dtype is other.value.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningSum:
+    """What rounds have in sum: by which reduction, and what a round is given."""
+
+    combine: str
+    before: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +277,11 @@ class _ChunkFunction:
     def build(self) -> None:
         flow, region, name = self.flow, self.region, self.name
         given = dict(zip(region.params, self.op.operands, strict=True))
-        lowered, params = self.flows.region(region, given, name)
+        sums = self.sums()
+        lowered, params = self.flows.region(_adding(region, sums), given, name)
+        own: dict[int, bool] = {}  # sums that are written where they are read
+        for k in sums:
+            lowered, own[k] = self.in_place(lowered, k, params.index(sums[k].before))
         module = self.flows.module
         # What a chunk computes is never larger than the whole, which is checked.
         inside = {k: v for k, v in module.inside.items() if not k.startswith(name)}
@@ -280,7 +298,13 @@ class _ChunkFunction:
         back: list[Stmt] = []
         pairs: set[tuple[str, str]] = set()
         for k, value in enumerate(region.results):
-            rows, whole = self.rows_of(value), flow.outputs[k]
+            whole = flow.outputs[k]
+            if k in sums:
+                places[sums[k].before] = Place(whole)
+                flow.body.append(filled(whole, identity(sums[k].combine, whole.dtype)))
+                results.append(Place(whole if own[k] else self.next_sum(k, back)))
+                continue
+            rows = self.rows_of(value)
             over = {(n, whole.name) for n, taken in cut.items() if taken.same(rows)}
             if rows.outer == ONE and not over:
                 results.append(self.in_whole(whole, rows))
@@ -300,6 +324,37 @@ class _ChunkFunction:
         body = Block((*head, *copies, *calls, *back))
         rounds = ceildiv(self.extent, self.rows)
         flow.body.append(For("_chunk", as_expr(0), rounds, body))
+
+    def sums(self) -> dict[int, _RunningSum]:
+        """The results that are sums, by number."""
+        return {
+            k: _RunningSum(combine, Value(f"sum_{k}", result.type))
+            for k, (result, combine) in enumerate(
+                zip(self.op.results, self.op.sums, strict=True)
+            )
+            if combine
+        }
+
+    def in_place(
+        self, lowered: LoweredRegion, result: int, param: int
+    ) -> tuple[LoweredRegion, bool]:
+        """The region that writes a result over a parameter, if it may; and whether."""
+        loops = dict(self.flows.module.loops)
+        graph = written_over(lowered.graph, result, param, loops)
+        if graph is None:
+            return lowered, False
+        self.flows.module = self.flows.module.replace(loops=loops)
+        return replace(lowered, graph=graph), True
+
+    def next_sum(self, k: int, back: list[Stmt]) -> Buffer:
+        """Where a round writes a sum that it may not write over the one it reads."""
+        whole = self.flow.outputs[k]
+        (count,) = whole.shape
+        held = self.flow.scratch(f"next_{k}", whole.dtype, count)
+        back.append(copy(whole, held, count))
+        rounds = ceildiv(self.extent, maximum(self.rows, 1))
+        self.moved = self.moved + 2 * count * whole.dtype.bytes * rounds
+        return held
 
     def operands(
         self, params: Collection[Value]
@@ -393,6 +448,18 @@ def _rows_function(name: str, dtype: DType, inner: Expr, back: bool) -> LoopFunc
     body = For("_row", as_expr(0), number, along, Kind.PARALLEL, grain=grain(inner))
     buffers = (source, target)
     return LoopFunc(name, size_symbols(body, buffers), buffers, body)
+
+
+def _adding(region: Graph, sums: Mapping[int, _RunningSum]) -> Graph:
+    """The region that takes what rounds have in sum so far, and adds to it."""
+    ops, results = list(region.ops), list(region.results)
+    for k, total in sums.items():
+        part = results[k]
+        results[k] = Value(f"{total.before.name}_next", total.before.type)
+        operands = total.before, part
+        ops.append(Op(COMBINES[total.combine], operands, (), (results[k],)))
+    params = (*region.params, *(total.before for total in sums.values()))
+    return region.replace(params=params, ops=tuple(ops), results=tuple(results))
 
 
 def _called(

@@ -11,6 +11,7 @@ from pliant.ir.loops import (
     Binary,
     Block,
     Buffer,
+    Const,
     For,
     Index,
     Kind,
@@ -89,6 +90,18 @@ def copy(target: Buffer, source: Buffer, count: Expr, at: Expr = ZERO) -> Stmt:
     inner = For("_i", first, end, store, Kind.VECTOR)
     blocks = ceildiv(count, BLOCK)
     each = grain(as_expr(BLOCK))
+    return For("_block", as_expr(0), blocks, inner, Kind.PARALLEL, grain=each)
+
+
+def filled(target: Buffer, number: bool | int | float) -> Stmt:
+    """Stores one number everywhere, in blocks that threads share."""
+    (count,) = target.shape
+    i, block = sym("_i"), sym("_block")
+    first, end = block * BLOCK, minimum(count, (block + 1) * BLOCK)
+    store = Store(target, (i,), Const(number, target.dtype))
+    inner = For("_i", first, end, store, Kind.VECTOR)
+    each = grain(as_expr(BLOCK))
+    blocks = ceildiv(count, BLOCK)
     return For("_block", as_expr(0), blocks, inner, Kind.PARALLEL, grain=each)
 
 

@@ -14,7 +14,8 @@ stored. If the loops do not allow it, or if one of the kernels before needs a re
 this one, the new value is copied at the end.
 
 In a training step, the kernels that may fail are those of the forward part. Checks in
-the backward part see the same indices again.
+the backward part see the same indices again. Versions of `main` that run in chunks
+(`passes/chunk.py`) store the same results, each in its own calls.
 """
 
 from __future__ import annotations
@@ -318,21 +319,45 @@ def update(module: Module, cx: Context) -> Module:
     """The lowered module with some of its results stored in parameters.
 
     In training, these are all but the first; the step says which ones, and how many of
-    them belong to the forward part, as the first result does.
+    them belong to the forward part, as the first result does. So it is in each version
+    of `main`.
     """
-    graph, stores, forward = module.main, cx.stores, len(module.main.results)
+    stores, forward = cx.stores, len(module.main.results)
     if cx.training is not None:
         stores = tuple((name, 1 + k) for k, name in enumerate(cx.training.updates))
         forward = 1 + cx.training.changed
     if not stores:
         return module
+    loops, graphs = dict(module.loops), dict(module.graphs)
+    for version in (module.main, *module.versions):
+        stored, purposes = _stored(module, version, loops, stores, forward, cx)
+        graphs |= {region.name: region for region in purposes}
+        graphs[version.name] = stored
+    made = module.replace(graphs=graphs)
+    called = {f for graph in (made.main, *made.versions) for f in called_in(graph)}
+    used = reached(called, loops)
+    return made.replace(loops={k: f for k, f in loops.items() if k in used})
+
+
+def _stored(
+    module: Module,
+    graph: Graph,
+    loops: dict[str, LoopFunc],
+    stores: Sequence[tuple[str, int]],
+    forward: int,
+    cx: Context,
+) -> tuple[Graph, list[Graph]]:
+    """A version that stores results in parameters, and what its copies compute.
+
+    Functions that it calls in addition are added to `loops`.
+    """
     bases: dict[Value, Value] = {}
     views = {op.result: op for op in graph.ops if op.name == "view"}
     for op in graph.ops:
         if op.name == "view":
             bases[op.result] = bases.get(op.operands[0], op.operands[0])
     calls = list(calls_in(graph))
-    state = _Update(module, graph, dict(module.loops), calls, bases, views)
+    state = _Update(module, graph, loops, calls, bases, views)
     state.depend()
     state.find_checks(graph.results[:forward])
     params = {v.name: v for v in graph.params}
@@ -347,10 +372,5 @@ def update(module: Module, cx: Context) -> Module:
     ops = (*first, *ordered, *(op for op, _ in copies))
     gone = {number for _, number in stores}
     results = tuple(v for k, v in enumerate(graph.results) if k not in gone)
-    main = graph.replace(ops=ops, results=results)
-    used = reached(called_in(main), state.loops)
-    loops = {name: f for name, f in state.loops.items() if name in used}
-    purposes = {region.name: region for _, region in copies}
-    return module.replace(
-        graphs={**module.graphs, "main": main, **purposes}, loops=loops
-    )
+    purposes = [region for _, region in copies]
+    return graph.replace(ops=ops, results=results), purposes

@@ -34,6 +34,7 @@ from pliant.passes.chunk_regions import (
     chunk_op,
     replaced,
 )
+from pliant.passes.chunk_sums import rejoined, sums_apart
 from pliant.passes.cuts import Cutter
 from pliant.sym import Expr, Facts, sym
 from pliant.sym.points import Point, representatives
@@ -64,14 +65,14 @@ class Peaks:
 
     def __init__(self, of: FusedGraph, points: Sequence[Point]) -> None:
         memory = PointMemory(of, points)
-        self.number, self.plain = memory.number, memory.plain
+        self.plain = memory.plain
         self.highest: Numbers = self.plain.max(axis=0, initial=1.0)
         found = sorted(steps_of(of, memory), key=lambda step: step.last)
         self.regions = [step.region for step in found]
         self.row = {region: k for k, region in enumerate(self.regions)}
         self.first = np.array([step.first for step in found], dtype=np.intp)
-        last = [step.last for step in found]
-        self.bounds = np.searchsorted(last, range(len(of.fusions) + 1))
+        self.last = np.array([step.last for step in found], dtype=np.intp)
+        self.bounds = np.searchsorted(self.last, range(len(of.fusions) + 1))
         self.peak, self.seconds = _costs(memory, found)
         self.least = self._least()
 
@@ -129,10 +130,12 @@ class Peaks:
 
     def peaks(self, chosen: Sequence[Region]) -> Numbers:
         """The peak at each point, with these regions in chunks."""
-        inside = [self.number[m.op] for region in chosen for m in region.members]
-        left = np.delete(self.plain, inside, axis=0)
-        steps = self.peak[[self.row[region] for region in chosen]]
-        peaks: Numbers = np.concatenate([left, steps]).max(axis=0)
+        rows = [self.row[region] for region in chosen]
+        left = np.ones(len(self.plain), dtype=bool)
+        for row in rows:  # what is in between has its part in the peak of the region
+            left[self.first[row] : self.last[row] + 1] = False
+        steps = self.peak[rows]
+        peaks: Numbers = np.concatenate([self.plain[left], steps]).max(axis=0)
         return peaks
 
     def versions(self, below: Sequence[float]) -> list[list[Region]]:
@@ -211,9 +214,9 @@ def steps_of(of: FusedGraph, memory: PointMemory) -> Iterator[_Step]:
         growth = Growth(of, cutter)
         for end, op in enumerate(of.fusions):
             seen: set[int] = set()
-            for cut in cutter.cuts_of(op.results[0].shape) if op.results else ():
+            for way in growth.ways(end, _LONGEST) if op.results else ():
                 grown = RegionBytes(memory, end)
-                for region in growth.regions(end, cut, _LONGEST):
+                for region in way:
                     if region.numbers not in seen:
                         seen.add(region.numbers)
                         yield _step(region, grown)
@@ -258,21 +261,31 @@ class ChunkedForm:
 
 
 def forms_of(
-    graph: Graph, facts: Facts, rows: int, points: Sequence[Point]
+    graph: Graph,
+    facts: Facts,
+    rows: int,
+    points: Sequence[Point],
+    settled: bool = False,
 ) -> Iterator[ChunkedForm]:
-    """The form with the least peak, and that with attention in groups of heads."""
+    """The form with the least peak, and that with attention in groups of heads.
+
+    If its order is `settled`, the graph has one form.
+    """
 
     def form(
         flipped: Collection[Value], at: Mapping[int, Point], heads: bool = False
     ) -> ChunkedForm:
-        parts = arranged(smaller, facts, heads=heads, flipped=flipped)
-        of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters)
+        parts = arranged(smaller, facts, heads=heads, flipped=flipped, settled=settled)
+        of = FusedGraph(parts.graph, facts, rows, parts.origin, cutters, splits)
         return ChunkedForm(of, at)
 
-    smaller = kernels_apart(graph, facts)
+    smaller, splits = sums_apart(kernels_apart(graph, facts))
     cutters: dict[Expr, Cutter] = {}
     every = dict(enumerate(points))
     plain = form((), every)
+    if settled:
+        yield plain
+        return
     worst = max(plain.least_share, key=plain.least_share.__getitem__)
     flipped, least = frozenset[Value](), plain.least[worst]
     for value in with_two_sides(graph)[:_MOST_FLIPPED]:
@@ -298,14 +311,17 @@ def chunk(module: Module, cx: Context, tile: int) -> Module:
     sizes = {s for v in values for d in v.shape for s in d.symbols()}
     points = points_of(facts, sizes)
     kernels = sum(op.name == "fusion" for op in graph.ops)
-    # A buffer that is stored goes through `update`, which knows `main` alone.
+    # What `overwrite` has made of a buffer that is stored is not cut.
     if kernels < 2 or not points or cx.stores:
         return module
     rows = -(-_LEAST_ROWS // tile) * tile
     found: list[tuple[ChunkedForm, list[Region]]] = []
     below: dict[int, float] = {}
     plain: Numbers | None = None
-    for form in forms_of(graph, facts, rows, points):
+    # A gradient stands behind what it is of, and the product that updates a weight
+    # beside the one that goes on: the order in which little is alive.
+    settled = cx.training is not None
+    for form in forms_of(graph, facts, rows, points, settled):
         plain = form.peaks.highest if plain is None else plain
         found += ((form, chosen) for chosen in form.versions(below))
         below = form.least
@@ -370,6 +386,7 @@ def _version(
         chunks[chunk_op(of, region, sym(rows))] = [
             member.op for member in region.members
         ]
-    graph = replaced(of.graph, chunks)
+    kept = {member for members in chunks.values() for member in members}
+    graph = replaced(rejoined(of.graph, of.splits, kept), chunks)
     sizes = (*graph.sizes, *knobs)
     return graph.replace(name=name, sizes=sizes), knobs

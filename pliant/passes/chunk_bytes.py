@@ -116,7 +116,9 @@ class RegionBytes:
     def __init__(self, memory: PointMemory, end: int) -> None:
         self.memory, self.end, self.first = memory, end, end
         none = memory.none
-        self.others = none  # the peak of kernels in between that it does not have
+        # Kernels in between that it does not have, and the bytes while each runs: what
+        # is the region's own is not in memory then, as they run before or after it.
+        self._between: dict[int, Numbers] = {}
         self.ending = none  # what it reads or makes, and nobody reads afterwards
         self.over = none  # of its results: what is written over operands
         self.copied = none  # what chunks have rows of: results, operands that are cut
@@ -139,24 +141,38 @@ class RegionBytes:
         """What is alive while it runs, besides its chunks."""
         return self.memory.after[self.end] + self.ending - self.over
 
+    @property
+    def others(self) -> Numbers:
+        """The peak of kernels in between that it does not have."""
+        found = self.memory.none
+        for alive in self._between.values():
+            found = np.maximum(found, alive)
+        return found
+
     def _join(self, member: Member) -> None:
         number, size = self.memory.number[member.op], self.memory.size
-        if self.first - number > 1:
-            between = self.memory.plain[number + 1 : self.first]
-            self.others = np.maximum(self.others, between.max(axis=0))
+        for k in range(number + 1, self.first):
+            self._between[k] = self.memory.plain[k]
         self.first = number
         self._inner[member.op] = self.memory.none
         for value in member.op.results:
             self._unread(value)
         for value in member.own:
+            last = self.memory.last[value]
+            for k, alive in self._between.items():
+                if k <= last:
+                    self._between[k] = alive - size(value)
             for op in (member.op, *self.memory.of.readers.get(value, ())):
                 assert op is not None  # no result of the graph
                 self._inner[op] = self._inner[op] + size(value)
                 self.inner = np.maximum(self.inner, self._inner[op])
         for value in member.results:
-            self.copied = self.copied + size(value)
             if self._ends(value):
                 self.ending = self.ending + size(value)
+            if member.part.cuts.total is not None:
+                self.whole = self.whole + 2 * size(value)  # read and written
+                continue
+            self.copied = self.copied + size(value)
             if value in self.memory.last:
                 self._pair((value, member.cut(value)), results=1)
         weights, needs = self.memory.weights(member.part)

@@ -23,6 +23,7 @@ from itertools import pairwise
 
 from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of
 from pliant.passes.chunk_heads import by_heads
+from pliant.passes.chunk_sums import kernel_of, sums_apart
 from pliant.passes.chunk_views import PANEL_COLUMNS, Bases, cut_kernel
 from pliant.passes.cuts import Chunk, Cut, Cutter, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
@@ -42,7 +43,8 @@ def apart(
     graph: Graph, facts: Facts, *, heads: bool = False, flipped: Collection[Value] = ()
 ) -> Parts:
     """The graph in smaller kernels, in an order; see `arranged`."""
-    return arranged(kernels_apart(graph, facts), facts, heads=heads, flipped=flipped)
+    smaller, _ = sums_apart(kernels_apart(graph, facts))
+    return arranged(smaller, facts, heads=heads, flipped=flipped)
 
 
 def kernels_apart(graph: Graph, facts: Facts) -> Graph:
@@ -52,16 +54,26 @@ def kernels_apart(graph: Graph, facts: Facts) -> Graph:
 
 
 def arranged(
-    graph: Graph, facts: Facts, *, heads: bool = False, flipped: Collection[Value] = ()
+    graph: Graph,
+    facts: Facts,
+    *,
+    heads: bool = False,
+    flipped: Collection[Value] = (),
+    settled: bool = False,
 ) -> Parts:
     """The kernels in an order, with a copy for each reader of what is cheap.
 
     With `heads`, attention is in groups of heads. The first operand of a kernel that
-    gives a value in `flipped` comes first.
+    gives a value in `flipped` comes first. If they are `settled`, they stand in the
+    order in which they are.
     """
     if heads:
         graph = by_heads(graph, facts)
-    return _one_copy_each(_ordered(graph, flipped), Names(names_of(graph)))
+    ordered = _ordered(graph, flipped)
+    if settled:
+        needed = set(ordered.ops)
+        ordered = graph.replace(ops=tuple(op for op in graph.ops if op in needed))
+    return _one_copy_each(ordered, Names(names_of(graph)))
 
 
 # ---- one kernel for each result
@@ -86,35 +98,11 @@ def _by_result(fusion: Op) -> list[Op]:
     for op in region.ops:
         for result in op.results:
             if result in given:
-                made.append(_kernel(fusion, result, given[result], outside))
+                made.append(kernel_of(fusion, {result: given[result]}, outside))
                 outside[result] = given[result]
     if len(made) < len(region.results):  # some result is an operand
         return [fusion]
     return made
-
-
-def _kernel(
-    fusion: Op,
-    inner: Value,
-    outer: Value,
-    outside: Mapping[Value, Value],
-) -> Op:
-    """The part of a kernel that computes one value, from those that there are."""
-    region = fusion.regions[0]
-    needed = {inner}
-    ops: list[Op] = []
-    for op in reversed(region.ops):
-        if any(v in needed for v in op.results):
-            ops.append(op)
-            needed.update(v for v in op.operands if v not in outside)
-    ops.reverse()
-    read = (v for op in ops for v in op.operands if v in outside)
-    params = tuple(dict.fromkeys(read))
-    body = copied(Graph(region.name, params, tuple(ops), (inner,)))
-    reduces = any(op.name == "reduce" for op in ops)
-    kind = (("kind", "row" if reduces else "map"),)
-    operands = tuple(outside[p] for p in params)
-    return Op("fusion", operands, kind, (outer,), (body,), fusion.loc)
 
 
 # ---- one product for each part that is read

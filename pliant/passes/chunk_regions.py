@@ -10,6 +10,15 @@ may give rows only as well, and so on:
 A kernel whose result somebody needs whole (the keys of attention), or that cannot be
 cut there, runs before the loop, once. So does all that it depends on. A value that
 other parts of the graph read too is a result of the region: its rows are collected.
+
+The last kernel may also combine all rows, in a sum, or in a product whose contracted
+axis is cut: each round adds its part. And a kernel that is not needed for the last one,
+but reads the same rows of a value as the region does, may run in it beside the others:
+
+    %l = fusion(%x, %w)       logits
+    %n = fusion(%l)           the sum of what their rows give
+    %g = fusion(%l, %x)       a product over all rows, with %n beside it: then nobody
+                              needs whole logits
 """
 
 from __future__ import annotations
@@ -17,10 +26,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pliant.ir.graph import Graph, Names, Op, Value
+from pliant.ir.graph import Attr, Graph, Names, Op, Value
 from pliant.ir.ops import VIEWS, Trait, has_trait
+from pliant.passes.chunk_sums import SplitKernel
 from pliant.passes.chunk_views import Bases
-from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, RegionCuts, chunked
+from pliant.passes.cuts import Chunk, Cutter, Demand, RegionCuts, chunked
 from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
 _FEW_ROWS = 4  # of each of many matrices
@@ -49,12 +59,10 @@ class Member:
     own: tuple[Value, ...]  # those that no kernel outside of the region reads
     results: tuple[Value, ...]  # those that are results of the region
 
-    def cut(self, result: Value) -> Cut:
-        """The rows that a chunk has of a result."""
+    def cut(self, result: Value) -> Demand:
+        """The rows that a chunk has of a result; none: it is a sum."""
         inside = self.op.regions[0].results[self.op.results.index(result)]
-        cut = self.part.cuts.demands[inside]
-        assert cut is not None
-        return cut
+        return self.part.cuts.demands[inside]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +84,16 @@ class Region:
         return self.grown[: self.count]
 
     @property
-    def results(self) -> dict[Value, Cut]:
+    def results(self) -> dict[Value, Demand]:
         """What others read."""
         ordered = reversed(self.members)
         return {v: member.cut(v) for member in ordered for v in member.results}
+
+    @property
+    def sums(self) -> dict[Value, str]:
+        """The results that are sums, and by which reduction."""
+        totals = ((m.results, m.part.cuts.total) for m in self.members)
+        return {v: t.combine for values, t in totals if t is not None for v in values}
 
     @property
     def extent(self) -> Expr:
@@ -99,11 +113,14 @@ class FusedGraph(Bases):
     rows: int
     origin: Mapping[Op, Op] = field(default_factory=dict)
     cutters: dict[Expr, Cutter] = field(default_factory=dict)  # by their extents
+    splits: Sequence[SplitKernel] = ()  # kernels of which some of its are parts
     fusions: tuple[Op, ...] = field(init=False)
+    reads: dict[Op, frozenset[Value]] = field(init=False)  # values in memory
 
     def __post_init__(self) -> None:
         Bases.__post_init__(self)
         self.fusions = tuple(op for op in self.graph.ops if op.name == "fusion")
+        self.reads = {op: frozenset(map(self.base, op.operands)) for op in self.fusions}
 
     def cutter(self, extent: Expr) -> Cutter:
         if extent not in self.cutters:
@@ -126,31 +143,69 @@ class FusedGraph(Bases):
         return value, demand
 
 
+@dataclass(slots=True)
+class _Beside:
+    """Whether kernels join that the last one does not need; and if some were seen."""
+
+    joins: bool = False
+    seen: bool = False
+
+
 class Growth:
     """The regions that end with one kernel, cut in one way: each inside the next."""
 
     def __init__(self, of: FusedGraph, cutter: Cutter) -> None:
         self.of, self.cutter = of, cutter
         self._parts: dict[tuple[Op, tuple[Demand, ...]], CutKernel | None] = {}
+        self._ends: dict[Op, list[CutKernel]] = {}
         self._members: dict[tuple[CutKernel, tuple[bool, ...]], Member] = {}
 
-    def regions(self, end: int, cut: Cut, most: int) -> Iterator[Region]:
-        """From small to large; `most` kernels are looked at."""
+    def ways(self, end: int, most: int) -> Iterator[Iterator[Region]]:
+        """For each way to cut the last kernel, its regions from small to large.
+
+        `most` kernels are looked at.
+        """
+        for last in self.ends(self.of.fusions[end]):
+            beside = _Beside()
+            yield self._regions(end, last, most, beside)
+            if beside.seen:
+                yield self._regions(end, last, most, _Beside(joins=True))
+
+    def ends(self, op: Op) -> list[CutKernel]:
+        """The ways in which a kernel runs in chunks: it gives rows, or sums."""
+        if op not in self._ends:
+            shape = op.results[0].shape
+            rest: list[set[Demand] | None] = [None] * (len(op.results) - 1)
+            ways = [self._part(op, [{c}, *rest]) for c in self.cutter.cuts_of(shape)]
+            ways += (self._with_needs(op, c) for c in self.cutter.sums(op.regions[0]))
+            self._ends[op] = [part for part in ways if part is not None]
+        return self._ends[op]
+
+    def _regions(
+        self, end: int, last: CutKernel, most: int, beside: _Beside
+    ) -> Iterator[Region]:
         fusions = self.of.fusions
-        wanted: dict[Value, set[Demand]] = {fusions[end].results[0]: {cut}}
+        wanted: dict[Value, set[Demand]] = {}
         members: dict[Op, Member] = {}
         grown: list[Member] = []
         multiple, numbers, keeps = 1, 0, False
-        open_ = {fusions[end].results[0]}
+        open_: set[Value] = set()
         reads = 0  # values from outside; a region that needs fewer is looked at
         for k in range(end, max(end - most, -1), -1):
             op = fusions[k]
-            if wanted.keys().isdisjoint(op.results):
+            part: CutKernel | None
+            if k == end:
+                part = last
+            elif not wanted.keys().isdisjoint(op.results):
+                open_.difference_update(op.results)
+                part = self._part(op, [wanted.get(v) for v in op.results])
+            elif open_.isdisjoint(self.of.reads[op]):
                 continue
-            open_.difference_update(op.results)
-            part = self._part(op, [wanted.get(v) for v in op.results])
-            if part is None and k == end:
-                return
+            else:
+                beside.seen = True
+                part = self._beside(op, wanted, open_) if beside.joins else None
+                if part is None:
+                    continue
             if part is None:
                 for value in op.operands:
                     wanted.setdefault(self.of.base(value), set()).add(None)
@@ -173,10 +228,27 @@ class Growth:
             if not open_:
                 return
 
+    def _beside(
+        self, op: Op, wanted: Mapping[Value, set[Demand]], open_: Collection[Value]
+    ) -> CutKernel | None:
+        """The way in which a kernel reads the same rows as those in a region do."""
+        made = self.of.producers
+        for part in self.ends(op):
+            same = (
+                v not in made or wanted.get(v, {rows}) == {rows}
+                for v, rows in part.needs
+            )
+            if all(same) and any(v in open_ for v, _ in part.needs):
+                return part
+        return None
+
     def _member(self, op: Op, part: CutKernel, later: Collection[Op]) -> Member:
         """A kernel that joins a region; all who may read it and are in it have."""
         readers = self.of.readers
-        own = tuple(all(r in later for r in readers.get(v, ())) for v in op.results)
+        own = tuple(
+            part.cuts.total is None and all(r in later for r in readers.get(v, ()))
+            for v in op.results
+        )
         if (part, own) not in self._members:
             kept = tuple(v for v, is_own in zip(op.results, own, strict=True) if is_own)
             results = tuple(v for v in op.results if v not in kept)
@@ -223,10 +295,11 @@ class Growth:
         return tuple(cuts)
 
     def _new_part(self, op: Op, cuts: tuple[Demand, ...]) -> CutKernel | None:
+        found = self.cutter.region(op.regions[0], cuts)
+        return None if found is None else self._with_needs(op, found)
+
+    def _with_needs(self, op: Op, found: RegionCuts) -> CutKernel | None:
         region = op.regions[0]
-        found = self.cutter.region(region, cuts)
-        if found is None:
-            return None
         needs: dict[Need, None] = {}
         for param, operand in zip(region.params, op.operands, strict=True):
             if param in found.demands:
@@ -292,7 +365,11 @@ class _ChunkBuilder:
             tuple(Guard(cond, (), "") for cond in guards),
         )
         runs = [outer_runs(v, cut) for v, cut in (*self.params, *outputs.items())]
+        attrs: tuple[tuple[str, Attr], ...]
         attrs = (("extent", extent), ("rows", self.rows), ("outers", tuple(runs)))
+        sums = self.region.sums
+        if sums:
+            attrs = (*attrs, ("sums", tuple(sums.get(v, "") for v in outputs)))
         operands = tuple(v for v, _ in self.params)
         loc = next((m.op.loc for m in self.region.members if m.op.loc), "")
         return Op("chunk", operands, attrs, tuple(outputs), (body,), loc)

@@ -9,6 +9,10 @@ every row depends on (a weight, the keys of attention) is needed whole:
     reduce(x) {axes = (1)}                         nothing may be cut: every row of x
                                                    is in each element
 
+The last is what a loop over chunks may still compute: each round reduces its rows, and
+adds that to what the rounds before have in sum (`Sum`). So it is with a product whose
+contracted axis is cut, the gradient of a weight.
+
 `behind` states that for each op, and `chunked` makes the op that computes the rows. An
 axis may be cut between factors: [batch*seq, 768] at seq has `batch` runs of rows. An op
 without a rule is not cut, so what it reads is needed whole.
@@ -16,13 +20,14 @@ without a rule is not cut, so what it reads is needed whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
 from pliant.ir.ops import LOOKUPS, Trait, has_trait
-from pliant.ir.types import TensorType
+from pliant.ir.reductions import COMBINES
+from pliant.ir.types import DType, TensorType
 from pliant.sym import (
     ONE,
     Expr,
@@ -67,6 +72,15 @@ Demands = tuple[Demand, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """An op that combines all rows: a round gives its part of each element."""
+
+    op: Op
+    combine: str  # by which reduction
+    behind: Demands  # the rows of its operands
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The rows of one round: of the cutter's extent, `rows` many from `first` on."""
 
@@ -96,6 +110,7 @@ class Cutter:
         self._known: dict[tuple[Op, Demand], Demands | None] = {}
         self._quotients: dict[tuple[Expr, Expr], Expr | None] = {}
         self._regions: dict[tuple[Graph, Demands], RegionCuts | None] = {}
+        self._sums: dict[Graph, list[RegionCuts]] = {}
 
     def cuts_of(self, shape: Sequence[Expr]) -> list[Cut]:
         """The ways to cut a shape, the axes in order; rows that are one run first."""
@@ -150,12 +165,40 @@ class Cutter:
             self._regions[key] = self._region(region, cuts)
         return self._regions[key]
 
-    def _region(self, region: Graph, cuts: Sequence[Demand]) -> RegionCuts | None:
+    def sums(self, region: Graph) -> list[RegionCuts]:
+        """The ways to compute a region's result as a sum over chunks."""
+        if region not in self._sums:
+            ways = (self._region(region, (None,), way) for way in self._sums_of(region))
+            self._sums[region] = [cuts for cuts in ways if cuts is not None]
+        return self._sums[region]
+
+    def _sums_of(self, region: Graph) -> Iterator[Sum]:
+        op = root_of(region)
+        combine = None if op is None else combined_by(op)
+        if op is None or combine is None:
+            return
+        first = op.operands[0]
+        contracted = contracted_axes(op)
+        for cut in self.cuts_of(first.shape):
+            if cut.axis not in contracted:
+                continue
+            if op.name == "reduce":
+                yield Sum(op, combine, (cut,))
+                continue
+            other = op.operands[1]
+            there = cut.at(other.type.rank - 2)
+            if there in self.cuts_of(other.shape):
+                yield Sum(op, combine, (cut, there))
+
+    def _region(
+        self, region: Graph, cuts: Sequence[Demand], total: Sum | None = None
+    ) -> RegionCuts | None:
         wanted: dict[Value, set[Demand]] = {}
         for value, cut in zip(region.results, cuts, strict=True):
             wanted.setdefault(value, set()).add(cut)
-            if cut is None or len(wanted[value]) > 1:
+            if (cut is None and total is None) or len(wanted[value]) > 1:
                 return None
+        root = None if total is None else total.op
         demands: dict[Value, Demand] = {}
         for op in reversed(region.ops):
             made = [v for v in op.results if v in wanted]
@@ -164,7 +207,10 @@ class Cutter:
             for value in made:
                 if not _settle(value, wanted[value], demands):
                     return None
-            behind = self.op_behind(op, [demands[v] for v in made])
+            if total is not None and op is root:
+                behind: Demands | None = total.behind
+            else:
+                behind = self.op_behind(op, [demands[v] for v in made])
             if behind is None or len(set(zip(op.operands, behind, strict=True))) > len(
                 set(op.operands)
             ):
@@ -179,12 +225,12 @@ class Cutter:
             return None
         # A value that is needed whole after all is computed in every round.
         for op in region.ops:
-            if any(demands.get(v, ONE) is None for v in op.results):
+            if op is not root and any(demands.get(v, ONE) is None for v in op.results):
                 if not _is_cheap(op):
                     return None
                 if any(demands[v] is not None for v in op.operands):
                     return None
-        return RegionCuts(demands)
+        return RegionCuts(demands, total)
 
     def op_behind(self, op: Op, wanted: Sequence[Demand]) -> Demands | None:
         """What an op needs for these rows of those of its results that are needed."""
@@ -194,6 +240,39 @@ class Cutter:
         if cut is None or len(op.results) != 1:
             return None
         return self.behind(op, cut)
+
+
+def root_of(region: Graph) -> Op | None:
+    """The op that computes a region's only result, which may be a view of its own."""
+    if len(region.results) != 1:
+        return None
+    producers = region.producers()
+    op = producers.get(region.results[0])
+    while op is not None and op.name in ("reshape", "transpose"):
+        op = producers.get(op.operands[0])
+    return op
+
+
+def contracted_axes(op: Op) -> tuple[int, ...]:
+    """The axes of the first operand whose elements are all in each result."""
+    if op.name == "reduce":
+        return op.ints_attr("axes")
+    return (op.operands[0].type.rank - 1,)
+
+
+def combined_by(op: Op) -> str | None:
+    """The reduction that combines parts of an op's result; None: that is not exact.
+
+    Sums are not rounded to few bits after every chunk.
+    """
+    combine = {"matmul": "sum", "reduce": ""}.get(op.name)
+    if combine is None:
+        return None
+    combine = combine or op.str_attr("op")
+    dtype = op.result.dtype
+    exact = combine in ("max", "min") or dtype.compute is dtype
+    numbers = combine in COMBINES and dtype is not DType.BOOL
+    return combine if numbers and exact else None
 
 
 def _is_cheap(op: Op) -> bool:
@@ -216,6 +295,7 @@ class RegionCuts:
     """The rows that a chunk has of each value of a region; absent: not needed."""
 
     demands: Mapping[Value, Demand]
+    total: Sum | None = None  # what its result is combined by, if it is no rows
 
     def ops(self, region: Graph, chunk: Chunk, values: dict[Value, Value]) -> list[Op]:
         """The ops of a chunk; `values` has those that there are already."""
@@ -223,7 +303,10 @@ class RegionCuts:
         for op in region.ops:
             if all(v in self.demands for v in op.results):
                 cut = self.demands[op.results[0]]
-                behind = chunk.cutter.op_behind(op, [cut])
+                if self.total is not None and op is self.total.op:
+                    behind: Demands | None = self.total.behind
+                else:
+                    behind = chunk.cutter.op_behind(op, [cut])
                 assert behind is not None, op  # the region's cuts were found by it
                 given = dict(values)
                 for value, wanted in zip(op.operands, behind, strict=True):

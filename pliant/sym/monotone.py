@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pliant.sym.cond import le
+from pliant.sym.cond import ge, le
 from pliant.sym.nodes import (
     ZERO,
     Atom,
@@ -24,14 +24,45 @@ from pliant.sym.nodes import (
     minimum,
     operands,
     rebuild,
+    sum_of,
 )
 from pliant.sym.prove import Facts
 from pliant.sym.signs import plainly_nonnegative
 
 
-def direction(expr: Expr, name: str) -> int | None:
+def direction(expr: Expr, name: str, facts: Facts | None = None) -> int | None:
     """1: it never falls as the symbol rises, -1: it never rises, 0: it stays."""
-    return _common(_of_term(term, name) for term in expr.terms)
+    way = _common(_of_term(term, name, facts) for term in expr.terms)
+    if way is not None or facts is None:
+        return way
+    factor = linear_coefficient(expr, name)  # n*s - n*min(s, 1) has s - min(s, 1)
+    if factor is None:
+        return None
+    if facts.prove(ge(factor, 0)) is True:
+        return 1
+    return -1 if facts.prove(le(factor, 0)) is True else None
+
+
+def linear_coefficient(e: Expr, name: str) -> Expr | None:
+    """c where e == c*name + rest and rest and c do not contain name; else None."""
+    if name not in e.symbols():
+        return as_expr(0)
+    parts: list[Expr] = []
+    for number, factors in e.terms:
+        part, within = as_expr(number), False
+        for atom, power in factors:
+            if isinstance(atom, Symbol) and atom.name == name:
+                if power > 1:
+                    return None
+                within = True
+                continue
+            factor = lift(atom)
+            if name in factor.symbols():
+                return None
+            part = part * factor**power
+        if within:
+            parts.append(part)
+    return sum_of(parts)
 
 
 def _common(found: Iterable[int | None]) -> int | None:
@@ -41,14 +72,15 @@ def _common(found: Iterable[int | None]) -> int | None:
     return directions.pop() if directions else 0
 
 
-def _of_term(term: Term, name: str) -> int | None:
+def _of_term(term: Term, name: str, facts: Facts | None) -> int | None:
     coefficient, mono = term
     moving = [(a, p) for a, p in mono if name in lift(a).symbols()]
     if not moving:
         return 0
-    if not all(plainly_nonnegative(lift(atom)) for atom, _ in mono):
+    alone = len(mono) == 1 and mono[0][1] == 1
+    if not alone and not all(plainly_nonnegative(lift(atom)) for atom, _ in mono):
         return None
-    ways = {_of_atom(atom, name) for atom, _ in moving}
+    ways = {_of_atom(atom, name, facts) for atom, _ in moving}
     if len(ways) > 1 or None in ways:
         return None
     (way,) = ways
@@ -56,16 +88,16 @@ def _of_term(term: Term, name: str) -> int | None:
     return way if coefficient > 0 else -way
 
 
-def _of_atom(atom: Atom, name: str) -> int | None:
+def _of_atom(atom: Atom, name: str, facts: Facts | None) -> int | None:
     match atom:
         case Symbol():
             return 1
         case FloorDiv() | CeilDiv():
             dividend, divisor = operands(atom)
             fixed = name not in divisor.symbols() and plainly_nonnegative(divisor)
-            return direction(dividend, name) if fixed else None
+            return direction(dividend, name, facts) if fixed else None
         case Min() | Max():
-            return _common(direction(arg, name) for arg in operands(atom))
+            return _common(direction(arg, name, facts) for arg in operands(atom))
         case _:
             return None
 
@@ -94,7 +126,7 @@ def largest(expr: Expr, most: Mapping[str, Expr], facts: Facts) -> Expr | None:
 
 def _largest_term(term: Expr, name: str, end: Expr, facts: Facts) -> Expr | None:
     high, low = (term.substitute({name: at}) for at in (end, as_expr(0)))
-    way = direction(term, name)
+    way = direction(term, name, facts)
     if way is not None:
         return low if way < 0 else high
     for bound in (high, low):

@@ -301,3 +301,47 @@ def test_a_tied_weight_is_stored_once() -> None:
         with torch.no_grad():
             torch.testing.assert_close(m(ids), net(ids), atol=1e-4, rtol=1e-4)
     assert stored[0] == stored[1]
+
+
+class Heads(nn.Module):
+    """Logits of which only reductions are results."""
+
+    def __init__(self, width: int = 32, classes: int = 2000) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(width, 64), nn.Linear(64, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        x = F.gelu(self.up(x))
+        y = self.head(x)
+        loss = F.cross_entropy(y.flatten(0, 1), labels.flatten())
+        mean, most = y.mean((0, 1)), y.amax(1)
+        return loss, y.argmax(-1), mean, most, y.flatten(0, 1).T @ x.flatten(0, 1)
+
+
+def test_reductions_of_logits() -> None:
+    """The loss, the best class, a sum, the largest, a product over all rows."""
+    torch.manual_seed(0)
+    model = Heads().eval().requires_grad_(False)
+    labels = torch.zeros(2, 7, dtype=torch.int64)
+    m = pliant.compile(model, (torch.randn(2, 7, 32), labels), DIMS * 2, threads=2)
+    for shape in [(1, 1), (1, 2), (2, 37), (4, 131), (1, 499), (97, 3)]:
+        x, labels = torch.randn(*shape, 32), torch.randint(0, 2000, shape)
+        want, logits = model(x, labels), 4 * 2000 * shape[0] * shape[1]
+        outputs = sum(t.numel() * t.element_size() for t in want)
+        m.memory_limit = None
+        peak = m.memory_plan(x, labels).peak_bytes
+        with pytest.raises(pliant.MemoryLimitError) as caught:
+            m.memory_plan(x, labels, memory_limit=1)
+        least = int(caught.value.least)
+        assert least - outputs < logits / 3 or shape[0] * shape[1] < 200
+        seen: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
+        for k in range(6):
+            m.memory_limit = least + (peak - least) * k // 5
+            plan = m.memory_plan(x, labels)
+            got = m(x, labels)
+            torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+            assert m.stats()["last_peak_bytes"] == plan.peak_bytes <= m.memory_limit
+            # For a number of chunks, the bits are the same.
+            rows = tuple(part.rows for part in plan.knobs["chunks"])
+            again = seen.setdefault(rows, m(x, labels))
+            assert all(map(torch.equal, got, again))

@@ -219,6 +219,94 @@ def test_what_is_computed_in_every_round() -> None:
     assert region_cuts(text.format(line=total), ROWS) is None
 
 
+SUMS = [
+    (
+        '%y: f32[4] = reduce(%x) {op = "sum", axes = (0), keepdims = false}',
+        "%x: f32[n, 4]",
+        "sum",
+        (ROWS,),
+    ),
+    (
+        '%y: i64[1, 1] = reduce(%x) {op = "max", axes = (0, 1), keepdims = true}',
+        "%x: i64[3, n]",
+        "max",
+        (Cut(1),),
+    ),
+    # the product by which a weight gets its gradient; n is a factor of all rows
+    (
+        "%y: f32[4, 5] = matmul(%x, %w)",
+        "%x: f32[4, b*n], %w: f32[b*n, 5]",
+        "sum",
+        (Cut(1, B), Cut(0, B)),
+    ),
+    # the largest is the same, however few bits it has
+    (
+        '%y: bf16[4] = reduce(%x) {op = "max", axes = (0), keepdims = false}',
+        "%x: bf16[n, 4]",
+        "max",
+        (ROWS,),
+    ),
+]
+
+
+def sums(lines: str, params: str) -> list[RegionCuts]:
+    graph = parse_module(f"graph @main({params}) {{\n  {lines}\n  return %y\n}}").main
+    return Cutter(N, Facts()).sums(graph)
+
+
+@pytest.mark.parametrize(("line", "params", "combine", "wanted"), SUMS)
+def test_sums_over_chunks(
+    line: str, params: str, combine: str, wanted: tuple[Demand, ...]
+) -> None:
+    found = [cuts.total for cuts in sums(line, params)]
+    ways = {(t.combine, t.behind) for t in found if t is not None}
+    assert (combine, wanted) in ways
+
+
+@pytest.mark.parametrize(
+    ("lines", "params"),
+    [
+        # the axis that is reduced is not the one that is cut
+        (
+            '%y: f32[n] = reduce(%x) {op = "sum", axes = (1), keepdims = false}',
+            "%x: f32[n, 4]",
+        ),
+        # a sum that is rounded to few bits after every chunk is another sum
+        (
+            '%y: bf16[4] = reduce(%x) {op = "sum", axes = (0), keepdims = false}',
+            "%x: bf16[n, 4]",
+        ),
+        ("%y: bf16[4, 5] = matmul(%x, %w)", "%x: bf16[4, n], %w: bf16[n, 5]"),
+        # what follows a sum is not for a part of it
+        (
+            '%s: f32[4] = reduce(%x) {op = "sum", axes = (0), keepdims = false}\n'
+            "  %y: f32[4] = log(%s)",
+            "%x: f32[n, 4]",
+        ),
+        # nor is a sum that another one needs
+        (
+            '%s: f32[4] = reduce(%x) {op = "max", axes = (0), keepdims = false}\n'
+            "  %b: f32[n, 4] = broadcast(%s) {shape = [n, 4], axes = (1)}\n"
+            "  %d: f32[n, 4] = sub(%x, %b)\n"
+            '  %y: f32[4] = reduce(%d) {op = "sum", axes = (0), keepdims = false}',
+            "%x: f32[n, 4]",
+        ),
+        # the rows of the two operands are not the same ones
+        (
+            "%t: f32[n, 4] = flip(%x) {axes = (0)}\n  %y: f32[5, 4] = matmul(%w, %t)",
+            "%x: f32[n, 4], %w: f32[5, n]",
+        ),
+        # a logical reduction has no number to start from
+        (
+            '%y: bool[4] = reduce(%x) {op = "any", axes = (0), keepdims = false}',
+            "%x: bool[n, 4]",
+        ),
+    ],
+)
+def test_what_is_no_sum_over_chunks(lines: str, params: str) -> None:
+    assert sums(lines, params) == []
+
+
 def test_ways_to_cut_a_shape() -> None:
     cutter = Cutter(N, Facts())
     assert cutter.cuts_of((B, N, sym("n") * 0 + 4)) == [Cut(1)]
