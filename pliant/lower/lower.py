@@ -94,9 +94,9 @@ class _Lowering:
     # kernel runs. (In a loop or branch, the next one would.)
     below: dict[Value, Expr] = field(default_factory=dict)
     # Kernels of fusions that several versions of `main` have.
-    fusions: dict[Op, tuple[str, Sequence[KernelStep | LibraryStep]]] = field(
-        default_factory=dict
-    )
+    fusions: dict[
+        tuple[Op, tuple[View, ...]], tuple[str, Sequence[KernelStep | LibraryStep]]
+    ] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)  # fusions of each kind
 
     def of_version(self, graph: Graph) -> _Lowering:
@@ -275,10 +275,7 @@ def _lowered(state: _Lowering) -> Graph:
     prefix = _prefix(graph)
     for op in graph.ops:
         if op.name == "fusion":
-            kind = op.str_attr("kind")
-            if op not in state.fusions:
-                state.counts[kind] = state.counts.get(kind, -1) + 1
-            _lower_fusion(state, op, f"{prefix}{kind}_{state.counts[kind]}")
+            _lower_fusion(state, op, prefix)
     results = _results(state, graph)
     return Graph(
         graph.name,
@@ -320,7 +317,7 @@ def _packed_weights(state: _Lowering) -> dict[str, PackedWeight]:
     return found
 
 
-def _lower_fusion(state: _Lowering, op: Op, name: str) -> None:
+def _lower_fusion(state: _Lowering, op: Op, prefix: str) -> None:
     region = op.regions[0]
     views: dict[Value, View] = {}
     for param, operand in zip(region.params, op.operands, strict=True):
@@ -328,9 +325,14 @@ def _lower_fusion(state: _Lowering, op: Op, name: str) -> None:
         if view is None:
             raise InternalError("lower", f"{operand} is not a strided view")
         views[param] = view
-    if op not in state.fusions:
-        state.fusions[op] = name, _kernels(state, op, views, name)
-    name, steps = state.fusions[op]
+    # Versions have ops in common; what such an op reads may lie elsewhere in each.
+    key = op, tuple(views.values())
+    if key not in state.fusions:
+        kind = op.str_attr("kind")
+        state.counts[kind] = state.counts.get(kind, -1) + 1
+        name = f"{prefix}{kind}_{state.counts[kind]}"
+        state.fusions[key] = name, _kernels(state, op, views, name)
+    name, steps = state.fusions[key]
     results = dict.fromkeys(region.results)
     buffers: dict[Value | Temporary, Value] = {}
     for inner, outer in zip(region.results, op.results, strict=True):

@@ -121,7 +121,7 @@ def observed_calls(
         if name.startswith("gemm_") and not splits:
             counts[name] += 1
         elif name.startswith(("dot_", "strip_", "narrow_", "outer_")):
-            counts[name] += sizes[0]  # tiles
+            counts[name.removesuffix("_whole")] += sizes[0]  # tiles
         else:
             inside(self, name, sizes, memories)
 
