@@ -19,7 +19,7 @@ its neighbours.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -391,7 +391,11 @@ class _GraphChecker:
             shape = tuple(d.substitute(env) for d in buffer.shape)
             if value.type.strides is not None:
                 if value.type.shape == shape:
-                    self.strides(value, buffer, env, facts)
+                    strides = tuple(s.substitute(env) for s in buffer.strides)
+                    self.strides(value, buffer, strides, facts)
+                elif _is_dense(buffer):
+                    strides = contiguous_strides(value.shape)
+                    self.strides(value, buffer, strides, facts)
                 continue
             if not _is_dense(buffer):
                 continue
@@ -403,10 +407,10 @@ class _GraphChecker:
                 )
 
     def strides(
-        self, value: Value, buffer: Buffer, env: Mapping[str, Expr], facts: Facts
+        self, value: Value, buffer: Buffer, wanted: Sequence[Expr], facts: Facts
     ) -> None:
-        """A view of the buffer's shape has its strides, but along axes of size 1."""
-        wanted = tuple(stride.substitute(env) for stride in buffer.strides)
+        """A view that is given for a buffer has its strides, or is all of its memory;
+        along axes of size 1 it may have others."""
         found = value.type.strides
         assert found is not None
         for size, given, want in zip(value.shape, found, wanted, strict=True):
@@ -414,7 +418,8 @@ class _GraphChecker:
                 continue
             if facts.prove(eq(given, want)) is not True:
                 raise _Breach(
-                    f"buffer %{buffer.name} has the strides {wanted}, {value} {found}"
+                    f"buffer %{buffer.name} has the strides {tuple(wanted)}, "
+                    f"{value} {found}"
                 )
 
     def regions(self, op: Op, facts: Facts, symbols: set[str]) -> Facts:

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 
 from pliant.ir.graph import Graph, Names, Op, Value, names_of
 from pliant.ir.ops import VIEWS
-from pliant.passes.chunk_views import PANEL_COLUMNS, Bases, cut_kernel
+from pliant.passes.chunk_views import (
+    PANEL_COLUMNS,
+    Bases,
+    cut_kernel,
+    reads_part,
+)
 from pliant.passes.cuts import Chunk, Cut, Cutter, Demand, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
 
@@ -113,13 +118,19 @@ class _HeadGroup:
         operands: dict[Value, Value] = {}
         for param, operand in zip(region.params, fusion.operands, strict=True):
             if param in cuts.demands:
-                built = self.value(operand, cuts.demands[param])
-                if built is None:
+                demand = cuts.demands[param]
+                built = self.value(operand, demand)
+                if built is None or not self._reads(fusion, param, demand, built):
                     return None
                 operands[param] = built
         made = cut_kernel(fusion, cut, cuts, self.chunk, operands)
         self.ops.append(made)
         return made.result
+
+    def _reads(self, fusion: Op, param: Value, cut: Demand, built: Value) -> bool:
+        """Whether a kernel can read what was made for a parameter."""
+        views = any(built in op.results for op in self.ops if op.name in VIEWS)
+        return not views or cut is None or reads_part(fusion, param, cut)
 
     def value(self, value: Value, cut: Demand) -> Value | None:
         """The heads of the group of a value."""

@@ -24,7 +24,12 @@ from itertools import pairwise
 from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of
 from pliant.passes.chunk_heads import by_heads
 from pliant.passes.chunk_sums import kernel_of, sums_apart
-from pliant.passes.chunk_views import PANEL_COLUMNS, Bases, cut_kernel
+from pliant.passes.chunk_views import (
+    PANEL_COLUMNS,
+    Bases,
+    cut_kernel,
+    reads_part,
+)
 from pliant.passes.cuts import Chunk, Cut, Cutter, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
 
@@ -236,7 +241,8 @@ def _products(
     if cuts is None:
         return []
     given = {p: cuts.demands[p] for p in region.params if p in cuts.demands}
-    if any(cut is not None and not cut.is_plain for cut in given.values()):
+    cut_params = [(p, cut) for p, cut in given.items() if cut is not None]
+    if not all(cut.is_plain and reads_part(fusion, p, cut) for p, cut in cut_params):
         return []
     made: list[Op] = []
     for part in columns:

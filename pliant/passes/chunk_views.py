@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pliant.ir.access import is_one
 from pliant.ir.graph import Graph, Op, Value
-from pliant.ir.ops import VIEWS
+from pliant.ir.ops import IN_MEMORY, VIEWS
 from pliant.passes.cuts import Chunk, Cut, RegionCuts
 
 PANEL_COLUMNS = 64  # whole panels of every target's packed weights
@@ -38,6 +39,17 @@ class Bases:
             value = op.operands[0]
             op = self.producers.get(value)
         return value
+
+
+def reads_part(fusion: Op, param: Value, cut: Cut) -> bool:
+    """Whether a kernel can read a part of a value in memory, cut so, for a parameter.
+
+    A contraction reads its operands through strides. What comes after it, and kernels
+    without one, read operands from their start to their end.
+    """
+    readers = [op for op in fusion.regions[0].ops if param in op.operands]
+    strided = all(op.name in IN_MEMORY for op in readers)
+    return strided or all(is_one(size) for size in param.shape[: cut.axis])
 
 
 def cut_kernel(

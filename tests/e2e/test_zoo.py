@@ -222,9 +222,28 @@ def compare(subject: Subject, size: Dims, inputs: tuple[torch.Tensor, ...]) -> N
     with torch.no_grad():
         eager = subject.model(*inputs)
         truth = subject.exact(*double(inputs))
-    got = subject.compiled(*inputs)
+    compiled = subject.compiled
+    got = compiled(*inputs)
     assert [tuple(x.shape) for x in tensors(got)] == subject.plan.result(*size)
     assert_close(got, eager, truth)
+    for limit in limits(compiled, inputs):
+        compiled.memory_limit = limit
+        assert_close(compiled(*inputs), eager, truth)
+        assert compiled.stats()["last_peak_bytes"] <= limit
+    compiled.memory_limit = None
+    compiled(*inputs)
+
+
+def limits(
+    compiled: pliant.CompiledModel, inputs: tuple[torch.Tensor, ...]
+) -> tuple[int, int]:
+    """The least limit on the memory of a call, and one half way to its peak."""
+    peak = compiled.memory_plan(*inputs).peak_bytes
+    try:
+        compiled.memory_plan(*inputs, memory_limit=1)
+    except pliant.MemoryLimitError as error:
+        return error.least, (error.least + peak) // 2
+    return peak, peak
 
 
 def padded(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
