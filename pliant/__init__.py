@@ -28,6 +28,7 @@ from pliant.version import VERSION
 
 if TYPE_CHECKING:
     from pliant.api import compile
+    from pliant.growing import Growing
     from pliant.loading import load
     from pliant.machine.target import Target
     from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
@@ -44,6 +45,7 @@ _LATER = {
     "SGD": "pliant.training.optimizers",
     "AdamW": "pliant.training.optimizers",
     "CompiledModel": "pliant.model.compiled",
+    "Growing": "pliant.growing",
     "Instruments": "pliant.options",
     "MemoryBudget": "pliant.model.budget",
     "MemoryPlan": "pliant.model.planning",
@@ -77,6 +79,7 @@ __all__ = [
     "DTypeError",
     "DivisionError",
     "GradientWarning",
+    "Growing",
     "IndexRangeError",
     "Instruments",
     "InternalError",

@@ -177,6 +177,8 @@ def _program(
 
 
 def _signature(signature: Signature) -> StoredSignature:
+    if signature.grows:
+        raise ArtifactError("a model with inputs that grow cannot be saved")
     call = signature.stored
     if call is None:
         raise ArtifactError(

@@ -15,12 +15,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from pliant.errors import DTypeError, ShapeError
 from pliant.frontend.structure import CallNesting
+from pliant.growing import Growing
 from pliant.ir.types import NUMPY, DType, TensorType
 from pliant.sym import Expr, sym
 
@@ -59,6 +60,11 @@ class SizeSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthSlot(SizeSlot):
+    """The rows of arguments that grow (growing.py): no argument of the caller's."""
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSlot:
     """A value that was fixed by the trace: a call must pass an equal one."""
 
@@ -92,8 +98,20 @@ class FixedResult:
     value: object
 
 
+@dataclass(frozen=True, slots=True)
+class GrownResult:
+    """The argument in this slot, which has `length` rows after the call.
+
+    `capacity` is the symbol of the rows that it has room for.
+    """
+
+    slot: int
+    length: Expr
+    capacity: str
+
+
 Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
-Result: TypeAlias = TensorResult | SizeResult | FixedResult
+Result: TypeAlias = TensorResult | SizeResult | FixedResult | GrownResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +215,7 @@ class Signature:
     # Gives a seed for the next call, if the caller is not to.
     draw: Callable[[], Any] | None = None
     written: tuple[int, ...] = ()  # arguments that the model writes, by slot
+    grows: tuple[tuple[int, str], ...] = ()  # arguments by slot, and their length
     # Arguments that must have the strides of the trace, by slot: these decide whether
     # the model writes into an argument or into a copy.
     layouts: tuple[tuple[int, tuple[Expr, ...]], ...] = ()
@@ -254,9 +273,61 @@ class Signature:
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The runtime's inputs; fixed arguments are compared and dropped."""
+        return self.opened(self.given(args, kwargs))
+
+    def opened(self, given: list[Any]) -> list[Any]:
+        """The arguments, with the memory of those that grow, and their lengths."""
+        if not self.grows:
+            return given
+        lengths: dict[str, int] = {}
+        for slot, symbol in self.grows:
+            holder, name = given[slot], self.slots[slot].name
+            if not isinstance(holder, Growing):
+                raise DTypeError(
+                    f"input '{name}' grows: it must be a pliant.Growing, got a "
+                    f"{type(holder).__name__}",
+                    input=name,
+                    expected="pliant.Growing",
+                    got=type(holder).__name__,
+                )
+            if lengths.setdefault(symbol, holder.length) != holder.length:
+                raise ShapeError(
+                    f"input '{name}' has {holder.length} rows, and another one that "
+                    f"grows with it has {lengths[symbol]}",
+                    input=name,
+                    expected=lengths[symbol],
+                    got=holder.length,
+                )
+        rest = (v.memory if isinstance(v, Growing) else v for v in given)
+        return [
+            lengths[a.symbol] if isinstance(a, LengthSlot) else next(rest)
+            for a in self.arguments
+            if not isinstance(a, FixedSlot)
+        ]
+
+    def with_room(self, dims: Mapping[str, Any]) -> dict[str, Any]:
+        """Dims to plan with: where no capacity is given, it is what the call needs."""
+        found = dict(dims)
+        for result in self.results:
+            if isinstance(result, GrownResult) and result.capacity not in found:
+                used = {name: dims.get(name) for name in result.length.symbols()}
+                if all(isinstance(size, int) for size in used.values()):
+                    rows = result.length.evaluate(cast(Mapping[str, int], used))
+                    found[result.capacity] = rows
+        return found
+
+    def grown_bytes(self, dims: Mapping[str, int]) -> int:
+        """The memory of arguments that grow, with all the room they have."""
+        kinds = (self.slots[slot] for slot, _ in self.grows)
+        sizes = (k.type.bytes for k in kinds if isinstance(k, TensorSlot))
+        return sum(size.evaluate(dims) for size in sizes)
+
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The caller's arguments that are not fixed."""
         flat = self.flatten_arguments(args, kwargs)
+        arguments = [a for a in self.arguments if not isinstance(a, LengthSlot)]
         out: list[Any] = []
-        for slot, value in zip(self.arguments, flat, strict=True):
+        for slot, value in zip(arguments, flat, strict=True):
             if isinstance(slot, TensorSlot) and slot.is_complex:
                 out.append(_parts(slot, value))
             elif not isinstance(slot, FixedSlot):
@@ -286,8 +357,12 @@ class Signature:
         self,
         call: tuple[Sequence[Any], Any],
         symbols: Callable[..., Mapping[str, int]],
+        given: Sequence[Any] = (),
     ) -> Any:
-        """The structure the model returns, from the flat tensors of a call."""
+        """The structure the model returns, from the flat tensors of a call.
+
+        `given` are the caller's own arguments: what grows is one of them.
+        """
         flat, result = call
         if self.plain:
             return result
@@ -306,6 +381,10 @@ class Signature:
                     leaves.append(value.evaluate(env))
                 case FixedResult(fixed):
                     leaves.append(fixed)
+                case GrownResult(slot, length, _):
+                    env = symbols(flat) if env is None else env
+                    given[slot].length = length.evaluate(env)
+                    leaves.append(given[slot])
         return self.unflatten_results(leaves)
 
     def rebuild_direct(self) -> Callable[[Any], Any] | None:

@@ -9,12 +9,15 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from pliant.errors import OptionError
 from pliant.frontend.contract import Imported
+from pliant.frontend.growing import grown
 from pliant.frontend.torch_export import from_exported
 from pliant.frontend.torch_programs import programs
 from pliant.frontend.torch_state import cumulative, with_buffers
+from pliant.growing import Growing
 from pliant.ir.graph import Module
 
 
@@ -32,22 +35,34 @@ def import_model(
     """
     if isinstance(model, torch.export.ExportedProgram):
         tensors = {**model.constants, **model.state_dict}
-        return tuple(map(_seeded, with_buffers([from_exported(model)], tensors)))
+        _, axes = _growing(example_inputs)
+        ways = with_buffers([from_exported(model)], tensors)
+        return tuple(_seeded(grown(way, axes)) for way in ways)
     if not isinstance(model, torch.nn.Module):
         raise OptionError(
             f"cannot compile a {type(model).__name__}: give an nn.Module, "
             "an ExportedProgram or a pliant IR module"
         )
-    examples = _examples(model, example_inputs)
+    plain, axes = _growing(example_inputs)
+    examples = _examples(model, plain)
+    given = _examples(model, example_inputs)
     started = perf_counter()
     with cumulative(model):
         ways = programs(model, examples, dynamic_shapes, simplify=simplify)
     ways = with_buffers(ways, dict(model.named_buffers(remove_duplicate=False)))
     seconds["export"] = perf_counter() - started
+    ways = tuple(grown(_seeded(way), axes) for way in ways)
     return tuple(
-        _seeded(replace(way, signature=way.signature.with_example(examples, {})))
-        for way in ways
+        replace(way, signature=way.signature.with_example(given, {})) for way in ways
     )
+
+
+def _growing(inputs: Any) -> tuple[Any, dict[int, int]]:
+    """Example inputs with the rows of what grows, and the axes, by argument."""
+    leaves, structure = pytree.tree_flatten(inputs)
+    axes = {k: g.axis for k, g in enumerate(leaves) if isinstance(g, Growing)}
+    rows = [g.tensor.clone() if isinstance(g, Growing) else g for g in leaves]
+    return pytree.tree_unflatten(rows, structure) if axes else inputs, axes
 
 
 def _seeded(imported: Imported) -> Imported:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pliant.errors import PliantError
-from pliant.frontend.signature import Signature, Slot
+from pliant.frontend.signature import LengthSlot, Signature, Slot
 from pliant.image.parts import LoadedCode, ModelImage
 from pliant.model.arguments import parse_bytes
 from pliant.model.arrays import Weights
@@ -204,7 +204,8 @@ class CompiledModel(Caller):
     def arguments(self) -> tuple[Slot, ...]:
         """What a call takes, flat: name, element type and dims of each."""
         own = len(self._signature.arguments) - len(self._signature.held)
-        return self._signature.arguments[:own]
+        arguments = self._signature.arguments[:own]
+        return tuple(a for a in arguments if not isinstance(a, LengthSlot))
 
     @property
     def compile_count(self) -> int:

@@ -32,6 +32,9 @@ class MemoryPlan:
     dims: Mapping[str, int]
     knobs: Mapping[str, object] = field(default_factory=dict)
     copy_bytes: int = 0  # of inputs that are not row-major: copied for the call
+    # Of inputs that grow, with all their room: the caller holds them, and the call
+    # allocates nothing for them.
+    grown_bytes: int = 0
     # Some size that data decide was not given: no value of it needs more than this.
     is_bound: bool = False
 
@@ -117,7 +120,7 @@ class Planner:
         """The plan for inputs, if there are any, or for dims by name."""
         if inputs or any(_is_shaped(value) for value in named.values()):
             return self._of_inputs(inputs, named, limit, weight_bytes)
-        dims = self.named("memory_plan", named)
+        dims = self.named("memory_plan", self.signature.with_room(named))
         return self._of_dims(dims, limit, weight_bytes)
 
     def _of_inputs(
@@ -150,12 +153,14 @@ class Planner:
             dims,
             self._knobs(plans, dims),
             copied,
+            self.signature.grown_bytes(dims) if self.signature.grows else 0,
             not self.parts[-1].is_known(dims),
         )
 
     def timeline(self, named: Mapping[str, Any], limit: Limit) -> Timeline:
         """What a call holds at every step."""
-        dims = self.named("memory_timeline", named, complete=True)
+        room = self.signature.with_room(named)
+        dims = self.named("memory_timeline", room, complete=True)
         env = {**dims, "threads": self.threads}
         handed: list[tuple[ResultText, int]] = []
         made: list[Timeline] = []

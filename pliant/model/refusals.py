@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from pliant.frontend.signature import (
 )
 from pliant.image.parts import PartImage
 from pliant.model.arguments import shown
-from pliant.model.buffers import may_repeat, memory_block, overlap, strides_of
+from pliant.model.buffers import may_repeat, memory_block, strides_of
 from pliant.model.parts import ModelPart
 from pliant.runtime.binding import RuntimeModel
 from pliant.runtime.description import Overflow, RuntimeStatus, Status
@@ -277,12 +277,18 @@ def sizes_of(flat: Sequence[Any]) -> list[int]:
     return [int(s) for s in sizes]
 
 
-def check_written(signature: Signature, flat: Sequence[Any]) -> None:
+def check_written(
+    signature: Signature, own: Sequence[Any], flat: Sequence[Any]
+) -> None:
     """No argument that the model writes may share memory with another argument, and no
-    element of it with another element."""
+    element of it with another element.
+
+    `own` are the caller's, of which those that grow have memory of their own.
+    """
+    grows = {slot for slot, _ in signature.grows}
     blocks = [memory_block(value) for value in flat]
     for number in signature.written:
-        if may_repeat(flat[number]):
+        if number not in grows and may_repeat(flat[number]):
             name = signature.slots[number].name
             raise DTypeError(
                 f"the model writes input '{name}', elements of which share memory: "
@@ -291,16 +297,35 @@ def check_written(signature: Signature, flat: Sequence[Any]) -> None:
                 expected="elements of their own",
                 got="strides that overlap",
             )
-        for other, block in enumerate(blocks):
-            if other != number and overlap(block, blocks[number]):
-                names = [signature.slots[k].name for k in (number, other)]
-                raise DTypeError(
-                    f"the model writes input '{names[0]}', which shares memory with "
-                    f"input '{names[1]}': pass a copy of one",
-                    input=names[0],
-                    expected="memory of its own",
-                    got=f"that of '{names[1]}'",
-                )
+    for number, other in _sharing(blocks, signature.written):
+        names = [signature.slots[k].name for k in (number, other)]
+        raise DTypeError(
+            f"the model writes input '{names[0]}', which shares memory with "
+            f"input '{names[1]}': pass a copy of one",
+            input=names[0],
+            expected="memory of its own",
+            got=f"that of '{names[1]}'",
+        )
+
+
+def _sharing(
+    blocks: Sequence[tuple[int, int] | None], written: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Pairs of a block that is written and another one that overlaps it.
+
+    In order of their places a block overlaps an earlier one if it begins before the
+    furthest end so far, of all blocks or of those that are written.
+    """
+    places = sorted((b, k) for k, b in enumerate(blocks) if b is not None)
+    writes, every, last = set(written), (0, -1), (0, -1)  # (end, number)
+    for (begin, end), number in places:
+        reach = every if number in writes else last
+        if begin < reach[0] and end > begin:
+            pair = (number, reach[1]) if number in writes else (reach[1], number)
+            yield pair
+        every = max(every, (end, number))
+        if number in writes:
+            last = max(last, (end, number))
 
 
 def check_layouts(

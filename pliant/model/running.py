@@ -81,13 +81,14 @@ class Runner:
     ) -> Any:
         signature = self.signature
         direct = self.is_direct and not kwargs
-        flat = args if direct else signature.flatten(args, kwargs)
+        own: Sequence[Any] = args if direct else signature.given(args, kwargs)
+        flat = signature.opened(list(own)) if signature.grows else own
         given = signature.drawn(flat)
         if signature.layouts:
             signature.check(given)
             check_layouts(signature, flat, self.refusals.symbols_of(given))
         if signature.written:
-            check_written(signature, flat)
+            check_written(signature, own, flat)
             given = list(given)
             for slot in signature.written:
                 given[slot] = writable(given[slot])
@@ -106,7 +107,7 @@ class Runner:
             commit(flat[slot], given[slot])
         if bound is not None:
             bound.commit()
-        return signature.rebuild((flat, result), self.refusals.symbols_of)
+        return signature.rebuild((flat, result), self.refusals.symbols_of, own)
 
     def _mended(self, flat: Sequence[Any]) -> Any:
         """Checks the arguments, copies what the runtime cannot read, and runs."""
