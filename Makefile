@@ -16,7 +16,7 @@ KEPT := $(VENV)/bench
 FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/passes \
 	tests/errors tests/commands/test_benchmark.py
 
-.PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
+.PHONY: demo demo-chat language test check lint format types unit sweep fuzz clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
@@ -28,6 +28,14 @@ check: lint types
 
 demo: setup
 	$(BIN)/python -m demo.embed
+
+# A language model of 98 MB that comes in a wheel answers a question.
+demo-chat: setup
+	$(BIN)/pliant chat smollm2 --prompt "What is the capital of France?"
+
+# That model against transformers: the same text, 64 tokens of several prompts.
+language: setup
+	$(BIN)/python -m pytest -m slow tests/language
 
 lint: setup
 	$(BIN)/ruff check $(CHECKED)
@@ -143,7 +151,7 @@ $(VENV)/.torch:
 
 # The install also builds the C runtime, hence its sources here.
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(RUNTIME)
-	$(BIN)/python -m pip install -q -e '.[torch,demo,test]'
+	$(BIN)/python -m pip install -q -e '.[torch,demo,test,llm]'
 	touch $@
 
 # The other engines, for benchmarks alone.

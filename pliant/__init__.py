@@ -29,6 +29,7 @@ from pliant.version import VERSION
 if TYPE_CHECKING:
     from pliant.api import compile
     from pliant.growing import Growing
+    from pliant.language.model import LanguageModel, load_gguf
     from pliant.loading import load
     from pliant.machine.target import Target
     from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
@@ -47,6 +48,7 @@ _LATER = {
     "CompiledModel": "pliant.model.compiled",
     "Growing": "pliant.growing",
     "Instruments": "pliant.options",
+    "LanguageModel": "pliant.language.model",
     "MemoryBudget": "pliant.model.budget",
     "MemoryPlan": "pliant.model.planning",
     "Options": "pliant.options",
@@ -55,6 +57,7 @@ _LATER = {
     "compile": "pliant.api",
     "compile_training": "pliant.training.step",
     "load": "pliant.loading",
+    "load_gguf": "pliant.language.model",
     "memory_budget": "pliant.model.budget",
     "set_memory_budget": "pliant.model.budget",
 }
@@ -83,6 +86,7 @@ __all__ = [
     "IndexRangeError",
     "Instruments",
     "InternalError",
+    "LanguageModel",
     "MatrixError",
     "MemoryBudget",
     "MemoryLimitError",
@@ -102,6 +106,7 @@ __all__ = [
     "compile",
     "compile_training",
     "load",
+    "load_gguf",
     "memory_budget",
     "set_memory_budget",
 ]

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, compile, doctor, explain, inspect, opt, run
+from pliant.commands import bench, chat, compile, doctor, explain, inspect, opt, run
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
     bench,
+    chat,
     compile,
     doctor,
     explain,

@@ -1,0 +1,1 @@
+"""Language models: weights from files, graphs, tokens, and the loop that generates."""

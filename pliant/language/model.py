@@ -1,0 +1,252 @@
+"""A language model: one compiled program for prompts and for every next token.
+
+lm = pliant.load_gguf("model.gguf")
+lm.generate(["Once upon a time"], max_new_tokens=20)
+for piece in lm.stream("Once upon a time"):
+    print(piece, end="", flush=True)
+logits = lm.forward(ids)    # of tokens behind those of earlier calls
+lm.reset()                  # and of none
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pliant.api import build, settings
+from pliant.errors import OptionError, ShapeError
+from pliant.frontend.growing import grown
+from pliant.frontend.ir_module import import_module
+from pliant.growing import Growing
+from pliant.language.blocks import Weight
+from pliant.language.gguf_file import Shape, read_gguf
+from pliant.language.graph import decoder
+from pliant.language.sampling import TokenSampler
+from pliant.language.tokens import Tokens
+from pliant.model.compiled import CompiledModel
+from pliant.model.planning import MemoryPlan
+from pliant.options import Options
+
+ROOM = 256  # tokens: caches begin with this much, and double
+
+
+@dataclass(slots=True)
+class _Times:
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+    def note(self, tokens: int, seconds: float, is_prompt: bool) -> None:
+        with self.lock:
+            if is_prompt:
+                self.prompt_tokens += tokens
+                self.prompt_seconds += seconds
+            else:
+                self.decode_tokens += tokens
+                self.decode_seconds += seconds
+
+
+class LanguageModel:
+    """See the file's head. Several threads may generate at once."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        weights: Mapping[str, Weight],
+        tokens: Tokens,
+        *,
+        threads: int | None = None,
+        options: Options | None = None,
+        memory_limit: int | str | None = None,
+    ) -> None:
+        started = perf_counter()
+        imported = import_module(decoder(shape, weights))
+        axes = dict.fromkeys(range(1, 1 + 2 * shape.layers), 2)
+        chosen = settings(options, threads, None, memory_limit)
+        self.model: CompiledModel = build(grown(imported, axes), chosen, {})
+        self.tokens, self.shape = tokens, shape
+        self._compile_seconds = perf_counter() - started
+        self._caches: list[Growing] | None = None  # of `forward`
+        self._times = _Times()
+
+    # ---- the network
+
+    def forward(self, ids: Any) -> Any:
+        """Logits (batch, new, vocabulary) of tokens behind those of earlier calls.
+
+        `ids` are (batch, new), or (new,) for a batch of one. Torch in, torch out.
+        """
+        given = np.asarray(ids)
+        rows = given.reshape(1, -1) if given.ndim == 1 else given
+        if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
+            raise ShapeError(
+                f"ids are integers (batch, new), not {given.dtype} {given.shape}",
+                expected="(batch, new)",
+                got=given.shape,
+            )
+        if self._caches is None:
+            self._caches = self._empty(len(rows))
+        logits = self._run(rows.astype(np.int64), self._caches, rows.shape[1])
+        if hasattr(ids, "new_tensor"):
+            return ids.new_tensor(logits, dtype=_torch_float())
+        return logits
+
+    def reset(self) -> None:
+        """Forgets the tokens of `forward`."""
+        self._caches = None
+
+    def _empty(self, batch: int) -> list[Growing]:
+        shape = self.shape
+        rows = np.zeros((batch, shape.kv_heads, 0, shape.head_size), np.float32)
+        return [Growing(rows, 2, ROOM) for _ in range(2 * shape.layers)]
+
+    def _run(self, ids: np.ndarray, caches: list[Growing], kept: int) -> np.ndarray:
+        """The logits of the last positions."""
+        started, first = perf_counter(), caches[0]
+        need, room = first.length + ids.shape[1], first.capacity
+        if need > room:
+            for cache in caches:
+                cache.reserve(max(need, 2 * room))
+        logits, *_ = self.model(ids, *caches, kept)
+        is_prompt = first.length == ids.shape[1] or ids.shape[1] > 1
+        self._times.note(ids.size, perf_counter() - started, is_prompt)
+        return np.asarray(logits)
+
+    # ---- text
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> Any:
+        """The text that follows each prompt; a string for a string."""
+        if isinstance(prompts, str):
+            return "".join(
+                self.stream(
+                    prompts, max_new_tokens, temperature, top_k, top_p, stop, seed
+                )
+            )
+        return [
+            self.generate(prompt, max_new_tokens, temperature, top_k, top_p, stop, seed)
+            for prompt in prompts
+        ]
+
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """The text that follows, piece by piece, up to an end or a text of `stop`."""
+        sampler = TokenSampler(temperature, top_k, top_p, seed)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        if max_new_tokens < 0 or not all(stops):
+            raise OptionError(
+                "max_new_tokens is not negative, and a text of stop is not empty"
+            )
+        return self._stream(self.tokens.encode(prompt), max_new_tokens, sampler, stops)
+
+    def _stream(
+        self, prompt: list[int], most: int, sampler: TokenSampler, stops: Sequence[str]
+    ) -> Iterator[str]:
+        ids, given = list[int](), ""
+        for token in self.next_tokens(prompt, most, sampler):
+            if token in self.tokens.ends:
+                break
+            ids.append(token)
+            text = self.tokens.decode(ids)
+            found = [at for at in map(text.find, stops) if at >= 0]
+            if found:
+                yield text[len(given) : min(found)]
+                return
+            sure = text[: len(text) - _unsure(text, stops)]
+            if len(sure) > len(given):
+                yield sure[len(given) :]
+                given = sure
+        rest = self.tokens.decode(ids)[len(given) :]
+        if rest:
+            yield rest
+
+    def next_tokens(
+        self, prompt: Sequence[int], most: int, sampler: TokenSampler
+    ) -> Iterator[int]:
+        """Tokens behind a prompt, without an end; an empty prompt is its beginning."""
+        ids = list(prompt) or [0 if self.tokens.begin is None else self.tokens.begin]
+        caches = self._empty(1)
+        for _ in range(most):
+            logits = self._run(np.array([ids], np.int64), caches, 1)
+            token = sampler.pick(logits[0, -1])
+            yield token
+            ids = [token]
+
+    # ---- what it is
+
+    def memory_plan(self, **dims: Any) -> MemoryPlan:
+        """Of a call; `grown_bytes` is what the caches take beside it."""
+        return self.model.memory_plan(**{"kept": min(1, dims.get("new", 1)), **dims})
+
+    def stats(self) -> dict[str, Any]:
+        times = self._times
+        decoding = times.decode_tokens / max(times.decode_seconds, 1e-9)
+        reading = times.prompt_tokens / max(times.prompt_seconds, 1e-9)
+        return {
+            **self.model.stats(),
+            "compile_seconds": self._compile_seconds,
+            "prompt_tokens": times.prompt_tokens,
+            "prompt_seconds": times.prompt_seconds,
+            "prompt_tokens_per_second": reading,
+            "decode_tokens": times.decode_tokens,
+            "decode_seconds": times.decode_seconds,
+            "decode_tokens_per_second": decoding,
+        }
+
+
+def load_gguf(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    options: Options | None = None,
+    memory_limit: int | str | None = None,
+) -> LanguageModel:
+    """The language model in a GGUF file (llama, qwen2 and qwen3 families), compiled."""
+    file = read_gguf(path)
+    return LanguageModel(
+        file.shape,
+        file.weights,
+        Tokens(file.fields),
+        threads=threads,
+        options=options,
+        memory_limit=memory_limit,
+    )
+
+
+def _unsure(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end may yet change, or begin a text of `stop`."""
+    open_bytes = len(text) - len(text.rstrip("\ufffd"))
+    begun = (
+        n for s in stops for n in range(1, len(s)) if n > 0 and text.endswith(s[:n])
+    )
+    return max((open_bytes, *begun))
+
+
+def _torch_float() -> Any:
+    import torch
+
+    return torch.float32
