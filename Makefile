@@ -16,7 +16,8 @@ KEPT := $(VENV)/bench
 FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/passes \
 	tests/errors tests/commands/test_benchmark.py
 
-.PHONY: demo demo-chat language test check lint format types unit sweep fuzz clean distclean setup
+.PHONY: demo demo-chat demo-ocr language test check lint format types unit sweep fuzz
+.PHONY: fuzz-onnx fuzz-onnx-files clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
@@ -37,6 +38,14 @@ demo-chat: setup
 language: setup
 	$(BIN)/python -m pytest -m slow tests/language
 
+# Pages of six sizes read by PP-OCRv4, whose models come out of a wheel; what else that
+# wheel needs (OpenCV, Shapely, ..) is not installed. Two minutes.
+OCR := $(VENV)/ocr
+demo-ocr: setup
+	test -d $(OCR)/rapidocr_onnxruntime || $(BIN)/pip install --quiet --no-deps \
+		--target $(OCR) rapidocr-onnxruntime==1.4.4
+	$(BIN)/python -m demo.ocr $(OCR)/rapidocr_onnxruntime/models --output $(OCR)/pages
+
 lint: setup
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -55,6 +64,16 @@ sweep: setup
 # Random models of every op against eager, for 20 minutes. `make fuzz MINUTES=2 SEED=7`
 fuzz: setup
 	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \
+		$(if $(SEED),--seed $(SEED))
+
+# Random ONNX models against ONNX Runtime, for 20 minutes.
+fuzz-onnx: setup
+	$(BIN)/python tests/fuzz/hunt.py --of onnx --minutes $(or $(MINUTES),20) \
+		$(if $(SEED),--seed $(SEED))
+
+# Damaged ONNX files, which must be read or refused with a typed error, for 20 minutes.
+fuzz-onnx-files: setup
+	$(BIN)/python tests/fuzz/hunt.py --of files --minutes $(or $(MINUTES),20) \
 		$(if $(SEED),--seed $(SEED))
 
 # What of torch compiles: every OpInfo entry and core ATen overload, 20 minutes; writes

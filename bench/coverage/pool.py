@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import IO, Any
 
 Found = dict[str, Any]
-PER_PROCESS = 100  # entries: what torch keeps of a trace adds up
+PER_PROCESS = 100  # entries, unless the card says: what torch keeps of traces adds up
 
 
 def run(
@@ -71,6 +71,8 @@ def _serve(
     total: int,
 ) -> None:
     worker: _Worker | None = None
+    module = importlib.import_module(f"bench.coverage.{card}")
+    most = getattr(module, "PER_PROCESS", PER_PROCESS)
     while True:
         try:
             name = waiting.get_nowait()
@@ -79,7 +81,7 @@ def _serve(
         worker = worker or _Worker(card)
         started = time.perf_counter()
         answer = worker.ask(name, limit)
-        if answer["kind"] in ("crash", "hang") or worker.asked >= PER_PROCESS:
+        if answer["kind"] in ("crash", "hang") or worker.asked >= most:
             worker.close()
             worker = None
         answer["seconds"] = round(time.perf_counter() - started, 2)

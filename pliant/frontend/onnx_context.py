@@ -64,6 +64,7 @@ class OnnxContext(Translation):
         super().__init__(builder)
         self.hints = hints  # sizes of the example, by symbol
         self.node: Node | None = None
+        self.visited = 0  # nodes, each time that one is translated
         self.specialise = self._fix
         self.examples: frozenset[str] = frozenset()  # inputs with example values
         self.fixed: frozenset[str] = frozenset()  # those that are fixed to them

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pliant.frontend.onnx_context import Node, OnnxContext
+from pliant.frontend.onnx_limits import is_plain, product_is_plain
 from pliant.frontend.onnx_types import BOOL, ELEMENTS, INT64
 from pliant.frontend.onnx_values import Array, Known, Ratio, settled, symbolic
 from pliant.sym import (
@@ -75,7 +76,18 @@ def evaluate(cx: OnnxContext, n: Node) -> Known | None:
         second = n.inputs[1]
         assert isinstance(second, Known)
         element = second.element
-    return Known(settled(found, element), element)
+    made = settled(found, element)
+    if made.dtype == object and not all(map(_is_plain, made.reshape(-1))):
+        return None
+    return Known(made, element)
+
+
+def _is_plain(element: Any) -> bool:
+    """Whether arithmetic may go on with an element: sizes can grow without end."""
+    size = element.top if isinstance(element, Ratio) else element
+    if isinstance(size, int):
+        return abs(size) < 2**63
+    return not isinstance(size, Expr) or is_plain(size)
 
 
 # ---- element by element
@@ -140,7 +152,10 @@ def _mul(cx: OnnxContext, a: Any, b: Any) -> Any:
         common = math.gcd(y.top.value, x.bottom) if y.top.is_const else 1
         top = x.top * (as_expr(y.top.value // common) if common > 1 else y.top)
         return Ratio(top, x.bottom // common * y.bottom)
-    return cx.simplify(_whole(a) * _whole(b))
+    left, right = _whole(a), _whole(b)
+    if not product_is_plain(left, right):
+        raise Cannot
+    return cx.simplify(left * right)
 
 
 def _div(cx: OnnxContext, a: Any, b: Any) -> Any:
@@ -384,11 +399,16 @@ def _transpose(_: OnnxContext, n: Node, arrays: list[Array]) -> Array:
 
 def _expand(_: OnnxContext, n: Node, arrays: list[Array]) -> Array:
     shape = _plain_ints(arrays[1])
+    if math.prod(shape) * max(arrays[0].size, 1) > MOST:
+        raise Cannot
     return arrays[0] * np.ones(shape, arrays[0].dtype)
 
 
 def _tile(_: OnnxContext, n: Node, arrays: list[Array]) -> Array:
-    return np.tile(arrays[0], _plain_ints(arrays[1]))
+    repeats = _plain_ints(arrays[1])
+    if math.prod(repeats) * max(arrays[0].size, 1) > MOST:
+        raise Cannot
+    return np.tile(arrays[0], repeats)
 
 
 def _flatten(_: OnnxContext, n: Node, arrays: list[Array]) -> Array:

@@ -190,7 +190,7 @@ class _Source:
             )
         for axis, dim in enumerate(protos):
             dims.append(self._dim(name, axis, dim, override, shape))
-        checked_size([d.value for d in dims if d.is_const], name)
+        checked_size([d.value if d.is_const else 1 for d in dims], name)
         return _Argument(name, element, tuple(dims), example, (), optional)
 
     def _dim(

@@ -6,9 +6,12 @@ planned for the most that it can be.
 
 from __future__ import annotations
 
+import numpy as np
+
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_ops_index import sortable
+from pliant.frontend.onnx_types import INT64
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, product
@@ -33,13 +36,19 @@ def true_places(cx: OnnxContext, mask: Value) -> Value:
 
 
 def compress(cx: OnnxContext, n: Node) -> Value:
-    x, mask = n.tensor(0), n.tensor(1)
+    x, known = n.tensor(0), n.known(1)
     axis = n.attrs.get("axis")
     if axis is None:
         x, axis = cx.reshape(x, (x.type.numel,)), 0
     axis = n.axis(axis, x.type.rank)
-    places = true_places(cx, mask)
     size = x.shape[axis]
+    if known is not None and not known.is_symbolic:
+        chosen = np.flatnonzero(known.array)
+        places = cx.in_range(cx.data(chosen, INT64), size, axis)
+        rows = cx.b.emit("index", cx.move_axis(x, axis, 0), places)
+        return cx.move_axis(rows, 0, axis)
+    mask = n.tensor(1)
+    places = true_places(cx, mask)
     if not cx.b.same(mask.shape[0], size):
         places = cx.in_range(places, size, axis)
     rows = cx.b.emit("index", cx.move_axis(x, axis, 0), places)

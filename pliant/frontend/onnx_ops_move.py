@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pliant.errors import ModelError
 from pliant.frontend.onnx_context import Node, OnnxContext, Rule
 from pliant.frontend.onnx_known import MOST
+from pliant.frontend.onnx_limits import OUTPUTS
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_values import Coded, Entry, Known, settled
 from pliant.frontend.operands import Size
@@ -231,6 +233,8 @@ def split(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
         sizes = n.sizes(1, "the sizes of parts")
     else:
         parts = int(n.attrs.get("num_outputs", count))
+        if not 1 <= parts <= OUTPUTS:
+            raise ModelError(f"Split into {parts} parts")
         each = cx.simplify(floordiv(x.shape[axis] + parts - 1, parts))
         if n.version < 18:
             each = cx.simplify(floordiv(x.shape[axis], parts))
@@ -384,8 +388,15 @@ def center_crop_pad(cx: OnnxContext, n: Node) -> Value:
 # ---- blocks
 
 
+def _block(n: Node) -> int:
+    size = int(n.attrs["blocksize"])
+    if not 1 <= size <= 2**24:
+        raise ModelError(f"{n.op} with blocks of {size}")
+    return size
+
+
 def depth_to_space(cx: OnnxContext, n: Node) -> Value:
-    x, block = n.tensor(0), n.attrs["blocksize"]
+    x, block = n.tensor(0), _block(n)
     b, c, h, w = x.shape
     depth = cx.simplify(floordiv(c, block * block))
     if n.attr("mode", "DCR") == "DCR":
@@ -398,7 +409,7 @@ def depth_to_space(cx: OnnxContext, n: Node) -> Value:
 
 
 def space_to_depth(cx: OnnxContext, n: Node) -> Value:
-    x, block = n.tensor(0), n.attrs["blocksize"]
+    x, block = n.tensor(0), _block(n)
     b, c, h, w = x.shape
     rows, columns = (cx.simplify(floordiv(d, block)) for d in (h, w))
     if n.attr("mode", "DCR") == "CRD":

@@ -17,6 +17,7 @@ from pliant.frontend.onnx_ops_index import reversed_rows
 from pliant.frontend.translate import as_index
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
+from pliant.sym import as_expr
 
 State = tuple[Value, ...]
 Step = Callable[[Value, State, Sequence[Value]], State]
@@ -34,6 +35,10 @@ class _Layer:
         self.weight, self.hidden = n.tensor(1), n.tensor(2)
         self.bias, self.lengths = n.maybe(3), n.maybe(4)
         self.size = self.hidden.shape[2]
+        if "hidden_size" in n.attrs:
+            cx.b.require_equal(
+                self.size, as_expr(n.attrs["hidden_size"]), "the hidden size"
+            )
         way = n.attr("direction", "forward")
         self.ways = {"forward": [False], "reverse": [True]}.get(way, [False, True])
         self.clip: float | None = n.attrs.get("clip")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from pliant.errors import ModelError
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.translate import Unsupported
@@ -95,6 +96,8 @@ def _axes(cx: OnnxContext, n: Node, x: Value) -> list[_Axis]:
             out.append(_Axis(axis, as_expr(sizes[k]), None, roi_part))
             continue
         assert scales is not None
+        if not math.isfinite(scales[k]) or scales[k] <= 0:
+            raise ModelError(f"a resize factor of {scales[k]}")
         exact = Fraction(scales[k])
         if exact.denominator > 2**30:
             cx.unsupported(f"a resize factor of {scales[k]}")

@@ -135,6 +135,8 @@ def mel_weights(cx: OnnxContext, n: Node) -> Known:
     bins, length, rate = (n.integer(i, "a number of the mel scale") for i in range(3))
     low, high = (n.floats(i, "a frequency")[0] for i in (3, 4))
     element = element_of(n.attr("output_datatype", 1), n.op)
+    if not (0 < bins <= 2**12 and 0 <= length <= 2**20 and rate > 0):
+        cx.unsupported(f"a mel scale of {bins} bins, length {length} and rate {rate}")
 
     def mel(hertz: float) -> float:
         return 2595 * math.log1p(hertz / 700) / math.log(10)

@@ -12,17 +12,18 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from pliant.errors import ModelError
+from pliant.frontend.onnx_limits import DENSE, LARGEST, RANK
 from pliant.frontend.onnx_types import ELEMENTS, NAMES, Element
 from pliant.frontend.onnx_values import Array, Known
 from pliant.frontend.translate import Unsupported
-
-LARGEST = 2**48  # bytes of a tensor that is believed
 
 
 def checked_size(dims: Any, name: str, bytes_each: int = 1) -> int:
     """The number of elements; ModelError for dims that no tensor has."""
     if any(d < 0 for d in dims):
         raise ModelError(f"tensor '{name}' has a negative dim: {list(dims)[:8]}")
+    if len(dims) > RANK:
+        raise ModelError(f"tensor '{name}' has {len(dims)} dims")
     size = math.prod(int(d) for d in dims)
     if size * bytes_each > LARGEST:
         raise ModelError(f"tensor '{name}' is too large: {list(dims)[:8]}")
@@ -114,6 +115,10 @@ def dense(
     """A sparse tensor as all its elements."""
     values, name = read(sparse.values), sparse.values.name
     size = checked_size(sparse.dims, name, values.array.itemsize)
+    if size > DENSE:
+        raise ModelError(
+            f"sparse tensor '{name}' is too large: {list(sparse.dims)[:8]}"
+        )
     places = np.asarray(read(sparse.indices).array)
     shape = tuple(int(d) for d in sparse.dims)
     if places.ndim == 2 and places.shape[1] != len(shape):

@@ -22,6 +22,7 @@ from onnx import helper
 from pliant.errors import ModelError
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_known import evaluate
+from pliant.frontend.onnx_limits import NODES, OUTPUTS, check_tensors
 from pliant.frontend.onnx_ops import rule_of
 from pliant.frontend.onnx_tensors import dense, known_tensor
 from pliant.frontend.onnx_values import (
@@ -122,6 +123,12 @@ class OnnxWalk:
 
     def translated(self, proto: onnx.NodeProto) -> Any:
         cx = self.cx
+        cx.visited += 1
+        if cx.visited > NODES:
+            raise ModelError(
+                f"the model has more than {NODES} nodes, its functions and the rounds "
+                "of its loops written out"
+            )
         inputs: list[Entry | None] = []
         for name in proto.input:
             found = self.env.get(name) if name and name not in self.absent else None
@@ -139,8 +146,15 @@ class OnnxWalk:
         cx.node, cx.op_name = node, node.op
         try:
             made = self.answer(node)
+        except MemoryError:
+            raise ModelError(f"{proto.op_type} '{proto.name}' is too large") from None
         finally:
             cx.node = before
+        answers = made if isinstance(made, tuple) else (made,)
+        if len(answers) > OUTPUTS:
+            raise ModelError(f"{proto.op_type} gives {len(answers)} results")
+        entries = (e for e in answers if not isinstance(e, Untranslated) and e)
+        check_tensors(tensors_in(entries), f"{proto.op_type} '{proto.name}'")
         cx.guard_sizes()
         return made
 

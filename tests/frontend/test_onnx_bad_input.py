@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import pliant
 from pliant.errors import ModelError
+from pliant.frontend import onnx_walk
 from tests.frontend.onnx_models import FLOAT, model
 
 node = helper.make_node
@@ -157,3 +158,134 @@ def test_ops_of_wrong_types() -> None:
 def test_data_without_a_folder() -> None:
     with pytest.raises(ModelError, match="beside the model"):
         pliant.compile(_with_data("w.bin"))
+
+
+LARGE = np.int64(2**62)
+
+
+def _refused(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, object] | None = None,
+    shape: tuple[int | str, ...] = ("n",),
+    opset: int = 18,
+) -> None:
+    proto = model(nodes, {"x": (FLOAT, shape)}, ["y"], constants, opset)
+    with pytest.raises(pliant.PliantError) as caught:
+        pliant.compile(proto)
+    assert not isinstance(caught.value, pliant.InternalError), caught.value
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "attrs", "constants"),
+    [
+        ("Expand", ("n",), {}, {"s": np.array([LARGE, LARGE])}),
+        ("Tile", ("n",), {}, {"s": np.array([LARGE])}),
+        ("Unsqueeze", ("n",), {}, {"s": np.arange(5000)}),
+        ("Pad", ("n",), {}, {"s": np.array([LARGE, LARGE])}),
+        ("Reshape", ("n",), {}, {"s": np.array([LARGE, -1, LARGE])}),
+        ("TopK", ("n",), {}, {"s": np.array([LARGE])}),
+        ("Split", ("n",), {"num_outputs": 2**40}, {}),
+        ("Softmax", ("n",), {"axis": 2**62}, {}),
+        ("Transpose", ("n", "m"), {"perm": [0, 0]}, {}),
+        ("DepthToSpace", ("n", 4, "h", "w"), {"blocksize": -2}, {}),
+        ("Einsum", ("n", "m"), {"equation": "i" * 5000 + "->i"}, {}),
+        ("Relu", tuple(f"d{k}" for k in range(200)), {}, {}),
+    ],
+)
+def test_numbers_that_no_model_has(
+    op: str,
+    shape: tuple[int | str, ...],
+    attrs: dict[str, object],
+    constants: dict[str, object],
+) -> None:
+    _refused([node(op, ["x", *constants], ["y"], **attrs)], constants, shape)
+
+
+def test_constants_that_are_written_out() -> None:
+    one = {"w": np.ones(1, np.float32)}
+    _refused([node("Expand", ["w", "s"], ["y"])], {**one, "s": np.array([LARGE] * 2)})
+    _refused([node("Tile", ["w", "s"], ["y"])], {**one, "s": np.array([LARGE])})
+    _refused([node("ConstantOfShape", ["s"], ["y"])], {"s": np.array([LARGE] * 2)})
+    numbers = [np.int64(2**40), np.int64(2**40), np.int64(8000)]
+    mel = dict(zip("abc", map(np.array, numbers), strict=True))
+    mel |= {"d": np.float32(0), "e": np.float32(4000)}
+    _refused([node("MelWeightMatrix", list(mel), ["y"])], mel)
+    _refused([node("RandomNormal", [], ["y"], shape=[2**40, 2**40])])
+
+
+def test_resize_factors_that_are_none() -> None:
+    for factor in (np.nan, np.inf, 0.0, -1.0):
+        scales = np.array([1, factor], np.float32)
+        _refused([node("Resize", ["x", "", "s"], ["y"])], {"s": scales}, ("n", "m"))
+
+
+def test_functions_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 functions, each of which calls the one before it twice."""
+    monkeypatch.setattr(onnx_walk, "NODES", 2000)
+    core, own = helper.make_opsetid("", 17), helper.make_opsetid("my", 1)
+    bodies = [
+        helper.make_function(
+            "my", "F0", ["a"], ["b"], [node("Relu", ["a"], ["b"])], [core]
+        )
+    ]
+    for k in range(1, 40):
+        calls = [
+            node(f"F{k - 1}", ["a"], ["c"], domain="my"),
+            node(f"F{k - 1}", ["c"], ["b"], domain="my"),
+        ]
+        bodies.append(helper.make_function("my", f"F{k}", ["a"], ["b"], calls, [own]))
+    proto = model(
+        [node("F39", ["x"], ["y"], domain="my")],
+        {"x": (FLOAT, ["n"])},
+        ["y"],
+        functions=bodies,
+        domains=["my"],
+    )
+    with pytest.raises(ModelError, match="more than 2000 nodes"):
+        pliant.compile(proto)
+
+
+@pytest.mark.parametrize("op", ["Mul", "Add"])
+def test_sizes_that_grow_without_end(op: str) -> None:
+    nodes = [node("Shape", ["x"], ["s"]), node("ReduceSum", ["s"], ["p0"])]
+    nodes += [node(op, [f"p{k}", f"p{k}"], [f"p{k + 1}"]) for k in range(80)]
+    nodes.append(node("Expand", ["w", "p80"], ["y"]))
+    _refused(nodes, {"w": np.ones(1, np.float32)}, ("n", "m"))
+
+
+def test_tensors_that_double() -> None:
+    nodes = [node("Concat", ["x", "x"], ["v1"], axis=0)]
+    for k in range(1, 70):
+        nodes.append(node("Concat", [f"v{k}"] * 2, [f"v{k + 1}"], axis=0))
+    _refused([*nodes, node("Relu", ["v70"], ["y"])])
+
+
+def test_hidden_size_of_other_weights() -> None:
+    weights = {
+        "w": np.ones((1, 16, 3), np.float32),
+        "r": np.ones((1, 16, 4), np.float32),
+    }
+    lstm = node("LSTM", ["x", "w", "r"], ["y"], hidden_size=2**40)
+    _refused([lstm], weights, ("s", "b", 3))
+
+
+def _part(field: int, content: bytes) -> bytes:
+    """A message in a message, as protobuf writes it."""
+    size, length = len(content), bytearray()
+    while size > 127:
+        length.append(size % 128 + 128)
+        size //= 128
+    return bytes([field * 8 + 2, *length, size]) + content
+
+
+@pytest.mark.parametrize("depth", [20, 40, 20_000])
+def test_graphs_in_graphs(tmp_path: Path, depth: int) -> None:
+    """The graph of an attribute of a node of a graph, over and over."""
+    graph = b""
+    for _ in range(depth):
+        attribute = _part(1, b"body") + _part(6, graph) + b"\xa0\x01\x05"
+        graph = _part(1, _part(4, b"Loop") + _part(5, attribute))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"\x08\x0a" + _part(8, b"\x10\x11") + _part(7, graph))
+    with pytest.raises(ModelError):
+        pliant.compile(str(path))

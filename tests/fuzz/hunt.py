@@ -1,11 +1,14 @@
-"""Random models against eager, for minutes: `make fuzz`.
+"""Random models against their reference, for minutes: `make fuzz`, `make fuzz-onnx`.
 
     python tests/fuzz/hunt.py --minutes 20 [--seed 0] [--only aten.unfold.default]
+    python tests/fuzz/hunt.py --of onnx [--only Conv]
+    python tests/fuzz/hunt.py --of files [--only test_loop11]
 
-A second process makes and judges the models, so one that ends it, or never ends, is
-reported like any other, with its seed. Of every fourth model a training step is judged
-instead, by its gradients. What fails is made smaller while it still fails
-and printed as a program. The exit status is 1 if anything failed.
+Models of torch are compared with eager, those of ONNX with ONNX Runtime, and damaged
+files are only read. A second process makes and judges them, so one that ends it, or
+never ends, is reported like any other, with its seed. Of every fourth model of torch a
+training step is judged instead, by its gradients. What fails is made smaller while it
+still fails and printed as a program. The exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from typing import Any
 
 from gradients import judge_gradients
 from judge import Verdict, judge
-from random_models import Model, model
+from onnx_damage import damaged, judge_damaged
+from onnx_judge import judge_onnx
+from onnx_random import onnx_model
+from random_models import model
 
 PATIENCE = 120.0  # seconds that one model may take
 MOST_ATTEMPTS = 40  # to make a failing model smaller
@@ -92,12 +98,25 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "make": model,
     "judge": judge,
     "gradients": judge_gradients,
+    "make onnx": onnx_model,
+    "judge onnx": judge_onnx,
+    "make files": damaged,
+    "judge files": judge_damaged,
 }
 
 
+def question(of: str, seed: int) -> tuple[Any, ...]:
+    """How a model is judged: the name of an answer, and what it is told."""
+    if of != "torch":
+        return (f"judge {of}",)
+    if seed % 4 == 3:
+        return ("gradients", seed % 8 == 3)  # of whole numbers
+    return ("judge", None, 1 + seed % 2)
+
+
 def shrunk(
-    worker: Worker, failing: Model, verdict: Verdict, how: tuple[Any, ...]
-) -> tuple[Model, Verdict]:
+    worker: Worker, failing: Any, verdict: Verdict, how: tuple[Any, ...]
+) -> tuple[Any, Verdict]:
     """The smallest model found that fails in the same way."""
     what, *rest = how
     attempts, progress = 0, True
@@ -123,7 +142,7 @@ def reason(verdict: Verdict) -> str:
     return re.sub(r"'[^']*'|\d+|\b[xv]\d+\b", "*", text.split("\n")[0])[:110]
 
 
-def hunt(seconds: float, seed: int, only: str | None) -> int:
+def hunt(seconds: float, seed: int, only: str | None, of: str = "torch") -> int:
     worker = Worker()
     counts: collections.Counter[str] = collections.Counter()
     why: collections.Counter[str] = collections.Counter()
@@ -131,23 +150,21 @@ def hunt(seconds: float, seed: int, only: str | None) -> int:
     seen: set[tuple[str, ...]] = set()
     started = told = time.monotonic()
     while time.monotonic() < started + seconds:
-        made = worker.ask("make", seed, only)
-        if isinstance(made, Verdict):  # eager's own doing
-            counts["eager failed"] += 1
+        made = worker.ask("make" if of == "torch" else f"make {of}", seed, only)
+        if isinstance(made, Verdict):  # the reference's own doing
+            counts["reference failed"] += 1
             seed += 1
             continue
-        how: tuple[Any, ...] = ("judge", None, 1 + seed % 2)
-        if seed % 4 == 3:
-            how = ("gradients", seed % 8 == 3)  # of whole numbers
+        how = question(of, seed)
         what, *rest = how
         verdict = worker.ask(what, made, *rest)
         counts[verdict.kind] += 1
-        used.update(line.overload for line in made.lines)
+        used.update(made.parts())
         if verdict.kind == "refused":
             why[reason(verdict)] += 1
         if verdict.bad:
             small, last = shrunk(worker, made, verdict, how)
-            key = (last.kind, *sorted({line.overload for line in small.lines}))
+            key = (last.kind, *sorted(set(small.parts())))
             if key not in seen:
                 seen.add(key)
                 print(f"--- seed {seed}: {last.kind}: {last.text}\n{small.script()}")
@@ -170,14 +187,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()) * 1000)
-    parser.add_argument("--only", help="an overload that every model has")
+    parser.add_argument("--of", choices=("torch", "onnx", "files"), default="torch")
+    parser.add_argument("--only", help="an op that every model has, or the file")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:
         answers()
         return 0
     print(f"from seed {given.seed}", file=sys.stderr)
-    return hunt(given.minutes * 60, given.seed, given.only)
+    return hunt(given.minutes * 60, given.seed, given.only, given.of)
 
 
 if __name__ == "__main__":

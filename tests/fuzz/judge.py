@@ -65,13 +65,14 @@ UNITS = {
 }
 TINY = 2.0**-36  # of a shake: f64 resolves it, and no function bends within it
 SHAKES = 16
-BAD = ("wrong", "internal", "unlike", "answer", "crash", "hang")
+BAD = ("wrong", "internal", "unlike", "answer", "outside", "crash", "hang")
 
 
 @dataclass(frozen=True)
 class Verdict:
     """fine, refused (with a typed error that says why), or one of BAD: wrong, internal,
-    unlike (its own example is refused), answer (where eager raises), crash, hang."""
+    unlike (its own example is refused), answer (where eager raises), outside (another
+    file was read), crash, hang."""
 
     kind: str
     text: str = ""

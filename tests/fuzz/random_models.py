@@ -144,6 +144,10 @@ class Model:
                     rest[at] = replace(line, code=used)
                     yield replace(self, lines=tuple(rest)).needed()
 
+    def parts(self) -> list[str]:
+        """The ops, as often as they are there."""
+        return [line.overload for line in self.lines]
+
     def script(self) -> str:
         """A program that shows what this model gives."""
         made = [f"import torch, torch.nn.functional as F, pliant\n{SPACE}"]
