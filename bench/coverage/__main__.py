@@ -20,7 +20,7 @@ NOT_RUN: pool.Found = {"kind": "not_run", "text": ""}
 LIMITS = {
     "opinfo": 90.0,
     "coreaten": 90.0,
-    "architectures": 400.0,
+    "architectures": 3600.0,
     "onnx_nodes": 90.0,
     "onnx_dynamic": 90.0,
 }
@@ -64,12 +64,13 @@ def main() -> int:
     passed: dict[str, pool.Found] = {}
     if arguments.again:
         old, entries = report.saved(card)
-        passed = {n: entries[n] for n in names if n in entries and _passes(entries[n])}
-        about["passes of commit"] = old.get("passes of commit", old["commit"])
+        of = {"commit": old.get("passes of commit", old["commit"])}
+        passed = {n: {**of, **entries[n]} for n in names if _passes(entries.get(n))}
     rest = [name for name in names if name not in passed]
     processes = 0 if arguments.so_far else arguments.processes
     found = pool.run(card, rest, kept, processes, limit)
-    found = {n: passed.get(n) or found.get(n) or NOT_RUN for n in names}
+    own = {n: {**entry, "commit": _commit()} for n, entry in found.items()}
+    found = {n: passed.get(n) or own.get(n) or NOT_RUN for n in names}
     print(", ".join(f"{n} {kind}" for kind, n in report.counts(found).items()))
     if len(names) == whole:
         report.save(card, found, about)
@@ -82,8 +83,8 @@ def _machine() -> str:
     return f"{os.cpu_count()} cores of {', '.join(sorted(names)) or platform.machine()}"
 
 
-def _passes(entry: pool.Found) -> bool:
-    return bool(entry["kind"] == "pass")
+def _passes(entry: pool.Found | None) -> bool:
+    return entry is not None and bool(entry["kind"] == "pass")
 
 
 def _commit() -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import queue
 import select
@@ -175,9 +176,13 @@ def _in_child(module: ModuleType, name: str) -> Found:
         text = stream.read()
     _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    crash = {"kind": "crash", "text": f"the process ended with {code}"}
-    found: Found = crash if code or not text else json.loads(text)
-    return {**found, "cpu": round(used.ru_utime + used.ru_stime, 1)}
+    cpu = round(used.ru_utime + used.ru_stime, 1)
+    ended: Found = {"kind": "crash", "text": f"the process ended with {code}"}
+    limit = getattr(module, "SECONDS", math.inf)
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu >= limit:
+        ended = {"kind": "hang", "text": f"longer than {limit:.0f} s of the processor"}
+    found: Found = ended if code or not text else json.loads(text)
+    return {**found, "cpu": cpu}
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class Asked:
     questions: dict[Question, None] = field(default_factory=dict)
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
     fixed: dict[Any, str] = field(default_factory=dict)  # equations, and their lines
+    wider: dict[Any, Any] = field(default_factory=dict)  # by relation and operands
 
     def ask(self, expr: Any, answer: Any) -> None:
         if not expr.free_symbols:
@@ -124,7 +125,11 @@ class Asked:
             return  # not decided: torch asks if it has to know
         if not (a.free_symbols or b.free_symbols):
             return
-        wide = relation(maybe_zero(a), maybe_zero(b))
+        # A trace compares the same few sizes for each of its ops.
+        key = relation, a, b
+        wide = self.wider.get(key)
+        if wide is None:
+            wide = self.wider[key] = relation(maybe_zero(a), maybe_zero(b))
         if not wide.free_symbols:
             return
         larger = out in (a, b)  # or smaller: a number

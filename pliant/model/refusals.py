@@ -153,8 +153,7 @@ class Refusals:
             case Overflow.BUFFER:
                 what = f"a buffer for {image.buffers[number].type}"
                 size = table[image.spec.buffers[number].size_index]
-                known = set(env).issuperset(size.symbols())
-                return self._too_large(what, env, size if known else None)
+                return self._too_large(what, env, size)
             case Overflow.OUTPUT:
                 kind = image.output_types[number]
                 return self._too_large(f"a result, {kind}", env, kind.bytes)
@@ -181,7 +180,9 @@ class Refusals:
         value: Expr | None = None,
         most: int = LARGEST,
     ) -> ShapeError:
-        text = "more" if value is None else _value_text(value, env)
+        # A size of data has no value yet where the plan is that of its bound.
+        known = value is not None and set(env).issuperset(value.symbols())
+        text = _value_text(value, env) if value is not None and known else "more"
         return ShapeError(
             f"these sizes are too large ({self._dims_text(env)}): {what} comes to "
             f"{text}, and at most {most} can be computed with; use smaller sizes",

@@ -8,10 +8,12 @@ any of several.
     lu          A = P L U       dA = P L^-T (lower(L' dL) + upper(dU U')) U^-T
     eigh        A = V w V'      dA = V (diag(dw) + V' dV / (w_j - w_i)) V'
     svd         A = U s V'      see `_svd`
+    qr          A = Q R         see `_of_factors`
 """
 
 from __future__ import annotations
 
+from pliant.errors import UnsupportedOp, UnsupportedOpError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Op, Value
 from pliant.ir.types import DType
@@ -230,6 +232,77 @@ def _singular_values(tape: Tape, op: Op, grads: Grads) -> Parts:
     yield a, GradientPart(b.matmul(_scaled(b, u, g), vh))
 
 
+# ---- QR: the op gives R, and what Q is made of (`householder`); the gradient of A is a
+# sum of what Q and R add, so each rule gives its part of it.
+
+
+def _of_factors(
+    b: Builder, a: Value, q: Value, r: Value, of_q: Value | None, of_r: Value | None
+) -> Value:
+    """With A = [X, Y] and R = [S, T] = [S, Q' Y] cut behind the columns of Q:
+
+    dX = (dQ + Y dT' + Q (low(M) + strictly_low(M)')) S^-T,   M = S dS' - dQ' Q
+    dY = Q dT
+    """
+    k, more = q.shape[2], b.facts.canonical(a.shape[2] - q.shape[2])
+    square = b.slice_axis(r, 2, 0, k)
+    inner = of_rest = None
+    if of_r is not None:
+        rest, of_rest = (b.slice_axis(x, 2, k, more) for x in (a, of_r))
+        inner = b.matmul(square, _mT(b, b.slice_axis(of_r, 2, 0, k)))
+        of_q = _sum(b, of_q, b.matmul(rest, _mT(b, of_rest)))
+    assert of_q is not None
+    turned = b.unary("neg", b.matmul(_mT(b, of_q), q))
+    inner = _sum(b, inner, turned)
+    symmetric = b.emit("add", _keep(b, inner, "ge"), _mT(b, _keep(b, inner, "gt")))
+    whole = b.emit("add", of_q, b.matmul(q, symmetric))
+    found = _mT(b, _solve(b, square, _mT(b, whole), upper=True, transposed=False))
+    if of_rest is None:
+        zero = b.broadcast_to(b.scalar(0.0, a.dtype), (*a.shape[:2], more))
+        return b.concat([found, zero], 2)
+    return b.concat([found, b.matmul(q, of_rest)], 2)
+
+
+def _qr(tape: Tape, op: Op, grads: Grads) -> Parts:
+    g, b, (a,), (packed, tau) = grads[0], tape.b, op.operands, op.results
+    if g is None:
+        return
+    k = tau.shape[1]
+    q = b.emit("householder", b.slice_axis(packed, 2, 0, k), tau)
+    rows = (b.slice_axis(x, 1, 0, k) for x in (packed, g))
+    r, of_r = (_keep(b, x, "le") for x in rows)
+    yield a, GradientPart(_of_factors(b, a, q, r, None, of_r))
+
+
+def _householder(tape: Tape, op: Op, grads: Grads) -> Parts:
+    (of_q,), b, q = grads, tape.b, op.result
+    source = _factorized(tape, op)
+    if of_q is None:
+        return
+    (a,), (packed, tau) = source.operands, source.results
+    k = tau.shape[1]
+    b.require_equal(q.shape[2], k, "gradients of as many columns of Q as rows or fewer")
+    r = _keep(b, b.slice_axis(packed, 1, 0, k), "le")
+    yield a, GradientPart(_of_factors(b, a, q, r, of_q, None))
+
+
+def _factorized(tape: Tape, op: Op) -> Op:
+    """The factorization whose reflectors an op takes as they are."""
+    found: list[Op | None] = []
+    for value in op.operands:
+        source = tape.producers.get(value)
+        while source is not None and source.name in ("reshape", "slice"):
+            source = tape.producers.get(source.operands[0])
+        found.append(source)
+    packed, tau = found
+    if packed is None or packed is not tau or packed.name != "qr":
+        reason = "gradients of reflectors that are no factorization's"
+        raise UnsupportedOpError(
+            [UnsupportedOp(op.name, reason, op.loc or "unknown place")]
+        )
+    return packed
+
+
 LINALG: dict[str, Rule] = {
     "cholesky": _cholesky,
     "lu": _lu,
@@ -239,4 +312,6 @@ LINALG: dict[str, Rule] = {
     "eigvalsh": _eigvalsh,
     "svd": _svd,
     "singular_values": _singular_values,
+    "qr": _qr,
+    "householder": _householder,
 }

@@ -161,6 +161,21 @@ def test_an_item_without_a_bound_is_refused() -> None:
         pliant.compile(Free(), (torch.tensor(3),), ({},))
 
 
+def test_a_bound_that_no_memory_holds_is_named_in_the_plan_alone() -> None:
+    class Pairs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            counts = torch.bincount(x)
+            torch._check(counts.shape[0] <= 2**40)
+            return (counts[:, None] * counts[None, :]).cumsum(0)
+
+    x = torch.tensor([1, 2, 2, 5])
+    m = pliant.compile(Pairs(), (x,), (N,))
+    with pytest.raises(pliant.ShapeError, match="too large"):
+        m.memory_plan(n=4)
+    torch.testing.assert_close(m(x), Pairs()(x))
+    assert m.stats()["last_peak_bytes"] == m.memory_plan(n=4, u0=6).peak_bytes
+
+
 def test_sizes_as_results() -> None:
     class Told(nn.Module):
         def forward(self, x: Tensor, k: Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.utils._sympy import interp, value_ranges
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from pliant.frontend import torch_bounds, torch_trace
+from pliant.frontend import torch_bounds, torch_questions, torch_trace
 from pliant.frontend.torch_bounds import shared_bounds
 
 
@@ -121,3 +121,21 @@ def test_traces_are_the_same(model: nn.Module) -> None:
     assert shared.program.range_constraints == alone.program.range_constraints
     assert list(shared.info.asked.questions) == list(alone.info.asked.questions)
     assert shared.info.asked.sizes == alone.info.asked.sizes
+
+
+def test_a_comparison_that_is_repeated_is_widened_once() -> None:
+    def widened(rounds: int) -> int:
+        class Rows(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = nn.functional.pad(x, (0, -x.shape[1] % 4)).clone()
+                for i in range(1, rounds):
+                    x[:, i] = x[:, i - 1].clone() + x[:, i]
+                return x
+
+        with mock.patch.object(
+            torch_questions, "maybe_zero", side_effect=torch_questions.maybe_zero
+        ) as counted:
+            torch_trace.trace(Rows(), (torch.randn(2, 13),), ({0: "batch", 1: "n"},))
+        return counted.call_count
+
+    assert widened(12) < 2 * widened(3)

@@ -55,6 +55,11 @@ def _of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def _qr(x: Tensor) -> Tensor:
+    q, r = L.qr(x)
+    return (q * _weights(q[0])).sum() + (r * _weights(r[0]).cos()).sum()
+
+
 SQUARE: dict[str, Callable[[Tensor], Tensor]] = {
     "cholesky": _of(lambda x: L.cholesky(definite(x))),
     "cholesky upper": _of(lambda x: L.cholesky(definite(x), upper=True)),
@@ -115,3 +120,14 @@ def test_square(name: str) -> None:
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (1, 1)])
 def test_svd_of_any_shape(shape: tuple[int, int]) -> None:
     check(Apply(_svd, *shape), (1, 3), *shape)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (3, 5), (1, 1)])
+@pytest.mark.parametrize("part", ["both", "q", "r"])
+def test_qr_of_any_shape(shape: tuple[int, int], part: str) -> None:
+    parts = {
+        "both": _qr,
+        "q": _of(lambda x: L.qr(x)[0]),
+        "r": _of(lambda x: L.qr(x)[1]),
+    }
+    check(Apply(parts[part], *shape), (1, 3), *shape)
