@@ -186,6 +186,10 @@ def _lines(
         ]
     known = shown.names()
     formula = _renamed(shown.model.peak_formula, known)
+    if len(formula) > 400:
+        formula = f"{_renamed(shown.model.peak_summary, known)} (whole: --json)"
+    else:
+        formula += f": {_renamed(shown.model.peak_summary, known)}"
     others = [
         f"{symbol} = {size}"
         for symbol, size in plan.dims.items()
