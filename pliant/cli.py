@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, compile, doctor, explain, inspect, opt, run
+from pliant.commands import bench, compile, doctor, explain, inspect, opt, report, run
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
@@ -18,6 +18,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     explain,
     inspect,
     opt,
+    report,
     run,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

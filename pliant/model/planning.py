@@ -34,6 +34,7 @@ class MemoryPlan:
     copy_bytes: int = 0  # of inputs that are not row-major: copied for the call
     # Some size that data decide was not given: no value of it needs more than this.
     is_bound: bool = False
+    predicted_seconds: float = 0.0  # of the call, by the cost model
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Planner:
             self._knobs(plans, dims),
             copied,
             not self.parts[-1].is_known(dims),
+            sum(plan.info.nanoseconds for plan in plans) * 1e-9,
         )
 
     def timeline(self, named: Mapping[str, Any], limit: Limit) -> Timeline:
@@ -170,6 +172,7 @@ class Planner:
                     [*handed, *results],
                     spec.orders[info.order],
                     info.evictions,
+                    info.offsets,
                 )
             )
             # Earlier results are no objects of a later part.

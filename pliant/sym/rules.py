@@ -68,9 +68,8 @@ def _sentence(guard: Guard, env: Mapping[str, int]) -> str:
     known = ", ".join(f"{s}={env[s]}" for s in guard.cond.symbols() if s in env)
     text = guard.render(env) or f"{guard.cond} does not hold: {known}"
     place = guard.origin if guard.origin and not _names_axis(guard) else ""
-    bound = bound_text(guard.cond, env)
-    if bound is not None:
-        why = _reason(guard)
+    why, bound = _reason(guard), bound_text(guard.cond, env)
+    if bound is not None and why is not None:
         return f"{bound} ({', '.join(filter(None, (why, place)))})"
     near = nearest_text(guard, env)
     return (
@@ -87,10 +86,15 @@ def _names_axis(guard: Guard) -> bool:
 _SHORTER = ("broadcast: ", "slice: ")
 
 
-def _reason(guard: Guard) -> str:
-    """The words of the message before its numbers; of a table that is too short, so."""
+def _reason(guard: Guard) -> str | None:
+    """The words of the message before its numbers; None if these are part of them.
+
+    Of a table that is too short, it is that.
+    """
     first = guard.message[0] if guard.message else ""
-    words = first.rstrip(": ") if isinstance(first, str) else ""
+    if not isinstance(first, str) or not first.endswith(": "):
+        return None
+    words = first.removesuffix(": ")
     if words.startswith(_SHORTER) and guard.cond.rhs.is_const:
         return f"a table of {guard.cond.rhs} positions ends there"
     return "" if " is declared to be " in words else words
