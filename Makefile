@@ -16,8 +16,8 @@ KEPT := $(VENV)/bench
 FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/passes \
 	tests/errors tests/commands/test_benchmark.py
 
-.PHONY: demo demo-chat demo-ocr language test check lint format types unit sweep fuzz
-.PHONY: fuzz-onnx fuzz-onnx-files clean distclean setup
+.PHONY: demo demo-chat demo-ocr language test test-browser docs check lint format types
+.PHONY: unit sweep fuzz fuzz-onnx fuzz-onnx-files clean distclean setup
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
@@ -60,6 +60,12 @@ unit: setup
 # The slow tests alone: every model of the zoo over many shapes.
 sweep: setup
 	$(BIN)/python -m pytest -m slow
+
+# The report in a real browser, which is installed first (Debian's packages; needs root).
+test-browser: setup
+	which chromium chromedriver || \
+		apt-get install -y --no-install-recommends chromium chromium-driver
+	$(BIN)/python -m pytest tests/browser
 
 # Random models of every op against eager, for 20 minutes. `make fuzz MINUTES=2 SEED=7`
 fuzz: setup

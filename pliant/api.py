@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -30,7 +33,7 @@ from pliant.model.weights import FollowingWeights, WeightPlace
 from pliant.options import Instruments, Options
 from pliant.pipeline import compile_module, simplified
 from pliant.program import HOST_FUNCTIONS, Code, Program
-from pliant.progress import step, task
+from pliant.progress import LOG, step, task
 from pliant.report.explain import ProgramReport
 
 SILENT_SECONDS = 1.0  # a compile that takes longer shows its stages on a terminal
@@ -44,6 +47,7 @@ def compile(
     example_inputs: tuple[Any, ...] | list[Any] | None = None,
     dynamic_shapes: Any = None,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     memory_limit: int | str | None = None,
     threads: int | None = None,
     options: Options | None = None,
@@ -53,8 +57,10 @@ def compile(
     """Compiles a model once, for every shape.
 
     `model` is an nn.Module (with `example_inputs` and `dynamic_shapes`, as torch.export
-    takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram,
-    the path of an ONNX file or a ModelProto (docs/onnx.md), or a pliant IR module.
+    takes them; a name instead of a Dim is a symbol of that name), an ExportedProgram or
+    the path of a .pt2 (whose dims `dynamic_shapes` may name), the path of an ONNX file
+    or a ModelProto (docs/onnx.md), or a pliant IR module. `example_kwargs` are inputs
+    that calls give by name.
     `memory_limit` caps what one call allocates: bytes, or a text such as "512MiB".
     `threads` defaults to PLIANT_THREADS, else what torch or OMP_NUM_THREADS were set
     to, else the cores that the process may use. The result follows the model's weights
@@ -62,16 +68,53 @@ def compile(
     """
     chosen = settings(options, threads, target, memory_limit, instruments)
     with task(f"compiling {type(model).__name__}", after=SILENT_SECONDS):
-        return _compile(model, example_inputs, dynamic_shapes, chosen)
+        example = Example(example_inputs, dict(example_kwargs or {}), dynamic_shapes)
+        made = _compile(_read(model), example, chosen)
+    _log(model, made)
+    return made
 
 
-def _compile(
-    model: Any, example_inputs: Any, dynamic_shapes: Any, chosen: Settings
-) -> CompiledModel:
+def _log(model: Any, made: CompiledModel) -> None:
+    if not LOG.isEnabledFor(logging.INFO):
+        return
+    stats = made.stats()
+    LOG.info(
+        "compiled %s in %.1f s: dims %s, %d kernels (%d from the cache), %d threads",
+        type(model).__name__,
+        stats["compile_seconds"],
+        ", ".join(made.dims) or "none",
+        stats["kernels"],
+        stats["kernels_cached"],
+        stats["threads"],
+    )
+    slowest = sorted(stats["stage_seconds"].items(), key=lambda item: -item[1])[:5]
+    LOG.debug("slowest stages: %s", ", ".join(f"{n} {s:.2f} s" for n, s in slowest))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The inputs that a model is traced with, and the dims of theirs that vary."""
+
+    inputs: Any
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+
+
+def _read(model: Any) -> Any:
+    """The program in a file of torch.export.save; any other model as it is."""
+    if not isinstance(model, str | os.PathLike) or Path(model).suffix != ".pt2":
+        return model
+    need_torch("compiling a torch model")
+    from pliant.frontend.torch_model import read_program
+
+    return read_program(Path(model))
+
+
+def _compile(model: Any, example: Example, chosen: Settings) -> CompiledModel:
     seconds: dict[str, float] = {}
     started = perf_counter()
     step("import")
-    programs = _import(model, example_inputs, dynamic_shapes, seconds)
+    programs = _import(model, example, seconds)
     seconds["import"] = perf_counter() - started - seconds.get("export", 0.0)
     owner = None if isinstance(model, Module) or is_onnx(model) else model
     buffers = None
@@ -98,7 +141,7 @@ def _compile(
 
 
 def _import(
-    model: Any, example_inputs: Any, dynamic_shapes: Any, seconds: dict[str, float]
+    model: Any, example: Example, seconds: dict[str, float]
 ) -> tuple[Imported, ...]:
     """The model's programs, by the front end that it is for."""
     if isinstance(model, Module):
@@ -106,11 +149,18 @@ def _import(
     if is_onnx(model):
         from pliant.frontend.onnx_model import import_onnx
 
-        return import_onnx(model, example_inputs, dynamic_shapes)
+        return import_onnx(model, example.inputs, example.dynamic_shapes)
     need_torch("compiling a torch model")
     from pliant.frontend.torch_model import import_model
 
-    return import_model(model, example_inputs, dynamic_shapes, simplified, seconds)
+    return import_model(
+        model,
+        example.inputs,
+        example.dynamic_shapes,
+        simplified,
+        seconds,
+        example.kwargs,
+    )
 
 
 @dataclass(frozen=True, slots=True)

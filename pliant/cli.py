@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pliant
-from pliant.commands import bench, chat, compile, doctor, explain, inspect, opt, run
+from pliant.commands import (
+    bench,
+    chat,
+    compile,
+    doctor,
+    explain,
+    inspect,
+    opt,
+    report,
+    run,
+)
 from pliant.errors import OptionError, PliantError
 
 COMMANDS: tuple[ModuleType, ...] = (
@@ -19,6 +29,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     explain,
     inspect,
     opt,
+    report,
     run,
 )
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

@@ -6,9 +6,11 @@ specialises (sizes 0 and 1, branches of the model's code) is guarded by torch, a
 gives another graph. An op without translation is an UnsupportedOpError: nothing runs
 in eager mode instead.
 
-`options` may have `memory_limit` and `threads`, as `pliant.compile` takes them, and
-any field of `pliant.Options`. The limit is for each call of a graph, and does not count
-what the forward keeps for the backward.
+`options` may have `memory_limit` and `threads`, as `pliant.compile` takes them, `dims`
+(names for axes of the function's arguments: {"ids": {0: "batch", 1: "seq"}}; a dim
+without a name is called after its argument and axis, ids_1), and any field of
+`pliant.Options`. The limit is for each call of a graph, and does not count what the
+forward keeps for the backward.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from pliant.frontend.torch_graph import (
     Argument,
     ArgumentWindow,
     Computed,
+    DimNames,
     ImportedGraph,
     InputView,
     Output,
@@ -44,6 +47,7 @@ from pliant.frontend.torch_ops import decompositions
 from pliant.model.arguments import parse_bytes
 from pliant.model.compiled import CompiledModel
 from pliant.options import Options
+from pliant.sym.names import is_name
 
 _COMPILED: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
@@ -79,7 +83,7 @@ def backend(
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """torch.compile's options as arguments of `pliant.compile`."""
     switches = {field.name for field in fields(Options)}
-    known = switches | {"memory_limit", "threads"}
+    known = switches | {"memory_limit", "threads", "dims"}
     unknown = sorted(set(options) - known)
     if unknown:
         raise OptionError(
@@ -91,7 +95,24 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_limit": parse_bytes(options.get("memory_limit")),
         "threads": options.get("threads"),
         "options": Options(**chosen),
+        "dims": _dim_names(options.get("dims", {})),
     }
+
+
+def _dim_names(given: Any) -> DimNames:
+    """Names of dims, by the name of the function's argument and the axis."""
+    fits = isinstance(given, Mapping) and all(
+        isinstance(axes, Mapping)
+        and all(isinstance(k, int) and is_name(name) for k, name in axes.items())
+        for axes in given.values()
+    )
+    if not fits:
+        raise OptionError(
+            "the option 'dims' names axes of the function's arguments, such as "
+            f"{{'ids': {{0: 'batch', 1: 'seq'}}}}; not {given!r}"
+        )
+    names: DimNames = given
+    return names
 
 
 @paused_collection()
@@ -99,8 +120,10 @@ def compile_graph(
     gm: GraphModule, kind: str, settings: Mapping[str, Any]
 ) -> CompiledGraph:
     """One graph of AOTAutograd as something to call with the list of its inputs."""
+    settings = dict(settings)
+    names = settings.pop("dims", {})
     with _disable_current_modes():
-        imported = from_graph(gm)
+        imported = from_graph(gm, names)
         model: CompiledModel | None = None
         if imported.program.module.main.results:
             chosen = checked_settings(**settings, target=None)

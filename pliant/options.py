@@ -48,3 +48,4 @@ class Instruments:
 
     verify: bool = True  # check the IR after every stage
     profile: bool = False  # calls keep the time of each kernel, for `profile`
+    keep_ir: bool = False  # the module after every stage is kept as text, for `report`

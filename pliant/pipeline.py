@@ -69,6 +69,7 @@ from pliant.ir.dumps import write_module
 from pliant.ir.graph import Constant, Graph, Module
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.spec import Stage, Verified, verify
+from pliant.ir.text import print_module
 from pliant.ir.types import DType
 from pliant.ir.versions import with_shared_ops
 from pliant.kernels.tiles import gemm_tile
@@ -412,6 +413,7 @@ class Driver:
     number: int = 0
     part: str = ""  # of the model, in the names of dumps
     verified: Verified = field(default_factory=Verified)
+    texts: list[tuple[str, str]] = field(default_factory=list)  # of the modules
 
     def time(self, name: str, started: float) -> None:
         spent = perf_counter() - started
@@ -421,6 +423,8 @@ class Driver:
         folder = knobs.DUMP.get()
         if folder is not None:
             write_module(folder / f"{self.number:02}_{name}{self.part}.ir", module)
+        if self.instruments.keep_ir:
+            self.texts.append((f"{name}{self.part}", print_module(module)))
         self.number += 1
         if self.instruments.verify:
             started = perf_counter()
@@ -515,7 +519,8 @@ def compile_module(
         program = maker.add(part, fused, lowered, driver.part)
         if example and number == 1:
             program.interface.check_example(example)
-    return maker.joined()
+    program, weights = maker.joined()
+    return replace(program, texts=tuple(driver.texts)), weights
 
 
 # What is done to a model as a whole, and what to each of its parts.

@@ -67,6 +67,7 @@ class Program:
     code: Code
     seconds: Mapping[str, float]  # by stage
     rest: NextProgram | None = None
+    texts: tuple[tuple[str, str], ...] = ()  # the module after each stage, if kept
 
     def parts(self) -> Iterator[Program]:
         """All parts, in the order in which they run."""

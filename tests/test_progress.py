@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +71,39 @@ def test_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
         say("else")
         progress.step("part")
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_log_has_stages_and_what_came_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, "pliant"):
+        pliant.compile(torch.nn.Linear(4, 4), (torch.randn(2, 4),), ({0: "n"},))
+    said = [record.getMessage() for record in caplog.records if record.name == "pliant"]
+    assert "stage fuse" in said
+    assert any(text.startswith("compiled Linear in ") for text in said)
+    assert any("dims n, " in text for text in said)
+
+
+def test_nothing_is_printed_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+    pliant.compile(torch.nn.Linear(4, 4), (torch.randn(2, 4),), ({0: "n"},))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_in_a_notebook_it_is_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def display(data: dict[str, str], **_: Any) -> Any:
+        shown.append(data["text/plain"])
+        return SimpleNamespace(update=display)
+
+    module = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(kernel=object()),
+        display=SimpleNamespace(display=display),
+    )
+    monkeypatch.setitem(progress.sys.modules, "IPython", module)
+    with progress.task("compiling net"):
+        progress.step("fuse")
+    with progress.task("compiling another", after=60.0):
+        progress.step("fuse")
+    words = [text.partition(" (")[0] for text in shown]
+    assert words == ["compiling net", "compiling net: fuse", "compiling net"]

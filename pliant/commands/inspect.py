@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pliant.cases import Case
     from pliant.model.compiled import CompiledModel
     from pliant.model.planning import MemoryPlan
+    from pliant.report.drawing import NamedLine, Series
     from pliant.report.timeline import Timeline
 
 NAME = "inspect"
@@ -186,6 +187,10 @@ def _lines(
         ]
     known = shown.names()
     formula = _renamed(shown.model.peak_formula, known)
+    if len(formula) > 400:
+        formula = f"{_renamed(shown.model.peak_summary, known)} (whole: --json)"
+    else:
+        formula += f": {_renamed(shown.model.peak_summary, known)}"
     others = [
         f"{symbol} = {size}"
         for symbol, size in plan.dims.items()
@@ -330,9 +335,25 @@ def _over_run(shown: Sequence[InspectedModel], dims: dict[str, int]) -> Any:
         ends = [*moments, *moments[-1:]]
         points = tuple((k, m.live_bytes / MIB) for k, m in enumerate(ends))
         series.append(Series(variant.name, points, steps=True))
-    return Chart(
-        f"live bytes over the run at {_at(dims)}", "step", "MiB", tuple(series)
-    )
+    title = f"live bytes over the run at {_at(dims)}"
+    levels = (*_peak_level(series), *_limit_level(shown[0].limit))
+    return Chart(title, "step", "MiB", tuple(series), levels=levels)
+
+
+def _peak_level(series: Sequence[Series]) -> Iterator[NamedLine]:
+    """That of the first curve: the model as it is."""
+    from pliant.report.drawing import NamedLine
+
+    peak = max((y for _, y in series[0].points if y is not None), default=None)
+    if peak is not None:
+        yield NamedLine(f"peak {peak:.3f} MiB", peak, "#1f6feb")
+
+
+def _limit_level(limit: int | None) -> Iterator[NamedLine]:
+    from pliant.report.drawing import NamedLine
+
+    if limit is not None:
+        yield NamedLine(f"limit {limit / MIB:.3f} MiB", limit / MIB)
 
 
 def _peaks(
@@ -356,7 +377,8 @@ def _peaks(
         series.append(Series(variant.name, tuple(points)))
     others = _at({name: size for name, size in dims.items() if name != over})
     title = f"peak over {over}" + (f" at {others}" if others else "")
-    return Chart(title, over, "MiB", tuple(series))
+    levels = tuple(_limit_level(shown[0].limit))
+    return Chart(title, over, "MiB", tuple(series), levels=levels)
 
 
 PAGE = """<!doctype html>

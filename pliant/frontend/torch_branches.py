@@ -90,7 +90,9 @@ def decisions(
 
 def _known(env: Any, condition: Any) -> Any:
     """The condition over the symbols that torch kept; some of them may be 0 there."""
-    of_trace = {symbol.name: symbol for symbol in env.backed_var_to_val}
+    of_trace = {
+        symbol.name: symbol for symbol in env.backed_var_to_val if symbol.is_Symbol
+    }
     left = {
         symbol: maybe_zero(env.replace(of_trace[symbol.name]))
         for symbol in condition.free_symbols

@@ -144,10 +144,10 @@ def declared_symbols(
 
 def _bounds(expr: Expr, dim: DimSpec) -> Iterator[Guard]:
     if dim.low:
-        message = ("dim ", expr, f" is declared to be at least {dim.low}")
+        message = (f"{expr} is declared to be at least {dim.low}: ", expr)
         yield Guard(ge(expr, dim.low), message, DECLARED)
     if dim.high is not None:
-        message = ("dim ", expr, f" is declared to be at most {dim.high}")
+        message = (f"{expr} is declared to be at most {dim.high}: ", expr)
         yield Guard(le(expr, dim.high), message, DECLARED)
 
 

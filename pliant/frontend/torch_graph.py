@@ -12,9 +12,11 @@ or of another result stays one.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +36,7 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import TensorType
 from pliant.sym import Expr, Guard, as_expr, eq, ge, le, sym
+from pliant.sym.names import is_name
 
 # --- what an import is ----------------------------------------------------------
 
@@ -105,9 +108,30 @@ class ImportedGraph:
     outputs: tuple[Output, ...]
 
 
-def from_graph(gm: GraphModule) -> ImportedGraph:
+DimNames = Mapping[str, Mapping[int, str]]  # of inputs of the user's function, by axis
+
+
+def from_graph(
+    gm: GraphModule, names: DimNames = MappingProxyType({})
+) -> ImportedGraph:
     """The graph in our IR; UnsupportedOpError lists everything that is not."""
-    return _GraphImport(gm).run()
+    return _GraphImport(gm, names).run()
+
+
+_SOURCE = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]")
+
+
+def _sources_of(size: torch.SymInt) -> list[tuple[str, int]]:
+    """The arguments of the user's function that a size is read from, with the axis."""
+    env = size.node.shape_env
+    known = getattr(env, "var_to_sources", {}).get(size.node.expr, ())
+    found = (_SOURCE.fullmatch(str(_text(source))) for source in known)
+    return [(match[1], int(match[2])) for match in found if match]
+
+
+def _text(source: Any) -> object:
+    name = source.name
+    return name() if callable(name) else name
 
 
 # --- layouts --------------------------------------------------------------------
@@ -152,8 +176,8 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 class _GraphImport:
-    def __init__(self, gm: GraphModule) -> None:
-        self.gm = gm
+    def __init__(self, gm: GraphModule, names: DimNames) -> None:
+        self.gm, self.names = gm, names
         self.cx = TorchContext(Builder())
         self.symbols = self.cx.symbols
         self.walk = TorchWalk(self.cx)
@@ -209,14 +233,15 @@ class _GraphImport:
         expr = _size_key(size)
         if isinstance(expr, int) or not expr.is_Symbol or str(expr) in self.symbols:
             return
-        self.symbols[str(expr)] = value = sym(str(expr))
-        self.traced[str(expr)] = size
-        self.sources[str(expr)] = source
+        name = self._name(size)
+        self.symbols[str(expr)] = value = sym(name)
+        self.traced[name] = size
+        self.sources[name] = source
         limits = size.node.shape_env.bound_sympy(expr)
         if integer is not None and limits.lower < 0:
-            open_integer(self.cx, str(expr))
-            bound_integer(self.cx, integer, str(expr))
-        name = f"dim {expr}"
+            open_integer(self.cx, name)
+            bound_integer(self.cx, integer, name)
+        name = f"dim {name}"
         if limits.lower.is_Integer and limits.lower > 0:
             low = int(limits.lower)
             message = (f"{name} was traced as at least {low}: ", value)
@@ -227,6 +252,15 @@ class _GraphImport:
             message = (f"{name} was traced as at most {high}: ", value)
             guard = Guard(le(value, high), message, "torch.compile")
             self.cx.assume(Basis.TRACED, guard)
+
+    def _name(self, size: torch.SymInt) -> str:
+        """The user's name, else one after the argument and axis, else torch's."""
+        sources = _sources_of(size)
+        given = [self.names[n][k] for n, k in sources if k in self.names.get(n, ())]
+        for name in (*given, *(f"{name}_{axis}" for name, axis in sources)):
+            if name not in self.sources and is_name(name):
+                return name
+        return str(size.node.expr)
 
     def _read_inputs(self) -> None:
         needed = {s.number for s in self.sources.values() if s.axis is not None}

@@ -23,6 +23,7 @@ from pliant.frontend.signature import (
     TensorResult,
 )
 from pliant.frontend.structure import LEAF, CallNesting, Kind, Nesting
+from pliant.frontend.torch_spec import described
 
 # The names that a call may use, once the structure of the example is known.
 Names = Callable[[pytree.TreeSpec], Parameters]
@@ -166,15 +167,28 @@ def _other_structure(
         try:
             wanted.flatten_up_to(value)
         except ValueError:
-            got = pytree.tree_structure(value)
+            needed, got = _structure_text(wanted), described(value)
+            hint = ""
+            if wanted.type is tuple and isinstance(value, torch.Tensor):
+                hint = f"; for a single tensor write ({name},)"
             return ShapeError(
                 f"input '{name}' has another structure than the example's: "
-                f"expected {wanted}, got {got}",
+                f"expected {needed}, got {got}{hint}",
                 input=name,
-                expected=str(wanted),
-                got=str(got),
+                expected=needed,
+                got=got,
             )
     return ShapeError("the arguments have another structure than the example's")
+
+
+def _structure_text(spec: pytree.TreeSpec) -> str:
+    """ "a tuple of 2", "a dict with the keys ids, mask"."""
+    if spec.is_leaf():
+        return "one tensor or number"
+    kind = getattr(spec.type, "__name__", str(spec.type))
+    if spec.type is dict:
+        return f"a dict with the keys {', '.join(map(str, spec.context))}"
+    return f"a {kind} of {spec.num_children}"
 
 
 # ---- names

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -108,21 +114,24 @@ def export_error(
     flat: Sequence[Any],
     leaves: Sequence[LeafSpec],
     fixed: Sequence[FixedDim],
+    eager: Exception | None = None,
 ) -> PliantError:
     """Why torch.export did not trace a model, and what to do.
 
-    `fixed` are the dims declared dynamic that it traces with one size only.
+    `fixed` are the dims declared dynamic that it traces with one size only; `eager` is
+    how the model fails without a trace.
     """
     if fixed:
         first = fixed[0]
         places = "; ".join(
-            f"{_named(dim.leaf, dim.axis)} is dynamic, but the model's code takes it "
-            f"to be {dim.size}, always{dim.place and f' ({dim.place})'}"
+            f"{_named(dim.leaf, dim.axis)} is fixed to {dim.size} by the model"
+            + (dim.place and f" ({dim.place})")
             for dim in fixed
         )
+        line = next((f", or change {dim.place}" for dim in fixed if dim.place), "")
         return ShapeError(
-            f"dynamic_shapes: {places}: leave it out, or give Dim.AUTO, which lets the "
-            "model decide",
+            f"dynamic_shapes: {places}: leave it out of dynamic_shapes{line}, or give "
+            "Dim.AUTO, which lets the model decide",
             input=first.leaf.name,
             dim=first.axis,
             expected=first.size,
@@ -135,23 +144,68 @@ def export_error(
                 " take apart: register a dataclass with "
                 "torch.export.register_dataclass, or pass its tensors"
             )
+    line, code = _line(failure)
+    if eager is not None:
+        return PliantError(
+            "the model itself fails with these example_inputs, before anything is "
+            f"compiled: {_said(eager)}{_line(eager)[0] or line}"
+        )
     advice = next((text for kind, text in _ADVICE if kind in str(failure)), "")
-    said = str(failure).split("\nThe error above occurred")[0].strip()
+    quoted = f"\n    {code}" if advice and code else ""
     return PliantError(
-        f"torch.export could not trace the model: {type(failure).__name__}: {said}"
-        + _line(failure)
+        f"torch.export could not trace the model: {_said(failure)}{line}{quoted}"
         + (f"\n{advice}" if advice else "")
     )
 
 
-def _line(failure: Exception) -> str:
+def _said(failure: Exception) -> str:
+    """torch's reason without its hints for its own developers."""
+    said = str(failure).split("\nThe error above occurred")[0].strip()
+    reason = next((said.split(mark)[0] for mark in _HINTS if mark in said), said)
+    return f"{type(failure).__name__}: {reason.strip()}"
+
+
+_HINTS = ("\n\nconsider using data-dependent", "\nCaused by:", "\nFor more information")
+
+
+def eager_failure(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Exception | None:
+    """What goes wrong when the model runs with the example as it is, without a trace.
+
+    Its tensors have no data here, so what asks for values is no failure of its own.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = pytree.tree_map_only(
+        torch.Tensor, lambda t: mode.from_tensor(t, static_shapes=True), (args, kwargs)
+    )
+    try:
+        with mode, torch.no_grad():
+            model(*fakes[0], **fakes[1])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        no_data = isinstance(error, _NO_DATA) or ".numpy()" in str(error)
+        return None if no_data else error
+    except Exception:
+        return None
+    return None
+
+
+_NO_DATA = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+
+
+def _line(failure: Exception) -> tuple[str, str]:
     """Where the model's code was: the innermost frame that is not of a library's."""
     files = (torch.__file__, os.path.dirname(__file__), os.__file__)
     own = [os.path.dirname(file) for file in files]
     for frame in reversed(traceback.extract_tb(failure.__traceback__)):
         if not frame.filename.startswith((*own, "<")):
-            return f" ({os.path.basename(frame.filename)}:{frame.lineno})"
-    return ""
+            place = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+            return place, frame.line or ""
+    return "", ""
 
 
 _LEAVES: tuple[type, ...] = (torch.Tensor, int, float, complex, bool, str, type(None))
@@ -163,6 +217,11 @@ _ADVICE = (
         "data-dependent expression",
         "The model's code branches on the values of a tensor: use torch.where or "
         "torch.cond there, or pass the decision as an argument.",
+    ),
+    (
+        ".numpy() is not supported",
+        "The model's code leaves torch there: what NumPy computes is not part of the "
+        "program. Use the torch function of the same name.",
     ),
     (
         "Constraints violated",

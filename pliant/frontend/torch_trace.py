@@ -39,6 +39,7 @@ from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
 from pliant.frontend.torch_spec_errors import (
     FixedDim,
     check_sizes,
+    eager_failure,
     export_error,
     fixed_dims,
     let_torch_decide,
@@ -90,7 +91,11 @@ def trace(
         return Traced(program, info, tuple(values), declared)
     assert failure is not None
     fixed = _fixed_dims(model, flat, spec, declared)
-    raise export_error(failure, flat, leaves, fixed) from failure
+    with _quiet():
+        eager = (
+            None if fixed else eager_failure(model, *pytree.tree_unflatten(flat, spec))
+        )
+    raise export_error(failure, flat, leaves, fixed, eager) from failure
 
 
 def trace_again(
@@ -181,7 +186,11 @@ def _unseen_flow() -> Iterator[None]:
         yield
 
 
-_REPORTS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_REPORTS = (
+    "torch._subclasses.fake_tensor",
+    "torch.export._trace",
+    "torch.fx.experimental.symbolic_shapes",
+)
 
 
 @contextmanager
@@ -194,7 +203,14 @@ def _quiet() -> Iterator[None]:
         for name in _REPORTS:
             logger = logging.getLogger(name)
             stack.enter_context(mock.patch.object(logger, "disabled", True))
+        # It prints the graph so far of a trace that fails.
+        silent = mock.patch("torch.export._trace.print", _nothing, create=True)
+        stack.enter_context(silent)
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _export(

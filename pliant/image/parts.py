@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pliant.ir.types import DType, TensorType
 from pliant.runtime.description import ModelSpec
-from pliant.sym import Expr, as_expr
+from pliant.sym import Expr
 from pliant.sym.rules import Found, SizeCheck, SizeRules
 
 # DLPack type codes: (code, bits).
@@ -145,26 +145,3 @@ class LoadedCode:
 
 # Live bytes at moments that could be the peak, of each order of each part.
 PeakTerms = tuple[tuple[Sequence[Expr], ...], ...]
-
-
-def peak_text(peak: PeakTerms, threads: int) -> str:
-    """Peak bytes over the dims: the largest of a few polynomials.
-
-    Where calls have several orders, that of the order which needs least.
-    """
-    known = {"threads": as_expr(threads)}
-    texts: list[str] = []
-    for part in peak:
-        orders = dict.fromkeys(
-            _joined("max", sorted({str(e.substitute(known)) for e in terms}))
-            for terms in part
-        )
-        texts.append(_joined("min", list(orders)))
-    if len(texts) == 1:
-        return texts[0]
-    inner = [text[4:-1] if text.startswith("max(") else text for text in texts]
-    return f"max({', '.join(dict.fromkeys(inner))})"
-
-
-def _joined(name: str, texts: list[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{name}({', '.join(texts)})"

@@ -32,7 +32,9 @@ def parse_bytes(limit: int | str | None) -> int | None:
     match = _LIMIT.fullmatch(limit) if isinstance(limit, str) else None
     if match is None or match[2].upper() not in _UNITS:
         raise OptionError(
-            f"not a memory limit: {limit!r}; use bytes or a text such as '512MiB'"
+            f"not a memory limit: {shown(limit)}; use a number of bytes, or a text "
+            "with a unit, such as '512MiB': B; KiB, MiB, GiB (1024 each time); KB, MB, "
+            "GB (1000 each time)"
         )
     return min(int(Fraction(match[1]) * _UNITS[match[2].upper()]), LARGEST)
 

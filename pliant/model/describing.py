@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pliant.errors import OptionError
-from pliant.image.parts import ModelImage, PeakTerms, peak_text
+from pliant.image.parts import ModelImage, PeakTerms
 from pliant.model.parts import ModelPart
+from pliant.report.formula import peak_summary, peak_text
 from pliant.report.profile import KernelTime, kernel_times
 
 if TYPE_CHECKING:
@@ -111,3 +112,6 @@ class Description:
 
     def peak_formula(self) -> str:
         return peak_text(self.report.peak(), self.threads)
+
+    def peak_summary(self) -> str:
+        return peak_summary(self.report.peak(), self.threads)

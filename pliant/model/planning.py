@@ -37,6 +37,7 @@ class MemoryPlan:
     grown_bytes: int = 0
     # Some size that data decide was not given: no value of it needs more than this.
     is_bound: bool = False
+    predicted_seconds: float = 0.0  # of the call, by the cost model
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class Planner:
             copied,
             self.signature.grown_bytes(dims) if self.signature.grows else 0,
             not self.parts[-1].is_known(dims),
+            sum(plan.info.nanoseconds for plan in plans) * 1e-9,
         )
 
     def timeline(self, named: Mapping[str, Any], limit: Limit) -> Timeline:
@@ -175,6 +177,7 @@ class Planner:
                     [*handed, *results],
                     spec.orders[info.order],
                     info.evictions,
+                    info.offsets,
                 )
             )
             # Earlier results are no objects of a later part.

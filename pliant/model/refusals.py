@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from pliant.errors import (
     DATA_ERRORS,
@@ -86,7 +89,7 @@ class Refusals:
             case Status.RUN:
                 image = self.parts[status.part].image
                 known = self._known(status, flat)
-                return _check_failed(image, first, least, known)
+                return _check_failed(image, first, least, known, self._named(flat))
             case Status.KIND | Status.LAYOUT:
                 return unreadable(self.signature.slots[first], flat[first])
             case Status.MEMORY:
@@ -128,6 +131,9 @@ class Refusals:
         if status.status is Status.OVERFLOW:
             return self.of_overflow(status.detail, env, image)
         return image.rules.refusal(image.rules.guards[status.detail[0]], env)
+
+    def _named(self, flat: Sequence[Any]) -> dict[str, Any]:
+        return {s.name: v for s, v in zip(self.signature.slots, flat, strict=False)}
 
     # ---- sizes that are too large
 
@@ -211,7 +217,7 @@ class Refusals:
             f"this call needs {least} bytes at least"
             + (f" ({sizes})" if sizes else "")
             + f", the memory {limit_name} is {limit}; raise it"
-            + (f", or use {text}" if text else "")
+            + (f", or use {text}" if text else self._smallest(dims))
             + (
                 f"; nothing is spilled to a file: {unspilled}, set PLIANT_SPILL_FOLDER "
                 "to a folder on a disk and compile again"
@@ -222,6 +228,23 @@ class Refusals:
             least=least,
             largest=largest,
         )
+
+    def _smallest(self, dims: Mapping[str, int]) -> str:
+        """What even the smallest sizes need, where no smaller size of a dim fits."""
+        part = self.parts[0]
+        low = dict(zip(part.image.symbols, part.image.least, strict=True))
+        env = {name: max(low.get(name, 1), 1) for name in dims}
+        names = set(self.all_dims)
+        if len(self.parts) > 1 or env == dims or not names or names != set(dims):
+            return ""
+        if part.image.rules.failing(env) is not None:
+            return ""
+        try:
+            least = part.least(env)
+        except RuntimeStatus:
+            return ""
+        sizes = ", ".join(f"{name}={size}" for name, size in env.items())
+        return f": even {sizes} needs {least} bytes"
 
     def _largest(self, name: str, dims: Mapping[str, int], limit: int) -> int | None:
         """The largest value of a dim below its own whose least peak fits, if any."""
@@ -259,15 +282,57 @@ class Refusals:
 
 
 def _check_failed(
-    image: PartImage, number: int, value: int, known: Mapping[str, int]
+    image: PartImage,
+    number: int,
+    value: int,
+    known: Mapping[str, int],
+    inputs: Mapping[str, Any],
 ) -> PliantError:
-    """A run-time check of a kernel, with the sizes that its message names."""
+    """A run-time check of a kernel, with the sizes that its message names.
+
+    Of an index, also where the inputs hold it.
+    """
     kind, message = image.faults[number - 1]
+    end = re.search(r"outside axis \d+ of size (\d+)", message)
+    holds = f"; {index_source(inputs, value, known, end)}" if kind == "index" else ""
+    holds = holds.rstrip("; ")
     message = message.replace("{value}", str(value))
     words = set(re.findall(r"\w+", message))
     sizes = [f"{name}={size}" for name, size in known.items() if name in words]
     text = f", with {', '.join(sizes)}" if sizes else ""
-    return DATA_ERRORS[kind](message + text)
+    return DATA_ERRORS[kind](message + text + holds)
+
+
+def index_source(
+    inputs: Mapping[str, Any],
+    value: int,
+    known: Mapping[str, int],
+    end: re.Match[str] | None,
+) -> str:
+    """Which input holds an index that is outside its axis, and what is allowed."""
+    size = int(end[1]) if end is not None else None
+    for name, given in inputs.items():
+        place = _place_of(given, value)
+        if place is not None:
+            where = f" at [{', '.join(map(str, place))}]" if place else ""
+            allowed = "" if size is None else f", and must be below {size}"
+            return f"input '{name}' holds {value}{where}{allowed}"
+    longer = [n for n, size_ in known.items() if size is not None and size_ > size]
+    if value == size and longer:
+        return f"if it is a position: {longer[0]} must be at most {size}"
+    return ""
+
+
+def _place_of(given: Any, value: int) -> tuple[int, ...] | None:
+    """Where an input of integers first holds a value."""
+    array = given if isinstance(given, np.ndarray) else None
+    if array is None and getattr(getattr(given, "device", None), "type", "") == "cpu":
+        with suppress(TypeError, RuntimeError):  # no NumPy type is like it
+            array = given.detach().numpy()
+    if array is None or array.dtype.kind not in "iu":
+        return None
+    found = np.argwhere(array == value)
+    return tuple(map(int, found[0])) if len(found) else None
 
 
 def sizes_of(flat: Sequence[Any]) -> list[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pliant.errors import OptionError
 
 COLOURS = ("#1f6feb", "#d1242f", "#8250df", "#1a7f37", "#bc4c00", "#57606a")
+PALE = ("#9ec5fe", "#f1aeb5", "#d2b5f5", "#a3d9b1", "#ffd3a8", "#c8d1dc", "#ffe69c")
 INK, GRID = "#24292f", "#d8dee4"
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 44  # of the plot's frame
 ROW = 18  # of the legend
@@ -27,6 +28,26 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle of values; `number` is for the page that shows it."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLine:
+    """A horizontal line with its name: a peak, a limit."""
+
+    name: str
+    value: float
+    colour: str = "#d1242f"
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     title: str
     x_label: str
@@ -34,6 +55,40 @@ class Chart:
     series: tuple[Series, ...]
     width: int = 760
     height: int = 340
+    blocks: tuple[Bar, ...] = ()
+    levels: tuple[NamedLine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChartScale:
+    """From values to pixels: the frame, and the values at its right and upper edge."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    across: tuple[float, ...]
+    up: tuple[float, ...]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return (
+            self.left + (self.right - self.left) * x / self.across[-1],
+            self.bottom - (self.bottom - self.top) * y / self.up[-1],
+        )
+
+
+def scale(chart: Chart) -> ChartScale:
+    known = [(x, y) for s in chart.series for x, y in s.points if y is not None]
+    known += [(block.right, block.high) for block in chart.blocks]
+    tops = [y for _, y in known] + [level.value for level in chart.levels]
+    return ChartScale(
+        LEFT,
+        chart.width - RIGHT,
+        TOP,
+        chart.height - BOTTOM,
+        tuple(ticks(max((x for x, _ in known), default=1.0), 8)),
+        tuple(ticks(max(tops, default=1.0))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +107,17 @@ class Text:
     bold: bool = False
 
 
-Mark: TypeAlias = "PlotLine | Text"
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+    number: int
+
+
+Mark: TypeAlias = "PlotLine | Text | Rectangle"
 
 
 def ticks(top: float, count: int = 5) -> list[float]:
@@ -71,17 +136,9 @@ def total_height(chart: Chart) -> int:
 
 def marks(chart: Chart) -> Iterator[Mark]:
     """What a chart consists of, in pixels from its upper left corner."""
-    known = [(x, y) for s in chart.series for x, y in s.points if y is not None]
-    across = ticks(max((x for x, _ in known), default=1.0), 8)
-    up = ticks(max((y for _, y in known), default=1.0))
-    right, bottom = chart.width - RIGHT, chart.height - BOTTOM
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + (right - LEFT) * x / across[-1],
-            bottom - (bottom - TOP) * y / up[-1],
-        )
-
+    frame = scale(chart)
+    across, up, at = frame.across, frame.up, frame.at
+    right, bottom = frame.right, frame.bottom
     yield Text(LEFT, 14, chart.title, bold=True)
     for value in up:
         yield PlotLine((at(0, value), at(across[-1], value)), GRID, 1)
@@ -92,10 +149,19 @@ def marks(chart: Chart) -> Iterator[Mark]:
     yield Text(LEFT - 6, TOP - 12, chart.y_label, "end")
     yield Text((LEFT + right) / 2, bottom + 30, chart.x_label, "middle")
     pairs = [(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(chart.series)]
+    for block in chart.blocks:
+        x, y = at(block.left, block.high)
+        x_end, y_end = at(block.right, block.low)
+        colour = PALE[block.number % len(PALE)]
+        yield Rectangle(x, y, x_end - x, y_end - y, colour, block.number)
     # The first series is on top; wider ones below it show where they are the same.
     for k, (series, colour) in reversed(list(enumerate(pairs))):
         for run in _runs(series):
             yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
+    for level in chart.levels:
+        ends = (at(0, level.value), at(across[-1], level.value))
+        yield PlotLine(ends, level.colour, 1.5)
+        yield Text(right, ends[0][1] - 8, level.name, "end", bold=True)
     for k, (series, colour) in enumerate(pairs):
         y = chart.height + ROW * k + 2
         yield PlotLine(((LEFT, y), (LEFT + 22, y)), colour, 3)
@@ -121,16 +187,31 @@ def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:
 
 
 def svg(chart: Chart) -> str:
-    size = (chart.width, total_height(chart))
-    body = "".join(map(_element, marks(chart)))
+    """With the scale as attributes, for a page that moves things in it."""
+    frame = scale(chart)
+    values = {"left": frame.left, "right": frame.right, "top": frame.top}
+    values |= {"bottom": frame.bottom, "across": frame.across[-1], "up": frame.up[-1]}
+    data = "".join(f' data-{name}="{value:g}"' for name, value in values.items())
+    return picture(marks(chart), chart.width, total_height(chart), data)
+
+
+def picture(shown: Iterable[Mark], width: float, height: float, data: str = "") -> str:
+    """Marks as one SVG."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" '
-        f'height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}" '
-        f'font-family="sans-serif" font-size="12" fill="{INK}">{body}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" '
+        f'height="{height:g}" viewBox="0 0 {width:g} {height:g}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}"{data}>'
+        f"{''.join(map(_element, shown))}</svg>"
     )
 
 
 def _element(mark: Mark) -> str:
+    if isinstance(mark, Rectangle):
+        return (
+            f'<rect x="{mark.x:.1f}" y="{mark.y:.1f}" width="{mark.width:.1f}" '
+            f'height="{max(mark.height, 0.5):.1f}" fill="{mark.colour}" stroke="white" '
+            f'stroke-width="0.5" data-number="{mark.number}"/>'
+        )
     if isinstance(mark, PlotLine):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
         return (
@@ -179,6 +260,11 @@ def _paint(draw: Any, font: Any, mark: Mark, top: int) -> None:
         if len(points) == 1:
             points *= 2
         draw.line(points, fill=mark.colour, width=round(mark.width * SCALE))
+        return
+    if isinstance(mark, Rectangle):
+        x, y = mark.x * SCALE, (mark.y + top) * SCALE
+        ends = (x + mark.width * SCALE, y + mark.height * SCALE)
+        draw.rectangle((x, y, *ends), fill=mark.colour, outline="white")
         return
     place = (mark.x * SCALE, (mark.y + top) * SCALE)
     draw.text(place, mark.words, INK, font, _ANCHORS[mark.anchor])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pliant.image.parts import PeakTerms, peak_text
+from pliant.image.parts import PeakTerms
 from pliant.ir.calls import called_in
 from pliant.ir.loop_walk import statements
 from pliant.ir.loops import Dispatch, LoopFunc
@@ -15,6 +15,7 @@ from pliant.kernels.mix import count_text
 from pliant.memory.liveness import liveness, peak_terms
 from pliant.memory.order_graph import permuted
 from pliant.program import Program
+from pliant.report.formula import peak_summary, peak_text, size_text
 from pliant.sym import Expr, Guard, as_expr, sym
 
 
@@ -156,12 +157,14 @@ def explain(
         add("\nchunks (what may run in chunks of rows, to stay within a limit)")
         lines.extend(_chunks(program))
     add("\nmemory")
-    add(f"  peak bytes = {peak_text(peak_terms_of(program), threads)}")
+    peak = peak_terms_of(program)
+    add(f"  peak: {peak_summary(peak, threads)}")
+    add(f"  peak bytes = {peak_text(peak, threads)}")
     for part in parts:
         for buffer in part.footprint.memory.buffers:
             add(
                 f"  {buffer.value.name:24} steps {buffer.first:4} .. {buffer.last:4}"
-                f"  {buffer.bytes} bytes"
+                f"  {size_text(buffer.bytes)} bytes"
             )
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ class KernelTime:
     seconds: float
     flops: int  # two per multiply-add; 0 where there is no contraction
     bytes: int  # read and written at least once
+    started: float = 0.0  # seconds of the clock that the times are taken by
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def kernel_times(
                 (ended - started) * 1e-9,
                 part.table[step.flops_index].evaluate(dims),
                 part.table[step.bytes_index].evaluate(dims),
+                started * 1e-9,
             )
         )
     return times

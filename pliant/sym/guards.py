@@ -38,6 +38,9 @@ class Guard:
 def _shown(piece: str | Expr, env: Mapping[str, int]) -> str:
     if isinstance(piece, str) or piece.is_const:
         return str(piece)
+    name = piece.symbol or ""
+    if "." in name and name in env:  # an observed size, whose place the text names
+        return str(env[name])
     if not all(name in env for name in piece.symbols()):
         return str(piece)
     try:
@@ -164,7 +167,7 @@ def _exactness(
     name, value = binding.symbol, binding.value
     origin = f"{place.input}.{place.axis}"
     observed, symbol = place.observed, sym(name)
-    size = f"size of {place.input} at axis {place.axis}, "
+    size = f"input '{place.input}', axis {place.axis}, "
     message: tuple[str | Expr, ...]
     if not slope.is_const:
         message = (size, observed, f", gives {name} only if ", slope, " is positive")
@@ -186,11 +189,15 @@ def _exactness(
 
 def _agreement(place: _DimPlace) -> Guard:
     """The observed size is what the dim says."""
+    fixed = (
+        ": only axes that dynamic_shapes names may vary" if place.dim.is_const else ""
+    )
     message = (
-        f"size of {place.input} at axis {place.axis} must be ",
+        f"input '{place.input}', axis {place.axis} must be ",
         place.dim,
         ", got ",
         place.observed,
+        fixed,
     )
     cond = eq(place.observed, place.dim)
     return Guard(cond, message, f"{place.input}.{place.axis}")

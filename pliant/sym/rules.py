@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pliant.errors import ShapeError
+from pliant.sym.advice import bound_text, nearest_text
 from pliant.sym.expr import Expr
 from pliant.sym.guards import Binding, Guard
 
@@ -46,10 +47,8 @@ class SizeRules:
         if culprit is None:
             culprit = self._source_of(guard)
         owner, _, number = culprit.rpartition(".")
-        place = f" ({guard.origin})" if guard.origin else ""
-        known = ", ".join(f"{s}={env[s]}" for s in guard.cond.symbols() if s in env)
         return ShapeError(
-            (guard.render(env) or f"{guard.cond} does not hold: {known}") + place,
+            _sentence(guard, env),
             input=owner or None,
             dim=int(number) if number.isdigit() else None,
             expected=str(guard.cond),
@@ -62,6 +61,43 @@ class SizeRules:
             if binding.symbol in guard.cond.symbols():
                 return f"{self.inputs[binding.source][0]}.{binding.axis}"
         return ""
+
+
+def _sentence(guard: Guard, env: Mapping[str, int]) -> str:
+    """What must hold, the numbers, where that comes from, and what would do."""
+    known = ", ".join(f"{s}={env[s]}" for s in guard.cond.symbols() if s in env)
+    text = guard.render(env) or f"{guard.cond} does not hold: {known}"
+    place = guard.origin if guard.origin and not _names_axis(guard) else ""
+    why, bound = _reason(guard), bound_text(guard.cond, env)
+    if bound is not None and why is not None:
+        return f"{bound} ({', '.join(filter(None, (why, place)))})"
+    near = nearest_text(guard, env)
+    return (
+        text + (f" ({place})" if place else "") + (f"; {near} would do" if near else "")
+    )
+
+
+def _names_axis(guard: Guard) -> bool:
+    """Whether the guard is of an input's axis, which its message names already."""
+    return any(name == guard.origin for name in guard.cond.symbols())
+
+
+# Of these ops, a bound comes from what was cut out of a table and is too short.
+_SHORTER = ("broadcast: ", "slice: ")
+
+
+def _reason(guard: Guard) -> str | None:
+    """The words of the message before its numbers; None if these are part of them.
+
+    Of a table that is too short, it is that.
+    """
+    first = guard.message[0] if guard.message else ""
+    if not isinstance(first, str) or not first.endswith(": "):
+        return None
+    words = first.removesuffix(": ")
+    if words.startswith(_SHORTER) and guard.cond.rhs.is_const:
+        return f"a table of {guard.cond.rhs} positions ends there"
+    return "" if " is declared to be " in words else words
 
 
 def breaks(env: Mapping[str, int], guard: Guard) -> bool:

@@ -1,0 +1,64 @@
+"""docs/errors.md: every block of it is run, and answers with what stands under it.
+
+`pytest --accept tests/errors/test_messages.py` writes the answers into the page.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pliant
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+SETUP = re.compile(r"```python setup\n(.*?)```", re.S)
+ENTRY = re.compile(r"\*\*(.+?)\*\*\n\n```python\n(.*?)```\n\n```\n(.*?)```", re.S)
+WIDTH = 88
+ENTRIES = ENTRY.findall(PAGE.read_text())
+
+
+def answer(code: str) -> str:
+    """The error of a block, as the page has it: wrapped."""
+    setup = SETUP.search(PAGE.read_text())
+    assert setup is not None
+    names: dict[str, Any] = {"__name__": "my"}
+    for file, source in (("setup.py", setup[1]), ("my.py", code)):
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        block = compile(source, file, "exec")
+        if file == "setup.py":
+            exec(block, names)
+            continue
+        with pytest.raises(pliant.PliantError) as caught:
+            exec(block, names)
+    text = f"{type(caught.value).__name__}: {caught.value}"
+    lines = (textwrap.wrap(line, WIDTH) for line in text.splitlines())
+    return "\n".join(part for wrapped in lines for part in wrapped) + "\n"
+
+
+@pytest.mark.parametrize(("name", "code", "expected"), ENTRIES, ids=lambda v: v[:40])
+def test_message(
+    name: str, code: str, expected: str, request: pytest.FixtureRequest
+) -> None:
+    given = answer(code)
+    if request.config.getoption("--accept") and given != expected:
+        old = f"{code}```\n\n```\n{expected}```"
+        PAGE.write_text(PAGE.read_text().replace(old, f"{code}```\n\n```\n{given}```"))
+        return
+    assert given == expected
+
+
+def test_no_advice_is_a_size_below_one() -> None:
+    assert not re.search(r"(use|or) \w+ <= (0|-\d+)\b", PAGE.read_text())
+
+
+def test_the_kinds_of_errors_are_there() -> None:
+    """Each kind that a first hour meets has an entry."""
+    page = PAGE.read_text()
+    for kind in ("ShapeError", "DTypeError", "OptionError", "MemoryLimitError"):
+        assert f"\n{kind}: " in page
+    assert len(ENTRIES) >= 30
