@@ -1,8 +1,9 @@
-"""The host flow as native code: three functions around the kernels.
+"""The host flow as native code: functions around the kernels.
 
     i64  pliant_bind(dims, symbols)     symbols from input sizes; 0, or an error code
     i64  pliant_sizes(symbols, table)   every size, dim and offset the run needs
     void pliant_run(call)               the kernels, in the order of the plan's program
+    void pliant_step(call, number)      one kernel that `main` itself does not call
 
 `pliant_bind` runs at every call, `pliant_sizes` once per new shape. Both use checked
 arithmetic (`host_dims.py`). bind returns 1 + the number of a guard that fails, or -1 -
@@ -12,8 +13,11 @@ checks that fail are numbered after the table. If several fail it reports a chec
 has the better message. After that, `pliant_run` trusts the table. It executes the
 program: a list of steps, each a kernel with the plan's sizes and offsets. Most plans
 run each step once. A plan for little memory may run a step again, and moves or spills
-buffers in between, which `plt_special` of the runtime does. An index check that fails
-ends the run after its step; steps that write an input come later (memory/order.py).
+buffers in between, which `plt_special` of the runtime does. What only versions of
+`main` for little memory call are cases of `pliant_step`. These are most of the host
+flow and run rarely, so they are compiled without optimisation. An index check that
+fails ends the run after its step; steps that write an input come later
+(memory/order.py).
 
 Profiled code also reads the clock before and after each kernel. The times go to a block
 after the weights, two words per kernel. Other code contains none of this.
@@ -21,7 +25,7 @@ after the weights, two words per kernel. Other code contains none of this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 import llvmlite.ir as ll
@@ -42,6 +46,7 @@ from pliant.codegen.sizes import as_value
 from pliant.sym.rules import SizeCheck
 
 RUN, SIZES, BIND = "pliant_run", "pliant_sizes", "pliant_bind"
+STEP = "pliant_step"
 # Fields of plt_call, in order (runtime/rt.h).
 ARENA, TABLE, OFFSETS, STATUS, PROGRAM = 1, 2, 3, 8, 9
 ADDRESSES = {BufferOrigin.INPUT: 4, BufferOrigin.OUTPUT: 5, BufferOrigin.WEIGHT: 6}
@@ -49,8 +54,26 @@ ADDRESSES = {BufferOrigin.INPUT: 4, BufferOrigin.OUTPUT: 5, BufferOrigin.WEIGHT:
 
 def emit_calls(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
     """Adds what every call runs; `symbols` are the names of the kernels in LLVM."""
-    _RunFunction(module, plan).emit(symbols)
+    _emit_run(module, plan, symbols)
     _emit_bind(module, plan)
+
+
+def emit_steps(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
+    """Adds the steps that only other versions of `main` have."""
+    function = _step_function(module)
+    function.attributes.add("nounwind")
+    builder = LLBuilder(function.append_basic_block("entry"))
+    steps = _StepCases(module, plan, function, builder)
+    done = function.append_basic_block("done")
+    switch = builder.switch(function.args[1], done)
+    builder.position_at_end(done)
+    builder.ret_void()
+    steps.emit(switch, range(len(plan.own_calls), len(plan.calls)), symbols, done)
+
+
+def _step_function(module: ll.Module) -> ll.Function:
+    known = module.globals.get(STEP)
+    return known or ll.Function(module, ll.FunctionType(VOID, [PTR, I64]), STEP)
 
 
 def _function(
@@ -142,46 +165,74 @@ def _fails(builder: LLBuilder, dims: CheckedDims, check: SizeCheck) -> LLValue |
     return reduce(builder.or_, flags) if flags else None
 
 
-class _RunFunction:
-    """Emits `pliant_run`: a loop around a switch with a case for each step."""
+def _emit_run(module: ll.Module, plan: HostPlan, symbols: Mapping[str, str]) -> None:
+    """Adds a loop around a switch with a case for each step of `main`."""
+    function, builder = _function(module, RUN, VOID, 1)
+    (call,) = function.args
+    steps = _StepCases(module, plan, function, builder)
+    entry = builder.block
+    fetch, step, special, done = map(
+        function.append_basic_block, ("fetch", "step", "special", "done")
+    )
+    others = function.append_basic_block("others") if plan.other_calls else special
+    builder.branch(fetch)
+    builder.position_at_end(fetch)
+    at = builder.phi(PTR, "at")
+    code = builder.load(at, typ=I64)
+    switch = builder.switch(code, others)
+    builder.position_at_end(step)
+    following = _address(builder, at, 1, I64)
+    status = _at(builder, call, STATUS, I64)
+    failed = builder.icmp_signed("!=", status, ll.Constant(I64, 0))
+    builder.cbranch(failed, done, fetch)
+    at.add_incoming(steps.fields[PROGRAM], entry)
+    at.add_incoming(following, step)
+    if plan.other_calls:
+        builder.position_at_end(others)
+        count = ll.Constant(I64, len(plan.calls))
+        other = function.append_basic_block("other")
+        builder.cbranch(builder.icmp_unsigned("<", code, count), other, special)
+        builder.position_at_end(other)
+        builder.call(_step_function(module), [call, code])
+        builder.branch(step)
+    builder.position_at_end(special)
+    kind = ll.FunctionType(I64, [PTR, I64])
+    ended = builder.call(ll.Function(module, kind, "plt_special"), [call, code])
+    ended = builder.icmp_signed("!=", ended, ll.Constant(I64, 0))
+    builder.cbranch(ended, done, step)
+    builder.position_at_end(done)
+    builder.ret_void()
+    steps.emit(switch, range(len(plan.own_calls)), symbols, step)
 
-    def __init__(self, module: ll.Module, plan: HostPlan) -> None:
+
+class _StepCases:
+    """Emits steps of a plan in a function whose first argument is the call."""
+
+    def __init__(
+        self,
+        module: ll.Module,
+        plan: HostPlan,
+        function: ll.Function,
+        builder: LLBuilder,
+    ) -> None:
         self.module, self.plan = module, plan
-        self.function, self.builder = _function(module, RUN, VOID, 1)
-        (self.call,) = self.function.args
+        self.function, self.builder = function, builder
+        self.call = function.args[0]
         numbers = (ARENA, TABLE, OFFSETS, PROGRAM, *ADDRESSES.values())
         self.fields = {n: _at(self.builder, self.call, n, PTR) for n in numbers}
         self.sizes: dict[TableSlot, LLValue] = {}
         self.places: dict[BufferPlace, LLValue] = {}
 
-    def emit(self, symbols: Mapping[str, str]) -> None:
-        entry = self.builder.block
-        fetch, step = (self.function.append_basic_block(n) for n in ("fetch", "step"))
-        special, done = (
-            self.function.append_basic_block(n) for n in ("special", "done")
-        )
-        self.builder.branch(fetch)
-        self.builder.position_at_end(fetch)
-        at = self.builder.phi(PTR, "at")
-        code = self.builder.load(at, typ=I64)
-        switch = self.builder.switch(code, special)
-        self.builder.position_at_end(step)
-        following = _address(self.builder, at, 1, I64)
-        status = _at(self.builder, self.call, STATUS, I64)
-        failed = self.builder.icmp_signed("!=", status, ll.Constant(I64, 0))
-        self.builder.cbranch(failed, done, fetch)
-        at.add_incoming(self.fields[PROGRAM], entry)
-        at.add_incoming(following, step)
-        self.builder.position_at_end(special)
-        kind = ll.FunctionType(I64, [PTR, I64])
-        ended = self.builder.call(
-            ll.Function(self.module, kind, "plt_special"), [self.call, code]
-        )
-        ended = self.builder.icmp_signed("!=", ended, ll.Constant(I64, 0))
-        self.builder.cbranch(ended, done, step)
-        self.builder.position_at_end(done)
-        self.builder.ret_void()
-        for number, call in enumerate(self.plan.calls):
+    def emit(
+        self,
+        switch: ll.SwitchInstr,
+        numbers: Iterable[int],
+        symbols: Mapping[str, str],
+        behind: ll.Block,
+    ) -> None:
+        """Adds a case for each of these steps; they go on at `behind`."""
+        for number in numbers:
+            call = self.plan.calls[number]
             case = self.function.append_basic_block(f"step_{number}")
             switch.add_case(ll.Constant(I64, number), case)
             self.builder.position_at_end(case)
@@ -189,7 +240,7 @@ class _RunFunction:
             self.sizes, self.places = {}, {}
             name = call.callee if call.is_library else symbols[call.callee]
             self.run(number, call, name)
-            self.builder.branch(step)
+            self.builder.branch(behind)
 
     def run(self, number: int, call: HostCall, name: str) -> None:
         arguments = [self.call, *map(self.size, call.sizes)]

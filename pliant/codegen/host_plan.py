@@ -120,6 +120,15 @@ class HostPlan:
     def symbols(self) -> tuple[str, ...]:
         return tuple(b.symbol for b in self.bindings)
 
+    @property
+    def own_calls(self) -> tuple[HostCall, ...]:
+        """The calls of `main`, which are numbered before those of other versions."""
+        return self.calls[: len(self.sequences[0])]
+
+    @property
+    def other_calls(self) -> tuple[HostCall, ...]:
+        return self.calls[len(self.sequences[0]) :]
+
     def text(self) -> str:
         """Equal texts have equal code."""
         return "\n".join(self._lines())
@@ -138,7 +147,8 @@ class HostPlan:
         yield from map(str, self.checks)
         for call in self.calls:
             yield str(call)
-        yield f"weights {len(self.constants)} stamps {self.stamps}"
+        own = len(self.own_calls)
+        yield f"own {own} weights {len(self.constants)} stamps {self.stamps}"
 
 
 def plan_host(

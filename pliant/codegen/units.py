@@ -1,9 +1,9 @@
 """Units of compilation: what becomes one piece of object code, and its name for ever.
 
-A loop function is a unit, and the host functions of a model are two. A unit's key is a
-hash of all that its code depends on: the text of what it is emitted from, the units it
-calls, the target, LLVM, and the files of the code generator. So object code is found
-by its key, in this process or in a later one, without any LLVM IR being built.
+A loop function is a unit, and the host functions of a model are two or three. A unit's
+key is a hash of all that its code depends on: the text of what it is emitted from, the
+units it calls, the target, LLVM, and the files of the code generator. So object code is
+found by its key, in this process or in a later one, without any LLVM IR being built.
 
 In object code a loop function is called by its kind and key (`matmul.04f1..`), so that
 the same kernel in two models is the same object, and what one model numbers matmul_0
@@ -22,13 +22,22 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ll
 
 from pliant.cache import hashed
-from pliant.codegen.host import BIND, RUN, SIZES, emit_calls, emit_sizes
-from pliant.codegen.host_plan import HostPlan
+from pliant.codegen.host import (
+    BIND,
+    RUN,
+    SIZES,
+    STEP,
+    emit_calls,
+    emit_sizes,
+    emit_steps,
+)
+from pliant.codegen.host_plan import HostCall, HostPlan
 from pliant.codegen.llvm import emit_loop_function, emit_loop_functions
 from pliant.codegen.sources import files_hash
-from pliant.ir.callees import callees
+from pliant.ir.callees import callees, reached
 from pliant.ir.identity import PerObject
-from pliant.ir.loops import LoopFunc
+from pliant.ir.loop_walk import walk
+from pliant.ir.loops import Load, LoopFunc, Store
 from pliant.ir.text import print_loop
 from pliant.machine.target import Target
 
@@ -60,12 +69,14 @@ class Unit:
 class Units:
     """The units of a model: its loop functions by name, and its host flow.
 
-    `sizes` runs once per new shape and is one long sequence of integer arithmetic, so
-    it is compiled without optimisation: that would take longer than it saves.
+    `sizes` runs once per new shape and is one long sequence of integer arithmetic, and
+    `steps` are those that only versions for little memory have, so they are compiled
+    without optimisation: that would take longer than it saves.
     """
 
     kernels: Mapping[str, Unit]
     calls: Unit
+    steps: Unit | None  # if versions have some of their own
     sizes: Unit
 
     @property
@@ -75,6 +86,8 @@ class Units:
     def all(self) -> Iterator[Unit]:
         yield from self.kernels.values()
         yield self.calls
+        if self.steps is not None:
+            yield self.steps
         yield self.sizes
 
 
@@ -82,12 +95,18 @@ def program_units(
     loops: Mapping[str, LoopFunc], plan: HostPlan, target: Target, opt_level: int
 ) -> Units:
     """The units of a lowered model; none is emitted yet."""
-    context = _Context(target, opt_level)
+    context, quick = _Context(target, opt_level), _Context(target, 0)
+    often = reached((call.callee for call in plan.own_calls), loops)
     kernels: dict[str, Unit] = {}
-    for name in loops:
-        _loop_unit(name, loops, kernels, context)
-    sizes = _sizes_unit(plan, _Context(target, 0))
-    return Units(kernels, _calls_unit(plan, kernels, context), sizes)
+    for name in reached(loops, loops):  # callees first
+        rare = name not in often and _only_calls(loops[name])
+        _loop_unit(name, loops, kernels, quick if rare else context)
+    return Units(
+        kernels,
+        _calls_unit(plan, kernels, context),
+        _steps_unit(plan, kernels, quick),
+        _sizes_unit(plan, quick),
+    )
 
 
 class _Context:
@@ -104,7 +123,10 @@ def whole_program(
     """The same code in one module under the names the model gives, for people."""
     module = ll.Module("pliant")
     emit_loop_functions(module, loops.values(), target)
-    emit_calls(module, plan, {name: name for name in loops})
+    names = {name: name for name in loops}
+    emit_calls(module, plan, names)
+    if plan.other_calls:
+        emit_steps(module, plan, names)
     emit_sizes(module, plan)
     return module
 
@@ -156,21 +178,43 @@ def _printed(func: LoopFunc) -> _Print:
 _print = PerObject(_printed)  # several models share micro-kernels
 
 
+def _only_calls(func: LoopFunc) -> bool:
+    """Whether a function has no elements itself: a chunk's, around its kernels."""
+    return not any(isinstance(node, Load | Store) for node in walk(func.body))
+
+
 def _calls_unit(plan: HostPlan, kernels: Mapping[str, Unit], context: _Context) -> Unit:
+    return _steps_of(plan, plan.own_calls, kernels, context, (RUN, BIND), emit_calls)
+
+
+def _steps_unit(
+    plan: HostPlan, kernels: Mapping[str, Unit], context: _Context
+) -> Unit | None:
+    if not plan.other_calls:
+        return None
+    return _steps_of(plan, plan.other_calls, kernels, context, (STEP,), emit_steps)
+
+
+def _steps_of(
+    plan: HostPlan,
+    steps: tuple[HostCall, ...],
+    kernels: Mapping[str, Unit],
+    context: _Context,
+    defines: tuple[str, ...],
+    emit_into: Callable[[ll.Module, HostPlan, Mapping[str, str]], None],
+) -> Unit:
     symbols = {name: unit.symbols[0] for name, unit in kernels.items()}
-    calls = frozenset(
-        c.callee if c.is_library else symbols[c.callee] for c in plan.calls
-    )
+    calls = frozenset(c.callee if c.is_library else symbols[c.callee] for c in steps)
     names = (f"{name}={symbol}" for name, symbol in symbols.items())
     text = plan.text()
-    key = hashed("calls", context.key, text, *names)
+    key = hashed(*defines, context.key, text, *names)
 
     def emit() -> ll.Module:
-        module = ll.Module("calls")
-        emit_calls(module, plan, symbols)
+        module = ll.Module(defines[0])
+        emit_into(module, plan, symbols)
         return module
 
-    return Unit(key, len(text), (RUN, BIND), calls, emit, context.opt_level)
+    return Unit(key, len(text), defines, calls | {STEP}, emit, context.opt_level)
 
 
 def _sizes_unit(plan: HostPlan, context: _Context) -> Unit:

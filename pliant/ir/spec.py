@@ -68,6 +68,10 @@ class Verified:
 
     # Ops whose result types were inferred, and the facts from which.
     types: dict[Op, Facts] = field(default_factory=dict)
+    # The symbols of attributes and of result types, of ops whose attributes are legal.
+    symbols: dict[Op, tuple[frozenset[str], frozenset[str]]] = field(
+        default_factory=dict
+    )
     # Graphs, and all else that their legality depended on.
     graphs: dict[Graph, tuple[object, ...]] = field(default_factory=dict)
 
@@ -104,11 +108,11 @@ def verify(module: Module, stage: Stage, verified: Verified | None = None) -> No
     }
     functions = [g for g in module.graphs.values() if g.name not in purposes]
     for graph in functions:
-        checker = _GraphChecker(module, graph, stage, verified.types)
+        checker = _GraphChecker(module, graph, stage, verified)
         verified.once(graph, (stage, *tables[1:], *functions), checker.function)
     for name, main in purposes.items():
         graph = module.graphs[name]
-        checker = _GraphChecker(module, graph, stage, verified.types)
+        checker = _GraphChecker(module, graph, stage, verified)
         given = (stage, module.constants, main.sizes, main.params, main.constraints)
         verified.once(graph, given, partial(checker.purpose, main))
     for order in module.orders:
@@ -186,10 +190,10 @@ class _GraphChecker:
     """One graph function; `body` is the graph or region that is being checked."""
 
     def __init__(
-        self, module: Module, graph: Graph, stage: Stage, typed: dict[Op, Facts]
+        self, module: Module, graph: Graph, stage: Stage, verified: Verified
     ) -> None:
         self.module, self.graph, self.stage = module, graph, stage
-        self.typed = typed
+        self.typed, self.symbols = verified.types, verified.symbols
         self.defined: set[Value] = set()
         self.calls: set[object] = set()  # calls of loop functions that are legal
         self.fresh = 0
@@ -308,21 +312,24 @@ class _GraphChecker:
                 why = "is defined outside this body" if known else "is not defined"
                 raise _Breach(f"operand {value} {why}")
         self.attributes(op, symbols)
+        named = self.symbols[op][1]
         self.callee(op, facts)
         facts = self.regions(op, facts, symbols)
         facts = self.types(op, facts)
         if op.name in _INTRODUCES:
             dims = [d for v in op.results for d in v.shape]
             symbols.update(dim.symbol for dim in dims if dim.symbol is not None)
+        unknown = not symbols.issuperset(named)
         for value in op.results:
-            if not symbols.issuperset(symbols_in(value.type)):
+            if unknown:
                 what = f"result {value}: {value.type}"
                 self.known(symbols_in(value.type), symbols, what)
             self.define(value, scope)
         return facts
 
     def attributes(self, op: Op, symbols: set[str]) -> None:
-        if op not in self.typed:
+        found = self.symbols.get(op)
+        if found is None:
             given = dict(op.attrs)
             try:
                 wanted = OPS[op.name].normalise(given)
@@ -330,11 +337,21 @@ class _GraphChecker:
                 raise _Breach(str(error)) from None
             if tuple(op.attrs) != wanted or len(given) != len(op.attrs):
                 raise _Breach(f"attributes {op.attrs} should be {wanted}")
-        for name, attr in op.attrs:
-            for dim in exprs_of(attr):
-                fresh = op.name == "match_cast" and dim.symbol is not None
-                if not fresh and not symbols.issuperset(dim.symbols()):
-                    self.known(dim.symbols(), symbols, f"attribute {name}")
+            read = frozenset(
+                name
+                for _, attr in op.attrs
+                for dim in exprs_of(attr)
+                for name in dim.symbols()
+                if op.name != "match_cast" or dim.symbol is None  # which it introduces
+            )
+            named = frozenset(n for v in op.results for n in symbols_in(v.type))
+            found = self.symbols[op] = read, named
+        if not symbols.issuperset(found[0]):
+            for name, attr in op.attrs:
+                names = (n for dim in exprs_of(attr) for n in dim.symbols())
+                self.known(
+                    [n for n in names if n in found[0]], symbols, f"attribute {name}"
+                )
 
     def callee(self, op: Op, facts: Facts) -> None:
         match op.name:

@@ -6,6 +6,7 @@ A number of bytes is a vector here: one number for each point, an assignment of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,21 @@ Numbers = NDArray[np.float64]
 _Runs = tuple[DType, Expr, Expr]  # of rows: their type, all elements, number of runs
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """Rows of a value in memory, or all of it, and what they count for."""
+
+    value: Value
+    cut: Demand
+    size: Numbers  # of the whole value
+    last: int  # the last kernel that makes or reads it; none if not in the arena
+    kind: int  # rows of the same kind have the same bytes in each round
+
+
+_NOT_HELD = -1  # in the arena
+_WHOLE = -1  # no rows, but all of a value
+
+
 class PointMemory:
     """The memory of a fused graph whose kernels run one after the other, whole."""
 
@@ -35,9 +51,10 @@ class PointMemory:
         self.of, self.points = of, points
         self._sizes: dict[Value, Numbers] = {}
         self._known: dict[Expr, Numbers] = {}
-        self._kinds: dict[Need, int] = {}
+        self._rows: dict[Need, HeldRows] = {}
         self._kind_of_runs: dict[_Runs, int] = {}
-        self._weights: dict[CutKernel, tuple[Numbers, list[Need]]] = {}
+        self._weights: dict[CutKernel, tuple[Numbers, list[HeldRows]]] = {}
+        self._results: dict[Member, list[HeldRows]] = {}
         self.none = np.zeros(len(points))
         self.number = {op: k for k, op in enumerate(of.fusions)}
         results = {of.base(v) for v in of.graph.results}
@@ -62,24 +79,35 @@ class PointMemory:
             self._sizes[value] = self.at_points(value.type.bytes)
         return self._sizes[value]
 
-    def kind(self, need: Need) -> int:
-        """A number: rows of the same kind have the same bytes in each round."""
-        if need not in self._kinds:
-            value, cut = need
-            runs = value.dtype, value.type.numel, outer_runs(value, cut)
-            self._kinds[need] = self._kind_of_runs.setdefault(runs, len(self._kinds))
-        return self._kinds[need]
+    def rows(self, value: Value, cut: Demand) -> HeldRows:
+        found = self._rows.get((value, cut))
+        if found is None:
+            kind = _WHOLE
+            if cut is not None:
+                runs = value.dtype, value.type.numel, outer_runs(value, cut)
+                kind = self._kind_of_runs.setdefault(runs, len(self._kind_of_runs))
+            last = self.last.get(value, _NOT_HELD)
+            found = HeldRows(value, cut, self.size(value), last, kind)
+            self._rows[value, cut] = found
+        return found
 
-    def weights(self, part: CutKernel) -> tuple[Numbers, list[Need]]:
+    def results(self, member: Member) -> list[HeldRows]:
+        """What chunks have of a kernel's results that others read."""
+        if member not in self._results:
+            made = [self.rows(v, member.cut(v)) for v in member.results]
+            self._results[member] = made
+        return self._results[member]
+
+    def weights(self, part: CutKernel) -> tuple[Numbers, list[HeldRows]]:
         """The bytes of what a kernel alone reads whole and none makes; other needs."""
         if part not in self._weights:
             readers, sizes = self.of.readers, self.none
-            rest: list[Need] = []
-            for value, rows in part.needs:
-                if rows is None and value not in self.last and len(readers[value]) == 1:
+            rest: list[HeldRows] = []
+            for value, cut in part.needs:
+                if cut is None and value not in self.last and len(readers[value]) == 1:
                     sizes = sizes + self.size(value)
                 else:
-                    rest.append((value, rows))
+                    rest.append(self.rows(value, cut))
             self._weights[part] = sizes, rest
         return self._weights[part]
 
@@ -126,7 +154,7 @@ class RegionBytes:
         self.inner = none  # the most that a kernel reads and makes of the region's own
         self._inner: dict[Op, Numbers] = {}  # the same of each kernel
         self._count = 0
-        self._reads: dict[Value, list[Demand]] = {}
+        self._reads: dict[Value, list[HeldRows]] = {}
         # Of each kind of rows: results, and operands of which a round has no others.
         self._alike: dict[int, tuple[int, int]] = {}
 
@@ -166,58 +194,55 @@ class RegionBytes:
                 assert op is not None  # no result of the graph
                 self._inner[op] = self._inner[op] + size(value)
                 self.inner = np.maximum(self.inner, self._inner[op])
-        for value in member.results:
-            if self._ends(value):
-                self.ending = self.ending + size(value)
-            if member.part.cuts.total is not None:
-                self.whole = self.whole + 2 * size(value)  # read and written
+        is_sum = member.part.cuts.total is not None
+        for rows in self.memory.results(member):
+            if self._ends(rows):
+                self.ending = self.ending + rows.size
+            if is_sum:
+                self.whole = self.whole + 2 * rows.size  # read and written
                 continue
-            self.copied = self.copied + size(value)
-            if value in self.memory.last:
-                self._pair((value, member.cut(value)), results=1)
+            self.copied = self.copied + rows.size
+            if rows.last != _NOT_HELD:
+                self._pair(rows, results=1)
         weights, needs = self.memory.weights(member.part)
         self.whole = self.whole + weights
         for need in needs:
             self._read(need)
 
-    def _ends(self, value: Value) -> bool:
+    def _ends(self, rows: HeldRows) -> bool:
         """Whether nobody reads a value in the arena after the region."""
-        last = self.memory.last.get(value)
-        return last is not None and last <= self.end
+        return _NOT_HELD < rows.last <= self.end
 
-    def _read(self, need: Need) -> None:
-        value, rows = need
-        known = self._reads.setdefault(value, [])
+    def _read(self, rows: HeldRows) -> None:
+        known = self._reads.setdefault(rows.value, [])
         if rows in known:
             return
-        size = self.memory.size(value)
-        if rows is None:
-            self.whole = self.whole + size
-        elif all(cut is None for cut in known):
-            self.copied = self.copied + size
+        if rows.cut is None:
+            self.whole = self.whole + rows.size
+        elif all(other.cut is None for other in known):
+            self.copied = self.copied + rows.size
         known.append(rows)
-        if not self._ends(value):
+        if not self._ends(rows):
             return
         if len(known) == 1:
-            self.ending = self.ending + size
-            if rows is not None:
-                self._pair(need, operands=1)
-        elif len(known) == 2 and known[0] is not None:
-            self._pair((value, known[0]), operands=-1)
+            self.ending = self.ending + rows.size
+            if rows.cut is not None:
+                self._pair(rows, operands=1)
+        elif len(known) == 2 and known[0].cut is not None:
+            self._pair(known[0], operands=-1)
 
     def _unread(self, value: Value) -> None:
         """A kernel joins that makes the rows of a value: they are read no more."""
         for rows in self._reads.pop(value, ()):
-            self.copied = self.copied - self.memory.size(value)
-            if self._ends(value):
-                self.ending = self.ending - self.memory.size(value)
-                self._pair((value, rows), operands=-1)
+            self.copied = self.copied - rows.size
+            if self._ends(rows):
+                self.ending = self.ending - rows.size
+                self._pair(rows, operands=-1)
 
-    def _pair(self, need: Need, results: int = 0, operands: int = 0) -> None:
+    def _pair(self, rows: HeldRows, results: int = 0, operands: int = 0) -> None:
         """Each result may be written over one operand that has the same rows."""
-        kind = self.memory.kind(need)
-        made, read = self._alike.get(kind, (0, 0))
-        self._alike[kind] = made + results, read + operands
+        made, read = self._alike.get(rows.kind, (0, 0))
+        self._alike[rows.kind] = made + results, read + operands
         more = min(made + results, read + operands) - min(made, read)
         if more:
-            self.over = self.over + more * self.memory.size(need[0])
+            self.over = self.over + more * rows.size
