@@ -19,7 +19,7 @@ from pliant.sym.equations import (
     rewrites_outside,
     solution_of,
 )
-from pliant.sym.expr import ZERO, Expr, Symbol, const, sym
+from pliant.sym.expr import ZERO, CeilDiv, Expr, FloorDiv, Symbol, const, sym
 from pliant.sym.knowledge import DEFAULT_RANGE, Knowledge
 from pliant.sym.search import tightened
 
@@ -69,6 +69,27 @@ class GrowingKnowledge(Knowledge):
         elif expr not in self._nonneg:
             self._nonneg += (expr,)
             self.forget()
+            self._add_numerator(expr)
+
+    def _add_numerator(self, expr: Expr) -> None:
+        """Of a quotient beside a number that is >= 0: what it says of the numerator.
+
+        1 <= ceildiv(n, 8) is 1 <= n, and n // 8 <= 4 is n <= 39.
+        """
+        match expr.terms:
+            case ((slope, ((FloorDiv() | CeilDiv() as atom, 1),)), *rest):
+                pass
+            case _:
+                return
+        if not atom.den.is_const or any(mono for _, mono in rest):
+            return
+        den, up = atom.den.value, isinstance(atom, CeilDiv)
+        if slope > 0:
+            low = -(expr.constant // slope)
+            self._add_nonneg(atom.num - ((low - 1) * den + 1 if up else low * den))
+        else:
+            high = expr.constant // -slope
+            self._add_nonneg((high * den if up else high * den + den - 1) - atom.num)
 
     def _clip(self, name: str, lo: int | None, hi: int | None) -> bool:
         """Narrow a symbol's interval; whether that changed anything."""
@@ -107,6 +128,8 @@ class GrowingKnowledge(Knowledge):
         else:
             self._equal += (expr,)
         self.forget()
+        self._add_numerator(expr)
+        self._add_numerator(-expr)
 
     def _solve(self, name: str, image: Expr) -> None:
         lo, hi = self._ranges.pop(name, DEFAULT_RANGE)

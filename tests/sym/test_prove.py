@@ -40,7 +40,19 @@ rounded = parse("(-(n//4)) % 4 + n//4")
 blocks = parse("((-((n + 4)//8)) % 4 + (n + 4)//8)//4")
 several = empty.assume(ge(512 * blocks * blocks.substitute({"n": m}), 1))
 
+pyramid = empty
+for side in (n, m):
+    for level in (2, 4, 8, 16, 32, 64):
+        part = ceildiv(side, level)
+        pyramid = pyramid.assume(le(1, part)).assume(le(part, 1 << 31))
+        last = part - minimum(part, maximum(part - 1, 0))
+        pyramid = pyramid.assume(eq(last, 1))
+
 CERTAIN = [
+    (pyramid, ge(n + 6, 7)),
+    (pyramid.assume(eq(ceildiv(n, 64), 1)), le(n, 64)),
+    (empty.assume(le(n // 8, 4)), le(n, 39)),
+    (empty.assume(ge(3 * (n // 8), 7)), ge(n, 24)),
     (several, ge(rounded - mod(const(2), rounded), 0)),
     (empty, eq(n * 4, 4 * n)),
     (empty, eq((n + 1) * 2, 2 * n + 2)),
