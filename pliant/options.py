@@ -19,6 +19,7 @@ class Options:
     attention: bool = True  # one kernel; off: spelled out as matmul, softmax, matmul
     fold: bool = True  # compute what depends on weights alone at compile time
     absorb: bool = True  # scales and shifts by constants go into the weights
+    coded: bool = True  # weights in few bits are decoded in their product's kernel
     merge: bool = True  # products that share their left operand become one
     layout: bool = True  # convolutions keep channels last where that pays
     direct: bool = True  # windows for few channels are read where they lie, not copied

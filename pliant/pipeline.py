@@ -18,6 +18,7 @@ and then to each part of it, if its data decide sizes (passes/split.py):
     contractions  matmul, conv, attention in the form their kernels take
     overwrite     inference: of a buffer that is changed in part, only that is written
     simplify      canonicalize again
+    coded         inference: products with weights in few bits, decoded in their kernels
     absorb        scales and shifts by constants go into the weights
     merge         products that share their left operand -> one product
     layout        inference: convolutions keep channels last
@@ -88,6 +89,7 @@ from pliant.passes.attention import attention
 from pliant.passes.bind import bind_inside, bind_sizes
 from pliant.passes.canonicalize import canonicalize
 from pliant.passes.chunk import chunk
+from pliant.passes.coded import coded
 from pliant.passes.contractions import contractions
 from pliant.passes.decompose import decompose
 from pliant.passes.fold import fold
@@ -287,6 +289,14 @@ STAGES: tuple[Pass, ...] = (
         only=INFERENCE,
     ),
     Pass("simplify", on_main(canonicalize), DECOMPOSED, "canonicalize again"),
+    Pass(
+        "coded",
+        on_main(coded),
+        DECOMPOSED,
+        "products with weights in few bits, decoded in their kernels",
+        needs=("coded", "fold", "packing"),
+        only=INFERENCE,
+    ),
     Pass(
         "absorb",
         on_main(absorb),

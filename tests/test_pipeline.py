@@ -78,4 +78,4 @@ def test_stages_of_training() -> None:
     only = [s.name for s in STAGES if s.applies(step) and not s.applies(inference)]
     assert only == ["smooth", "find", "gradient", "clean", "recompute"]
     left = [s.name for s in STAGES if s.applies(inference) and not s.applies(step)]
-    assert left == ["overwrite", "layout"]
+    assert left == ["overwrite", "coded", "layout"]

@@ -206,6 +206,25 @@ def matmul(a: Array, b: Array) -> Array:
     return np.asarray(np.matmul(a, b))
 
 
+def coded_matmul(
+    x: Array,
+    q: Array,
+    scale: Array,
+    least: Array | None = None,
+    *,
+    zero: float,
+    **_: int,
+) -> Array:
+    """The numbers of each group of K, then an ordinary product."""
+    shape = (*scale.shape, q.shape[1] // max(scale.shape[1], 1))
+    numbers = q.reshape(shape).astype(np.float32) + np.float32(zero)
+    numbers = numbers * scale.astype(np.float32)[..., None]
+    if least is not None:
+        numbers = numbers + least.astype(np.float32)[..., None]
+    made: Array = x @ numbers.reshape(q.shape).T
+    return made
+
+
 def grouped_matmul(a: Array, b: Array, ends: Array) -> Array:
     """Row ranges that end where `ends` says, each with its own matrix."""
     out: Array = np.zeros((a.shape[0], b.shape[2]), a.dtype)

@@ -66,6 +66,10 @@ CONTRACT  matmul (a, b)               [.., M, K] x [.., K, N]; same rank; a batc
                                       equal in both or the constant 1; 8-bit integers,
                                       signed or not, are summed up in i32 and give that;
                                       with a in f32, b may be half, and is widened
+          coded_matmul (x, q, scale, least?) {bits, low, zero}   x[.., K], integers
+                                      q[N, K], scale and least [N, groups of K]: x times
+                                      the transpose of (q + zero) * scale + least;
+                                      low <= q < low + 2**bits
           grouped_matmul (a, b, ends)   a[S, K], b[G, K, N], ends[G] ascending integers
                                       -> [S, N]: row r < ends[0] is a[r] x b[0], from
                                       there to ends[1] a[r] x b[1], ..; rows behind the
@@ -457,6 +461,16 @@ _TABLE: tuple[OpDef, ...] = (
     *LIBRARY_OPS,
     # contract
     define("matmul", _CT, 2, shapes.matmul, meaning=numpy_ops.matmul),
+    define(
+        "coded_matmul",
+        _CT,
+        (3, 4),
+        shapes.coded_matmul,
+        _A("bits", "int"),
+        _A("low", "int"),
+        _A("zero", "float"),
+        meaning=numpy_ops.coded_matmul,
+    ),
     define(
         "grouped_matmul",
         _CT,

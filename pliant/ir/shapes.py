@@ -229,6 +229,23 @@ def cumulate(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     return types
 
 
+def coded_matmul(cx: InferContext, types: Types, attrs: Attrs) -> Types:
+    x, q, scale, *least = types
+    cx.want(q, "iu", "codes")
+    if x.dtype is not DType.F32 or q.dtype.bytes != 1:
+        cx.fail(f"takes f32 and 8-bit codes, not {x} and {q}")
+    if attrs.integer("bits") not in (4, 8):
+        cx.fail("codes have 4 or 8 bits")
+    for kind, what in ((q, "codes"), (scale, "scales")):
+        cx.require_rank(kind, 2, what)
+    for kind in least:
+        cx.same_shape((scale, kind), "a least for each scale")
+    cx.require_equal(x.shape[-1], q.shape[1], "rows and codes must agree")
+    cx.require_equal(q.shape[0], scale.shape[0], "each row of codes has scales")
+    cx.require(divides(scale.shape[1], q.shape[1]), "groups must divide K")
+    return (x.with_shape((*x.shape[:-1], q.shape[0])),)
+
+
 def grouped_matmul(cx: InferContext, types: Types, _: Attrs) -> Types:
     a, b, ends = types
     if not (a.dtype is DType.F32 and b.dtype.compute is DType.F32):

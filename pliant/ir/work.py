@@ -38,6 +38,8 @@ def op_flops(op: Op) -> Expr:
     match op.name:
         case "matmul":
             return 2 * op.result.type.numel * op.operands[0].shape[-1]
+        case "coded_matmul":
+            return 2 * op.result.type.numel * op.operands[0].shape[-1]
         case "grouped_matmul":
             return 2 * op.result.type.numel * op.operands[0].shape[-1]
         case "conv" | "conv_last":

@@ -48,6 +48,7 @@ from pliant.kernels.tiles import gemm_tile
 from pliant.lower.alike import MadeKernel, fusion_form
 from pliant.lower.attend import lower_attention
 from pliant.lower.attend_backward import lower_attention_backward
+from pliant.lower.coded import lower_coded
 from pliant.lower.contract import lower_matmul, whole_weight
 from pliant.lower.convolve import lower_conv, lower_conv_transpose
 from pliant.lower.convolve_last import lower_conv_last
@@ -420,6 +421,7 @@ def _below(state: _Lowering, fusion: Fusion) -> dict[Value, Expr]:
 # Fusions of one contraction with what is computed around it, by their kind.
 _CONTRACTIONS: dict[str, Callable[[Fusion], list[KernelStep]]] = {
     "matmul": lower_matmul,
+    "coded_matmul": lower_coded,
     "grouped_matmul": lower_grouped,
     "conv": lower_conv,
     "conv_last": lower_conv_last,

@@ -78,6 +78,8 @@ def reads_view(op: Op, which: int, view: View) -> bool:
         # Rows or columns have to be contiguous. Otherwise a transposing copy is faster
         # than reading every element from a cache line of its own.
         return as_expr(1) in view.strides[-2:] or is_one(view.shape[-1])
+    if op.name == "coded_matmul":
+        return view.is_contiguous()
     if op.name == "grouped_matmul":
         return which == 1 or view.is_contiguous()
     first = ATTENTIONS.get(op.name)

@@ -1,0 +1,255 @@
+"""Products with weights that are computed from few bits: decoded in their kernel.
+
+    %q = cast(bitwise_and(%bytes, 15))          u8 constants: 0 .. 15
+    %w = reshape(add(mul(%q, %scale), %least))  one scale for each group of a row
+    %y = matmul(%x, transpose(%w))
+    ->
+    %y = coded_matmul(%x, reshape(%codes), %scale, %least) {bits = 4}
+
+What counts is what the ops compute, not where they come from: a number of the weight
+has to be (code + zero) * scale + least, where code is an integer made of constants,
+whose range follows from the ops, and scale, least and zero are constants of a group of
+K, or of a row. Nothing is known from the data, so the codes may change later. Stage
+`fold` then computes the codes, and never the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pliant.context import Context
+from pliant.ir.access import is_one
+from pliant.ir.build import Builder
+from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.ir.types import DType
+from pliant.sym import ONE, as_expr
+
+_RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
+_MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
+_INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
+_KEPT = (DType.F16, DType.F32)
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _CodedNumbers:
+    """(code + zero) * scale + least; the parts of a group are (N, groups)."""
+
+    codes: Value
+    range: Range
+    zero: float = 0.0
+    zeros: Value | None = None  # a part of each group, beside `zero`
+    scale: Value | None = None
+    least: Value | None = None
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.producers = graph.producers()
+        self.constant: set[Value] = set()  # made of constants alone
+        for op in graph.ops:
+            if op.name in ("constant", "full") or (
+                op.operands and all(v in self.constant for v in op.operands)
+            ):
+                self.constant.update(op.results)
+        self.b = Builder.within(graph)
+
+    def producer(self, value: Value) -> Op | None:
+        return self.producers.get(value)
+
+    def number(self, value: Value) -> int | None:
+        """The whole number that all elements are."""
+        op = self.producer(value)
+        while op is not None and op.name in _MOVES:
+            op = self.producer(op.operands[0])
+        if op is None or op.name != "full":
+            return None
+        found = op.attr("value")
+        assert isinstance(found, bool | int | float)
+        return int(found) if float(found).is_integer() else None
+
+    # ---- integers
+
+    def range(self, value: Value) -> Range | None:
+        """Bounds of integers that are made of constants, without looking at these."""
+        op = self.producer(value)
+        if op is None or value.dtype not in _INTEGERS:
+            return None
+        found: Range | None = None
+        if op.name == "constant":
+            return _RANGES.get(value.dtype)
+        if op.name in (*_MOVES, "cast") and op.operands[0].dtype in _INTEGERS:
+            found = self.range(op.operands[0])
+        elif op.name == "concat":
+            parts = [self.range(v) for v in op.operands]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts):
+                found = min(p[0] for p in known), max(p[1] for p in known)
+        elif op.name in ("bitwise_and", "shift_right", "add", "sub"):
+            by, inner = self.number(op.operands[1]), self.range(op.operands[0])
+            if by is not None and inner is not None:
+                found = _changed(op.name, inner, by)
+        held = _RANGES.get(value.dtype, found)
+        if found is None or held is None:
+            return None
+        return found if held[0] <= found[0] and found[1] <= held[1] else None
+
+    # ---- numbers of the weight, (N, groups, group) or (N, K)
+
+    def numbers(self, value: Value) -> _CodedNumbers | None:
+        op = self.producer(value)
+        if op is None or value.dtype is not DType.F32:
+            return None
+        if op.name == "cast" and op.operands[0].dtype in _INTEGERS:
+            found = self.range(op.operands[0])
+            return None if found is None else _CodedNumbers(op.operands[0], found)
+        if op.name not in ("add", "sub", "mul"):
+            return None
+        x, y = op.operands
+        inner = self.numbers(x)
+        if inner is None and op.name != "sub":
+            x, y = y, x
+            inner = self.numbers(x)
+        if inner is None or inner.least is not None:
+            return None
+        if op.name != "mul" and inner.scale is None and inner.zeros is None:
+            by = self.number(y)
+            if by is not None:
+                sign = 1 if op.name == "add" else -1
+                return replace(inner, zero=inner.zero + sign * by)
+        part = self.part(y)
+        if part is None:
+            return None
+        if op.name == "mul":
+            return None if inner.scale is not None else replace(inner, scale=part)
+        if op.name == "sub":
+            part = self.b.unary("neg", self.b.cast(part, DType.F32))
+        if inner.scale is None:
+            return None if inner.zeros is not None else replace(inner, zeros=part)
+        return replace(inner, least=part)
+
+    def part(self, value: Value) -> Value | None:
+        """What is one number for each group, as (N, groups)."""
+        op = self.producer(value)
+        if op is None or op.name != "broadcast" or value not in self.constant:
+            return None
+        part, axes = op.operands[0], op.ints_attr("axes")
+        sizes = dict(zip(axes, part.shape, strict=True))
+        rows, *groups = (sizes.get(k, as_expr(1)) for k in range(value.type.rank - 1))
+        if rows != value.shape[0] or not is_one(sizes.get(value.type.rank - 1, ONE)):
+            return None
+        if len(groups) > 1 or not all(is_one(g) or g == value.shape[1] for g in groups):
+            return None
+        inner = self.producer(part)
+        if inner is not None and inner.name == "cast":
+            before = inner.operands[0]
+            part = before if before.dtype in _KEPT else part
+        return self.b.reshape(part, (rows, groups[0] if groups else 1))
+
+    def weight(self, value: Value) -> Value | None:
+        """The (N, K) matrix that a right operand (1.., K, N) is the transpose of."""
+        swapped = False
+        while (op := self.producer(value)) is not None:
+            inner = op.operands[0] if op.operands else value
+            if op.name == "transpose":
+                *lead, a, b = op.ints_attr("perm")
+                if (a, b) != (inner.type.rank - 1, inner.type.rank - 2) or lead != [
+                    *range(len(lead))
+                ]:
+                    return None
+                swapped = not swapped
+            elif op.name == "reshape" and _without_ones(inner) == _without_ones(value):
+                pass
+            else:
+                break
+            value = inner
+        return value if swapped and value.type.rank >= 2 else None
+
+    def replaced(self, op: Op) -> Value | None:
+        """The coded product that a matmul is."""
+        x, right = op.operands
+        if op.result.dtype is not DType.F32 or x.dtype is not DType.F32:
+            return None
+        weight = self.weight(right)
+        if weight is None:
+            return None
+        k, n = right.shape[-2:]
+        if not (n.is_const and k.is_const) or any(
+            not is_one(d) for d in right.shape[:-2]
+        ):
+            return None
+        made = self.producer(weight)
+        while made is not None and made.name == "reshape":
+            weight = made.operands[0]
+            made = self.producer(weight)
+        found = self.numbers(weight)
+        if found is None or found.scale is None or weight.shape[0] != n:
+            return None
+        if weight.type.rank not in (2, 3) or found.codes.shape[0] != n:
+            return None
+        groups = found.scale.shape[1].value
+        low, high = found.range
+        if k.value % (2 * groups) or found.codes.dtype not in _RANGES:
+            return None
+        b, scale, least = self.b, found.scale, found.least
+        if found.zeros is not None:
+            shift = b.binary(
+                "mul", b.cast(found.zeros, DType.F32), b.cast(scale, DType.F32)
+            )
+            if least is not None:
+                shift = b.binary("add", shift, b.cast(least, DType.F32))
+            least = shift
+        if least is not None and least.dtype is not scale.dtype:
+            scale, least = b.cast(scale, DType.F32), b.cast(least, DType.F32)
+        if scale.dtype not in _KEPT:
+            return None
+        if least is not None and least.shape != scale.shape:
+            return None
+        codes = b.reshape(found.codes, (n, k))
+        operands = (x, codes, scale, *(() if least is None else (least,)))
+        bits = 4 if high - low < 16 else 8
+        return b.emit("coded_matmul", *operands, bits=bits, low=low, zero=found.zero)
+
+
+def _changed(name: str, inner: Range, by: int) -> Range | None:
+    match name:
+        case "bitwise_and":
+            return (0, by) if by >= 0 else None
+        case "shift_right":
+            return (inner[0] >> by, inner[1] >> by) if 0 <= by < 8 else None
+        case "add":
+            return inner[0] + by, inner[1] + by
+        case _:
+            return inner[0] - by, inner[1] - by
+
+
+def _without_ones(value: Value) -> list[object]:
+    return [d for d in value.shape if d != as_expr(1)]
+
+
+def coded(graph: Graph, cx: Context) -> Graph:
+    finder, mapping = _Finder(graph), dict[Value, Value]()
+    ops: list[Op] = []
+    for op in graph.ops:
+        made = finder.replaced(op) if op.name == "matmul" else None
+        if made is None:
+            finder.b.ops.clear()
+            ops.append(substitute(op, mapping))
+            continue
+        ops += [substitute(new, mapping) for new in finder.b.ops]
+        finder.b.ops.clear()
+        mapping[op.result] = made
+    if not mapping:
+        return graph
+    results = tuple(mapping.get(v, v) for v in graph.results)
+    return _live(graph.replace(ops=tuple(ops), results=results))
+
+
+def _live(graph: Graph) -> Graph:
+    """Without the ops that nothing reads any more."""
+    live, kept = set(graph.results), list[Op]()
+    for op in reversed(graph.ops):
+        if any(v in live for v in op.results):
+            live.update(op.operands)
+            kept.append(op)
+    return graph.replace(ops=tuple(reversed(kept)))
