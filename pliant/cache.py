@@ -1,6 +1,7 @@
 """What one process worked out, for the next: files named by a hash of what they hold.
 
-    <folder>/<first two digits>/<key>     {"sha256": .., "bytes": ..} "\\n" contents
+    <folder>/<first two digits>/<key>
+                             {"sha256": .., "bytes": .., "kind": ..} "\\n" contents
 
 The folder is PLIANT_CACHE. A key is a hash of everything its contents depend on, so an
 entry is never stale, and processes that start together may all write the same one: each
@@ -44,7 +45,7 @@ _LONGEST_HEADER = 256
 _FRESH_SECONDS = 3600.0  # a use is recorded, and a file being written may take, so long
 
 
-def hashed(*parts: str | bytes) -> str:
+def hashed(*parts: str | bytes | memoryview) -> str:
     """A key: the hash of the parts, each with its length."""
     digest = hashlib.sha256()
     for part in parts:
@@ -77,9 +78,12 @@ class DiskCache:
         except OSError:
             return None
 
-    def put(self, key: str, contents: bytes) -> bool:
-        """Keeps the contents; False where the folder does not allow it."""
-        data = _packed(contents)
+    def put(self, key: str, contents: bytes, kind: str) -> bool:
+        """Keeps the contents; False where the folder does not allow it.
+
+        The kind is a word for people who look at the cache.
+        """
+        data = _packed(contents, kind)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self._may_write():
@@ -128,6 +132,15 @@ class DiskCache:
     def usage(self) -> Usage:
         sizes = [entry.bytes for entry in self._entries()]
         return Usage(len(sizes), sum(sizes))
+
+    def kinds(self) -> dict[str, Usage]:
+        """What there is, by kind."""
+        found: dict[str, Usage] = {}
+        for entry in self._entries():
+            kind = _kind_of(entry.path)
+            known = found.get(kind, Usage(0, 0))
+            found[kind] = Usage(known.entries + 1, known.bytes + entry.bytes)
+        return dict(sorted(found.items()))
 
     def trim(self, limit: int | None = None) -> None:
         """Removes the entries read longest ago until `limit` bytes are left at most."""
@@ -291,20 +304,37 @@ def _opened(folder: Path, limit: int) -> DiskCache:
 # ---- contents
 
 
-def _packed(contents: bytes) -> bytes:
+def _packed(contents: bytes, kind: str) -> bytes:
     digest = hashlib.sha256(contents).hexdigest()
-    header = json.dumps({"sha256": digest, "bytes": len(contents)})
+    header = json.dumps({"sha256": digest, "bytes": len(contents), "kind": kind})
     return header.encode() + b"\n" + contents
 
 
-def _unpacked(data: bytes) -> bytes | None:
+def _header(data: bytes) -> tuple[dict[str, object], int] | None:
+    """The header, and where it ends."""
     end = data.find(b"\n", 0, _LONGEST_HEADER)
     try:
         header = json.loads(data[:end]) if end >= 0 else None
     except ValueError:
         return None
-    if not isinstance(header, dict):
+    return (header, end) if isinstance(header, dict) else None
+
+
+def _kind_of(path: Path) -> str:
+    found = None
+    with suppress(OSError):
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb") as file:
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                found = _header(file.read(_LONGEST_HEADER))
+    return "damaged" if found is None else str(found[0].get("kind", "damaged"))
+
+
+def _unpacked(data: bytes) -> bytes | None:
+    found = _header(data)
+    if found is None:
         return None
+    header, end = found
     contents = data[end + 1 :]
     whole = header.get("bytes") == len(contents)
     digest = hashlib.sha256(contents).hexdigest()

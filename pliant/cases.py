@@ -208,7 +208,7 @@ def _exported(path: Path) -> Case:
 
 def _hint(dim: torch.SymInt, symbol: Any) -> int:
     """The size that a symbol had when the program was exported."""
-    values = dim.node.shape_env.var_to_val
+    values = dim.node.shape_env.backed_var_to_val
     return int(values.get(symbol, 2))
 
 

@@ -22,13 +22,15 @@ class Training:
 
     `updates` names, for each result behind the loss, the parameter whose new value it
     is; without any, the results are the caller's. `main` itself gives the first
-    `changed` of them.
+    `changed` of them. `key` says in words what `extend` does, to be found in the cache
+    (program_cache.py); without one, the step is not kept.
     """
 
     wrt: tuple[str, ...]
     extend: Extend
     updates: tuple[str, ...] = ()
     changed: int = 0
+    key: str | None = None
 
     def trained(self, graph: Graph) -> list[Value]:
         """The parameters to differentiate by, as values of a graph."""

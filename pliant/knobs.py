@@ -101,6 +101,12 @@ CACHE_MIB: EnvironmentKnob[int] = EnvironmentKnob(
     256,
     "MiB that PLIANT_CACHE may hold; what was used longest ago is removed first.",
 )
+CACHE_PROGRAMS: EnvironmentKnob[bool] = EnvironmentKnob(
+    "PLIANT_CACHE_PROGRAMS",
+    _switch,
+    True,
+    "Keep whole compiled programs in PLIANT_CACHE, not only their kernels (default 1).",
+)
 
 IDLE_SECONDS: EnvironmentKnob[float] = EnvironmentKnob(
     "PLIANT_IDLE_SECONDS",
@@ -134,6 +140,6 @@ SPILL_MBS: EnvironmentKnob[int] = EnvironmentKnob(
 
 KNOBS: tuple[EnvironmentKnob[Any], ...] = (
     *(DUMP, THREADS, SHARE_THREADS, TARGET, OPT_LEVEL),
-    *(CACHE, CACHE_MIB),
+    *(CACHE, CACHE_MIB, CACHE_PROGRAMS),
     *(IDLE_SECONDS, GUARD_PAGES, SPILL_FOLDER, SPILL_MBS),
 )

@@ -18,6 +18,7 @@ from pliant.model.arrays import Weights
 from pliant.model.branching import BranchingModel
 from pliant.model.buffers import StoredBuffers
 from pliant.model.compiled import CompiledModel
+from pliant.model.stored_step import StoredStep
 from pliant.model.threads import check_threads, workers
 from pliant.runtime.description import RuntimeStatus
 
@@ -51,6 +52,13 @@ def load(
     first, *others = opened.variant.programs
     count = workers(threads)
     how = opened, code, buffers, count, limit, started
+    training = opened.model.training
+    if training is not None:
+        step = _model(StoredStep, first, *how)
+        if others or buffers is None:
+            raise ArtifactError(f"{path} is damaged: it is no training step")
+        step.resume(opened, training)
+        return step
     if not others:
         return _model(CompiledModel, first, *how)
     model = _model(BranchingModel, first, *how)

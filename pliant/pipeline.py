@@ -103,6 +103,7 @@ from pliant.passes.recompute import recompute
 from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Program
+from pliant.program_cache import Source, place_of
 from pliant.progress import step
 from pliant.sym.rules import InputDims
 
@@ -506,6 +507,14 @@ def compile_module(
     """
     reject_reserved(inputs)
     watch = instruments or Instruments()
+    place = place_of(
+        Source(module, inputs, numbers, options, target, training, watch, stores)
+    )
+    known = None if place is None else place.find()
+    if known is not None:
+        if example:
+            known[0].interface.check_example(example)
+        return known
     whole = Context(options, target, training, stores, splits=True)
     driver = Driver(whole, watch)
     if example:
@@ -530,7 +539,10 @@ def compile_module(
         if example and number == 1:
             program.interface.check_example(example)
     program, weights = maker.joined()
-    return replace(program, texts=tuple(driver.texts)), weights
+    compiled = replace(program, texts=tuple(driver.texts)), weights
+    if place is not None:
+        place.keep(compiled)
+    return compiled
 
 
 # What is done to a model as a whole, and what to each of its parts.

@@ -76,6 +76,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     folder = tempfile.mkdtemp(prefix="pliant-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["PLIANT_CACHE"] = folder
+# Every test compiles its models itself; those of the cache of programs turn it on.
+os.environ.setdefault("PLIANT_CACHE_PROGRAMS", "0")
 
 
 # What is drawn at random is the same in every run, whichever tests run and in whatever

@@ -80,7 +80,7 @@ def test_get_and_put(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path / "new" / "folder", 1 << 20)
     assert disk.get(KEY) is None
     for contents in (b"", b"abc\n\0def", bytes(range(256)) * 99):
-        assert disk.put(KEY, contents)
+        assert disk.put(KEY, contents, "test")
         assert disk.get(KEY) == contents
     assert disk.usage().entries == 1
     assert disk.folder.stat().st_mode & 0o777 == 0o700
@@ -109,12 +109,12 @@ def test_parts_of_a_key_are_apart() -> None:
 )
 def test_damaged_entries_are_missing(tmp_path: Path, damage: Any) -> None:
     disk = DiskCache(tmp_path, 1 << 20)
-    disk.put(KEY, b"some contents that matter")
+    disk.put(KEY, b"some contents that matter", "test")
     (path,) = files(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     assert disk.get(KEY) is None
     assert not path.exists()
-    assert disk.put(KEY, b"again")
+    assert disk.put(KEY, b"again", "test")
     assert disk.get(KEY) == b"again"
 
 
@@ -122,11 +122,11 @@ def test_used_longest_ago_goes_first(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path, 20_000)
     keys = [hashed(str(k)) for k in range(20)]
     for age, key in enumerate(keys[:10]):
-        disk.put(key, bytes(1000))
+        disk.put(key, bytes(1000), "test")
         os.utime(disk._path(key), (time() - 1e5 + age, time() - 1e5 + age))
     assert disk.get(keys[0]) is not None  # now the most recently used
     for key in keys[10:]:
-        disk.put(key, bytes(1000))
+        disk.put(key, bytes(1000), "test")
         assert disk.usage().bytes <= disk.limit + disk.limit // 8
     assert disk.get(keys[0]) is not None
     assert disk.get(keys[1]) is None
@@ -137,7 +137,7 @@ def test_used_longest_ago_goes_first(tmp_path: Path) -> None:
 
 def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path, 1 << 20)
-    disk.put(KEY, b"x")
+    disk.put(KEY, b"x", "test")
     old, new = (tmp_path / KEY[:2] / f".writing-{name}" for name in ("old", "new"))
     for path in (old, new):
         path.write_bytes(b"half")
@@ -169,7 +169,7 @@ def test_folder_that_cannot_be_made(folder: Path) -> None:
     disk = cache.disk()
     assert disk is not None
     assert "cannot make the folder" in str(disk.problem())
-    assert not disk.put(KEY, b"x")
+    assert not disk.put(KEY, b"x", "test")
     assert disk.get(KEY) is None
     for _ in range(2):
         answer(compiled())
@@ -193,7 +193,7 @@ def distrusted(disk: DiskCache, why: str) -> None:
     """Nothing is read, nothing is written, and the reason is told."""
     assert why in str(disk.problem())
     assert disk.get(KEY) is None
-    assert not disk.put(KEY, b"new")
+    assert not disk.put(KEY, b"new", "test")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_folders_that_others_may_write_to(
     tmp_path: Path, mode: int, why: str, inner: str
 ) -> None:
     disk = DiskCache(tmp_path / "kept", 1 << 20)
-    assert disk.put(KEY, b"x") and disk.problem() is None
+    assert disk.put(KEY, b"x", "test") and disk.problem() is None
     (disk.folder / inner).chmod(mode)
     distrusted(disk, f"{why} may write to the folder")
     (disk.folder / inner).chmod(0o700)
@@ -214,18 +214,18 @@ def test_folders_that_others_may_write_to(
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_entries_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
     disk = DiskCache(tmp_path, 1 << 20)
-    disk.put(KEY, b"x")
+    disk.put(KEY, b"x", "test")
     (path,) = files(tmp_path)
     path.chmod(mode)
     assert disk.get(KEY) is None
     assert not path.exists()
-    assert disk.put(KEY, b"again") and disk.get(KEY) == b"again"
+    assert disk.put(KEY, b"again", "test") and disk.get(KEY) == b"again"
 
 
 def test_what_others_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folder, inner folder and entry: each is asked whose it is."""
     disk = DiskCache(tmp_path / "kept", 1 << 20)
-    disk.put(KEY, b"x")
+    disk.put(KEY, b"x", "test")
     (path,) = files(disk.folder)
     real = os.fstat
     for other in (disk.folder, path.parent, path):
@@ -253,11 +253,11 @@ def test_what_others_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_links_are_not_followed(tmp_path: Path) -> None:
     """A link to the whole folder is the user's; inside it there are none."""
     real = DiskCache(tmp_path / "real", 1 << 20)
-    real.put(KEY, b"x")
+    real.put(KEY, b"x", "test")
     (tmp_path / "named").symlink_to(real.folder)
     assert DiskCache(tmp_path / "named", 1 << 20).get(KEY) == b"x"
     disk = DiskCache(tmp_path / "kept", 1 << 20)
-    disk.put(KEY, b"mine")
+    disk.put(KEY, b"mine", "test")
     (path,) = files(disk.folder)
     path.unlink()
     path.symlink_to(real._path(KEY))

@@ -41,6 +41,8 @@ def encode(value: Any) -> Any:
         return str(value)
     if isinstance(value, DType):
         return value.text
+    if isinstance(value, Deferred):
+        return value.raw  # as it was read
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     if isinstance(value, Mapping):
@@ -62,7 +64,7 @@ def _encode_field(kind: Any, value: Any) -> Any:
         return encode_plain(dict(value) if isinstance(value, Mapping) else value)
     if _classes(kind):
         return [type(value).__name__, *encode(value)]
-    item = _item_type(kind)
+    item = None if isinstance(value, Deferred) else _item_type(kind)
     if item is not None and (_classes(item) or _is_text_or_expr(item)):
         return [_encode_field(item, each) for each in value]
     if _is_text_or_expr(kind) and isinstance(value, Expr):
@@ -226,6 +228,10 @@ class Deferred(Sequence[T]):
 
     def __len__(self) -> int:
         return len(self._raw)
+
+    @property
+    def raw(self) -> Sequence[Any]:
+        return self._raw
 
     def __getitem__(self, key: Any) -> Any:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from pliant.artifact import container
-from pliant.artifact.codec import Unstorable, encode, encode_plain
+from pliant.artifact.codec import Unstorable, encode_plain
 from pliant.artifact.link import LinkedImage, link
 from pliant.artifact.stored import (
     EntryPoints,
     StoredModel,
     StoredProgram,
     StoredSignature,
+    StoredTraining,
     StoredVariant,
     StoredWeight,
 )
+from pliant.artifact.write import StoredWeights, write_model
 from pliant.errors import ArtifactError
 from pliant.frontend.signature import Parameters, Signature, StoredCall
 from pliant.image.parts import ModelImage, PeakTerms
@@ -60,43 +61,20 @@ def save(
     buffers: Mapping[str, np.ndarray],
     memory_limit: int | None,
     version: str,
+    training: StoredTraining | None = None,
 ) -> str:
     """Writes a file, and returns its digest; ArtifactError if that cannot be."""
     tensors: dict[str, np.ndarray] = {}
-    add = _Weights(tensors)
+    add = StoredWeights(tensors)
     best = sorted(variants, key=lambda v: (-v.target.lanes, -len(v.target.features)))
     stored = StoredModel(
         version,
         memory_limit,
         tuple((name, add(array)) for name, array in buffers.items()),
         tuple(_variant(v, number, tensors, add) for number, v in enumerate(best)),
+        training,
     )
-    try:
-        plan = json.dumps(encode(stored), separators=(",", ":"), allow_nan=False)
-    except (Unstorable, ValueError) as error:
-        raise ArtifactError(f"the model cannot be saved: {error} has no form") from None
-    # Code before weights: what is read at once lies together.
-    ordered = sorted(tensors.items(), key=lambda item: item[0][:5] != container.CODE)
-    return container.write(path, plan.encode(), dict(ordered))
-
-
-class _Weights:
-    """Adds arrays to the tensors of a file; equal ones are one."""
-
-    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
-        self.tensors = tensors
-        self.known: dict[tuple[object, ...], StoredWeight] = {}
-
-    def __call__(self, array: np.ndarray) -> StoredWeight:
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        digest = container.sha256(array)
-        key = array.dtype, array.shape, digest
-        if key not in self.known:
-            name = f"{container.WEIGHT}{len(self.known)}"
-            self.tensors[name] = array
-            check = f"{container.checksum(array):016x}"
-            self.known[key] = StoredWeight(name, check, digest)
-        return self.known[key]
+    return write_model(path, stored, tensors)
 
 
 def _variant(

@@ -2,6 +2,7 @@
 
 StoredModel     versions of the model for classes of machine, and its state
 StoredVariant   the programs for one of them, and their code
+StoredTraining  what a training step has beside its tensors
 StoredProgram   a program: image, signature, weights, entry points, reports
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -119,11 +120,33 @@ class StoredVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """Parameters that an optimizer updates alike."""
+
+    rule: Literal["sgd", "adam", "adamw"]
+    names: tuple[str, ...]
+    options: Mapping[str, object]
+    steps: int  # taken so far
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTraining:
+    """What a training step has beside its tensors, which are the model's buffers."""
+
+    groups: tuple[StoredGroup, ...]
+    width: int  # of a row of numbers
+    clip: float | None
+    seed: str | None  # the parameter that random numbers follow from
+    generator: tuple[int, ...]  # state of the Mersenne Twister that draws the seeds
+
+
+@dataclass(frozen=True, slots=True)
 class StoredModel:
     version: str  # of the pliant that wrote it
     memory_limit: int | None
     buffers: tuple[tuple[str, StoredWeight], ...]  # that calls change, by name
     variants: tuple[StoredVariant, ...]  # the best one first
+    training: StoredTraining | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ LLVM         everything else; LLVM IR is emitted here while LLVM compiles on all
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -100,12 +100,9 @@ def build(
         for key, future in futures.items():
             images[key] = future.result()
     _keep({key: images[key] for key in futures})
-    code = CompiledCode(
-        (images[key] for key in units),
-        program.host_symbols,
-        symbols,
-        target,
-        lambda: optimised(whole_program(loops, plan, target), target, opt_level),
+    objects = (images[key] for key in units)
+    code = built_again(
+        objects, program.host_symbols, loops, plan, target, symbols, opt_level
     )
     built = sum(unit.key in futures for unit in program.kernels.values())
     return Build(
@@ -114,6 +111,25 @@ def build(
         len(program.kernels) - built,
         emitted - started,
         perf_counter() - emitted,
+    )
+
+
+def built_again(
+    images: Iterable[bytes],
+    exports: Collection[str],
+    loops: Mapping[str, LoopFunc],
+    plan: HostPlan,
+    target: Target,
+    symbols: Mapping[str, int],
+    opt_level: int,
+) -> CompiledCode:
+    """Machine code of objects that `build` made of the same model."""
+    return CompiledCode(
+        images,
+        exports,
+        symbols,
+        target,
+        lambda: optimised(whole_program(loops, plan, target), target, opt_level),
     )
 
 
@@ -160,7 +176,7 @@ def _keep(images: Mapping[str, bytes]) -> None:
     for key, image in images.items():
         memo.put(key, image)
         if disk is not None:
-            disk.put(key, image)
+            disk.put(key, image, "object code")
 
 
 def _object(

@@ -53,7 +53,7 @@ class CompiledCode:
             library.import_symbol(name, address)
         for name in exports:
             library.export_symbol(name)
-        self._names = frozenset(exports)
+        self.exports = frozenset(exports)
         try:
             self._tracker = library.link(self._jit, f"pliant.{next(_numbers)}")
         except RuntimeError as error:
@@ -64,7 +64,7 @@ class CompiledCode:
 
     def address(self, name: str) -> int:
         """Where an exported function starts; KeyError if there is none."""
-        if name not in self._names:
+        if name not in self.exports:
             raise KeyError(name)
         return int(self._tracker[name])
 

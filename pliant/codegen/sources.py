@@ -18,28 +18,22 @@ from pliant.cache import hashed
 def files_hash(names: Iterable[str]) -> str | None:
     """A hash of modules by name; packages include everything in them."""
     found: list[str | bytes] = []
-    for name in names:
-        for each in _with_inner(name):
-            data = _file(each)
-            if data is None:
-                return None
-            found += [each, data]
+    try:
+        for name in names:
+            for each in _with_inner(name, importlib.util.find_spec(name)):
+                found += each
+    except (AttributeError, ImportError, OSError, ValueError):
+        return None
     return hashed(*found) if found else None
 
 
-def _with_inner(name: str) -> Iterator[str]:
-    yield name
-    spec = importlib.util.find_spec(name)
-    places = None if spec is None else spec.submodule_search_locations
+def _with_inner(name: str, spec: Any) -> Iterator[tuple[str, bytes]]:
+    """A module's name and the file that it is loaded from: source, bytecode or a
+    library; then those of the modules in it."""
+    yield name, bytes(spec.loader.get_data(spec.loader.get_filename(name)))
+    places = spec.submodule_search_locations
     for item in sorted(pkgutil.iter_modules(places or ()), key=lambda item: item.name):
-        yield from _with_inner(f"{name}.{item.name}")
-
-
-def _file(name: str) -> bytes | None:
-    """The file that a module is loaded from: source, bytecode or a library."""
-    try:
-        spec = importlib.util.find_spec(name)
-        loader: Any = None if spec is None else spec.loader
-        return bytes(loader.get_data(loader.get_filename(name)))
-    except (AttributeError, ImportError, OSError, ValueError):
-        return None
+        finder: Any = item.module_finder
+        inner = f"{name}.{item.name}"
+        # The finder of a folder takes the last part of a name, as that of an archive.
+        yield from _with_inner(inner, finder.find_spec(inner))

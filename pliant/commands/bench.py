@@ -3,7 +3,8 @@
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
 `dynamic_shapes`, `dims` and `example`; with `shapes` it says where to measure), a
 program.pt2 that torch.export.save wrote, or in a checkout the name of a model of the
-zoo, or `zoo` for all of them.
+zoo, or `zoo` for all of them. A file.pliant or file.onnx is timed alone, without torch,
+at the sizes of --dims; an ONNX file in turns with ONNX Runtime.
 
 Every model and thread count is measured in a process of its own, where the engines take
 turns. Results are checked against fp64 before anything is timed; an engine that fails,
@@ -30,14 +31,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pliant.commands import bench_file
+from pliant.commands.models import ONNX, SAVED
+from pliant.commands.run import dims_of
 from pliant.errors import OptionError
 from pliant.progress import task
 
 if TYPE_CHECKING:
     from pliant.compare.worker import Job
 
-NAME = "bench"
-HELP = "times models against other engines"
 QUICK_ROUNDS = 5
 BUSY = 0.5  # system load above which measured times are not reliable
 
@@ -54,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shape", type=_shape, action="append", help="dims such as 1x32; repeatable"
+    )
+    parser.add_argument(
+        "--dims",
+        type=dims_of,
+        action="append",
+        metavar="DIMS",
+        help="of a file.pliant or file.onnx, such as batch=1,seq=32; repeatable",
     )
     parser.add_argument(
         "--rounds", type=_positive, help="of timing per shape (default 15)"
@@ -87,6 +96,10 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if any(name.endswith((SAVED, ONNX)) for name in args.models):
+        return bench_file.run(args)
+    if args.dims:
+        raise OptionError("--dims is for a file.pliant or file.onnx; give --shape")
     from pliant.compare.estimate import estimate
     from pliant.compare.report import failed, store_result, write_tables
     from pliant.compare.results import stamp

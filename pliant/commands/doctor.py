@@ -36,8 +36,6 @@ from pliant.measure.probes import Measured
 from pliant.model.spill import spill_place
 from pliant.progress import task
 
-NAME = "doctor"
-HELP = "what pliant found on this machine, and whether it works"
 PACKAGES = ("pliant", "llvmlite", "numpy", "apache-tvm-ffi", "torch")
 
 _TWICE = """

@@ -1,8 +1,9 @@
-"""Compiles a model and tells what became of it: symbols, guards, kernels, memory.
+"""Tells what became of a model: symbols, guards, kernels, memory.
 
 MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-in a checkout the name of a model of the zoo.
+`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, a
+file.onnx, or in a checkout the name of a model of the zoo: it is compiled. Of a
+file.pliant it is what was known when it was saved.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from pliant.progress import task
-
-NAME = "explain"
-HELP = "what a model is compiled to"
+from pliant.commands.models import add_dynamic, opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--threads", type=int, help="default: every core")
+    add_dynamic(parser)
     parser.add_argument(
         *("--dim", "-d"),
         metavar="NAME=SIZE",
@@ -37,10 +36,7 @@ def _dim(text: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pliant.cases import load
-
-    with task(f"compiling {args.model}"):
-        model = load(args.model).compile(threads=args.threads)
+    model = opened(args.model, threads=args.threads, dynamic=args.dynamic)
     text = model.explain(**dict(args.dim))
     if not args.json:
         print(text)

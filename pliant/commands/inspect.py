@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pliant.report.drawing import NamedLine, Series
     from pliant.report.timeline import Timeline
 
-NAME = "inspect"
-HELP = "the memory of a call, before it runs"
 MIB = 1 << 20
 SHOWN = 20  # values that are listed
 SIZES = 16  # of the dim that a plot goes over

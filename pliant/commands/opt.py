@@ -40,8 +40,6 @@ from pliant.options import SWITCHES, Options
 from pliant.passes.bind import Bound, results_of
 from pliant.pipeline import STAGES, Pass
 
-NAME = "opt"
-HELP = "run stages of the compiler on a module in text form"
 # Results of a module before and after a stage differ by the order of additions only.
 TOLERANCES = {DType.F64: 1e-9, DType.F32: 1e-3, DType.F16: 3e-2, DType.BF16: 1e-1}
 LEVELS = tuple(Stage)  # each allows what those before it do not

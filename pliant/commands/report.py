@@ -19,9 +19,6 @@ from pliant.commands.run import dims_of
 from pliant.errors import OptionError
 from pliant.progress import task
 
-NAME = "report"
-HELP = "memory, kernels, guards and stages of a model in one HTML file"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")

@@ -22,9 +22,6 @@ from pliant.errors import OptionError
 from pliant.frontend.signature import FixedSlot, SizeSlot, Slot
 from pliant.ir.types import NUMPY
 
-NAME = "run"
-HELP = "a saved model on arrays"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE")
@@ -65,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
         args.model, memory_limit=args.memory_limit, threads=args.threads
     )
     loaded = perf_counter()
-    inputs = _inputs(model, _read(args.input), args.dims, args.seed)
+    inputs = inputs_of(model, _read(args.input), args.dims, args.seed)
     began = perf_counter()
-    results = dict(_leaves(model(*inputs), "result"))
+    results = dict(leaves(model(*inputs), "result"))
     ended = perf_counter()
     if args.output is not None:
         if args.output.suffix != ".npz":
@@ -115,7 +112,7 @@ def _read(given: list[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def _inputs(
+def inputs_of(
     model: pliant.CompiledModel,
     given: Mapping[str, np.ndarray],
     dims: Mapping[str, int],
@@ -158,12 +155,12 @@ def _random(slot: Slot, dims: Mapping[str, int], random: np.random.Generator) ->
     return random.integers(0, 2, shape).astype(NUMPY[slot.type.dtype])
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+def leaves(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, str(key) if name == "result" else f"{name}.{key}")
+            yield from leaves(item, str(key) if name == "result" else f"{name}.{key}")
     elif isinstance(value, tuple | list):
         for number, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{number}")
+            yield from leaves(item, f"{name}.{number}")
     elif value is not None:
         yield name, np.asarray(value)

@@ -171,6 +171,20 @@ class Origin:
     make: Callable[..., np.ndarray] | None = None  # None: given
 
 
+def ordered_origins(ends: Sequence[Origin]) -> list[Origin]:
+    """All origins that these depend on, sources first."""
+    found: dict[Origin, None] = {}
+    stack = [(origin, False) for origin in reversed(ends)]
+    while stack:
+        origin, entered = stack.pop()
+        if entered:
+            found[origin] = None
+        elif origin not in found:
+            stack.append((origin, True))
+            stack.extend((source, False) for source in origin.sources)
+    return list(found)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
     """A weight or literal, held once; `data` may share memory with its source.

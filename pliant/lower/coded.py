@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -57,14 +58,13 @@ def lower_coded(fusion: Fusion) -> list[KernelStep]:
             constant,
             "coded",
             held,
-            lambda data: make(data.reshape(-1)[start : start + count]),
+            partial(_packed_part, make, slice(start, start + count)),
         )
 
-    arguments: list[Argument] = [
-        packed(codes, lambda data: pack_codes(data, code, width))
-    ]
-    for part in (scale, *least):
-        arguments.append(packed(part, lambda data: pack_scales(data, code, width)))
+    pack_rows = partial(pack_codes, code=code, width=width)
+    pack_factors = partial(pack_scales, code=code, width=width)
+    arguments: list[Argument] = [packed(codes, pack_rows)]
+    arguments += [packed(part, pack_factors) for part in (scale, *least)]
     buffers: list[tuple[Buffer, Argument]] = [(made.a, fusion.views[x])]
     buffers += zip(made.weight, arguments, strict=True)
     buffers += [(buf, v) for v, buf in epilogue.inputs.items()]
@@ -72,3 +72,9 @@ def lower_coded(fusion: Fusion) -> list[KernelStep]:
     buffers += [(buf, scratch_of(buf)) for buf in made.work]
     func = function_of(fusion.name, made.body, [buf for buf, _ in buffers])
     return [KernelStep(func, tuple(a for _, a in buffers), made.helpers)]
+
+
+def _packed_part(
+    make: Callable[[np.ndarray], np.ndarray], part: slice, data: np.ndarray
+) -> np.ndarray:
+    return make(data.reshape(-1)[part])

@@ -317,8 +317,12 @@ def _constant_rows(
         constant,
         "rows",
         constant.type.dtype,
-        lambda data: pages.copied(matrix_of(view, data).T),
+        partial(_rows_of, view),
     )
+
+
+def _rows_of(view: View, data: np.ndarray) -> np.ndarray:
+    return pages.copied(matrix_of(view, data).T)
 
 
 def _tight_rows(
@@ -335,14 +339,18 @@ def _tight_rows(
     if row * IDLE >= panels * (IDLE - 1) or panels * k * tile.bytes > tile.near:
         return None
 
-    def make(data: np.ndarray) -> np.ndarray:
-        rows = pages.zeros((k, row), data.dtype)
-        rows[:, :n] = matrix_of(view, data)
-        return rows
-
     layout = (view.offset, view.strides[-2:], view.shape[-2:])
     key = ("tight", layout, tile)
+    make = partial(_padded_rows, view, row)
     return Packed(key, constant, "tight", constant.type.dtype, make), row
+
+
+def _padded_rows(view: View, row: int, data: np.ndarray) -> np.ndarray:
+    matrix = matrix_of(view, data)
+    k, n = matrix.shape
+    rows = pages.zeros((k, row), data.dtype)
+    rows[:, :n] = matrix
+    return rows
 
 
 def _broadcast_strides(view: Strided, batch: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -365,9 +373,13 @@ def packed_weight(constant: Constant, view: View, tile: Tile) -> Packed:
         constant,
         "packed",
         constant.type.dtype,
-        lambda data: pack_constant(matrix_of(view, data), tile),
+        partial(_panels_of, view, tile),
         _panels_within(constant, view, tile),
     )
+
+
+def _panels_of(view: View, tile: Tile, data: np.ndarray) -> np.ndarray:
+    return pack_constant(matrix_of(view, data), tile)
 
 
 def _panels_within(constant: Constant, view: View, tile: Tile) -> Within | None:

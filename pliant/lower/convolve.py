@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product as combinations
 from math import gcd, prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -171,6 +172,9 @@ def _at_position(axes: Sequence[Axis], at: Expr, body: Sequence[Stmt]) -> list[S
     return [*lets, Let(left[0].name, Index(at)), whole]
 
 
+PartOfWeights: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+
 @dataclass(frozen=True, slots=True)
 class ConvPart:
     """One plain convolution: where its results go, and its part of the weights.
@@ -183,7 +187,7 @@ class ConvPart:
     spec: Convolution
     spread: tuple[SpreadWindows, ...]
     key: tuple[object, ...]  # distinguishes the parts of one tensor
-    weights: Callable[[np.ndarray], np.ndarray]
+    weights: PartOfWeights
     source: Source
 
 
@@ -221,7 +225,7 @@ class _ConvLowering:
         if constant is not None and constant.type.numel == product(view.shape):
             key = ("conv", spec.groups, part.key, tile)
             shape = tuple(d.value for d in view.shape)
-            make = partial(_packed, shape, part, tile)
+            make = partial(_packed, shape, spec.groups, part.weights, tile)
             return Packed(key, constant, "packed", constant.type.dtype, make), []
         temporary = Temporary(TensorType(spec.dtype, packed_shape(spec, tile)))
         w = buffer("w", spec.dtype, view.shape, Role.IN)
@@ -231,11 +235,14 @@ class _ConvLowering:
 
 
 def _packed(
-    shape: tuple[int, ...], part: ConvPart, tile: ConvTile, data: np.ndarray
+    shape: tuple[int, ...],
+    groups: int,
+    part: PartOfWeights,
+    tile: ConvTile,
+    data: np.ndarray,
 ) -> np.ndarray:
     """(groups * outputs, channels, window..) as the panels of `packed_shape`."""
-    groups = part.spec.groups
-    plain = part.weights(data.reshape(shape))
+    plain = part(data.reshape(shape))
     rows, depth = plain.shape[0] // groups, prod(plain.shape[1:])
     weights = plain.reshape(groups, rows, depth)
     panels = -(-rows // tile.width)
@@ -276,7 +283,11 @@ def lower_conv(fusion: Fusion) -> list[KernelStep]:
     ) -> tuple[Expr, ...]:
         return (group * spec.outputs + row, channel, *taps)
 
-    return lowering.steps(ConvPart(name, spec, plain, (), lambda data: data, source))
+    return lowering.steps(ConvPart(name, spec, plain, (), _whole, source))
+
+
+def _whole(data: np.ndarray) -> np.ndarray:
+    return data
 
 
 # ---- transposed
@@ -362,14 +373,6 @@ def lower_conv_transpose(fusion: Fusion) -> list[KernelStep]:
 
 
 def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> ConvPart:
-    def weights(data: np.ndarray) -> np.ndarray:
-        channels = data.shape[0] // spec.groups
-        grouped = data.reshape(spec.groups, channels, *data.shape[1:])
-        some = np.swapaxes(grouped, 1, 2)  # (groups, outputs, channels, window..)
-        for axis, residue in enumerate(chosen):
-            some = np.take(some, residue.taps, axis=3 + axis)
-        return some.reshape(spec.groups * some.shape[1], *some.shape[2:])
-
     def source(
         group: Expr, row: Expr, channel: Expr, taps: tuple[Expr, ...]
     ) -> tuple[Expr, ...]:
@@ -377,4 +380,14 @@ def _part(name: str, spec: Convolution, chosen: tuple[_Residue, ...]) -> ConvPar
         return (group * spec.channels + channel, row, *moved)
 
     key = tuple((r.phase, r.count) for r in chosen)
+    weights = partial(_taken, spec.groups, tuple(tuple(r.taps) for r in chosen))
     return ConvPart(name, spec, tuple(r.spread for r in chosen), key, weights, source)
+
+
+def _taken(groups: int, taps: Sequence[Sequence[int]], data: np.ndarray) -> np.ndarray:
+    """(groups * channels, outputs, window..) with some of the taps, rows first."""
+    grouped = data.reshape(groups, data.shape[0] // groups, *data.shape[1:])
+    some = np.swapaxes(grouped, 1, 2)  # (groups, outputs, channels, window..)
+    for axis, chosen in enumerate(taps):
+        some = np.take(some, chosen, axis=3 + axis)
+    return some.reshape(groups * some.shape[1], *some.shape[2:])

@@ -17,6 +17,7 @@ panels: constants ahead, others by a step before.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -111,16 +112,17 @@ def _panels(shape: tuple[Expr, ...], tile: Tile) -> tuple[Expr, ...]:
 
 
 def _packed_ahead(constant: Constant, view: View, tile: Tile) -> Packed:
-    step, groups = view.strides[0], view.shape[0].value
-
-    def make(data: np.ndarray) -> np.ndarray:
-        each = [replace(view, offset=view.offset + g * step) for g in range(groups)]
-        return pages.copied(
-            np.stack([pack_constant(matrix_of(v, data), tile) for v in each])
-        )
-
     key = ("groups", view.offset, view.strides, view.shape, tile)
+    make = partial(_panels_of, view, tile)
     return Packed(key, constant, "packed", constant.type.dtype, make)
+
+
+def _panels_of(view: View, tile: Tile, data: np.ndarray) -> np.ndarray:
+    step, groups = view.strides[0], view.shape[0].value
+    each = [replace(view, offset=view.offset + g * step) for g in range(groups)]
+    return pages.copied(
+        np.stack([pack_constant(matrix_of(v, data), tile) for v in each])
+    )
 
 
 def _packing(name: str, b: Value, view: View, panels: Temporary) -> KernelStep:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -225,21 +226,31 @@ def _with_constant(
         return Packed((kind, layout, *key), constant, kind, DType.I32, make)
 
     def panels(tile: Tile) -> Packed:
-        return packed(
-            "panels",
-            lambda data: pack_constant(pack_words(matrix(data), form), tile),
-            tile,
-        )
+        return packed("panels", partial(_packed_panels, matrix, form, tile), tile)
 
     k, n = form.words(view.shape[-2]), view.shape[-1]
     lead = view.shape[:-2]  # all ones
-    words = packed("words", lambda data: pack_words(matrix(data), form))
+    words = packed("words", partial(_packed_words, matrix, form))
     right = Retyped(words, _dense((*lead, k, n)))
     sums = None
     if form.lifts_left:
-        held = packed("corrections", lambda data: pack_corrections(matrix(data)))
+        held = packed("corrections", partial(_packed_corrections, matrix))
         sums = Retyped(held, _dense((*lead, n)))
     return Narrow(form, (step,), left, right, panels, sums)
+
+
+def _packed_words(matrix: Matrix, form: Form, data: np.ndarray) -> np.ndarray:
+    return pack_words(matrix(data), form)
+
+
+def _packed_panels(
+    matrix: Matrix, form: Form, tile: Tile, data: np.ndarray
+) -> np.ndarray:
+    return pack_constant(pack_words(matrix(data), form), tile)
+
+
+def _packed_corrections(matrix: Matrix, data: np.ndarray) -> np.ndarray:
+    return pack_corrections(matrix(data))
 
 
 def _dense(shape: tuple[Expr, ...]) -> TensorType:

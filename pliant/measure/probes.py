@@ -107,7 +107,7 @@ def measured(target: Target, refresh: bool = False) -> Measured:
     key = _key(target)
     _memo[key] = result
     if (disk := cache.disk()) is not None:
-        disk.put(key, json.dumps(result.to_json()).encode())
+        disk.put(key, json.dumps(result.to_json()).encode(), "measurement")
     return result
 
 

@@ -36,7 +36,7 @@ from pliant.frontend.torch_tensors import (
     tensor_tables,
     to_numpy,
 )
-from pliant.ir.graph import Constant, Origin
+from pliant.ir.graph import Constant, Origin, ordered_origins
 from pliant.ir.types import TensorType
 from pliant.machine import pages
 from pliant.model.arrays import Weights
@@ -271,7 +271,7 @@ class FollowingWeights(Weights):
         self.apart = apart
         self._lock = Lock()
         self._origins = tuple(c.origin for c in constants)
-        self._order = _ordered(self._origins)
+        self._order = ordered_origins(self._origins)
         used = [c for c in given.values() if c.origin in set(self._order)]
         self._owner: Callable[[], Any] = lambda: None
         self._following: _Following | None = None
@@ -350,7 +350,7 @@ class FollowingWeights(Weights):
             for source in origin.sources
             if source not in self._varying
         }
-        needed = set(_ordered(tuple(wanted)))
+        needed = set(ordered_origins(tuple(wanted)))
         return {c.origin: _own(c) for c in given if c.origin in needed}
 
     def _made(self, data: dict[Origin, np.ndarray]) -> list[np.ndarray]:
@@ -375,20 +375,6 @@ class FollowingWeights(Weights):
 def _own(constant: Constant) -> np.ndarray:
     """The data in memory that nobody else writes."""
     return constant.data if constant.keep is None else pages.copied(constant.data)
-
-
-def _ordered(ends: Sequence[Origin]) -> list[Origin]:
-    """All origins that these depend on, sources first."""
-    found: dict[Origin, None] = {}
-    stack = [(origin, False) for origin in reversed(ends)]
-    while stack:
-        origin, entered = stack.pop()
-        if entered:
-            found[origin] = None
-        elif origin not in found:
-            stack.append((origin, True))
-            stack.extend((source, False) for source in origin.sources)
-    return list(found)
 
 
 def _renewing(weights: FollowingWeights) -> Callable[[], None]:

@@ -142,7 +142,8 @@ def _evaluate(
     if dtype is DType.BF16:
         bits = np.array(result, np.float32, order="C").view(np.uint32)
         return np.asarray(bits >> 16, np.uint16)
-    return np.array(result, NUMPY[dtype], order="C")
+    made = np.asarray(result, NUMPY[dtype], order="C")
+    return made.copy() if any(np.may_share_memory(made, d) for d in data) else made
 
 
 def _without_dead(

@@ -12,7 +12,6 @@ parameter groups each time: torch's schedulers work.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from pliant.errors import OptionError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
+from pliant.model.step_numbers import RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,19 @@ class Arithmetic:
 class UpdateRule:
     """One parameter's update: its state, its numbers, and the ops.
 
-    `emit` gives the new parameter and the new state. `numbers_of` computes the numbers
-    of a step from the group's options and how many steps went before.
+    `emit` gives the new parameter and the new state.
     """
 
     state: tuple[str, ...]
     numbers: tuple[str, ...]
-    numbers_of: Callable[[Mapping[str, Any], int], Sequence[float]]
+    kind: str  # of its numbers: a key of RULES
     emit: Emit
     counts: bool = False  # the state has a `step`
     maximize: bool = False
+
+    def numbers_of(self, group: Mapping[str, Any], before: int) -> Sequence[float]:
+        """Of a step, from the group's options and how many steps went before."""
+        return RULES[self.kind][0](group, before)
 
 
 # ---- SGD
@@ -112,17 +115,6 @@ def _sgd(momentum: bool, nesterov: bool) -> Emit:
         return [a.sub(p, a.mul(step, n["lr"])), moved]
 
     return emit
-
-
-def _sgd_numbers(group: Mapping[str, Any], before: int) -> Sequence[float]:
-    # The first gradient is taken whole, as torch does.
-    gain = 1.0 - group["dampening"] if before else 1.0
-    return (
-        float(group["lr"]),
-        float(group["weight_decay"]),
-        float(group["momentum"]),
-        gain,
-    )
 
 
 # ---- Adam
@@ -146,24 +138,6 @@ def _adam(decoupled: bool, amsgrad: bool) -> Emit:
         return [new, mean, square, most] if amsgrad else [new, mean, square]
 
     return emit
-
-
-def _adam_numbers(decoupled: bool) -> Callable[[Mapping[str, Any], int], list[float]]:
-    def numbers_of(group: Mapping[str, Any], before: int) -> list[float]:
-        first, second = (float(beta) for beta in group["betas"])
-        lr, decay = float(group["lr"]), float(group["weight_decay"])
-        step = before + 1
-        return [
-            lr / (1 - first**step),
-            1 - lr * decay if decoupled else decay,
-            1 - first,
-            second,
-            1 - second,
-            math.sqrt(1 - second**step),
-            float(group["eps"]),
-        ]
-
-    return numbers_of
 
 
 _ADAM_NUMBERS = (
@@ -190,7 +164,7 @@ def rule_of(optimizer: Any, group: Mapping[str, Any]) -> UpdateRule:
         return UpdateRule(
             ("momentum_buffer",) if momentum else (),
             ("lr", "decay", "momentum", "gain"),
-            _sgd_numbers,
+            "sgd",
             _sgd(momentum, bool(group["nesterov"])),
             maximize=bool(group["maximize"]),
         )
@@ -203,7 +177,7 @@ def rule_of(optimizer: Any, group: Mapping[str, Any]) -> UpdateRule:
         return UpdateRule(
             ("exp_avg", "exp_avg_sq", *more),
             _ADAM_NUMBERS,
-            _adam_numbers(decoupled),
+            "adamw" if decoupled else "adam",
             _adam(decoupled, amsgrad),
             counts=True,
             maximize=bool(group["maximize"]),

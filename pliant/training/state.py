@@ -21,6 +21,7 @@ from pliant.errors import OptionError, StepChangedError
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Value
 from pliant.ir.types import DType, TensorType
+from pliant.model.stored_step import CLIP, NUMBERS
 from pliant.sym import as_expr
 from pliant.training.optimizers import (
     UpdateRule,
@@ -30,9 +31,6 @@ from pliant.training.optimizers import (
     updated,
 )
 from pliant.training.variables import AGAIN, Variable, VariablePlace
-
-NUMBERS, CLIP = "numbers", "clip_grad_norm"
-
 
 # ---- the optimizer
 
@@ -145,6 +143,13 @@ class State:
         return (*buffers, *self.names, *(f"{name}.{slot}" for name, slot in self.held))
 
     # ---- what is compiled
+
+    @property
+    def key(self) -> str:
+        """What `extend` computes, in words: two states with one key compute alike."""
+        groups = ((group.structure, group.names) for group in self.groups)
+        kind = type(self.optimizer).__name__
+        return f"{kind} {list(groups)} clip={self.clip is not None}"
 
     def declare(self, main: Graph) -> Graph:
         """`main`, with the state and the numbers as more params."""

@@ -18,12 +18,13 @@ from pliant.ir.graph import Graph
 from pliant.machine.target import Target
 from pliant.model.arguments import is_integer, shown
 from pliant.model.compiled import CompiledModel
+from pliant.model.stored_step import CLIP, NUMBERS
 from pliant.model.weights import FollowingWeights
 from pliant.model.weights import places_of as weight_places
 from pliant.options import Instruments, Options
 from pliant.pipeline import simplified
 from pliant.progress import task
-from pliant.training.state import CLIP, NUMBERS, BoundTensors, State, groups_of
+from pliant.training.state import BoundTensors, State, groups_of
 from pliant.training.variables import Variable, places_of
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def compile_training(
         ),
         chosen,
         seconds,
-        Training(state.names, state.extend, state.updates, len(source.buffers)),
+        Training(
+            state.names, state.extend, state.updates, len(source.buffers), state.key
+        ),
         TrainingStep,
         owner,
         apart=frozenset(p for p, tensor in weight_places(owner) if id(tensor) in own),
@@ -214,11 +217,17 @@ class TrainingStep(CompiledModel):
     def save(
         self, path: str | os.PathLike[str], *, variants: Sequence[CompiledModel] = ()
     ) -> str:
-        """Refused: parameters and state are the module's and the optimizer's own."""
-        raise ArtifactError(
-            "a training step cannot be saved: save the model's and the optimizer's "
-            "state_dict, and compile the step again"
-        )
+        """Writes the step and all of its state to one file: docs/artifacts.md.
+
+        `pliant.load` gives a step with parameters, optimizer state and counters of its
+        own, which goes on as this one would. Returns the digest of the content.
+        """
+        from pliant.training.saving import save_step
+
+        if variants:
+            raise ArtifactError("a training step is saved for one target")
+        with self._lock:
+            return save_step(self, path)
 
     @property
     def optimizer(self) -> Any:
@@ -244,6 +253,7 @@ class TrainingStep(CompiledModel):
                     names,
                     lambda b, params, grads: grads,
                     changed=len(source.buffers),
+                    key="gradients",
                 ),
                 owner=self._weights.owner,
                 apart=self._weights.apart,

@@ -204,8 +204,8 @@ def test_edited_tables_are_told(good: bytes, refused: Callable[[bytes], str]) ->
 def test_another_version_of_the_format(
     good: bytes, refused: Callable[[bytes], str]
 ) -> None:
-    other = good.replace(b'"version":"1"', b'"version":"2"', 1)
-    assert "has version 2 of the format" in refused(other)
+    other = good.replace(b'"version":"2"', b'"version":"3"', 1)
+    assert "has version 3 of the format" in refused(other)
     named = good.replace(b'"format":"pliant"', b'"format":"flying"', 1)
     assert "not written by pliant" in refused(named)
 
@@ -236,3 +236,12 @@ def test_any_reader_of_safetensors_reads_it(good: bytes, tmp_path: Path) -> None
         assert file.metadata()["format"] == "pliant"
         weights = [name for name in file.keys() if name.startswith("weight.")]  # noqa: SIM118
         assert sum(file.get_tensor(name).nbytes for name in weights) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hostile_files(good: bytes, seed: int) -> None:
+    """A short run of what `make fuzz-artifacts` does for long."""
+    from tests.artifact import hostile
+
+    found = hostile.run(good, seed, 60)
+    assert found["refused"] > 5
