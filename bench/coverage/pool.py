@@ -12,6 +12,7 @@ was.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -134,7 +135,8 @@ class _Worker:
         return {"kind": "crash", "text": f"the process ended with {code}"}
 
     def close(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

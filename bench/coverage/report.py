@@ -23,25 +23,32 @@ TITLES = {
     "architectures": "Architectures of timm, transformers and diffusers",
     "onnx_nodes": "Node tests of ONNX",
     "onnx_dynamic": "Node tests of ONNX, every dim free",
+    "onnx_wheels": "ONNX models of PyPI wheels",
 }
 OPENING = """# What of torch and ONNX compiles
 
 Written by `make coverage` (ops of torch), `make coverage-models` (architectures) and
-`make coverage-onnx` (ONNX, judged as `bench/coverage/onnx_nodes.py` and
-`onnx_dynamic.py` say). Each op of torch is compiled with every dim dynamic (but those
-of size 1, which may be there to broadcast), without fallback, and compared with eager
-at its own sizes and at others (`bench/coverage/judge.py`); random ops are judged by
-shape, type and distribution, not by value. Each architecture has random weights, a
-dynamic batch and, where the model has one, a dynamic length or size
-(`bench/coverage/architecture.py`). Every entry that does not pass is listed.
+`make coverage-onnx` and `make coverage-wheels` (ONNX, judged as `onnx_nodes.py`,
+`onnx_dynamic.py` and `onnx_wheels.py` of `bench/coverage` say). Each op of torch is
+compiled with every dim dynamic (but those of size 1, which may be there to broadcast),
+without fallback, and compared with eager at its own sizes and at others
+(`bench/coverage/judge.py`); random ops are judged by shape, type and distribution, not
+by value. Each architecture has random weights, a dynamic batch and, where the model has
+one, a dynamic length or size (`bench/coverage/architecture.py`).
+Every entry that does not pass is listed.
 """
 
 
 def save(card: str, found: dict[str, dict[str, Any]], about: dict[str, str]) -> None:
-    """The results of one card; the page is written anew from those of all cards."""
+    """The results of one card; the page is written anew."""
     content = {"stamp": stamp(0), "about": about, "entries": found}
     text = json.dumps(content, indent=0, sort_keys=True)
     (RESULTS / f"coverage_{card}.json").write_text(text + "\n")
+    write_page()
+
+
+def write_page() -> None:
+    """The page of what is saved of all cards."""
     parts = [OPENING]
     for each, title in TITLES.items():
         path = RESULTS / f"coverage_{each}.json"
@@ -98,6 +105,15 @@ def _card(title: str, content: dict[str, Any]) -> str:
             lines.append("")
     narrow = {n: e for n, e in sorted(found.items()) if e["kind"] == "pass"}
     narrow = {n: e for n, e in narrow.items() if e["text"]}
+    told = {n: e for n, e in narrow.items() if e["text"][:1].isdigit()}
+    if told:
+        lines += [
+            "### pass",
+            "",
+            *(f"- {n}: {_plain(e['text'])}" for n, e in told.items()),
+        ]
+        lines.append("")
+        narrow = {n: e for n, e in narrow.items() if n not in told}
     if narrow:
         lines += ["### pass, but refuse other sizes", "", ", ".join(narrow), ""]
     missing = sorted(n for n, e in found.items() if e["kind"] == "not_run")

@@ -39,6 +39,10 @@ class _Layer:
             cx.b.require_equal(
                 self.size, as_expr(n.attrs["hidden_size"]), "the hidden size"
             )
+        for weight in (self.weight, self.hidden):
+            cx.b.require_equal(
+                weight.shape[1], self.size * gates, "rows of all gates of a layer"
+            )
         way = n.attr("direction", "forward")
         self.ways = {"forward": [False], "reverse": [True]}.get(way, [False, True])
         self.clip: float | None = n.attrs.get("clip")
@@ -52,6 +56,12 @@ class _Layer:
         if self.first:
             given = self.cx.transpose(given, (1, 0, 2))
         return self.part(given, number)
+
+    def like(self, new: Value, old: Value) -> Value:
+        """A state after a step, with sizes as before it: they are equal in a call."""
+        if new.shape == old.shape:
+            return new
+        return self.cx.b.emit("reshape", new, shape=old.shape)
 
     def part(self, x: Value, number: int) -> Value:
         return self.cx.reshape(self.cx.slice(x, 0, number, 1), x.shape[1:])
@@ -165,7 +175,8 @@ class _Layer:
             size = [cx.b.param("lengths", lengths.type)] if lengths is not None else []
             row = cx.b.param("row", rows.type.with_shape(rows.shape[1:]))
             number = cx.b.param("step", steps.type.with_shape(()))
-            after = step(row, before, kept)
+            pairs = zip(step(row, before, kept), before, strict=True)
+            after = tuple(self.like(new, old) for new, old in pairs)
             shown = after[0]
             if size:
                 inside = cx.b.unsqueeze(cx.arith("gt", size[0], number), 1)
