@@ -68,6 +68,12 @@ test-browser: setup
 		apt-get install -y --no-install-recommends chromium chromium-driver
 	$(BIN)/python -m pytest tests/browser
 
+# The site, into build/site; a link that leads nowhere is an error.
+docs: setup
+	$(BIN)/python -m bench.environment
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 # Random models of every op against eager, for 20 minutes. `make fuzz MINUTES=2 SEED=7`
 fuzz: setup
 	$(BIN)/python tests/fuzz/hunt.py --minutes $(or $(MINUTES),20) \

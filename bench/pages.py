@@ -6,6 +6,8 @@ measured with; the marker names the command that measures:
     <!-- begin: bench/results/summary.md, 2 tables, by `make bench` -->
     <!-- end -->
 
+"2 tables, columns 1 to 5, by" leaves out the other columns, and the titles.
+
 With --check nothing is written: the exit status is 1 if a page is not up to date, and
 results of another commit than the code's are listed. With --prune these are deleted.
 """
@@ -26,6 +28,7 @@ from pliant.compare.results import commit
 PAGES = ("README.md", "docs/*.md")
 BLOCK = re.compile(
     r"(<!-- begin: (?P<path>\S+), (?P<count>\d+) tables?, "
+    r"(?:columns (?P<columns>\d+ to \d+), )?"
     r"by `(?P<command>[^`]+)` -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
@@ -44,7 +47,9 @@ def filled(text: str, root: Path = ROOT) -> str:
         content = f"*Not measured on this code yet:* `{found['command']}`\n"
         if path.exists():
             content = shown(path.read_text(), int(found["count"]))
-        return f"{found[1]}\n{content}\n{found[5]}"
+        if found["columns"]:
+            content = narrowed(content, *map(int, found["columns"].split(" to ")))
+        return f"{found[1]}\n{content}\n<!-- end -->"
 
     return BLOCK.sub(block, text)
 
@@ -59,6 +64,17 @@ def shown(result: str, count: int) -> str:
         parts.append("\n".join([f"#{title}", "", *rows, ""]))
     stamp = "; ".join(lines[-1].split("; ")[:STAMP_PARTS])
     return "\n".join([*parts, f"{stamp}.\n"])
+
+
+def narrowed(content: str, first: int, last: int) -> str:
+    """The first to the last column of each table, without its title."""
+    lines: list[str] = []
+    for line in content.splitlines():
+        if line.startswith("|"):
+            lines.append("|".join(["", *line.split("|")[first : last + 1], ""]))
+        elif not line.startswith("#"):
+            lines.append(line)
+    return "\n".join(lines).strip() + "\n"
 
 
 def stored(folder: Path = RESULTS) -> Iterator[tuple[Path, str | None]]:

@@ -1,0 +1,61 @@
+"""The documentation is true: its programs run, what is made of code is up to date."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pliant
+from bench import environment
+
+DOCS = Path(__file__).parents[1] / "docs"
+PROGRAMS = [DOCS / "quickstart.md", *sorted((DOCS / "cookbook").glob("*.md"))]
+FENCED = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_are_a_program(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text("\n".join(FENCED.findall(page.read_text())))
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_environment_variable_is_listed() -> None:
+    """`python -m bench.environment` writes the page."""
+    assert environment.PAGE.read_text() == environment.text()
+
+
+def test_what_the_reference_lists_is_there_and_described() -> None:
+    names = re.findall(r"^::: (\S+)", (DOCS / "reference.md").read_text(), re.M)
+    assert len(names) > 5
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        owner = __import__(module, fromlist=[attribute])
+        assert inspect.getdoc(getattr(owner, attribute)), name
+
+
+def test_every_page_is_in_the_site() -> None:
+    listed = set(
+        re.findall(r"- (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.M)
+    )
+    found = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert found == listed
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (*DOCS.rglob("*.md"), DOCS.parent / "README.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and "`" not in target:
+                assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_version_is_one() -> None:
+    assert pliant.__version__ in (DOCS.parent / "pyproject.toml").read_text()
