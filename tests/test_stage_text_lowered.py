@@ -161,8 +161,8 @@ graph @main(%x: f32[n]) {
   call_loop(%x, %x, %a) {callee = "f", sizes = [n]}
   %b: f32[n] = view(%a) {offset = <0>}
   call_loop(%x, %a) {callee = "f_over_0_2", sizes = [n]}
-  %c: f32[n] = alloc() {bytes = <4*n>, shape = [n], dtype = f32}
-  call_loop(%b, %x, %c) {callee = "f", sizes = [n]}
+  %c: f32[n] = view(%a) {offset = <0>}
+  call_loop(%x, %b) {callee = "f_over_0_2", sizes = [n]}
   return %c
 }
 

@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,10 +177,16 @@ def _lines(
             f"  limit        {_size(shown.limit)}: {actions.count('recompute')} values "
             f"computed again, {actions.count('spill')} spilled"
         )
+        free = replace(shown, limit=None).plan(dims)
+        saved = free.peak_bytes - plan.peak_bytes
+        lines.append(
+            f"  saved        {_size(saved)} of {_size(free.peak_bytes)}, "
+            f"of which {_size(free.output_bytes)} are results"
+        )
         chunks: Any = plan.knobs.get("chunks", ())
         lines += [
-            f"  in chunks    {part.rows} of {part.total} rows along {part.dim}, "
-            f"{part.loc}"
+            f"  in chunks    {part.chunks} of up to {part.rows} of {part.total} rows "
+            f"along {part.dim}, {part.loc}"
             for part in chunks
         ]
     known = shown.names()

@@ -274,7 +274,8 @@ class Module:
 
     Graphs called `main.1`, `main.2`, .. are other versions of `main`: they compute the
     same in less memory, in chunks of rows. How many rows a chunk has is a size that
-    they take, a knob. `chunks` tells of the loop functions that do so.
+    they take, a knob. `chunks` tells of the loop functions that do so; `left_out` says
+    which chunks no version has, and why.
     """
 
     graphs: Mapping[str, Graph]
@@ -287,6 +288,7 @@ class Module:
     inside: Mapping[str, tuple[Graph, ...]] = field(default_factory=dict)
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     chunks: Mapping[str, ChunkLoop] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def main(self) -> Graph:

@@ -71,8 +71,15 @@ from pliant.sym import (
 from pliant.sym.monotone import largest
 
 
-class _Unbounded(Exception):
+class _UnboundedError(Exception):
     """No largest value of the memory of a chunk is known: it cannot be planned."""
+
+    def __init__(self, op: Op, size: Expr) -> None:
+        place = f" ({op.loc})" if op.loc else ""
+        super().__init__(
+            f"chunks along {op.dim_attr('extent')}{place}: "
+            f"no largest value is proved of their memory, {size} bytes"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +404,7 @@ class _ChunkFunction:
         """Bytes for a chunk with all its rows."""
         found = largest(size, {self.count: self.rows}, self.flows.facts)
         if found is None:
-            raise _Unbounded(size)
+            raise _UnboundedError(self.op, size)
         return found
 
     def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
@@ -489,6 +496,7 @@ def lower_chunks(
 ) -> Module:
     """The versions of `main` with their chunks as calls of loop functions."""
     graphs, functions = dict(module.graphs), _Functions()
+    left_out = dict.fromkeys(module.left_out)
     for version in module.versions:
         names = Names(names_of(version))
         # No region depends on how many rows the chunks of others have.
@@ -498,9 +506,10 @@ def lower_chunks(
         try:
             with pages.copying():  # weights, into the layouts of alike chunks
                 ops = _Chunks(flows, own, packed).version(version)
-        except _Unbounded:
+        except _UnboundedError as error:
             del graphs[version.name]
+            left_out[str(error)] = None
             continue
         module, functions = flows.module, own
         graphs[version.name] = version.replace(ops=ops)
-    return module.replace(graphs=graphs)
+    return module.replace(graphs=graphs, left_out=tuple(left_out))

@@ -10,8 +10,9 @@ call, so recomputing it cannot rely on that memory. %a must be dead after the ca
 every order that the calls may run in. The called function has one buffer less: the
 input became the result, with role "inout". The pass applies where the function is
 proved to read each element before it is written (`inplace_proof.py`), and where both
-buffers have the same size, so that live memory never grows. Results of the graph keep
-their own memory.
+buffers have the same size, so that live memory never grows. If %b is a result of the
+graph, %a is in its memory from the start: a chain of updates, such as the residual
+stream of a transformer, needs no memory besides that of the result it ends in.
 """
 
 from __future__ import annotations
@@ -146,9 +147,8 @@ class _InPlacePass:
         return self.loops.get(name) or self.module.loops[name]
 
     def is_fresh(self, value: Value, step: Steps) -> bool:
-        """Whether the step is the first that touches a whole arena buffer."""
-        inner = value in self.allocs and self.last[value] != self.end
-        return inner and self.first[value] == step
+        """Whether the step is the first that touches a whole buffer of the graph."""
+        return value in self.allocs and self.first[value] == step
 
     def dies(self, op: Op, value: Value, step: Steps) -> bool:
         """Whether the step is the last to touch a value's buffer, and only reads."""

@@ -10,8 +10,9 @@ the graph, which computes the same with
     one kernel for each result                  %x, %norm -> %x and %norm from %x
     one copy for each reader, if it is cheap    %norm -> %norm_q, %norm_k, %norm_v
 
-A copy is cheap if it has no product in it and what it reads lives as long anyway. The
-kernels stand in the order in which an operand that is likely needed whole (the last
+A copy is cheap if it has no product in it and what it reads lives as long anyway, or
+can be made of inputs and weights by a few such kernels (a table of biases by distance).
+The kernels stand in the order in which an operand that is likely needed whole (the last
 ones: keys and values, a right operand) comes before the others.
 """
 
@@ -34,6 +35,7 @@ from pliant.passes.cuts import Chunk, Cut, Cutter, chunked, rows_of
 from pliant.sym import ONE, Facts, as_expr
 
 _PLAIN = ("map", "row")  # kinds of kernels without a product
+_FEW_MAPS = 4  # that make a value anew
 
 
 @dataclass(slots=True)
@@ -318,6 +320,7 @@ def _one_copy_each(graph: Graph, names: Names) -> Parts:
         return op is None or op.name != "fusion" or last(value) >= end
 
     cheap: set[Value] = set()
+    given = _from_inputs(bases)
     for op in graph.ops:
         if op.name != "fusion" or op.str_attr("kind") not in _PLAIN:
             continue
@@ -325,9 +328,32 @@ def _one_copy_each(graph: Graph, names: Names) -> Parts:
         readers = bases.readers.get(value, {})
         if len(op.results) > 1 or len(readers) < 2 or None in readers:
             continue
-        if all(lives_as_long(bases.base(v), last(value)) for v in op.operands):
+        if value in given:
+            cheap |= given[value]
+        elif all(lives_as_long(bases.base(v), last(value)) for v in op.operands):
             cheap.add(value)
     return _with_copies(bases, cheap, names)
+
+
+def _from_inputs(bases: Bases) -> dict[Value, frozenset[Value]]:
+    """Values that a few maps make of inputs and weights; each with all on its way."""
+    found: dict[Value, frozenset[Value]] = {}
+    for op in bases.graph.ops:
+        if op.name != "fusion" or op.str_attr("kind") != "map" or len(op.results) > 1:
+            continue
+        (value,) = op.results
+        operands = map(bases.base, op.operands)
+        made = [v for v in operands if _is_computed(v, bases)]
+        if all(v in found for v in made) and None not in bases.readers.get(value, {}):
+            own = frozenset({value}).union(*(found[v] for v in made))
+            if len(own) <= _FEW_MAPS:
+                found[value] = own
+    return found
+
+
+def _is_computed(value: Value, bases: Bases) -> bool:
+    op = bases.producers.get(value)
+    return op is not None and op.name != "constant"
 
 
 def _with_copies(bases: Bases, cheap: Collection[Value], names: Names) -> Parts:

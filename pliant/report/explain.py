@@ -116,6 +116,7 @@ def _chunks(program: Program) -> Iterator[str]:
             extent = op.dim_attr("extent")
             calls_text = count_text(count, "call")
             yield f"    {name:22} along {extent}, {kernels}   {calls_text}"
+    yield from (f"  left out: {why}" for why in lowered.left_out)
 
 
 def explain(
@@ -153,7 +154,7 @@ def explain(
                 if guard.cond not in known:
                     add(f"  {guard.cond}{_from(guard)}")
         lines.extend(_part(part, threads, dims))
-    if program.lowered.versions:
+    if program.lowered.versions or program.lowered.left_out:
         add("\nchunks (what may run in chunks of rows, to stay within a limit)")
         lines.extend(_chunks(program))
     add("\nmemory")

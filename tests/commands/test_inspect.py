@@ -70,6 +70,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["live"][0]["bytes"] == 2 * 3000 * 16 * 4
 
 
+def test_what_a_limit_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*AT, "--memory-limit", "1GiB"]) == 0
+    assert "saved        0 bytes of " in capsys.readouterr().out
+
+
 def test_a_limit_that_cannot_be_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*AT, "--memory-limit", "1KiB"]) == 1
     told = capsys.readouterr()

@@ -604,6 +604,34 @@ class Maker:
         code = f"F.scaled_dot_product_attention({names}, is_causal={causal})"
         self.add(code, v.shape, [v, k])
 
+    def heads(self) -> None:
+        """A block of a transformer: one product gives what all heads attend to."""
+        v = self.pick(lambda v: len(v.shape) == 3 and bool(v.shape[-1].is_number))
+        if v is None or v.shape[-1] == 0:
+            return
+        wide, (count, width) = int(v.shape[-1]), self.random.choice([(4, 32), (2, 64)])
+        inner, causal = count * width, self.random.random() < 0.5
+        rows, w = v.shape[:-1], self.weight(3 * inner, wide)
+        code = f"F.linear(F.layer_norm({v.name}, ({wide},)), {w})"
+        merged = self.add(code, (*rows, size(3 * inner)), [v, w])
+        if merged is None:
+            return
+        apart = f"{merged.name}.unflatten(-1, (3, {count}, {width}))"
+        code = (
+            f"F.scaled_dot_product_attention(*{apart}.permute(2, 0, 3, 1, 4), "
+            f"is_causal={causal}).transpose(1, 2).flatten(2)"
+        )
+        seen = self.add(code, (*rows, size(inner)), [merged])
+        out, up = self.weight(wide, inner), self.weight(96, wide)
+        assert seen is not None
+        code = f"{v.name} + F.linear({seen.name}, {out})"
+        stream = self.add(code, v.shape, [v, seen, out])
+        assert stream is not None
+        hidden = f"F.gelu(F.linear(F.layer_norm({stream.name}, ({wide},)), {up}))"
+        down = self.weight(wide, 96)
+        code = f"{stream.name} + F.linear({hidden}, {down})"
+        self.add(code, v.shape, [stream, up, down])
+
     def conv(self) -> None:
         v = self.pick(
             lambda v: (
@@ -681,7 +709,16 @@ class Maker:
         + ["split", "regroup", "unsqueeze", "expand", "flip", "roll", "triangle"]
         + ["stack", "cat", "cat", "pad", "window", "window", "select", "repeat"]
         + ["cumulate", "halves", "linear", "linear", "matmul", "matmul", "einsum"]
-        + ["attention", "conv", "embedding", "numbers", "floats", "gather", "gather"]
+        + [
+            "attention",
+            "heads",
+            "conv",
+            "embedding",
+            "numbers",
+            "floats",
+            "gather",
+            "gather",
+        ]
         + ["positions", "where", "where", "sized"]
     )
 
@@ -714,8 +751,18 @@ class Maker:
         return self.program.live(list(dict.fromkeys(outputs)))
 
 
-def program(seed: int) -> Program:
-    return Maker(seed).make()
+class BlockMaker(Maker):
+    """Models with heads on merged products, as those that run in chunks have."""
+
+    STEPS = (
+        ["heads"] * 6
+        + ["unary", "binary", "norm", "linear", "merge", "split", "permute", "reduce"]
+        + ["cat", "window", "softmax", "halves", "where"]
+    )
+
+
+def program(seed: int, maker: type[Maker] = Maker) -> Program:
+    return maker(seed).make()
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import SIZES, Program, compare, program, references
+from graphs import SIZES, BlockMaker, Program, compare, program, references
 
 import pliant
 from pliant import Options
 from pliant.model import parts as model_code
 
 REGULAR = range(25)
+BLOCKS = (2, 6, 7, 10)  # seeds of BlockMaker with few lines, some of them heads
+# Of blocks, so that their least memory needs chunks.
+LONG = [(3, 5, 7), (1, 1, 1), (1, 13, 2), (0, 4, 3), (4, 33, 19), (1, 300, 9)]
 SWEEP = range(1000, 1300)
 VARIANTS = {
     "plain": Options(),
@@ -43,11 +46,13 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def wrong(made: Program, options: Options) -> list[str]:
+def wrong(
+    made: Program, options: Options, every: list[tuple[int, int, int]] = SIZES
+) -> list[str]:
     """What differs from eager; empty where the model is refused, loudly."""
     model = made.module()
-    answers = {sizes: references(made, model, sizes) for sizes in SIZES}
-    example = answers[SIZES[0]]
+    answers = {sizes: references(made, model, sizes) for sizes in every}
+    example = answers[every[0]]
     if example is None:
         return []
     try:
@@ -66,7 +71,7 @@ def wrong(made: Program, options: Options) -> list[str]:
         try:
             got = ours(*args)
         except pliant.ShapeError:  # a size the trace ruled out
-            assert sizes != SIZES[0]
+            assert sizes != every[0]
             continue
         for name, *values in zip(made.outputs, got, eager, exact, strict=True):
             problem = compare(*values)
@@ -104,10 +109,9 @@ def limited(
     ]
 
 
-def check(seed: int, options: Options) -> None:
-    made = program(seed)
+def check(made: Program, options: Options, long: bool = False) -> None:
     try:
-        found = wrong(made, options)
+        found = wrong(made, options, LONG if long else SIZES)
     except pliant.InternalError as error:
         found = [str(error)]
     assert not found, "\n".join([*found, made.source()])
@@ -115,17 +119,22 @@ def check(seed: int, options: Options) -> None:
 
 @pytest.mark.parametrize("seed", REGULAR)
 def test_regular(seed: int) -> None:
-    check(seed, VARIANTS["plain"])
+    check(program(seed), VARIANTS["plain"])
+
+
+@pytest.mark.parametrize("seed", BLOCKS)
+def test_blocks(seed: int) -> None:
+    check(program(seed, BlockMaker), VARIANTS["plain"], long=True)
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS)[1:])
 @pytest.mark.parametrize("seed", REGULAR[:5])
 def test_variants(seed: int, variant: str) -> None:
-    check(seed, VARIANTS[variant])
+    check(program(seed), VARIANTS[variant])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seed", SWEEP)
 def test_sweep(seed: int, variant: str) -> None:
-    check(seed, VARIANTS[variant])
+    check(program(seed), VARIANTS[variant])

@@ -21,6 +21,7 @@ from pliant.options import Options
 from pliant.passes.chunk_heads import has_groups
 from pliant.passes.chunk_parts import apart, with_two_sides
 from pliant.pipeline import run_stages
+from pliant.sym import as_expr
 
 WIDTH, HEADS = 128, 4
 TOKENS = ({0: "batch", 1: "length"},)
@@ -62,7 +63,26 @@ class Pairs(nn.Module):
         return (a.tanh() @ b.exp().transpose(1, 2)) @ y
 
 
+class Distances(nn.Module):
+    """Two attentions that read one table of biases, which depends on the size alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.out = nn.Embedding(16, 2), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        apart = (at[None] - at[:, None]).abs().clamp(max=15)
+        bias = self.bias(apart).permute(2, 0, 1)
+        for _ in range(2):
+            y = self.out(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            z = F.scaled_dot_product_attention(y, y, y, attn_mask=bias)
+            x = x + z.transpose(1, 2).flatten(2)
+        return x
+
+
 MODELS: dict[str, tuple[Any, int]] = {
+    "distances": (Distances, 8),
     "split": (lambda: Attention("split"), WIDTH),
     "permute": (lambda: Attention("permute"), WIDTH),
     "pairs": (Pairs, 8),
@@ -108,6 +128,15 @@ def test_queries_are_apart(name: str) -> None:
     norms = kernels(parts.graph, "row")
     assert len(norms) == 3
     assert len({parts.origin[op] for op in norms}) == 1
+
+
+def test_tables_are_made_anew() -> None:
+    """What inputs and weights alone give need not stay in memory for its readers."""
+    module = fused("distances")
+    tables = kernels(apart(module.main, CX.facts(module.main)).graph, "map")
+    biases = [op for op in tables if op.result.shape[0] == as_expr(2)]
+    readers = kernels(module.main, "attention")
+    assert len(readers) == len(biases) == 2
 
 
 def test_heads_in_groups() -> None:
