@@ -18,6 +18,9 @@ import pytest
 LONGEST = (
     "training/test_conv_gradients.py",
     "training/test_gradients.py",
+    "passes/test_growth.py",
+    "tests/test_stages.py",
+    "training/test_memory_of_steps.py",
     "training/test_steps.py",
     "kernels/test_gemm_exhaustive.py",
     "e2e/test_torch_compile.py",

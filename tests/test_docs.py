@@ -20,7 +20,7 @@ FENCED = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_are_a_program(page: Path, tmp_path: Path) -> None:
-    program = tmp_path / f"{page.stem}.py"
+    program = tmp_path / f"page_{page.stem}.py"  # not the name of what it imports
     program.write_text("\n".join(FENCED.findall(page.read_text())))
     done = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True

@@ -473,6 +473,38 @@ constant @s: f32[2] dense [2.0, 0.5]
     )
 
 
+def test_coded() -> None:
+    text = """
+    graph @main(%x: f32[n, 4]) {
+      %c: u8[2, 4] = constant() {name = "c"}
+      %s: f32[2] = constant() {name = "s"}
+      %q: f32[2, 4] = cast(%c) {dtype = f32}
+      %t: f32[2, 4] = broadcast(%s) {shape = [2, 4], axes = (0)}
+      %w: f32[2, 4] = mul(%q, %t)
+      %wt: f32[4, 2] = transpose(%w) {perm = (1, 0)}
+      %y: f32[n, 2] = matmul(%x, %wt)
+      return %y
+    }
+    constant @c: u8[2, 4] dense [1, 2, 3, 4, 5, 6, 7, 255]
+    constant @s: f32[2] dense [2.0, 0.5]
+    """
+    expect(
+        opt(text, "coded"),
+        """\
+graph @main(%x: f32[n, 4]) {
+  %c: u8[2, 4] = constant() {name = "c"}
+  %s: f32[2] = constant() {name = "s"}
+  %reshape: f32[2, 1] = reshape(%s) {shape = [2, 1]}
+  %coded_matmul: f32[n, 2] = coded_matmul(%x, %c, %reshape) {bits = 8, low = 0, zero = 0.0}
+  return %coded_matmul
+}
+
+constant @c: u8[2, 4] dense [1, 2, 3, 4, 5, 6, 7, 255]
+constant @s: f32[2] dense [2.0, 0.5]
+""",
+    )
+
+
 def test_merge() -> None:
     text = """
     graph @main(%x: f32[n, 2]) {

@@ -99,7 +99,7 @@ def decode(kind: type[T], value: Any) -> T:
     try:
         wanted: Any = kind
         decoded: T = _decoder(wanted)(value)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _malformed(error) from None
     return decoded
 
@@ -204,9 +204,14 @@ def _union_decoder(kind: Any) -> Decode:
 def _either(kinds: Sequence[Any]) -> Decode:
     if Expr in kinds:
         return lambda value: (
-            _expr(value[0]) if isinstance(value, list) else _text(value)
+            _expr(_single(value)) if isinstance(value, list) else _text(value)
         )
     return lambda value: _text(value) if isinstance(value, str) else _int(value)
+
+
+def _single(value: list[Any]) -> Any:
+    (inner,) = value
+    return inner
 
 
 def _one_of(allowed: tuple[Any, ...]) -> Decode:
@@ -238,7 +243,7 @@ class Deferred(Sequence[T]):
             if isinstance(key, slice):
                 return tuple([self._decode(item) for item in self._raw[key]])
             return self._decode(self._raw[key])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _malformed(error) from None
 
     def __iter__(self) -> Iterator[T]:

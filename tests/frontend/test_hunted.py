@@ -305,7 +305,7 @@ def test_a_size_of_data_alone() -> None:
     for n in (1, 4, 31):
         x = torch.randn(n)
         as_eager(changed, ours, x, x == x)
-        with pytest.raises(pliant.ShapeError, match=r"u0 \(=0\)"):
+        with pytest.raises(pliant.ShapeError, match="u0 must be at least 1, got 0"):
             ours(x, x != x)
 
 

@@ -77,6 +77,12 @@ def shifted(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 LOOPS = {f.__name__: f for f in (written, backwards, recurrent, stacked, shifted)}
+# What always runs; the others run in `make sweep`.
+OFTEN = ("written", "recurrent")
+GROWING = [
+    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    for name in LOOPS
+]
 
 
 class Encoder(nn.Module):
@@ -159,7 +165,7 @@ def calls_of(
     return counts
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", GROWING)
 def test_twice_the_steps_are_twice_the_work(name: str) -> None:
     calls_by_stage(LOOPS[name], 4)  # what is done once
     some, more = (calls_by_stage(LOOPS[name], n) for n in (STEPS, 2 * STEPS))
