@@ -315,6 +315,17 @@ def walk(graph: Graph) -> Iterable[Op]:
             yield from walk(region)
 
 
+def live(graph: Graph) -> Graph:
+    """The graph without ops that nothing reads."""
+    needed = set(graph.results)
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(v in needed for v in op.results):
+            needed.update(op.operands)
+            kept.append(op)
+    return graph.replace(ops=tuple(reversed(kept)))
+
+
 def substitute(op: Op, mapping: Mapping[Value, Value]) -> Op:
     """The op with its operands renamed; the same object when none is."""
     operands = tuple(mapping.get(v, v) for v in op.operands)

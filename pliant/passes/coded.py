@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.ir.graph import Graph, Op, Value, live, substitute
 from pliant.ir.types import DType
 from pliant.sym import ONE, as_expr
 
@@ -242,14 +242,4 @@ def coded(graph: Graph, cx: Context) -> Graph:
     if not mapping:
         return graph
     results = tuple(mapping.get(v, v) for v in graph.results)
-    return _live(graph.replace(ops=tuple(ops), results=results))
-
-
-def _live(graph: Graph) -> Graph:
-    """Without the ops that nothing reads any more."""
-    live, kept = set(graph.results), list[Op]()
-    for op in reversed(graph.ops):
-        if any(v in live for v in op.results):
-            live.update(op.operands)
-            kept.append(op)
-    return graph.replace(ops=tuple(reversed(kept)))
+    return live(graph.replace(ops=tuple(ops), results=results))

@@ -36,7 +36,7 @@ from itertools import groupby
 
 from pliant.context import Context
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Op, Value, substitute
+from pliant.ir.graph import Graph, Op, Value, live, substitute
 from pliant.ir.ops import IN_MEMORY, OPS, VIEWS
 from pliant.ir.same import attr_key
 from pliant.ir.views import resolve
@@ -316,7 +316,7 @@ class _MergeWriter:
             elif op not in self.written:
                 self.written.add(op)
                 self.builder.append(substitute(op, self.replaced))
-        return _live(self.graph.replace(ops=tuple(self.builder.ops)))
+        return live(self.graph.replace(ops=tuple(self.builder.ops)))
 
     def _merge(self, run: _Run) -> None:
         builder = self.builder
@@ -382,17 +382,6 @@ class _MergeWriter:
                 self.written.add(op)
                 self.builder.append(op)
         return value
-
-
-def _live(graph: Graph) -> Graph:
-    """The graph without ops that nothing reads."""
-    needed = set(graph.results)
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if any(v in needed for v in op.results):
-            needed.update(op.operands)
-            kept.append(op)
-    return graph.replace(ops=tuple(reversed(kept)))
 
 
 def merge(graph: Graph, cx: Context) -> Graph:
