@@ -350,9 +350,6 @@ static void wait_idle_time(plt_budget *b) {
 
 static void *reap(void *p) {
     plt_budget *b = p;
-#ifdef __linux__
-    pthread_setname_np(pthread_self(), "pliant-idle");
-#endif
     for (bool stop = false; !stop;) {
         bool more = plt_budget_reap(b);
         plt_lock_take(&b->lock);
@@ -373,6 +370,10 @@ static void start_reaper(plt_budget *b) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* the reaper handles no signals */
     b->reaping = pthread_create(&b->reaper, &attr, reap, b) == 0;
+#ifdef __linux__
+    /* Named from here: it is never seen without its name. */
+    if (b->reaping) pthread_setname_np(b->reaper, "pliant-idle");
+#endif
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
 }
