@@ -4,8 +4,8 @@
 its elements, a weight by its memory, a result by the op, its attributes and its
 operands' numbers. Equal numbers are equal values, so names and the order of ops do not
 matter. It is a proof in one direction only: graphs that compute the same with different
-ops are not recognized as equal. `form_of` is stricter: graphs of one form are equal but for names and places
-in the source, and what is made of one can be used for the other.
+ops are not recognized as equal. `form_of` is stricter: graphs of one form are equal but
+for names and places in the source, and what is made of one can be used for the other.
 """
 
 from __future__ import annotations
