@@ -260,7 +260,10 @@ class _GraphImport:
         for name in (*given, *(f"{name}_{axis}" for name, axis in sources)):
             if name not in self.sources and is_name(name):
                 return name
-        return str(size.node.expr)
+        name = str(size.node.expr)
+        while name in self.sources:  # a user's name for another dim
+            name += "_"
+        return name
 
     def _read_inputs(self) -> None:
         needed = {s.number for s in self.sources.values() if s.axis is not None}

@@ -214,6 +214,11 @@ _LEAVES += (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # A part of torch's message, and what helps.
 _ADVICE = (
     (
+        "must be bool, not SymBool",
+        "This argument has to be a bool: write bool(...) around the comparison of "
+        "sizes, and both answers are compiled.",
+    ),
+    (
         "data-dependent expression",
         "The model's code branches on the values of a tensor: use torch.where or "
         "torch.cond there, or pass the decision as an argument.",

@@ -1,11 +1,11 @@
 """Whether two graphs compute the same, op by op.
 
-`same_graphs` is value numbering: a parameter is numbered by its position, a constant by
-its elements, a result by the op, its attributes and its operands' numbers. Equal
-numbers are equal values, so names and the order of ops do not matter. It is a proof in
-one direction only: graphs that compute the same with different ops are not recognized
-as equal. `form_of` is stricter: graphs of one form are equal but for names and places
-in the source, and what is made of one can be used for the other.
+`same_graphs` is value numbering: a parameter is numbered by its position, a literal by
+its elements, a weight by its memory, a result by the op, its attributes and its
+operands' numbers. Equal numbers are equal values, so names and the order of ops do not
+matter. It is a proof in one direction only: graphs that compute the same with different
+ops are not recognized as equal. `form_of` is stricter: graphs of one form are equal but
+for names and places in the source, and what is made of one can be used for the other.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class _Numbers:
 
     def _constant(self, constant: Constant) -> object:
         data = constant.data
-        if data.nbytes > 64:  # weights are held once: the same memory
-            return constant.type, data.ctypes.data, data.nbytes
-        return constant.type, data.tobytes()
+        if constant.keep is None and data.nbytes <= 64:
+            return constant.type, data.tobytes()
+        # Weights are held once: the same memory. Others that are equal now may change.
+        return constant.type, data.ctypes.data, data.nbytes
 
 
 def form_of(graph: Graph) -> object:

@@ -389,6 +389,8 @@ def _panels_within(constant: Constant, view: View, tile: Tile) -> Within | None:
     rows, columns = constant.type.shape
     k, n = view.shape[-2:]
     one = as_expr(1)
+    if columns == as_expr(0):
+        return None
     if view.strides[-2:] == (columns, one) and k == rows:
         total, first, rest = columns, view.offset.value, 0
     elif view.strides[-2:] == (one, columns) and k == columns:

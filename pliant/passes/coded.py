@@ -21,12 +21,17 @@ from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, live, substitute
+from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
 from pliant.sym import ONE, as_expr
 
 _RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
+_LIMITS = {
+    **_RANGES,
+    **{t: (-(1 << w), (1 << w) - 1) for t, w in ((DType.I16, 15), (DType.I32, 31))},
+    DType.I64: (-(1 << 63), (1 << 63) - 1),
+}
 _MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
-_INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
 _KEPT = (DType.F16, DType.F32)
 Range = tuple[int, int]
 
@@ -73,12 +78,12 @@ class _Finder:
     def range(self, value: Value) -> Range | None:
         """Bounds of integers that are made of constants, without looking at these."""
         op = self.producer(value)
-        if op is None or value.dtype not in _INTEGERS:
+        if op is None or value.dtype not in _LIMITS:
             return None
         found: Range | None = None
         if op.name == "constant":
             return _RANGES.get(value.dtype)
-        if op.name in (*_MOVES, "cast") and op.operands[0].dtype in _INTEGERS:
+        if op.name in (*_MOVES, "cast") and op.operands[0].dtype in _LIMITS:
             found = self.range(op.operands[0])
         elif op.name == "concat":
             parts = [self.range(v) for v in op.operands]
@@ -89,10 +94,31 @@ class _Finder:
             by, inner = self.number(op.operands[1]), self.range(op.operands[0])
             if by is not None and inner is not None:
                 found = _changed(op.name, inner, by)
-        held = _RANGES.get(value.dtype, found)
-        if found is None or held is None:
+        if found is None:
             return None
-        return found if held[0] <= found[0] and found[1] <= held[1] else None
+        low, high = _LIMITS[value.dtype]  # beyond, it would wrap
+        return found if low <= found[0] and found[1] <= high else None
+
+    # ---- what stage `fold` leaves as a constant of its own
+
+    def is_stored(self, value: Value) -> bool:
+        """Whether it is a constant, row by row, or will be: no view of one."""
+        op = self.producer(value)
+        while op is not None and op.name == "reshape":
+            value = op.operands[0]
+            op = self.producer(value)
+        if op is None or op.name == "constant":
+            return op is not None
+        return op.name not in VIEWS and self.is_computed(value)
+
+    def is_computed(self, value: Value) -> bool:
+        """Whether it has no more elements than the constants that it is made of."""
+        op = self.producer(value)
+        if op is None or op.name == "constant":
+            return op is not None
+        if self.number(value) is not None:
+            return True
+        return op.name != "broadcast" and all(map(self.is_computed, op.operands))
 
     # ---- numbers of the weight, (N, groups, group) or (N, K)
 
@@ -100,7 +126,7 @@ class _Finder:
         op = self.producer(value)
         if op is None or value.dtype is not DType.F32:
             return None
-        if op.name == "cast" and op.operands[0].dtype in _INTEGERS:
+        if op.name == "cast" and op.operands[0].dtype in _LIMITS:
             found = self.range(op.operands[0])
             return None if found is None else _CodedNumbers(op.operands[0], found)
         if op.name not in ("add", "sub", "mul"):
@@ -143,12 +169,15 @@ class _Finder:
         inner = self.producer(part)
         if inner is not None and inner.name == "cast":
             before = inner.operands[0]
-            part = before if before.dtype in _KEPT else part
+            kept = before.dtype in _KEPT and self.is_stored(before)
+            part = before if kept else part
+        if not self.is_stored(part):
+            return None
         return self.b.reshape(part, (rows, groups[0] if groups else 1))
 
-    def weight(self, value: Value) -> Value | None:
+    def weight(self, right: Value) -> Value | None:
         """The (N, K) matrix that a right operand (1.., K, N) is the transpose of."""
-        swapped = False
+        value, swapped = right, False
         while (op := self.producer(value)) is not None:
             inner = op.operands[0] if op.operands else value
             if op.name == "transpose":
@@ -157,13 +186,15 @@ class _Finder:
                     *range(len(lead))
                 ]:
                     return None
-                swapped = not swapped
+                # Beside an axis of one element, the others stay in their order.
+                swapped ^= not any(map(is_one, value.shape[-2:]))
             elif op.name == "reshape" and _without_ones(inner) == _without_ones(value):
                 pass
             else:
                 break
             value = inner
-        return value if swapped and value.type.rank >= 2 else None
+        same = swapped or any(map(is_one, right.shape[-2:]))
+        return value if same and value.type.rank >= 2 else None
 
     def replaced(self, op: Op) -> Value | None:
         """The coded product that a matmul is."""
@@ -189,7 +220,9 @@ class _Finder:
             return None
         groups = found.scale.shape[1].value
         low, high = found.range
-        if k.value % (2 * groups) or found.codes.dtype not in _RANGES:
+        if not k.value or k.value % (2 * groups) or found.codes.dtype not in _RANGES:
+            return None
+        if not self.is_stored(found.codes):
             return None
         b, scale, least = self.b, found.scale, found.least
         if found.zeros is not None:

@@ -285,6 +285,23 @@ def test_what_torch_cannot_trace() -> None:
         pliant.compile(Apply(lambda t: t.p * 2), (Unregistered(X),), threads=1)
 
 
+def attend(q: torch.Tensor, is_causal: Any) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+
+
+def test_a_comparison_of_sizes_where_torch_takes_a_bool() -> None:
+    """A decode step has one query: the other answer than that of the example."""
+    x, shapes = torch.randn(1, 2, 4, 8), ({2: "s"},)
+    with pytest.raises(pliant.PliantError, match=r"is_causal.*\n.*\n.*write bool\("):
+        pliant.compile(Apply(lambda x: attend(x, x.shape[2] > 1)), (x,), shapes)
+    m = pliant.compile(
+        Apply(lambda x: attend(x, bool(x.shape[2] > 1))), (x,), shapes, threads=1
+    )
+    for steps in (1, 2, 5):
+        x = torch.randn(1, 2, steps, 8)
+        torch.testing.assert_close(m(x), attend(x, steps > 1))
+
+
 def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).mean()
 

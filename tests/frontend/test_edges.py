@@ -124,3 +124,20 @@ def test_sizes_times_a_float_are_rounded_as_floats(scale: float) -> None:
         except pliant.ShapeError:
             refused += 1
     assert refused == 0 if scale in (0.5, 0.6, 1 / 3, 2.0) else refused < 10
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_torchs_own_attention_of_many_heads(masked: bool) -> None:
+    """It slices the weights by a size that it asks the input for."""
+    net = nn.MultiheadAttention(8, 2).eval()
+
+    def attention(x: Tensor, y: Tensor) -> Any:
+        mask = torch.ones(x.shape[0], y.shape[0], dtype=torch.bool).triu(1)
+        return net(x, y, y, attn_mask=mask if masked else None)
+
+    args = torch.randn(4, 3, 8), torch.randn(5, 3, 8)
+    shapes = (({0: "t", 1: "b"}, {0: "s", 1: "b"}),)
+    compiled = pliant.compile(Applied(attention), args, shapes, threads=1)
+    for t, s, b in ((4, 5, 3), (1, 1, 1), (7, 9, 2), (2, 6, 1)):
+        x, y = torch.randn(t, b, 8), torch.randn(s, b, 8)
+        torch.testing.assert_close(compiled(x, y), attention(x, y))

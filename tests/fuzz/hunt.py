@@ -33,7 +33,8 @@ from onnx_judge import judge_onnx
 from onnx_random import onnx_model
 from random_models import model
 
-PATIENCE = 120.0  # seconds that one model may take
+PATIENCE = 120.0  # seconds of the processor that one model may take
+IDLE = 600.0  # seconds in which it uses less: it waits for something
 MOST_ATTEMPTS = 40  # to make a failing model smaller
 
 
@@ -48,7 +49,7 @@ class Worker:
         assert process.stdin and process.stdout
         process.stdin.write(packed(question))
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+        ready = answered(process)
         line = process.stdout.readline() if ready else b""
         if line:
             return pickle.loads(base64.b64decode(line))
@@ -57,7 +58,7 @@ class Worker:
         status = process.wait()
         self.process = None
         if not ready:
-            return Verdict("hang", f"no answer in {PATIENCE:.0f} s")
+            return Verdict("hang", f"no answer in {PATIENCE:.0f} s of the processor")
         return Verdict("crash", f"the process ended with status {status}")
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -75,6 +76,23 @@ class Worker:
             assert self.process.stdin
             self.process.stdin.close()
             self.process.wait()
+
+
+def answered(process: subprocess.Popen[bytes]) -> bool:
+    """Whether an answer comes, however busy the machine is."""
+    used, began = processor_seconds(process.pid), time.monotonic()
+    while not select.select([process.stdout], [], [], 1.0)[0]:
+        spent = processor_seconds(process.pid) - used
+        if spent > PATIENCE or time.monotonic() - began > IDLE + 20 * spent:
+            return False
+    return True
+
+
+def processor_seconds(process: int) -> float:
+    """What a process and its threads have used so far."""
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def packed(value: Any) -> bytes:

@@ -14,11 +14,13 @@ from machines import machine, runs
 from torch import Tensor, nn
 
 import pliant
+from pliant.context import Context
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Module, Value
 from pliant.ir.interp import run_graph
 from pliant.ir.types import NUMPY, DType, tensor
-from pliant.machine.target import named
+from pliant.machine.target import host, named
+from pliant.passes.coded import coded
 from pliant.sym import sym
 
 F32, F16, I8, U8 = DType.F32, DType.F16, DType.I8, DType.U8
@@ -204,3 +206,78 @@ def test_other_weights_are_left(make: Callable[[Weight], Value]) -> None:
     assert "coded_matmul" not in kinds(m.program)
     x = np.random.default_rng(0).standard_normal((5, 64), np.float32)
     np.testing.assert_allclose(m(x), expected(module, x), 1e-3, 1e-2)
+
+
+class Packed(nn.Module):
+    """A layer whose weight is computed from bytes in some way."""
+
+    def __init__(self, weight: Callable[[Packed], Tensor], inputs: int = 64) -> None:
+        super().__init__()
+        self.weight, self.inputs = weight, inputs
+        data = torch.randint(0, 256, (32, 64), dtype=torch.int32)
+        self.register_buffer("bytes", data.to(torch.uint8))
+        self.register_buffer("signed", (data - 128).to(torch.int8))
+        self.register_buffer("scale", torch.rand(32, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight(self))
+
+
+VIEWS_OF_CODES: dict[str, tuple[Callable[[Packed], Tensor], int]] = {
+    "every second": (lambda p: p.bytes[:, ::2].float() * p.scale, 32),
+    "columns": (lambda p: p.bytes[:, 8:40].float() * p.scale, 32),
+    "rows": (lambda p: p.bytes[4:20].float() * p.scale[4:20], 64),
+    "a column": (lambda p: p.bytes[:, :1].expand(32, 64).float() * p.scale, 64),
+    "a row": (lambda p: p.bytes[:1].expand(32, 64).float() * p.scale, 64),
+    "halves": (
+        lambda p: (
+            p.signed.view(32, 2, 32).transpose(0, 1).reshape(32, 64).float() * p.scale
+        ),
+        64,
+    ),
+    "much of a column": (
+        lambda p: (p.bytes[:, :1].expand(32, 4096) & 15).float() * p.scale,
+        4096,
+    ),
+    "scales of a slice": (lambda p: p.signed[:8].float() * p.scale[::4], 64),
+    "nothing": (lambda p: p.bytes[:, :0].float() * p.scale, 0),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_CODES)
+def test_codes_that_are_views_of_others(name: str) -> None:
+    weight, inputs = VIEWS_OF_CODES[name]
+    net = Packed(weight, inputs)
+    m = pliant.compile(net, (torch.rand(3, inputs),), ({0: "n"},), threads=1)
+    for rows in (0, 1, 7):
+        x = torch.rand(rows, inputs)
+        torch.testing.assert_close(m(x), net(x), rtol=1e-4, atol=1e-3)
+
+
+def test_codes_that_wrap() -> None:
+    """The range of i16 sums that leave i16 is not known."""
+
+    def weight(p: Packed) -> Tensor:
+        wide = p.bytes.to(torch.int16) + 32760
+        return ((wide >> 7) >> 7).to(torch.int8).float() * p.scale
+
+    net, x = Packed(weight), torch.rand(5, 64)
+    net.bytes.fill_(200)
+    m = pliant.compile(net, (x,), ({0: "n"},), threads=1)
+    torch.testing.assert_close(m(x), net(x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_square_weight_that_is_not_transposed() -> None:
+    """Axes are exchanged beside one of one element: the others keep their order."""
+    b = Builder()
+    x = b.param("x", tensor(F32, M, 64))
+    weight = b.reshape(q8_0(Weight(b, (64, 64, 32))), (64, 64))
+    swapped = b.transpose(b.reshape(weight, (64, 1, 64)), (0, 2, 1))
+    y = b.matmul(x, b.reshape(swapped, (64, 64)))
+    graph = b.finish("main", [y])
+    module = Module({"main": graph}, constants=dict(b.constants))
+    found = module.with_main(coded(graph, Context(pliant.Options(), host())))
+    rows = np.random.default_rng(0).standard_normal((5, 64), np.float32)
+    np.testing.assert_allclose(
+        expected(found, rows), expected(module, rows), 1e-3, 1e-2
+    )

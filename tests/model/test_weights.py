@@ -483,6 +483,25 @@ def test_tied_weights() -> None:
         compiled(x)
 
 
+class Branches(nn.Module):
+    """Weights that are equal when the model is compiled, one for each branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.more = (nn.Parameter(torch.ones(4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.one if x.shape[0] == 1 else x * self.more
+
+
+def test_weights_of_branches_that_are_equal_at_first() -> None:
+    model = Branches().eval()
+    compiled = pliant.compile(model, (torch.ones(3, 4),), ROWS, threads=1)
+    load(model)
+    for rows in (1, 3):
+        check(model, compiled, torch.rand(rows, 4))
+
+
 # ---- exported programs, and modules that are gone
 
 
