@@ -441,13 +441,28 @@ class Limited:
         return found
 
 
-def compiled(model: Model, options: Any, threads: int) -> Any:
-    """Or the Verdict that there is no such model."""
+@contextlib.contextmanager
+def equal_weights(module: nn.Module) -> Iterator[None]:
+    """All weights are ones for a while: what is equal now must not be taken for one."""
+    drawn = [weight.clone() for weight in module.buffers()]
+    for weight in module.buffers():
+        weight.fill_(1)
     try:
-        with warnings.catch_warnings():
+        yield
+    finally:
+        for weight, value in zip(module.buffers(), drawn, strict=True):
+            weight.copy_(value)
+
+
+def compiled(module: nn.Module, model: Model, options: Any, threads: int) -> Any:
+    """Or the Verdict that there is no such model. Every other one gets its weights
+    after it was compiled."""
+    late = equal_weights(module) if model.seed % 2 else contextlib.nullcontext()
+    try:
+        with warnings.catch_warnings(), late:
             warnings.simplefilter("ignore")
             return pliant.compile(
-                model.module(),
+                module,
                 tuple(model.arguments(model.sizes[0])),
                 model.dynamic(),
                 options=options,
@@ -469,7 +484,7 @@ def judge(
     eager = [of_eager(module, model.arguments(sizes)) for sizes in model.sizes]
     if isinstance(eager[0], Exception):
         return Verdict("fine", "eager has no answer")
-    ours = compiled(model, options, threads)
+    ours = compiled(module, model, options, threads)
     if isinstance(ours, Verdict):
         return ours
     found = []
