@@ -62,6 +62,10 @@ class Atom:
         rank = 0 if isinstance(self, Symbol) else 1
         object.__setattr__(self, "order", (rank, str(self)))
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        """The value under `env`; KeyError names a missing symbol."""
+        raise NotImplementedError
+
     def __reduce__(self) -> tuple[Any, ...]:
         names = fields(self)  # type: ignore[arg-type]  # a subclass is a dataclass
         return type(self), tuple(getattr(self, field.name) for field in names)
@@ -77,6 +81,9 @@ class Symbol(Atom):
         plain = _PLAIN_NAME.fullmatch(self.name)
         return self.name if plain else f"`{self.name}`"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return env[self.name]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloorDiv(Atom):
@@ -87,6 +94,9 @@ class FloorDiv(Atom):
 
     def __str__(self) -> str:
         return f"{_operand(self.num)}//{_operand(self.den)}"
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return self.num.evaluate(env) // self.den.evaluate(env)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +109,9 @@ class CeilDiv(Atom):
     def __str__(self) -> str:
         return f"ceildiv({self.num}, {self.den})"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return -(-self.num.evaluate(env) // self.den.evaluate(env))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mod(Atom):
@@ -110,6 +123,9 @@ class Mod(Atom):
     def __str__(self) -> str:
         return f"{_operand(self.num)} % {_operand(self.den)}"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return self.num.evaluate(env) % self.den.evaluate(env)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Min(Atom):
@@ -120,6 +136,9 @@ class Min(Atom):
     def __str__(self) -> str:
         return f"min({', '.join(map(str, self.args))})"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return min(arg.evaluate(env) for arg in self.args)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Max(Atom):
@@ -129,6 +148,9 @@ class Max(Atom):
 
     def __str__(self) -> str:
         return f"max({', '.join(map(str, self.args))})"
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return max(arg.evaluate(env) for arg in self.args)
 
 
 class Expr:
@@ -215,7 +237,8 @@ class Expr:
         total = 0
         for coefficient, mono in self.terms:
             for atom, power in mono:
-                coefficient *= _evaluate_atom(atom, env) ** power
+                value = atom.evaluate(env)
+                coefficient *= value if power == 1 else value**power
             total += coefficient
         return total
 
@@ -741,24 +764,6 @@ def _flatten(kind: type[Min] | type[Max], args: Iterable[Expr]) -> Iterator[Expr
             yield from arg.atom.args
         else:
             yield arg
-
-
-def _evaluate_atom(atom: Atom, env: Mapping[str, int]) -> int:
-    match atom:
-        case Symbol(name):
-            return env[name]
-        case FloorDiv(num, den):
-            return num.evaluate(env) // den.evaluate(env)
-        case CeilDiv(num, den):
-            return -(-num.evaluate(env) // den.evaluate(env))
-        case Mod(num, den):
-            return num.evaluate(env) % den.evaluate(env)
-        case Min(args):
-            return min(arg.evaluate(env) for arg in args)
-        case Max(args):
-            return max(arg.evaluate(env) for arg in args)
-        case _:
-            raise TypeError(f"unknown atom {atom!r}")
 
 
 # --- text -----------------------------------------------------------------------
