@@ -244,7 +244,7 @@ class Expr:
 
     def substitute(self, env: Mapping[str, DimLike]) -> Expr:
         """Replace symbols, all at once."""
-        if not any(name in env for name in self.symbols()):
+        if env.keys().isdisjoint(self.symbols()):
             return self
 
         def replace(atom: Atom) -> Expr:
@@ -304,7 +304,7 @@ class Expr:
             return ZERO
         # Scaling keeps the order of terms; only a new multiple of a modulus can
         # need the full build, and that pairing is invariant under scaling.
-        return Expr._of(tuple((c * factor, m) for c, m in self.terms))
+        return Expr._of(tuple([(c * factor, m) for c, m in self.terms]))
 
     def __pow__(self, power: int) -> Expr:
         if power < 0:
@@ -534,6 +534,7 @@ def _order(mono: Monomial) -> tuple[int, tuple[tuple[tuple[int, str], int], ...]
     return -degree, factors, any(isinstance(atom, Mod) for atom, _ in mono)
 
 
+@lru_cache(maxsize=MEMO)
 def lift(atom: Atom) -> Expr:
     return Expr._of(((1, ((atom, 1),)),))
 
@@ -584,7 +585,7 @@ def _product(left: Expr, right: Expr) -> Expr:
 def _build(coefficients: dict[Monomial, int]) -> Expr:
     """Intern a polynomial; no coefficient is zero."""
     ordered = sorted(coefficients, key=_order)
-    expr = Expr._of(tuple((coefficients[mono], mono) for mono in ordered))
+    expr = Expr._of(tuple([(coefficients[mono], mono) for mono in ordered]))
     if any(_order(mono)[2] for mono in ordered):
         return _join_mods(expr)
     return expr
