@@ -29,6 +29,18 @@ def _static(value: Value) -> bool:
     return all(d.is_const for d in value.shape)
 
 
+def of_weights(graph: Graph) -> set[Value]:
+    """Values of constant size that depend on weights alone."""
+    known: set[Value] = set()
+    for op in graph.ops:
+        made = op.name in ("constant", "full") or (
+            bool(op.operands) and all(v in known for v in op.operands)
+        )
+        if made and not op.regions:
+            known.update(filter(_static, op.results))
+    return known
+
+
 def _sized(op: Op) -> bool:
     """Whether an attribute is a size that is known only at the call."""
     for _, attr in op.attrs:
