@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,28 @@ def test_the_architecture_page_has_the_table() -> None:
         for stage in STAGES
     ]
     assert [(n, w, s.replace("`", "")) for n, w, s in rows] == wanted
+
+
+def test_the_architecture_page_has_the_layers() -> None:
+    """Its table of folders has those of the import contract, in their order."""
+    settings = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    layers = [
+        {part.strip().removeprefix("pliant.") for part in layer.split("|")}
+        for layer in contract["layers"]
+    ]
+    page = ARCHITECTURE.read_text()
+    _, _, table = page[: page.index("## Front ends")].partition("| folder |")
+    rows = [
+        re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1])
+        for row in table.splitlines()[2:]
+        if row.startswith("|")
+    ]
+    names = [name for row in rows for name in row]
+    assert sorted(names) == sorted(name for layer in layers for name in layer)
+    level = {name: k for k, layer in enumerate(layers) for name in layer}
+    told = [level[name] for name in names]
+    assert told == sorted(told)
 
 
 def test_every_switch_has_a_place_to_look_at() -> None:

@@ -315,15 +315,24 @@ def walk(graph: Graph) -> Iterable[Op]:
             yield from walk(region)
 
 
+def values_behind(ops: Sequence[Op], wanted: Iterable[Value]) -> set[Value]:
+    """Some values, and all that they are computed from."""
+    found = set(wanted)
+    for op in reversed(ops):
+        if not found.isdisjoint(op.results):
+            found.update(op.operands)
+    return found
+
+
+def ops_behind(ops: Sequence[Op], wanted: Iterable[Value]) -> tuple[Op, ...]:
+    """The ops that some values are computed by."""
+    found = values_behind(ops, wanted)
+    return tuple(op for op in ops if not found.isdisjoint(op.results))
+
+
 def live(graph: Graph) -> Graph:
     """The graph without ops that nothing reads."""
-    needed = set(graph.results)
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if any(v in needed for v in op.results):
-            needed.update(op.operands)
-            kept.append(op)
-    return graph.replace(ops=tuple(reversed(kept)))
+    return graph.replace(ops=ops_behind(graph.ops, graph.results))
 
 
 def substitute(op: Op, mapping: Mapping[Value, Value]) -> Op:

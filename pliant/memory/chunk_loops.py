@@ -346,11 +346,12 @@ class _ChunkFunction:
         self, lowered: LoweredRegion, result: int, param: int
     ) -> tuple[LoweredRegion, bool]:
         """The region that writes a result over a parameter, if it may; and whether."""
-        loops = dict(self.flows.module.loops)
-        graph = written_over(lowered.graph, result, param, loops)
-        if graph is None:
+        module = self.flows.module
+        made = written_over(lowered.graph, result, param, module.loops)
+        if made is None:
             return lowered, False
-        self.flows.module = self.flows.module.replace(loops=loops)
+        graph, loops = made
+        self.flows.module = module.replace(loops=loops)
         return replace(lowered, graph=graph), True
 
     def next_sum(self, k: int, back: list[Stmt]) -> Buffer:

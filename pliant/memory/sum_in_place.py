@@ -8,6 +8,8 @@ be one memory. Otherwise the loop needs a second one, and copies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pliant.ir.calls import calls_in
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.loops import LoopFunc, Role
@@ -18,11 +20,11 @@ from pliant.sym import as_expr
 
 
 def written_over(
-    graph: Graph, result: int, param: int, functions: dict[str, LoopFunc]
-) -> Graph | None:
+    graph: Graph, result: int, param: int, functions: Mapping[str, LoopFunc]
+) -> tuple[Graph, Mapping[str, LoopFunc]] | None:
     """The region in which a result may have the memory of a parameter, by number.
 
-    The function that writes it is added to `functions`. None if that is not proved.
+    And the functions, with one more that writes it. None if that is not proved.
     """
     old, new = graph.params[param], liveness(graph).outputs[result]
     bases = _bases(graph)
@@ -45,10 +47,12 @@ def written_over(
         return None
     if not is_pointwise(func, source.name, target.name, functions):
         return None
-    made = with_inout(func, frozenset({target.name}), functions)
+    known = dict(functions)
+    made = with_inout(func, frozenset({target.name}), known)
     attrs = {**dict(call.attrs), "callee": made.name}
     changed = call.replace(attrs=tuple(attrs.items()))
-    return graph.replace(ops=tuple(changed if op is call else op for op in graph.ops))
+    ops = tuple(changed if op is call else op for op in graph.ops)
+    return graph.replace(ops=ops), known
 
 
 def _bases(graph: Graph) -> dict[Value, Value]:

@@ -24,6 +24,7 @@ from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Names, Op, Value, names_of, substitute
+from pliant.passes.fold import of_weights
 from pliant.sym import Expr
 
 ROOTS = frozenset({"conv", "conv_transpose", "matmul"})
@@ -61,7 +62,7 @@ class _ChainFinder:
         self.graph = graph
         self.producers, self.users = graph.producers(), graph.users()
         self.results = set(graph.results)
-        self.known = _known(graph)
+        self.known = of_weights(graph)
         self.taken: set[Op] = set()  # members of chains found so far
 
     def chain(self, root: Op) -> _Chain | None:
@@ -142,18 +143,6 @@ class _ChainFinder:
             if not is_one(dim)
         ]
         return source if wide in ([], [axis]) else None
-
-
-def _known(graph: Graph) -> set[Value]:
-    """Values of constant size that depend on weights alone."""
-    known: set[Value] = set()
-    for op in graph.ops:
-        made = op.name in ("constant", "full") or (
-            bool(op.operands) and all(v in known for v in op.operands)
-        )
-        if made and not op.regions:
-            known.update(v for v in op.results if all(d.is_const for d in v.shape))
-    return known
 
 
 def _channel_axis(root: Op) -> int:

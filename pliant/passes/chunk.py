@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,11 +157,17 @@ class _Step:
     region: Region
     first: int
     last: int
-    held: Numbers  # while it runs, besides its chunks
+    ending: Numbers  # what it reads or makes, and nobody reads afterwards
+    over: Numbers  # of its results: what is written over operands
     others: Numbers  # the peak of kernels in between that it does not have
-    cut: Numbers  # what only chunks of are in memory: own values, and copies of rows
-    copied: Numbers  # of these, the copies
+    inner: Numbers  # the most of its own values at once; only chunks are in memory
+    copied: Numbers  # what else only chunks of are in memory: copies of rows
     whole: Numbers  # operands that each chunk reads whole
+
+
+_COLUMNS = tuple(
+    map(attrgetter, ("ending", "over", "others", "inner", "copied", "whole"))
+)
 
 
 def _costs(memory: PointMemory, steps: Sequence[_Step]) -> tuple[Numbers, Numbers]:
@@ -172,15 +179,16 @@ def _costs(memory: PointMemory, steps: Sequence[_Step]) -> tuple[Numbers, Number
     multiple = np.array([[region.multiple] for region in regions])
     rows = least_rows(extent, multiple)
     chunks = np.ceil(extent / rows)
-    held, others, cut, copied, whole = (
-        np.concatenate(column).reshape(extent.shape)
-        for column in zip(
-            *((s.held, s.others, s.cut, s.copied, s.whole) for s in steps), strict=True
-        )
+    ending, over, others, inner, copied, whole = (
+        np.concatenate([column(step) for step in steps]).reshape(extent.shape)
+        for column in _COLUMNS
     )
+    # What is alive while a region runs, besides its chunks.
+    held = np.array(memory.after)[[step.last for step in steps]] + ending - over
     calls = chunks * [[region.count] for region in regions]
     again = whole * (chunks - 1)
     seconds = (2 * copied + again) / ASSUMED_BYTES + calls * CALL_SECONDS
+    cut = inner + copied
     return np.maximum(held + cut * rows / extent, others), seconds
 
 
@@ -224,10 +232,17 @@ def steps_of(of: FusedGraph, memory: PointMemory) -> Iterator[_Step]:
 
 def _step(region: Region, grown: RegionBytes) -> _Step:
     grown.grow(region)
-    cut = grown.inner + grown.copied
-    span = grown.first, grown.end
-    sums = grown.held, grown.others, cut, grown.copied, grown.whole
-    return _Step(region, *span, *sums)
+    return _Step(
+        region,
+        grown.first,
+        grown.end,
+        grown.ending,
+        grown.over,
+        grown.others,
+        grown.inner,
+        grown.copied,
+        grown.whole,
+    )
 
 
 class ChunkedForm:

@@ -165,16 +165,11 @@ class RegionBytes:
         self._count = region.count
 
     @property
-    def held(self) -> Numbers:
-        """What is alive while it runs, besides its chunks."""
-        return self.memory.after[self.end] + self.ending - self.over
-
-    @property
     def others(self) -> Numbers:
         """The peak of kernels in between that it does not have."""
-        found = self.memory.none
-        for alive in self._between.values():
-            found = np.maximum(found, alive)
+        if not self._between:
+            return self.memory.none
+        found: Numbers = np.maximum.reduce(list(self._between.values()))
         return found
 
     def _join(self, member: Member) -> None:

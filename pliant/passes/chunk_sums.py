@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of
+from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of, values_behind
 from pliant.ir.ops import Trait, has_trait
 from pliant.passes.cuts import combined_by, contracted_axes, root_of
 
@@ -98,10 +98,8 @@ def _split(fusion: Op, names: Names) -> SplitKernel | None:
 def _behind(fusion: Op, result: Value) -> set[Value]:
     """The operands of a kernel that one of its results depends on."""
     region = fusion.regions[0]
-    needed = {region.results[fusion.results.index(result)]}
-    for op in reversed(region.ops):
-        if any(v in needed for v in op.results):
-            needed.update(op.operands)
+    inside = region.results[fusion.results.index(result)]
+    needed = values_behind(region.ops, (inside,))
     pairs = zip(region.params, fusion.operands, strict=True)
     return {operand for param, operand in pairs if param in needed}
 

@@ -23,6 +23,7 @@ from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, live, substitute
 from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
+from pliant.passes.fold import of_weights
 from pliant.sym import ONE, as_expr
 
 _RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
@@ -51,12 +52,7 @@ class _CodedNumbers:
 class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.producers = graph.producers()
-        self.constant: set[Value] = set()  # made of constants alone
-        for op in graph.ops:
-            if op.name in ("constant", "full") or (
-                op.operands and all(v in self.constant for v in op.operands)
-            ):
-                self.constant.update(op.results)
+        self.constant = of_weights(graph)
         self.b = Builder.within(graph)
 
     def producer(self, value: Value) -> Op | None:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from pliant.context import Context
-from pliant.ir.graph import Constant, Graph, Module, Op, Origin, Value
+from pliant.ir.graph import Constant, Graph, Module, Op, Origin, Value, live
 from pliant.ir.interp import run_graph
 from pliant.ir.ops import VIEWS, Trait, named
 from pliant.ir.types import NUMPY, DType, TensorType
@@ -27,6 +27,18 @@ NEVER = named(Trait.CREATE) | {"fusion", "index"}
 
 def _static(value: Value) -> bool:
     return all(d.is_const for d in value.shape)
+
+
+def of_weights(graph: Graph) -> set[Value]:
+    """Values of constant size that depend on weights alone."""
+    known: set[Value] = set()
+    for op in graph.ops:
+        made = op.name in ("constant", "full") or (
+            bool(op.operands) and all(v in known for v in op.operands)
+        )
+        if made and not op.regions:
+            known.update(filter(_static, op.results))
+    return known
 
 
 def _sized(op: Op) -> bool:
@@ -150,15 +162,7 @@ def _without_dead(
     module: Module, graph: Graph, constants: dict[str, Constant]
 ) -> Module:
     """Drops ops and constants that nothing reads any more."""
-    live = set(graph.results)
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if any(v in live for v in op.results):
-            live.update(op.operands)
-            kept.append(op)
-    ops = tuple(reversed(kept))
-    names = {op.str_attr("name") for op in ops if op.name == "constant"}
+    graph = live(graph)
+    names = {op.str_attr("name") for op in graph.ops if op.name == "constant"}
     alive = {name: c for name, c in constants.items() if name in names}
-    return module.replace(
-        graphs={**module.graphs, "main": graph.replace(ops=ops)}, constants=alive
-    )
+    return module.replace(graphs={**module.graphs, "main": graph}, constants=alive)

@@ -33,7 +33,16 @@ from pliant.context import Context
 from pliant.errors import InternalError, UnsupportedOp, UnsupportedOpError
 from pliant.ir.attention import spell_out_trained_attention
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Names, Op, Value, copied, names_of, substitute
+from pliant.ir.graph import (
+    Graph,
+    Names,
+    Op,
+    Value,
+    copied,
+    names_of,
+    substitute,
+    values_behind,
+)
 from pliant.ir.ops import Trait, has_trait
 from pliant.ir.rewrite import RuleSet, rewrite
 from pliant.passes.gradient_rules import RULES, WITHOUT
@@ -117,13 +126,9 @@ def passed_on(op: Op, found: Container[Value]) -> list[Value]:
     return [v for v in op.results if v.dtype.is_float]
 
 
-def _matters(graph: Graph, *wanted: Value) -> set[Value]:
-    """Values that some others, the loss or results, depend on."""
-    found = set(wanted)
-    for op in reversed(graph.ops):
-        if any(v in found for v in op.results):
-            found.update(op.operands)
-    return found
+def _between(graph: Graph, wrt: Sequence[Value], of: Sequence[Value]) -> set[Value]:
+    """What depends on `wrt`, and has a part in the values that are differentiated."""
+    return depends(graph, wrt) & values_behind(graph.ops, of)
 
 
 def _multiplies(op: Op) -> bool:
@@ -233,8 +238,8 @@ def region_gradient(b: Builder, region: Graph, wanted: Sequence[int]) -> Graph:
     """
     graph = _prepared(copied(region))
     wrt = [graph.params[k] for k in wanted]
-    graph = _with_sums(graph, depends(graph, wrt) & _matters(graph, *graph.results))
-    active = (depends(graph, wrt) & _matters(graph, *graph.results)) - _shifts(graph)
+    graph = _with_sums(graph, _between(graph, wrt, graph.results))
+    active = _between(graph, wrt, graph.results) - _shifts(graph)
     _reject(graph, active)
     builder = b.child()
     builder.params += graph.params
@@ -271,9 +276,9 @@ def gradient(graph: Graph, wrt: Sequence[Value], cx: Context) -> Graph:
     if loss.type.rank != 0 or not loss.dtype.is_float:
         raise InternalError("gradient", f"the loss is {loss.type}, not a number")
     graph = _prepared(graph)
-    graph = _with_sums(graph, depends(graph, wrt) & _matters(graph, loss))
+    graph = _with_sums(graph, _between(graph, wrt, (loss,)))
     loss = graph.results[0]
-    active = (depends(graph, wrt) & _matters(graph, loss)) - _shifts(graph)
+    active = _between(graph, wrt, (loss,)) - _shifts(graph)
     _reject(graph, active)
     builder = Builder.within(graph)
     builder.ops.extend(graph.ops)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pliant.context import Context
-from pliant.ir.graph import Graph, Names, Op, Value, names_of
+from pliant.ir.graph import Graph, Names, Op, Value, names_of, values_behind
 from pliant.ir.ops import FORMULAS, VIEWS, Trait, has_trait
 from pliant.passes.extra_row import at_most_a_row_larger
 from pliant.sym import Facts
@@ -28,11 +28,7 @@ MOST_OPS = 64  # most ops of one chain
 
 def forward_values(graph: Graph) -> set[Value]:
     """The values that the loss, the first result, depends on."""
-    found = {graph.results[0]}
-    for op in reversed(graph.ops):
-        if any(v in found for v in op.results):
-            found.update(op.operands)
-    return found
+    return values_behind(graph.ops, graph.results[:1])
 
 
 def _is_cheap(op: Op) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
-from pliant.ir.graph import Graph, Op, Value
+from pliant.ir.graph import Graph, Op, Value, ops_behind
 from pliant.ir.ops import FORMULAS, OPS, Cost, Trait, has_trait
 from pliant.ir.types import DType, TensorType
 from pliant.sym import ZERO, Expr, Facts, as_expr, eq, minimum
@@ -283,7 +283,7 @@ class ScoreRegion:
             return None
         result = self.builder.broadcast_to(result, self.kind.shape)
         params = (self.score, *self.reads.values())
-        ops = _live(self.builder.ops, result)
+        ops = ops_behind(self.builder.ops, (result,))
         if result is self.score:
             return Score(None, (), self.first)
         region = Graph("score", params, ops, (result,))
@@ -298,15 +298,6 @@ def _adds_leading_ones(op: Op) -> bool:
     have, given = op.result.shape, op.operands[0].shape
     extra = len(have) - len(given)
     return extra >= 0 and have[extra:] == given and all(map(is_one, have[:extra]))
-
-
-def _live(ops: Sequence[Op], result: Value) -> tuple[Op, ...]:
-    needed, out = {result}, []
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.results):
-            needed.update(op.operands)
-            out.append(op)
-    return tuple(reversed(out))
 
 
 def mask_region(

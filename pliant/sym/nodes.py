@@ -62,6 +62,10 @@ class Atom:
         rank = 0 if isinstance(self, Symbol) else 1
         object.__setattr__(self, "order", (rank, str(self)))
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        """The value under `env`; KeyError names a missing symbol."""
+        raise NotImplementedError
+
     def __reduce__(self) -> tuple[Any, ...]:
         names = fields(self)  # type: ignore[arg-type]  # a subclass is a dataclass
         return type(self), tuple(getattr(self, field.name) for field in names)
@@ -77,6 +81,9 @@ class Symbol(Atom):
         plain = _PLAIN_NAME.fullmatch(self.name)
         return self.name if plain else f"`{self.name}`"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return env[self.name]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloorDiv(Atom):
@@ -87,6 +94,9 @@ class FloorDiv(Atom):
 
     def __str__(self) -> str:
         return f"{_operand(self.num)}//{_operand(self.den)}"
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return self.num.evaluate(env) // self.den.evaluate(env)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +109,9 @@ class CeilDiv(Atom):
     def __str__(self) -> str:
         return f"ceildiv({self.num}, {self.den})"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return -(-self.num.evaluate(env) // self.den.evaluate(env))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mod(Atom):
@@ -110,6 +123,9 @@ class Mod(Atom):
     def __str__(self) -> str:
         return f"{_operand(self.num)} % {_operand(self.den)}"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return self.num.evaluate(env) % self.den.evaluate(env)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Min(Atom):
@@ -120,6 +136,9 @@ class Min(Atom):
     def __str__(self) -> str:
         return f"min({', '.join(map(str, self.args))})"
 
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return min(arg.evaluate(env) for arg in self.args)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Max(Atom):
@@ -129,6 +148,9 @@ class Max(Atom):
 
     def __str__(self) -> str:
         return f"max({', '.join(map(str, self.args))})"
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        return max(arg.evaluate(env) for arg in self.args)
 
 
 class Expr:
@@ -215,13 +237,14 @@ class Expr:
         total = 0
         for coefficient, mono in self.terms:
             for atom, power in mono:
-                coefficient *= _evaluate_atom(atom, env) ** power
+                value = atom.evaluate(env)
+                coefficient *= value if power == 1 else value**power
             total += coefficient
         return total
 
     def substitute(self, env: Mapping[str, DimLike]) -> Expr:
         """Replace symbols, all at once."""
-        if not any(name in env for name in self.symbols()):
+        if env.keys().isdisjoint(self.symbols()):
             return self
 
         def replace(atom: Atom) -> Expr:
@@ -281,7 +304,7 @@ class Expr:
             return ZERO
         # Scaling keeps the order of terms; only a new multiple of a modulus can
         # need the full build, and that pairing is invariant under scaling.
-        return Expr._of(tuple((c * factor, m) for c, m in self.terms))
+        return Expr._of(tuple([(c * factor, m) for c, m in self.terms]))
 
     def __pow__(self, power: int) -> Expr:
         if power < 0:
@@ -511,6 +534,7 @@ def _order(mono: Monomial) -> tuple[int, tuple[tuple[tuple[int, str], int], ...]
     return -degree, factors, any(isinstance(atom, Mod) for atom, _ in mono)
 
 
+@lru_cache(maxsize=MEMO)
 def lift(atom: Atom) -> Expr:
     return Expr._of(((1, ((atom, 1),)),))
 
@@ -561,7 +585,7 @@ def _product(left: Expr, right: Expr) -> Expr:
 def _build(coefficients: dict[Monomial, int]) -> Expr:
     """Intern a polynomial; no coefficient is zero."""
     ordered = sorted(coefficients, key=_order)
-    expr = Expr._of(tuple((coefficients[mono], mono) for mono in ordered))
+    expr = Expr._of(tuple([(coefficients[mono], mono) for mono in ordered]))
     if any(_order(mono)[2] for mono in ordered):
         return _join_mods(expr)
     return expr
@@ -741,24 +765,6 @@ def _flatten(kind: type[Min] | type[Max], args: Iterable[Expr]) -> Iterator[Expr
             yield from arg.atom.args
         else:
             yield arg
-
-
-def _evaluate_atom(atom: Atom, env: Mapping[str, int]) -> int:
-    match atom:
-        case Symbol(name):
-            return env[name]
-        case FloorDiv(num, den):
-            return num.evaluate(env) // den.evaluate(env)
-        case CeilDiv(num, den):
-            return -(-num.evaluate(env) // den.evaluate(env))
-        case Mod(num, den):
-            return num.evaluate(env) % den.evaluate(env)
-        case Min(args):
-            return min(arg.evaluate(env) for arg in args)
-        case Max(args):
-            return max(arg.evaluate(env) for arg in args)
-        case _:
-            raise TypeError(f"unknown atom {atom!r}")
 
 
 # --- text -----------------------------------------------------------------------

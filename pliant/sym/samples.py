@@ -33,7 +33,7 @@ _PATTERNS: tuple[Callable[[int], int], ...] = (
 _CORNERS = (1, 4099)  # offsets of each symbol, in all combinations
 _MOST_CORNERS = 5  # symbols that have both
 _MOST_SCANNED = 4100  # values of one symbol, where its conditions leave few
-_REMEMBERED = 256  # scans
+_REMEMBERED = 256  # symbols alone, with the sizes that they may have
 _NEAREST = 64  # how far above a wanted size an allowed one is looked for
 
 
@@ -49,7 +49,7 @@ class SampleSpace:
         self.forms, self.conditions, self.interval = forms, conditions, interval
         self.free = sorted({s for form in forms.values() for s in form.symbols()})
         self._values: dict[str, list[int]] = {}  # of some free symbols, all allowed
-        self._alone: dict[str, tuple[_Forms, tuple[Cond, ...]]] = {}
+        self._alone: dict[str, _Alone] = {}
 
     def points(self, wanted: Iterable[Callable[[str], int]]) -> Iterator[Point]:
         """Near the sizes that are wanted; those that the conditions allow."""
@@ -62,28 +62,24 @@ class SampleSpace:
     def narrow(self) -> None:
         """Finds the small values that the conditions of one symbol alone allow."""
         for name in self.free:
-            forms, conds = self._of_one(name)
-            if not conds:
-                continue
-            allowed = _scanned(name, self.interval(name), forms, conds)
-            if allowed:
-                self._values[name] = allowed
+            alone = self._of_one(name)
+            if alone.conditions:
+                allowed = alone.small_sizes(self.interval(name))
+                if allowed:
+                    self._values[name] = allowed
 
     def allowed(self, name: str, size: int) -> int:
         """The least size from this one on that its own conditions allow, if near."""
-        forms, conds = self._of_one(name)
-        sizes = range(size, size + _NEAREST) if conds else ()
-        allows = partial(_allows, name, forms, conds)
-        return next(filter(allows, sizes), size)
+        return self._of_one(name).next_size(size)
 
-    def _of_one(self, name: str) -> tuple[_Forms, tuple[Cond, ...]]:
+    def _of_one(self, name: str) -> _Alone:
         """The forms, and the conditions, over one free symbol alone."""
         if name not in self._alone:
             pairs = self.forms.items()
             forms = tuple((k, f) for k, f in pairs if f.symbols() == (name,))
             known = {k for k, _ in forms}
             conds = tuple(c for c in self.conditions if known.issuperset(c.symbols()))
-            self._alone[name] = forms, conds
+            self._alone[name] = _alone(name, forms, conds)
         return self._alone[name]
 
     def _inside(self, name: str, size: int) -> int:
@@ -101,18 +97,38 @@ def _limited(size: int, interval: Interval) -> int:
     return size if high is None else min(size, high)
 
 
-def _allows(name: str, forms: _Forms, conds: Iterable[Cond], size: int) -> bool:
-    point = _evaluated(dict(forms), {name: size})
-    return point is not None and _hold(conds, point)
+class _Alone:
+    """One free symbol, and which of its sizes the conditions on it alone allow."""
+
+    def __init__(self, name: str, forms: _Forms, conditions: tuple[Cond, ...]) -> None:
+        self.name, self.conditions = name, conditions
+        self._forms = dict(forms)
+        self._next: dict[int, int] = {}
+        self._small: dict[Interval, list[int]] = {}
+
+    def next_size(self, size: int) -> int:
+        """The least size from this one on that is allowed, if near."""
+        if not self.conditions:
+            return size
+        if size not in self._next:
+            sizes = range(size, size + _NEAREST)
+            self._next[size] = next(filter(self._allows, sizes), size)
+        return self._next[size]
+
+    def small_sizes(self, interval: Interval) -> list[int]:
+        """The small sizes that are allowed, sorted."""
+        if interval not in self._small:
+            tried = {_limited(size, interval) for size in range(_MOST_SCANNED)}
+            self._small[interval] = list(filter(self._allows, sorted(tried)))
+        return self._small[interval]
+
+    def _allows(self, size: int) -> bool:
+        point = _evaluated(self._forms, {self.name: size})
+        return point is not None and _hold(self.conditions, point)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _scanned(
-    name: str, interval: Interval, forms: _Forms, conds: tuple[Cond, ...]
-) -> list[int]:
-    """The small values that the conditions of one symbol alone allow, sorted."""
-    tried = {_limited(size, interval) for size in range(_MOST_SCANNED)}
-    return [size for size in sorted(tried) if _allows(name, forms, conds, size)]
+# Proofs from different facts often share what restricts one symbol.
+_alone = lru_cache(maxsize=_REMEMBERED)(_Alone)
 
 
 def _hold(conds: Iterable[Cond], point: Point) -> bool:

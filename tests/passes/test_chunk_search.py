@@ -156,13 +156,13 @@ def test_sums_of_regions_that_grow(name: str) -> None:
         for member in region.members:
             touched = {*map(of.base, member.op.operands), *member.op.results}
             inner = max(inner, total(memory, list(touched & own)))
-        assert step.cut[0] == inner + copied
+        assert step.inner[0] == inner
         held = {
             v for v in (*(v for v, _ in needs), *region.results) if v in memory.last
         }
         ending = {v for v in held if memory.last[v] <= step.last}
-        alive = memory.after[step.last][0] + total(memory, list(ending))
-        assert step.held[0] == alive - written_over(memory, region, ending)
+        assert step.ending[0] == total(memory, list(ending))
+        assert step.over[0] == written_over(memory, region, ending)
 
 
 def choices(peaks: Peaks, kernels: int) -> list[tuple[float, float]]:
