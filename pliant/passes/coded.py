@@ -11,6 +11,9 @@ has to be (code + zero) * scale + least, where code is an integer made of consta
 whose range follows from the ops, and scale, least and zero are constants of a group of
 K, or of a row. Nothing is known from the data, so the codes may change later. Stage
 `fold` then computes the codes, and never the numbers.
+
+The weight may also be the right operand itself, (K, N) or (groups, group, N), as it is
+in ONNX files: constants are transposed then.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ _RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
 _MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
 _INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
 _KEPT = (DType.F16, DType.F32)
+_STEPS = frozenset({"bitwise_and", "bitwise_xor", "shift_right", "add", "sub"})
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _CodedNumbers:
-    """(code + zero) * scale + least; the parts of a group are (N, groups)."""
+    """(code + zero) * scale + least; parts are (N, groups), or (N, 1) of rows."""
 
     codes: Value
     range: Range
@@ -53,6 +57,7 @@ class _Finder:
             ):
                 self.constant.update(op.results)
         self.b = Builder.within(graph)
+        self.turned = False  # the weight at hand is (K, N), not (N, K)
 
     def producer(self, value: Value) -> Op | None:
         return self.producers.get(value)
@@ -85,9 +90,9 @@ class _Finder:
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 found = min(p[0] for p in known), max(p[1] for p in known)
-        elif op.name in ("bitwise_and", "shift_right", "add", "sub"):
+        elif op.name in _STEPS:
             by, inner = self.number(op.operands[1]), self.range(op.operands[0])
-            if by is not None and inner is not None:
+            if by is not None:
                 found = _changed(op.name, inner, by)
         held = _RANGES.get(value.dtype, found)
         if found is None or held is None:
@@ -103,6 +108,11 @@ class _Finder:
         if op.name == "cast" and op.operands[0].dtype in _INTEGERS:
             found = self.range(op.operands[0])
             return None if found is None else _CodedNumbers(op.operands[0], found)
+        if op.name == "reshape":  # of codes alone: parts would be of other groups
+            found = self.numbers(op.operands[0])
+            if found is None or found != _CodedNumbers(found.codes, found.range):
+                return None
+            return replace(found, codes=self.b.reshape(found.codes, value.shape))
         if op.name not in ("add", "sub", "mul"):
             return None
         x, y = op.operands
@@ -129,25 +139,42 @@ class _Finder:
         return replace(inner, least=part)
 
     def part(self, value: Value) -> Value | None:
-        """What is one number for each group, as (N, groups)."""
-        op = self.producer(value)
-        if op is None or op.name != "broadcast" or value not in self.constant:
+        """What is one number for each group, as (N, groups), or for each row."""
+        op, b = self.producer(value), self.b
+        if op is None or value not in self.constant or value.type.rank not in (2, 3):
             return None
-        part, axes = op.operands[0], op.ints_attr("axes")
-        sizes = dict(zip(axes, part.shape, strict=True))
-        rows, *groups = (sizes.get(k, as_expr(1)) for k in range(value.type.rank - 1))
-        if rows != value.shape[0] or not is_one(sizes.get(value.type.rank - 1, ONE)):
+        if op.name == "full":  # one number for all
+            part, sizes = b.full(op.float_attr("value"), value.dtype), {}
+        elif op.name == "broadcast":
+            part, axes = op.operands[0], op.ints_attr("axes")
+            sizes = dict(zip(axes, part.shape, strict=True))
+        else:
             return None
-        if len(groups) > 1 or not all(is_one(g) or g == value.shape[1] for g in groups):
+        row, group, member = self.axes(value)
+        rows, groups = sizes.get(row, ONE), sizes.get(group, ONE)
+        if rows not in (ONE, value.shape[row]) or not is_one(sizes.get(member, ONE)):
+            return None
+        if group is not None and groups not in (ONE, value.shape[group]):
             return None
         inner = self.producer(part)
         if inner is not None and inner.name == "cast":
             before = inner.operands[0]
             part = before if before.dtype in _KEPT else part
-        return self.b.reshape(part, (rows, groups[0] if groups else 1))
+        if self.turned:
+            part = b.swap(b.reshape(part, (groups, rows)), 0, 1)
+        else:
+            part = b.reshape(part, (rows, groups))
+        wide = value.shape[row], groups
+        return part if rows == wide[0] else b.broadcast(part, wide, (0, 1))
+
+    def axes(self, value: Value) -> tuple[int, int | None, int]:
+        """Which axes of a weight, (N, K) or in groups, are rows, groups, members."""
+        if value.type.rank == 2:
+            return (1, None, 0) if self.turned else (0, None, 1)
+        return (2, 0, 1) if self.turned else (0, 1, 2)
 
     def weight(self, value: Value) -> Value | None:
-        """The (N, K) matrix that a right operand (1.., K, N) is the transpose of."""
+        """The matrix that a right operand (1.., K, N) is, or is the transpose of."""
         swapped = False
         while (op := self.producer(value)) is not None:
             inner = op.operands[0] if op.operands else value
@@ -163,7 +190,8 @@ class _Finder:
             else:
                 break
             value = inner
-        return value if swapped and value.type.rank >= 2 else None
+        self.turned = not swapped
+        return value if value.type.rank >= 2 else None
 
     def replaced(self, op: Op) -> Value | None:
         """The coded product that a matmul is."""
@@ -183,19 +211,27 @@ class _Finder:
             weight = made.operands[0]
             made = self.producer(weight)
         found = self.numbers(weight)
-        if found is None or found.scale is None or weight.shape[0] != n:
+        row = -1 if self.turned else 0
+        if found is None or found.scale is None or weight.shape[row] != n:
             return None
-        if weight.type.rank not in (2, 3) or found.codes.shape[0] != n:
+        if weight.type.rank not in (2, 3) or found.codes.shape != weight.shape:
             return None
-        groups = found.scale.shape[1].value
+        parts = [p for p in (found.scale, found.zeros, found.least) if p is not None]
+        groups = max(part.shape[1].value for part in parts)
         low, high = found.range
-        if k.value % (2 * groups) or found.codes.dtype not in _RANGES:
+        kept = [t for t, ends in _RANGES.items() if ends[0] <= low <= high <= ends[1]]
+        if k.value % (2 * groups) or not kept:
             return None
-        b, scale, least = self.b, found.scale, found.least
+        b = self.b
+
+        def in_groups(part: Value) -> Value:
+            return b.broadcast(part, (n, as_expr(groups)), (0, 1))
+
+        scale = in_groups(found.scale)
+        least = None if found.least is None else in_groups(found.least)
         if found.zeros is not None:
-            shift = b.binary(
-                "mul", b.cast(found.zeros, DType.F32), b.cast(scale, DType.F32)
-            )
+            zeros = b.cast(in_groups(found.zeros), DType.F32)
+            shift = b.binary("mul", zeros, b.cast(scale, DType.F32))
             if least is not None:
                 shift = b.binary("add", shift, b.cast(least, DType.F32))
             least = shift
@@ -203,18 +239,26 @@ class _Finder:
             scale, least = b.cast(scale, DType.F32), b.cast(least, DType.F32)
         if scale.dtype not in _KEPT:
             return None
-        if least is not None and least.shape != scale.shape:
-            return None
-        codes = b.reshape(found.codes, (n, k))
+        codes = found.codes
+        if codes.dtype not in _RANGES:
+            codes = b.cast(codes, kept[0])
+        if self.turned:
+            codes = b.swap(b.reshape(codes, (k, n)), 0, 1)
+        codes = b.reshape(codes, (n, k))
         operands = (x, codes, scale, *(() if least is None else (least,)))
         bits = 4 if high - low < 16 else 8
         return b.emit("coded_matmul", *operands, bits=bits, low=low, zero=found.zero)
 
 
-def _changed(name: str, inner: Range, by: int) -> Range | None:
+def _changed(name: str, inner: Range | None, by: int) -> Range | None:
+    if name == "bitwise_and":
+        return (0, by) if by >= 0 else None
+    if inner is None:
+        return None
     match name:
-        case "bitwise_and":
-            return (0, by) if by >= 0 else None
+        case "bitwise_xor":
+            most = (1 << max(by, inner[1]).bit_length()) - 1
+            return (0, most) if min(by, inner[0]) >= 0 else None
         case "shift_right":
             return (inner[0] >> by, inner[1] >> by) if 0 <= by < 8 else None
         case "add":

@@ -3,13 +3,14 @@
 Weights that batch norm's scale was folded into, a position table that every call slices
 the same way, weights cast to the type a kernel computes in: each becomes one constant.
 Only results with known sizes, and hardly larger than their data, are folded. Views of
-weights are left to the kernels that read through them. The origin of a constant is kept
-with it (`Origin`), for weights that change later.
+weights are left to the kernels that read through them, but for the weights of
+`coded_matmul`, which have a layout of their own. The origin of a constant is kept with
+it (`Origin`), for weights that change later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -65,6 +66,19 @@ def _foldable(
     return op.name in VIEWS or _elements(op.result) <= size + SLACK
 
 
+def _is_stored(
+    op: Op, known: Mapping[Value, object], cheap: set[Value], stored: set[Value]
+) -> bool:
+    """Whether a kernel reads it from a layout of its own, so that it has to be data."""
+    return (
+        len(op.results) == 1
+        and op.result in stored
+        and _static(op.result)
+        and not _sized(op)
+        and all(v in known or v in cheap for v in op.operands)
+    )
+
+
 def fold(module: Module, cx: Context) -> Module:
     """Replaces foldable ops of `main` with constants."""
     graph = module.main
@@ -74,19 +88,25 @@ def fold(module: Module, cx: Context) -> Module:
     data: dict[Value, int] = {}
     constants = dict(module.constants)
     producers = graph.producers()
+    stored = {v for op in graph.ops if op.name == "coded_matmul" for v in op.operands}
     ops: list[Op] = []
     for op in graph.ops:
         if op.name == "constant":
             known[op.result] = constants[op.str_attr("name")]
             data[op.result] = _elements(op.result)
-        elif len(op.results) == 1 and _static(op.result) and _is_cheap(op, cheap):
+        elif (
+            len(op.results) == 1
+            and _static(op.result)
+            and _is_cheap(op, cheap)
+            and op.result not in stored
+        ):
             cheap.add(op.result)
-        elif _foldable(op, known, cheap, data):
+        elif _foldable(op, known, cheap, data) or _is_stored(op, known, cheap, stored):
             known[op.result] = None
             data[op.result] = _elements(op.result)
-            if op.name in VIEWS:
+            if op.name in VIEWS and op.operands[0] in data:
                 data[op.result] = min(data[op.result], data[op.operands[0]])
-            else:
+            if op.name not in VIEWS or op.result in stored:
                 made = _folded(op, known, producers)
                 known[op.result] = constants[made.name] = made
                 attrs = (("name", made.name),)
