@@ -19,10 +19,12 @@ from pliant.artifact.stored import (
     EntryPoints,
     StoredModel,
     StoredProgram,
+    StoredSignature,
     StoredVariant,
     StoredWeight,
 )
 from pliant.errors import ArtifactError, PliantError
+from pliant.frontend.signature import FixedSlot, GrownResult, LengthSlot, TensorSlot
 from pliant.image.parts import Addresses, LoadedCode
 from pliant.machine import features
 from pliant.runtime.binding import ABI_VERSION, load
@@ -150,7 +152,7 @@ def _is_as_saved(
 
 
 def _check_program(path: Path, file: Container, program: StoredProgram) -> None:
-    """That tables which belong together have one length."""
+    """That tables which belong together have one length, and name what there is."""
     parts = program.image.parts
     counts = [part.weights for part in parts]
     good = parts and len(parts) == len(program.entries) == len(program.peak)
@@ -172,8 +174,24 @@ def _check_program(path: Path, file: Container, program: StoredProgram) -> None:
         first += part.weights + (part.stamps > 0)
     bounds = [part.bound is None for part in parts]
     ends = [bound is None for _, bound in program.entries]
+    good = good and _is_whole(program.signature)
     if not good or bounds != ends or bounds != [True] + [False] * (len(parts) - 1):
         raise damaged(path, "its tables do not fit together")
+
+
+def _is_whole(signature: StoredSignature) -> bool:
+    """Whether all that a signature says of arguments, by number, is of tensors."""
+    slots = [a for a in signature.arguments if not isinstance(a, FixedSlot)]
+    slots += [held.slot for held in signature.held]
+    lengths = {a.symbol for a in slots if isinstance(a, LengthSlot)}
+    grown = {slot for slot, _ in signature.grows}
+    results = [r for r in signature.results if isinstance(r, GrownResult)]
+    named = [*signature.written, *grown, *(slot for slot, _ in signature.layouts)]
+    return (
+        all(0 <= k < len(slots) and isinstance(slots[k], TensorSlot) for k in named)
+        and {symbol for _, symbol in signature.grows} == lengths
+        and all(result.slot in grown for result in results)
+    )
 
 
 class MappedCode:

@@ -204,8 +204,8 @@ def test_edited_tables_are_told(good: bytes, refused: Callable[[bytes], str]) ->
 def test_another_version_of_the_format(
     good: bytes, refused: Callable[[bytes], str]
 ) -> None:
-    other = good.replace(b'"version":"2"', b'"version":"3"', 1)
-    assert "has version 3 of the format" in refused(other)
+    other = good.replace(b'"version":"3"', b'"version":"4"', 1)
+    assert "has version 4 of the format" in refused(other)
     named = good.replace(b'"format":"pliant"', b'"format":"flying"', 1)
     assert "not written by pliant" in refused(named)
 
