@@ -23,7 +23,6 @@ from pliant.errors import OptionError
 from pliant.frontend.signature import FixedSlot, SizeSlot, Slot
 from pliant.ir.types import NUMPY
 
-
 SUFFIXES = (".npz", ".npy", ".safetensors")
 
 

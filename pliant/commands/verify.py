@@ -181,8 +181,8 @@ class _OnnxReference:
         names = [slot.name for slot in model.arguments]
         if sorted(takes) != sorted(names):
             raise OptionError(
-                f"{path} takes {', '.join(takes)}, and the model {', '.join(names)}: it "
-                "was not made of that file"
+                f"{path} takes {', '.join(takes)}, and the model takes "
+                f"{', '.join(names)}: it was not made of that file"
             )
         self.model, self.tolerance, self.seed = model, tolerance, seed
         slots = (dim for slot in model.arguments for dim in getattr(slot, "dims", ()))
@@ -203,7 +203,7 @@ class _OnnxReference:
 
 
 def _onnx_runner(path: str) -> tuple[Any, list[str]]:
-    """A function of named inputs that gives the results by another engine; the names."""
+    """The results of named inputs, by another engine; and the names of these inputs."""
     try:
         import onnxruntime
     except ImportError:

@@ -209,6 +209,68 @@ def test_rotary_embedding() -> None:
         _check([made], inputs, ["y"], None, tables)
 
 
+@pytest.mark.parametrize("ends", [(0.0, 1.0, 1.0), (0.5, 0.75, 0.5), (3.0, -0.5, -1)])
+def test_range_of_floats_made_of_sizes(ends: tuple[float, float, float]) -> None:
+    start, step, factor = ends
+    nodes = [
+        node("Shape", ["x"], ["s"], start=0, end=1),
+        node("Squeeze", ["s"], ["q"]),
+        node("Cast", ["q"], ["f"], to=FLOAT),
+        node("Mul", ["f", "factor"], ["limit"]),
+        node("Range", ["start", "limit", "step"], ["y"]),
+    ]
+    given = {"start": start, "step": step, "factor": factor}
+    constants = {name: np.float32(value) for name, value in given.items()}
+    m = pliant.compile(model(nodes, {"x": (FLOAT, ["n", 2])}, ["y"], constants))
+    for n in (0, 1, 2, 7, 16):
+        want = np.arange(start, n * factor, step).astype(np.float32)
+        np.testing.assert_array_equal(m(np.zeros((n, 2), np.float32)), want)
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_group_query_attention_of_a_window(window: int) -> None:
+    """Compared with the last columns that each row sees, in NumPy."""
+    size, heads = 8, 4
+    made = _ms(
+        "GroupQueryAttention",
+        ["q", "k", "v", "pk", "pv", "ends", "total"],
+        ["y"],
+        num_heads=heads,
+        kv_num_heads=2,
+        local_window_size=window,
+    )
+    inputs: dict[str, Any] = {
+        "q": (FLOAT, ["b", "s", heads * size]),
+        **{name: (FLOAT, ["b", "s", 2 * size]) for name in "kv"},
+        **{name: (FLOAT, ["b", 2, "p", size]) for name in ("pk", "pv")},
+        "ends": (onnx.TensorProto.INT32, ["b"]),
+        "total": (onnx.TensorProto.INT32, []),
+    }
+    m = pliant.compile(model([made], inputs, ["y"], domains=["com.microsoft"]))
+    for batch, rows, past in ((1, 9, 0), (2, 1, 12), (2, 4, 3)):
+        q = drawn(0, batch, rows, heads * size)
+        k, v = (drawn(i, batch, rows, 2 * size) for i in (1, 2))
+        pk, pv = (drawn(i, batch, 2, past, size) for i in (3, 4))
+        ends = np.full(batch, past + rows - 1, np.int32)
+        got = m(q, k, v, pk, pv, ends, np.array(past + rows, np.int32))
+
+        def split(x: Any, count: int) -> Any:
+            return x.reshape(*x.shape[:2], count, size).transpose(0, 2, 1, 3)
+
+        keys, values = (
+            np.repeat(np.concatenate([old, split(new, 2)], 2), 2, 1)
+            for old, new in ((pk, k), (pv, v))
+        )
+        scores = split(q, heads) @ keys.swapaxes(2, 3) / np.sqrt(size)
+        row = np.arange(rows)[:, None] + past
+        column = np.arange(past + rows)
+        seen = (column <= row) & (column > row - window)
+        weights = np.exp(np.where(seen, scores, -np.inf))
+        want = (weights / weights.sum(-1, keepdims=True)) @ values
+        want = want.transpose(0, 2, 1, 3).reshape(batch, rows, heads * size)
+        np.testing.assert_allclose(got, want, 1e-4, 1e-5)
+
+
 def test_group_query_attention() -> None:
     past, fresh, size = 4, 2, 16
     inputs = {
