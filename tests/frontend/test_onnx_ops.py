@@ -15,7 +15,7 @@ from onnx import helper
 
 import pliant
 from bench.coverage import onnx_dynamic, onnx_nodes
-from tests.frontend.onnx_models import FLOAT, drawn, model
+from tests.frontend.onnx_models import FLOAT, drawn, model, reference
 
 node = helper.make_node
 
@@ -225,6 +225,29 @@ def test_range_of_floats_made_of_sizes(ends: tuple[float, float, float]) -> None
     for n in (0, 1, 2, 7, 16):
         want = np.arange(start, n * factor, step).astype(np.float32)
         np.testing.assert_array_equal(m(np.zeros((n, 2), np.float32)), want)
+
+
+def test_norm_of_groups_as_it_is_exported() -> None:
+    """It stays in channels' own order, so that convolutions around it are joined."""
+    nodes = [
+        node("Reshape", ["x", "three"], ["flat"]),
+        node("InstanceNormalization", ["flat", "w", "b"], ["normed"], epsilon=1e-3),
+        node("Shape", ["x"], ["s"]),
+        node("Reshape", ["normed", "s"], ["y"]),
+    ]
+    constants = {
+        "three": np.array([0, 2, -1]),
+        "w": np.array([1.0, 3.0], np.float32),
+        "b": np.array([0.0, -1.0], np.float32),
+    }
+    proto = model(nodes, {"x": (FLOAT, ["n", 6, "h", "w"])}, ["y"], constants)
+    m = pliant.compile(proto, threads=1)
+    kinds = [op for op in m.program.fused.main.ops if op.name == "fusion"]
+    assert len(kinds) <= 2
+    for shape in ((1, 6, 2, 3), (2, 6, 5, 1), (3, 6, 4, 4)):
+        x = drawn(0, *shape)
+        (want,) = reference(proto, x)
+        np.testing.assert_allclose(m(x), want, 1e-4, 1e-5)
 
 
 @pytest.mark.parametrize("window", [1, 3, 20])
