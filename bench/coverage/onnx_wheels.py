@@ -8,8 +8,8 @@ numbers from a normal distribution, or small integers. Both sides see the same, 
 sizes that ONNX Runtime refuses are no sizes of the model. Floats may differ by RELATIVE
 of the largest one, and by MOVED times what ONNX Runtime's own answer moves when inputs
 and weights are off by a rounding error (the logarithm of what is nearly nothing moves
-much, and so does what is rounded to 8 bits). Where sizes of inputs must be constant, those of the first set that ONNX Runtime accepts
-are given as the example.
+much, and so does what is rounded to 8 bits). Where sizes of inputs must be constant,
+those of the first set that ONNX Runtime accepts are given as the example.
 """
 
 from __future__ import annotations
