@@ -8,7 +8,8 @@ Models of torch are compared with eager, those of ONNX with ONNX Runtime, and da
 files are only read. A second process makes and judges them, so one that ends it, or
 never ends, is reported like any other, with its seed. Of every fourth model of torch a
 training step is judged instead, by its gradients. What fails is made smaller while it
-still fails and printed as a program. The exit status is 1 if anything failed.
+still fails and printed as a program. The exit status is 1 if anything failed, or if
+nothing was judged.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from onnx_random import onnx_model
 from random_models import model
 
 PATIENCE = 120.0  # seconds that one model may take
+BEGINNING = 900.0  # and the first of a process, which reads what models are made of
 MOST_ATTEMPTS = 40  # to make a failing model smaller
 
 
@@ -44,11 +46,12 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, *question: Any) -> Any:
+        patience = PATIENCE if self.process is not None else BEGINNING
         process = self.process or self.start()
         assert process.stdin and process.stdout
         process.stdin.write(packed(question))
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+        ready, _, _ = select.select([process.stdout], [], [], patience)
         line = process.stdout.readline() if ready else b""
         if line:
             return pickle.loads(base64.b64decode(line))
@@ -57,7 +60,7 @@ class Worker:
         status = process.wait()
         self.process = None
         if not ready:
-            return Verdict("hang", f"no answer in {PATIENCE:.0f} s")
+            return Verdict("hang", f"no answer in {patience:.0f} s")
         return Verdict("crash", f"the process ended with status {status}")
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -180,7 +183,8 @@ def hunt(seconds: float, seed: int, only: str | None, of: str = "torch") -> int:
     print(f"refused: {counts['refused'] / total:.1%}")
     for text, count in why.most_common(20):
         print(f"  {count:4} {text}")
-    return 1 if seen else 0
+    judged = sum(counts.values()) - counts["reference failed"]
+    return 1 if seen or not judged else 0
 
 
 def main() -> int:
