@@ -230,7 +230,7 @@ def test_inputs_that_grow(tmp_path: Path) -> None:
         assert same is theirs and len(theirs) == len(ours)
         np.testing.assert_array_equal(got, wanted.numpy())
         np.testing.assert_array_equal(theirs.tensor, ours.tensor.numpy())
-    with pytest.raises(pliant.DTypeError, match="input .cache. grows"):
+    with pytest.raises(pliant.DTypeError, match="grows"):
         loaded(x.numpy(), theirs.tensor)
     assert loaded.memory_plan(n=1, old=3) == model.memory_plan(n=1, old=3)
 
