@@ -109,10 +109,10 @@ class _Finder:
             found = self.range(op.operands[0])
             return None if found is None else _CodedNumbers(op.operands[0], found)
         if op.name == "reshape":  # of codes alone: parts would be of other groups
-            found = self.numbers(op.operands[0])
-            if found is None or found != _CodedNumbers(found.codes, found.range):
+            plain = self.numbers(op.operands[0])
+            if plain is None or plain != _CodedNumbers(plain.codes, plain.range):
                 return None
-            return replace(found, codes=self.b.reshape(found.codes, value.shape))
+            return replace(plain, codes=self.b.reshape(plain.codes, value.shape))
         if op.name not in ("add", "sub", "mul"):
             return None
         x, y = op.operands
@@ -151,7 +151,8 @@ class _Finder:
         else:
             return None
         row, group, member = self.axes(value)
-        rows, groups = sizes.get(row, ONE), sizes.get(group, ONE)
+        rows = sizes.get(row, ONE)
+        groups = ONE if group is None else sizes.get(group, ONE)
         if rows not in (ONE, value.shape[row]) or not is_one(sizes.get(member, ONE)):
             return None
         if group is not None and groups not in (ONE, value.shape[group]):
