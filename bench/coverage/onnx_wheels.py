@@ -212,7 +212,7 @@ def _with_shaken(content: bytes) -> bytes:
         if weight.data_type == onnx.TensorProto.FLOAT:
             array = _shaken(numpy_helper.to_array(weight))
             weight.CopyFrom(numpy_helper.from_array(array, weight.name))
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _apart(found: Any, wanted: Any, moved: Any = None) -> str:

@@ -23,8 +23,7 @@ from pliant.artifact.stored import (
 from pliant.artifact.write import StoredWeights, write_model
 from pliant.errors import ArtifactError
 from pliant.frontend.signature import Parameters, Signature, StoredCall, TensorSlot
-from pliant.image.make import DLPACK
-from pliant.image.parts import ModelImage, PeakTerms
+from pliant.image.parts import DLPACK, ModelImage, PeakTerms
 from pliant.ir.types import DType
 from pliant.machine import features
 from pliant.machine.target import Target

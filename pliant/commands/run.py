@@ -124,7 +124,8 @@ def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
 
             save_file({k: np.ascontiguousarray(v) for k, v in results.items()}, path)
         elif len(results) == 1:
-            np.save(path, *results.values(), allow_pickle=False)
+            (array,) = results.values()
+            np.save(path, array, allow_pickle=False)
         else:
             raise OptionError(f"{path} holds one array, and there are {len(results)}")
     except OSError as error:

@@ -59,8 +59,15 @@ def instance_norm(cx: OnnxContext, n: Node) -> Value:
             for v in (weight, bias)
         )
         parts = [cx.reshape(cx.cast(v, x.dtype), (groups * each,)) for v in rows]
-        how = {"groups": groups.value, "eps": n.attr("epsilon", 1e-5), "affine": "wb"}
-        return cx.reshape(cx.b.emit("group_norm", whole, *parts, **how), x.shape)
+        made = cx.b.emit(
+            "group_norm",
+            whole,
+            *parts,
+            groups=groups.value,
+            eps=n.attr("epsilon", 1e-5),
+            affine="wb",
+        )
+        return cx.reshape(made, x.shape)
     axes = list(range(2, x.type.rank))
     made = standardized(cx, x, axes, n.attr("epsilon", 1e-5))
     made = cx.mul(made, per_channel(cx, cx.cast(weight, made.dtype), x.type.rank))
