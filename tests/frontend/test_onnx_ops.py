@@ -227,6 +227,28 @@ def test_range_of_floats_made_of_sizes(ends: tuple[float, float, float]) -> None
         np.testing.assert_array_equal(m(np.zeros((n, 2), np.float32)), want)
 
 
+def test_regions_that_decide_their_samples() -> None:
+    attributes = {"output_height": 2, "output_width": 3, "sampling_ratio": 0}
+    made = node("RoiAlign", ["x", "rois", "batch"], ["y"], **attributes)
+    inputs: dict[str, Any] = {
+        "x": (FLOAT, ["n", 2, "h", "w"]),
+        "rois": (FLOAT, ["r", 4]),
+        "batch": (onnx.TensorProto.INT64, ["r"]),
+    }
+    proto = model([made], inputs, ["y"])
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    m = pliant.compile(proto, threads=1)
+    for regions, high, wide in ((1, 9, 12), (5, 20, 7), (0, 4, 4), (3, 40, 33)):
+        rng = np.random.default_rng(regions)
+        corners = rng.random((regions, 2, 2)) * (wide, high)
+        rois = np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32)
+        x = drawn(regions, 2, 2, high, wide)
+        batch = rng.integers(0, 2, regions)
+        (want,) = session.run(None, {"x": x, "rois": rois, "batch": batch})
+        np.testing.assert_allclose(m(x, rois, batch), want, 1e-4, 1e-5)
+    assert m.compile_count == 1
+
+
 def test_norm_of_groups_as_it_is_exported() -> None:
     """It stays in channels' own order, so that convolutions around it are joined."""
     nodes = [
