@@ -67,6 +67,18 @@ def test_path(tmp_path: Path) -> None:
         assert pliant.compile(given)(x).shape == (3, 12)
 
 
+def test_very_long_names_of_dims() -> None:
+    """LLVM takes 1,024 characters; names that begin alike stay apart."""
+    names = ["w" * 5000, "w" * 5001]
+    made = [node("Tanh", ["x"], ["t"]), node("Softmax", ["t"], ["y"])]
+    proto = model(made, {"x": (FLOAT, names)}, ["y"])
+    m = pliant.compile(proto, threads=1)
+    assert m.dims == tuple(names)
+    for shape in SIZES:
+        x = drawn(0, *shape)
+        np.testing.assert_allclose(m(x), reference(proto, x)[0], 1e-5, 1e-6)
+
+
 def test_dynamic_shapes_free_and_name_dims() -> None:
     fixed = model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2, 3])}, ["y"])
     with pytest.raises(ShapeError):
