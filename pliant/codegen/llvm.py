@@ -58,7 +58,6 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.machine.target import Target
 
-
 LONGEST = 200  # characters of a name, which may be a user's
 
 
