@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 import pliant
-from pliant.errors import OptionError
+from pliant.errors import ModelError, OptionError
 from pliant.frontend import torch_export
 
 Shape = tuple[int, ...]
@@ -170,9 +171,24 @@ def _case(name: str, given: Any) -> Case:
 # ---- exported programs
 
 
+def _program(path: Path) -> torch.export.ExportedProgram:
+    """torch logs why it cannot read a file, with a stack, and then raises."""
+    log = logging.getLogger("torch.export")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"{path} is no program that torch.export.save wrote: {error}"
+        ) from error
+    finally:
+        log.setLevel(level)
+
+
 def _exported(path: Path) -> Case:
     """A program knows its inputs' types; integers get the values of its example."""
-    program = torch.export.load(path)
+    program = _program(path)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     wanted = set(program.graph_signature.user_inputs)
     inputs = [node.meta["val"] for node in nodes if node.name in wanted]

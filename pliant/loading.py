@@ -15,10 +15,8 @@ from pliant.artifact.stored import StoredProgram, StoredReport
 from pliant.errors import ArtifactError
 from pliant.model.arguments import parse_bytes
 from pliant.model.arrays import Weights
-from pliant.model.branching import BranchingModel
 from pliant.model.buffers import StoredBuffers
 from pliant.model.compiled import CompiledModel
-from pliant.model.stored_step import StoredStep
 from pliant.model.threads import check_threads, workers
 from pliant.runtime.description import RuntimeStatus
 
@@ -43,17 +41,19 @@ def load(
     started = perf_counter()
     limit = parse_bytes(memory_limit)
     check_threads(threads)
-    opened = open_artifact(Path(path), digest, check_weights)
+    count = workers(threads)
+    opened = open_artifact(Path(path), digest, check_weights, count)
     if limit is None:
         limit = opened.model.memory_limit
     code = opened.code()
     arrays = opened.buffers()
     buffers = StoredBuffers(arrays) if arrays else None
     first, *others = opened.variant.programs
-    count = workers(threads)
     how = opened, code, buffers, count, limit, started
     training = opened.model.training
     if training is not None:
+        from pliant.model.stored_step import StoredStep
+
         step = _model(StoredStep, first, *how)
         if others or buffers is None:
             raise ArtifactError(f"{path} is damaged: it is no training step")
@@ -61,6 +61,8 @@ def load(
         return step
     if not others:
         return _model(CompiledModel, first, *how)
+    from pliant.model.branching import BranchingModel
+
     model = _model(BranchingModel, first, *how)
     model.others = tuple(_model(CompiledModel, program, *how) for program in others)
     return model

@@ -211,7 +211,7 @@ graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
   %sum: f32[n, 2, 1] = reduce(%e) {op = "sum", axes = (2), keepdims = true}
   %all: f32[n, 2, 3] = broadcast(%sum) {shape = [n, 2, 3], axes = (0, 1, 2)}
   %w: f32[n, 2, 3] = div(%e, %all)
-  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true, first = <0>}
+  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true, first = <0>, zero_nan = false}
   return %attention
 }
 """,
@@ -350,7 +350,7 @@ graph @main(%q: f32[n, 2, 4], %k: f32[n, 3, 4], %v: f32[n, 3, 4]) {
   %sum: f32[n, 2, 1] = reduce(%e) {op = "sum", axes = (2), keepdims = true}
   %all: f32[n, 2, 3] = broadcast(%sum) {shape = [n, 2, 3], axes = (0, 1, 2)}
   %w: f32[n, 2, 3] = div(%e, %all)
-  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true, first = <0>}
+  %attention: f32[n, 2, 4] = attention(%q, %k, %v) {scale = 1.0, causal = false, masked = false, swapped = false, nan_rows = true, first = <0>, zero_nan = false}
   return %attention
 }
 """,

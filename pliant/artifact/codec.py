@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pliant.errors import ArtifactError
 from pliant.ir.types import DTYPES, DType
@@ -112,7 +113,26 @@ def _malformed(error: Exception) -> ArtifactError:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    """The types of its fields; `get_type_hints` takes most of the time of a load."""
+    names = vars(sys.modules[kind.__module__])
+    return {field.name: _evaluated(field.type, names) for field in fields(kind)}
+
+
+def _evaluated(text: Any, names: dict[str, Any]) -> Any:
+    """An annotation of our own code, which `from __future__` has left as a text."""
+    if not isinstance(text, str):
+        return text
+    found = _PLAIN_TYPES.get(text)
+    return eval(text, names) if found is None else found
+
+
+_PLAIN_TYPES: Mapping[str, Any] = {
+    "int": int,
+    "str": str,
+    "bool": bool,
+    "float": float,
+    "tuple[int, ...]": tuple[int, ...],
+}
 
 
 def _is_union(kind: Any) -> bool:

@@ -35,7 +35,7 @@ import numpy as np
 from pliant.errors import ArtifactError
 from pliant.runtime.binding import load
 
-FORMAT, VERSION = "pliant", "2"
+FORMAT, VERSION = "pliant", "3"
 PLAN = "plan"
 CODE, WEIGHT, PAD = "code.", "weight.", "pad."
 LINE, PAGE = 64, 4096

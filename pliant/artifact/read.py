@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
@@ -18,15 +19,19 @@ from pliant.artifact.stored import (
     EntryPoints,
     StoredModel,
     StoredProgram,
+    StoredSignature,
     StoredVariant,
     StoredWeight,
 )
 from pliant.errors import ArtifactError, PliantError
+from pliant.frontend.signature import FixedSlot, GrownResult, LengthSlot, TensorSlot
 from pliant.image.parts import Addresses, LoadedCode
 from pliant.machine import features
 from pliant.runtime.binding import ABI_VERSION, load
 from pliant.runtime.description import ImageDesc, ImageImport, ImagePointer, array
 from pliant.runtime.imports import import_address
+
+_LARGE = 1 << 20  # bytes of a tensor that is worth a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,9 @@ class OpenArtifact:
         return MappedCode(self.file, self.variant)
 
 
-def open_artifact(path: Path, digest: str | None, check_weights: bool) -> OpenArtifact:
+def open_artifact(
+    path: Path, digest: str | None, check_weights: bool, threads: int = 1
+) -> OpenArtifact:
     """Reads and checks a file; with a digest, it must be that of all its content."""
     file = container.open_container(path)
     if digest is not None and digest != file.digest:
@@ -64,8 +71,8 @@ def open_artifact(path: Path, digest: str | None, check_weights: bool) -> OpenAr
     variant = _chosen(path, model.variants)
     used = [w for _, w in model.buffers]
     used += [w for program in variant.programs for w in program.weights]
-    for weight in {weight.tensor: weight for weight in used}.values():
-        _check_weight(file, weight, check_weights, exactly=digest is not None)
+    distinct = list({weight.tensor: weight for weight in used}.values())
+    _check_weights(file, distinct, check_weights, digest is not None, threads)
     for program in variant.programs:
         _check_program(path, file, program)
     return OpenArtifact(file, model, variant)
@@ -102,21 +109,50 @@ def _chosen(path: Path, variants: Sequence[StoredVariant]) -> StoredVariant:
     )
 
 
-def _check_weight(
-    file: Container, weight: StoredWeight, check: bool, exactly: bool
+def _check_weights(
+    file: Container,
+    weights: Sequence[StoredWeight],
+    check: bool,
+    exactly: bool,
+    threads: int,
 ) -> None:
-    tensor = file.tensor(weight.tensor)
-    good = True
-    if check:
-        good = f"{container.checksum(tensor):016x}" == weight.checksum
-    if good and exactly:
-        good = container.sha256(tensor) == weight.sha256
-    if not good:
-        raise damaged(file.path, f"its tensor '{weight.tensor}' has changed")
+    """On several threads, since this is most of what loading a large model takes."""
+    tensors = [(weight, file.tensor(weight.tensor)) for weight in weights]
+    if not check and not exactly:
+        return
+    tensors.sort(key=lambda pair: pair[1].nbytes)  # popped from the end: largest first
+    bad: list[str] = []
+
+    def work() -> None:
+        while tensors:
+            try:
+                weight, tensor = tensors.pop()
+            except IndexError:  # another thread was faster
+                return
+            if not _is_as_saved(weight, tensor, check, exactly):
+                bad.append(weight.tensor)
+
+    large = sum(tensor.nbytes >= _LARGE for _, tensor in tensors)
+    others = [Thread(target=work) for _ in range(min(threads, large) - 1)]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if bad:
+        raise damaged(file.path, f"its tensor '{min(bad)}' has changed")
+
+
+def _is_as_saved(
+    weight: StoredWeight, tensor: np.ndarray, check: bool, exactly: bool
+) -> bool:
+    if check and f"{container.checksum(tensor):016x}" != weight.checksum:
+        return False
+    return not exactly or container.sha256(tensor) == weight.sha256
 
 
 def _check_program(path: Path, file: Container, program: StoredProgram) -> None:
-    """That tables which belong together have one length."""
+    """That tables which belong together have one length, and name what there is."""
     parts = program.image.parts
     counts = [part.weights for part in parts]
     good = parts and len(parts) == len(program.entries) == len(program.peak)
@@ -138,8 +174,24 @@ def _check_program(path: Path, file: Container, program: StoredProgram) -> None:
         first += part.weights + (part.stamps > 0)
     bounds = [part.bound is None for part in parts]
     ends = [bound is None for _, bound in program.entries]
+    good = good and _is_whole(program.signature)
     if not good or bounds != ends or bounds != [True] + [False] * (len(parts) - 1):
         raise damaged(path, "its tables do not fit together")
+
+
+def _is_whole(signature: StoredSignature) -> bool:
+    """Whether all that a signature says of arguments, by number, is of tensors."""
+    slots = [a for a in signature.arguments if not isinstance(a, FixedSlot)]
+    slots += [held.slot for held in signature.held]
+    lengths = {a.symbol for a in slots if isinstance(a, LengthSlot)}
+    grown = {slot for slot, _ in signature.grows}
+    results = [r for r in signature.results if isinstance(r, GrownResult)]
+    named = [*signature.written, *grown, *(slot for slot, _ in signature.layouts)]
+    return (
+        all(0 <= k < len(slots) and isinstance(slots[k], TensorSlot) for k in named)
+        and {symbol for _, symbol in signature.grows} == lengths
+        and all(result.slot in grown for result in results)
+    )
 
 
 class MappedCode:

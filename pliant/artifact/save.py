@@ -22,14 +22,16 @@ from pliant.artifact.stored import (
 )
 from pliant.artifact.write import StoredWeights, write_model
 from pliant.errors import ArtifactError
-from pliant.frontend.signature import Parameters, Signature, StoredCall
-from pliant.image.parts import ModelImage, PeakTerms
+from pliant.frontend.signature import Parameters, Signature, StoredCall, TensorSlot
+from pliant.image.parts import DLPACK, ModelImage, PeakTerms
 from pliant.ir.types import DType
 from pliant.machine import features
 from pliant.machine.target import Target
 from pliant.program import HOST_FUNCTIONS, Code, Program
 from pliant.runtime.binding import ABI_VERSION
 from pliant.runtime.imports import is_import
+
+_UNSIGNED = DLPACK[DType.U16][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,10 @@ def _program(
     # Behind the code of a part is the bound of the next.
     bounds = (None, *found[1::2])
     entries = tuple(zip(found[::2], bounds, strict=True))
+    image, signature = _with_bits(saved.image, saved.signature)
     return StoredProgram(
-        saved.image,
-        _signature(saved.signature),
+        image,
+        _signature(signature),
         entries,
         tuple(map(add, saved.weights)),
         saved.peak,
@@ -154,9 +157,40 @@ def _program(
     )
 
 
+def _with_bits(image: ModelImage, signature: Signature) -> tuple[ModelImage, Signature]:
+    """Buffers of bf16, which NumPy has not, as integers of 16 bits.
+
+    Code reads and writes the same memory; only the check of a call sees the type.
+    """
+    names = {h.slot.name for h in signature.held if h.slot.type.dtype is DType.BF16}
+    if not names:
+        return image, signature
+    places = {k for k, slot in enumerate(signature.slots) if slot.name in names}
+
+    def as_bits(slot: TensorSlot) -> TensorSlot:
+        if slot.name not in names:
+            return slot
+        return replace(slot, type=replace(slot.type, dtype=DType.U16))
+
+    parts = []
+    for part in image.parts:
+        inputs = tuple(
+            replace(spec, code=_UNSIGNED) if k in places else spec
+            for k, spec in enumerate(part.spec.inputs)
+        )
+        parts.append(replace(part, spec=replace(part.spec, inputs=inputs)))
+    arguments = tuple(
+        as_bits(slot) if isinstance(slot, TensorSlot) else slot
+        for slot in signature.arguments
+    )
+    held = tuple(replace(h, slot=as_bits(h.slot)) for h in signature.held)
+    return (
+        replace(image, parts=tuple(parts)),
+        replace(signature, arguments=arguments, held=held),
+    )
+
+
 def _signature(signature: Signature) -> StoredSignature:
-    if signature.grows:
-        raise ArtifactError("a model with inputs that grow cannot be saved")
     call = signature.stored
     if call is None:
         raise ArtifactError(
@@ -164,12 +198,6 @@ def _signature(signature: Signature) -> StoredSignature:
             "library it came from knows: it cannot be saved; wrap it in a module that "
             "takes and returns tensors, tuples, lists and dicts"
         )
-    for held in signature.held:
-        if held.slot.type.dtype is DType.BF16:
-            raise ArtifactError(
-                f"the model changes its buffer '{held.name}' of bf16, which NumPy has "
-                "not: it cannot be saved"
-            )
     own = len(signature.arguments) - len(signature.held)
     return StoredSignature(
         signature.arguments[:own],
@@ -183,6 +211,7 @@ def _signature(signature: Signature) -> StoredSignature:
         signature.held,
         signature.stores,
         signature.written,
+        signature.grows,
         signature.layouts,
     )
 

@@ -46,6 +46,7 @@ class StoredSignature:
     held: tuple[Held, ...]
     stores: tuple[tuple[str, int], ...]
     written: tuple[int, ...]
+    grows: tuple[tuple[int, str], ...]
     layouts: tuple[tuple[int, tuple[Expr, ...]], ...]
 
     def signature(self) -> Signature:
@@ -62,6 +63,7 @@ class StoredSignature:
             stores=self.stores,
             draw=draw_seed if self.draws else None,
             written=self.written,
+            grows=self.grows,
             layouts=self.layouts,
             stored=self.call,
         )

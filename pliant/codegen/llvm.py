@@ -58,6 +58,8 @@ from pliant.ir.loops import (
 from pliant.ir.types import DType
 from pliant.machine.target import Target
 
+LONGEST = 200  # characters of a name, which may be a user's
+
 
 def emit_loop_functions(
     module_ir: ll.Module, funcs: Iterable[LoopFunc], target: Target
@@ -114,7 +116,7 @@ def _declare(module: ll.Module, func: LoopFunc, symbol: str) -> ll.Function:
         ("call", *func.sizes, *(buf.name for buf in func.buffers)),
         strict=True,
     ):
-        arg.name = name
+        arg.name = name[:LONGEST]  # LLVM cuts longer ones, and then misses them
     mark_aliasing(function.args[1 + len(func.sizes) :], func.buffers)
     return function
 

@@ -3,7 +3,8 @@
 FILE is what `pliant compile` or `save` wrote. --input takes .npy, .npz or .safetensors:
 `name=x.npy` is one input, a file of several has them by their names. With --dims,
 inputs that are not given are random: floats from a normal distribution, integers 0 or
-1. Results go to the file of --output, or are only described.
+1. Results go to the file of --output (.npz, .safetensors, or .npy of a single one), or
+are only described.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pliant.errors import OptionError
 from pliant.frontend.signature import FixedSlot, SizeSlot, Slot
 from pliant.ir.types import NUMPY
 
+SUFFIXES = (".npz", ".npy", ".safetensors")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE")
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default={},
         help="sizes of random inputs, such as batch=2,seq=8",
     )
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help=".npz")
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="as --input")
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
     parser.add_argument("--threads", type=int, help="default: every core")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
@@ -57,6 +60,8 @@ def dims_of(text: str) -> dict[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.output is not None and args.output.suffix not in SUFFIXES:
+        raise OptionError(f"results go to {', '.join(SUFFIXES)}, not to {args.output}")
     started = perf_counter()
     model = pliant.load(
         args.model, memory_limit=args.memory_limit, threads=args.threads
@@ -67,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
     results = dict(leaves(model(*inputs), "result"))
     ended = perf_counter()
     if args.output is not None:
-        if args.output.suffix != ".npz":
-            raise OptionError(f"results are written to .npz, not to {args.output}")
-        np.savez(args.output, allow_pickle=False, **results)
+        _write(args.output, results)
     content = {
         "load_seconds": loaded - started,
         "run_seconds": ended - began,
@@ -110,6 +113,23 @@ def _read(given: list[str]) -> dict[str, np.ndarray]:
         except (OSError, ValueError) as error:
             raise OptionError(f"cannot read {path}: {error}") from None
     return found
+
+
+def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
+    try:
+        if path.suffix == ".npz":
+            np.savez(path, allow_pickle=False, **results)
+        elif path.suffix == ".safetensors":
+            from safetensors.numpy import save_file
+
+            save_file({k: np.ascontiguousarray(v) for k, v in results.items()}, path)
+        elif len(results) == 1:
+            (array,) = results.values()
+            np.save(path, array, allow_pickle=False)
+        else:
+            raise OptionError(f"{path} holds one array, and there are {len(results)}")
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error}") from None
 
 
 def inputs_of(

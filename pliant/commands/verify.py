@@ -177,7 +177,13 @@ class _OnnxReference:
     def __init__(
         self, path: str, model: pliant.CompiledModel, tolerance: float, seed: int
     ) -> None:
-        self.run = _onnx_runner(path)
+        self.run, takes = _onnx_runner(path)
+        names = [slot.name for slot in model.arguments]
+        if sorted(takes) != sorted(names):
+            raise OptionError(
+                f"{path} takes {', '.join(takes)}, and the model takes "
+                f"{', '.join(names)}: it was not made of that file"
+            )
         self.model, self.tolerance, self.seed = model, tolerance, seed
         slots = (dim for slot in model.arguments for dim in getattr(slot, "dims", ()))
         self.dims = tuple(dict.fromkeys(s for dim in slots for s in dim.symbols()))
@@ -196,17 +202,18 @@ class _OnnxReference:
         return Outcome(dims, error, self.tolerance * max(largest, 1.0))
 
 
-def _onnx_runner(path: str) -> Any:
-    """A function of named inputs that gives the results, by another engine."""
+def _onnx_runner(path: str) -> tuple[Any, list[str]]:
+    """The results of named inputs, by another engine; and the names of these inputs."""
     try:
         import onnxruntime
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
         evaluator = ReferenceEvaluator(path)
-        return lambda inputs: evaluator.run(None, inputs)
+        return lambda inputs: evaluator.run(None, inputs), list(evaluator.input_names)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)
+    names = [value.name for value in session.get_inputs()]
+    return lambda inputs: session.run(None, inputs), names
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:

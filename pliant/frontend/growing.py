@@ -95,7 +95,6 @@ def grown(imported: Imported, axes: Mapping[int, int]) -> Imported:
         stores=stores,
         written=(*signature.written, *(g.slot for g in growths)),
         grows=tuple((g.slot, g.length) for g in growths),
-        stored=None,
     )
     return Imported(imported.module.with_main(graph), made, imported.assumptions)
 

@@ -290,14 +290,18 @@ def group_query(cx: OnnxContext, n: Node) -> tuple[Entry | None, ...]:
         cos, sin = (angles_at(cx, table, place) for table in (cos, sin))
         twisted = bool(n.attr("rotary_interleaved", 0))
         query, key = (rotated(cx, v, cos, sin, width, twisted) for v in (query, key))
-    if n.attr("local_window_size", -1) > 0 or n.attr("softcap", 0.0) > 0:
-        cx.unsupported("a local window or a soft cap")
+    if n.attr("softcap", 0.0) > 0:
+        cx.unsupported("a soft cap")
     keys, values = key, value
     if n.has(3):
         keys, values = (
             _appended(cx, n.tensor(i), new, past) for i, new in ((3, key), (4, value))
         )
     keep = causal_from(cx, length, keys.shape[2], past)
+    window = n.attr("local_window_size", -1)
+    if window > 0:  # the last columns that a row sees, its own among them
+        before = causal_from(cx, length, keys.shape[2], cx.sub(past, window))
+        keep = cx.b.binary("logical_and", keep, cx.unary("logical_not", before))
     scores = Scores().plus(cx, hidden(cx, keep, query.dtype))
     scale = n.attr("scale", 0.0) or None
     out = attend(cx, query, keys, values, scores, scale)

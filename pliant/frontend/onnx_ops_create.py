@@ -54,10 +54,10 @@ def range_(cx: OnnxContext, n: Node) -> Value:
     parts = [n.needed(i, "the ends of a range").reshape(-1)[0] for i in range(3)]
     start, limit, step = (_element(p) for p in parts)
     dtype = element.dtype or DType.I64
-    if any(isinstance(p, Ratio) for p in (start, limit, step)):
-        cx.unsupported("a range of floats that depends on sizes")
-    if isinstance(step, Expr):
+    if isinstance(step, Expr | Ratio):
         cx.unsupported("a range whose step depends on sizes")
+    if isinstance(start, Ratio) or isinstance(limit, Ratio):
+        return _range_of_ratios(cx, start, limit, step, dtype)
     if not isinstance(start, Expr) and not isinstance(limit, Expr):
         count = max(math.ceil((limit - start) / step), 0)
         size = as_expr(count)
@@ -79,6 +79,28 @@ def range_(cx: OnnxContext, n: Node) -> Value:
     if step > 0 and cx.proves(le(0, as_expr(start))):
         cx.nonnegative.add(moved)
     return cx.cast(moved, dtype)
+
+
+def _range_of_ratios(
+    cx: OnnxContext, start: Any, limit: Any, step: Any, dtype: DType
+) -> Value:
+    """start + 0, step, .. below the limit, where these are floats made of sizes."""
+    first, end, by = (Ratio.of(x) for x in (start, limit, step))
+    if (
+        first is None
+        or end is None
+        or by is None
+        or dtype not in (DType.F32, DType.F64)
+    ):
+        cx.unsupported("a range of floats that depends on sizes, and is not exact")
+    gap = end.top * first.bottom - first.top * end.bottom
+    ahead = by.top.value
+    top, bottom = (gap, ahead) if ahead > 0 else (-gap, -ahead)
+    count = ceildiv(top * by.bottom, bottom * end.bottom * first.bottom)
+    size = cx.simplify(maximum(count, 0))
+    wide = cx.cast(cx.iota((size,), 0, DType.I64), DType.F64)
+    begin = cx.div(cx.tensor(first.top, DType.F64), float(first.bottom))
+    return cx.cast(cx.add(cx.mul(wide, float(step)), begin), dtype)
 
 
 def _element(value: Any) -> Any:

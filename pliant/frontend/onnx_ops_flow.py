@@ -27,6 +27,7 @@ from pliant.ir.types import DType, TensorType
 from pliant.sym import Cond, Expr, as_expr, le
 
 UNROLLED = 256  # rounds of a loop that is written out
+MOST_ROUNDS = 1 << 20  # of a loop that stacks results, if nothing tells of a bound
 SCALAR = TensorType(DType.I64, ())
 
 
@@ -237,10 +238,33 @@ def _ordered(region: Graph, carried: int, scanned: int, held: int) -> Graph:
     )
 
 
-def _while(
-    cx: OnnxContext, n: Node, carried: list[Entry], rounds: Expr | None, stacks: int
+def _counted_first(
+    cx: OnnxContext, n: Node, carried: list[Entry], stacks: int
 ) -> tuple[Entry, ...]:
-    """A loop with a condition of data; (round, condition, carried.., rows..)"""
+    """A loop that stacks results, and whose rounds have no bound.
+
+    It is run once for the number of its rounds, which is a size from then on. (No body
+    draws random numbers, which would be others in the second run.)
+    """
+    (rounds,) = _while(cx, n, carried, None, 0, counting=True)
+    assert isinstance(rounds, Value)
+    most = as_expr(MOST_ROUNDS)
+    size = cx.b.emit("extent", rounds, most=most, of="Loop").shape[0]
+    return _counted(cx, n, carried, size, stacks)
+
+
+def _while(
+    cx: OnnxContext,
+    n: Node,
+    carried: list[Entry],
+    rounds: Expr | None,
+    stacks: int,
+    counting: bool = False,
+) -> tuple[Entry, ...]:
+    """A loop with a condition of data; (round, condition, carried.., rows..)
+
+    When `counting`, all it gives is the number of rounds.
+    """
     body, count = n.attrs["body"], len(carried)
     around = n.walk.outside(body)
     held = tensors_of(around)
@@ -253,7 +277,7 @@ def _while(
         else cx.full(True, (), DType.BOOL)
     )
     if stacks and rounds is None:
-        raise Unsupported("a loop that stacks results for a number of rounds of data")
+        return _counted_first(cx, n, carried, stacks)
     truth = TensorType(DType.BOOL, ())
     rows: list[TensorType] = []
     if stacks:
@@ -273,7 +297,8 @@ def _while(
         after = [_as(cx, v, t) for v, t in zip(made[1:], types, strict=False)]
         step = params[0]
         full = []
-        for table, row in zip(params[2 + count :], made[1 + count :], strict=False):
+        held_by = params[2 + count : 2 + count + len(tables)]
+        for table, row in zip(held_by, made[1 + count :], strict=False):
             place = cx.in_range(cx.reshape(step, (1,)), table.shape[0], 0)
             line = cx.reshape(row, (1, row.type.numel))
             full.append(cx.b.emit("scatter_rows", table, place, line))
@@ -299,6 +324,8 @@ def _while(
         "while", zero, first, *start, *tables, *limit, *held, regions=(test, region)
     )
     out: list[Entry] = list(made[2 : 2 + count])
+    if counting:
+        return (made[0],)
     if stacks:
         assert rounds is not None
         mask = cx.b.emit("extent", made[0], most=rounds, of="Loop")

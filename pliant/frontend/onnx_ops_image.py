@@ -7,11 +7,13 @@ import itertools
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_ops_activation import Table
 from pliant.frontend.onnx_ops_resize import RESIZE
+from pliant.frontend.operands import Size
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, le, product
 
 I64 = DType.I64
+MOST_SAMPLES = as_expr(1 << 12)  # of a bin along an axis, where regions decide
 
 
 def grid_sample(cx: OnnxContext, n: Node) -> Value:
@@ -154,8 +156,9 @@ def roi_align(cx: OnnxContext, n: Node) -> Value:
     batch = cx.wrap_index(n.tensor(2), x.shape[0], 0)
     height, width = n.attr("output_height", 1), n.attr("output_width", 1)
     ratio, scale = n.attr("sampling_ratio", 0), n.attr("spatial_scale", 1.0)
-    if ratio <= 0:
-        cx.unsupported("a RoiAlign whose number of samples follows from the regions")
+    largest = n.attr("mode", "avg") == "max"
+    if ratio <= 0 and largest:
+        cx.unsupported("the largest of samples whose number follows from the regions")
     half = (
         n.version >= 16
         and n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
@@ -163,29 +166,52 @@ def roi_align(cx: OnnxContext, n: Node) -> Value:
     moved = cx.sub(cx.mul(rois, scale), 0.5 if half else 0.0)  # (R, 4)
     count = rois.shape[0]
     corner = [cx.slice(moved, 1, k, 1) for k in range(4)]  # (R, 1) each
-    lines = []
+    lines: list[Value] = []
+    grids: list[Size] = []  # samples of a bin along each axis, the most of any region
+    counts: list[Value] = []  # and those of each region
     for axis, bins in enumerate((height, width)):
         start, end = corner[1 - axis], corner[3 - axis]
         length = cx.sub(end, start)
         if not half:
             length = cx.arith("maximum", length, 1.0)
         each = cx.div(length, float(bins))
-        places = cx.iota((1, bins * ratio), 1, I64)
-        cell = cx.cast(cx.arith("floordiv", places, ratio), x.dtype)
-        inner = cx.cast(cx.arith("mod", places, ratio), x.dtype)
-        at = cx.add(cell, cx.div(cx.add(inner, 0.5), float(ratio)))
-        lines.append(cx.add(start, cx.mul(at, each)))  # (R, bins*ratio)
+        samples: Value | float = float(ratio)
+        grid: Size = ratio
+        if ratio <= 0:
+            samples = cx.unary("ceil", each)
+            grid = _most_samples(cx, samples)
+            counts.append(samples)
+        places = cx.iota((1, grid * bins), 1, I64)
+        cell = cx.cast(cx.arith("floordiv", places, cx.tensor(grid, I64)), x.dtype)
+        inner = cx.cast(cx.arith("mod", places, cx.tensor(grid, I64)), x.dtype)
+        at = cx.add(cell, cx.div(cx.add(inner, 0.5), samples))
+        line = cx.add(start, cx.mul(at, each))  # (R, bins*grid)
+        if isinstance(samples, Value):  # beyond a region's own, outside of the image
+            line = cx.select(cx.arith("lt", inner, samples), line, -2.0)
+        lines.append(line)
+        grids.append(grid)
     images = cx.b.emit("index", x, cx.reshape(batch, (count,)))  # (R, C, H, W)
     parts = _corners(cx, images, lines[0], lines[1], x.shape[2:])
-    shape = (count, x.shape[1], height, ratio, width, ratio)
-    if n.attr("mode", "avg") == "max":
+    shape = (count, x.shape[1], height, grids[0], width, grids[1])
+    if largest:
         # The largest share of a corner, as the operator set has it.
         best = parts[0]
         for part in parts[1:]:
             best = cx.arith("maximum", best, part)
         return cx.reduce("max", cx.reshape(best, shape), (3, 5))
     total = cx.add(cx.add(parts[0], parts[1]), cx.add(parts[2], parts[3]))
-    return cx.mean(cx.reshape(total, shape), (3, 5))
+    if not counts:
+        return cx.mean(cx.reshape(total, shape), (3, 5))
+    each = cx.arith("maximum", cx.mul(*counts), 1.0)
+    summed = cx.reduce("sum", cx.reshape(total, shape), (3, 5))
+    return cx.div(summed, cx.reshape(each, (count, 1, 1, 1)))
+
+
+def _most_samples(cx: OnnxContext, samples: Value) -> Expr:
+    """The largest number of samples of any region, as a size."""
+    most = cx.reduce("max", samples, (0, 1))  # of no region, -inf
+    number = cx.cast(cx.arith("maximum", most, 0.0), I64)
+    return cx.b.emit("extent", number, most=MOST_SAMPLES, of="RoiAlign").shape[0]
 
 
 def _corners(

@@ -50,11 +50,46 @@ def batch_norm(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
 
 def instance_norm(cx: OnnxContext, n: Node) -> Value:
     x, weight, bias = n.tensor(0), n.tensor(1), n.tensor(2)
+    whole = _in_groups(cx, x)
+    if whole is not None:
+        groups = x.shape[1]
+        each = cx.simplify(floordiv(whole.shape[1], groups))
+        rows = (
+            cx.broadcast_to(cx.reshape(v, (groups, 1)), (groups, each))
+            for v in (weight, bias)
+        )
+        parts = [cx.reshape(cx.cast(v, x.dtype), (groups * each,)) for v in rows]
+        made = cx.b.emit(
+            "group_norm",
+            whole,
+            *parts,
+            groups=groups.value,
+            eps=n.attr("epsilon", 1e-5),
+            affine="wb",
+        )
+        return cx.reshape(made, x.shape)
     axes = list(range(2, x.type.rank))
     made = standardized(cx, x, axes, n.attr("epsilon", 1e-5))
     made = cx.mul(made, per_channel(cx, cx.cast(weight, made.dtype), x.type.rank))
     made = cx.add(made, per_channel(cx, cx.cast(bias, made.dtype), x.type.rank))
     return cx.cast(made, x.dtype)
+
+
+def _in_groups(cx: OnnxContext, x: Value) -> Value | None:
+    """The (N, groups * each, ..) that x is, with its channels in groups.
+
+    torch's exporter writes a norm of groups as (N, groups, rest), normed and restored.
+    """
+    made = next((op for op in reversed(cx.b.ops) if x in op.results), None)
+    if made is None or made.name != "reshape" or x.type.rank != 3:
+        return None
+    (whole,) = made.operands
+    if whole.type.rank < 3 or not cx.b.same(whole.shape[0], x.shape[0]):
+        return None
+    groups, channels = x.shape[1], whole.shape[1]
+    if not groups.is_const or not channels.is_const or groups.value < 1:
+        return None
+    return None if channels.value % groups.value else whole
 
 
 def standardized(cx: OnnxContext, x: Value, axes: Sequence[int], eps: float) -> Value:

@@ -109,15 +109,27 @@ def dequantize(cx: OnnxContext, n: Node) -> Value:
     axis, block = n.attr("axis", 1), n.attr("block_size", 0)
     rank = len(cx.shape_of(entry))
     axis = n.axis(axis) if rank and -rank <= axis < rank else 0
-    wide = DType.I64 if own.dtype is I32 else I32
-    if own.is_float or not n.has(2):
-        made = _number(cx, entry, F32)
-    else:
-        whole = _number(cx, entry, wide)
-        zero = spread(cx, _number(cx, n.entry(2), wide), whole, axis, block)
-        made = cx.cast(cx.join("sub", whole, zero), F32)
-    factor = spread(cx, cx.cast(scale, F32), made, axis, block)
-    return cx.cast(cx.join("mul", made, factor), to or F32)
+    # Differences of 16 bits are exact in f32.
+    wide = DType.I64 if own.dtype is I32 else F32
+    whole = _number(cx, entry, F32 if own.is_float or not n.has(2) else wide)
+    shape = whole.shape
+    if block and rank and (size := shape[axis]).is_const and not size.value % block:
+        # A block is an axis of its own, so that products can decode their weights.
+        lead, behind = shape[:axis], shape[axis + 1 :]
+        whole = cx.reshape(whole, (*lead, size.value // block, block, *behind))
+
+    def beside(part: Value) -> Value:
+        if whole.type.rank == rank:
+            return spread(cx, part, whole, axis, block)
+        return cx.reshape(
+            part, (*part.shape[: axis + 1], as_expr(1), *part.shape[axis + 1 :])
+        )
+
+    if not own.is_float and n.has(2):
+        zero = beside(_number(cx, n.entry(2), wide))
+        whole = cx.cast(cx.join("sub", whole, zero), F32)
+    made = cx.join("mul", whole, beside(cx.cast(scale, F32)))
+    return cx.cast(cx.reshape(made, shape), to or F32)
 
 
 def dynamic_quantize(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:

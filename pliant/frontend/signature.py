@@ -110,7 +110,7 @@ class GrownResult:
     capacity: str
 
 
-Slot: TypeAlias = TensorSlot | SizeSlot | FixedSlot
+Slot: TypeAlias = TensorSlot | SizeSlot | LengthSlot | FixedSlot
 Result: TypeAlias = TensorResult | SizeResult | FixedResult | GrownResult
 
 

@@ -58,6 +58,8 @@ def attention_lse(
     total = np.sum(exp, -1, keepdims=True)
     nothing = np.nan if op.bool_attr("nan_rows") and k.shape[-2] else 0
     mixed = np.matmul(exp / total, _repeated(q, v))
+    if op.bool_attr("zero_nan"):
+        mixed = np.where(np.isnan(total), 0, mixed)
     result = np.where(hidden, nothing, mixed).astype(q.dtype)
     lse = (shift + np.log(total))[..., 0].astype(q.dtype)
     return (np.swapaxes(result, -2, -3) if op.bool_attr("swapped") else result), lse

@@ -90,7 +90,7 @@ COMPOSITE (decomposed by passes/decompose.py)
           group_norm (x[, w, b]) {groups, eps, affine}
           batch_norm (x, mean, var[, w, b]) {eps, affine}    channels at dim 1
           attention (q, k, v[, mask]) {scale, causal, masked, swapped, nan_rows,
-                                      first}
+                                      first, zero_nan}
                                       q (.., Hq, Sq, D), k v (.., Hk, Sk, D|Dv), mask
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
           attention (q, k, v, x..) region score(%scores, x..) -> scores
@@ -130,6 +130,7 @@ More on single ops
               before -first keep none;
               Hq is a multiple of Hk; a row with every column at -inf gives 0, or NaN
               with `nan_rows`, as softmax in itself does; of no columns it is 0;
+              with `zero_nan`, a row whose weights are NaN gives 0 too;
               the region, if there is one, changes the scaled scores (.., Hq, Sq, Sk)
               element by element before the causal mask hides some
   attention_lse  lse: the logarithm of the sum of a row's exponentials, in the type of

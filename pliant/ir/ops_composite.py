@@ -18,7 +18,7 @@ _ATTEND = (
     _A("swapped", "bool", False),
     _A("nan_rows", "bool", False),
 )
-_FROM_ROW = (*_ATTEND, _A("first", "dim", 0))
+_FROM_ROW = (*_ATTEND, _A("first", "dim", 0), _A("zero_nan", "bool", False))
 _NORM = (_A("eps", "float"), _A("affine", "str", "none", tuple(composite.AFFINE)))
 
 COMPOSITE_OPS: tuple[OpDef, ...] = (

@@ -363,6 +363,8 @@ class _Kernel(Softmax):
             empty = is_("eq", self.spec.kv_len, 0)
         inverse_or_zero = Select(empty, nothing, inverse)
         value: LoopValue = Binary("mul", found, Read("_at_inverse", compute))
+        if self.spec.zero_nan:
+            value = Select(Unary("isnan", total), nothing, value)
         if self.spec.dtype is not compute:
             value = Cast(value, self.spec.dtype)
         store = Store(self.out, (*self.batch_at, head, query, e), value)

@@ -67,6 +67,7 @@ class Attention:
     causal: bool = False
     first: Expr = ZERO  # with `causal`, the number of row 0
     nan_rows: bool = False  # fully masked rows give NaN, not 0
+    zero_nan: bool = False  # rows whose weights are NaN give 0
     scale: float | None = None  # None: 1/sqrt(head)
     lse: bool = False  # the logarithm of each row's sum of exponentials is a result
 

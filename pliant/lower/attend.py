@@ -122,6 +122,7 @@ def attention_of(root: Op, out_strides: tuple[Expr, ...], fusion: Fusion) -> Low
         causal=score.first is not None,
         first=ZERO if score.first is None else score.first,
         nan_rows=root.bool_attr("nan_rows"),
+        zero_nan=root.bool_attr("zero_nan"),
         scale=None if scale is None else root.float_attr("scale"),
         lse=root.name == "attention_lse",
     )

@@ -383,10 +383,11 @@ def _panels_of(view: View, tile: Tile, data: np.ndarray) -> np.ndarray:
 
 
 def _panels_within(constant: Constant, view: View, tile: Tile) -> Within | None:
-    """Where the panels of some columns are in those of a whole 2-d weight."""
-    if constant.type.rank != 2 or not view.offset.is_const:
+    """Where the panels of some columns are in those of a whole matrix."""
+    shape = _matrix_shape(constant)
+    if shape is None or not view.offset.is_const:
         return None
-    rows, columns = constant.type.shape
+    rows, columns = shape
     k, n = view.shape[-2:]
     one = as_expr(1)
     if columns == as_expr(0):
@@ -403,10 +404,17 @@ def _panels_within(constant: Constant, view: View, tile: Tile) -> Within | None:
         return None
     if end % tile.NR and end < total.value:  # behind the last column are zeros
         return None
-    shape = (*view.shape[:-2], k, total)
-    whole = packed_weight(constant, replace(view, shape=shape, offset=as_expr(0)), tile)
+    every = replace(view, shape=(*view.shape[:-2], k, total), offset=as_expr(0))
+    whole = packed_weight(constant, every, tile)
     panels = (-(-n.value // tile.NR), k.value, tile.NR)
     return Within(whole, first * k.value, panels)
+
+
+def _matrix_shape(constant: Constant) -> tuple[Expr, Expr] | None:
+    """The last two dims, if any others are 1."""
+    *lead, rows, columns = (as_expr(1), as_expr(1), *constant.type.shape)
+    matrix = constant.type.rank >= 2 and all(d == as_expr(1) for d in lead)
+    return (rows, columns) if matrix else None
 
 
 def whole_weight(constant: Constant, view: View, tile: Tile) -> PackedWeight | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from numbers import Integral
 from typing import TypeGuard
 
@@ -36,6 +35,8 @@ def parse_bytes(limit: int | str | None) -> int | None:
             "with a unit, such as '512MiB': B; KiB, MiB, GiB (1024 each time); KB, MB, "
             "GB (1000 each time)"
         )
+    from fractions import Fraction
+
     return min(int(Fraction(match[1]) * _UNITS[match[2].upper()]), LARGEST)
 
 

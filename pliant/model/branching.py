@@ -10,15 +10,17 @@ program which accepts the sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pliant.errors import ShapeError
 from pliant.frontend.signature import SizeSlot
 from pliant.model.compiled import CompiledModel
 from pliant.model.planning import MemoryPlan
-from pliant.report.profile import KernelTime
-from pliant.report.timeline import Timeline
 from pliant.runtime.description import Status
+
+if TYPE_CHECKING:
+    from pliant.report.profile import KernelTime
+    from pliant.report.timeline import Timeline
 
 T = TypeVar("T")
 

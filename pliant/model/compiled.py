@@ -24,13 +24,13 @@ from pliant.model.parts import WeightBlocks, make_parts
 from pliant.model.planning import MemoryPlan, Planner, limit_of
 from pliant.model.refusals import Refusals
 from pliant.model.running import Runner
-from pliant.report.profile import KernelTime
-from pliant.report.timeline import Timeline
 from pliant.runtime.caller import Caller
 
 if TYPE_CHECKING:
     from pliant.program import Program
     from pliant.report.page import ReportContent
+    from pliant.report.profile import KernelTime
+    from pliant.report.timeline import Timeline
 
 
 RUNS = 5  # of which a report shows the fastest

@@ -1,4 +1,7 @@
-"""What a compiled model tells of itself: numbers of its runs, times, reports."""
+"""What a compiled model tells of itself: numbers of its runs, times, reports.
+
+What makes reports is imported when one is asked for: `load` is to be quick.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pliant.errors import OptionError
 from pliant.image.parts import ModelImage, PeakTerms
 from pliant.model.parts import ModelPart
-from pliant.report.formula import peak_summary, peak_text
-from pliant.report.profile import KernelTime, kernel_times
 
 if TYPE_CHECKING:
     from pliant.program import Program
+    from pliant.report.profile import KernelTime
 
 
 class ModelReport(Protocol):
@@ -90,6 +92,8 @@ class Description:
         self, run: Callable[[], object], dims: Callable[[], Mapping[str, int]]
     ) -> list[KernelTime]:
         """The times of the kernels of one run, whose dims are asked for after it."""
+        from pliant.report.profile import kernel_times
+
         if self.parts[0].stamps is None:
             raise OptionError(
                 "this model keeps no times: compile it with "
@@ -111,7 +115,11 @@ class Description:
         return self.report.explain(self.threads, dims)
 
     def peak_formula(self) -> str:
+        from pliant.report.formula import peak_text
+
         return peak_text(self.report.peak(), self.threads)
 
     def peak_summary(self) -> str:
+        from pliant.report.formula import peak_summary
+
         return peak_summary(self.report.peak(), self.threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from pliant.image.parts import ResultText
 from pliant.model.arguments import is_integer, parse_bytes, shown
 from pliant.model.parts import ModelPart
 from pliant.model.refusals import Refusals
-from pliant.report.timeline import Timeline, joined, timeline
 from pliant.runtime.binding import read_budget
 from pliant.runtime.description import TENSOR, WRITES, PlanInfo, RuntimeStatus, Status
+
+if TYPE_CHECKING:
+    from pliant.report.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class Planner:
 
     def timeline(self, named: Mapping[str, Any], limit: Limit) -> Timeline:
         """What a call holds at every step."""
+        from pliant.report.timeline import joined, timeline
+
         room = self.signature.with_room(named)
         dims = self.named("memory_timeline", room, complete=True)
         env = {**dims, "threads": self.threads}

@@ -41,10 +41,12 @@ class Spelled:
     path: frozenset[Value]
     scores: Value  # the input of softmax
     values: Value
+    guarded: bool  # weights that are NaN become 0
 
 
 class _AttentionFinder:
-    def __init__(self, graph: Graph, facts: Facts) -> None:
+    def __init__(self, graph: Graph, facts: Facts, guards: bool) -> None:
+        self.guards = guards
         self.producers, self.users = graph.producers(), graph.users()
         self.results, self.facts = set(graph.results), facts
 
@@ -106,6 +108,18 @@ class _AttentionFinder:
         alone = self.read_only_by(powers, divide, sum_)
         return scores if alone and self.read_only_by(scores, below, most) else None
 
+    def unguarded(self, value: Value) -> Value | None:
+        """The weights of which select(isnan(weights), 0, weights) is made."""
+        op = self.producer(value, "select")
+        if op is None:
+            return None
+        flag, nothing, weights = op.operands
+        test = self.producer(flag, "isnan")
+        if test is None or test.operands[0] is not weights or self.number(nothing) != 0:
+            return None
+        alone = self.read_only_by(flag, op) and self.read_only_by(weights, op, test)
+        return weights if alone else None
+
     # ---- from the scores back to the product
 
     def path_to_product(self, value: Value) -> tuple[Op, list[Value]] | None:
@@ -151,6 +165,9 @@ class _AttentionFinder:
     def match(self, out: Op) -> Spelled | None:
         weights, values = out.operands
         inner = self.through_casts(weights)
+        unguarded = self.unguarded(inner) if self.guards else None
+        if unguarded is not None:
+            inner = self.through_casts(unguarded)
         scores = self.softmax(inner)
         if scores is None or not self.read_only_by(weights, out):
             return None
@@ -171,7 +188,10 @@ class _AttentionFinder:
                 break
             scale, start = scale * factor, user.result
         behind = path[path.index(start) :]
-        return Spelled(product, start, scale, frozenset(behind), scores, values)
+        guarded = unguarded is not None
+        return Spelled(
+            product, start, scale, frozenset(behind), scores, values, guarded
+        )
 
 
 # ---- operands
@@ -312,12 +332,14 @@ def gather_attention(
     cx: Context,
     accept: Callable[[Sequence[Op]], bool],
     shifted: bool = True,
+    guards: bool = True,
 ) -> Graph:
     """The pass; `accept` decides on each op in its new form.
 
-    Without `shifted`, all attention that it makes is of rows from 0 on.
+    Without `shifted`, all attention that it makes is of rows from 0 on; without
+    `guards`, weights that are NaN stay so.
     """
-    finder = _AttentionFinder(graph, cx.facts(graph))
+    finder = _AttentionFinder(graph, cx.facts(graph), guards)
     builder = Builder(finder.facts, Names(names_of(graph)))
     operands = _Operands(finder, builder, shifted)
     mapping: dict[Value, Value] = {}
@@ -363,7 +385,8 @@ def _from_products(spelled: Spelled, out: Op, operands: _Operands) -> Value | No
         "attention",
         *(q, k, v, *score.reads),
         scale=scale,
-        nan_rows=True,
+        nan_rows=not spelled.guarded,
+        zero_nan=spelled.guarded,
         **score.causal_attrs("attention"),
         regions=() if score.region is None else (score.region,),
     )

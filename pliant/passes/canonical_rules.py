@@ -185,6 +185,30 @@ def reshape_of_reshape(cx: Rewriter, op: Op) -> Value | None:
     return cx.emit("reshape", inner.operands[0], shape=op.dims_attr("shape"))
 
 
+def transposed_blocks(cx: Rewriter, op: Op) -> Value | None:
+    """Matrices that are swapped while the dims before them are joined: just swapped.
+
+    (a, b, m, n) -> (a*b, m, n) -> (a*b, n, m) -> (a, b, n, m), as exporters write it.
+    """
+    swap = cx.producer(op.operands[0], "transpose")
+    flat = None if swap is None else cx.producer(swap.operands[0], "reshape")
+    if swap is None or flat is None:
+        return None
+    (x,) = flat.operands
+    rank, swapped = x.type.rank, swap.ints_attr("perm")
+    *lead, row, column = swapped
+    if lead != [*range(len(lead))] or row <= column or rank < 2:
+        return None
+    made = (*x.shape[:-2], x.shape[-1], x.shape[-2])
+    pairs = [*zip(x.shape[-2:], flat.result.shape[-2:], strict=True)]
+    if len(made) != op.result.type.rank:
+        return None
+    pairs += zip(made, op.result.shape, strict=True)
+    if not all(a is b or cx.same(a, b) for a, b in pairs):
+        return None
+    return cx.emit("transpose", x, perm=(*range(rank - 2), rank - 1, rank - 2))
+
+
 def transpose_identity(cx: Rewriter, op: Op) -> Value | None:
     perm = op.ints_attr("perm")
     return op.operands[0] if perm == tuple(range(len(perm))) else None
@@ -446,7 +470,7 @@ FOLD: RuleSet = {
 }
 MOVES: RuleSet = {
     "cast": (same_type, cast_there_and_back),
-    "reshape": (same_type, reshape_of_reshape, moved_iota),
+    "reshape": (same_type, reshape_of_reshape, transposed_blocks, moved_iota),
     "transpose": (transpose_identity, transpose_of_transpose, moved_iota),
     "broadcast": (
         same_type,

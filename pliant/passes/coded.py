@@ -11,6 +11,9 @@ has to be (code + zero) * scale + least, where code is an integer made of consta
 whose range follows from the ops, and scale, least and zero are constants of a group of
 K, or of a row. Nothing is known from the data, so the codes may change later. Stage
 `fold` then computes the codes, and never the numbers.
+
+The weight may also be the right operand itself, (K, N) or (groups, group, N), as it is
+in ONNX files: constants are transposed then.
 """
 
 from __future__ import annotations
@@ -21,9 +24,7 @@ from pliant.context import Context
 from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, live, substitute
-from pliant.ir.ops import VIEWS
 from pliant.ir.types import DType
-from pliant.passes.fold import of_weights
 from pliant.sym import ONE, as_expr
 
 _RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
@@ -34,12 +35,13 @@ _LIMITS = {
 }
 _MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
 _KEPT = (DType.F16, DType.F32)
+_STEPS = frozenset({"bitwise_and", "bitwise_xor", "shift_right", "add", "sub"})
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _CodedNumbers:
-    """(code + zero) * scale + least; the parts of a group are (N, groups)."""
+    """(code + zero) * scale + least; parts are (N, groups), or (N, 1) of rows."""
 
     codes: Value
     range: Range
@@ -52,8 +54,14 @@ class _CodedNumbers:
 class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.producers = graph.producers()
-        self.constant = of_weights(graph)
+        self.constant: set[Value] = set()  # made of constants alone
+        for op in graph.ops:
+            if op.name in ("constant", "full") or (
+                op.operands and all(v in self.constant for v in op.operands)
+            ):
+                self.constant.update(op.results)
         self.b = Builder.within(graph)
+        self.turned = False  # the weight at hand is (K, N), not (N, K)
 
     def producer(self, value: Value) -> Op | None:
         return self.producers.get(value)
@@ -86,35 +94,14 @@ class _Finder:
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 found = min(p[0] for p in known), max(p[1] for p in known)
-        elif op.name in ("bitwise_and", "shift_right", "add", "sub"):
+        elif op.name in _STEPS:
             by, inner = self.number(op.operands[1]), self.range(op.operands[0])
-            if by is not None and inner is not None:
+            if by is not None:
                 found = _changed(op.name, inner, by)
         if found is None:
             return None
         low, high = _LIMITS[value.dtype]  # beyond, it would wrap
         return found if low <= found[0] and found[1] <= high else None
-
-    # ---- what stage `fold` leaves as a constant of its own
-
-    def is_stored(self, value: Value) -> bool:
-        """Whether it is a constant, row by row, or will be: no view of one."""
-        op = self.producer(value)
-        while op is not None and op.name == "reshape":
-            value = op.operands[0]
-            op = self.producer(value)
-        if op is None or op.name == "constant":
-            return op is not None
-        return op.name not in VIEWS and self.is_computed(value)
-
-    def is_computed(self, value: Value) -> bool:
-        """Whether it has no more elements than the constants that it is made of."""
-        op = self.producer(value)
-        if op is None or op.name == "constant":
-            return op is not None
-        if self.number(value) is not None:
-            return True
-        return op.name != "broadcast" and all(map(self.is_computed, op.operands))
 
     # ---- numbers of the weight, (N, groups, group) or (N, K)
 
@@ -125,6 +112,11 @@ class _Finder:
         if op.name == "cast" and op.operands[0].dtype in _LIMITS:
             found = self.range(op.operands[0])
             return None if found is None else _CodedNumbers(op.operands[0], found)
+        if op.name == "reshape":  # of codes alone: parts would be of other groups
+            plain = self.numbers(op.operands[0])
+            if plain is None or plain != _CodedNumbers(plain.codes, plain.range):
+                return None
+            return replace(plain, codes=self.b.reshape(plain.codes, value.shape))
         if op.name not in ("add", "sub", "mul"):
             return None
         x, y = op.operands
@@ -151,28 +143,43 @@ class _Finder:
         return replace(inner, least=part)
 
     def part(self, value: Value) -> Value | None:
-        """What is one number for each group, as (N, groups)."""
-        op = self.producer(value)
-        if op is None or op.name != "broadcast" or value not in self.constant:
+        """What is one number for each group, as (N, groups), or for each row."""
+        op, b = self.producer(value), self.b
+        if op is None or value not in self.constant or value.type.rank not in (2, 3):
             return None
-        part, axes = op.operands[0], op.ints_attr("axes")
-        sizes = dict(zip(axes, part.shape, strict=True))
-        rows, *groups = (sizes.get(k, as_expr(1)) for k in range(value.type.rank - 1))
-        if rows != value.shape[0] or not is_one(sizes.get(value.type.rank - 1, ONE)):
+        if op.name == "full":  # one number for all
+            part, sizes = b.full(op.float_attr("value"), value.dtype), {}
+        elif op.name == "broadcast":
+            part, axes = op.operands[0], op.ints_attr("axes")
+            sizes = dict(zip(axes, part.shape, strict=True))
+        else:
             return None
-        if len(groups) > 1 or not all(is_one(g) or g == value.shape[1] for g in groups):
+        row, group, member = self.axes(value)
+        rows = sizes.get(row, ONE)
+        groups = ONE if group is None else sizes.get(group, ONE)
+        if rows not in (ONE, value.shape[row]) or not is_one(sizes.get(member, ONE)):
+            return None
+        if group is not None and groups not in (ONE, value.shape[group]):
             return None
         inner = self.producer(part)
         if inner is not None and inner.name == "cast":
             before = inner.operands[0]
-            kept = before.dtype in _KEPT and self.is_stored(before)
-            part = before if kept else part
-        if not self.is_stored(part):
-            return None
-        return self.b.reshape(part, (rows, groups[0] if groups else 1))
+            part = before if before.dtype in _KEPT else part
+        if self.turned:
+            part = b.swap(b.reshape(part, (groups, rows)), 0, 1)
+        else:
+            part = b.reshape(part, (rows, groups))
+        wide = value.shape[row], groups
+        return part if rows == wide[0] else b.broadcast(part, wide, (0, 1))
+
+    def axes(self, value: Value) -> tuple[int, int | None, int]:
+        """Which axes of a weight, (N, K) or in groups, are rows, groups, members."""
+        if value.type.rank == 2:
+            return (1, None, 0) if self.turned else (0, None, 1)
+        return (2, 0, 1) if self.turned else (0, 1, 2)
 
     def weight(self, right: Value) -> Value | None:
-        """The (N, K) matrix that a right operand (1.., K, N) is the transpose of."""
+        """The matrix that a right operand (1.., K, N) is, or is the transpose of."""
         value, swapped = right, False
         while (op := self.producer(value)) is not None:
             inner = op.operands[0] if op.operands else value
@@ -189,8 +196,8 @@ class _Finder:
             else:
                 break
             value = inner
-        same = swapped or any(map(is_one, right.shape[-2:]))
-        return value if same and value.type.rank >= 2 else None
+        self.turned = not swapped and not any(map(is_one, right.shape[-2:]))
+        return value if value.type.rank >= 2 else None
 
     def replaced(self, op: Op) -> Value | None:
         """The coded product that a matmul is."""
@@ -210,21 +217,27 @@ class _Finder:
             weight = made.operands[0]
             made = self.producer(weight)
         found = self.numbers(weight)
-        if found is None or found.scale is None or weight.shape[0] != n:
+        row = -1 if self.turned else 0
+        if found is None or found.scale is None or weight.shape[row] != n:
             return None
-        if weight.type.rank not in (2, 3) or found.codes.shape[0] != n:
+        if weight.type.rank not in (2, 3) or found.codes.shape != weight.shape:
             return None
-        groups = found.scale.shape[1].value
+        parts = [p for p in (found.scale, found.zeros, found.least) if p is not None]
+        groups = max(part.shape[1].value for part in parts)
         low, high = found.range
-        if not k.value or k.value % (2 * groups) or found.codes.dtype not in _RANGES:
+        kept = [t for t, ends in _RANGES.items() if ends[0] <= low <= high <= ends[1]]
+        if not k.value or k.value % (2 * groups) or not kept:
             return None
-        if not self.is_stored(found.codes):
-            return None
-        b, scale, least = self.b, found.scale, found.least
+        b = self.b
+
+        def in_groups(part: Value) -> Value:
+            return b.broadcast(part, (n, as_expr(groups)), (0, 1))
+
+        scale = in_groups(found.scale)
+        least = None if found.least is None else in_groups(found.least)
         if found.zeros is not None:
-            shift = b.binary(
-                "mul", b.cast(found.zeros, DType.F32), b.cast(scale, DType.F32)
-            )
+            zeros = b.cast(in_groups(found.zeros), DType.F32)
+            shift = b.binary("mul", zeros, b.cast(scale, DType.F32))
             if least is not None:
                 shift = b.binary("add", shift, b.cast(least, DType.F32))
             least = shift
@@ -232,18 +245,26 @@ class _Finder:
             scale, least = b.cast(scale, DType.F32), b.cast(least, DType.F32)
         if scale.dtype not in _KEPT:
             return None
-        if least is not None and least.shape != scale.shape:
-            return None
-        codes = b.reshape(found.codes, (n, k))
+        codes = found.codes
+        if codes.dtype not in _RANGES:
+            codes = b.cast(codes, kept[0])
+        if self.turned:
+            codes = b.swap(b.reshape(codes, (k, n)), 0, 1)
+        codes = b.reshape(codes, (n, k))
         operands = (x, codes, scale, *(() if least is None else (least,)))
         bits = 4 if high - low < 16 else 8
         return b.emit("coded_matmul", *operands, bits=bits, low=low, zero=found.zero)
 
 
-def _changed(name: str, inner: Range, by: int) -> Range | None:
+def _changed(name: str, inner: Range | None, by: int) -> Range | None:
+    if name == "bitwise_and":
+        return (0, by) if by >= 0 else None
+    if inner is None:
+        return None
     match name:
-        case "bitwise_and":
-            return (0, by) if by >= 0 else None
+        case "bitwise_xor":
+            most = (1 << max(by, inner[1]).bit_length()) - 1
+            return (0, most) if min(by, inner[0]) >= 0 else None
         case "shift_right":
             return (inner[0] >> by, inner[1] >> by) if 0 <= by < 8 else None
         case "add":

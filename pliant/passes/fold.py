@@ -3,8 +3,9 @@
 Weights that batch norm's scale was folded into, a position table that every call slices
 the same way, weights cast to the type a kernel computes in: each becomes one constant.
 Only results with known sizes, and hardly larger than their data, are folded. Views of
-weights are left to the kernels that read through them. The origin of a constant is kept
-with it (`Origin`), for weights that change later.
+weights are left to the kernels that read through them, but for the weights of
+`coded_matmul`, which have a layout of their own. The origin of a constant is kept with
+it (`Origin`), for weights that change later.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def _static(value: Value) -> bool:
 
 
 def of_weights(graph: Graph) -> set[Value]:
-    """Values of constant size that depend on weights alone."""
+    """Values of constant size that depend on weights alone, not on a size either."""
     known: set[Value] = set()
     for op in graph.ops:
         made = op.name in ("constant", "full") or (
             bool(op.operands) and all(v in known for v in op.operands)
         )
-        if made and not op.regions:
+        if made and not op.regions and not _sized(op):
             known.update(filter(_static, op.results))
     return known
 
@@ -86,19 +87,27 @@ def fold(module: Module, cx: Context) -> Module:
     data: dict[Value, int] = {}
     constants = dict(module.constants)
     producers = graph.producers()
+    # What a kernel reads from a layout of its own has to be data.
+    stored = {v for op in graph.ops if op.name == "coded_matmul" for v in op.operands}
+    stored &= of_weights(graph)
     ops: list[Op] = []
     for op in graph.ops:
         if op.name == "constant":
             known[op.result] = constants[op.str_attr("name")]
             data[op.result] = _elements(op.result)
-        elif len(op.results) == 1 and _static(op.result) and _is_cheap(op, cheap):
+        elif (
+            len(op.results) == 1
+            and _static(op.result)
+            and _is_cheap(op, cheap)
+            and op.result not in stored
+        ):
             cheap.add(op.result)
-        elif _foldable(op, known, cheap, data):
+        elif _foldable(op, known, cheap, data) or stored.issuperset(op.results):
             known[op.result] = None
             data[op.result] = _elements(op.result)
-            if op.name in VIEWS:
+            if op.name in VIEWS and op.operands[0] in data:
                 data[op.result] = min(data[op.result], data[op.operands[0]])
-            else:
+            if op.name not in VIEWS or op.result in stored:
                 made = _folded(op, known, producers)
                 known[op.result] = constants[made.name] = made
                 attrs = (("name", made.name),)

@@ -56,7 +56,7 @@ def find(graph: Graph, cx: Context) -> Graph:
             active.update(passed_on(op, active))
         return True
 
-    return gather_attention(graph, cx, has_gradient, shifted=False)
+    return gather_attention(graph, cx, has_gradient, shifted=False, guards=False)
 
 
 def _only_shifts(region: Graph) -> bool:

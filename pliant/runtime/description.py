@@ -470,7 +470,7 @@ def describe(
 def _order(order: OrderSpec) -> OrderDesc:
     roots = array(c_int32, order.roots) if order.roots else None
     steps = array(c_int32, order.steps)
-    knobs = sum(1 << number for number in set(order.knobs))
-    if knobs >> MOST_KNOBS:  # ctypes would drop the bits
+    if not all(0 <= number < MOST_KNOBS for number in order.knobs):
         raise RuntimeStatus(Status.MODEL, (0, 0, 0))
+    knobs = sum(1 << number for number in set(order.knobs))
     return OrderDesc(len(order.steps), steps, roots, knobs)

@@ -15,7 +15,6 @@ from pliant.artifact.stored import StoredGroup, StoredTraining
 from pliant.errors import ArtifactError
 from pliant.frontend.signature import Held, TensorSlot
 from pliant.frontend.torch_tensors import to_numpy
-from pliant.ir.types import DType
 from pliant.model.step_numbers import RULES
 from pliant.training.state import Group, State
 from pliant.version import VERSION
@@ -41,12 +40,6 @@ def save_step(step: TrainingStep, path: str | os.PathLike[str]) -> str:
     tensors = dict(bound.tensors)
     if state.seed_name is not None:
         tensors[state.seed_name] = state.seed
-    for slot in slots:
-        if slot.type.dtype is DType.BF16:
-            raise ArtifactError(
-                f"the step changes '{slot.name}' of bf16, which NumPy has not: it "
-                "cannot be saved; save the state_dict of model and optimizer"
-            )
     arrays = {s.name: to_numpy(tensors[s.name].detach()) for s in slots}
     description, program = step._description, step.program
     stored = replace(

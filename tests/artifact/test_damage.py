@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,27 @@ def test_a_flipped_bit_of_each_tensor(
         changed = bytearray(good)
         changed[8 + length + (begin + end) // 2] ^= 16
         assert "is damaged" in refused(bytes(changed))
+
+
+def test_large_weights_are_checked_on_several_threads(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(600, 600) for _ in range(3)]
+    net = torch.nn.Sequential(*layers)
+    path = tmp_path / "m.pliant"
+    pliant.compile(net, (torch.ones(2, 600),), ({0: "n"},), threads=1).save(path)
+    good = path.read_bytes()
+    length = struct.unpack_from("<Q", good)[0]
+    header = json.loads(good[8 : 8 + length])
+    ends = {n: e["data_offsets"][1] for n, e in header.items() if n[:6] == "weight"}
+    assert len(ends) >= 3
+    for name, end in ends.items():
+        changed = bytearray(good)
+        changed[8 + length + end - 1] ^= 1
+        path.write_bytes(changed)
+        for threads in (1, 2, 8):
+            with pytest.raises(pliant.ArtifactError, match=f"'{name}' has changed"):
+                pliant.load(path, threads=threads)
+        pliant.load(path, threads=2, check_weights=False)
 
 
 @QUICK
@@ -204,8 +226,8 @@ def test_edited_tables_are_told(good: bytes, refused: Callable[[bytes], str]) ->
 def test_another_version_of_the_format(
     good: bytes, refused: Callable[[bytes], str]
 ) -> None:
-    other = good.replace(b'"version":"2"', b'"version":"3"', 1)
-    assert "has version 3 of the format" in refused(other)
+    other = good.replace(b'"version":"3"', b'"version":"4"', 1)
+    assert "has version 4 of the format" in refused(other)
     named = good.replace(b'"format":"pliant"', b'"format":"flying"', 1)
     assert "not written by pliant" in refused(named)
 

@@ -182,6 +182,59 @@ def test_structures_and_names(tmp_path: Path) -> None:
         loaded(x.numpy())
 
 
+class Halves(nn.Module):
+    """It changes a buffer of bf16, which NumPy has not."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.arange(4.0).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.sum(0).bfloat16())
+        return x * self.total.float()
+
+
+def test_buffers_of_bf16(tmp_path: Path) -> None:
+    shapes = ({0: "n"},)
+    model = pliant.compile(Halves(), (torch.ones(3, 4),), shapes, threads=1)
+    model.save(tmp_path / "m.pliant")
+    loaded = pliant.load(tmp_path / "m.pliant", threads=1)
+    for number in range(6):
+        x = torch.randn(1 + number % 3, 4)
+        wanted = model(x)
+        got = loaded(x if number % 2 else x.numpy())
+        np.testing.assert_array_equal(np.asarray(got), wanted.numpy())
+    assert loaded.memory_plan(n=3) == model.memory_plan(n=3)
+
+
+class Cached(nn.Module):
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> Any:
+        cache = torch.cat([cache, x], 0)
+        return cache.cumsum(0)[-1:] * 2, cache
+
+
+def test_inputs_that_grow(tmp_path: Path) -> None:
+    example = torch.ones(1, 4), pliant.Growing(torch.zeros(2, 4), 0, 8)
+    shapes = {0: "n"}, {0: "old"}
+    model = pliant.compile(Cached(), example, shapes, threads=1)
+    model.save(tmp_path / "m.pliant")
+    loaded = pliant.load(tmp_path / "m.pliant", threads=1)
+    ours = pliant.Growing(torch.zeros(0, 4), 0, 8)
+    theirs = pliant.Growing(np.zeros((0, 4), np.float32), 0, 8)
+    for rows in (1, 3, 2):
+        x = torch.randn(rows, 4)
+        wanted, _ = model(x, ours)
+        got, same = loaded(x.numpy(), theirs)
+        assert same is theirs and len(theirs) == len(ours)
+        np.testing.assert_array_equal(got, wanted.numpy())
+        np.testing.assert_array_equal(theirs.tensor, ours.tensor.numpy())
+    with pytest.raises(pliant.DTypeError, match="grows"):
+        loaded(x.numpy(), theirs.tensor)
+    assert loaded.memory_plan(n=1, old=3) == model.memory_plan(n=1, old=3)
+
+
 def test_a_record_has_its_fields_in_three_ways() -> None:
     record = Record(logits=1, hidden=2)
     assert record.logits == record["logits"] == record[0] == 1

@@ -60,6 +60,29 @@ def run(step: Any, number: int) -> Any:
     return step((x,), (y,))
 
 
+def test_parameters_of_bf16(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def loss(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (y.float() - wanted).square().mean()
+
+    x, y = torch.randn(4, 6).bfloat16(), torch.randn(4, 3)
+    step = pliant.compile_training(model, loss, optimizer, ((x,), (y,)), AXES)
+    step((x,), (y,))
+    step.save(tmp_path / "step.pliant")
+    loaded = pliant.load(tmp_path / "step.pliant")
+    for _ in range(3):
+        assert torch.equal(step((x,), (y,)), loaded((x,), (y,)))
+    bits = loaded.state["weight"]
+    wanted = model.weight.detach().view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(bits, wanted)
+    loaded.save(tmp_path / "later.pliant")
+    later = pliant.load(tmp_path / "later.pliant")
+    assert torch.equal(step((x,), (y,)), later((x,), (y,)))
+
+
 def test_going_on_in_another_process(tmp_path: Path) -> None:
     wanted = {}
     for name, make in OPTIMIZERS.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from pliant.cli import main
 
@@ -41,6 +42,13 @@ def test_inspect_and_run(
     assert {n: list(arrays[n].shape) for n in arrays} == {
         name: found["shape"] for name, found in ran["results"].items()
     }
+    for name in ("out.npy", "out.safetensors"):
+        again = tmp_path / name
+        assert main(["run", str(saved), "--dims", sizes, "-o", str(again)]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), arrays["result"])
+    same = load_file(tmp_path / "out.safetensors")
+    np.testing.assert_array_equal(same["result"], arrays["result"])
+    capsys.readouterr()
     assert main(["inspect", str(saved)]) == 0 and "digest" in capsys.readouterr().out
     assert main(["run", str(saved), "--dims", sizes]) == 0
 
@@ -56,6 +64,14 @@ def test_what_is_wrong_is_told(
     assert "--dims" in capsys.readouterr().err
     assert main(["run", str(saved), "-i", "missing.npy"]) == 2
     assert "cannot read" in capsys.readouterr().err
+    program = tmp_path / "bad.pt2"
+    program.write_bytes(b"no archive")
+    assert main(["compile", str(program), "-o", str(tmp_path / "x.pliant")]) == 1
+    told = capsys.readouterr().err
+    assert "is no program that torch.export.save wrote" in told
+    assert "Traceback" not in told
+    assert main(["run", str(saved), "-o", "out.txt"]) == 2
+    assert "not to out.txt" in capsys.readouterr().err
     assert main(["inspect", str(TINY)]) == 2
     assert "--memory is needed" in capsys.readouterr().err
     with pytest.raises(SystemExit):

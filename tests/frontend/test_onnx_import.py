@@ -67,6 +67,18 @@ def test_path(tmp_path: Path) -> None:
         assert pliant.compile(given)(x).shape == (3, 12)
 
 
+def test_very_long_names_of_dims() -> None:
+    """LLVM takes 1,024 characters; names that begin alike stay apart."""
+    names = ["w" * 5000, "w" * 5001]
+    made = [node("Tanh", ["x"], ["t"]), node("Softmax", ["t"], ["y"])]
+    proto = model(made, {"x": (FLOAT, names)}, ["y"])
+    m = pliant.compile(proto, threads=1)
+    assert m.dims == tuple(names)
+    for shape in SIZES:
+        x = drawn(0, *shape)
+        np.testing.assert_allclose(m(x), reference(proto, x)[0], 1e-5, 1e-6)
+
+
 def test_dynamic_shapes_free_and_name_dims() -> None:
     fixed = model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2, 3])}, ["y"])
     with pytest.raises(ShapeError):
@@ -224,6 +236,45 @@ def test_loops(cond: str) -> None:
         x = np.abs(drawn(n, n)) + 0.1
         for found, wanted in zip(m(x), reference(proto, x), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def until_large() -> onnx.GraphProto:
+    """v -> v + v, as long as that is below the limit; every v is a row."""
+    kinds = (("i", INT64, []), ("go", TensorProto.BOOL, []), ("v", FLOAT, ["n"]))
+    given = [helper.make_tensor_value_info(*kind) for kind in kinds]
+    names = "more", "w", "row"
+    made = [helper.make_empty_tensor_value_info(name) for name in names]
+    nodes = [
+        node("Add", ["v", "v"], ["w"]),
+        node("ReduceMax", ["w"], ["top"], keepdims=0),
+        node("Less", ["top", "limit"], ["more"]),
+        node("Identity", ["v"], ["row"]),
+    ]
+    return helper.make_graph(nodes, "body", given, made)
+
+
+@pytest.mark.parametrize("most", ["", "most"])
+def test_loops_whose_rounds_are_data_stack_results(most: str) -> None:
+    loop = node("Loop", [most, "first", "x"], ["last", "rows"], body=until_large())
+    first = node("Less", ["zero", "limit"], ["first"])
+    inputs = {"x": (FLOAT, ["n"]), "limit": (FLOAT, []), "most": (INT64, [])}
+    if not most:
+        del inputs["most"]
+    proto = model([first, loop], inputs, ["last", "rows"], {"zero": np.float32(0)})
+    m = pliant.compile(proto, threads=1)
+    for n, limit in ((1, 9.0), (3, 1000.0), (2, -1.0), (4, 3.0), (1, 1e9)):
+        given = [np.ones(n, np.float32), np.float32(limit)]
+        if most:
+            given.append(np.int64(4))
+        last, rows = m(*given)
+        want = []
+        value, go = 1.0, limit > 0
+        while go and len(want) < (4 if most else 99):
+            want.append(np.full(n, value, np.float32))
+            value, go = 2 * value, 2 * value < limit
+        np.testing.assert_array_equal(last, np.full(n, value, np.float32))
+        np.testing.assert_array_equal(rows, np.reshape(want, (len(want), n)))
+    assert m.compile_count == 1
 
 
 def test_if_on_data_and_on_sizes() -> None:

@@ -15,7 +15,7 @@ from onnx import helper
 
 import pliant
 from bench.coverage import onnx_dynamic, onnx_nodes
-from tests.frontend.onnx_models import FLOAT, drawn, model
+from tests.frontend.onnx_models import FLOAT, drawn, model, reference
 
 node = helper.make_node
 
@@ -207,6 +207,113 @@ def test_rotary_embedding() -> None:
             "RotaryEmbedding", ["x", "p", "c", "s"], ["y"], interleaved=interleaved
         )
         _check([made], inputs, ["y"], None, tables)
+
+
+@pytest.mark.parametrize("ends", [(0.0, 1.0, 1.0), (0.5, 0.75, 0.5), (3.0, -0.5, -1)])
+def test_range_of_floats_made_of_sizes(ends: tuple[float, float, float]) -> None:
+    start, step, factor = ends
+    nodes = [
+        node("Shape", ["x"], ["s"], start=0, end=1),
+        node("Squeeze", ["s"], ["q"]),
+        node("Cast", ["q"], ["f"], to=FLOAT),
+        node("Mul", ["f", "factor"], ["limit"]),
+        node("Range", ["start", "limit", "step"], ["y"]),
+    ]
+    given = {"start": start, "step": step, "factor": factor}
+    constants = {name: np.float32(value) for name, value in given.items()}
+    m = pliant.compile(model(nodes, {"x": (FLOAT, ["n", 2])}, ["y"], constants))
+    for n in (0, 1, 2, 7, 16):
+        want = np.arange(start, n * factor, step).astype(np.float32)
+        np.testing.assert_array_equal(m(np.zeros((n, 2), np.float32)), want)
+
+
+def test_regions_that_decide_their_samples() -> None:
+    attributes = {"output_height": 2, "output_width": 3, "sampling_ratio": 0}
+    made = node("RoiAlign", ["x", "rois", "batch"], ["y"], **attributes)
+    inputs: dict[str, Any] = {
+        "x": (FLOAT, ["n", 2, "h", "w"]),
+        "rois": (FLOAT, ["r", 4]),
+        "batch": (onnx.TensorProto.INT64, ["r"]),
+    }
+    proto = model([made], inputs, ["y"])
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    m = pliant.compile(proto, threads=1)
+    for regions, high, wide in ((1, 9, 12), (5, 20, 7), (0, 4, 4), (3, 40, 33)):
+        rng = np.random.default_rng(regions)
+        corners = rng.random((regions, 2, 2)) * (wide, high)
+        rois = np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32)
+        x = drawn(regions, 2, 2, high, wide)
+        batch = rng.integers(0, 2, regions)
+        (want,) = session.run(None, {"x": x, "rois": rois, "batch": batch})
+        np.testing.assert_allclose(m(x, rois, batch), want, 1e-4, 1e-5)
+    assert m.compile_count == 1
+
+
+def test_norm_of_groups_as_it_is_exported() -> None:
+    """It stays in channels' own order, so that convolutions around it are joined."""
+    nodes = [
+        node("Reshape", ["x", "three"], ["flat"]),
+        node("InstanceNormalization", ["flat", "w", "b"], ["normed"], epsilon=1e-3),
+        node("Shape", ["x"], ["s"]),
+        node("Reshape", ["normed", "s"], ["y"]),
+    ]
+    constants = {
+        "three": np.array([0, 2, -1]),
+        "w": np.array([1.0, 3.0], np.float32),
+        "b": np.array([0.0, -1.0], np.float32),
+    }
+    proto = model(nodes, {"x": (FLOAT, ["n", 6, "h", "w"])}, ["y"], constants)
+    m = pliant.compile(proto, threads=1)
+    kinds = [op for op in m.program.fused.main.ops if op.name == "fusion"]
+    assert len(kinds) <= 2
+    for shape in ((1, 6, 2, 3), (2, 6, 5, 1), (3, 6, 4, 4)):
+        x = drawn(0, *shape)
+        (want,) = reference(proto, x)
+        np.testing.assert_allclose(m(x), want, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_group_query_attention_of_a_window(window: int) -> None:
+    """Compared with the last columns that each row sees, in NumPy."""
+    size, heads = 8, 4
+    made = _ms(
+        "GroupQueryAttention",
+        ["q", "k", "v", "pk", "pv", "ends", "total"],
+        ["y"],
+        num_heads=heads,
+        kv_num_heads=2,
+        local_window_size=window,
+    )
+    inputs: dict[str, Any] = {
+        "q": (FLOAT, ["b", "s", heads * size]),
+        **{name: (FLOAT, ["b", "s", 2 * size]) for name in "kv"},
+        **{name: (FLOAT, ["b", 2, "p", size]) for name in ("pk", "pv")},
+        "ends": (onnx.TensorProto.INT32, ["b"]),
+        "total": (onnx.TensorProto.INT32, []),
+    }
+    m = pliant.compile(model([made], inputs, ["y"], domains=["com.microsoft"]))
+    for batch, rows, past in ((1, 9, 0), (2, 1, 12), (2, 4, 3)):
+        q = drawn(0, batch, rows, heads * size)
+        k, v = (drawn(i, batch, rows, 2 * size) for i in (1, 2))
+        pk, pv = (drawn(i, batch, 2, past, size) for i in (3, 4))
+        ends = np.full(batch, past + rows - 1, np.int32)
+        got = m(q, k, v, pk, pv, ends, np.array(past + rows, np.int32))
+
+        def split(x: Any, count: int) -> Any:
+            return x.reshape(*x.shape[:2], count, size).transpose(0, 2, 1, 3)
+
+        keys, values = (
+            np.repeat(np.concatenate([old, split(new, 2)], 2), 2, 1)
+            for old, new in ((pk, k), (pv, v))
+        )
+        scores = split(q, heads) @ keys.swapaxes(2, 3) / np.sqrt(size)
+        row = np.arange(rows)[:, None] + past
+        column = np.arange(past + rows)
+        seen = (column <= row) & (column > row - window)
+        weights = np.exp(np.where(seen, scores, -np.inf))
+        want = (weights / weights.sum(-1, keepdims=True)) @ values
+        want = want.transpose(0, 2, 1, 3).reshape(batch, rows, heads * size)
+        np.testing.assert_allclose(got, want, 1e-4, 1e-5)
 
 
 def test_group_query_attention() -> None:

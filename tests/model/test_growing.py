@@ -143,8 +143,6 @@ def test_refused_calls_change_nothing(
     m.memory_limit = 0
     refused(pliant.MemoryLimitError, "least", ids, caches)
     m.memory_limit = None
-    with pytest.raises(pliant.ArtifactError, match="grow"):
-        m.save("unused.pliant")
     for pair in caches:
         for cache in pair:
             cache.reserve(9)

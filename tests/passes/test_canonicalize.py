@@ -49,6 +49,17 @@ def canonical(make) -> Graph:
     return out
 
 
+def test_matrices_swapped_behind_a_reshape() -> None:
+    def exported(b, last):
+        x = param(b, shape=(n, 2, 3, 4))
+        flat = b.reshape(x, (n * 2, 3, 4))
+        return b.reshape(b.transpose(flat, (0, 2, 1)), (n, 2, *last))
+
+    assert left(lambda b: exported(b, (4, 3))) == ["transpose"]
+    assert left(lambda b: exported(b, (2, 6))).count("reshape") == 2
+    assert left(lambda b: exported(b, (3, 4))).count("reshape") == 2
+
+
 def left(make) -> list[str]:
     return [op.name for op in canonical(make).ops]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from functools import cache
@@ -94,6 +95,50 @@ def test_plain() -> None:
     (op,) = found(parts.finish(parts.scores()))
     assert not op.regions and op.float_attr("scale") == 1.0
     assert op.bool_attr("nan_rows") and not op.bool_attr("causal")
+
+
+def guarded(parts: Parts, mask: Value) -> Graph:
+    """As torch's exporter to ONNX writes it: weights that are NaN become 0."""
+    b = parts.b
+    hidden = b.full(-math.inf, DType.F32, (B, 4, S, T))
+    wide = b.broadcast_to(mask, (B, 4, S, T))
+    weights = parts.weights(b.select(wide, parts.scores(), hidden))
+    nothing = b.full_like(weights, 0.0)
+    kept = b.select(b.unary("isnan", weights), nothing, weights)
+    return parts.graph(b.matmul(kept, parts.v))
+
+
+def test_weights_that_are_nan_become_zero() -> None:
+    parts = Parts()
+    graph = guarded(parts, parts.mask(B, 1, S, T, dtype=DType.BOOL))
+    (op,) = found(graph)
+    assert op.bool_attr("zero_nan") and not op.bool_attr("nan_rows")
+    module = Module({"main": graph})
+    for threads, (s, t) in itertools.product((1, 2), ((7, 5), (1, 300), (40, 70))):
+        model = pliant.compile(module, threads=threads)
+        source = np.random.default_rng(s)
+        q, k, v = (
+            source.standard_normal((2, 4, n, 8)).astype(np.float32) for n in (s, t, t)
+        )
+        mask = source.random((2, 1, s, t)) > 0.3
+        mask[0, 0, 0] = False  # a row that sees nothing
+        q[1, 0, 0, 3], k[1, 2, 1, 0] = np.nan, np.inf
+        with np.errstate(all="ignore"):
+            (want,) = run_graph(module, [q, k, v, mask])
+        assert np.isfinite(want).all() and not want[1, 0, 0].any()
+        np.testing.assert_allclose(model(q, k, v, mask), want, 1e-5, 1e-5)
+
+
+def test_a_guard_that_is_none() -> None:
+    """Another number in place of NaN, or weights that something else reads."""
+    for number, others in ((1.0, False), (0.0, True)):
+        parts = Parts()
+        b = parts.b
+        weights = parts.weights(parts.scores())
+        instead = b.full_like(weights, number)
+        kept = b.select(b.unary("isnan", weights), instead, weights)
+        more = [weights] if others else []
+        assert not found(parts.graph(b.matmul(kept, parts.v), *more))
 
 
 @pytest.mark.parametrize("where", ["scores", "divided", "q", "k"])

@@ -303,6 +303,8 @@ def test_chunks_of_rows(code: dict[str, int], n: int) -> None:
         {"orders": (OrderSpec((0, 1), knobs=(0,)),)},
         {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(1,)))},
         {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(64,)))},
+        {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(-1,)))},
+        {"orders": (OrderSpec((0, 1)), OrderSpec((2,), knobs=(2**62,)))},
         {"orders": (OrderSpec((0, 0)),)},
         {"knobs": (KnobSpec(7, 4),)},
         {"knobs": (KnobSpec(2, 0),)},
