@@ -1,10 +1,12 @@
 """Times models against torch eager, torch.compile, ONNX Runtime, OpenVINO and TVM.
 
-MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`; with `shapes` it says where to measure), a
-program.pt2 that torch.export.save wrote, or in a checkout the name of a model of the
-zoo, or `zoo` for all of them. A file.pliant or file.onnx is timed alone, without torch,
-at the sizes of --dims; an ONNX file in turns with ONNX Runtime.
+Without --shape or --dims, sizes are chosen: multiples of the example's, first longer
+inputs and then several of them, up to the largest that the model takes. A file.onnx is
+timed against ONNX Runtime, a file.pliant and a file.gguf alone; none of them needs
+torch. `zoo` stands for every model of the zoo.
+
+"peak MiB" is what one call of ours allocates, results included and weights not: the
+memory plan, which the call keeps to the byte.
 
 Every model and thread count is measured in a process of its own, where the engines take
 turns. Results are checked against fp64 before anything is timed; an engine that fails,
@@ -32,9 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant.commands import bench_file
-from pliant.commands.models import ONNX, SAVED
+from pliant.commands.models import LANGUAGE, MODELS, ONNX, SAVED, source
 from pliant.commands.run import dims_of
 from pliant.errors import OptionError
+from pliant.frontend.torch_tensors import need_torch
 from pliant.progress import task
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ BUSY = 0.5  # system load above which measured times are not reliable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.epilog = MODELS
     parser.add_argument(
         "--peers",
         type=lambda text: [part for part in text.split(",") if part],
@@ -62,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=dims_of,
         action="append",
         metavar="DIMS",
-        help="of a file.pliant or file.onnx, such as batch=1,seq=32; repeatable",
+        help="of a .pliant, .onnx or .gguf, such as batch=1,seq=32; repeatable",
     )
     parser.add_argument(
         "--rounds", type=_positive, help="of timing per shape (default 15)"
@@ -96,10 +100,12 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if any(name.endswith((SAVED, ONNX)) for name in args.models):
-        return bench_file.run(args)
+    given = [source(name) for name in args.models]
+    if any(model.kind in (SAVED, ONNX, LANGUAGE) for model in given):
+        return bench_file.run(args, given)
     if args.dims:
-        raise OptionError("--dims is for a file.pliant or file.onnx; give --shape")
+        raise OptionError("--dims is for .pliant, .onnx and .gguf; give --shape")
+    need_torch("timing a torch model")
     from pliant.compare.estimate import estimate
     from pliant.compare.report import failed, store_result, write_tables
     from pliant.compare.results import stamp
