@@ -189,7 +189,7 @@ def _case(name: str, given: Any) -> Case:
         missing = [field for field in THREE if not hasattr(given, field)]
         raise OptionError(f"{name} has no {' and no '.join(missing)}; {EXPECTED}")
     if any(not hasattr(given, field) for field in FIELDS):
-        what = "" if isinstance(given, ModuleType) else f" gives {type(given).__name__}"
+        what = "" if isinstance(given, ModuleType) else f" ({type(given).__name__})"
         raise OptionError(f"{name}{what} has no model; {EXPECTED}")
     example = tuple(given.example)
     shapes = getattr(given, "shapes", None) or (example,)
