@@ -16,12 +16,27 @@ is needed, so it can be set while a process runs; unset, the default holds.
 | --- | --- | --- |
 """
 
+# Of other programs, and read or set by pliant too.
+OTHERS = {
+    "OMP_NUM_THREADS": "Worker threads, where neither the caller nor PLIANT_THREADS says.",
+    "XDG_CACHE_HOME": "Where the folder `pliant` of PLIANT_CACHE is (default: ~/.cache).",
+    "TORCH_LOGS": "If set, torch's own log of an export is shown.",
+    "OPENBLAS_NUM_THREADS": "Set to 1 while LAPACK is loaded, and then put back.",
+}
+TAIL = """
+Variables of other programs that pliant reads, too:
+
+| variable | what it does |
+| --- | --- |
+"""
+
 
 def text() -> str:
     rows = (
         f"| `{knob.name}` | {_default(knob.default)} | {knob.doc} |\n" for knob in KNOBS
     )
-    return HEAD + "".join(rows)
+    others = (f"| `{name}` | {doc} |\n" for name, doc in OTHERS.items())
+    return HEAD + "".join(rows) + TAIL + "".join(others)
 
 
 def _default(value: object) -> str:

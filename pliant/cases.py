@@ -267,11 +267,16 @@ def _sizes_of(leaves: Sequence[LeafSpec], values: Sequence[Any]) -> dict[str, in
     for leaf, value in zip(leaves, values, strict=True):
         for axis, expr in _named(leaf).items():
             size = value if axis < 0 else value.shape[axis]
-            for name in expr.symbols():  # linear, in one name: 2*_half + 1
-                start = expr.evaluate({name: 0})
-                slope = expr.evaluate({name: 1}) - start
+            for name in expr.symbols():
+                start, slope = _line(expr, name)
                 found.setdefault(name, (size - start) // slope)
     return found
+
+
+def _line(expr: Expr, name: str) -> tuple[int, int]:
+    """Its value at 0, and its slope: declared dims are like 2*half + 1."""
+    at = [expr.evaluate({**dict.fromkeys(expr.symbols(), 0), name: k}) for k in (0, 1)]
+    return at[0], at[1] - at[0]
 
 
 def _named(leaf: LeafSpec) -> dict[int, Expr]:
@@ -322,10 +327,12 @@ def _names(leaf: LeafSpec, axis: int) -> tuple[str, ...]:
 def _most(leaves: Sequence[LeafSpec], name: str) -> int:
     """The largest size of a dim that is declared."""
     tops = [
-        dim.high
+        (dim.high - start) // slope
         for leaf in leaves
         for dim in leaf.dims.values()
-        if dim.high is not None and str(dim.expr) == name
+        if dim.high is not None and dim.expr is not None
+        for start, slope in [_line(dim.expr, name)]
+        if slope
     ]
     return min(tops, default=1 << 62)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -165,7 +166,12 @@ def _peer(
         return {}
     how = onnxruntime.SessionOptions()
     how.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(path, how, ["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, how, ["CPUExecutionProvider"])
+    except Exception as problem:  # it reads other versions of the format
+        reason = " ".join(str(problem).split())
+        print(f"left out: ONNX Runtime refuses {path}: {reason}", file=sys.stderr)
+        return {}
     names = [slot.name for slot in model.arguments]
     feed = dict(zip(names, inputs, strict=True))
     return {"onnxruntime": lambda: session.run(None, feed)}
