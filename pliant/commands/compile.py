@@ -18,6 +18,7 @@ REFUSED = {
     LANGUAGE: "a language model is not saved; `pliant chat` and `pliant.load_gguf` "
     "compile it when they start",
 }
+LONG = 400  # letters of a formula
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         "bytes": args.output.stat().st_size,
         "weight_bytes": models[0].weight_bytes,
         "dims": models[0].dims,
+        "peak": models[0].peak_summary,
         "peak_formula": models[0].peak_formula,
         "digest": digest,
     }
@@ -55,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         for name, value in content.items():
+            if name == "peak_formula" and len(value) > LONG:
+                value = "long: --json prints it"
             shown = ", ".join(value) if isinstance(value, tuple) else value
             print(f"{name.replace('_', ' '):13} {shown}")
     return 0

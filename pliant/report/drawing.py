@@ -57,6 +57,7 @@ class Chart:
     height: int = 340
     blocks: tuple[Bar, ...] = ()
     levels: tuple[NamedLine, ...] = ()
+    ends: bool = False  # the last value stands beside each line
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +155,14 @@ def marks(chart: Chart) -> Iterator[Mark]:
         x_end, y_end = at(block.right, block.low)
         colour = PALE[block.number % len(PALE)]
         yield Rectangle(x, y, x_end - x, y_end - y, colour, block.number)
-    # The first series is on top; wider ones below it show where they are the same.
+    # The first series is on top; where others are the same, they are wider below it.
+    layers = _layers(chart.series, up[-1])
     for k, (series, colour) in reversed(list(enumerate(pairs))):
         for run in _runs(series):
-            yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
+            yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * layers[k])
+        if chart.ends and not layers[k] and (last := _last(series)) is not None:
+            x, y = at(*last)
+            yield Text(x + 8, y, f"{last[1]:.0f} {chart.y_label}", bold=True)
     for level in chart.levels:
         ends = (at(0, level.value), at(across[-1], level.value))
         yield PlotLine(ends, level.colour, 1.5)
@@ -166,6 +171,31 @@ def marks(chart: Chart) -> Iterator[Mark]:
         y = chart.height + ROW * k + 2
         yield PlotLine(((LEFT, y), (LEFT + 22, y)), colour, 3)
         yield Text(LEFT + 30, y, series.name)
+
+
+def _layers(every: Sequence[Series], top: float) -> list[int]:
+    """How many lines each lies below, at some point."""
+    near = top / 50
+
+    def meet(a: Series, b: Series) -> bool:
+        there = dict(a.points)
+        return any(
+            y is not None
+            and (other := there.get(x)) is not None
+            and abs(y - other) < near
+            for x, y in b.points
+        )
+
+    layers: list[int] = []
+    for k, series in enumerate(every):
+        below = [layers[j] for j in range(k) if meet(every[j], series)]
+        layers.append(1 + max(below, default=-1))
+    return layers
+
+
+def _last(series: Series) -> tuple[float, float] | None:
+    known = [(x, y) for x, y in series.points if y is not None]
+    return known[-1] if known else None
 
 
 def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import pliant
 from pliant import cases
+from pliant.cli import COMMANDS as COMMANDS_OF_CLI
 from pliant.cli import main
 from pliant.compare.worker import Job
 from pliant.errors import OptionError
@@ -54,6 +56,16 @@ def test_shapes_are_chosen_and_those_that_the_model_refuses_left_out() -> None:
     assert cases.load(PLAIN).shapes == ((1, 4), (1, 16), (1, 64), (8, 16))
     job = Job(PLAIN, 1, ("pliant",), (), False, 1, False, "")
     assert job.case_and_shapes()[1] == [(1, 4), (1, 16), (8, 16)]  # 40 positions
+
+
+def test_the_file_of_the_page(tmp_path: Path) -> None:
+    """docs/command_line.md, which lists every command."""
+    page = (Path(pliant.__file__).parents[1] / "docs" / "command_line.md").read_text()
+    (source,) = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    (tmp_path / "of_page.py").write_text(source)
+    assert cases.load(str(tmp_path / "of_page.py")).dims == ("batch", "seq")
+    listed = set(re.findall(r"^\| `pliant (\w+)", page, re.M))
+    assert listed == set(COMMANDS_OF_CLI) - {"completion"}
 
 
 def of(source: str, folder: Path, name: str = "net") -> cases.Case:
