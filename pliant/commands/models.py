@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pliant
 from pliant.errors import OptionError
-from pliant.progress import task
 
 if TYPE_CHECKING:
     from pliant.cases import Case
@@ -88,6 +87,8 @@ class Source:
 
     def compiled(self, case: Case | None = None, **how: Any) -> pliant.CompiledModel:
         """Compiles it; `how` are arguments of `pliant.compile`."""
+        from pliant.progress import task  # uses rich, which a saved model does not need
+
         with task(f"compiling {self.name}"):
             if self.kind == ONNX:
                 shapes = self.dynamic_shapes

@@ -218,3 +218,13 @@ def test_an_unnamed_axis_keeps_its_size(tmp_path: Path) -> None:
         "auto",
     )
     assert case.dims == () and case.shapes == ((),)
+
+
+def test_run_is_read_with_numpy_alone() -> None:
+    """Where a saved model runs, nothing else need be installed."""
+    script = "import sys, pliant.cli; pliant.cli.parser(['run']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    found = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not found & {"rich", "torch", "llvmlite", "onnx", "safetensors"}
