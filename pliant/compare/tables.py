@@ -40,7 +40,8 @@ class Report:
 
 
 def mebibytes(count: int) -> str:
-    return f"{count / 2**20:.2f}"
+    size = count / 2**20
+    return f"{size:.2f}" if size >= 1 or not size else f"{size:.4f}"
 
 
 def dims_text(shape: tuple[int, ...] | list[int]) -> str:
