@@ -21,7 +21,7 @@ import numpy as np
 import pliant
 from pliant.commands.models import LANGUAGE, ONNX, Source
 from pliant.commands.run import inputs_of
-from pliant.compare.tables import Report, console, mebibytes
+from pliant.compare.tables import Report, console, small_mebibytes
 from pliant.errors import MemoryLimitError, OptionError, ShapeError
 
 ROUNDS = 15
@@ -102,7 +102,7 @@ def _table(name: str, results: Sequence[Mapping[str, Any]]) -> Report:
         cells += [f"{ms[engine]:.3f}" for engine in engines]
         cells += [f"{found['rates'][rate]:.1f}" for rate in rates]
         cells += [f"{ms[peer] / ms['pliant']:.2f}" for peer in peers]
-        lines.append((*cells, mebibytes(found["peak_bytes"])))
+        lines.append((*cells, small_mebibytes(found["peak_bytes"])))
     columns += [f"x {peer}" for peer in peers]
     return Report(name, (*columns, "peak MiB"), tuple(lines))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pliant.compare.engines import ENGINES, OURS, PEERS
 from pliant.compare.results import write_json, write_page
-from pliant.compare.tables import Report, dims_text, mebibytes
+from pliant.compare.tables import Report, dims_text, small_mebibytes
 from pliant.compare.timing import Spread, geomean, geomean_spread
 
 Result = Mapping[str, Any]
@@ -67,7 +67,7 @@ def model_table(result: Result) -> Report:
             cells.append(_time(row.get("best")))
         if OURS in engines:
             peak = row.get("peak_bytes")
-            cells.append(NONE if peak is None else mebibytes(peak))
+            cells.append(NONE if peak is None else small_mebibytes(peak))
         lines.append(tuple(cells))
     means = ["geomean"]
     for name in engines:

@@ -40,8 +40,12 @@ class Report:
 
 
 def mebibytes(count: int) -> str:
-    size = count / 2**20
-    return f"{size:.2f}" if size >= 1 or not size else f"{size:.4f}"
+    return f"{count / 2**20:.2f}"
+
+
+def small_mebibytes(count: int) -> str:
+    """With enough digits for what is below one."""
+    return mebibytes(count) if count >= 2**20 else f"{count / 2**20:.4f}"
 
 
 def dims_text(shape: tuple[int, ...] | list[int]) -> str:
