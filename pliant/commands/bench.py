@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=dims_of,
         action="append",
         metavar="DIMS",
-        help="of a .pliant, .onnx or .gguf, such as batch=1,seq=32; repeatable",
+        help="the same by name, such as batch=1,seq=32; repeatable",
     )
     parser.add_argument(
         "--rounds", type=_positive, help="of timing per shape (default 15)"
@@ -103,8 +103,6 @@ def run(args: argparse.Namespace) -> int:
     given = [source(name) for name in args.models]
     if any(model.kind in (SAVED, ONNX, LANGUAGE) for model in given):
         return bench_file.run(args, given)
-    if args.dims:
-        raise OptionError("--dims is for .pliant, .onnx and .gguf; give --shape")
     need_torch("timing a torch model")
     from pliant.compare.estimate import estimate
     from pliant.compare.report import failed, store_result, write_tables
@@ -151,12 +149,13 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
     for name in expand(args.models):
         shared = folder / _folder_name(name)
         shared.mkdir(parents=True, exist_ok=True)
+        shapes = tuple(args.shape or ()) + _by_name(name, args.dims or [])
         for count in dict.fromkeys(threads):
             job = Job(
                 model=name,
                 threads=count,
                 engines=_engines(args.peers, args.quick),
-                shapes=tuple(args.shape or ()),
+                shapes=shapes,
                 few_shapes=args.quick,
                 rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
                 kernels=args.kernels,
@@ -166,6 +165,18 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
             )
             jobs.append(job)
     return jobs
+
+
+def _by_name(model: str, given: list[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of --dims, in the order of the model's own."""
+    if not given:
+        return ()
+    from pliant.cases import load
+
+    names = load(model).dims
+    if any(set(dims) != set(names) for dims in given):
+        raise OptionError(f"--dims needs every dim: {', '.join(names) or 'none'}")
+    return tuple(tuple(dims[name] for name in names) for dims in given)
 
 
 def _folder_name(model: str) -> str:

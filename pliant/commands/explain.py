@@ -9,6 +9,7 @@ import argparse
 import json
 
 from pliant.commands.models import add_dynamic, add_model, source
+from pliant.commands.run import dims_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,25 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="default: every core")
     add_dynamic(parser)
     parser.add_argument(
-        *("--dim", "-d"),
-        metavar="NAME=SIZE",
-        type=_dim,
+        *("--dims", "-d"),
+        metavar="DIMS",
+        type=dims_of,
         action="append",
         default=[],
-        help="tells how matrix products are cut at that size; for every dim once",
+        help="tells how matrix products are cut there, such as batch=1,seq=7",
     )
-
-
-def _dim(text: str) -> tuple[str, int]:
-    name, sign, size = text.partition("=")
-    if not (name and sign and size.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=SIZE")
-    return name, int(size)
 
 
 def run(args: argparse.Namespace) -> int:
     model = source(args.model, args.dynamic).opened(args.threads)
-    text = model.explain(**dict(args.dim))
+    text = model.explain(**{n: k for dims in args.dims for n, k in dims.items()})
     if not args.json:
         print(text)
         return 0

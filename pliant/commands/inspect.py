@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_dynamic(parser)
     parser.add_argument(
-        "--memory",
+        *("--memory", "--dims", "-d"),
         metavar="DIMS",
         type=dims_of,
         help="the call's dims, such as batch=1,seq=4096; not needed for a saved model",

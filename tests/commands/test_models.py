@@ -17,6 +17,7 @@ import pliant
 from pliant import cases
 from pliant.cli import COMMANDS as COMMANDS_OF_CLI
 from pliant.cli import main
+from pliant.commands import bench
 from pliant.compare.worker import Job
 from pliant.errors import OptionError
 
@@ -75,6 +76,12 @@ def of(source: str, folder: Path, name: str = "net") -> cases.Case:
     )
     path.write_text(head + source)
     return cases.load(str(path))
+
+
+def test_dims_by_name_of_bench() -> None:
+    assert bench._by_name(PLAIN, [{"seq": 3, "batch": 2}]) == ((2, 3),)
+    with pytest.raises(OptionError, match="needs every dim: batch, seq"):
+        bench._by_name(PLAIN, [{"seq": 3}])
 
 
 TWO = "torch.ones(6, 3), torch.ones(6, 4)"
