@@ -138,8 +138,8 @@ def _parts(name: str) -> tuple[str, str]:
     """A Python file and the name of a function in it; the first is empty if none."""
     if name.endswith(".py"):
         return name, ""
-    path, _, function = name.rpartition(":")
-    return path, function
+    path, colon, function = name.rpartition(":")
+    return (path, function) if colon else ("", "")
 
 
 def _check(name: str) -> None:
