@@ -26,6 +26,7 @@ from pliant.commands.models import (
     Source,
     add_dynamic,
     add_model,
+    language_dims,
     source,
 )
 from pliant.commands.run import dims_of
@@ -91,10 +92,8 @@ class InspectedModel:
         """The dims by the names of the code; the case may call them otherwise."""
         if set(dims) == set(self.model.dims):
             return dims
-        if self.given.kind == LANGUAGE:  # logits of the last token alone
-            dims = {"kept": min(1, dims.get("new", 1)), **dims}
-            if set(dims) == set(self.model.dims):
-                return dims
+        if self.given.kind == LANGUAGE:
+            return language_dims(dims)
         if self.case is None or set(dims) != set(self.case.dims):
             names = ", ".join((self.case and self.case.dims) or self.model.dims)
             raise OptionError(f"--memory needs every dim of the model: {names}")

@@ -123,6 +123,17 @@ def source(
     return Source(name, kind, dict(dynamic or ()) or None)
 
 
+def language_dims(dims: Mapping[str, int] | None) -> dict[str, int]:
+    """All dims of a language model's step: room for its tokens, logits of the last."""
+    given = {"past": 0, **(dims or {})}
+    if set(given) != {"batch", "past", "new"}:
+        raise OptionError(
+            "--dims of a language model are batch, new, and past (tokens before them)"
+        )
+    past, new = given["past"], given["new"]
+    return {**given, "kept": min(1, new), "capacity": past + new}
+
+
 def inputs_at(case: Case, dims: Mapping[str, int] | None) -> list[Any]:
     """Its inputs at these dims, or at those of its example."""
     at = dims or dict(zip(case.dims, case.example, strict=True))

@@ -19,6 +19,7 @@ from pliant.commands.models import (
     add_dynamic,
     add_model,
     inputs_at,
+    language_dims,
     source,
 )
 from pliant.commands.run import dims_of, inputs_of
@@ -56,7 +57,10 @@ def _content(args: argparse.Namespace) -> ReportContent:
     """With the times of kernels and the stages, if it is compiled for this."""
     given, limit, name = source(args.model, args.dynamic), args.memory_limit, args.model
     watch = pliant.Instruments(profile=True, keep_ir=True)
-    if given.kind in (SAVED, LANGUAGE):
+    if given.kind == LANGUAGE:
+        dims = language_dims(args.dims)
+        return given.opened(args.threads).report_data((), limit, dims, name)
+    if given.kind == SAVED:
         model = given.opened(args.threads)
         return model.report_data((), limit, _dims(args, model.dims), name)
     if given.is_case:

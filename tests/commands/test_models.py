@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_gguf import reference, write
 
 import pliant
 from pliant import cases
@@ -140,6 +141,28 @@ def test_anything_else_is_refused(
     told = capsys.readouterr().err
     assert told.startswith(f"pliant {command}: ") and "Traceback" not in told
     assert ".gguf" in told and len(told.splitlines()) == 1
+
+
+def test_commands_of_a_language_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = str(tmp_path / "tiny.gguf"), tmp_path / "report.html"
+    write(Path(path), reference("llama", True), "q4_1", "llama")
+    at = ["--dims", "batch=2,past=10,new=1"]
+    assert main(["explain", path]) == 0
+    capsys.readouterr()
+    assert main(["inspect", path, *at, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    plan = pliant.load_gguf(path).memory_plan(batch=2, past=10, new=1, capacity=11)
+    assert told["peak_bytes"] == plan.peak_bytes
+    assert main(["report", path, *at, "-o", str(page)]) == 0
+    assert "Memory over time" in page.read_text()
+    few = ["--dims", "batch=1,new=8", "--rounds", "1"]
+    capsys.readouterr()
+    assert main(["bench", path, *few]) == 0
+    assert "decoded tokens/s" in capsys.readouterr().out
+    assert main(["inspect", path, "--dims", "seq=3"]) == 2
+    assert "batch, new, and past" in capsys.readouterr().err
 
 
 def test_a_language_model_where_none_belongs(
