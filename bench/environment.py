@@ -19,7 +19,7 @@ is needed, so it can be set while a process runs; unset, the default holds.
 # Of other programs, and read or set by pliant too.
 OTHERS = {
     "OMP_NUM_THREADS": "Worker threads, where neither caller nor PLIANT_THREADS says.",
-    "MKL_NUM_THREADS": "The same, where OMP_NUM_THREADS is not set.",
+    "MKL_NUM_THREADS": "Changes the threads of torch, and not those of pliant.",
     "XDG_CACHE_HOME": "The folder that the default PLIANT_CACHE is in (~/.cache).",
     "TORCH_LOGS": "If set, torch's own log of an export is shown.",
     "OPENBLAS_NUM_THREADS": "Set to 1 while LAPACK is loaded, and then put back.",
