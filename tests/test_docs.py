@@ -16,7 +16,7 @@ from bench import environment
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = [DOCS / "quickstart.md", *sorted((DOCS / "cookbook").glob("*.md"))]
 PACKAGE = DOCS.parent / "pliant"
-OF_PEERS = {"TVM_NUM_THREADS", "INFERENCE_NUM_THREADS"}  # of other engines, in bench
+OF_PEERS = {"TVM_NUM_THREADS", "INFERENCE_NUM_THREADS", "PYTHONPATH"}  # of workers
 FENCED = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 
 

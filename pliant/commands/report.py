@@ -24,6 +24,9 @@ from pliant.commands.models import (
 )
 from pliant.commands.run import dims_of, inputs_of
 from pliant.errors import OptionError
+from pliant.machine import target
+from pliant.measure.probes import measured
+from pliant.progress import task
 
 if TYPE_CHECKING:
     from pliant.report.page import ReportContent
@@ -57,6 +60,8 @@ def _content(args: argparse.Namespace) -> ReportContent:
     """With the times of kernels and the stages, if it is compiled for this."""
     given, limit, name = source(args.model, args.dynamic), args.memory_limit, args.model
     watch = pliant.Instruments(profile=True, keep_ir=True)
+    with task("measuring the machine"):
+        measured(target.host())  # once: the limits of kernels
     if given.kind == LANGUAGE:
         dims = language_dims(args.dims)
         return given.opened(args.threads).report_data((), limit, dims, name)

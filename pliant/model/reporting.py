@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pliant.errors import MemoryLimitError, OptionError, ShapeError
 from pliant.machine import target
+from pliant.measure.probes import known
 from pliant.measure.rates import rates
 from pliant.model.parts import ModelPart
 from pliant.report.card import Card
@@ -55,6 +56,7 @@ def report_of(
         _guards(parts),
         *_graph(parts),
         model.stage_texts,
+        known(target.host()) is None,
     )
 
 

@@ -86,6 +86,7 @@ class ReportContent:
     steps: Sequence[tuple[str, str]]  # kernel and line, in the order of the calls
     edges: Sequence[tuple[int, int]]  # from a step that writes to one that reads
     stages: Sequence[tuple[str, str]] = field(default=())  # name and module
+    assumed: bool = False  # the machine's rates, which nobody has measured
 
 
 def page(report: ReportContent) -> str:
@@ -260,6 +261,10 @@ def _kernels(report: ReportContent) -> str:
         if measured
         else "Not measured: compile with Instruments(profile=True) and give inputs."
     )
+    if report.assumed:
+        note += (
+            " The machine's speed is assumed; `pliant doctor --measure` measures it."
+        )
     return f"{_table(head, rows)}<p class=note>{note}</p>"
 
 

@@ -21,6 +21,7 @@ from pliant.cli import main
 from pliant.commands import bench
 from pliant.compare.worker import Job
 from pliant.errors import OptionError
+from pliant.model import reporting
 
 PLAIN = str(Path(__file__).with_name("plain.py"))
 COMMANDS = ["bench", "compile", "explain", "inspect", "report", "run", "verify"]
@@ -222,7 +223,8 @@ def test_onnx_where_torch_is_missing(tmp_path: Path) -> None:
         done = without_torch(command, str(path), *more, "--threads", "1")
         assert done.returncode == 0, done.stderr
         assert ("left out: ONNX Runtime" in done.stderr) == (command == "bench")
-    assert "Memory over time" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "Memory over time" in page and "speed is assumed" not in page
 
 
 def test_bench_chooses_sizes_of_a_file(
@@ -258,3 +260,15 @@ def test_run_is_read_with_numpy_alone() -> None:
     )
     found = {name.partition(".")[0] for name in done.stdout.split()}
     assert not found & {"rich", "torch", "llvmlite", "onnx", "safetensors"}
+
+
+def test_a_report_says_that_the_speed_of_the_machine_is_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = torch.nn.Linear(3, 4)
+    model = pliant.compile(layer, (torch.ones(2, 3),), ({0: "n"},), threads=1)
+    page = tmp_path / "report.html"
+    for known in (None, object()):
+        monkeypatch.setattr(reporting, "known", lambda _, known=known: known)
+        model.report(page, n=7)
+        assert ("speed is assumed" in page.read_text()) == (known is None)
