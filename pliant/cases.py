@@ -21,7 +21,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +33,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pliant
-from pliant.errors import OptionError
+from pliant.errors import OptionError, PliantError
 from pliant.frontend import torch_export
 from pliant.frontend.torch_spec import LeafSpec, read_spec
 from pliant.sym import Expr
@@ -119,11 +121,31 @@ def load(name: str) -> Case:
         return built
     torch.manual_seed(0)
     file = _import(Path(path))
-    if function:
-        return _case(function, getattr(file, function)())
-    if callable(getattr(file, BUILD, None)) and not hasattr(file, "model"):
-        return _case(Path(path).name, getattr(file, BUILD)())
-    return _case(Path(path).name, file)
+    if not function and hasattr(file, "model"):
+        return _case(Path(path).name, file)
+    build = getattr(file, function or BUILD, None)
+    if not callable(build):
+        return _case(Path(path).name, file)
+    with _told_by_line(path):
+        given = build()
+    return _case(function or Path(path).name, given)
+
+
+@contextmanager
+def _told_by_line(path: str) -> Iterator[None]:
+    """What a user's file raises is told with the last line of it that ran."""
+    try:
+        yield
+    except PliantError:
+        raise
+    except Exception as problem:
+        frames = traceback.extract_tb(problem.__traceback__)
+        line = [0, *(f.lineno for f in frames if f.filename == path)][-1]
+        said: object = problem
+        if isinstance(problem, SyntaxError):
+            line, said = problem.lineno, problem.msg
+        where = f"{path}:{line}" if line else path
+        raise OptionError(f"{where}: {type(problem).__name__}: {said}") from problem
 
 
 def sources(name: str) -> list[Path]:
@@ -175,7 +197,12 @@ def _import(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    try:
+        with _told_by_line(str(path)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

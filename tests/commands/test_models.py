@@ -121,6 +121,9 @@ def test_forms_of_a_file(name: str, source: str, tmp_path: Path) -> None:
         ("model = net", "has no inputs and no dynamic_shapes; expected"),
         (f"model, inputs = 3, ({TWO})\ndynamic_shapes = None", "model is a int, not"),
         ("def build(): return 3", "(int) has no model; expected"),
+        ("import nothing_of_this_name", ".py:4: ModuleNotFoundError: No module named"),
+        ("def build():\n    return net(3)", ".py:5: TypeError: "),
+        ("model = (", ".py:4: SyntaxError: '(' was never closed"),
     ],
 )
 def test_a_file_of_another_form(source: str, said: str, tmp_path: Path) -> None:

@@ -62,11 +62,19 @@ def test_message(
     name: str, code: str, expected: str, request: pytest.FixtureRequest
 ) -> None:
     given = answer(code)
-    if request.config.getoption("--accept") and given != expected:
+    if plain(given) == plain(expected):
+        return
+    if request.config.getoption("--accept"):
         old = f"{code}```\n\n```\n{expected}```"
         PAGE.write_text(PAGE.read_text().replace(old, f"{code}```\n\n```\n{given}```"))
         return
     assert given == expected
+
+
+def plain(text: str) -> str:
+    """Without what depends on the machine: the bytes that a plan takes."""
+    text = " ".join(text.split())
+    return re.sub(r"\d+", "#", text) if text.startswith("MemoryLimitError") else text
 
 
 def test_no_advice_is_a_size_below_one() -> None:
