@@ -167,9 +167,11 @@ bench-gemm: setup
 bench-plans: setup
 	$(BIN)/python -m bench.plans
 
-# Peaks of all engines, a fresh process for each; needs no idle machine. 12 minutes.
+# Peaks of all engines, a fresh process for each, and the README's picture of them; needs
+# no idle machine. 14 minutes.
 bench-memory: $(VENV)/.bench
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.picture
 
 # Time against memory for the zoo and a training step: 50 minutes.
 bench-limits: setup

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
-from bench.memory import THREADS, run
+from bench.memory import run
 from bench.script import RESULTS, ROOT
 from pliant.compare.engines import ENGINES, OURS
 from pliant.compare.results import stamp
@@ -47,9 +47,9 @@ def chart(found: dict[str, Any]) -> Chart:
             series.append(Series(ENGINES[engine].title, points))
     if all("plan" in row for row in found[OURS].values()):
         planned = tuple((int(k), r["plan"] / 2**20) for k, r in found[OURS].items())
-        series.append(Series("planned before the call", planned))
-    title = f"memory of a call: {MODEL}, batch {BATCH}, {THREADS} threads"
-    return Chart(title, "length", "MiB", tuple(series), height=300)
+        series.append(Series("what pliant said before the call", planned))
+    title = f"Memory of one call: {MODEL}, {BATCH} texts, by their length"
+    return Chart(title, "tokens", "MiB", tuple(series), height=300, ends=True)
 
 
 def main() -> None:
@@ -57,7 +57,9 @@ def main() -> None:
         content = {"stamp": stamp(0), "engines": measure()}
         STORED.write_text(json.dumps(content, indent=1) + "\n")
     stored = json.loads(STORED.read_text())
-    PICTURE.write_text(svg(chart(stored["engines"])) + "\n")
+    drawn = svg(chart(stored["engines"]))
+    paper = '><rect width="100%" height="100%" fill="white"/>'
+    PICTURE.write_text(drawn.replace(">", paper, 1) + "\n")  # readable on a dark page
     print(f"written: {PICTURE}")
 
 

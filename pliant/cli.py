@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "run": "a saved model on arrays",
     "verify": "a compiled model against the one it was made of, at random sizes",
 }
+EXTRAS = {"torch": "torch", "onnx": "onnx", "gguf": "llm", "tokenizers": "llm"}
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -79,6 +80,11 @@ def _failed(arguments: argparse.Namespace, problem: Exception) -> int:
     """Says what went wrong: the user's mistake, or with its class an error of ours."""
     if arguments.debug:
         traceback.print_exception(problem)
+    if isinstance(problem, ModuleNotFoundError) and problem.name in EXTRAS:
+        extra = EXTRAS[problem.name]
+        problem = PliantError(
+            f"this needs {problem.name}: pip install 'pliant[{extra}]'"
+        )
     known = isinstance(problem, PliantError)
     text = str(problem) if known else f"{type(problem).__name__}: {problem}"
     hint = "" if known or arguments.debug else " (--debug shows where)"

@@ -15,6 +15,8 @@ from bench import environment
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = [DOCS / "quickstart.md", *sorted((DOCS / "cookbook").glob("*.md"))]
+PACKAGE = DOCS.parent / "pliant"
+OF_PEERS = {"TVM_NUM_THREADS", "INFERENCE_NUM_THREADS", "PYTHONPATH"}  # of workers
 FENCED = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 
 
@@ -30,7 +32,13 @@ def test_the_blocks_of_a_page_are_a_program(page: Path, tmp_path: Path) -> None:
 
 def test_every_environment_variable_is_listed() -> None:
     """`python -m bench.environment` writes the page."""
-    assert environment.PAGE.read_text() == environment.text()
+    page = environment.PAGE.read_text()
+    assert page == environment.text()
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    known = re.findall(r"[\"\'](?:PLIANT_[A-Z_]+|[A-Z]+_NUM_THREADS)[\"\']", code)
+    read = re.findall(r"environ(?:\.get\(|\[)[\"\']([A-Z_]+)", code)
+    for name in {*(text.strip("\"'") for text in known), *read} - OF_PEERS:
+        assert f"`{name}`" in page, name
 
 
 def test_what_the_reference_lists_is_there_and_described() -> None:
@@ -55,6 +63,13 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target and "`" not in target:
                 assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_brackets_of_a_page_are_links_or_code() -> None:
+    """Text such as `x[0][1]` outside of code would be a link to nowhere."""
+    for page in DOCS.rglob("*.md"):
+        prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+        assert not re.search(r"(?<!\\)\][\[]", prose), page.name
 
 
 def test_the_version_is_one() -> None:

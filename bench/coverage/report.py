@@ -151,6 +151,6 @@ def _blocking(found: dict[str, dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _plain(text: str) -> str:
-    """On one line, without places of this machine."""
+    """On one line, without places of this machine, and without links: `x[0][1]`."""
     text = re.sub(r"(/[\w.+-]+)+/", "", text)
-    return " ".join(text.split())[:300]
+    return " ".join(text.split())[:300].replace("[", "\\[")

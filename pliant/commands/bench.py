@@ -1,10 +1,12 @@
 """Times models against torch eager, torch.compile, ONNX Runtime, OpenVINO and TVM.
 
-MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`; with `shapes` it says where to measure), a
-program.pt2 that torch.export.save wrote, or in a checkout the name of a model of the
-zoo, or `zoo` for all of them. A file.pliant or file.onnx is timed alone, without torch,
-at the sizes of --dims; an ONNX file in turns with ONNX Runtime.
+Without --shape or --dims, sizes are chosen: multiples of the example's, first longer
+inputs and then several of them, up to the largest that the model takes. A file.onnx is
+timed against ONNX Runtime, a file.pliant and a file.gguf alone; none of them needs
+torch. `zoo` stands for every model of the zoo.
+
+"peak MiB" is what one call of ours allocates, results included and weights not: the
+memory plan, which the call keeps to the byte.
 
 Every model and thread count is measured in a process of its own, where the engines take
 turns. Results are checked against fp64 before anything is timed; an engine that fails,
@@ -32,9 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pliant.commands import bench_file
-from pliant.commands.models import ONNX, SAVED
+from pliant.commands.models import LANGUAGE, MODELS, ONNX, SAVED, source
 from pliant.commands.run import dims_of
 from pliant.errors import OptionError
+from pliant.frontend.torch_tensors import need_torch
 from pliant.progress import task
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ BUSY = 0.5  # system load above which measured times are not reliable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.epilog = MODELS
     parser.add_argument(
         "--peers",
         type=lambda text: [part for part in text.split(",") if part],
@@ -62,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=dims_of,
         action="append",
         metavar="DIMS",
-        help="of a file.pliant or file.onnx, such as batch=1,seq=32; repeatable",
+        help="the same by name, such as batch=1,seq=32; repeatable",
     )
     parser.add_argument(
         "--rounds", type=_positive, help="of timing per shape (default 15)"
@@ -96,10 +100,10 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if any(name.endswith((SAVED, ONNX)) for name in args.models):
-        return bench_file.run(args)
-    if args.dims:
-        raise OptionError("--dims is for a file.pliant or file.onnx; give --shape")
+    given = [source(name) for name in args.models]
+    if any(model.kind in (SAVED, ONNX, LANGUAGE) for model in given):
+        return bench_file.run(args, given)
+    need_torch("timing a torch model")
     from pliant.compare.estimate import estimate
     from pliant.compare.report import failed, store_result, write_tables
     from pliant.compare.results import stamp
@@ -145,12 +149,13 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
     for name in expand(args.models):
         shared = folder / _folder_name(name)
         shared.mkdir(parents=True, exist_ok=True)
+        shapes = tuple(args.shape or ()) + _by_name(name, args.dims or [])
         for count in dict.fromkeys(threads):
             job = Job(
                 model=name,
                 threads=count,
                 engines=_engines(args.peers, args.quick),
-                shapes=tuple(args.shape or ()),
+                shapes=shapes,
                 few_shapes=args.quick,
                 rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
                 kernels=args.kernels,
@@ -160,6 +165,18 @@ def _jobs(args: argparse.Namespace, folder: Path) -> list[Job]:
             )
             jobs.append(job)
     return jobs
+
+
+def _by_name(model: str, given: list[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of --dims, in the order of the model's own."""
+    if not given:
+        return ()
+    from pliant.cases import load
+
+    names = load(model).dims
+    if any(set(dims) != set(names) for dims in given):
+        raise OptionError(f"--dims needs every dim: {', '.join(names) or 'none'}")
+    return tuple(tuple(dims[name] for name in names) for dims in given)
 
 
 def _folder_name(model: str) -> str:

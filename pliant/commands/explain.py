@@ -1,9 +1,6 @@
 """Tells what became of a model: symbols, guards, kernels, memory.
 
-MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, a
-file.onnx, or in a checkout the name of a model of the zoo: it is compiled. Of a
-file.pliant it is what was known when it was saved.
+The model is compiled. Of a file.pliant it is what was known when it was saved.
 """
 
 from __future__ import annotations
@@ -11,33 +8,27 @@ from __future__ import annotations
 import argparse
 import json
 
-from pliant.commands.models import add_dynamic, opened
+from pliant.commands.models import add_dynamic, add_model, source
+from pliant.commands.run import dims_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    add_model(parser)
     parser.add_argument("--threads", type=int, help="default: every core")
     add_dynamic(parser)
     parser.add_argument(
-        *("--dim", "-d"),
-        metavar="NAME=SIZE",
-        type=_dim,
+        *("--dims", "-d"),
+        metavar="DIMS",
+        type=dims_of,
         action="append",
         default=[],
-        help="tells how matrix products are cut at that size; for every dim once",
+        help="tells how matrix products are cut there, such as batch=1,seq=7",
     )
 
 
-def _dim(text: str) -> tuple[str, int]:
-    name, sign, size = text.partition("=")
-    if not (name and sign and size.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=SIZE")
-    return name, int(size)
-
-
 def run(args: argparse.Namespace) -> int:
-    model = opened(args.model, threads=args.threads, dynamic=args.dynamic)
-    text = model.explain(**dict(args.dim))
+    model = source(args.model, args.dynamic).opened(args.threads)
+    text = model.explain(**{n: k for dims in args.dims for n, k in dims.items()})
     if not args.json:
         print(text)
         return 0

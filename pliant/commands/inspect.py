@@ -1,9 +1,7 @@
 """Tells the memory of a call without running it: its peak, and what is live then.
 
-MODEL is file.py:function (a function that returns an object with `model`, `inputs`,
-`dynamic_shapes`, `dims` and `example`), a program.pt2 that torch.export.save wrote, or
-in a checkout the name of a model of the zoo. Of a saved model (.pliant), it tells what
-is in the file, and with --memory the peak of a call.
+Of a file.pliant, it tells what is in the file, and with --memory the peak of a call. Of
+a file.gguf, dims are batch, past (tokens that are there already) and new.
 
 With --plot, live bytes over the run and the peak over a dim are drawn, with and without
 each optimisation of memory. An .html file shows the run at several sizes of the dim; a
@@ -22,6 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import pliant
 from pliant.commands import inspect_file
+from pliant.commands.models import (
+    LANGUAGE,
+    SAVED,
+    Source,
+    add_dynamic,
+    add_model,
+    language_dims,
+    source,
+)
 from pliant.commands.run import dims_of
 from pliant.errors import MemoryLimitError, OptionError, PliantError, ShapeError
 from pliant.progress import task
@@ -39,9 +46,10 @@ SIZES = 16  # of the dim that a plot goes over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    add_model(parser)
+    add_dynamic(parser)
     parser.add_argument(
-        "--memory",
+        *("--memory", "--dims", "-d"),
         metavar="DIMS",
         type=dims_of,
         help="the call's dims, such as batch=1,seq=4096; not needed for a saved model",
@@ -68,7 +76,8 @@ class InspectedModel:
     """The model with some optimisation left out, inside a limit or not."""
 
     name: str
-    case: Case
+    given: Source
+    case: Case | None  # knows the dims by names of its own, and how to make inputs
     model: CompiledModel
     limit: int | None = None
 
@@ -81,13 +90,15 @@ class InspectedModel:
 
     def symbols(self, dims: dict[str, int]) -> dict[str, int]:
         """The dims by the names of the code; the case may call them otherwise."""
-        import torch
-
         if set(dims) == set(self.model.dims):
             return dims
-        if set(dims) != set(self.case.dims):
-            names = ", ".join(self.case.dims or self.model.dims)
+        if self.given.kind == LANGUAGE:
+            return language_dims(dims)
+        if self.case is None or set(dims) != set(self.case.dims):
+            names = ", ".join((self.case and self.case.dims) or self.model.dims)
             raise OptionError(f"--memory needs every dim of the model: {names}")
+        import torch
+
         sizes = [dims[name] for name in self.case.dims]
         try:
             with torch.device("meta"):  # only shapes count
@@ -98,7 +109,7 @@ class InspectedModel:
 
     def names(self) -> dict[str, str]:
         """The case's names of the symbols, found by varying one dim at a time."""
-        if set(self.case.dims) <= set(self.model.dims):
+        if self.case is None or set(self.case.dims) <= set(self.model.dims):
             return {}
         example = dict(zip(self.case.dims, self.case.example, strict=True))
         moved = [{**example, dim: size + 1} for dim, size in example.items()]
@@ -116,18 +127,17 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model.endswith(".pliant"):
+    given = source(args.model, args.dynamic)
+    if given.kind == SAVED:
         return inspect_file.run(args)
     if args.memory is None:
         raise OptionError("--memory is needed, such as --memory batch=1,seq=4096")
-    from pliant.cases import load
     from pliant.model.arguments import parse_bytes
 
     limit = parse_bytes(args.memory_limit)
-    name, case = args.model, load(args.model)
-    with task(f"compiling {name}"):
-        model = case.compile(threads=args.threads)
-    whole = InspectedModel("all optimisations", case, model, limit)
+    name, case = args.model, given.case() if given.is_case else None
+    model = given.compiled(case, threads=args.threads)
+    whole = InspectedModel("all optimisations", given, case, model, limit)
     plan, held = whole.plan(args.memory), whole.timeline(args.memory)
     if args.plot is not None:
         over = args.over or list(args.memory)[-1]
@@ -275,14 +285,13 @@ def variants(whole: InspectedModel, threads: int | None) -> list[InspectedModel]
     for switch in switches:
         if switch == "remat":  # does something only to keep a limit
             if whole.limit is not None:
-                out.append(
-                    InspectedModel("without remat (no limit)", whole.case, whole.model)
-                )
+                out.append(replace(whole, name="without remat (no limit)", limit=None))
             continue
         options = pliant.Options(**{switch: False})
         with task(f"compiling without {switch}"):
-            model = whole.case.compile(threads=threads, options=options)
-        out.append(InspectedModel(f"without {switch}", whole.case, model, whole.limit))
+            how = {"threads": threads, "options": options}
+            model = whole.given.compiled(whole.case, **how)
+        out.append(replace(whole, name=f"without {switch}", model=model))
     return out
 
 

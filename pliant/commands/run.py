@@ -1,10 +1,10 @@
-"""Runs a saved model: on arrays from files, or on random ones of given sizes.
+"""Runs a model: on arrays from files, or on random ones of given sizes.
 
-FILE is what `pliant compile` or `save` wrote. --input takes .npy, .npz or .safetensors:
-`name=x.npy` is one input, a file of several has them by their names. With --dims,
-inputs that are not given are random: floats from a normal distribution, integers 0 or
-1. Results go to the file of --output (.npz, .safetensors, or .npy of a single one), or
-are only described.
+A file.pliant runs as it is; any other model is compiled first. --input takes .npy, .npz
+or .safetensors: `name=x.npy` is one input, a file of several has them by their names.
+With --dims, inputs that are not given are random: floats from a normal distribution,
+integers 0 or 1; those of a file.py are like its example. Results go to the file of
+--output (.npz, .safetensors, or .npy of a single one), or are only described.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from typing import Any
 import numpy as np
 
 import pliant
+from pliant.commands.models import (
+    LANGUAGE,
+    SAVED,
+    Source,
+    add_dynamic,
+    add_model,
+    inputs_at,
+    source,
+)
 from pliant.errors import OptionError
 from pliant.frontend.signature import FixedSlot, SizeSlot, Slot
 from pliant.ir.types import NUMPY
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
+REFUSED = {LANGUAGE: "a language model takes text: `pliant chat` talks with it"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="FILE")
+    add_model(parser)
     parser.add_argument(
         *("--input", "-i"),
         metavar="[NAME=]FILE",
@@ -46,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
     parser.add_argument("--threads", type=int, help="default: every core")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
+    add_dynamic(parser)
 
 
 def dims_of(text: str) -> dict[str, int]:
@@ -63,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix not in SUFFIXES:
         raise OptionError(f"results go to {', '.join(SUFFIXES)}, not to {args.output}")
     started = perf_counter()
-    model = pliant.load(
-        args.model, memory_limit=args.memory_limit, threads=args.threads
-    )
+    given = source(args.model, args.dynamic, REFUSED)
+    model = given.opened(args.threads, args.memory_limit)
     loaded = perf_counter()
-    inputs = inputs_of(model, _read(args.input), args.dims, args.seed)
+    inputs = _inputs(args, given, model)
     began = perf_counter()
     results = dict(leaves(model(*inputs), "result"))
     ended = perf_counter()
@@ -85,11 +95,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(content, indent=1))
         return 0
-    print(f"loaded in {1e3 * (loaded - started):.1f} ms, ", end="")
+    how = "loaded" if given.kind == SAVED else "compiled"
+    print(f"{how} in {1e3 * (loaded - started):.1f} ms, ", end="")
     print(f"ran in {1e3 * (ended - began):.1f} ms, peak {content['peak_bytes']} bytes")
     for name, array in results.items():
         print(f"  {name:24} {array.dtype} {list(array.shape)}")
     return 0
+
+
+def _inputs(
+    args: argparse.Namespace, given: Source, model: pliant.CompiledModel
+) -> list[Any]:
+    if not given.is_case or args.input:
+        return inputs_of(model, _read(args.input), args.dims, args.seed)
+    return inputs_at(given.case(), args.dims)
 
 
 def _read(given: list[str]) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
 """Compares a compiled model with the one that it was made of, at random sizes.
 
-MODEL is a file.pliant, or anything that `pliant compile` takes: it is compiled then.
-The reference of --against is a file.onnx, which ONNX Runtime runs if it is installed
-and the `onnx` package's evaluator if not, or a program.pt2, file.py:function or a model
-of the zoo, which torch runs: once as it is, and once in double precision.
+A file.pliant is compared as it is; any other model is compiled first. The reference of
+--against is a file.onnx, which ONNX Runtime runs if it is installed and the `onnx`
+package's evaluator if not, or a file.py, file.py:function, file.pt2 or a model of the
+zoo, which torch runs: once as it is, and once in double precision.
 
 Each dim is 1, an odd number, a power of two or beside one. Sizes that the model's own
 guards refuse are drawn again. Against torch, the error may be twice that of torch
@@ -17,23 +17,35 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 import pliant
-from pliant.commands.models import ONNX, add_dynamic, opened
+from pliant.commands.models import (
+    LANGUAGE,
+    ONNX,
+    SAVED,
+    Source,
+    add_dynamic,
+    add_model,
+    source,
+)
 from pliant.commands.run import inputs_of, leaves
 from pliant.errors import OptionError, ShapeError
 from pliant.progress import task
 
+if TYPE_CHECKING:
+    from pliant.cases import Case
+
+REFUSED = {LANGUAGE: "a language model has no reference here to compare with"}
 SIZES = (1, 2, 3, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 47, 63, 64, 65, 97, 128)
 TRIES = 20  # draws for each case that is wanted
 SHOWN = 10  # wrong cases that are listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    add_model(parser)
     parser.add_argument("--against", metavar="REFERENCE", required=True)
     parser.add_argument(
         "--random-shapes", type=int, default=20, metavar="COUNT", help="default 20"
@@ -75,13 +87,12 @@ class ReferenceModel(Protocol):
 def run(args: argparse.Namespace) -> int:
     if args.random_shapes < 1 or args.largest < 1:
         raise OptionError("--random-shapes and --largest must be at least 1")
-    model = opened(
-        args.model,
-        threads=args.threads,
-        memory_limit=args.memory_limit,
-        dynamic=args.dynamic,
+    given = source(args.model, args.dynamic, REFUSED)
+    against = source(
+        args.against, refused=REFUSED | {SAVED: "give what it was made of"}
     )
-    reference = _reference(args, model)
+    model = given.opened(args.threads, args.memory_limit)
+    reference = _reference(args, against, model)
     outcomes: list[Outcome] = []
     refused = 0
     with task(f"verifying {args.model}") as say:
@@ -145,18 +156,19 @@ def _outcomes(
             return
 
 
-def _reference(args: argparse.Namespace, model: pliant.CompiledModel) -> ReferenceModel:
-    if args.against.endswith(ONNX):
-        return _OnnxReference(args.against, model, args.tolerance, args.seed)
-    return _TorchReference(args.against)
+def _reference(
+    args: argparse.Namespace, against: Source, model: pliant.CompiledModel
+) -> ReferenceModel:
+    if against.kind == ONNX:
+        return _OnnxReference(against.name, model, args.tolerance, args.seed)
+    return _TorchReference(against.case())
 
 
 class _TorchReference:
-    def __init__(self, name: str) -> None:
-        from pliant.cases import load
+    def __init__(self, case: Case) -> None:
         from pliant.compare import accuracy
 
-        self.case, self.accuracy = load(name), accuracy
+        self.case, self.accuracy = case, accuracy
         self.dims = self.case.dims
         self.exact = accuracy.Reference(self.case.model)
 

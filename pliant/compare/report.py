@@ -10,7 +10,7 @@ from typing import Any
 
 from pliant.compare.engines import ENGINES, OURS, PEERS
 from pliant.compare.results import write_json, write_page
-from pliant.compare.tables import Report, dims_text
+from pliant.compare.tables import Report, dims_text, small_mebibytes
 from pliant.compare.timing import Spread, geomean, geomean_spread
 
 Result = Mapping[str, Any]
@@ -57,6 +57,7 @@ def model_table(result: Result) -> Report:
     peers = [name for name in engines if name != OURS] if OURS in engines else []
     columns = [f"({', '.join(result['dims'])})", *(f"{title(n)} ms" for n in engines)]
     columns += [f"x {title(n)}" for n in peers] + (["x best"] if peers else [])
+    columns += ["peak MiB"] if OURS in engines else []
     lines = []
     for row in result["rows"]:
         cells = [dims_text(row["shape"])]
@@ -64,6 +65,9 @@ def model_table(result: Result) -> Report:
         cells += [_ratio(row["engines"].get(n, {}).get("speedup")) for n in peers]
         if peers:
             cells.append(_time(row.get("best")))
+        if OURS in engines:
+            peak = row.get("peak_bytes")
+            cells.append(NONE if peak is None else small_mebibytes(peak))
         lines.append(tuple(cells))
     means = ["geomean"]
     for name in engines:
@@ -72,6 +76,7 @@ def model_table(result: Result) -> Report:
     means += [f"{geomean(speedups([result], name)):.2f}" for name in peers]
     if peers:
         means.append(geomean_spread(best_speedups(result["rows"])).text())
+    means += [""] if OURS in engines else []
     name = f"{result['model']}, {threads_text(result['threads'])}"
     return Report(f"{name}: {result['about']}", tuple(columns), (*lines, tuple(means)))
 

@@ -43,5 +43,10 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:.2f}"
 
 
+def small_mebibytes(count: int) -> str:
+    """With enough digits for what is below one."""
+    return mebibytes(count) if count >= 2**20 else f"{count / 2**20:.4f}"
+
+
 def dims_text(shape: tuple[int, ...] | list[int]) -> str:
     return f"({', '.join(map(str, shape))})"

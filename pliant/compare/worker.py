@@ -69,9 +69,23 @@ class Job:
         shapes = list(self.shapes or case.shapes)
         if any(len(shape) != len(case.dims) for shape in shapes):
             raise OptionError(f"a shape of {case.name} is ({', '.join(case.dims)})")
+        if case.guessed and not self.shapes:
+            shapes = [s for s in shapes if takes(case, s)] or [case.example]
         if not self.shapes and (self.few_shapes or self.kernels):
             shapes = few(shapes) if self.few_shapes else [largest(case, shapes)]
         return case, shapes
+
+
+def takes(case: Case, shape: Shape) -> bool:
+    """Whether the model runs at a shape: a table of positions may be too short."""
+    if shape == case.example:
+        return True  # and if not, its own error is what counts
+    try:
+        with torch.inference_mode():
+            case.model(*case.at(shape))
+    except Exception:  # whatever a model's own code raises
+        return False
+    return True
 
 
 def largest(case: Case, shapes: list[Shape]) -> Shape:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pliant.errors import MemoryLimitError, OptionError, ShapeError
 from pliant.machine import target
+from pliant.measure.probes import known
 from pliant.measure.rates import rates
 from pliant.model.parts import ModelPart
 from pliant.report.card import Card
@@ -38,8 +39,8 @@ def report_of(
     shown = {dim: list(_sizes(model, dims, dim)) for dim in dims}
     facts = {
         "at": ", ".join(f"{dim}={size}" for dim, size in dims.items()) or "fixed sizes",
-        "peak of a call": f"{plan.peak_bytes} bytes, {model.peak_summary}",
-        "weights": f"{plan.weight_bytes} bytes, not in the peak",
+        "peak of a call": f"{_size(plan.peak_bytes)}; {model.peak_summary}",
+        "weights": f"{_size(plan.weight_bytes)}, not in the peak",
         "threads": str(stats["threads"]),
         "kernels": f"{stats['kernels']} functions, {stats['kernel_calls']} calls",
         "compiled in": f"{stats['compile_seconds']:.2f} s",
@@ -55,7 +56,12 @@ def report_of(
         _guards(parts),
         *_graph(parts),
         model.stage_texts,
+        known(target.host()) is None,
     )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.3f} MiB ({count} bytes)"
 
 
 def card_of(model: CompiledModel) -> Card:

@@ -116,7 +116,7 @@ class Runner:
         for slot, value in zip(self.signature.slots, flat, strict=True):
             try:
                 values.append(self._plain(slot, value))
-            except PliantError:
+            except (PliantError, GradientWarning):  # that, where warnings are errors
                 raise
             except Exception:  # a tensor class without memory of its own
                 raise unreadable(slot, value) from None

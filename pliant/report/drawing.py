@@ -16,6 +16,7 @@ PALE = ("#9ec5fe", "#f1aeb5", "#d2b5f5", "#a3d9b1", "#ffd3a8", "#c8d1dc", "#ffe6
 INK, GRID = "#24292f", "#d8dee4"
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 44  # of the plot's frame
 ROW = 18  # of the legend
+LETTER = 7.5  # pixels, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,17 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle of values; `number` is for the page that shows it."""
+    """A rectangle of values; `number` is for the page that shows it.
+
+    Its name is drawn where there is room for it.
+    """
 
     left: float
     right: float
     low: float
     high: float
     number: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Chart:
     height: int = 340
     blocks: tuple[Bar, ...] = ()
     levels: tuple[NamedLine, ...] = ()
+    ends: bool = False  # the last value stands beside each line
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ def scale(chart: Chart) -> ChartScale:
         chart.width - RIGHT,
         TOP,
         chart.height - BOTTOM,
-        tuple(ticks(max((x for x, _ in known), default=1.0), 8)),
+        _whole(ticks(max((x for x, _ in known), default=1.0), 8)),
         tuple(ticks(max(tops, default=1.0))),
     )
 
@@ -130,6 +136,12 @@ def ticks(top: float, count: int = 5) -> list[float]:
     return [step * k for k in range(math.ceil(top / step * 0.999) + 1)]
 
 
+def _whole(found: Sequence[float]) -> tuple[float, ...]:
+    """Those that are whole numbers: dims and steps are. At least two."""
+    whole = tuple(value for value in found if value == int(value))
+    return whole if len(whole) > 1 and whole[-1] == found[-1] else tuple(found)
+
+
 def total_height(chart: Chart) -> int:
     return chart.height + ROW * len(chart.series)
 
@@ -154,10 +166,16 @@ def marks(chart: Chart) -> Iterator[Mark]:
         x_end, y_end = at(block.right, block.low)
         colour = PALE[block.number % len(PALE)]
         yield Rectangle(x, y, x_end - x, y_end - y, colour, block.number)
-    # The first series is on top; wider ones below it show where they are the same.
+        if LETTER * len(block.name) < x_end - x and y_end - y > ROW - 4:
+            yield Text((x + x_end) / 2, (y + y_end) / 2, block.name, "middle")
+    # The first series is on top; where others are the same, they are wider below it.
+    layers = _layers(chart.series, up[-1])
     for k, (series, colour) in reversed(list(enumerate(pairs))):
         for run in _runs(series):
-            yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * k)
+            yield PlotLine(tuple(at(x, y) for x, y in run), colour, 2 + 3 * layers[k])
+        if chart.ends and not layers[k] and (last := _last(series)) is not None:
+            x, y = at(*last)
+            yield Text(x + 8, y, f"{last[1]:.0f} {chart.y_label}", bold=True)
     for level in chart.levels:
         ends = (at(0, level.value), at(across[-1], level.value))
         yield PlotLine(ends, level.colour, 1.5)
@@ -166,6 +184,31 @@ def marks(chart: Chart) -> Iterator[Mark]:
         y = chart.height + ROW * k + 2
         yield PlotLine(((LEFT, y), (LEFT + 22, y)), colour, 3)
         yield Text(LEFT + 30, y, series.name)
+
+
+def _layers(every: Sequence[Series], top: float) -> list[int]:
+    """How many lines each lies below, at some point."""
+    near = top / 50
+
+    def meet(a: Series, b: Series) -> bool:
+        there = dict(a.points)
+        return any(
+            y is not None
+            and (other := there.get(x)) is not None
+            and abs(y - other) < near
+            for x, y in b.points
+        )
+
+    layers: list[int] = []
+    for k, series in enumerate(every):
+        below = [layers[j] for j in range(k) if meet(every[j], series)]
+        layers.append(1 + max(below, default=-1))
+    return layers
+
+
+def _last(series: Series) -> tuple[float, float] | None:
+    known = [(x, y) for x, y in series.points if y is not None]
+    return known[-1] if known else None
 
 
 def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:
@@ -220,8 +263,8 @@ def _element(mark: Mark) -> str:
         )
     weight = ' font-weight="bold"' if mark.bold else ""
     return (
-        f'<text x="{mark.x:.1f}" y="{mark.y + 4:.1f}" text-anchor="{mark.anchor}"'
-        f"{weight}>{html.escape(mark.words)}</text>"
+        f'<text x="{mark.x:.1f}" y="{mark.y + 4:.1f}" text-anchor="{mark.anchor}" '
+        f'pointer-events="none"{weight}>{html.escape(mark.words)}</text>'
     )
 
 

@@ -213,7 +213,8 @@ def _summary(total: float, found: _Polynomial) -> str:
     ]
     if not said:
         return f"{readable_bytes(fixed)}, whatever the sizes"
-    return f"about {' + '.join(said)}, {readable_bytes(max(fixed, 0.0))} fixed"
+    rest = f", {readable_bytes(fixed)} fixed" if fixed > 0 else ""
+    return f"about {' + '.join(said)}{rest}"
 
 
 def _first(item: tuple[float, _Polynomial]) -> float:

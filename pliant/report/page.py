@@ -86,6 +86,7 @@ class ReportContent:
     steps: Sequence[tuple[str, str]]  # kernel and line, in the order of the calls
     edges: Sequence[tuple[int, int]]  # from a step that writes to one that reads
     stages: Sequence[tuple[str, str]] = field(default=())  # name and module
+    assumed: bool = False  # the machine's rates, which nobody has measured
 
 
 def page(report: ReportContent) -> str:
@@ -162,6 +163,7 @@ def memory_chart(at: Timeline, title: str, limit: int | None = None) -> Chart:
             p.offset / MIB,
             (p.offset + p.value.bytes) / MIB,
             number,
+            p.value.name,
         )
         for number, p in enumerate(at.placed)
     )
@@ -232,8 +234,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _kernels(report: ReportContent) -> str:
     measured = any(kernel.seconds is not None for kernel in report.kernels)
-    head = ["kernel", "calls", "MFLOP", "MB", "least ms"]
-    head += ["ms", "of the least", "line"] if measured else ["line"]
+    head = ["kernel", "calls", "MFLOP", "MB", "limit ms"]
+    head += ["ms", "of all", "of the limit", "line"] if measured else ["line"]
+    total = sum(kernel.seconds or 0.0 for kernel in report.kernels)
     rows = []
     for kernel in report.kernels:
         row = [
@@ -244,16 +247,24 @@ def _kernels(report: ReportContent) -> str:
             f"{kernel.least_seconds * 1e3:.4f}",
         ]
         if kernel.seconds is not None:
-            share = kernel.least_seconds / max(kernel.seconds, 1e-9)
-            row += [f"{kernel.seconds * 1e3:.4f}", f"{100 * share:.0f}%"]
+            share = kernel.seconds / max(total, 1e-9)
+            speed = kernel.least_seconds / max(kernel.seconds, 1e-9)
+            row.append(f"{kernel.seconds * 1e3:.4f}")
+            row += [f"{100 * share:.0f}%", f"{100 * speed:.0f}%"]
         elif measured:
-            row += ["", ""]
+            row += ["", "", ""]
         rows.append([*row, kernel.loc])
     note = (
-        "The least time is what the machine's peak of arithmetic or its memory allows."
+        "The limit is the time that the machine needs for this arithmetic, or to read "
+        "and write these bytes from memory, whichever is longer; 100% is as fast as "
+        "that. What is small stays in caches, and may be faster than memory."
         if measured
         else "Not measured: compile with Instruments(profile=True) and give inputs."
     )
+    if report.assumed:
+        note += (
+            " The machine's speed is assumed; `pliant doctor --measure` measures it."
+        )
     return f"{_table(head, rows)}<p class=note>{note}</p>"
 
 
@@ -275,7 +286,9 @@ def _stages(report: ReportContent) -> str:
         changes = list(_changes(before, after)) if before else []
         what = f"{len(after.splitlines())} lines"
         if before:
-            what += f", {len(changes)} changed" if changes else ", unchanged"
+            most = "more than " if len(changes) > MOST_LINES else ""
+            count = min(len(changes), MOST_LINES)
+            what += f", {most}{count} changed" if changes else ", unchanged"
         body = "".join(changes) if before else html.escape(after)
         inside = f"<pre class=diff>{body}</pre>" if body else ""
         whole = (
@@ -284,9 +297,10 @@ def _stages(report: ReportContent) -> str:
             if changes
             else ""
         )
+        kind = "stage" if changes or not before else "stage same"
         parts.append(
-            f"<details class=stage><summary>{html.escape(name)} <small>{what}</small>"
-            f"</summary>{inside}{whole}</details>"
+            f'<details class="{kind}"><summary>{html.escape(name)} '
+            f"<small>{what}</small></summary>{inside}{whole}</details>"
         )
         before = after
     return "".join(parts)
@@ -296,11 +310,11 @@ def _changes(before: str, after: str) -> Iterator[str]:
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), lineterm="", n=1
     )
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, -2):
         if number >= MOST_LINES:
             yield "...\n"
             return
-        if number < 2:
+        if number < 0:
             continue  # the names of the files, which are none
         kind = {"+": "new", "-": "old"}.get(line[:1], "same")
         yield f"<span class={kind}>{html.escape(line)}\n</span>"

@@ -143,8 +143,8 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_at_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{TINY}:net", "-d", "batch=2", "-d", "seq=3"]) == 0
     assert "matrix products at batch=2, seq=3" in capsys.readouterr().out
-    assert main(["explain", f"{TINY}:net", "--dim", "batch=2"]) == 1
+    assert main(["explain", f"{TINY}:net", "--dims", "batch=2"]) == 1
     assert "missing: seq" in capsys.readouterr().err
     with pytest.raises(SystemExit) as error:
-        main(["explain", f"{TINY}:net", "--dim", "batch"])
+        main(["explain", f"{TINY}:net", "--dims", "batch"])
     assert error.value.code == 2

@@ -95,6 +95,14 @@ def test_a_gradient_that_is_lost_is_told_once(twice: Call) -> None:
         assert not twice(nn.Parameter(torch.ones(2))).requires_grad
 
 
+def test_a_gradient_that_is_lost_where_warnings_are_errors() -> None:
+    model = pliant.compile(nn.Linear(3, 3), (torch.ones(2, 3),), (ROWS,), threads=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(pliant.GradientWarning, match="requires a gradient"):
+            model(torch.ones(2, 3, requires_grad=True))
+
+
 def test_parameters_that_need_gradients_do_not_count() -> None:
     model = pliant.compile(nn.Linear(3, 3), (torch.ones(2, 3),), (ROWS,), threads=1)
     with warnings.catch_warnings():
