@@ -231,27 +231,32 @@ class _Function:
         self, name: str, block: list[ast.stmt], loop: ast.For, enclosed: bool
     ) -> bool:
         """Whether a variable that the loop assigns may be read after it."""
-        for statement in block[block.index(loop) + 1 :]:
-            uses = [n for n in _in_order(statement) if _is_name(n, name)]
-            if uses and isinstance(statement, ast.Assign) and _is_stored(uses[0]):
-                return enclosed
-            if uses:
-                return True
+        path = [(block, block.index(loop))] if enclosed else self.path(loop)
+        for around, k in reversed(path):
+            for statement in around[k + 1 :]:
+                uses = [n for n in _in_order(statement) if _is_name(n, name)]
+                if uses and isinstance(statement, ast.Assign) and _is_stored(uses[0]):
+                    return enclosed
+                if uses:
+                    return True
         inside = set(ast.walk(loop))
-        return any(
-            _is_name(node, name)
-            and not _is_stored(node)
-            and node not in inside
-            and (enclosed or place > self.place[loop])
-            for node, place in self.place.items()
+        return enclosed and any(
+            _is_name(node, name) and not _is_stored(node) and node not in inside
+            for node in self.nodes
         )
+
+    def path(self, loop: ast.For) -> list[tuple[list[ast.stmt], int]]:
+        found = _path(self.definition.body, loop)
+        _require(bool(found))
+        _require(not any(isinstance(block[k], ast.Try) for block, k in found))
+        return found
 
     def uses_behind(self, name: str, loop: ast.For) -> list[ast.AST] | None:
         """Where a variable is named behind a loop, until it is assigned anew.
 
         None if the loop is in another one: what is behind it may be before it.
         """
-        path = _path(self.definition.body, loop)
+        path = self.path(loop)
         if any(isinstance(block[k], ast.For | ast.While) for block, k in path[:-1]):
             return None
         uses: list[ast.AST] = []
@@ -287,7 +292,7 @@ class _Function:
                     if isinstance(node, ast.Call) and _joined(node) == to
                 ]
                 behind = self.uses_behind(to, loop)
-                uses = uses if behind is None else [*before, *behind]
+                uses = uses if behind is None else behind
                 _require(all(_is_stored(use) or use in joined for use in uses))
             case _:
                 raise _NoScan
