@@ -192,9 +192,7 @@ def parts_with_a_state(m: Any, x: Tensor) -> Any:
     """As linear attention in blocks: what a round does depends on its size."""
     n = x.shape[1]
     h = x.new_zeros(x.shape[0], 1, WIDTH)
-    if m.seen:
-        out = [x]
-    else:
+    if not m.seen:
         out = []
         for i in range((n + m.block - 1) // m.block):
             start = i * m.block
@@ -203,6 +201,12 @@ def parts_with_a_state(m: Any, x: Tensor) -> Any:
             part, own = x[:, start:end], x[:, start:end, :1]
             out.append(torch.tanh(m.linear(part) * m.decay[:size] + own + h))
             h = h * 0.5**size + part.sum(1, keepdim=True)
+    else:
+        out = []
+        for i in range(n):
+            part = x[:, i : i + 1]
+            out.append(torch.tanh(m.linear(part) + h))
+            h = h * 0.5 + part
     out = torch.cat(out, dim=1)
     out = out.transpose(0, 1)
     return out, h
