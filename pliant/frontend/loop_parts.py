@@ -30,6 +30,10 @@ class Parts:
     body: list[ast.stmt] = field(default_factory=list)  # but for these
 
     @property
+    def limits(self) -> str:
+        return f"{self.rounds}, {self.whole}, {self.chunk}"
+
+    @property
     def names(self) -> set[str]:
         """The variables that are places."""
         return {t for t in self.starts | self.ends if t.isidentifier()}
@@ -75,15 +79,19 @@ def parts_of(loop: ast.For) -> Parts | None:
             parts = Parts(name, ast.unparse(step), None, ast.unparse(whole), {name})
         case _:
             return None
+    used: set[str] = set()
     for statement in loop.body:
-        if not _named(parts, statement):
+        made = _named(parts, statement)
+        if made is None:
             parts.body.append(statement)
-    parts.starts.add(name)
+            used |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+        elif made in used:
+            return None  # it is that of the round before
     return parts
 
 
-def _named(parts: Parts, statement: ast.stmt) -> bool:
-    """Whether it only gives a place or a part's size a name."""
+def _named(parts: Parts, statement: ast.stmt) -> str | None:
+    """The variable, if it only gives a place or a part's size a name."""
     match statement:
         case ast.Assign([ast.Name(name)], ast.BinOp(end, ast.Sub(), start)) if (
             parts.is_end(end) and ast.unparse(start) in parts.starts
@@ -98,8 +106,8 @@ def _named(parts: Parts, statement: ast.stmt) -> bool:
             if limited:
                 parts.limited.add(name)
         case _:
-            return False
-    return True
+            return None
+    return name
 
 
 def _factor(loop: ast.For, name: str) -> str | None:

@@ -214,6 +214,7 @@ class _Function:
         names = set[str]().union(*map(_names, [*scan.body, *read]))
         own = set(scan.places)
         if scan.parts is not None:
+            scan.limits = scan.parts.limits  # a slice may have said of what size
             own |= set(scan.parts.sizes)
             said = _names(ast.parse(scan.limits))
             _require(not said & (stored | own | kept) and not own & stored)
@@ -336,8 +337,7 @@ def _header_of_parts(loop: ast.For) -> _ScannedLoop:
     parts = parts_of(loop)
     if parts is None:
         raise _NoScan
-    limits = f"{parts.rounds}, {parts.whole}, {parts.chunk}"
-    return _ScannedLoop(parts.variable, limits, parts)
+    return _ScannedLoop(parts.variable, parts.limits, parts)
 
 
 class _RoundBody(ast.NodeTransformer):
@@ -498,6 +498,8 @@ def _branch(scan: _ScannedLoop, loop: ast.For) -> list[ast.stmt]:
     body.body[len(sizes) : len(sizes)] = scan.body
     if scan.parts is None:
         loop.iter = ast.parse("range(*__range)", mode="eval").body
+    elif scan.parts.rounds is not None:
+        loop.iter = ast.parse("range(__range[0])", mode="eval").body
     branch.orelse = [ast.fix_missing_locations(loop)]
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pliant
+from pliant.frontend.loop_source import rewritten
 
 SIZES = ((2, 5), (1, 1), (3, 17), (2, 64), (1, 2))
 WIDTH = 4
@@ -255,6 +257,58 @@ def test_no_parts(function: Callable[..., Any]) -> None:
     torch.testing.assert_close(ours(x), model(x))
     with pytest.raises(pliant.ShapeError):
         ours(torch.randn(2, 300, WIDTH))
+
+
+def slides(x: Tensor) -> Any:
+    out = []
+    for t in range(x.shape[0]):
+        out.append(x[t : t + 4] + x[t * 4 : t * 4 + 4])
+    return torch.cat(out)
+
+
+def places_of_the_round_before(x: Tensor, start: int) -> Any:
+    out = []
+    for t in range(x.shape[0]):
+        out.append(x[start : start + 4])
+        start = t * 4
+    return torch.cat(out)
+
+
+def parts_of_two_sizes(x: Tensor, other: int) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        out.append(x[t : min(t + 4, other)])
+    return torch.cat(out)
+
+
+def moves_its_end(x: Tensor) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        end = t + 4
+        out.append(x[t:end])
+        end = end + 1
+    return torch.cat(out)
+
+
+def leaves_rows_out(x: Tensor) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        out.append(x[t : t + 3])
+    return torch.cat(out)
+
+
+_NO_PARTS = [slides, places_of_the_round_before, parts_of_two_sizes, moves_its_end]
+
+
+@pytest.mark.parametrize("function", [*_NO_PARTS, leaves_rows_out])
+def test_texts_that_show_no_parts(function: FunctionType) -> None:
+    code = rewritten(function)
+    assert code is None or "over_parts" not in code.co_names
+
+
+def test_a_text_that_shows_parts() -> None:
+    code = rewritten(parts)
+    assert code is not None and "over_parts" in code.co_names
 
 
 # ---- loops that are none
