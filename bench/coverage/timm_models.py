@@ -78,7 +78,9 @@ def _entry(name: str) -> Architecture:
     return Architecture(build, lambda n, h, w: (image(n, 3, h, w),), _DIMS, sizes)
 
 
-def thinned(made: Callable[[], torch.nn.Module], example: torch.Tensor) -> Any:
+def thinned(
+    made: Callable[[], torch.nn.Module], example: torch.Tensor
+) -> torch.nn.Module:
     """A model without blocks that only repeat the two kinds of blocks before them.
 
     As it was made, if its code counts on the number of blocks.

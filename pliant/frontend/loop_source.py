@@ -426,8 +426,8 @@ class _RoundBody(ast.NodeTransformer):
         parts = self.scan.parts
         if parts is not None:
             match entry:
-                case ast.Slice(ast.expr() as first, ast.expr() as end, None):
-                    _require(parts.is_part(first, end))
+                case ast.Slice(ast.expr() as first, ast.expr() as last, None):
+                    _require(parts.is_part(first, last))
                     return 0, False
                 case _:
                     raise _NoScan
