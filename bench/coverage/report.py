@@ -34,7 +34,9 @@ compiled with every dim dynamic (but those of size 1, which may be there to broa
 without fallback, and compared with eager at its own sizes and at others
 (`bench/coverage/judge.py`); random ops are judged by shape, type and distribution, not
 by value. Each architecture has random weights, a dynamic batch and, where the model has
-one, a dynamic length or size (`bench/coverage/architecture.py`).
+one, a dynamic length or size (`bench/coverage/architecture.py`). They are small: those
+of transformers and diffusers have few and narrow layers, and those of timm a few of the
+blocks that repeat.
 Every entry that does not pass is listed.
 """
 

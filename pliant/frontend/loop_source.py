@@ -26,6 +26,9 @@ it carries, which are the variables that it may read before it assigns them:
 - what it assigns but does not carry is not read behind it;
 - nothing leaves it early.
 
+A loop over parts of a size (loop_parts.py) is a scan too, but for its last round, in
+which the part may be smaller: it follows the scan.
+
 Of other loops, `range(0, n, 128)` asks for the number of its steps alone, so that the
 program is right for every n with as many.
 
@@ -42,6 +45,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
+
+from pliant.frontend.loop_parts import Parts, parts_of
 
 ROUNDS = "__rounds"
 _JOINS = {"stack": "stack", "cat": "cat", "concat": "cat"}
@@ -130,12 +135,18 @@ class _RowsRead:
 @dataclass(slots=True)
 class _ScannedLoop:
     variable: str
-    limits: str  # start, stop, step
+    limits: str  # start, stop, step; of a loop over parts what it says of them
+    parts: Parts | None = None
     reads: dict[_RowsRead, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of x.dtype: its variable
     kept: list[tuple[str, _RowsRead | None]] = field(default_factory=list)
     carried: list[str] = field(default_factory=list)
     body: list[ast.stmt] = field(default_factory=list)
+
+    @property
+    def places(self) -> set[str]:
+        """The variables that say which round it is."""
+        return {self.variable} | (self.parts.names if self.parts else set())
 
     def lists(self) -> set[str]:
         return {name for name, rows in self.kept if rows is None}
@@ -154,10 +165,10 @@ class _Function:
         lists: set[str] = set()
         found = False
         for block, loop, enclosed in list(_loops(self.definition.body, False)):
-            try:
-                scan = self.scan(block, loop, enclosed)
-            except _NoScan:
+            scan = self.found(block, loop, enclosed)
+            if scan is None or scan.parts is not None:
                 found |= _in_steps(loop)
+            if scan is None:
                 continue
             at = block.index(loop)
             block[at : at + 1] = _branch(scan, loop)
@@ -174,22 +185,43 @@ class _Function:
         self.definition.body[:0] = _statements(load, self.definition)
         return True
 
-    def scan(
+    def found(
         self, block: list[ast.stmt], loop: ast.For, enclosed: bool
+    ) -> _ScannedLoop | None:
+        """The loop as a scan, of single rows or of parts; None if it is neither."""
+        for header in (_header, _header_of_parts):
+            try:
+                return self.scan(block, loop, enclosed, header(loop))
+            except _NoScan:
+                continue
+        return None
+
+    def scan(
+        self,
+        block: list[ast.stmt],
+        loop: ast.For,
+        enclosed: bool,
+        scan: _ScannedLoop,
     ) -> _ScannedLoop:
-        scan = _ScannedLoop(*_header(loop))
-        inside = [node for statement in loop.body for node in ast.walk(statement)]
+        statements = loop.body if scan.parts is None else scan.parts.body
+        inside = [node for statement in statements for node in ast.walk(statement)]
         _require(not any(isinstance(node, _REFUSED) for node in inside))
         stored = _stored(inside)
         body = _RoundBody(scan, stored)
-        scan.body = [body.statement(copy.deepcopy(s)) for s in loop.body]
+        scan.body = [body.statement(copy.deepcopy(s)) for s in statements]
         kept = {to for to, _ in scan.kept}
         read = [ast.parse(rows.text) for rows in scan.reads]
         names = set[str]().union(*map(_names, [*scan.body, *read]))
-        _require(not names & (kept | _KNOWING | {scan.variable}))
-        _require(not self.shared & (kept | stored | {scan.variable}))
+        own = set(scan.places)
+        if scan.parts is not None:
+            scan.limits = scan.parts.limits  # a slice may have said of what size
+            own |= set(scan.parts.sizes)
+            said = _names(ast.parse(scan.limits))
+            _require(not said & (stored | own | kept) and not own & stored)
+        _require(not names & (kept | _KNOWING | scan.places))
+        _require(not self.shared & (kept | stored | own))
         scan.carried = _carried(scan.body, stored)
-        for name in (stored - set(scan.carried)) | {scan.variable}:
+        for name in (stored - set(scan.carried)) | own:
             _require(not self.read_behind(name, block, loop, enclosed))
         for to, rows in scan.kept:
             self.check_kept(to, rows, loop, block)
@@ -200,20 +232,43 @@ class _Function:
         self, name: str, block: list[ast.stmt], loop: ast.For, enclosed: bool
     ) -> bool:
         """Whether a variable that the loop assigns may be read after it."""
-        for statement in block[block.index(loop) + 1 :]:
-            uses = [n for n in _in_order(statement) if _is_name(n, name)]
-            if uses and isinstance(statement, ast.Assign) and _is_stored(uses[0]):
-                return enclosed
-            if uses:
-                return True
+        path = [(block, block.index(loop))] if enclosed else self.path(loop)
+        for around, k in reversed(path):
+            for statement in around[k + 1 :]:
+                uses = [n for n in _in_order(statement) if _is_name(n, name)]
+                if uses and isinstance(statement, ast.Assign) and _is_stored(uses[0]):
+                    return enclosed
+                if uses:
+                    return True
         inside = set(ast.walk(loop))
-        return any(
-            _is_name(node, name)
-            and not _is_stored(node)
-            and node not in inside
-            and (enclosed or place > self.place[loop])
-            for node, place in self.place.items()
+        return enclosed and any(
+            _is_name(node, name) and not _is_stored(node) and node not in inside
+            for node in self.nodes
         )
+
+    def path(self, loop: ast.For) -> list[tuple[list[ast.stmt], int]]:
+        found = _path(self.definition.body, loop)
+        _require(bool(found))
+        _require(not any(isinstance(block[k], ast.Try) for block, k in found))
+        return found
+
+    def uses_behind(self, name: str, loop: ast.For) -> list[ast.AST] | None:
+        """Where a variable is named behind a loop, until it is assigned anew.
+
+        None if the loop is in another one: what is behind it may be before it.
+        """
+        path = self.path(loop)
+        if any(isinstance(block[k], ast.For | ast.While) for block, k in path[:-1]):
+            return None
+        uses: list[ast.AST] = []
+        for block, k in reversed(path):
+            for statement in block[k + 1 :]:
+                uses += [n for n in _in_order(statement) if _is_name(n, name)]
+                if isinstance(statement, ast.Assign) and any(
+                    _is_name(target, name) for target in statement.targets
+                ):
+                    return uses
+        return uses
 
     def check_kept(
         self, to: str, rows: _RowsRead | None, loop: ast.For, block: list[ast.stmt]
@@ -237,6 +292,8 @@ class _Function:
                     for node in self.nodes
                     if isinstance(node, ast.Call) and _joined(node) == to
                 ]
+                behind = self.uses_behind(to, loop)
+                uses = uses if behind is None else behind
                 _require(all(_is_stored(use) or use in joined for use in uses))
             case _:
                 raise _NoScan
@@ -257,7 +314,7 @@ def _in_steps(loop: ast.For) -> bool:
 # ---- the parts of a loop
 
 
-def _header(loop: ast.For) -> tuple[str, str]:
+def _header(loop: ast.For) -> _ScannedLoop:
     """Its variable, and the limits of its range."""
     match loop:
         case ast.For(ast.Name(variable), ast.Call(ast.Name("range"), given, []), _, []):
@@ -266,13 +323,21 @@ def _header(loop: ast.For) -> tuple[str, str]:
             raise _NoScan
     match limits:
         case [stop]:
-            return variable, f"0, {stop}, 1"
+            return _ScannedLoop(variable, f"0, {stop}, 1")
         case [start, stop]:
-            return variable, f"{start}, {stop}, 1"
+            return _ScannedLoop(variable, f"{start}, {stop}, 1")
         case [start, stop, step]:
-            return variable, f"{start}, {stop}, {step}"
+            return _ScannedLoop(variable, f"{start}, {stop}, {step}")
         case _:
             raise _NoScan
+
+
+def _header_of_parts(loop: ast.For) -> _ScannedLoop:
+    """Its variable; the number of parts, the size they are of, and that of a part."""
+    parts = parts_of(loop)
+    if parts is None:
+        raise _NoScan
+    return _ScannedLoop(parts.variable, parts.limits, parts)
 
 
 class _RoundBody(ast.NodeTransformer):
@@ -289,9 +354,9 @@ class _RoundBody(ast.NodeTransformer):
                 _require(to not in self.stored)
                 return self.keep(statement, value, to, None)
             case ast.Assign([ast.Subscript(ast.Name(to)) as target], value) if (
-                self.scan.variable in _names(target.slice)
+                self.scan.places & _names(target.slice)
             ):
-                _require(to not in self.stored)
+                _require(to not in self.stored and self.scan.parts is None)
                 rows, single = self.indexed(target)
                 _require(not single)
                 return self.keep(statement, value, to, rows)
@@ -310,7 +375,7 @@ class _RoundBody(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(made, old))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if self.scan.variable not in _names(node.slice):
+        if not self.scan.places & _names(node.slice):
             _require(not _is_stored(node))
             return self.generic_visit(node)
         root = node.value
@@ -339,7 +404,7 @@ class _RoundBody(ast.NodeTransformer):
         """The rows of `x[:, t]`; whether one keeps its axis, as in `x[:, t:t + 1]`."""
         index = node.slice
         entries = list(index.elts) if isinstance(index, ast.Tuple) else [index]
-        places = [k for k, e in enumerate(entries) if self.scan.variable in _names(e)]
+        places = [k for k, e in enumerate(entries) if self.scan.places & _names(e)]
         _require(len(places) == 1)
         place = places[0]
         others = [*entries[:place], *entries[place + 1 :]]
@@ -358,6 +423,14 @@ class _RoundBody(ast.NodeTransformer):
         return _RowsRead(ast.unparse(every), axis, offset), single
 
     def offset(self, entry: ast.expr) -> tuple[int, bool]:
+        parts = self.scan.parts
+        if parts is not None:
+            match entry:
+                case ast.Slice(ast.expr() as first, ast.expr() as last, None):
+                    _require(parts.is_part(first, last))
+                    return 0, False
+                case _:
+                    raise _NoScan
         match entry:
             case ast.Name():
                 return 0, False
@@ -397,27 +470,36 @@ def _branch(scan: _ScannedLoop, loop: ast.For) -> list[ast.stmt]:
     carried = "".join(f"{name}, " for name in scan.carried)
     kept = "".join(f"__kept_{k}, " for k in range(len(scan.kept)))
     parameters = "".join(f"{name}, " for name in scan.reads.values()) + carried
+    if scan.parts is None:
+        over, scanned, sizes = "over_size", "scanned", []
+    else:
+        over, scanned, sizes = "over_parts", "scanned_parts", scan.parts.sizes
+        parameters = "__size, " + parameters
     lines = [
         f"__range = ({scan.limits})",
-        f"if {ROUNDS}.over_size(*__range):",
+        f"if {ROUNDS}.{over}(*__range):",
         *(f"    {name} = {kind}" for kind, name in scan.kinds.items()),
         f"    def __body({parameters}):",
+        *(f"        {name} = __size" for name in sizes),
         f"        return ({carried}), ({kept})",
-        f"    ({carried}), ({kept}) = {ROUNDS}.scanned(",
+        f"    ({carried}), ({kept}) = {ROUNDS}.{scanned}(",
         f"        __body, ({carried}), ({reads}), __range)",
     ]
     for number, (name, rows) in enumerate(scan.kept):
         lines += [
-            f"    {name} = {ROUNDS}.StackedRounds(__kept_{number})"
+            f"    {name} = {ROUNDS}.StackedRounds(*__kept_{number})"
             if rows is None
-            else f"    {ROUNDS}.write({rows}, __range, __kept_{number})"
+            else f"    {ROUNDS}.write({rows}, __range, *__kept_{number})"
         ]
     made = _statements("\n".join(lines), loop)
     branch = made[1]
     assert isinstance(branch, ast.If)
     (body,) = (each for each in branch.body if isinstance(each, ast.FunctionDef))
-    body.body[:0] = scan.body
-    loop.iter = ast.parse("range(*__range)", mode="eval").body
+    body.body[len(sizes) : len(sizes)] = scan.body
+    if scan.parts is None:
+        loop.iter = ast.parse("range(*__range)", mode="eval").body
+    elif scan.parts.rounds is not None:
+        loop.iter = ast.parse("range(__range[0])", mode="eval").body
     branch.orelse = [ast.fix_missing_locations(loop)]
     return made
 
@@ -452,6 +534,17 @@ def _loops(
                 yield from _loops(found, inner)
         if isinstance(statement, ast.For):
             yield block, statement, enclosed
+
+
+def _path(block: list[ast.stmt], loop: ast.For) -> list[tuple[list[ast.stmt], int]]:
+    """The blocks around a loop, outermost first, and where it is in each."""
+    for k, statement in enumerate(block):
+        if statement is loop:
+            return [(block, k)]
+        for name in ("body", "orelse", "finalbody"):
+            if inner := _path(getattr(statement, name, []), loop):
+                return [(block, k), *inner]
+    return []
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:

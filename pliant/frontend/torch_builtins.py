@@ -26,6 +26,7 @@ from unittest import mock
 import torch
 from torch import SymFloat, SymInt, Tensor
 from torch._export.verifier import Verifier
+from torch.utils._pytree import tree_leaves
 
 from pliant.errors import SizeTextWarning
 
@@ -34,6 +35,7 @@ Symbolic = SymInt | SymFloat
 _len, _divmod = builtins.len, builtins.divmod
 _sqrt, _log, _log2, _log10 = math.sqrt, math.log, math.log2, math.log10
 _linspace, _one_hot = torch.linspace, torch.nn.functional.one_hot
+_as_tensor = torch.as_tensor
 _sym_sqrt: Callable[[Symbolic], Any] = vars(torch)["_sym_sqrt"]
 _sym_log2: Callable[[Symbolic], Any] = vars(torch)["_sym_log2"]
 
@@ -92,6 +94,15 @@ def _classes(tensor: Tensor, num_classes: Any = -1) -> Tensor:
     return none.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+def _tensor_of(data: Any, *options: Any, **named: Any) -> Tensor:
+    """torch.export makes tensors of sizes in `torch.tensor` alone."""
+    listed = isinstance(data, list | tuple)
+    if not listed or not any(isinstance(n, Symbolic) for n in tree_leaves(data)):
+        return _as_tensor(data, *options, **named)
+    named |= dict(zip(("dtype", "device"), options, strict=False))
+    return torch.tensor(data, **named)
+
+
 _WRITTEN: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (builtins, "len", _length),
     (builtins, "divmod", _quotient_and_rest),
@@ -100,6 +111,7 @@ _WRITTEN: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (math, "log2", _binary_logarithm),
     (math, "log10", _decimal_logarithm),
     (torch, "linspace", _spaced),
+    (torch, "as_tensor", _tensor_of),
     (torch.nn.functional, "one_hot", _classes),
 )
 

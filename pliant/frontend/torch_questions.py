@@ -17,6 +17,10 @@ Of a size torch assumes that it is positive, and sympy decides `n == 0` by that 
 anyone is asked. So comparisons are made again with symbols that may be 0, and what is
 open then is a question too.
 
+Whether a condition is known without asking, as that x[:, :1] is all of x, must not
+follow from what a single op asked about its shapes: that holds in the trace alone. So
+nothing but the sizes' own ranges decides that.
+
 The same code also computes with sizes, where torch's symbolic size may differ from
 eager's: for torch the size of x[1:] is n - 1, in eager it is 0 at n = 0. So the sizes
 that the model's code computes with are recorded as well.
@@ -154,6 +158,7 @@ def recorded_questions() -> Iterator[Asked]:
     asked = Asked()
     evaluate = symbolic_shapes.ShapeEnv.evaluate_expr
     guard_or = symbolic_shapes._guard_or
+    known = symbolic_shapes._static_eval_sym_bool
     dispatch = proxy_tensor.handle_sym_dispatch
     # torch looks at the statement that asks: a failed `assert` is left to the run.
     passed = symbolic_shapes.uninteresting_files() | {__file__}
@@ -177,6 +182,14 @@ def recorded_questions() -> Iterator[Asked]:
             asked.ask(a.node.expr, answer)
         return answer
 
+    def known_anywhere(a: torch.SymBool) -> bool | None:
+        answer = known(a)
+        asks = sys._getframe(1).f_code is guard_or.__code__  # it is noted there
+        if answer is None or asks:
+            return answer
+        alone = a.node.shape_env._maybe_evaluate_static(a.node.expr, axioms=())
+        return None if alone is None else bool(alone)
+
     def noted_dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         for operand in args:
             asked.compute(operand)
@@ -196,6 +209,7 @@ def recorded_questions() -> Iterator[Asked]:
         _config.patch(**_CONFIG),  # type: ignore[attr-defined]  # added at run time
         mock.patch.object(symbolic_shapes.ShapeEnv, "evaluate_expr", noted_evaluate),
         mock.patch.object(symbolic_shapes, "_guard_or", noted_guard_or),
+        mock.patch.object(symbolic_shapes, "_static_eval_sym_bool", known_anywhere),
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
         contiguous_is_an_op(),

@@ -21,15 +21,17 @@ class StackedRounds:
     """What was a list of one tensor for each round: they are stacked.
 
     After no rounds, joining them gives no rows. torch refuses to join an empty list.
+    The last round may be apart: the rows of its tensor may be fewer.
     """
 
-    def __init__(self, stacked: Tensor) -> None:
-        self.stacked = stacked
+    def __init__(self, stacked: Tensor, *last: Tensor) -> None:
+        self.stacked, self.last = stacked, last
 
 
 def stack(tensors: Any, dim: int = 0) -> Tensor:
     if not isinstance(tensors, StackedRounds):
         return torch.stack(tensors, dim)
+    _require(not tensors.last)
     return tensors.stacked.movedim(0, dim)
 
 
@@ -38,7 +40,8 @@ def cat(tensors: Any, dim: int = 0) -> Tensor:
         return torch.cat(tensors, dim)
     stacked = tensors.stacked
     at = dim % (stacked.dim() - 1)
-    return stacked.movedim(0, at).flatten(at, at + 1)
+    joined = stacked.movedim(0, at).flatten(at, at + 1)
+    return torch.cat((joined, *tensors.last), at) if tensors.last else joined
 
 
 def in_steps(start: Any, stop: Any, step: Any) -> range:
@@ -53,6 +56,15 @@ def over_size(start: Any, stop: Any, step: Any) -> bool:
     return is_size(start) or is_size(stop)
 
 
+def over_parts(rounds: Any, whole: Any, chunk: Any) -> bool:
+    """Whether it is not known yet how many parts a size has, but that it is several.
+
+    One part is the loop as it was written: a scan has a round at least.
+    """
+    count, one = (whole, chunk) if rounds is None else (rounds, 1)
+    return is_size(count) and type(chunk) is int and chunk > 0 and bool(count > one)
+
+
 def is_size(number: Any) -> bool:
     return isinstance(number, torch.SymInt) and number.node.maybe_as_int() is None
 
@@ -62,13 +74,54 @@ def scanned(
     carried: tuple[Any, ...],
     reads: Sequence[Source],
     limits: Limits,
-) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+) -> tuple[tuple[Any, ...], tuple[tuple[Tensor], ...]]:
     """The carried values after all rounds, and the stacked results of the rounds."""
+    rows = tuple(_in_order(_rows(read, limits), limits) for read in reads)
+    after, kept = _scanned(body, carried, rows, _length(limits))
+    return after, tuple((stacked,) for stacked in kept)
+
+
+def scanned_parts(
+    body: Callable[..., Any],
+    carried: tuple[Any, ...],
+    reads: Sequence[Source],
+    limits: Limits,
+) -> tuple[tuple[Any, ...], tuple[tuple[Tensor, Tensor], ...]]:
+    """The carried values after all parts of a size, and the results of the rounds.
+
+    The limits are the number of parts, the size, and the size of a part. The last part
+    has 1 to that many rows, and a round of its own behind the scan of the others. A
+    slice ends with its tensor: each must have as many rows as the others.
+    """
+    rounds, whole, chunk = limits
+    _require(bool(reads) and all(isinstance(x, Tensor) for x, _, _ in reads))
+    if whole is None:
+        whole = reads[0][0].shape[reads[0][1]]
+    _require(all(bool(x.shape[axis] == whole) for x, axis, _ in reads))
+    others = (whole + chunk - 1) // chunk - 1
+    _require(rounds is None or bool(rounds == others + 1))
+    rows, last = [], []
+    for tensor, axis, _ in reads:
+        at = axis % tensor.dim()
+        first = tensor.narrow(at, 0, others * chunk)
+        rows.append(first.unflatten(at, (others, chunk)).movedim(at, 0))
+        last.append(tensor.narrow(at, others * chunk, whole - others * chunk))
+    after, stacked = _scanned(
+        lambda *given: body(chunk, *given), carried, tuple(rows), others
+    )
+    after, kept = body(whole - others * chunk, *last, *after)
+    return after, tuple(zip(stacked, kept, strict=True))
+
+
+def _scanned(
+    body: Callable[..., Any],
+    carried: tuple[Any, ...],
+    rows: tuple[Tensor, ...],
+    rounds: Any,
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
     from torch._higher_order_ops.scan import scan
 
     _require(all(isinstance(x, Tensor) for x in pytree.tree_leaves(carried)))
-    rounds = _length(limits)
-    rows = tuple(_in_order(_rows(read, limits), limits) for read in reads)
     # A scan has rows and carries something: numbers of no use, if the loop does not.
     number = torch.arange(rounds)
     nothing = torch.zeros(())

@@ -35,6 +35,11 @@ WITH_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "linspace_of_f64": lambda x: torch.linspace(
         0.5, 7, len(x) * 2 + 1, dtype=torch.float64
     ),
+    "as_tensor": lambda x: (
+        x + torch.as_tensor([[x.shape[0], 3, 2 * len(x)]] * 2).sum(0)
+    ),
+    "as_tensor_of_a_type": lambda x: torch.as_tensor((len(x), 1), dtype=torch.float32),
+    "as_tensor_of_numbers": lambda x: x + torch.as_tensor([1, 2, 3]),
     "isinstance": lambda x: x * 2 if isinstance(x.shape[0], int) else x,
     "isinstance_of_two": lambda x: x * 2 if isinstance(x.numel(), (str, int)) else x,
     "isinstance_of_a_quotient": lambda x: (
@@ -52,6 +57,22 @@ def test_sizes_stay_sizes(name: str) -> None:
     for n in SIZES:
         x = torch.randn(n, 3)
         torch.testing.assert_close(model(x), function(x))
+
+
+def test_what_an_op_asked_decides_nothing_behind_it() -> None:
+    """Traced with one chunk, einsum asks whether there is one: the slice stays."""
+
+    def chunks(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        parts = F.pad(x, (0, 0, 0, -n % 8)).reshape(-1, 8, 1, x.shape[1])
+        scores = torch.einsum("clhn,cshn->clsh", parts, parts)
+        states = scores.sum((1, 2, 3))[:, None]
+        return torch.cat([torch.zeros_like(states[:1]), states])
+
+    model = compiled(chunks)
+    for n in (1, 4, 8, 9, 17, 64):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(model(x), chunks(x))
 
 
 def test_a_class_beyond_the_last_is_refused() -> None:

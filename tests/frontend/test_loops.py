@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pliant
+from pliant.frontend.loop_source import rewritten
 
 SIZES = ((2, 5), (1, 1), (3, 17), (2, 64), (1, 2))
 WIDTH = 4
@@ -26,6 +28,8 @@ class Model(nn.Module):
         self.lstm = nn.LSTMCell(WIDTH, WIDTH)
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("decay", torch.rand(4, WIDTH))
+        self.block = 4
         self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Any:
@@ -167,6 +171,144 @@ def test_training(function: Callable[..., Any]) -> None:
         optimizers[1].step()
         torch.testing.assert_close(step((x,), (y,)), expected.detach())
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+
+# ---- loops over parts of a size
+
+
+def parts(m: Any, x: Tensor) -> Any:
+    out = []
+    for t in range((x.shape[1] + 3) // 4):
+        out.append(m.linear(x[:, 4 * t : 4 * t + 4]))
+    return torch.cat(out, 1)
+
+
+def parts_in_steps(m: Any, x: Tensor) -> Any:
+    out = []
+    for i in range(0, x.shape[1], 3):
+        out.append(m.linear(x[..., i : i + 3, :]).cumsum(-2))
+    return torch.cat(out, dim=-2)
+
+
+def parts_with_a_state(m: Any, x: Tensor) -> Any:
+    """As linear attention in blocks: what a round does depends on its size."""
+    n = x.shape[1]
+    h = x.new_zeros(x.shape[0], 1, WIDTH)
+    if not m.seen:
+        out = []
+        for i in range((n + m.block - 1) // m.block):
+            start = i * m.block
+            end = min(start + m.block, n)
+            size = end - start
+            part, own = x[:, start:end], x[:, start:end, :1]
+            out.append(torch.tanh(m.linear(part) * m.decay[:size] + own + h))
+            h = h * 0.5**size + part.sum(1, keepdim=True)
+    else:
+        out = []
+        for i in range(n):
+            part = x[:, i : i + 1]
+            out.append(torch.tanh(m.linear(part) + h))
+            h = h * 0.5 + part
+    out = torch.cat(out, dim=1)
+    out = out.transpose(0, 1)
+    return out, h
+
+
+@pytest.mark.parametrize("function", [parts, parts_in_steps, parts_with_a_state])
+def test_parts(function: Callable[..., Any]) -> None:
+    """The last part is a round of its own."""
+    model = Model(function).eval()
+    ours = compiled(model)
+    for batch, length in ((2, 6), (1, 1), (3, 3), (2, 4), (1, 5), (2, 8), (1, 9)):
+        x = torch.randn(batch, length, WIDTH)
+        torch.testing.assert_close(ours(x), model(x))
+    with pytest.raises(pliant.ShapeError):  # eager joins no parts either
+        ours(torch.randn(2, 0, WIDTH))
+
+
+def parts_of_another(m: Any, x: Tensor) -> Any:
+    """The rounds go beyond what they slice."""
+    out = []
+    for i in range(0, x.shape[1] + 4, 4):
+        out.append(x[:, i : i + 4])
+    return torch.cat(out, 1)
+
+
+def parts_of_an_open_size(m: Any, x: Tensor) -> Any:
+    """The end that it counts from is not limited."""
+    out = []
+    for i in range((x.shape[1] + 3) // 4):
+        start = i * 4
+        end = start + 4
+        out.append(x[:, start:end] * (end - start))
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("function", [parts_of_another, parts_of_an_open_size])
+def test_no_parts(function: Callable[..., Any]) -> None:
+    """Right for as many rounds as the example has, and refused elsewhere."""
+    model = Model(function).eval()
+    ours = pliant.compile(
+        model,
+        (torch.randn(2, 6, WIDTH),),
+        {"x": {0: "batch", 1: torch.export.Dim.AUTO}},
+    )
+    x = torch.randn(2, 6, WIDTH)
+    torch.testing.assert_close(ours(x), model(x))
+    with pytest.raises(pliant.ShapeError):
+        ours(torch.randn(2, 300, WIDTH))
+
+
+def slides(x: Tensor) -> Any:
+    out = []
+    for t in range(x.shape[0]):
+        out.append(x[t : t + 4] + x[t * 4 : t * 4 + 4])
+    return torch.cat(out)
+
+
+def places_of_the_round_before(x: Tensor, start: int) -> Any:
+    out = []
+    for t in range(x.shape[0]):
+        out.append(x[start : start + 4])
+        start = t * 4
+    return torch.cat(out)
+
+
+def parts_of_two_sizes(x: Tensor, other: int) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        out.append(x[t : min(t + 4, other)])
+    return torch.cat(out)
+
+
+def moves_its_end(x: Tensor) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        end = t + 4
+        out.append(x[t:end])
+        end = end + 1
+    return torch.cat(out)
+
+
+def leaves_rows_out(x: Tensor) -> Any:
+    out = []
+    for t in range(0, x.shape[0], 4):
+        out.append(x[t : t + 3])
+    return torch.cat(out)
+
+
+_NO_PARTS = [slides, places_of_the_round_before, parts_of_two_sizes, moves_its_end]
+
+
+@pytest.mark.parametrize("function", [*_NO_PARTS, leaves_rows_out])
+def test_texts_that_show_no_parts(function: FunctionType) -> None:
+    code = rewritten(function)
+    assert code is None or "over_parts" not in code.co_names
+
+
+def test_a_text_that_shows_parts() -> None:
+    code = rewritten(parts)
+    assert code is not None and "over_parts" in code.co_names
 
 
 # ---- loops that are none
@@ -317,17 +459,17 @@ def test_a_number_of_rounds_that_is_fixed() -> None:
         torch.testing.assert_close(ours(x), model(x))
 
 
-def blocks(m: Any, x: Tensor) -> Any:
+def numbered_blocks(m: Any, x: Tensor) -> Any:
     out = []
     for t in range((x.shape[1] + 3) // 4):
-        out.append(m.linear(x[:, 4 * t : 4 * t + 4]))
+        out.append(m.linear(x[:, 4 * t : 4 * t + 4]) * t)
     return torch.cat(out, 1)
 
 
 def test_the_line_of_a_loop_is_told() -> None:
     """Of a loop that is no scan: not that of the code that watches it."""
     ours = pliant.compile(
-        Model(blocks).eval(),
+        Model(numbered_blocks).eval(),
         (torch.randn(2, 3, WIDTH),),
         {"x": {0: "batch", 1: torch.export.Dim.AUTO}},
     )
