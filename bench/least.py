@@ -104,9 +104,9 @@ def main() -> int:
             rows.append(row_of(STEP, shape, step, batch(*shape), None))
     table = report(rows)
     show([table])
-    if arguments.models == ["zoo"] and arguments.training == "also":
-        if arguments.shape is None:
-            save("least", {"rows": rows}, [table], rounds=0)
+    whole = arguments.models == ["zoo"] and arguments.shape is None
+    if whole and arguments.training == "also":
+        save("least", {"rows": rows}, [table], rounds=0)
     return 0
 
 

@@ -105,14 +105,11 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
         numbers = count, first, min(count, extent - 1 - first)
         inside = {**env, **dict(zip(region.sizes, numbers, strict=False))}
 
-        def part(array: Array, outer: int, size: str) -> Array:
-            whole = array.reshape(outer, every[size].value, -1)
-            return whole[:, first : first + inside[size]]
-
         taken = []
         for param, array, outer, size in given:
             if size is not None and array.size:
-                array = part(array, outer, size)
+                array = array.reshape(outer, every[size].value, -1)
+                array = array[:, first : first + inside[size]]
             if size is not None:
                 array = array.reshape(sizes_of(param.shape, inside))
             taken.append(array)
@@ -124,7 +121,8 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
                 total = _TOTALS[sums[k]](whole, array)
                 results[k] = run.rounded(total, op.results[k].dtype)
             elif whole.size:
-                target = part(whole, outer, size)
+                target = whole.reshape(outer, every[size].value, -1)
+                target = target[:, first : first + inside[size]]
                 target[...] = array.reshape(target.shape)
     return results
 
