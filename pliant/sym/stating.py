@@ -147,8 +147,8 @@ class GrowingKnowledge(Knowledge):
             return None
         wanted = -expr.constant
         _require(wanted >= 0, self)
-        near = round(wanted ** (1 / power))
-        roots = [r for r in (near - 1, near, near + 1) if r**power == wanted]
+        near: int = round(wanted ** (1 / power))
+        roots: list[int] = [r for r in (near - 1, near, near + 1) if r**power == wanted]
         _require(bool(roots), self)
         return lift(atom) - roots[0]
 
