@@ -204,11 +204,14 @@ def extents_of(graph: Graph) -> list[Expr]:
 def fixed_extents(graph: Graph, memory: PointMemory) -> list[Expr]:
     """Dims of every call that are rows of most of what kernels make; few of them.
 
-    The last axis is no rows: it has the features of one.
+    The last axis is no rows: it has the features of one. Nor are those of a value that
+    has one size in all calls, the gradient of a weight.
     """
     found: dict[Expr, float] = {}
     for op in graph.ops:
         for value in op.results if op.name == "fusion" else ():
+            if value.type.numel.is_const:
+                continue
             for dim in value.shape[:-1]:
                 if dim.is_const and dim.value >= _FIXED:
                     size = float(memory.size(value).max(initial=0.0))

@@ -212,13 +212,14 @@ def test_sizes_of_a_narrow_range() -> None:
 def test_rows_that_every_call_has() -> None:
     """A dim of every call is cut if it has rows, but not the features of one."""
     text = """
-graph @main(%x: f32[b, 197, 96], %w: f32[96, 384], %v: f32[384, 96]) {
+graph @main(%x: f32[b, 197, 96], %w: f32[96, 384], %v: f32[384, 96], %g: f32[384, 96]) {
   %one: f32[1, 96, 384] = reshape(%w) {shape = [1, 96, 384]}
   %two: f32[1, 384, 96] = reshape(%v) {shape = [1, 384, 96]}
   %h: f32[b, 197, 384] = matmul(%x, %one)
   %a: f32[b, 197, 384] = tanh(%h)
   %y: f32[b, 197, 96] = matmul(%a, %two)
-  return %y
+  %new: f32[384, 96] = sub(%v, %g)
+  return %y, %new
 }
 """
     fused = next(stage for stage in STAGES if stage.name == "fuse")
