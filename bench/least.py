@@ -4,12 +4,14 @@ Nothing is run or timed: for each model and shape, the peak of a call without a 
 with every knob off, and the least limit that it can meet; both with its results and
 without them. Beside it stands what a build needs that has neither chunks nor attention
 as one kernel. `--training` adds llama's training step. Writes bench/results/least.json
-and least.md; a run over chosen models or shapes is only printed.
+and least.md, where the rows of a run replace those of the same models and shapes; each
+row has its commit.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 
@@ -20,8 +22,9 @@ import pliant
 from bench.chunks import LONG, plan_within
 from bench.limits import STEP, training_step
 from bench.memory import shapes_of
-from bench.script import add_model_arguments, cases, save, show, tell
+from bench.script import RESULTS, add_model_arguments, cases, save, show, tell
 from pliant.cases import Shape, expand
+from pliant.compare.results import commit
 from pliant.compare.tables import Report, dims_text, mebibytes
 
 MINUTES = 1.0  # for each model
@@ -42,11 +45,25 @@ def row_of(
         "inputs": sum(x.nbytes for x in tree_leaves(given)),
         "free": free.peak_bytes,
         "least": least if plan is None else plan.peak_bytes,
+        "commit": commit()["commit"],
     }
     if unfused is not None:
         row["unfused"] = unfused.memory_plan(*given).peak_bytes
     print(f"  {name} {shape}: {row}", file=sys.stderr, flush=True)
     return row
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} {dims_text(row['shape'])}"
+
+
+def stored(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that are stored, and these in the place of what was there of them."""
+    path = RESULTS / "least.json"
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = {name_of(row): row for row in rows}
+    kept = [new.pop(name_of(row), row) for row in known]
+    return [*kept, *new.values()]
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -57,23 +74,24 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
     sizes = (row["inputs"], results, free, least)
     found = (
-        f"{row['model']} {dims_text(row['shape'])}",
+        name_of(row),
         *map(mebibytes, sizes),
         f"{least / free:.1%}",
         mebibytes(least - results),
         share(free),
     )
     unfused = row.get("unfused")
-    if unfused is None:
-        return (*found, "", "")
-    return (*found, mebibytes(unfused - results), share(unfused))
+    apart = ("", "")
+    if unfused is not None:
+        apart = (mebibytes(unfused - results), share(unfused))
+    return (*found, *apart, row["commit"])
 
 
 def report(rows: list[dict[str, Any]]) -> Report:
     columns = (
         *("model", "inputs MiB", "results", "peak", "least", "share"),
         *("least activations", "share"),
-        *("activations, attention apart", "share"),
+        *("activations, attention apart", "share", "commit"),
     )
     return Report("The least memory of a call", columns, tuple(map(cells, rows)))
 
@@ -102,11 +120,9 @@ def main() -> int:
         step, batch = training_step(2)
         for shape in arguments.shape or STEP_SHAPES:
             rows.append(row_of(STEP, shape, step, batch(*shape), None))
-    table = report(rows)
-    show([table])
-    whole = arguments.models == ["zoo"] and arguments.shape is None
-    if whole and arguments.training == "also":
-        save("least", {"rows": rows}, [table], rounds=0)
+    show([report(rows)])
+    rows = stored(rows)
+    save("least", {"rows": rows}, [report(rows)], rounds=0)
     return 0
 
 
