@@ -20,7 +20,7 @@ FAST_TESTS := tests/test_smoke.py tests/test_stages.py tests/ir tests/sym tests/
 .PHONY: unit sweep fuzz fuzz-onnx fuzz-onnx-files clean distclean setup
 .PHONY: wheel check-wheel fuzz-artifacts
 .PHONY: bench bench-prepare bench-parts bench-gemm bench-plans bench-memory
-.PHONY: bench-limits bench-chunks bench-papers pages ablation coverage coverage-models coverage-onnx coverage-wheels
+.PHONY: bench-limits bench-chunks bench-least bench-papers pages ablation coverage coverage-models coverage-onnx coverage-wheels
 
 test: lint types unit
 
@@ -176,6 +176,11 @@ bench-memory: $(VENV)/.bench
 # Time against memory for the zoo and a training step: 50 minutes.
 bench-limits: setup
 	$(BIN)/python -m bench.limits zoo --training
+
+# The least memory of the zoo and a training step; plans alone, needs no idle machine: 5
+# minutes.
+bench-least: setup
+	$(BIN)/python -m bench.least zoo --training
 
 # Activations in chunks of rows for the zoo, and the longest inputs: two hours.
 bench-chunks: setup

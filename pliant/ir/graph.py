@@ -261,6 +261,15 @@ class ChunkLoop:
     copied: Expr = ZERO  # bytes moved by copies of rows, in all rounds
 
 
+def chunk_rows(region: Graph, extent: Expr) -> dict[str, Expr]:
+    """The sizes of a chunk's region that are numbers of rows, and the rows in all.
+
+    The second of them is for values without the last row.
+    """
+    names = (region.sizes[0], *region.sizes[2:])
+    return dict(zip(names, (extent, extent - 1), strict=False))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """Graph functions, loop functions and library functions, side by side.

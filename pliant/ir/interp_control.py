@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pliant.ir.graph import Op, Value
+from pliant.ir.graph import Op, Value, chunk_rows
 from pliant.ir.interp_memory import Array, sizes_of
 from pliant.ir.reductions import identity
 from pliant.sym import as_expr
@@ -81,12 +81,20 @@ def _start(value: Value, combine: str) -> bool | int | float:
     return identity(combine, value.dtype) if combine else 0
 
 
+def _row_size(value: Value, names: Collection[str]) -> str | None:
+    """Which of the sizes that are numbers of rows a value's shape has."""
+    found = (s for dim in value.shape for s in dim.symbols() if s in names)
+    return next(found, None)
+
+
 def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Array]:
     (region,) = op.regions
     extent, rows = (op.dim_attr(name).evaluate(env) for name in ("extent", "rows"))
+    every = chunk_rows(region, as_expr(extent))
     outers = sizes_of(op.dims_attr("outers"), env)
-    cut = [outer != as_expr(0) for outer in op.dims_attr("outers")]
-    given = list(zip(region.params, operands, outers, cut, strict=False))
+    values = (*region.params, *region.results)
+    cuts = [_row_size(value, every) for value in values]
+    given = list(zip(region.params, operands, outers, cuts, strict=False))
     sums = op.sums
     results = [
         run.rounded(np.full(sizes_of(v.shape, env), _start(v, combine)), v.dtype)
@@ -94,24 +102,27 @@ def _chunk(run: Interpreter, op: Op, env: Any, operands: list[Array]) -> list[Ar
     ]
     for first in range(0, extent, max(rows, 1)):
         count = min(rows, extent - first)
-        inside = {**env, **dict(zip(region.sizes, (count, first), strict=True))}
-        part = slice(first, first + count)
+        numbers = count, first, min(count, extent - 1 - first)
+        inside = {**env, **dict(zip(region.sizes, numbers, strict=False))}
+
         taken = []
-        for param, array, outer, is_cut in given:
-            if is_cut and array.size:
-                array = array.reshape(outer, extent, -1)[:, part]
-            if is_cut:
+        for param, array, outer, size in given:
+            if size is not None and array.size:
+                array = array.reshape(outer, every[size].value, -1)
+                array = array[:, first : first + inside[size]]
+            if size is not None:
                 array = array.reshape(sizes_of(param.shape, inside))
             taken.append(array)
         found = run.region(region, taken, inside)
-        for k, (whole, array, outer) in enumerate(
-            zip(results, found, outers[len(given) :], strict=True)
+        for k, (whole, array, outer, size) in enumerate(
+            zip(results, found, outers[len(given) :], cuts[len(given) :], strict=True)
         ):
-            if sums[k]:
+            if size is None:
                 total = _TOTALS[sums[k]](whole, array)
                 results[k] = run.rounded(total, op.results[k].dtype)
             elif whole.size:
-                target = whole.reshape(outer, extent, -1)[:, part]
+                target = whole.reshape(outer, every[size].value, -1)
+                target = target[:, first : first + inside[size]]
                 target[...] = array.reshape(target.shape)
     return results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pliant.errors import ShapeError
-from pliant.ir.graph import Graph, Value
+from pliant.ir.graph import Graph, Value, chunk_rows
 from pliant.ir.infer import Attrs, InferContext, Types
 from pliant.ir.reductions import COMBINES
 from pliant.ir.types import DType, TensorType
@@ -136,16 +136,18 @@ def bind(cx: InferContext, types: Types, attrs: Attrs) -> Types:
 def chunk(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     """Params and results with all rows in the place of those of a round."""
     (region,) = cx.regions
-    if len(region.sizes) != 2:
+    if len(region.sizes) not in (2, 3):
         cx.fail("the region takes the number of rows and the first of them")
     if len(attrs.dims("outers")) != len(region.params) + len(region.results):
         cx.fail("every operand and result has a number of runs")
-    rows = region.sizes[0]
-    every = {rows: attrs.dim("extent")}
+    every = chunk_rows(region, attrs.dim("extent"))
 
     def whole(value: Value) -> TensorType:
         shape = tuple(d.substitute(every) for d in value.shape)
         return value.type.with_shape(shape)
+
+    def is_cut(value: Value) -> bool:
+        return any(not every.keys().isdisjoint(d.symbols()) for d in value.shape)
 
     sums = attrs.texts("sums") if "sums" in attrs else ("",) * len(region.results)
     if len(sums) != len(region.results):
@@ -160,11 +162,11 @@ def chunk(cx: InferContext, types: Types, attrs: Attrs) -> Types:
     for value, outer in zip(
         (*region.params, *region.results), attrs.dims("outers"), strict=True
     ):
-        cut = any(rows in d.symbols() for d in value.shape)
+        cut = is_cut(value)
         if cut == (outer == as_expr(0)):
             cx.fail(f"{value}: {value.type} has {outer} runs of rows")
     for value, combine in zip(region.results, sums, strict=True):
-        cut = any(rows in d.symbols() for d in value.shape)
+        cut = is_cut(value)
         if combine and combine not in COMBINES:
             cx.fail(f"there is no reduction {combine}")
         if cut == bool(combine):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pliant.ir.calls import calls_in, computed_by
-from pliant.ir.graph import ChunkLoop, Graph, Module, Op, Value
+from pliant.ir.graph import ChunkLoop, Graph, Module, Op, Value, chunk_rows
 from pliant.ir.ops import ATTENTIONS, LIBRARY, LOOKUPS, OPS, first_row
 from pliant.machine.rates import ASSUMED_BYTES, ASSUMED_FLOPS, CALL_SECONDS
 from pliant.sym import Expr, as_expr, ceildiv, maximum, minimum, product
@@ -117,15 +117,17 @@ def chunk_work(loop: ChunkLoop) -> Work:
     The bytes of a round grow linearly with its rows, so the sum over all rounds is that
     of one round with all rows, and for every other round what it moves without a row.
     """
-    count, first = loop.op.regions[0].sizes
+    (region,) = loop.op.regions
     extent, rows = loop.op.dim_attr("extent"), loop.op.dim_attr("rows")
+    first = {region.sizes[1]: as_expr(0)}
+    whole = {**first, **chunk_rows(region, extent)}
+    none = {**first, **dict.fromkeys(whole, as_expr(0))}
     flops, moved, again = as_expr(0), loop.copied, as_expr(0)
     for kernel in loop.kernels:
         work = region_work(kernel)
-        whole = {count: extent, first: as_expr(0)}
         flops = flops + work.flops.substitute(whole)
         moved = moved + work.bytes.substitute(whole)
-        again = again + work.bytes.substitute({count: as_expr(0), first: as_expr(0)})
+        again = again + work.bytes.substitute(none)
     rounds = ceildiv(extent, maximum(rows, 1))
     calls = rounds * len(loop.kernels)
     others = maximum(rounds - 1, 0)

@@ -29,7 +29,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pliant.ir.callees import reached
-from pliant.ir.graph import ChunkLoop, Graph, Module, Names, Op, Value, names_of
+from pliant.ir.graph import (
+    ChunkLoop,
+    Graph,
+    Module,
+    Names,
+    Op,
+    Value,
+    chunk_rows,
+    names_of,
+)
 from pliant.ir.loop_walk import calling, size_symbols, statements
 from pliant.ir.loops import (
     Block,
@@ -84,15 +93,21 @@ class _UnboundedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a value: `outer` runs of `extent` rows of `inner` elements."""
+    """The rows of a value: `outer` runs of `extent` rows of `inner` elements.
+
+    A round has `count` of each run.
+    """
 
     value: Value  # in the region
     outer: Expr
     inner: Expr
+    extent: Expr
+    count: Expr
 
     def same(self, other: _Rows) -> bool:
-        mine, others = (self.outer, self.inner), (other.outer, other.inner)
-        return mine == others and self.value.dtype is other.value.dtype
+        return replace(self, value=other.value) == other and (
+            self.value.dtype is other.value.dtype
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +272,9 @@ class _ChunkFunction:
     def __init__(self, flows: Flows, op: Op, name: str) -> None:
         self.flows, self.op = flows, op
         (self.region,) = op.regions
-        self.count, self.first = self.region.sizes
+        self.count, self.first, *_ = self.region.sizes
         self.extent, self.rows = op.dim_attr("extent"), op.dim_attr("rows")
+        self.every = chunk_rows(self.region, self.extent)  # counts -> rows in all
         values = (*self.region.params, *self.region.results)
         self.runs = dict(zip(values, op.dims_attr("outers"), strict=True))
         outer = flows.facts
@@ -326,7 +342,10 @@ class _ChunkFunction:
         first = sym(self.first)
         head = (
             Let(self.first, Index(self.rows * sym("_chunk"))),
-            Let(self.count, Index(minimum(self.rows, self.extent - first))),
+            *(
+                Let(count, Index(minimum(self.rows, every - first)))
+                for count, every in self.every.items()
+            ),
         )
         body = Block((*head, *copies, *calls, *back))
         rounds = ceildiv(self.extent, self.rows)
@@ -389,9 +408,11 @@ class _ChunkFunction:
     def rows_of(self, value: Value) -> _Rows:
         facts = self.flows.facts
         runs = facts.canonical(self.runs[value])
-        one = value.type.numel.substitute({self.count: as_expr(1)})
-        inner = floordiv(facts.canonical(one), runs)
-        return _Rows(value, runs, facts.canonical(inner))
+        dims = [s for dim in value.shape for s in dim.symbols() if s in self.every]
+        (count,) = set(dims)
+        one = value.type.numel.substitute({count: as_expr(1)})
+        inner = facts.canonical(floordiv(facts.canonical(one), runs))
+        return _Rows(value, runs, inner, self.every[count], sym(count))
 
     def in_whole(self, whole: Buffer, rows: _Rows) -> Place:
         """The rows of a round where they are: they are one run."""
@@ -403,7 +424,7 @@ class _ChunkFunction:
 
     def largest(self, size: Expr) -> Expr:
         """Bytes for a chunk with all its rows."""
-        found = largest(size, {self.count: self.rows}, self.flows.facts)
+        found = largest(size, dict.fromkeys(self.every, self.rows), self.flows.facts)
         if found is None:
             raise _UnboundedError(self.op, size)
         return found
@@ -411,9 +432,9 @@ class _ChunkFunction:
     def copied(self, to: Buffer, source: Buffer, rows: _Rows, *, back: bool) -> Stmt:
         """Copies rows out of all runs, or back into them."""
         row_bytes = rows.outer * rows.inner * rows.value.dtype.bytes
-        self.moved = self.moved + 2 * row_bytes * self.extent  # read and written
+        self.moved = self.moved + 2 * row_bytes * rows.extent  # read and written
         name = f"{self.name}.rows_{len(self.copies)}"
-        number, first, start = sym(self.count), sym(self.first), as_expr(0)
+        number, first, start = rows.count, sym(self.first), as_expr(0)
         if rows.outer == ONE:
             self.copies[name] = _run_function(name, rows.value.dtype)
             count, at = number * rows.inner, first * rows.inner
@@ -421,7 +442,7 @@ class _ChunkFunction:
         func = _rows_function(name, rows.value.dtype, rows.inner, back)
         self.copies[name] = func
         given = {"_runs": rows.outer, "_count": number, "_first": first}
-        given["_extent"] = self.extent
+        given["_extent"] = rows.extent
         sizes = tuple(given.get(size, sym(size)) for size in func.sizes)
         return Call(name, sizes, ((source, (start,)), (to, (start,))))
 

@@ -47,6 +47,7 @@ _CHUNKS = 64  # regions are compared with so many chunks, if there are enough ro
 _MOST_POINTS = 4  # assignments at which versions are looked for
 _LARGE = 256  # a size at which memory counts
 _SHARES = (0.75, 0.5, 0.35, 0.2)  # of the peak: what versions are looked for to meet
+_FIXED, _MOST_FIXED = 64, 1  # rows that every call has: so many at least; such dims
 _MOST_FLIPPED = 4  # products whose operands are tried in both orders
 _ENOUGH = 0.4  # of the peak: then attention needs no groups of heads
 _SLACK = 1.02  # the last version may have so much more than the least peak
@@ -208,6 +209,24 @@ def extents_of(graph: Graph) -> list[Expr]:
     return list(found)
 
 
+def fixed_extents(graph: Graph, memory: PointMemory) -> list[Expr]:
+    """Dims of every call that are rows of most of what kernels make; few of them.
+
+    The last axis is no rows: it has the features of one. Nor are those of a value that
+    has one size in all calls, the gradient of a weight.
+    """
+    found: dict[Expr, float] = {}
+    for op in graph.ops:
+        for value in op.results if op.name == "fusion" else ():
+            if value.type.numel.is_const:
+                continue
+            for dim in value.shape[:-1]:
+                if dim.is_const and dim.value >= _FIXED:
+                    size = float(memory.size(value).max(initial=0.0))
+                    found[dim] = found.get(dim, 0.0) + size
+    return sorted(found, key=lambda dim: -found[dim])[:_MOST_FIXED]
+
+
 def _is_product(dim: Expr) -> bool:
     if len(dim.terms) != 1:
         return False
@@ -217,7 +236,7 @@ def _is_product(dim: Expr) -> bool:
 
 def steps_of(of: FusedGraph, memory: PointMemory) -> Iterator[_Step]:
     """Every region of a fused graph."""
-    for extent in extents_of(of.graph):
+    for extent in (*extents_of(of.graph), *fixed_extents(of.graph, memory)):
         cutter = of.cutter(extent)
         growth = Growth(of, cutter)
         for end, op in enumerate(of.fusions):
@@ -358,13 +377,19 @@ def points_of(facts: Facts, names: Collection[str]) -> list[Point]:
     found = representatives(facts, names)
     if not found:  # no assignment is known that the facts allow
         return []
-    some = [p for p in found if max(p.values()) >= _LARGE] or found[-1:]
+    large = {name: _large(facts.bounds(sym(name))[1]) for name in names}
+    some = [p for p in found if any(p[n] >= large[n] for n in names)] or found[-1:]
     kept = sorted(some, key=lambda p: abs(sum(p.values()) - _LARGE * len(p)))[:1]
     for name in sorted(names):
         for least in (True, False):  # this one is small, or only this one is large
             rank = [(p[name] / max(sum(p.values()), 1), k) for k, p in enumerate(some)]
             kept.append(some[(min if least else max)(rank)[1]])
     return [p for k, p in enumerate(kept) if p not in kept[:k]][:_MOST_POINTS]
+
+
+def _large(most: int | None) -> int:
+    """From which value on a size counts as large: of one in 224 .. 239, all do."""
+    return _LARGE if most is None or most < _FIXED else min(_LARGE, most // 2)
 
 
 _Choice = tuple[ChunkedForm, list[Region]]

@@ -35,8 +35,9 @@ from pliant.sym import ONE, Expr, Facts, Guard, as_expr, ge, le, product, sym
 
 _FEW_ROWS = 4  # of each of many matrices
 
-# The sizes of a chunk's region: how many rows, and which is the first.
-COUNT, FIRST = "chunk_rows", "chunk_first"
+# The sizes of a chunk's region: how many rows, and which is the first; and how many
+# there are of values without the last row of all, if there are such values.
+COUNT, FIRST, SHORT = "chunk_rows", "chunk_first", "chunk_short"
 
 Need = tuple[Value, Demand]  # a value in memory, and which rows of it
 
@@ -340,8 +341,8 @@ def chunk_op(of: FusedGraph, region: Region, rows: Expr) -> Op:
 class _ChunkBuilder:
     def __init__(self, of: FusedGraph, region: Region, rows: Expr) -> None:
         self.of, self.region, self.rows = of, region, rows
-        self.sizes = COUNT, FIRST
-        self.chunk = Chunk(region.cutter, sym(COUNT), sym(FIRST), Names())
+        sizes = sym(COUNT), sym(FIRST)
+        self.chunk = Chunk(region.cutter, *sizes, Names(), sym(SHORT))
         self.values: dict[Need, Value] = {}
         self.ops: list[Op] = []
         self.params: dict[Need, Value] = {}
@@ -353,15 +354,22 @@ class _ChunkBuilder:
             self.member(member.op, member.part.cuts)
         outputs = self.region.results
         results = tuple(self.values[v, cut] for v, cut in outputs.items())
-        count, extent = sym(self.sizes[0]), self.region.extent
-        guards = [ge(count, 1), le(count, extent), ge(sym(self.sizes[1]), 0)]
-        guards.append(le(sym(self.sizes[1]) + count, extent))
+        params, sizes = tuple(self.params.values()), [COUNT, FIRST]
+        count, first, short = sym(COUNT), sym(FIRST), sym(SHORT)
+        extent = self.region.extent
+        guards = [ge(count, 1), le(count, extent), ge(first, 0)]
+        guards.append(le(first + count, extent))
+        made = (v for op in self.ops for v in op.results)
+        if any(SHORT in d.symbols() for v in (*params, *made) for d in v.shape):
+            sizes.append(SHORT)
+            guards += [ge(short, 0), le(short, count), le(count, short + 1)]
+            guards.append(le(first + short, extent - 1))
         body = Graph(
             "chunk",
-            tuple(self.params.values()),
+            params,
             tuple(self.ops),
             results,
-            self.sizes,
+            tuple(sizes),
             tuple(Guard(cond, (), "") for cond in guards),
         )
         runs = [outer_runs(v, cut) for v, cut in (*self.params, *outputs.items())]

@@ -14,14 +14,16 @@ adds that to what the rounds before have in sum (`Sum`). So it is with a product
 contracted axis is cut, the gradient of a weight.
 
 `behind` states that for each op, and `chunked` makes the op that computes the rows. An
-axis may be cut between factors: [batch*seq, 768] at seq has `batch` runs of rows. An op
-without a rule is not cut, so what it reads is needed whole.
+axis may be cut between factors: [batch*seq, 768] at seq has `batch` runs of rows. A
+value may lack the last row of all (logits, where labels are those of the next row): of
+it, the last round has one row less. An op without a rule is not cut, so what it reads
+is needed whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pliant.ir.access import is_one
 from pliant.ir.graph import Attr, Graph, Names, Op, Value
@@ -45,15 +47,20 @@ from pliant.sym.nodes import long_division
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows of an axis whose dim is outer * extent * inner: some of the middle ones."""
+    """Rows of an axis whose dim is outer * extent * inner: some of the middle ones.
+
+    Where it is `short`, there are extent - 1 rows: the last one is not there.
+    """
 
     axis: int
     outer: Expr = ONE
     inner: Expr = ONE
+    short: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.axis, self.outer, self.inner)))
+        key = self.axis, self.outer, self.inner, self.short
+        object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash  # asked for often: cuts are keys of most tables here
@@ -64,7 +71,7 @@ class Cut:
         return self.outer == ONE and self.inner == ONE
 
     def at(self, axis: int) -> Cut:
-        return Cut(axis, self.outer, self.inner)
+        return replace(self, axis=axis)
 
 
 Demand = Cut | None  # None: the whole value
@@ -82,18 +89,28 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The rows of one round: of the cutter's extent, `rows` many from `first` on."""
+    """The rows of one round: of the cutter's extent, `rows` many from `first` on.
+
+    `short` is how many of them there are where the last row of all is not.
+    """
 
     cutter: Cutter
     rows: Expr
     first: Expr
     names: Names  # of the values of a round
+    short: Expr | None = None
+
+    def count(self, cut: Cut) -> Expr:
+        if not cut.short:
+            return self.rows
+        assert self.short is not None, cut
+        return self.short
 
     def shape(self, shape: Sequence[Expr], cut: Demand) -> tuple[Expr, ...]:
         if cut is None:
             return tuple(shape)
         dims = list(shape)
-        dims[cut.axis] = cut.outer * self.rows * cut.inner
+        dims[cut.axis] = cut.outer * self.count(cut) * cut.inner
         return tuple(dims)
 
     def value(self, of: Value, cut: Demand) -> Value:
@@ -116,14 +133,20 @@ class Cutter:
         """The ways to cut a shape, the axes in order; rows that are one run first."""
         found: list[Cut] = []
         for axis, dim in enumerate(shape):
-            rest = self.quotient(dim, self.extent)
-            if rest is None or (dim.is_const and not self.extent.is_const):
+            if dim.is_const and not self.extent.is_const:
                 continue
-            if rest == ONE:
-                found.append(Cut(axis))
-            else:
-                found += [Cut(axis, ONE, rest), Cut(axis, rest)]
+            for short in (False, True):
+                rest = self.quotient(dim, self.length(short))
+                if rest == ONE:
+                    found.append(Cut(axis, short=short))
+                elif rest is not None:
+                    ways = (ONE, rest), (rest, ONE)
+                    found += (Cut(axis, *way, short) for way in ways)
         return found
+
+    def length(self, short: bool) -> Expr:
+        """How many rows there are in all."""
+        return self.extent - 1 if short else self.extent
 
     def quotient(self, dim: Expr, by: Expr) -> Expr | None:
         """dim / by where that is exact."""
@@ -445,13 +468,13 @@ def _through_reshape(
 ) -> Cut | None:
     """The cut of the same elements in another shape."""
     before = product(shape[: cut.axis]) * cut.outer
-    ahead = ONE
+    ahead, length = ONE, cutter.length(cut.short)
     for axis, dim in enumerate(other):
         outer = cutter.quotient(before, ahead)
         if outer is not None:
-            inner = cutter.quotient(dim, outer * cutter.extent)
+            inner = cutter.quotient(dim, outer * length)
             if inner is not None and not (dim.is_const and not cutter.extent.is_const):
-                return Cut(axis, cutter.facts.canonical(outer), inner)
+                return Cut(axis, cutter.facts.canonical(outer), inner, cut.short)
         ahead = cutter.facts.canonical(ahead * dim)
     return None
 
@@ -463,8 +486,14 @@ def _transpose(_: Cutter, op: Op, cut: Cut) -> Demands | None:
 def _slice(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
     axis = cut.axis
     start, step = op.dims_attr("starts")[axis], op.ints_attr("steps")[axis]
-    whole = cutter.quotient(op.operands[0].shape[axis], op.dims_attr("shape")[axis])
-    return (cut,) if (start, step, whole) == (as_expr(0), 1, ONE) else None
+    whole = op.operands[0].shape[axis]
+    if (start, step) == (as_expr(0), 1):
+        if cutter.quotient(whole, op.dims_attr("shape")[axis]) == ONE:
+            return (cut,)
+        if cut.is_plain and cut.short and cutter.quotient(whole, cutter.extent) == ONE:
+            return (Cut(axis),)
+    # Other rows than its own: each round reads them from the whole.
+    return (None,) if cut.is_plain else None
 
 
 def _flip(_: Cutter, op: Op, cut: Cut) -> Demands | None:
@@ -477,7 +506,11 @@ def _concat(_: Cutter, op: Op, cut: Cut) -> Demands | None:
 
 def _pad(_: Cutter, op: Op, cut: Cut) -> Demands | None:
     added = op.dims_attr("low")[cut.axis], op.dims_attr("high")[cut.axis]
-    return (cut,) if added == (as_expr(0), as_expr(0)) else None
+    if added == (as_expr(0), as_expr(0)):
+        return (cut,)
+    if added == (as_expr(0), ONE) and cut.is_plain and not cut.short:
+        return (Cut(cut.axis, short=True),)
+    return None
 
 
 def _index(_: Cutter, op: Op, cut: Cut) -> Demands | None:
@@ -529,7 +562,8 @@ def _conv(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
     if not _has_windows(op, cut):
         return cut, None
     rows, first = sym("_rows"), sym("_first")
-    window = _window_of(op, cut, rows, first) if cut.is_plain else None
+    rows_of_all = cut.is_plain and not cut.short
+    window = _window_of(op, cut, rows, first) if rows_of_all else None
     if window is None:
         return None
     facts = cutter.facts
@@ -593,7 +627,7 @@ def _attention(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
     query, key, value, *others = op.operands
     rank = query.type.rank
     axis = _score_axis(op, cut)
-    if axis == rank - 1 or not cut.is_plain:
+    if axis == rank - 1 or not cut.is_plain or cut.short:
         return None
     there = cut.at(axis)
     if axis == rank - 2:
@@ -663,6 +697,24 @@ def _chunked_attention(op: Op, cut: Cut, chunk: Chunk) -> _Changed:
     return attrs, (made,)
 
 
+def _chunked_slice(op: Op, cut: Cut, chunk: Chunk) -> _Changed:
+    starts = list(op.dims_attr("starts"))
+    if chunk.cutter.behind(op, cut) == (None,):
+        starts[cut.axis] += chunk.first * op.ints_attr("steps")[cut.axis]
+    shape = chunk.shape(op.dims_attr("shape"), cut)
+    return _with(op.attrs, starts=tuple(starts), shape=shape), ()
+
+
+def _chunked_pad(op: Op, cut: Cut, chunk: Chunk) -> _Changed:
+    high = list(op.dims_attr("high"))
+    (behind,) = chunk.cutter.behind(op, cut) or (None,)
+    if behind is not None and behind.short != cut.short:
+        high[cut.axis] = chunk.count(cut) - chunk.count(behind)
+    return _with(op.attrs, high=tuple(high)), ()
+
+
 _CHANGES: dict[str, Callable[[Op, Cut, Chunk], _Changed]] = {
+    "slice": _chunked_slice,
+    "pad": _chunked_pad,
     "attention": _chunked_attention,
 }

@@ -19,7 +19,7 @@ from pliant.sym.equations import (
     rewrites_outside,
     solution_of,
 )
-from pliant.sym.expr import ZERO, CeilDiv, Expr, FloorDiv, Symbol, const, sym
+from pliant.sym.expr import ZERO, CeilDiv, Expr, FloorDiv, Symbol, const, lift, sym
 from pliant.sym.knowledge import DEFAULT_RANGE, Knowledge
 from pliant.sym.search import tightened
 
@@ -120,6 +120,10 @@ class GrowingKnowledge(Knowledge):
         if solution is not None:
             self._solve(*solution)
             return
+        root = self._root(expr)
+        if root is not None:
+            self._add_equal(root)
+            return
         lead, mono = terms[0]
         if abs(lead) == 1 and rewrites_outside(mono, expr):
             image = (Expr._of(((lead, mono),)) - expr) * lead
@@ -130,6 +134,23 @@ class GrowingKnowledge(Knowledge):
         self.forget()
         self._add_numerator(expr)
         self._add_numerator(-expr)
+
+    def _root(self, expr: Expr) -> Expr | None:
+        """a - r where a power of one atom that is >= 0 is a number: a**2 == r*r."""
+        match expr.terms:
+            case ((1, ((atom, power),)), (_, ())) if power > 1:
+                pass
+            case _:
+                return None
+        low, _ = self.bounds(lift(atom))
+        if low is None or low < 0:
+            return None
+        wanted = -expr.constant
+        _require(wanted >= 0, self)
+        near: int = round(wanted ** (1 / power))
+        roots: list[int] = [r for r in (near - 1, near, near + 1) if r**power == wanted]
+        _require(bool(roots), self)
+        return lift(atom) - roots[0]
 
     def _solve(self, name: str, image: Expr) -> None:
         lo, hi = self._ranges.pop(name, DEFAULT_RANGE)

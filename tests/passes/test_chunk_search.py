@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from pliant.context import Context
 from pliant.frontend.torch_export import export_module, from_exported
 from pliant.ir.graph import Value
+from pliant.ir.parse import parse_module
 from pliant.machine.target import named
 from pliant.options import Options
-from pliant.passes.chunk import Peaks, points_of, steps_of
+from pliant.passes.chunk import Peaks, fixed_extents, points_of, steps_of
 from pliant.passes.chunk_bytes import PointMemory
 from pliant.passes.chunk_parts import apart
 from pliant.passes.chunk_regions import FusedGraph, Need, Region, outer_runs
-from pliant.pipeline import run_stages
+from pliant.pipeline import STAGES, run_stages
+from pliant.sym import Facts, as_expr, sym
 
 CX = Context(Options(), named("avx512"))
 ROWS = 28
@@ -198,3 +200,34 @@ def test_the_best_of_all_choices(name: str) -> None:
         cost = sum(peaks.seconds[peaks.row[region]][0] for region in chosen)
         assert cost == pytest.approx(min(c for peak, c in every if peak <= limit))
     assert peaks.cheapest([0], [least / 2]) == [None]
+
+
+def test_sizes_of_a_narrow_range() -> None:
+    """No size is large there, but memory counts, also where the others are small."""
+    facts = Facts().with_range("n", 224, 239).with_range("b", 0, None)
+    points = points_of(facts, ["b", "n"])
+    assert any(point["b"] == 1 for point in points)
+
+
+def test_rows_that_every_call_has() -> None:
+    """A dim of every call is cut if it has rows, but not the features of one."""
+    text = """
+graph @main(%x: f32[b, 197, 96], %w: f32[96, 384], %v: f32[384, 96], %g: f32[384, 96]) {
+  %one: f32[1, 96, 384] = reshape(%w) {shape = [1, 96, 384]}
+  %two: f32[1, 384, 96] = reshape(%v) {shape = [1, 384, 96]}
+  %h: f32[b, 197, 384] = matmul(%x, %one)
+  %a: f32[b, 197, 384] = tanh(%h)
+  %y: f32[b, 197, 96] = matmul(%a, %two)
+  %new: f32[384, 96] = sub(%v, %g)
+  return %y, %new
+}
+"""
+    fused = next(stage for stage in STAGES if stage.name == "fuse")
+    module = fused.run(parse_module(text), CX)
+    facts = CX.facts(module.main)
+    of = FusedGraph(module.main, facts, ROWS)
+    memory = PointMemory(of, [{"b": 1}])
+    assert fixed_extents(of.graph, memory) == [as_expr(197)]
+    peaks = Peaks(of, [{"b": 1}])
+    assert {region.extent for region in peaks.regions} == {sym("b"), as_expr(197)}
+    assert peaks.least_share[0] < 0.4

@@ -15,7 +15,7 @@ from pliant.machine.target import named
 from pliant.options import Options
 from pliant.passes.chunk_sums import rejoined, sums_apart
 from pliant.pipeline import STAGES
-from pliant.sym import as_expr
+from pliant.sym import as_expr, sym
 
 CX = Context(Options(), named("avx2"))
 
@@ -37,6 +37,40 @@ graph @main(%x: f32[b, n, 4], %w: f32[4, 96], %v: f32[96, 4]) {
   return %mean, %most, %rows, %new
 }
 """
+# A loss of all rows but the last, and the gradient of what it is computed from.
+SHIFTED = """
+graph @main(%x: f32[b, n, 4], %w: f32[4, 96], %labels: i64[b, n], %v: f32[96, 4]) {
+  %a: f32[b, n, 4] = tanh(%x)
+  %one: f32[1, 4, 96] = reshape(%w) {shape = [1, 4, 96]}
+  %h: f32[b, n, 96] = matmul(%a, %one)
+  %s: f32[b, n - 1, 96] = slice(%h)
+    {starts = [0, 0, 0], shape = [b, n - 1, 96], steps = (1, 1, 1)}
+  %r: f32[b*n - b, 96] = reshape(%s) {shape = [b*n - b, 96]}
+  %next: i64[b, n - 1] = slice(%labels)
+    {starts = [0, 1], shape = [b, n - 1], steps = (1, 1)}
+  %m: f32[b*n - b, 1] = reduce(%r) {op = "max", axes = (1), keepdims = true}
+  %most: f32[b*n - b, 96] = broadcast(%m) {shape = [b*n - b, 96], axes = (0, 1)}
+  %d: f32[b*n - b, 96] = sub(%r, %most)
+  %e: f32[b*n - b, 96] = exp(%d)
+  %z: f32[b*n - b, 1] = reduce(%e) {op = "sum", axes = (1), keepdims = true}
+  %log: f32[b*n - b, 1] = log(%z)
+  %class: i64[b*n - b, 1] = reshape(%next) {shape = [b*n - b, 1]}
+  %own: f32[b*n - b, 1] = take_along(%d, %class) {axis = 1}
+  %l: f32[b*n - b, 1] = sub(%log, %own)
+  %loss: f32[] = reduce(%l) {op = "sum", axes = (0, 1), keepdims = false}
+  %worst: f32[] = reduce(%l) {op = "max", axes = (0, 1), keepdims = false}
+  %wide: f32[b*n - b, 96] = broadcast(%z) {shape = [b*n - b, 96], axes = (0, 1)}
+  %soft: f32[b*n - b, 96] = div(%e, %wide)
+  %back: f32[b, n - 1, 96] = reshape(%soft) {shape = [b, n - 1, 96]}
+  %g: f32[b, n, 96] = pad(%back) {low = [0, 0, 0], high = [0, 1, 0], value = 0.0}
+  %flat: f32[b*n, 96] = reshape(%g) {shape = [b*n, 96]}
+  %c: f32[96, b*n] = transpose(%flat) {perm = (1, 0)}
+  %rows: f32[b*n, 4] = reshape(%a) {shape = [b*n, 4]}
+  %dw: f32[96, 4] = matmul(%c, %rows)
+  %new: f32[96, 4] = sub(%v, %dw)
+  return %loss, %worst, %new, %l
+}
+""".replace("\n    {", " {")
 DONE = ("fuse", "chunk", "chunk_loops", "lower", "update", "order", "inplace")
 
 
@@ -90,6 +124,32 @@ def test_every_number_of_chunks(made: dict[str, Module], b: int, n: int) -> None
                 )
                 for a, w in zip(got, want, strict=True):
                     np.testing.assert_allclose(a, w, rtol=2e-5, atol=2e-5)
+
+
+def test_rows_without_the_last() -> None:
+    """Logits of all rows are cut where the loss is shifted by one."""
+    made = dict(stages(SHIFTED))
+    cut = [op for op in chunks(made["chunk"]) if op.dim_attr("extent") == sym("n")]
+    assert any(len(op.regions[0].sizes) == 3 for op in cut)
+    wide = {v for op in cut for v in op.results if v.shape[-1:] == (as_expr(96),)}
+    assert not wide
+    text = print_module(made["chunk"])
+    assert print_module(parse_module(text)) == text
+    for b, n in [(1, 1), (2, 2), (2, 5), (1, 13)]:
+        draw = np.random.default_rng(b * 100 + n)
+        x, w, _ = inputs(b, n)
+        given = [x, w, draw.integers(0, 96, (b, n)), inputs(b, n)[2]]
+        want = run_graph(made["fuse"], given)
+        for stage in ("chunk", "inplace"):
+            module = made[stage]
+            for rows in sorted({1, 2, 3, max(n - 1, 1), n}):
+                env = dict.fromkeys(module.knobs, rows)
+                for version in module.versions:
+                    got = run_graph(
+                        module, given, version.name, env, workers=2, check_races=True
+                    )
+                    for a, expected in zip(got, want, strict=True):
+                        np.testing.assert_allclose(a, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_sums_are_written_in_place(made: dict[str, Module]) -> None:

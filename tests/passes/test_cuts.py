@@ -22,6 +22,7 @@ def behind(line: str, params: str, cut: Cut) -> tuple[Demand, ...] | None:
 
 
 ROWS = Cut(0)
+SHORT = Cut(1, short=True)  # of b runs of n - 1 rows
 CUT = [
     ("%y: f32[n, 4] = add(%x, %x)", "%x: f32[n, 4]", ROWS, (ROWS, ROWS)),
     (
@@ -97,6 +98,40 @@ CUT = [
         ROWS,
         (ROWS, ROWS),
     ),
+    # all rows but the last: the last round has one less
+    (
+        "%y: f32[b, n - 1] = slice(%x) "
+        "{starts = [0, 0], shape = [b, n - 1], steps = (1, 1)}",
+        "%x: f32[b, n]",
+        SHORT,
+        (Cut(1),),
+    ),
+    (
+        "%y: f32[b*n - b] = reshape(%x) {shape = [b*n - b]}",
+        "%x: f32[b, n - 1]",
+        Cut(0, B, short=True),
+        (SHORT,),
+    ),
+    (
+        "%y: f32[b, n] = pad(%x) {low = [0, 0], high = [0, 1], value = 0.0}",
+        "%x: f32[b, n - 1]",
+        Cut(1),
+        (SHORT,),
+    ),
+    # other rows than its own: a round reads them from the whole
+    (
+        "%y: f32[b, n - 1] = slice(%x) "
+        "{starts = [0, 1], shape = [b, n - 1], steps = (1, 1)}",
+        "%x: f32[b, n]",
+        SHORT,
+        (None,),
+    ),
+    (
+        "%y: f32[n, 4] = slice(%x) {starts = [1, 0], shape = [n, 4], steps = (2, 1)}",
+        "%x: f32[2*n, 4]",
+        ROWS,
+        (None,),
+    ),
     # windows reach into the rows of the next chunk: a round reads them from the whole
     (
         "%y: f32[1, 3, n, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
@@ -137,10 +172,30 @@ NOT_CUT = [
         Cut(0),
     ),
     ("%y: f32[n, 4] = flip(%x) {axes = (0)}", "%x: f32[n, 4]", ROWS),
+    # a part of several runs is several parts
     (
-        "%y: f32[n, 4] = slice(%x) {starts = [1, 0], shape = [n, 4], steps = (1, 1)}",
-        "%x: f32[n + 1, 4]",
-        ROWS,
+        "%y: f32[2*n] = slice(%x) {starts = [1], shape = [2*n], steps = (1)}",
+        "%x: f32[2*n + 1]",
+        Cut(0, sym("n") * 0 + 2),
+    ),
+    # two rows are missing, not one
+    (
+        "%y: f32[b, n] = pad(%x) {low = [0, 0], high = [0, 2], value = 0.0}",
+        "%x: f32[b, n - 2]",
+        Cut(1),
+    ),
+    # the row that is missing is the first
+    (
+        "%y: f32[b, n] = pad(%x) {low = [0, 1], high = [0, 0], value = 0.0}",
+        "%x: f32[b, n - 1]",
+        Cut(1),
+    ),
+    # the last round might have no row, which no window is for
+    (
+        "%y: f32[1, 3, n - 1, 5] = conv(%x, %w) {stride = (1, 1), low = (1, 1), "
+        "high = (1, 1), dilation = (1, 1), groups = 1}",
+        "%x: f32[1, 2, n - 1, 5], %w: f32[3, 2, 3, 3]",
+        Cut(2, short=True),
     ),
     (
         "%y: f32[n, 4] = pad(%x) {low = [1, 0], high = [0, 0], value = 0.0}",
@@ -312,3 +367,6 @@ def test_ways_to_cut_a_shape() -> None:
     assert cutter.cuts_of((B, N, sym("n") * 0 + 4)) == [Cut(1)]
     assert cutter.cuts_of((B * N,)) == [Cut(0, inner=B), Cut(0, B)]
     assert cutter.cuts_of((B,)) == []
+    assert cutter.cuts_of((B, N - 1)) == [SHORT]
+    short = Cut(0, inner=B, short=True), Cut(0, B, short=True)
+    assert cutter.cuts_of((B * N - B,)) == [*short]

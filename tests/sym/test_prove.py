@@ -54,6 +54,9 @@ CERTAIN = [
     (empty.assume(le(n // 8, 4)), le(n, 39)),
     (empty.assume(ge(3 * (n // 8), 7)), ge(n, 24)),
     (several, ge(rounded - mod(const(2), rounded), 0)),
+    (empty.assume(eq((n // 16) ** 2, 196)), eq(2364 // ((n // 16) ** 2 + 1), 12)),
+    (empty.assume(eq((n // 16) ** 2, 196)), le(n, 239)),
+    (empty.assume(eq(n**3, 343)), eq(n, 7)),
     (empty, eq(n * 4, 4 * n)),
     (empty, eq((n + 1) * 2, 2 * n + 2)),
     (up_to_512, le(s, 512)),
@@ -343,6 +346,7 @@ def test_contradiction_raises():
         [lt(n, 0)],
         [ge(n, 5), le(n, 4)],
         [eq(2 * n, 7)],
+        [eq(n**2, 50)],
         [eq(n, m), ne(n, m)],
     ):
         facts = Facts()

@@ -8,11 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import Dim
 
 import pliant
 
 WIDTH, CLASSES = 32, 2000
-SHAPES = (({0: "batch", 1: "seq"},), ({0: "batch", 1: "seq"},))
+Names = dict[int, str | Dim]
+NAMES: Names = {0: "batch", 1: "seq"}
+TWO: Names = {0: "batch", 1: Dim("seq", min=2)}  # with a row before the last one
 
 
 class Words(nn.Module):
@@ -43,7 +46,10 @@ def batch(b: int, s: int) -> tuple[tuple[Tensor], tuple[Tensor]]:
 
 
 def made(
-    loss: Callable[[Tensor, Tensor], Tensor], optimizer: object, **options: bool
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: object,
+    names: Names,
+    **options: bool,
 ) -> tuple[nn.Module, pliant.TrainingStep]:
     torch.manual_seed(0)
     model = Words()
@@ -52,7 +58,7 @@ def made(
         loss,
         optimizer,
         batch(2, 5),
-        SHAPES,
+        ((names,), (names,)),
         options=pliant.Options(**options),
     )
     return model, step
@@ -65,21 +71,24 @@ def least_of(step: pliant.TrainingStep, b: int, s: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("loss", "optimizer", "shapes"),
+    ("loss", "optimizer", "names", "shapes"),
     [
-        (same, pliant.SGD(0.1), [(1, 400), (4, 131), (97, 4)]),
-        (shifted, pliant.AdamW(1e-3), [(97, 4), (13, 31)]),
+        (same, pliant.SGD(0.1), NAMES, [(1, 400), (4, 131), (97, 4)]),
+        (shifted, pliant.AdamW(1e-3), NAMES, [(97, 4), (13, 31)]),
+        # along the length too; 393 is 14 chunks of 28 rows, and the last row of all
+        (shifted, pliant.AdamW(1e-3), TWO, [(1, 393), (3, 261), (97, 4)]),
     ],
-    ids=["same", "shifted"],
+    ids=["same", "shifted", "shifted along the length"],
 )
 def test_steps_in_chunks(
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizer: object,
+    names: Names,
     shapes: list[tuple[int, int]],
 ) -> None:
     """Steps within limits change the parameters as steps without chunks do."""
-    model, step = made(loss, optimizer)
-    other, plain = made(loss, optimizer, chunk=False)
+    model, step = made(loss, optimizer, names)
+    other, plain = made(loss, optimizer, names, chunk=False)
     for b, s in [(1, 2), (3, 7), *shapes]:
         step.memory_limit = None
         peak, least = step.memory_plan(*batch(b, s)).peak_bytes, least_of(step, b, s)
