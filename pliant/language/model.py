@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -21,10 +21,8 @@ import numpy as np
 
 from pliant.api import build, settings
 from pliant.errors import OptionError, ShapeError
-from pliant.frontend.growing import grown
-from pliant.frontend.ir_module import import_module
-from pliant.growing import Growing
 from pliant.language.blocks import Weight
+from pliant.language.caches import RowCaches, token_bytes
 from pliant.language.gguf_file import Shape, read_gguf
 from pliant.language.graph import decoder
 from pliant.language.sampling import TokenSampler
@@ -68,13 +66,11 @@ class LanguageModel:
         memory_limit: int | str | None = None,
     ) -> None:
         started = perf_counter()
-        imported = import_module(decoder(shape, weights))
-        axes = dict.fromkeys(range(1, 1 + 2 * shape.layers), 2)
         chosen = settings(options, threads, None, memory_limit)
-        self.model: CompiledModel = build(grown(imported, axes), chosen, {})
+        self.model: CompiledModel = build(decoder(shape, weights), chosen, {})
         self.tokens, self.shape = tokens, shape
         self._compile_seconds = perf_counter() - started
-        self._caches: list[Growing] | None = None  # of `forward`
+        self._caches: RowCaches | None = None  # of `forward`
         self._times = _Times()
 
     # ---- the network
@@ -93,8 +89,16 @@ class LanguageModel:
                 got=given.shape,
             )
         if self._caches is None:
-            self._caches = self._empty(len(rows))
-        logits = self._run(rows.astype(np.int64), self._caches, rows.shape[1])
+            self._caches = RowCaches(self.shape, len(rows), ROOM)
+        caches, new = self._caches, rows.shape[1]
+        if len(rows) != caches.places:
+            raise ShapeError(
+                f"the tokens before these are of {caches.places} rows, not {len(rows)}",
+                expected=caches.places,
+                got=len(rows),
+            )
+        make_room(caches, new)
+        logits = self.run(rows.astype(np.int64), caches, 0, new)
         if hasattr(ids, "new_tensor"):
             return ids.new_tensor(logits, dtype=_torch_float())
         return logits
@@ -103,20 +107,21 @@ class LanguageModel:
         """Forgets the tokens of `forward`."""
         self._caches = None
 
-    def _empty(self, batch: int) -> list[Growing]:
-        shape = self.shape
-        rows = np.zeros((batch, shape.kv_heads, 0, shape.head_size), np.float32)
-        return [Growing(rows, 2, ROOM) for _ in range(2 * shape.layers)]
+    def run(
+        self, ids: np.ndarray, caches: RowCaches, first: int, kept: int
+    ) -> np.ndarray:
+        """The logits of the last positions of rows (batch, new) from a place on.
 
-    def _run(self, ids: np.ndarray, caches: list[Growing], kept: int) -> np.ndarray:
-        """The logits of the last positions."""
-        started, first = perf_counter(), caches[0]
-        need, room = first.length + ids.shape[1], first.capacity
-        if need > room:
-            for cache in caches:
-                cache.reserve(max(need, 2 * room))
-        logits, *_ = self.model(ids, *caches, kept)
-        is_prompt = first.length == ids.shape[1] or ids.shape[1] > 1
+        Every row has the tokens behind its own then.
+        """
+        started, count = perf_counter(), ids.shape[1]
+        lengths = caches.lengths[first : first + len(ids)]
+        past = int(lengths.max(initial=0))
+        logits = self.model(
+            ids, lengths, *caches.rows(first, len(ids)), past, min(kept, count)
+        )
+        is_prompt = past == 0 or count > 1
+        lengths += count
         self._times.note(ids.size, perf_counter() - started, is_prompt)
         return np.asarray(logits)
 
@@ -189,9 +194,10 @@ class LanguageModel:
     ) -> Iterator[int]:
         """Tokens behind a prompt, without an end; an empty prompt is its beginning."""
         ids = list(prompt) or [0 if self.tokens.begin is None else self.tokens.begin]
-        caches = self._empty(1)
+        caches = RowCaches(self.shape, 1, ROOM)
         for _ in range(most):
-            logits = self._run(np.array([ids], np.int64), caches, 1)
+            make_room(caches, len(ids))
+            logits = self.run(np.array([ids], np.int64), caches, 0, 1)
             token = sampler.pick(logits[0, -1])
             yield token
             ids = [token]
@@ -199,8 +205,17 @@ class LanguageModel:
     # ---- what it is
 
     def memory_plan(self, **dims: Any) -> MemoryPlan:
-        """Of a call; `grown_bytes` is what the caches take beside it."""
-        return self.model.memory_plan(**{"kept": min(1, dims.get("new", 1)), **dims})
+        """Of a call; `grown_bytes` is what the caches take beside it.
+
+        `past` is that of the longest row; without a `capacity`, it is what the call
+        needs.
+        """
+        need = dims.get("past", 0) + dims.get("new", 1)
+        given = {"kept": min(1, dims.get("new", 1)), "capacity": need, **dims}
+        plan = self.model.memory_plan(**given)
+        found = plan.dims
+        rows = found["batch"] * found["capacity"]
+        return replace(plan, grown_bytes=rows * token_bytes(self.shape))
 
     def stats(self) -> dict[str, Any]:
         times = self._times
@@ -235,6 +250,13 @@ def load_gguf(
         options=options,
         memory_limit=memory_limit,
     )
+
+
+def make_room(caches: RowCaches, new: int) -> None:
+    """For that many more tokens of the longest row: twice the room, at least."""
+    need, room = int(caches.lengths.max(initial=0)) + new, caches.capacity
+    if need > room:
+        caches.resize(caches.places, max(need, 2 * room))
 
 
 def _unsure(text: str, stops: Sequence[str]) -> int:
