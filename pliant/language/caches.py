@@ -48,6 +48,11 @@ class RowCaches:
     def nbytes(self) -> int:
         return self.places * self.capacity * token_bytes(self.shape)
 
+    @property
+    def array_bytes(self) -> int:
+        """Of one array, which `resize` holds beside its new memory."""
+        return self._memory[0].nbytes
+
     def rows(self, first: int, count: int) -> list[np.ndarray]:
         """The memory of some places: keys and values of each layer."""
         return [memory[first : first + count] for memory in self._memory]
@@ -87,8 +92,3 @@ class RowCaches:
         lengths = np.zeros(places, np.int64)
         lengths[:kept] = self.lengths[:kept]
         self.lengths = lengths
-
-    def resize_bytes(self, places: int, capacity: int) -> int:
-        """The most that is held while `resize` runs."""
-        new = places * capacity * token_bytes(self.shape)
-        return new + self.nbytes // len(self._memory)

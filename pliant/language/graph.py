@@ -133,9 +133,7 @@ class _Decoder:
         rows = (BATCH, self.shape.kv_heads, NEW)
         head = b.binary(
             "add",
-            b.binary(
-                "mul", b.iota(rows, 0), b.scalar(self.shape.kv_heads, I64)
-            ),
+            b.binary("mul", b.iota(rows, 0), b.scalar(self.shape.kv_heads, I64)),
             b.iota(rows, 1),
         )
         first = b.binary("mul", head, b.dim_value(CAPACITY))

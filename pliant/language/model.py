@@ -21,10 +21,13 @@ import numpy as np
 
 from pliant.api import build, settings
 from pliant.errors import OptionError, ShapeError
+from pliant.frontend.signature import LARGEST
+from pliant.language.batch import Batch, Request
 from pliant.language.blocks import Weight
 from pliant.language.caches import RowCaches, token_bytes
 from pliant.language.gguf_file import Shape, read_gguf
 from pliant.language.graph import decoder
+from pliant.language.pieces import TextPieces
 from pliant.language.sampling import TokenSampler
 from pliant.language.tokens import Tokens
 from pliant.model.compiled import CompiledModel
@@ -138,16 +141,38 @@ class LanguageModel:
         seed: int | None = None,
     ) -> Any:
         """The text that follows each prompt; a string for a string."""
-        if isinstance(prompts, str):
-            return "".join(
-                self.stream(
-                    prompts, max_new_tokens, temperature, top_k, top_p, stop, seed
-                )
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = [
+            _Text(
+                TextPieces(self.tokens, stop),
+                self.request(prompt, max_new_tokens, temperature, top_k, top_p, seed),
             )
-        return [
-            self.generate(prompt, max_new_tokens, temperature, top_k, top_p, stop, seed)
-            for prompt in prompts
+            for prompt in asked
         ]
+        batch = Batch(self, most_rows=max(len(texts), 1), context=LARGEST)
+        for text in texts:
+            batch.submit(text.request)
+        while batch.step():
+            for text in texts:
+                text.follow(batch)
+        made = [text.whole(batch) for text in texts]
+        return made[0] if isinstance(prompts, str) else made
+
+    def request(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Request:
+        """What a `Batch` continues; an empty prompt is the beginning of a text."""
+        if max_new_tokens < 0:
+            raise OptionError(f"max_new_tokens is not negative: {max_new_tokens}")
+        sampler = TokenSampler(temperature, top_k, top_p, seed)
+        ids = self.tokens.encode(prompt) or [self._begin]
+        return Request(ids, max_new_tokens, sampler, self.tokens.ends)
 
     def stream(
         self,
@@ -160,32 +185,20 @@ class LanguageModel:
         seed: int | None = None,
     ) -> Iterator[str]:
         """The text that follows, piece by piece, up to an end or a text of `stop`."""
-        sampler = TokenSampler(temperature, top_k, top_p, seed)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        if max_new_tokens < 0 or not all(stops):
-            raise OptionError(
-                "max_new_tokens is not negative, and a text of stop is not empty"
-            )
-        return self._stream(self.tokens.encode(prompt), max_new_tokens, sampler, stops)
+        pieces = TextPieces(self.tokens, stop)
+        request = self.request(prompt, max_new_tokens, temperature, top_k, top_p, seed)
+        return self._stream(request, pieces)
 
-    def _stream(
-        self, prompt: list[int], most: int, sampler: TokenSampler, stops: Sequence[str]
-    ) -> Iterator[str]:
-        ids, given = list[int](), ""
-        for token in self.next_tokens(prompt, most, sampler):
-            if token in self.tokens.ends:
+    def _stream(self, request: Request, pieces: TextPieces) -> Iterator[str]:
+        for token in self.next_tokens(request.prompt, request.most, request.sampler):
+            if token in request.ends:
                 break
-            ids.append(token)
-            text = self.tokens.decode(ids)
-            found = [at for at in map(text.find, stops) if at >= 0]
-            if found:
-                yield text[len(given) : min(found)]
-                return
-            sure = text[: len(text) - _unsure(text, stops)]
-            if len(sure) > len(given):
-                yield sure[len(given) :]
-                given = sure
-        rest = self.tokens.decode(ids)[len(given) :]
+            piece = pieces.push(token)
+            if piece:
+                yield piece
+            if pieces.ended:
+                break
+        rest = pieces.rest()
         if rest:
             yield rest
 
@@ -193,7 +206,7 @@ class LanguageModel:
         self, prompt: Sequence[int], most: int, sampler: TokenSampler
     ) -> Iterator[int]:
         """Tokens behind a prompt, without an end; an empty prompt is its beginning."""
-        ids = list(prompt) or [0 if self.tokens.begin is None else self.tokens.begin]
+        ids = list(prompt) or [self._begin]
         caches = RowCaches(self.shape, 1, ROOM)
         for _ in range(most):
             make_room(caches, len(ids))
@@ -201,6 +214,11 @@ class LanguageModel:
             token = sampler.pick(logits[0, -1])
             yield token
             ids = [token]
+
+    @property
+    def _begin(self) -> int:
+        """The token of an empty text."""
+        return 0 if self.tokens.begin is None else self.tokens.begin
 
     # ---- what it is
 
@@ -259,13 +277,26 @@ def make_room(caches: RowCaches, new: int) -> None:
         caches.resize(caches.places, max(need, 2 * room))
 
 
-def _unsure(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end may yet change, or begin a text of `stop`."""
-    open_bytes = len(text) - len(text.rstrip("\ufffd"))
-    begun = (
-        n for s in stops for n in range(1, len(s)) if n > 0 and text.endswith(s[:n])
-    )
-    return max((open_bytes, *begun))
+@dataclass(slots=True)
+class _Text:
+    """A text of a batch."""
+
+    pieces: TextPieces
+    request: Request
+    parts: list[str] = field(default_factory=list)
+
+    def follow(self, batch: Batch) -> None:
+        for token in self.request.taken():
+            if not self.pieces.ended:
+                self.parts.append(self.pieces.push(token))
+        if self.pieces.ended:
+            batch.cancel(self.request)
+
+    def whole(self, batch: Batch) -> str:
+        if self.request.error is not None:
+            raise self.request.error
+        self.follow(batch)
+        return "".join([*self.parts, self.pieces.rest()])
 
 
 def _torch_float() -> Any:
