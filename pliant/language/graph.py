@@ -4,12 +4,11 @@
          keys, values f32[batch, heads, capacity, size] of each layer, past, kept)
       -> logits f32[batch, kept, vocabulary]; keys and values are written in place
 
-A row of the batch has `lengths` tokens of its own in the caches, at most `past`. Its new
-ones are written behind them, at `lengths + 0, 1, ..`, which are also their positions,
-and a token reads the keys up to its own position. So one program serves a prompt, the
-rest of it, one token or several, for rows that are equally long or not; what lies behind
-a row's tokens is never read. `kept` is for how many of the last positions logits are
-computed.
+A row of the batch has `lengths` tokens of its own in the caches, at most `past`. Its
+new ones are written behind them, at `lengths + 0, 1, ..`, which are also their
+positions, and a token sees the keys up to its own position. So one program serves a
+prompt, the rest of it, one token or several, for rows that are equally long or not.
+`kept` is for how many of the last positions logits are computed.
 """
 
 from __future__ import annotations
