@@ -110,10 +110,8 @@ class _Decoder:
             raise ModelError(
                 f"the weight {name} has {w.columns} columns, not {x.shape[-1]}"
             )
-        operands = [x, w.value(self.b)]
-        if f"{name}.bias" in self.weights:
-            operands.append(self.weights[f"{name}.bias"].vector(self.b))
-        return self.b.emit("linear", *operands)
+        bias = self.weights.get(f"{name}.bias")
+        return w.product(self.b, x, None if bias is None else bias.vector(self.b))
 
     def norm(self, x: Value, name: str) -> Value:
         scale = self.weight(name).vector(self.b)

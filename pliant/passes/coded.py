@@ -78,17 +78,23 @@ class _Finder:
         found: Range | None = None
         if op.name == "constant":
             return _RANGES.get(value.dtype)
-        if op.name in (*_MOVES, "cast") and op.operands[0].dtype in _INTEGERS:
+        if op.name == "cast" and op.operands[0].dtype is DType.BOOL:
+            found = (0, 1) if op.operands[0] in self.constant else None
+        elif op.name in (*_MOVES, "cast") and op.operands[0].dtype in _INTEGERS:
             found = self.range(op.operands[0])
         elif op.name == "concat":
             parts = [self.range(v) for v in op.operands]
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 found = min(p[0] for p in known), max(p[1] for p in known)
-        elif op.name in ("bitwise_and", "shift_right", "add", "sub"):
+        elif op.name in ("bitwise_and", "shift_right", "add", "sub", "mul"):
             by, inner = self.number(op.operands[1]), self.range(op.operands[0])
             if by is not None and inner is not None:
                 found = _changed(op.name, inner, by)
+            elif op.name == "add" and inner is not None:
+                other = self.range(op.operands[1])
+                if other is not None:
+                    found = inner[0] + other[0], inner[1] + other[1]
         held = _RANGES.get(value.dtype, found)
         if found is None or held is None:
             return None
@@ -219,6 +225,9 @@ def _changed(name: str, inner: Range, by: int) -> Range | None:
             return (inner[0] >> by, inner[1] >> by) if 0 <= by < 8 else None
         case "add":
             return inner[0] + by, inner[1] + by
+        case "mul":
+            ends = inner[0] * by, inner[1] * by
+            return min(ends), max(ends)
         case _:
             return inner[0] - by, inner[1] - by
 
