@@ -1,4 +1,4 @@
-"""`pliant.quantize`: packed weights, decoded inside the products of a compiled model."""
+"""`pliant.quantize`: packed weights, decoded inside products of a compiled model."""
 
 from __future__ import annotations
 
