@@ -73,17 +73,16 @@ def run(args: argparse.Namespace) -> int:
     from pliant.language.batch import Batch
 
     path = smollm2() if args.model == "smollm2" else Path(args.model)
-    lm = pliant.load_gguf(path, threads=args.threads)
-    batch = Batch(
-        lm,
-        memory_limit=args.memory_limit,
-        most_rows=args.rows,
-        context=args.context,
-    )
     name = args.name or ("smollm2" if args.model == "smollm2" else path.stem)
-    settings = Settings(name, args.max_new_tokens, args.waiting)
-    with _listening(args.host, args.port) as listener, _no_signals():
-        server = Server(batch, settings)
+    with _listening(args.host, args.port) as listener:
+        lm = pliant.load_gguf(path, threads=args.threads)
+        batch = Batch(
+            lm,
+            memory_limit=args.memory_limit,
+            most_rows=args.rows,
+            context=args.context,
+        )
+        server = Server(batch, Settings(name, args.max_new_tokens, args.waiting))
         config = uvicorn.Config(
             server.app,
             log_level="warning",
@@ -97,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(told), flush=True)
         else:
             print(f"serving {name} at {url}", file=sys.stderr, flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        with _no_signals():
+            uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -80,6 +81,7 @@ class Server:
                 Route("/metrics", self.show_metrics),
                 Route("/health", self.health),
             ],
+            exception_handlers={Exception: _failed},
             lifespan=self._lifespan,
         )
 
@@ -109,8 +111,8 @@ class Server:
         }
 
     async def show_metrics(self, http: HttpRequest) -> Response:
-        kind = "text/plain; version=1.0.0; charset=utf-8"
-        return Response(self.metrics.text(), media_type=kind)
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return Response(self.metrics.text(), headers=headers)
 
     async def health(self, http: HttpRequest) -> Response:
         if self.worker.broken is not None:
@@ -132,7 +134,7 @@ class Server:
     async def _answer(self, http: HttpRequest, kind: _Kind) -> Response:
         jobs: list[Job] = []
         try:
-            wanted = kind.parse(await _body(http), self.lm)
+            wanted = _parsed(kind, await _body(http), self.lm)
             if wanted.model not in (None, self.settings.name):
                 return self._unknown(str(wanted.model))
             for request in wanted.requests(self.lm, self.settings.max_new_tokens):
@@ -280,6 +282,18 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._answer.leave()
+
+
+def _parsed(kind: _Kind, body: object, lm: LanguageModel) -> Wanted:
+    try:
+        return kind.parse(body, lm)
+    except UnicodeEncodeError:
+        raise BodyError("a text has half of a surrogate pair") from None
+
+
+async def _failed(http: HttpRequest, error: Exception) -> Response:
+    """Of a bug: its traceback is in the server's log."""
+    return _refused(*_error_body(500, f"{type(error).__name__}: {error}"))
 
 
 async def _text_of(job: Job) -> tuple[str, Part]:

@@ -93,7 +93,11 @@ class _Fields:
         return None if found is None else int(found)
 
     def number(self, name: str) -> float | None:
-        found = self.take(name, "a number", lambda v: _is_int(v) or type(v) is float)
+        found = self.take(
+            name,
+            "a number",
+            lambda v: type(v) is float or (_is_int(v) and abs(v) < 2**53),
+        )
         return None if found is None else float(found)
 
     def flag(self, name: str) -> bool:
