@@ -266,22 +266,22 @@ class _Answer:
         return _event({**self._head, "object": self.kind.part, "choices": [choice]})
 
 
-class _Events(StreamingResponse):
-    """A stream that gives its places free, however it ends."""
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """A stream that gives its places free, however it ends: as early as its head."""
 
-    def __init__(self, answer: _Answer) -> None:
-        self._answer = answer
-        super().__init__(
-            answer.events(),
+    answer: _Answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = StreamingResponse(
+            self.answer.events(),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache"},
         )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await stream(scope, receive, send)
         finally:
-            self._answer.leave()
+            self.answer.leave()
 
 
 def _parsed(kind: _Kind, body: object, lm: LanguageModel) -> Wanted:
