@@ -122,6 +122,7 @@ class Batch:
         self.rows: list[Request] = []  # by place
         self.reading: Request | None = None
         self.waiting: deque[Request] = deque()
+        self._fits_next = True  # nothing says that the next one cannot be admitted
         self.call_bytes = 0  # the planned peak of the calls of those that are admitted
         self._check_alone(1)
 
@@ -152,6 +153,7 @@ class Batch:
             request.finish = "length"
             self.counts.finished += 1
         else:
+            self._fits_next |= not self.waiting
             self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -235,6 +237,8 @@ class Batch:
         rows = len(self.rows)
         if self.reading or not self.waiting or rows == self.most_rows:
             return
+        if not self._fits_next:  # plans take time, and nothing has changed
+            return
         caches, next_ = self.caches, self.waiting[0]
         need = max(r.room for r in (*self.rows, next_))
         longer = -(-need // GRAIN) * GRAIN
@@ -253,6 +257,7 @@ class Batch:
                 self.reading = self.waiting.popleft()
                 self.counts.admitted += 1
                 return
+        self._fits_next = not self.rows
         if not self.rows:  # `check` has found it to fit alone, in memory of its own
             self.caches = RowCaches(self.lm.shape, 0, 0)
 
@@ -310,6 +315,7 @@ class Batch:
         self, request: Request, finish: str, error: Exception | None = None
     ) -> None:
         request.finish, request.error = finish, error
+        self._fits_next = True
         counts, last = self.counts, len(self.rows) - 1
         counts.finished += finish in ("stop", "length")
         counts.cancelled += finish == "cancelled"
