@@ -31,9 +31,9 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
     """The model with the weights of linear layers and embeddings in 8 or 4 bits.
 
     `kind` is "int8" or "int4", `group` the numbers of a row that share a scale; None:
-    all of them. A layer whose rows are no whole number of groups stays as it is, and so
-    does everything that is no nn.Linear or nn.Embedding. What stays is shared with
-    `model`; weights that layers share are packed once, and shared.
+    all of them. A layer whose rows are no whole number of groups, or of an odd size,
+    stays as it is, and so does all that is no nn.Linear or nn.Embedding. What stays is
+    shared with `model`; weights that layers share are packed once, and shared.
     """
     if kind not in _PACKED:
         raise OptionError(f"a kind is {' or '.join(_PACKED)}, not {kind!r}")
@@ -63,8 +63,8 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
     if made in found:
         return found[made]  # type: ignore[return-value]  # it stands for the layer
     for parent in list(made.modules()):
-        for name, child in list(parent.named_children()):
-            if child in found:
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in found:
                 setattr(parent, name, found[child])
     return made
 
