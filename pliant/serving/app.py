@@ -24,6 +24,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -137,10 +138,13 @@ class Server:
             wanted = _parsed(kind, await _body(http), self.lm)
             if wanted.model not in (None, self.settings.name):
                 return self._unknown(str(wanted.model))
-            for request in wanted.requests(self.lm, self.settings.max_new_tokens):
+            default, context = self.settings.max_new_tokens, self.batch.context
+            for request in wanted.requests(self.lm, default, context):
                 jobs.append(self.worker.start(request, pieces(wanted, self.lm)))
             for job in jobs:
                 await job.accepted()
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except (Exception, asyncio.CancelledError) as error:
             for job in jobs:
                 job.leave()

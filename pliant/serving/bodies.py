@@ -62,10 +62,13 @@ class Wanted:
     stream: bool = False
     usage: bool = False  # whether a stream ends with the counts of tokens
 
-    def requests(self, lm: LanguageModel, default: int) -> list[Request]:
-        most = default if self.most is None else self.most
+    def requests(self, lm: LanguageModel, default: int, context: int) -> list[Request]:
+        """Of `default` new tokens where nothing is said, if the context has them."""
         made: list[Request] = []
         for prompt in self.prompts:
+            most = self.most
+            if most is None:
+                most = min(default, max(context - len(prompt), 1))
             for k in range(self.n):
                 seed = None if self.seed is None else self.seed + k
                 sampler = TokenSampler(**self.sampling, seed=seed)

@@ -88,7 +88,6 @@ class Worker:
         self.batch, self.watch, self.most_waiting = batch, watch, most_waiting
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[Request, Job] = {}
-        self._coming = 0  # started, and not yet seen by the thread
         self._stopping = False
         self.broken: str | None = None  # why nothing is generated any more
         self._thread = threading.Thread(target=self._run, name="pliant-serve")
@@ -100,12 +99,11 @@ class Worker:
     def start(self, request: Request, pieces: TextPieces) -> Job:
         if self._stopping or self.broken:
             raise BusyError(self.broken or "the server stops")
-        waiting = self._coming + len(self.batch.waiting)
+        waiting = self._inbox.qsize() + len(self.batch.waiting)
         if waiting >= self.most_waiting:
             raise BusyError(f"{waiting} requests are waiting")
         loop = asyncio.get_running_loop()
         job = Job(request, pieces, self, loop, asyncio.Queue())
-        self._coming += 1
         self._inbox.put(lambda: self._submit(job))
         return job
 
@@ -153,7 +151,6 @@ class Worker:
         return True
 
     def _submit(self, job: Job) -> None:
-        self._coming -= 1
         try:
             self.batch.submit(job.request)
         except Exception as error:

@@ -105,6 +105,14 @@ def test_completions(lm: pliant.LanguageModel, client: openai.OpenAI) -> None:
         assert found[-1].finish_reason == choice.finish_reason
 
 
+def test_a_default_that_the_context_has(client: openai.OpenAI) -> None:
+    """Of 512 tokens, 505 of them a prompt; the server's default is 12 new ones."""
+    made = client.completions.create(model="tiny", prompt=[1] * 505, temperature=0)
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == 505
+    assert made.choices[0].finish_reason in ("stop", "length")
+
+
 def test_several_prompts_and_choices(
     lm: pliant.LanguageModel, client: openai.OpenAI
 ) -> None:
