@@ -51,6 +51,7 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
 
     for layer in made.modules():
         make: Callable[[PackedNumbers, Any], nn.Module]
+        given: Any = layer
         if type(layer) is nn.Linear:
             make = PackedLinear
         elif type(layer) is nn.Embedding and layer.max_norm is None:
@@ -59,7 +60,7 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
             continue
         columns = layer.weight.shape[1]
         if columns % (group or 2) == 0 and columns:
-            found[layer] = make(numbers(layer.weight), layer).train(layer.training)
+            found[layer] = make(numbers(layer.weight), given).train(layer.training)
     if made in found:
         return found[made]  # type: ignore[return-value]  # it stands for the layer
     for parent in list(made.modules()):
@@ -89,7 +90,7 @@ class PackedNumbers(nn.Module):
     def _decoded(self, parts: list[Tensor]) -> Tensor:
         raise NotImplementedError
 
-    def forward(self) -> Tensor:
+    def whole(self) -> Tensor:
         """The numbers."""
         return self._decoded(list(self.buffers())).reshape(self.shape).to(self.dtype)
 
@@ -160,10 +161,10 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Decoded, for code that asks for it."""
-        return self.numbers()
+        return self.numbers.whole()
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.numbers(), self.bias)
+        return nn.functional.linear(x, self.numbers.whole(), self.bias)
 
 
 class PackedEmbedding(nn.Module):
@@ -178,7 +179,7 @@ class PackedEmbedding(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Decoded, for code that asks for it."""
-        return self.numbers()
+        return self.numbers.whole()
 
     def forward(self, index: Tensor) -> Tensor:
         return self.numbers.picked(index)

@@ -32,7 +32,7 @@ import numpy as np
 from pliant.ir.build import Builder
 from pliant.ir.graph import Constant, Value
 from pliant.ir.types import NUMPY, DType, tensor
-from pliant.sym import product
+from pliant.sym import as_expr, product
 
 F32, U8 = DType.F32, DType.U8
 HALF = {"f16": DType.F16, "bf16": DType.BF16}
@@ -122,10 +122,11 @@ def _joined(b: Builder, low: Value, high: Value) -> Value:
 
 def _bits(b: Builder, packed: Value, inside: bool) -> Value:
     """(.., n) bytes -> (.., n, 8) bits, or (.., 8, n) if not `inside`; each 0 or 1."""
-    *lead, count = packed.shape
+    lead, count = packed.shape[:-1], packed.shape[-1]
     last = packed.type.rank
     axis = last if inside else last - 1
-    whole = (*lead, count, 8) if inside else (*lead, 8, count)
+    eight = as_expr(8)
+    whole = (*lead, count, eight) if inside else (*lead, eight, count)
     masks = np.left_shift(1, np.arange(8)).astype(np.uint8)
     held = b.constant(Constant("bits", tensor(U8, 8), masks))
     spread = b.broadcast(packed, whole, [k for k in range(last + 1) if k != axis])
@@ -194,7 +195,7 @@ def _k_scaled(b: Builder, codes: Value, parts: dict[str, Value]) -> Value:
     """
     lead, packed = _lead(parts), parts["sixes"]
     rows = b.reshape(packed, (*packed.shape[:-1], 3, 4))
-    four = (*packed.shape[:-1], 4)
+    four = (*packed.shape[:-1], as_expr(4))
     s, m, both = (b.reshape(b.slice_axis(rows, lead + 1, k, 1), four) for k in range(3))
 
     def of_blocks(first: Value, others: Value, by: str) -> Value:

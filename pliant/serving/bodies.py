@@ -19,8 +19,10 @@ from pliant.language.sampling import TokenSampler
 MOST_CHOICES = 16
 
 # Of no influence on the text.
-_NOTES = ("user", "store", "metadata", "service_tier", "safety_identifier")
-_NOTES += ("prompt_cache_key", "parallel_tool_calls")
+_NOTES = (
+    *("user", "store", "metadata", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "parallel_tool_calls"),
+)
 # Known to OpenAI's API and not done here: these values mean that it is not asked for.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
@@ -173,7 +175,7 @@ def _message(message: object) -> dict[str, str]:
         raise BodyError("a message has a role and a content", "messages")
     content = message.get("content")
     if isinstance(content, list):
-        parts = [p.get("text") if isinstance(p, dict) else None for p in content]
+        parts: list[Any] = [p.get("text") if type(p) is dict else None for p in content]
         content = "".join(parts) if all(map(_is_text, parts)) else None
     if not isinstance(content, str):
         raise BodyError("the content of a message is text", "messages")
@@ -194,7 +196,7 @@ def _rest(
     if n > MOST_CHOICES:
         raise BodyError(f"'n' is at most {MOST_CHOICES}", "n")
     temperature = fields.number("temperature")
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": 1.0 if temperature is None else temperature,
         "top_p": fields.number("top_p"),
         "top_k": fields.integer("top_k", 1),
