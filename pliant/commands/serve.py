@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import uvicorn
 
-        from pliant.serving.app import Server, Settings
+        from pliant.serving.app import Server, ServerSettings
     except ImportError as missing:
         raise OptionError(
             f"pliant serve needs the package {missing.name}: "
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             most_rows=args.rows,
             context=args.context,
         )
-        server = Server(batch, Settings(name, args.max_new_tokens, args.waiting))
+        server = Server(batch, ServerSettings(name, args.max_new_tokens, args.waiting))
         config = uvicorn.Config(
             server.app,
             log_level="warning",

@@ -35,7 +35,7 @@ from pliant.language.batch import Batch
 from pliant.language.model import LanguageModel
 from pliant.serving.bodies import BodyError, Wanted, chat, completion, pieces
 from pliant.serving.metrics import Metrics
-from pliant.serving.worker import BusyError, Job, Part, Worker
+from pliant.serving.worker import BusyError, ClientJob, TextPart, Worker
 
 Parse = Callable[[object, LanguageModel], Wanted]
 MOST_BODY = 16 << 20  # bytes
@@ -43,7 +43,7 @@ _REASONS = ("stop", "length")  # why a text ends that is complete
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     name: str
     max_new_tokens: int = 512  # of a request that does not say
     most_waiting: int = 1000
@@ -67,7 +67,7 @@ _CHAT = _Kind(chat, "chatcmpl", "chat.completion", "chat.completion.chunk", True
 class Server:
     """A model, its batch and its worker, behind an ASGI application."""
 
-    def __init__(self, batch: Batch, settings: Settings) -> None:
+    def __init__(self, batch: Batch, settings: ServerSettings) -> None:
         self.batch, self.settings, self.lm = batch, settings, batch.lm
         self.metrics = Metrics(batch)
         self.worker = Worker(batch, self.metrics.watch, settings.most_waiting)
@@ -133,9 +133,9 @@ class Server:
         return await self._answer(http, _CHAT)
 
     async def _answer(self, http: HttpRequest, kind: _Kind) -> Response:
-        jobs: list[Job] = []
+        jobs: list[ClientJob] = []
         try:
-            wanted = _parsed(kind, await _body(http), self.lm)
+            wanted = kind.parse(await _body(http), self.lm)
             if wanted.model not in (None, self.settings.name):
                 return self._unknown(str(wanted.model))
             default, context = self.settings.max_new_tokens, self.batch.context
@@ -166,7 +166,7 @@ class _Answer:
     """The texts of one request, all of them or part by part."""
 
     def __init__(
-        self, kind: _Kind, model: str, wanted: Wanted, jobs: Sequence[Job]
+        self, kind: _Kind, model: str, wanted: Wanted, jobs: Sequence[ClientJob]
     ) -> None:
         self.kind, self.wanted, self.jobs = kind, wanted, jobs
         self._head = {
@@ -208,7 +208,7 @@ class _Answer:
             made.cancel()
             gone.cancel()
 
-    async def _all(self) -> list[tuple[str, Part]]:
+    async def _all(self) -> list[tuple[str, TextPart]]:
         return [await _text_of(job) for job in self.jobs]
 
     def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
@@ -224,9 +224,9 @@ class _Answer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events: parts of all texts as they come."""
-        parts: asyncio.Queue[tuple[int, Part]] = asyncio.Queue()
+        parts: asyncio.Queue[tuple[int, TextPart]] = asyncio.Queue()
 
-        async def follow(index: int, job: Job) -> None:
+        async def follow(index: int, job: ClientJob) -> None:
             async for part in job.parts():
                 parts.put_nowait((index, part))
 
@@ -288,19 +288,12 @@ class _Events:
             self.answer.leave()
 
 
-def _parsed(kind: _Kind, body: object, lm: LanguageModel) -> Wanted:
-    try:
-        return kind.parse(body, lm)
-    except UnicodeEncodeError:
-        raise BodyError("a text has half of a surrogate pair") from None
-
-
 async def _failed(http: HttpRequest, error: Exception) -> Response:
     """Of a bug: its traceback is in the server's log."""
     return _refused(*_error_body(500, f"{type(error).__name__}: {error}"))
 
 
-async def _text_of(job: Job) -> tuple[str, Part]:
+async def _text_of(job: ClientJob) -> tuple[str, TextPart]:
     text = ""
     async for part in job.parts():
         text += part.text
@@ -328,7 +321,7 @@ def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
-def _unfinished(last: Part) -> tuple[int, dict[str, Any]]:
+def _unfinished(last: TextPart) -> tuple[int, dict[str, Any]]:
     """Of a text that did not come to its end."""
     if last.finish == "cancelled":
         return _error_body(503, "the server stops", code="stopping")

@@ -123,7 +123,8 @@ def _is_int(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return type(value) is str
+    """A text of whole characters: JSON can spell half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def completion(body: object, lm: LanguageModel) -> Wanted:

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 
 from pliant.language.batch import Batch
-from pliant.serving.worker import Watch
+from pliant.serving.worker import TokenWatch
 
 _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _COUNTS = {
@@ -76,7 +76,7 @@ class Metrics:
                 ("pliant_next_token_seconds", "between two tokens of a request"),
             )
         )
-        self.watch = Watch(first.observe, between.observe)
+        self.watch = TokenWatch(first.observe, between.observe)
 
     def text(self) -> bytes:
         return bytes(generate_latest(self.registry))

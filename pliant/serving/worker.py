@@ -29,7 +29,7 @@ class BusyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """What is new for a client. The first says only that the request waits."""
 
     text: str = ""
@@ -38,14 +38,14 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ClientJob:
     """A request and its client."""
 
     request: Request
     pieces: TextPieces
     worker: Worker
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Part]
+    queue: asyncio.Queue[TextPart]
     began: float = field(default_factory=perf_counter)
     last: float | None = None  # when its last token was made
 
@@ -55,7 +55,7 @@ class Job:
         if part.error is not None:
             raise part.error
 
-    async def parts(self) -> AsyncIterator[Part]:
+    async def parts(self) -> AsyncIterator[TextPart]:
         while True:
             part = await self.queue.get()
             yield part
@@ -65,14 +65,14 @@ class Job:
     def leave(self) -> None:
         self.worker.leave(self)
 
-    def give(self, part: Part) -> None:
+    def give(self, part: TextPart) -> None:
         """To the client's loop, if that still runs."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.queue.put_nowait, part)
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class TokenWatch:
     """Who is told of times: seconds to a first token, and between two."""
 
     first: Callable[[float], object]
@@ -83,11 +83,11 @@ class Worker:
     """See the file's head."""
 
     def __init__(
-        self, batch: Batch, watch: Watch | None = None, most_waiting: int = 1000
+        self, batch: Batch, watch: TokenWatch | None = None, most_waiting: int = 1000
     ) -> None:
         self.batch, self.watch, self.most_waiting = batch, watch, most_waiting
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._jobs: dict[Request, Job] = {}
+        self._jobs: dict[Request, ClientJob] = {}
         self._stopping = False
         self.broken: str | None = None  # why nothing is generated any more
         self._thread = threading.Thread(target=self._run, name="pliant-serve")
@@ -96,18 +96,18 @@ class Worker:
 
     # ---- for the event loop
 
-    def start(self, request: Request, pieces: TextPieces) -> Job:
+    def start(self, request: Request, pieces: TextPieces) -> ClientJob:
         if self._stopping or self.broken:
             raise BusyError(self.broken or "the server stops")
         waiting = self._inbox.qsize() + len(self.batch.waiting)
         if waiting >= self.most_waiting:
             raise BusyError(f"{waiting} requests are waiting")
         loop = asyncio.get_running_loop()
-        job = Job(request, pieces, self, loop, asyncio.Queue())
+        job = ClientJob(request, pieces, self, loop, asyncio.Queue())
         self._inbox.put(lambda: self._submit(job))
         return job
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: ClientJob) -> None:
         if job.request.finish is None:
             self._inbox.put(lambda: self._cancel(job))
 
@@ -134,7 +134,7 @@ class Worker:
         for request, job in self._jobs.items():
             if request.finish is None:
                 request.finish = "failed" if self.broken else "cancelled"
-            job.give(Part(finish=request.finish, error=self._problem()))
+            job.give(TextPart(finish=request.finish, error=self._problem()))
         self._jobs.clear()
 
     def _problem(self) -> Exception | None:
@@ -150,17 +150,17 @@ class Worker:
             busy = True
         return True
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: ClientJob) -> None:
         try:
             self.batch.submit(job.request)
         except Exception as error:
             job.request.finish = "refused"
-            job.give(Part(finish="refused", error=error))
+            job.give(TextPart(finish="refused", error=error))
             return
         self._jobs[job.request] = job
-        job.give(Part())
+        job.give(TextPart())
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: ClientJob) -> None:
         self.batch.cancel(job.request)
 
     def _give(self) -> None:
@@ -179,9 +179,9 @@ class Worker:
                 finish = "stop" if job.pieces.ended else finish
                 del self._jobs[request]
             if text or finish is not None:
-                job.give(Part(text, finish, request.error))
+                job.give(TextPart(text, finish, request.error))
 
-    def _note(self, job: Job) -> None:
+    def _note(self, job: ClientJob) -> None:
         now = perf_counter()
         if self.watch is not None:
             if job.last is None:
