@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pliant.model.compiled import CompiledModel
     from pliant.model.planning import MemoryPlan
     from pliant.options import Instruments, Options
+    from pliant.packed import quantize
     from pliant.training.optimizers import SGD, AdamW
     from pliant.training.step import TrainingStep, compile_training
 
@@ -59,6 +60,7 @@ _LATER = {
     "load": "pliant.loading",
     "load_gguf": "pliant.language.model",
     "memory_budget": "pliant.model.budget",
+    "quantize": "pliant.packed",
     "set_memory_budget": "pliant.model.budget",
 }
 
@@ -108,5 +110,6 @@ __all__ = [
     "load",
     "load_gguf",
     "memory_budget",
+    "quantize",
     "set_memory_budget",
 ]

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "opt": "run stages of the compiler on a module in text form",
     "report": "memory, kernels, guards and stages of a model in one HTML file",
     "run": "a saved model on arrays",
+    "serve": "a language model over HTTP, within a memory limit",
     "verify": "a compiled model against the one it was made of, at random sizes",
 }
 EXTRAS = {"torch": "torch", "onnx": "onnx", "gguf": "llm", "tokenizers": "llm"}

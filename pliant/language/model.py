@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -21,12 +21,13 @@ import numpy as np
 
 from pliant.api import build, settings
 from pliant.errors import OptionError, ShapeError
-from pliant.frontend.growing import grown
-from pliant.frontend.ir_module import import_module
-from pliant.growing import Growing
+from pliant.frontend.signature import LARGEST
+from pliant.language.batch import Batch, Request
 from pliant.language.blocks import Weight
+from pliant.language.caches import RowCaches, token_bytes
 from pliant.language.gguf_file import Shape, read_gguf
 from pliant.language.graph import decoder
+from pliant.language.pieces import TextPieces
 from pliant.language.sampling import TokenSampler
 from pliant.language.tokens import Tokens
 from pliant.model.compiled import CompiledModel
@@ -68,13 +69,11 @@ class LanguageModel:
         memory_limit: int | str | None = None,
     ) -> None:
         started = perf_counter()
-        imported = import_module(decoder(shape, weights))
-        axes = dict.fromkeys(range(1, 1 + 2 * shape.layers), 2)
         chosen = settings(options, threads, None, memory_limit)
-        self.model: CompiledModel = build(grown(imported, axes), chosen, {})
+        self.model: CompiledModel = build(decoder(shape, weights), chosen, {})
         self.tokens, self.shape = tokens, shape
         self._compile_seconds = perf_counter() - started
-        self._caches: list[Growing] | None = None  # of `forward`
+        self._caches: RowCaches | None = None  # of `forward`
         self._times = _Times()
 
     # ---- the network
@@ -93,8 +92,16 @@ class LanguageModel:
                 got=given.shape,
             )
         if self._caches is None:
-            self._caches = self._empty(len(rows))
-        logits = self._run(rows.astype(np.int64), self._caches, rows.shape[1])
+            self._caches = RowCaches(self.shape, len(rows), ROOM)
+        caches, new = self._caches, rows.shape[1]
+        if len(rows) != caches.places:
+            raise ShapeError(
+                f"the tokens before these are of {caches.places} rows, not {len(rows)}",
+                expected=caches.places,
+                got=len(rows),
+            )
+        make_room(caches, new)
+        logits = self.run(rows.astype(np.int64), caches, 0, new)
         if hasattr(ids, "new_tensor"):
             return ids.new_tensor(logits, dtype=_torch_float())
         return logits
@@ -103,20 +110,21 @@ class LanguageModel:
         """Forgets the tokens of `forward`."""
         self._caches = None
 
-    def _empty(self, batch: int) -> list[Growing]:
-        shape = self.shape
-        rows = np.zeros((batch, shape.kv_heads, 0, shape.head_size), np.float32)
-        return [Growing(rows, 2, ROOM) for _ in range(2 * shape.layers)]
+    def run(
+        self, ids: np.ndarray, caches: RowCaches, first: int, kept: int
+    ) -> np.ndarray:
+        """The logits of the last positions of rows (batch, new) from a place on.
 
-    def _run(self, ids: np.ndarray, caches: list[Growing], kept: int) -> np.ndarray:
-        """The logits of the last positions."""
-        started, first = perf_counter(), caches[0]
-        need, room = first.length + ids.shape[1], first.capacity
-        if need > room:
-            for cache in caches:
-                cache.reserve(max(need, 2 * room))
-        logits, *_ = self.model(ids, *caches, kept)
-        is_prompt = first.length == ids.shape[1] or ids.shape[1] > 1
+        Every row has the tokens behind its own then.
+        """
+        started, count = perf_counter(), ids.shape[1]
+        lengths = caches.lengths[first : first + len(ids)]
+        past = int(lengths.max(initial=0))
+        logits = self.model(
+            ids, lengths, *caches.rows(first, len(ids)), past, min(kept, count)
+        )
+        is_prompt = past == 0 or count > 1
+        lengths += count
         self._times.note(ids.size, perf_counter() - started, is_prompt)
         return np.asarray(logits)
 
@@ -133,16 +141,38 @@ class LanguageModel:
         seed: int | None = None,
     ) -> Any:
         """The text that follows each prompt; a string for a string."""
-        if isinstance(prompts, str):
-            return "".join(
-                self.stream(
-                    prompts, max_new_tokens, temperature, top_k, top_p, stop, seed
-                )
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = [
+            _Text(
+                TextPieces(self.tokens, stop),
+                self.request(prompt, max_new_tokens, temperature, top_k, top_p, seed),
             )
-        return [
-            self.generate(prompt, max_new_tokens, temperature, top_k, top_p, stop, seed)
-            for prompt in prompts
+            for prompt in asked
         ]
+        batch = Batch(self, most_rows=max(len(texts), 1), context=LARGEST)
+        for text in texts:
+            batch.submit(text.request)
+        while batch.step():
+            for text in texts:
+                text.follow(batch)
+        made = [text.whole(batch) for text in texts]
+        return made[0] if isinstance(prompts, str) else made
+
+    def request(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Request:
+        """What a `Batch` continues; an empty prompt is the beginning of a text."""
+        if max_new_tokens < 0:
+            raise OptionError(f"max_new_tokens is not negative: {max_new_tokens}")
+        sampler = TokenSampler(temperature, top_k, top_p, seed)
+        ids = self.tokens.encode(prompt) or [self._begin]
+        return Request(ids, max_new_tokens, sampler, self.tokens.ends)
 
     def stream(
         self,
@@ -155,32 +185,20 @@ class LanguageModel:
         seed: int | None = None,
     ) -> Iterator[str]:
         """The text that follows, piece by piece, up to an end or a text of `stop`."""
-        sampler = TokenSampler(temperature, top_k, top_p, seed)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        if max_new_tokens < 0 or not all(stops):
-            raise OptionError(
-                "max_new_tokens is not negative, and a text of stop is not empty"
-            )
-        return self._stream(self.tokens.encode(prompt), max_new_tokens, sampler, stops)
+        pieces = TextPieces(self.tokens, stop)
+        request = self.request(prompt, max_new_tokens, temperature, top_k, top_p, seed)
+        return self._stream(request, pieces)
 
-    def _stream(
-        self, prompt: list[int], most: int, sampler: TokenSampler, stops: Sequence[str]
-    ) -> Iterator[str]:
-        ids, given = list[int](), ""
-        for token in self.next_tokens(prompt, most, sampler):
-            if token in self.tokens.ends:
+    def _stream(self, request: Request, pieces: TextPieces) -> Iterator[str]:
+        for token in self.next_tokens(request.prompt, request.most, request.sampler):
+            if token in request.ends:
                 break
-            ids.append(token)
-            text = self.tokens.decode(ids)
-            found = [at for at in map(text.find, stops) if at >= 0]
-            if found:
-                yield text[len(given) : min(found)]
-                return
-            sure = text[: len(text) - _unsure(text, stops)]
-            if len(sure) > len(given):
-                yield sure[len(given) :]
-                given = sure
-        rest = self.tokens.decode(ids)[len(given) :]
+            piece = pieces.push(token)
+            if piece:
+                yield piece
+            if pieces.ended:
+                break
+        rest = pieces.rest()
         if rest:
             yield rest
 
@@ -188,19 +206,34 @@ class LanguageModel:
         self, prompt: Sequence[int], most: int, sampler: TokenSampler
     ) -> Iterator[int]:
         """Tokens behind a prompt, without an end; an empty prompt is its beginning."""
-        ids = list(prompt) or [0 if self.tokens.begin is None else self.tokens.begin]
-        caches = self._empty(1)
+        ids = list(prompt) or [self._begin]
+        caches = RowCaches(self.shape, 1, ROOM)
         for _ in range(most):
-            logits = self._run(np.array([ids], np.int64), caches, 1)
+            make_room(caches, len(ids))
+            logits = self.run(np.array([ids], np.int64), caches, 0, 1)
             token = sampler.pick(logits[0, -1])
             yield token
             ids = [token]
 
+    @property
+    def _begin(self) -> int:
+        """The token of an empty text."""
+        return 0 if self.tokens.begin is None else self.tokens.begin
+
     # ---- what it is
 
     def memory_plan(self, **dims: Any) -> MemoryPlan:
-        """Of a call; `grown_bytes` is what the caches take beside it."""
-        return self.model.memory_plan(**{"kept": min(1, dims.get("new", 1)), **dims})
+        """Of a call; `grown_bytes` is what the caches take beside it.
+
+        `past` is that of the longest row; without a `capacity`, it is what the call
+        needs.
+        """
+        need = dims.get("past", 0) + dims.get("new", 1)
+        given = {"kept": min(1, dims.get("new", 1)), "capacity": need, **dims}
+        plan = self.model.memory_plan(**given)
+        found = plan.dims
+        rows = found["batch"] * found["capacity"]
+        return replace(plan, grown_bytes=rows * token_bytes(self.shape))
 
     def stats(self) -> dict[str, Any]:
         times = self._times
@@ -237,13 +270,33 @@ def load_gguf(
     )
 
 
-def _unsure(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end may yet change, or begin a text of `stop`."""
-    open_bytes = len(text) - len(text.rstrip("\ufffd"))
-    begun = (
-        n for s in stops for n in range(1, len(s)) if n > 0 and text.endswith(s[:n])
-    )
-    return max((open_bytes, *begun))
+def make_room(caches: RowCaches, new: int) -> None:
+    """For that many more tokens of the longest row: twice the room, at least."""
+    need, room = int(caches.lengths.max(initial=0)) + new, caches.capacity
+    if need > room:
+        caches.resize(caches.places, max(need, 2 * room))
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text of a batch."""
+
+    pieces: TextPieces
+    request: Request
+    parts: list[str] = field(default_factory=list)
+
+    def follow(self, batch: Batch) -> None:
+        for token in self.request.taken():
+            if not self.pieces.ended:
+                self.parts.append(self.pieces.push(token))
+        if self.pieces.ended:
+            batch.cancel(self.request)
+
+    def whole(self, batch: Batch) -> str:
+        if self.request.error is not None:
+            raise self.request.error
+        self.follow(batch)
+        return "".join([*self.parts, self.pieces.rest()])
 
 
 def _torch_float() -> Any:

@@ -35,7 +35,7 @@ _LIMITS = {
 }
 _MOVES = frozenset({"reshape", "transpose", "broadcast", "slice"})
 _KEPT = (DType.F16, DType.F32)
-_STEPS = frozenset({"bitwise_and", "bitwise_xor", "shift_right", "add", "sub"})
+_STEPS = frozenset({"bitwise_and", "bitwise_xor", "shift_right", "add", "sub", "mul"})
 Range = tuple[int, int]
 
 
@@ -87,7 +87,9 @@ class _Finder:
         found: Range | None = None
         if op.name == "constant":
             return _RANGES.get(value.dtype)
-        if op.name in (*_MOVES, "cast") and op.operands[0].dtype in _LIMITS:
+        if op.name == "cast" and op.operands[0].dtype is DType.BOOL:
+            found = (0, 1) if op.operands[0] in self.constant else None
+        elif op.name in (*_MOVES, "cast") and op.operands[0].dtype in _LIMITS:
             found = self.range(op.operands[0])
         elif op.name == "concat":
             parts = [self.range(v) for v in op.operands]
@@ -98,6 +100,10 @@ class _Finder:
             by, inner = self.number(op.operands[1]), self.range(op.operands[0])
             if by is not None:
                 found = _changed(op.name, inner, by)
+            elif op.name == "add" and inner is not None:
+                other = self.range(op.operands[1])
+                if other is not None:
+                    found = inner[0] + other[0], inner[1] + other[1]
         if found is None:
             return None
         low, high = _LIMITS[value.dtype]  # beyond, it would wrap
@@ -109,7 +115,7 @@ class _Finder:
         op = self.producer(value)
         if op is None or value.dtype is not DType.F32:
             return None
-        if op.name == "cast" and op.operands[0].dtype in _LIMITS:
+        if op.name == "cast" and op.operands[0] in self.constant:
             found = self.range(op.operands[0])
             return None if found is None else _CodedNumbers(op.operands[0], found)
         if op.name == "reshape":  # of codes alone: parts would be of other groups
@@ -269,6 +275,9 @@ def _changed(name: str, inner: Range | None, by: int) -> Range | None:
             return (inner[0] >> by, inner[1] >> by) if 0 <= by < 8 else None
         case "add":
             return inner[0] + by, inner[1] + by
+        case "mul":
+            ends = inner[0] * by, inner[1] * by
+            return min(ends), max(ends)
         case _:
             return inner[0] - by, inner[1] - by
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,20 @@ def test_codes_that_are_views_of_others(name: str) -> None:
     for rows in (0, 1, 7):
         x = torch.rand(rows, inputs)
         torch.testing.assert_close(m(x), net(x), rtol=1e-4, atol=1e-3)
+
+
+def test_codes_that_a_call_gives() -> None:
+    """A mask bounds any integers, but only those of constants are packed."""
+
+    class Given(nn.Module):
+        def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+            return nn.functional.linear(x, (codes & 15).float() * 0.5)
+
+    x = torch.rand(5, 64)
+    draw = partial(torch.randint, 0, 256, (32, 64))
+    m = pliant.compile(Given(), (x, draw()), ({0: "n"}, None), threads=1)
+    for codes in (draw(), draw()):
+        torch.testing.assert_close(m(x, codes), Given()(x, codes))
 
 
 def test_codes_that_wrap() -> None:

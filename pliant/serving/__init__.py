@@ -1,0 +1,1 @@
+"""Language models over HTTP, as OpenAI's clients speak it."""
