@@ -95,7 +95,8 @@ COMPOSITE (decomposed by passes/decompose.py)
                                       bool or additive (broadcast to .., Hq, Sq, Sk)
           attention (q, k, v, x..) region score(%scores, x..) -> scores
           attention_lse (as attention) -> result, lse (.., Hq, Sq)
-          attention_backward (dout, out, lse, as attention) -> dq, dk, dv; no `first`
+          attention_backward (dout, out, lse, as attention) -> dq, dk, dv; neither
+                                      `first` nor `zero_nan`
           resize (x) {shape, mode, align_corners, scales}    trailing spatial dims;
                                       mode: nearest, nearest_exact, linear, cubic
           einsum {equation}
@@ -541,3 +542,8 @@ ATTENTIONS = {name: OPS[name].arity[0] - 3 for name in sorted(named(Trait.ATTENT
 def first_row(op: Op) -> Expr:
     """The number of an attention's first row; gradients have that of all rows, 0."""
     return ZERO if op.name == "attention_backward" else op.dim_attr("first")
+
+
+def zeroes_nan(op: Op) -> bool:
+    """Whether an attention's rows of NaN weights give 0; no gradient has that."""
+    return op.name != "attention_backward" and op.bool_attr("zero_nan")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pliant.ir.graph import Graph, Op, Value
 from pliant.ir.loop_walk import substitute
 from pliant.ir.loops import Buffer, Load, LoopValue, Role, Stmt, as_dtype, buffer
-from pliant.ir.ops import ATTENTIONS
+from pliant.ir.ops import ATTENTIONS, zeroes_nan
 from pliant.ir.types import TensorType, contiguous_strides
 from pliant.ir.views import View
 from pliant.kernels.attention import (
@@ -122,7 +122,7 @@ def attention_of(root: Op, out_strides: tuple[Expr, ...], fusion: Fusion) -> Low
         causal=score.first is not None,
         first=ZERO if score.first is None else score.first,
         nan_rows=root.bool_attr("nan_rows"),
-        zero_nan=root.bool_attr("zero_nan"),
+        zero_nan=zeroes_nan(root),
         scale=None if scale is None else root.float_attr("scale"),
         lse=root.name == "attention_lse",
     )

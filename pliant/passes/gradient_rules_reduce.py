@@ -187,8 +187,11 @@ def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
     assert g is not None
-    if attrs.pop("first") != 0:
+    first, zero_nan = attrs.pop("first"), attrs.pop("zero_nan")
+    if first != 0 or zero_nan:
         reason = f"its gradient needs all rows, not those from {first_row(op)} on"
+        if zero_nan:
+            reason = "its gradient needs weights that stay NaN"
         raise UnsupportedOpError(
             [UnsupportedOp(op.name, reason, op.loc or "unknown place")]
         )
