@@ -4,7 +4,7 @@ MODEL is a GGUF file, or `smollm2` (see `pliant chat --help`). Requests share th
 by continuous batching. With --memory-limit, a request begins when everything with it
 fits: weights, caches with room for the whole of each request, and the planned peak of
 the largest call. Others wait, and one that could never run is refused with the numbers.
-The limit is for what Pliant holds; Python and its packages take some 150 MB beside it.
+The limit is for what Pliant holds; Python and its packages need memory beside it.
 
     pliant serve smollm2 --memory-limit 1GiB
     curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
