@@ -101,5 +101,5 @@ def test_names_where_pliant_is_installed_alone(
 ) -> None:
     monkeypatch.setattr(cases, "ROOT", tmp_path)
     for names in (["bert"], ["zoo"]):
-        with pytest.raises(OptionError, match=r"give a model as file\.py:function"):
+        with pytest.raises(OptionError, match=r"give a model as file\.py, file\.py:f"):
             cases.expand(names)

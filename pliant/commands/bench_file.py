@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import pliant
-from pliant.commands.models import LANGUAGE, ONNX, Source
+from pliant.commands.models import LANGUAGE, ONNX, ModelSource
 from pliant.commands.run import inputs_of
 from pliant.compare.tables import Report, console, small_mebibytes
 from pliant.errors import MemoryLimitError, OptionError, ShapeError
@@ -34,7 +34,7 @@ BATCH = 8
 Runs = dict[str, Callable[[], object]]
 
 
-def run(args: argparse.Namespace, given: Sequence[Source]) -> int:
+def run(args: argparse.Namespace, given: Sequence[ModelSource]) -> int:
     others = (args.peers, args.shape, args.kernels, args.output, args.keep)
     if len(given) > 1 or any(others) or args.prepare:
         raise OptionError(
@@ -108,7 +108,7 @@ def _table(name: str, results: Sequence[Mapping[str, Any]]) -> Report:
 
 
 def _measured(
-    args: argparse.Namespace, given: Source, model: pliant.CompiledModel, dims: Any
+    args: argparse.Namespace, given: ModelSource, model: pliant.CompiledModel, dims: Any
 ) -> dict[str, Any]:
     inputs = inputs_of(model, {}, dims, seed=0)
     threads = model.stats()["threads"]

@@ -23,7 +23,7 @@ from pliant.commands import inspect_file
 from pliant.commands.models import (
     LANGUAGE,
     SAVED,
-    Source,
+    ModelSource,
     add_dynamic,
     add_model,
     language_dims,
@@ -76,7 +76,7 @@ class InspectedModel:
     """The model with some optimisation left out, inside a limit or not."""
 
     name: str
-    given: Source
+    given: ModelSource
     case: Case | None  # knows the dims by names of its own, and how to make inputs
     model: CompiledModel
     limit: int | None = None

@@ -65,7 +65,7 @@ def _dynamic(text: str) -> Dynamic:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A model that a command was given, not yet compiled or loaded."""
 
     name: str
@@ -108,7 +108,7 @@ class Source:
 
 def source(
     name: str, dynamic: list[Dynamic] | None = None, refused: Mapping[str, str] = {}
-) -> Source:
+) -> ModelSource:
     """What a name on the command line stands for.
 
     `refused` are the kinds that a command does not take, with what to do instead.
@@ -120,7 +120,7 @@ def source(
         raise OptionError(
             "--dynamic is for an ONNX file; this model names its own dims"
         )
-    return Source(name, kind, dict(dynamic or ()) or None)
+    return ModelSource(name, kind, dict(dynamic or ()) or None)
 
 
 def language_dims(dims: Mapping[str, int] | None) -> dict[str, int]:

@@ -22,7 +22,7 @@ import pliant
 from pliant.commands.models import (
     LANGUAGE,
     SAVED,
-    Source,
+    ModelSource,
     add_dynamic,
     add_model,
     inputs_at,
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inputs(
-    args: argparse.Namespace, given: Source, model: pliant.CompiledModel
+    args: argparse.Namespace, given: ModelSource, model: pliant.CompiledModel
 ) -> list[Any]:
     if not given.is_case or args.input:
         return inputs_of(model, _read(args.input), args.dims, args.seed)

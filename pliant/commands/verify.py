@@ -26,7 +26,7 @@ from pliant.commands.models import (
     LANGUAGE,
     ONNX,
     SAVED,
-    Source,
+    ModelSource,
     add_dynamic,
     add_model,
     source,
@@ -157,7 +157,7 @@ def _outcomes(
 
 
 def _reference(
-    args: argparse.Namespace, against: Source, model: pliant.CompiledModel
+    args: argparse.Namespace, against: ModelSource, model: pliant.CompiledModel
 ) -> ReferenceModel:
     if against.kind == ONNX:
         return _OnnxReference(against.name, model, args.tolerance, args.seed)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Parts:
+class LoopParts:
     """What a loop calls the places of a part, and what it says of them."""
 
     variable: str
@@ -60,14 +60,14 @@ class Parts:
                 return text in self.limited if text in self.ends else None
 
 
-def parts_of(loop: ast.For) -> Parts | None:
+def parts_of(loop: ast.For) -> LoopParts | None:
     """The parts that a loop goes through; None if its text shows none."""
     match loop:
         case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [rounds], []), _, []):
             chunk = _factor(loop, name)
             if chunk is None:
                 return None
-            parts = Parts(name, chunk, ast.unparse(rounds), None)
+            parts = LoopParts(name, chunk, ast.unparse(rounds), None)
             parts.starts = {f"{name} * {chunk}", f"{chunk} * {name}"}
             parts.ends = {f"({name} + 1) * {chunk}", f"{chunk} * ({name} + 1)"}
         case ast.For(
@@ -76,7 +76,7 @@ def parts_of(loop: ast.For) -> Parts | None:
             _,
             [],
         ) if _is_plain(step) and _is_plain(whole):
-            parts = Parts(name, ast.unparse(step), None, ast.unparse(whole), {name})
+            parts = LoopParts(name, ast.unparse(step), None, ast.unparse(whole), {name})
         case _:
             return None
     used: set[str] = set()
@@ -90,7 +90,7 @@ def parts_of(loop: ast.For) -> Parts | None:
     return parts
 
 
-def _named(parts: Parts, statement: ast.stmt) -> str | None:
+def _named(parts: LoopParts, statement: ast.stmt) -> str | None:
     """The variable, if it only gives a place or a part's size a name."""
     match statement:
         case ast.Assign([ast.Name(name)], ast.BinOp(end, ast.Sub(), start)) if (

@@ -46,7 +46,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 
-from pliant.frontend.loop_parts import Parts, parts_of
+from pliant.frontend.loop_parts import LoopParts, parts_of
 
 ROUNDS = "__rounds"
 _JOINS = {"stack": "stack", "cat": "cat", "concat": "cat"}
@@ -136,7 +136,7 @@ class _RowsRead:
 class _ScannedLoop:
     variable: str
     limits: str  # start, stop, step; of a loop over parts what it says of them
-    parts: Parts | None = None
+    parts: LoopParts | None = None
     reads: dict[_RowsRead, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of x.dtype: its variable
     kept: list[tuple[str, _RowsRead | None]] = field(default_factory=list)
