@@ -103,6 +103,7 @@ def _named(parts: LoopParts, statement: ast.stmt) -> str | None:
             limited := parts.is_end(value)
         ) is not None:
             parts.ends.add(name)
+            parts.limited.discard(name)
             if limited:
                 parts.limited.add(name)
         case _:

@@ -81,7 +81,10 @@ def rewritten(function: FunctionType) -> CodeType | None:
         return None  # made without a text
     definition = tree.body[0]
     known = function.__globals__
-    own = "range" in known or getattr(known.get("torch"), "__name__", "") != "torch"
+    own = (
+        not {"range", "min"}.isdisjoint(known)
+        or getattr(known.get("torch"), "__name__", "") != "torch"
+    )
     if own or not isinstance(definition, ast.FunctionDef):
         return None
     if not _Function(definition, frozenset(function.__code__.co_cellvars)).run():
@@ -207,7 +210,7 @@ class _Function:
         inside = [node for statement in statements for node in ast.walk(statement)]
         _require(not any(isinstance(node, _REFUSED) for node in inside))
         stored = _stored(inside)
-        body = _RoundBody(scan, stored)
+        body = _RoundBody(scan, stored | _of_comprehensions(inside))
         scan.body = [body.statement(copy.deepcopy(s)) for s in statements]
         kept = {to for to, _ in scan.kept}
         read = [ast.parse(rows.text) for rows in scan.reads]
@@ -218,6 +221,8 @@ class _Function:
             own |= set(scan.parts.sizes)
             said = _names(ast.parse(scan.limits))
             _require(not said & (stored | own | kept) and not own & stored)
+            # What is read is read in front of the loop, where they are not known.
+            _require(not own & set[str]().union(*map(_names, read)))
         _require(not names & (kept | _KNOWING | scan.places))
         _require(not self.shared & (kept | stored | own))
         scan.carried = _carried(scan.body, stored)
@@ -563,16 +568,22 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
 
 def _stored(nodes: Sequence[ast.AST]) -> set[str]:
     """Variables that are assigned; those of a comprehension are its own."""
-    own = [
+    own = {
         n for c in nodes if isinstance(c, ast.comprehension) for n in ast.walk(c.target)
-    ]
+    }
     stored = {
         n.id
         for n in nodes
         if n not in own and isinstance(n, ast.Name) and _is_stored(n)
     }
-    _require(not stored & set[str]().union(*map(_names, own)))
+    _require(not stored & _of_comprehensions(nodes))
     return stored
+
+
+def _of_comprehensions(nodes: Sequence[ast.AST]) -> set[str]:
+    """The variables of comprehensions, which nothing outside of these knows."""
+    targets = [n.target for n in nodes if isinstance(n, ast.comprehension)]
+    return set[str]().union(*map(_names, targets))
 
 
 def _is_stored(node: ast.AST) -> bool:

@@ -25,6 +25,7 @@ from pliant.ir.access import is_one
 from pliant.ir.build import Builder
 from pliant.ir.graph import Graph, Op, Value, live, substitute
 from pliant.ir.types import DType
+from pliant.passes.fold import of_weights
 from pliant.sym import ONE, as_expr
 
 _RANGES = {DType.U8: (0, 255), DType.I8: (-128, 127)}
@@ -54,12 +55,7 @@ class _CodedNumbers:
 class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.producers = graph.producers()
-        self.constant: set[Value] = set()  # made of constants alone
-        for op in graph.ops:
-            if op.name in ("constant", "full") or (
-                op.operands and all(v in self.constant for v in op.operands)
-            ):
-                self.constant.update(op.results)
+        self.constant = of_weights(graph)
         self.b = Builder.within(graph)
         self.turned = False  # the weight at hand is (K, N), not (N, K)
 

@@ -495,3 +495,41 @@ def test_steps() -> None:
         torch.testing.assert_close(ours(x), model(x))
     with pytest.raises(pliant.ShapeError, match=r"test_loops\.py:\d+"):
         ours(torch.randn(2, 300, WIDTH))
+
+
+def reads_up_to_a_size(m: Any, x: Tensor) -> Any:
+    size, out = 2, []
+    for start in range(0, x.shape[1], 8):
+        end = min(start + 8, x.shape[1])
+        size = end - start
+        out.append(m.decay[:size, start:end])
+    return torch.cat(out, 1)
+
+
+def size_without_its_limit(m: Any, x: Tensor) -> Any:
+    out = []
+    for start in range(0, x.shape[1], 8):
+        end = min(start + 8, x.shape[1])
+        end = start + 8
+        size = end - start
+        out.append(x[:, start:end] * size)
+    return torch.cat(out, 1)
+
+
+def reads_what_a_comprehension_names(m: Any, x: Tensor) -> Any:
+    h, y, z = x.new_zeros(x.shape[0], WIDTH), x + 1, x + 2
+    for t in range(x.shape[1]):
+        h = torch.tanh(h + sum(x[:, t] for x in (y, z)))
+    return h
+
+
+@pytest.mark.parametrize(
+    "function",
+    [reads_up_to_a_size, size_without_its_limit, reads_what_a_comprehension_names],
+    ids=lambda f: f.__name__,
+)
+def test_names_that_mean_something_else_in_front(function: FunctionType) -> None:
+    """What rounds read is named in front of the loop, where it has to mean the same."""
+    code = rewritten(function)
+    made = () if code is None else code.co_names
+    assert not {"scanned", "scanned_parts"} & {*made}

@@ -113,3 +113,28 @@ def unpacked(packed: Any, bits: int) -> Any:
     shifts = np.arange(0, 8, bits)
     parts = (packed[..., None] >> shifts) & ((1 << bits) - 1)
     return parts.reshape(*packed.shape[:-1], -1)
+
+
+def test_weights_that_a_size_chooses() -> None:
+    """They are no data before the call."""
+    shape = helper.make_node("Shape", ["x"], ["first"], start=0, end=1)
+    nodes = [
+        shape,
+        helper.make_node("Add", ["first", "k"], ["last"]),
+        helper.make_node("Slice", ["w", "first", "last", "zero"], ["part"]),
+        helper.make_node("DequantizeLinear", ["part", "scale"], ["f"]),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    w = np.random.default_rng(3).integers(-128, 128, (2 * K, N)).astype(np.int8)
+    constants = {
+        "w": w,
+        "scale": np.float32(0.1),
+        "k": np.array([K]),
+        "zero": np.array([0]),
+    }
+    proto = model(nodes, {"x": (FLOAT, ["b", K])}, ["y"], constants)
+    m = pliant.compile(proto, threads=1)
+    for rows in (0, 1, 3, 17):
+        x = drawn(rows, rows, K)
+        want = x @ (w[rows : rows + K] * np.float32(0.1))
+        np.testing.assert_allclose(m(x), want, 1e-4, 1e-3)
