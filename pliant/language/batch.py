@@ -201,14 +201,21 @@ class Batch:
             least=least,
         )
 
+    def _call_limit(self, left: int) -> int:
+        """Of what is left for calls, what the model's own limit allows."""
+        own = self.lm.model.memory_limit
+        return max(left if own is None else min(left, own), 0)
+
     def _fits(self, room: Room) -> bool:
+        own = self.lm.model.memory_limit
+        if own is not None and room.least > own:
+            return False
         if self.limit is None:
-            own = self.lm.model.memory_limit
-            return own is None or room.least <= own
+            return True
         return self.weights.weight_bytes + room.caches + room.least <= self.limit
 
     def _room(self, places: int, capacity: int, now: int) -> Room:
-        """For rows in so many places; `now` is what caches hold while they move.
+        """For rows in so many places; `now` is what others take while they move.
 
         The largest calls: with most rows, with most that is new, and with most past
         or none, since work that is split among threads needs memory for its parts.
@@ -216,7 +223,8 @@ class Batch:
         caches = places * capacity * token_bytes(self.lm.shape) + now
         budget = None
         if self.limit is not None:
-            budget = max(self.limit - self.weights.weight_bytes - caches, 0)
+            left = self.limit - self.weights.weight_bytes - caches
+            budget = self._call_limit(left)
         calls = {
             (batch, new, past)
             for batch, new in ((places, 1), (1, 1), (1, min(CHUNK, capacity)))
@@ -264,10 +272,15 @@ class Batch:
     # ---- calls
 
     def _run(self, ids: np.ndarray, first: int) -> np.ndarray:
+        model = self.lm.model
+        own = model.memory_limit
         if self.limit is not None:
             left = self.limit - self.weights.weight_bytes - self.caches.nbytes
-            self.lm.model.memory_limit = max(left, 0)
-        logits = self.lm.run(ids, self.caches, first, 1)
+            model.memory_limit = self._call_limit(left)
+        try:
+            logits = self.lm.run(ids, self.caches, first, 1)
+        finally:
+            model.memory_limit = own
         call = int(self.lm.model.stats()["last_peak_bytes"])
         used = self.weights.weight_bytes + self.caches.nbytes + call
         self.counts.peak_bytes = max(self.counts.peak_bytes, used)
@@ -302,7 +315,11 @@ class Batch:
             self._take(request, row)
 
     def _take(self, request: Request, logits: np.ndarray) -> None:
-        token = request.sampler.pick(logits)
+        try:
+            token = request.sampler.pick(logits)
+        except Exception as error:  # logits of NaN: the other rows go on
+            self._end(request, "failed", error)
+            return
         self.counts.made_tokens += 1
         if token in request.ends:
             self._end(request, "stop")

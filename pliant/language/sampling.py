@@ -33,7 +33,9 @@ class TokenSampler:
     def pick(self, logits: np.ndarray) -> int:
         if self.temperature == 0:
             return int(logits.argmax())
-        scores = logits.astype(np.float64) / self.temperature
+        numbers = logits.astype(np.float64)
+        with np.errstate(over="ignore"):  # far below the best: -inf, a chance of 0
+            scores = (numbers - numbers.max()) / self.temperature
         order = np.argsort(-scores, kind="stable")
         if self.top_k is not None:
             order = order[: self.top_k]

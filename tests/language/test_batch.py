@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_gguf import reference, words, write
 
@@ -172,6 +173,23 @@ def test_what_is_refused(lm: pliant.LanguageModel) -> None:
     assert bad.finish == "failed"
     assert isinstance(bad.error, pliant.IndexRangeError)
     assert good.finish == "length"
+
+
+def test_a_row_whose_token_cannot_be_drawn(lm: pliant.LanguageModel) -> None:
+    class Broken(TokenSampler):
+        def pick(self, logits: np.ndarray) -> int:
+            return super().pick(logits * np.nan)
+
+    requests = [Request([1, 2], 4, TokenSampler()) for _ in range(3)]
+    want = alone(lm, requests[0])
+    requests[1].sampler = Broken(1.0, seed=0)
+    batch = Batch(lm)
+    for request in requests:
+        batch.submit(request)
+    batch.run()
+    assert [r.finish for r in requests] == ["length", "failed", "length"]
+    assert requests[0].made == requests[2].made == want
+    assert isinstance(requests[1].error, ValueError)
 
 
 def test_generate_is_a_batch(lm: pliant.LanguageModel, tmp_path: Path) -> None:
