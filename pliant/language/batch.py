@@ -191,7 +191,14 @@ class Batch:
         found, limit = self._room(1, room, 0), self.limit
         if self._fits(found):
             return
-        weights = self.weights.weight_bytes
+        own, weights = self.lm.model.memory_limit, self.weights.weight_bytes
+        if own is not None and found.least > own:
+            raise MemoryLimitError(
+                f"the calls of a request of {room} tokens need {found.least} bytes; "
+                f"the memory limit of the model itself is {own}",
+                limit=own,
+                least=found.least,
+            )
         least = weights + found.caches + found.least
         raise MemoryLimitError(
             f"a request of {room} tokens needs {least} bytes by itself: weights "
@@ -215,7 +222,7 @@ class Batch:
         return self.weights.weight_bytes + room.caches + room.least <= self.limit
 
     def _room(self, places: int, capacity: int, now: int) -> Room:
-        """For rows in so many places; `now` is what others take while they move.
+        """For rows in so many places; `now` is what caches hold while they move.
 
         The largest calls: with most rows, with most that is new, and with most past
         or none, since work that is split among threads needs memory for its parts.
@@ -257,6 +264,8 @@ class Batch:
         for places, capacity in sizes:
             same = (places, capacity) == (caches.places, caches.capacity)
             now = 0 if same else caches.array_bytes
+            if not same and not self._can_resize(places, capacity):
+                continue
             room = self._room(places, capacity, now)
             if self._fits(room) or (self.limit is None and not rows):
                 if not same:
@@ -268,6 +277,11 @@ class Batch:
         self._fits_next = not self.rows
         if not self.rows:  # `check` has found it to fit alone, in memory of its own
             self.caches = RowCaches(self.lm.shape, 0, 0)
+
+    def _can_resize(self, places: int, capacity: int) -> bool:
+        """Whether there is memory to move the rows: larger caches may become small."""
+        moved = self.caches.bytes_to_resize(places, capacity)
+        return self.limit is None or self.weights.weight_bytes + moved <= self.limit
 
     # ---- calls
 
