@@ -102,7 +102,7 @@ def test_layers_that_do_more_than_their_class() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8))
     model[0].register_forward_hook(lambda layer, args, out: out * 100)
     model[1].register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
-    model[2].forward = lambda x: x[:, :8] * 3  # type: ignore[method-assign]
+    vars(model[2])["forward"] = lambda x: x[:, :8] * 3
     made = pliant.quantize(model, "int8")
     assert [type(layer) for layer in made] == [nn.Linear] * 3
     torch.testing.assert_close(made(x), model(x))
