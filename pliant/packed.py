@@ -32,8 +32,9 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
 
     `kind` is "int8" or "int4", `group` the numbers of a row that share a scale; None:
     all of them. A layer whose rows are no whole number of groups, or of an odd size,
-    stays as it is, and so does all that is no nn.Linear or nn.Embedding. What stays is
-    shared with `model`; weights that layers share are packed once, and shared.
+    stays as it is, and so does all that is no nn.Linear or nn.Embedding, or has hooks
+    or a `forward` of its own. What stays is shared with `model`; weights that layers
+    share are packed once, and shared.
     """
     if kind not in _PACKED:
         raise OptionError(f"a kind is {' or '.join(_PACKED)}, not {kind!r}")
@@ -52,6 +53,8 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
     for layer in made.modules():
         make: Callable[[PackedNumbers, Any], nn.Module]
         given: Any = layer
+        if not _is_plain(layer):
+            continue
         if type(layer) is nn.Linear:
             make = PackedLinear
         elif type(layer) is nn.Embedding and layer.max_norm is None:
@@ -70,6 +73,14 @@ def quantize(model: AnyModule, kind: str, group: int | None = 32) -> AnyModule:
     return made
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether it does what its class does: what hooks do would be lost."""
+    own = vars(layer)
+    return "forward" not in own and not any(
+        value for name, value in own.items() if name.endswith("_hooks")
+    )
+
+
 class PackedNumbers(nn.Module):
     """A matrix (rows, columns) in few bits."""
 
@@ -83,6 +94,8 @@ class PackedNumbers(nn.Module):
         self.dtype, self.shape = weight.dtype, weight.shape
         rows = weight.float().reshape(len(weight), -1, group or weight.shape[1])
         self._pack(rows)
+        if not all(bool(part.isfinite().all()) for part in self.buffers()):
+            raise OptionError("a weight, or the range of a group, is too large for f32")
 
     def _pack(self, rows: Tensor) -> None:
         raise NotImplementedError

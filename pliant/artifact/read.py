@@ -121,7 +121,8 @@ def _check_weights(
     if not check and not exactly:
         return
     tensors.sort(key=lambda pair: pair[1].nbytes)  # popped from the end: largest first
-    bad: list[str] = []
+    left = {weight.tensor for weight in weights}  # not proved to be as saved
+    problems: list[Exception] = []  # why a check came to no end
 
     def work() -> None:
         while tensors:
@@ -129,8 +130,11 @@ def _check_weights(
                 weight, tensor = tensors.pop()
             except IndexError:  # another thread was faster
                 return
-            if not _is_as_saved(weight, tensor, check, exactly):
-                bad.append(weight.tensor)
+            try:
+                if _is_as_saved(weight, tensor, check, exactly):
+                    left.discard(weight.tensor)
+            except Exception as error:
+                problems.append(error)
 
     large = sum(tensor.nbytes >= _LARGE for _, tensor in tensors)
     others = [Thread(target=work) for _ in range(min(threads, large) - 1)]
@@ -139,8 +143,10 @@ def _check_weights(
     work()
     for thread in others:
         thread.join()
-    if bad:
-        raise damaged(file.path, f"its tensor '{min(bad)}' has changed")
+    if problems:
+        raise problems[0]
+    if left:
+        raise damaged(file.path, f"its tensor '{min(left)}' has changed")
 
 
 def _is_as_saved(

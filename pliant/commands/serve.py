@@ -108,6 +108,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen()  # from now on no other server can have the port
         except (OSError, OverflowError) as error:
             raise OptionError(
                 f"cannot listen at {host}, port {port}: {error}"

@@ -191,7 +191,14 @@ class Batch:
         found, limit = self._room(1, room, 0), self.limit
         if self._fits(found):
             return
-        weights = self.weights.weight_bytes
+        own, weights = self.lm.model.memory_limit, self.weights.weight_bytes
+        if own is not None and found.least > own:
+            raise MemoryLimitError(
+                f"the calls of a request of {room} tokens need {found.least} bytes; "
+                f"the memory limit of the model itself is {own}",
+                limit=own,
+                least=found.least,
+            )
         least = weights + found.caches + found.least
         raise MemoryLimitError(
             f"a request of {room} tokens needs {least} bytes by itself: weights "
@@ -201,10 +208,17 @@ class Batch:
             least=least,
         )
 
+    def _call_limit(self, left: int) -> int:
+        """Of what is left for calls, what the model's own limit allows."""
+        own = self.lm.model.memory_limit
+        return max(left if own is None else min(left, own), 0)
+
     def _fits(self, room: Room) -> bool:
+        own = self.lm.model.memory_limit
+        if own is not None and room.least > own:
+            return False
         if self.limit is None:
-            own = self.lm.model.memory_limit
-            return own is None or room.least <= own
+            return True
         return self.weights.weight_bytes + room.caches + room.least <= self.limit
 
     def _room(self, places: int, capacity: int, now: int) -> Room:
@@ -216,7 +230,8 @@ class Batch:
         caches = places * capacity * token_bytes(self.lm.shape) + now
         budget = None
         if self.limit is not None:
-            budget = max(self.limit - self.weights.weight_bytes - caches, 0)
+            left = self.limit - self.weights.weight_bytes - caches
+            budget = self._call_limit(left)
         calls = {
             (batch, new, past)
             for batch, new in ((places, 1), (1, 1), (1, min(CHUNK, capacity)))
@@ -249,6 +264,8 @@ class Batch:
         for places, capacity in sizes:
             same = (places, capacity) == (caches.places, caches.capacity)
             now = 0 if same else caches.array_bytes
+            if not same and not self._can_resize(places, capacity):
+                continue
             room = self._room(places, capacity, now)
             if self._fits(room) or (self.limit is None and not rows):
                 if not same:
@@ -261,13 +278,23 @@ class Batch:
         if not self.rows:  # `check` has found it to fit alone, in memory of its own
             self.caches = RowCaches(self.lm.shape, 0, 0)
 
+    def _can_resize(self, places: int, capacity: int) -> bool:
+        """Whether there is memory to move the rows: larger caches may become small."""
+        moved = self.caches.bytes_to_resize(places, capacity)
+        return self.limit is None or self.weights.weight_bytes + moved <= self.limit
+
     # ---- calls
 
     def _run(self, ids: np.ndarray, first: int) -> np.ndarray:
+        model = self.lm.model
+        own = model.memory_limit
         if self.limit is not None:
             left = self.limit - self.weights.weight_bytes - self.caches.nbytes
-            self.lm.model.memory_limit = max(left, 0)
-        logits = self.lm.run(ids, self.caches, first, 1)
+            model.memory_limit = self._call_limit(left)
+        try:
+            logits = self.lm.run(ids, self.caches, first, 1)
+        finally:
+            model.memory_limit = own
         call = int(self.lm.model.stats()["last_peak_bytes"])
         used = self.weights.weight_bytes + self.caches.nbytes + call
         self.counts.peak_bytes = max(self.counts.peak_bytes, used)
@@ -302,7 +329,11 @@ class Batch:
             self._take(request, row)
 
     def _take(self, request: Request, logits: np.ndarray) -> None:
-        token = request.sampler.pick(logits)
+        try:
+            token = request.sampler.pick(logits)
+        except Exception as error:  # logits of NaN: the other rows go on
+            self._end(request, "failed", error)
+            return
         self.counts.made_tokens += 1
         if token in request.ends:
             self._end(request, "stop")

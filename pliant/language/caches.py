@@ -53,6 +53,12 @@ class RowCaches:
         """Of one array, which `resize` holds beside its new memory."""
         return self._memory[0].nbytes
 
+    def bytes_to_resize(self, places: int, capacity: int) -> int:
+        """The most that `resize` holds: all of one memory, an array of the other."""
+        new = places * capacity * token_bytes(self.shape)
+        arrays = 2 * self.shape.layers
+        return max(new + self.nbytes // arrays, self.nbytes + new // arrays)
+
     def rows(self, first: int, count: int) -> list[np.ndarray]:
         """The memory of some places: keys and values of each layer."""
         return [memory[first : first + count] for memory in self._memory]

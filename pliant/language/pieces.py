@@ -53,8 +53,14 @@ class TextPieces:
 
     def _unsure(self, text: str) -> int:
         """How many characters at the end may yet change, or begin a stop."""
-        open_bytes = len(text) - len(text.rstrip("\ufffd"))
+        whole = text.rstrip("\ufffd")
+        open_bytes = len(text) - len(whole)
+        # A stop may go on with the character that is open, as well as with the next.
         begun = (
-            n for s in self.stops for n in range(1, len(s)) if text.endswith(s[:n])
+            len(text) - len(part) + n
+            for part in {whole, text}
+            for s in self.stops
+            for n in range(1, len(s))
+            if part.endswith(s[:n])
         )
         return max((open_bytes, *begun))

@@ -31,9 +31,14 @@ class TokenSampler:
         self._source = np.random.default_rng(seed)
 
     def pick(self, logits: np.ndarray) -> int:
+        best = int(logits.argmax())  # the first NaN, if there is one
+        if np.isnan(logits[best]):
+            raise FloatingPointError(f"the logit of token {best} is NaN")
         if self.temperature == 0:
-            return int(logits.argmax())
-        scores = logits.astype(np.float64) / self.temperature
+            return best
+        numbers = logits.astype(np.float64)
+        with np.errstate(over="ignore"):  # far below the best: -inf, a chance of 0
+            scores = (numbers - numbers[best]) / self.temperature
         order = np.argsort(-scores, kind="stable")
         if self.top_k is not None:
             order = order[: self.top_k]

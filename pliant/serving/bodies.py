@@ -42,6 +42,10 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 }
 
 
+# The second pads events against eavesdroppers, which nothing here needs.
+_STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
+
+
 class BodyError(PliantError):
     """The body of a request makes no sense, or asks for what is not done here."""
 
@@ -176,11 +180,24 @@ def _message(message: object) -> dict[str, str]:
         raise BodyError("a message has a role and a content", "messages")
     content = message.get("content")
     if isinstance(content, list):
-        parts: list[Any] = [p.get("text") if type(p) is dict else None for p in content]
-        content = "".join(parts) if all(map(_is_text, parts)) else None
-    if not isinstance(content, str):
+        parts: list[Any] = [_text_part(part) for part in content]
+        content = None if None in parts else "".join(parts)
+    if not _is_text(content):
         raise BodyError("the content of a message is text", "messages")
+    for (
+        name,
+        value,
+    ) in message.items():  # answers that clients send back have empty ones
+        if name not in ("role", "content") and value not in (None, "", [], {}):
+            raise BodyError(f"'{name}' of a message is not supported here", "messages")
     return {"role": message["role"], "content": content}
+
+
+def _text_part(part: object) -> str | None:
+    if not isinstance(part, dict) or part.get("type", "text") != "text":
+        return None
+    text = part.get("text")
+    return text if _is_text(text) else None
 
 
 def _rest(
@@ -208,7 +225,15 @@ def _rest(
         raise BodyError(str(error), "temperature") from None
     seed = fields.integer("seed", -(2**63))
     stream = fields.flag("stream")
-    options = fields.take("stream_options", "an object", lambda v: type(v) is dict)
+    options = fields.take(
+        "stream_options",
+        "an object with 'include_usage', which is true or false",
+        lambda v: (
+            type(v) is dict
+            and v.keys() <= _STREAM_OPTIONS
+            and all(type(flag) is bool for flag in v.values())
+        ),
+    )
     wanted = Wanted(
         fields.take("model", "the name of a model", _is_text),
         prompts,

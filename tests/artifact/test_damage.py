@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,6 +95,29 @@ def test_large_weights_are_checked_on_several_threads(tmp_path: Path) -> None:
             with pytest.raises(pliant.ArtifactError, match=f"'{name}' has changed"):
                 pliant.load(path, threads=threads)
         pliant.load(path, threads=2, check_weights=False)
+
+
+def test_a_check_that_fails_on_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight whose check came to no end is not taken for a good one."""
+    layers = [torch.nn.Linear(600, 600) for _ in range(3)]
+    path = tmp_path / "m.pliant"
+    net, x = torch.nn.Sequential(*layers), torch.ones(2, 600)
+    pliant.compile(net, (x,), ({0: "n"},), threads=1).save(path)
+    check, begun = container.checksum, threading.Event()
+
+    def fails_elsewhere(tensor: np.ndarray) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            raise MemoryError
+        if tensor.nbytes >= 1 << 20:
+            assert begun.wait(60)
+        return check(tensor)
+
+    monkeypatch.setattr(container, "checksum", fails_elsewhere)
+    with pytest.raises(MemoryError):
+        pliant.load(path, threads=2)
 
 
 @QUICK

@@ -14,6 +14,8 @@ import pytest
 from tiny_gguf import reference, write
 
 from pliant.cli import main
+from pliant.commands.serve import _listening
+from pliant.errors import OptionError
 
 
 def test_serve(tmp_path: Path) -> None:
@@ -42,3 +44,13 @@ def test_what_serve_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         port = str(taken.getsockname()[1])
         assert main(["serve", str(file), "--port", port]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+def test_a_port_is_taken_before_the_model_is_loaded() -> None:
+    with _listening("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with (
+            pytest.raises(OptionError, match="cannot listen"),
+            _listening("127.0.0.1", port),
+        ):
+            pass

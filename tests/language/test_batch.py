@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_gguf import reference, words, write
 
@@ -153,6 +154,29 @@ def test_a_limit_that_is_too_small_for_one(lm: pliant.LanguageModel) -> None:
         lm.model.memory_limit = None
 
 
+def test_the_own_limit_of_the_model(lm: pliant.LanguageModel) -> None:
+    """A batch keeps it for its calls, and leaves it as it was."""
+    request = Request([1] * 300, 20, TokenSampler())
+    calls = Batch(lm, memory_limit="1GiB")._room(1, request.room, 0).least
+    try:
+        lm.model.memory_limit = calls
+        batch = Batch(lm, memory_limit="1GiB")
+        batch.submit(request)
+        batch.run()
+        assert request.finish == "length"
+        assert lm.model.memory_limit == calls
+        held = batch.weights.weight_bytes + batch.caches.nbytes
+        assert batch.counts.peak_bytes - held <= calls
+        lm.model.memory_limit = calls - 1
+        least = Batch(lm)._room(1, request.room, 0).least
+        lm.model.memory_limit = least - 1
+        with pytest.raises(pliant.MemoryLimitError, match="model itself") as found:
+            Batch(lm, memory_limit="1GiB").submit(request)
+        assert (found.value.limit, found.value.least) == (least - 1, least)
+    finally:
+        lm.model.memory_limit = None
+
+
 def test_what_is_refused(lm: pliant.LanguageModel) -> None:
     batch = Batch(lm)
     with pytest.raises(pliant.ShapeError, match="512"):
@@ -172,6 +196,26 @@ def test_what_is_refused(lm: pliant.LanguageModel) -> None:
     assert bad.finish == "failed"
     assert isinstance(bad.error, pliant.IndexRangeError)
     assert good.finish == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_token_cannot_be_drawn(
+    lm: pliant.LanguageModel, temperature: float
+) -> None:
+    class Broken(TokenSampler):
+        def pick(self, logits: np.ndarray) -> int:
+            return super().pick(logits * np.nan)
+
+    requests = [Request([1, 2], 4, TokenSampler()) for _ in range(3)]
+    want = alone(lm, requests[0])
+    requests[1].sampler = Broken(temperature, seed=0)
+    batch = Batch(lm)
+    for request in requests:
+        batch.submit(request)
+    batch.run()
+    assert [r.finish for r in requests] == ["length", "failed", "length"]
+    assert requests[0].made == requests[2].made == want
+    assert isinstance(requests[1].error, FloatingPointError)
 
 
 def test_generate_is_a_batch(lm: pliant.LanguageModel, tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_sampler() -> None:
     assert draws == {1, 2}
     draws = {TokenSampler(0.01, seed=k).pick(logits) for k in range(40)}
     assert draws == {1, 2}
+    for cold in (1e-300, 5e-324):  # no quotient of it is a number
+        assert TokenSampler(cold, seed=0).pick(logits) in (1, 2)
     counts = np.zeros(5)
     source = TokenSampler(1.0, seed=0)
     for _ in range(4000):

@@ -141,3 +141,14 @@ def test_forward_wants_the_rows_it_had(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(pliant.ShapeError, match="2 rows, not 3"):
         lm.forward(np.array([[1], [2], [3]]))
     lm.reset()
+
+
+def test_what_moving_holds(pair: Pair) -> None:
+    """All of the larger memory, be it the old one or the new, and an array."""
+    shape = pair[0].shape
+    small, large = RowCaches(shape, 2, 10), RowCaches(shape, 1, 400)
+    arrays = 2 * shape.layers
+    held = large.nbytes + small.nbytes // arrays
+    assert large.bytes_to_resize(2, 10) == held
+    assert small.bytes_to_resize(1, 400) == held
+    assert RowCaches(shape, 0, 0).bytes_to_resize(1, 400) == large.nbytes

@@ -96,6 +96,18 @@ def test_numbers_at_the_edges() -> None:
     assert half(torch.ones(1, 4, dtype=torch.float16)).dtype is torch.float16
 
 
+def test_layers_that_do_more_than_their_class() -> None:
+    """What a hook does, or a `forward` that was put on a layer, is not lost."""
+    x = torch.ones(2, 64)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8))
+    model[0].register_forward_hook(lambda layer, args, out: out * 100)
+    model[1].register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
+    vars(model[2])["forward"] = lambda x: x[:, :8] * 3
+    made = pliant.quantize(model, "int8")
+    assert [type(layer) for layer in made] == [nn.Linear] * 3
+    torch.testing.assert_close(made(x), model(x))
+
+
 def test_what_is_refused(net: Net) -> None:
     for kind, group in [("int2", 32), ("int4", 0), ("int4", 3), ("int8", -2)]:
         with pytest.raises(pliant.OptionError):
@@ -104,3 +116,10 @@ def test_what_is_refused(net: Net) -> None:
     nn.init.constant_(bad.weight, float("nan"))
     with pytest.raises(pliant.OptionError, match="finite"):
         pliant.quantize(bad, "int8", 4)
+    wide = nn.Linear(4, 2)
+    wide.weight.data[0, :2] = torch.tensor([3e38, -3e38])
+    large = nn.Linear(4, 2, dtype=torch.float64)
+    large.weight.data[0, 0] = 1e300
+    for layer in (wide, large):
+        with pytest.raises(pliant.OptionError, match="too large"):
+            pliant.quantize(layer, "int4", 4)

@@ -210,6 +210,8 @@ REFUSED = [
     ({"n": 17}, "n"),
     ({"stop": [1]}, "stop"),
     ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": "no"}}, "stream_options"),
+    ({"stream_options": {"colour": True}}, "stream_options"),
     ({"logprobs": 3}, "logprobs"),
     ({"presence_penalty": 1.5}, "presence_penalty"),
     ({"colour": "red"}, "colour"),
@@ -229,9 +231,20 @@ def test_refused_requests(url: str, client: openai.OpenAI) -> None:
     for body in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
         answer = HTTP.post(f"{url}/v1/completions", content=body)
         assert answer.status_code == 400, body[:10]
-    for messages in (None, [], [1], [{"role": "user"}], [{"content": "a"}]):
-        asked = {"messages": messages}
-        assert HTTP.post(f"{url}/v1/chat/completions", json=asked).status_code == 400
+    ask = {"role": "user", "content": "a"}
+    image = {"type": "image_url", "text": "a"}
+    for messages in (
+        *(None, [], [1], [{"role": "user"}], [{"content": "a"}]),
+        [{**ask, "content": "\ud800"}],
+        [{**ask, "content": [image]}],
+        [{**ask, "tool_calls": [{"id": "1"}]}],
+    ):
+        content = json.dumps({"messages": messages})
+        answer = HTTP.post(f"{url}/v1/chat/completions", content=content)
+        assert answer.status_code == 400, messages
+        assert answer.json()["error"]["param"] == "messages"
+    empty = {"messages": [{**ask, "tool_calls": None}], "max_tokens": 1}
+    assert HTTP.post(f"{url}/v1/chat/completions", json=empty).status_code == 200
     with pytest.raises(openai.NotFoundError, match="tiny"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="embeddings"):
