@@ -167,11 +167,11 @@ def test_the_own_limit_of_the_model(lm: pliant.LanguageModel) -> None:
         assert lm.model.memory_limit == calls
         held = batch.weights.weight_bytes + batch.caches.nbytes
         assert batch.counts.peak_bytes - held <= calls
-        lm.model.memory_limit = calls - 1
-        least = Batch(lm)._room(1, request.room, 0).least
+        lm.model.memory_limit = 1
+        least = batch._room(1, request.room, 0).least
         lm.model.memory_limit = least - 1
         with pytest.raises(pliant.MemoryLimitError, match="model itself") as found:
-            Batch(lm, memory_limit="1GiB").submit(request)
+            batch.submit(request)
         assert (found.value.limit, found.value.least) == (least - 1, least)
     finally:
         lm.model.memory_limit = None
