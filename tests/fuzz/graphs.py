@@ -606,8 +606,10 @@ class Maker:
 
     def heads(self) -> None:
         """A block of a transformer: one product gives what all heads attend to."""
+        # A norm of one element is 0, and then rows are constant: what later norms give
+        # of those is the rounding error of a mean, enlarged by 1/sqrt(eps) each time.
         v = self.pick(lambda v: len(v.shape) == 3 and bool(v.shape[-1].is_number))
-        if v is None or v.shape[-1] == 0:
+        if v is None or v.shape[-1] in (0, 1):
             return
         wide, (count, width) = int(v.shape[-1]), self.random.choice([(4, 32), (2, 64)])
         inner, causal = count * width, self.random.random() < 0.5
