@@ -186,7 +186,8 @@ def _grouped_matmul(tape: Tape, op: Op, grads: Grads) -> Parts:
 def _attention(tape: Tape, op: Op, grads: Grads) -> Parts:
     """From its result and the logarithms of its sums; scores are recomputed."""
     g, out, attrs = grads[0], op.results[0], dict[str, Any](op.attrs)
-    assert g is not None
+    if g is None:  # as in torch, the logarithms have none
+        return
     first, zero_nan = attrs.pop("first"), attrs.pop("zero_nan")
     if first != 0 or zero_nan:
         reason = f"its gradient needs all rows, not those from {first_row(op)} on"

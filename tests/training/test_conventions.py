@@ -50,6 +50,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "min of columns": lambda x: (x * x).min(0).values,
     "adaptive pool": lambda x: F.adaptive_max_pool1d(x[None], 3) * torch.arange(3.0),
     "adaptive pool of images": lambda x: F.adaptive_max_pool2d(x[None], (1, 2)),
+    "logarithms of attention": lambda x: (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *[x[None, None].expand(1, 1, -1, -1)] * 3
+        )[1].sum()
+        * x
+    ),
     "nextafter": lambda x: torch.nextafter(x, x.abs()) * torch.arange(4.0),
     "without a derivative": lambda x: x * torch.special.bessel_j0(x),
     "kl_div of a trained target": lambda x: F.kl_div(x, x.abs(), reduction="none"),
