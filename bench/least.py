@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import pliant
 from bench.chunks import LONG, plan_within
-from bench.limits import STEP, training_step
+from bench.limits import STEP, add_training_argument, training_step
 from bench.memory import shapes_of
 from bench.script import RESULTS, add_model_arguments, cases, save, show, tell
 from pliant.cases import Shape, expand
@@ -99,13 +99,7 @@ def report(rows: list[dict[str, Any]]) -> Report:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_model_arguments(parser, "zoo")
-    parser.add_argument(
-        "--training",
-        nargs="?",
-        const="also",
-        choices=("also", "only"),
-        help="llama's step, besides the models or alone",
-    )
+    add_training_argument(parser)
     arguments = parser.parse_args()
     alone = arguments.training == "only"
     tell(MINUTES * len(expand(arguments.models)), "plans alone")

@@ -233,9 +233,7 @@ def replaced(key: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*(row for row in stored if name_of(row) not in names), *rows]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_model_arguments(parser, "zoo")
+def add_training_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--training",
         nargs="?",
@@ -243,6 +241,12 @@ def main() -> int:
         choices=("also", "only"),
         help="llama's step, besides the models or alone",
     )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_model_arguments(parser, "zoo")
+    add_training_argument(parser)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []

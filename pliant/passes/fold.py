@@ -102,7 +102,7 @@ def fold(module: Module, cx: Context) -> Module:
             and op.result not in stored
         ):
             cheap.add(op.result)
-        elif _foldable(op, known, cheap, data) or stored.issuperset(op.results):
+        elif _foldable(op, known, cheap, data) or not stored.isdisjoint(op.results):
             known[op.result] = None
             data[op.result] = _elements(op.result)
             if op.name in VIEWS and op.operands[0] in data:
