@@ -54,6 +54,8 @@ class Context:
     packed: PackedConstants = field(
         default_factory=PackedConstants, repr=False, compare=False
     )
+    # A part of a model: its results are read by the other parts.
+    is_part: bool = False
     # Sizes that data decide are left to `split`, but for those that regions find.
     splits: bool = False
     held: dict[Facts, None] = field(default_factory=dict, repr=False, compare=False)

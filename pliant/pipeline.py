@@ -24,6 +24,7 @@ and then to each part of it, if its data decide sizes (passes/split.py):
     layout        inference: convolutions keep channels last
     native        what has no native code is refused, all of it at once
     fold          what depends on weights alone is computed now
+    rounding      half floats that jumps depend on are rounded wherever computed
     recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
     chunk         versions of `main` that take less memory, in chunks of rows
@@ -100,6 +101,7 @@ from pliant.passes.layout import layout
 from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
 from pliant.passes.recompute import recompute
+from pliant.passes.rounding import rounding
 from pliant.passes.split import split
 from pliant.passes.training import differentiate, find, smooth
 from pliant.program import Program
@@ -158,7 +160,7 @@ def reject_unsupported(graph: Graph, cx: Context) -> Graph:
 
 def flow(module: Module, cx: Context) -> Module:
     """Control flow; its regions go through the stages before `vectorize`."""
-    inside = Context(replace(cx.options, chunk=False), cx.target)
+    inside = Context(replace(cx.options, chunk=False), cx.target, is_part=True)
     facts = cx.facts(module.main)
     return lower_flows(module, facts, lambda m: run_stages(m, inside, "inplace"))
 
@@ -332,6 +334,12 @@ STAGES: tuple[Pass, ...] = (
         DECOMPOSED,
         "what depends on weights alone is computed now",
         needs=("fold",),
+    ),
+    Pass(
+        "rounding",
+        on_main(rounding),
+        DECOMPOSED,
+        "half floats that jumps depend on are rounded wherever computed",
     ),
     Pass(
         "recompute",
@@ -526,7 +534,7 @@ def compile_module(
     maker = ProgramMaker(target, options, watch, driver.seconds, inputs, numbers)
     for number, part in enumerate(parts, 1):
         is_last = number == len(parts)
-        driver.cx = whole if is_last else Context(options, target)
+        driver.cx = whole if is_last else Context(options, target, is_part=True)
         if len(parts) > 1:  # each is planned by itself, at the sizes that are known
             apart = replace(options, chunk=False)
             driver.cx = replace(driver.cx, options=apart)

@@ -231,6 +231,8 @@ def pull(op: Op, index: Index, space: Space) -> Index:
             return tuple(
                 x.shape[k] - 1 - i if k in axes else i for k, i in enumerate(index)
             )
+        case "rounded":
+            return index
         case _:
             raise ValueError(f"{op.name} is not a view")
 

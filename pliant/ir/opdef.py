@@ -37,6 +37,9 @@ class Trait(enum.Enum):
     EXACT = enum.auto()  # NumPy and native code give the same bits
     FLAT = enum.auto()  # the derivative is 0 wherever there is one
     PREDICATE = enum.auto()  # gives bool whatever its operands are
+    JUMPS = enum.auto()  # it may differ much for operands that hardly differ
+    EDGE = enum.auto()  # so it is of its last operand, where that is about 0
+    PICKS = enum.auto()  # an element is one of the operands', but for its sign
     FORMULA = enum.auto()  # elements are computed from attributes, without memory
     VIEW = enum.auto()  # an element of the operand, at an index known without data
     GATHER = enum.auto()  # an element of an operand, at an index that is computed

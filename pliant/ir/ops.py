@@ -25,6 +25,8 @@ MOVE      broadcast {shape, axes}     operand dim i is result dim axes[i]; the o
           transpose {perm}            result dim i is operand dim perm[i]
           slice {starts, shape, steps} element i is operand[start + i*step]
           flip {axes}
+          rounded                     half floats as memory holds them: in a kernel that
+                                      has computed them, they may have more digits
           concat {axis}               any number of operands
           pad {low, high, value}      dims added before and behind
           index (x, i0..ik)           indices of one shape over x's leading axes:
@@ -354,6 +356,14 @@ _TABLE: tuple[OpDef, ...] = (
         shapes.flip,
         _A("axes", "ints"),
         meaning=numpy_ops.flip,
+        traits=_VIEW,
+    ),
+    define(
+        "rounded",
+        _MV,
+        1,
+        shapes.elementwise("f"),
+        meaning=lambda x: x,
         traits=_VIEW,
     ),
     define(

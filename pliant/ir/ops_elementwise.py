@@ -71,7 +71,12 @@ def power(x: Any, y: Any) -> Any:
 
 _FLOAT, _NUMBER, _INTS, _ANY = "f", "fiu", "iub", "fiub"  # what operands may be
 _COMMUTATIVE, _EXACT, _FLAT = Trait.COMMUTATIVE, Trait.EXACT, Trait.FLAT
-_PREDICATE = Trait.PREDICATE
+_PREDICATE, _JUMPS, _EDGE, _PICKS = (
+    Trait.PREDICATE,
+    Trait.JUMPS,
+    Trait.EDGE,
+    Trait.PICKS,
+)
 
 
 def _row(
@@ -118,7 +123,7 @@ def _compare(
     name: str, meaning: Callable[[Any, Any], Any], inline: str, *traits: Trait
 ) -> OpDef:
     return _binary(
-        name, _ANY, meaning, _PREDICATE, _EXACT, _FLAT, *traits, inline=inline
+        name, _ANY, meaning, _PREDICATE, _EXACT, _FLAT, _JUMPS, *traits, inline=inline
     )
 
 
@@ -134,17 +139,26 @@ _LOWER = "{0} if {0} < {1} or {0} != {0} else {1}"
 _HIGHER = "{0} if {0} > {1} or {0} != {0} else {1}"
 
 _NUMBERS: tuple[OpDef, ...] = (
-    _unary("neg", _NUMBER, np.negative, _EXACT, inline="-{}"),
-    _unary("abs", _NUMBER, np.abs, _EXACT, inline="abs({})"),
-    _unary("sign", _NUMBER, sign, _EXACT, _FLAT),
+    _unary("neg", _NUMBER, np.negative, _EXACT, _PICKS, inline="-{}"),
+    _unary("abs", _NUMBER, np.abs, _EXACT, _PICKS, inline="abs({})"),
+    _unary("sign", _NUMBER, sign, _EXACT, _FLAT, _JUMPS),
     _unary("exp", _FLOAT, np.exp, cost=8),
     _unary("expm1", _FLOAT, np.expm1, cost=12),
-    _unary("log", _FLOAT, np.log, cost=10),
-    _unary("log1p", _FLOAT, np.log1p, cost=12),
-    _unary("logit", _FLOAT, lambda x: np.log(x / (1 - x)), cost=14),
-    _unary("sqrt", _FLOAT, np.sqrt, _EXACT, cost=4),
-    _unary("rsqrt", _FLOAT, lambda x: 1 / np.sqrt(x), cost=5, inline="1 / sqrt({})"),
-    _unary("reciprocal", _FLOAT, lambda x: 1 / x, _EXACT, cost=4, inline="1 / {}"),
+    _unary("log", _FLOAT, np.log, _EDGE, cost=10),
+    _unary("log1p", _FLOAT, np.log1p, _EDGE, cost=12),
+    _unary("logit", _FLOAT, lambda x: np.log(x / (1 - x)), _JUMPS, cost=14),
+    _unary("sqrt", _FLOAT, np.sqrt, _EXACT, _EDGE, cost=4),
+    _unary(
+        "rsqrt",
+        _FLOAT,
+        lambda x: 1 / np.sqrt(x),
+        _EDGE,
+        cost=5,
+        inline="1 / sqrt({})",
+    ),
+    _unary(
+        "reciprocal", _FLOAT, lambda x: 1 / x, _EXACT, _EDGE, cost=4, inline="1 / {}"
+    ),
     _unary("sin", _FLOAT, np.sin, cost=12),
     _unary("cos", _FLOAT, np.cos, cost=12),
     _unary("tan", _FLOAT, np.tan, cost=16),
@@ -152,13 +166,13 @@ _NUMBERS: tuple[OpDef, ...] = (
     _unary("erf", _FLOAT, erf, cost=14),
     _unary("erfc", _FLOAT, erfc, cost=24),
     _unary("sigmoid", _FLOAT, lambda x: 1 / (1 + np.exp(-x)), cost=12),
-    _unary("floor", _FLOAT, np.floor, _EXACT, _FLAT),
-    _unary("ceil", _FLOAT, np.ceil, _EXACT, _FLAT),
-    _unary("round", _FLOAT, np.rint, _EXACT, _FLAT),
-    _unary("trunc", _FLOAT, np.trunc, _EXACT, _FLAT),
+    _unary("floor", _FLOAT, np.floor, _EXACT, _FLAT, _JUMPS),
+    _unary("ceil", _FLOAT, np.ceil, _EXACT, _FLAT, _JUMPS),
+    _unary("round", _FLOAT, np.rint, _EXACT, _FLAT, _JUMPS),
+    _unary("trunc", _FLOAT, np.trunc, _EXACT, _FLAT, _JUMPS),
     _unary("bitwise_not", _INTS, np.invert, _EXACT, _FLAT, inline="~{}"),
-    _unary("isnan", _FLOAT, np.isnan, _PREDICATE, _EXACT, _FLAT),
-    _unary("isinf", _FLOAT, np.isinf, _PREDICATE, _EXACT, _FLAT),
+    _unary("isnan", _FLOAT, np.isnan, _PREDICATE, _EXACT, _FLAT, _JUMPS),
+    _unary("isinf", _FLOAT, np.isinf, _PREDICATE, _EXACT, _FLAT, _JUMPS),
     _unary("logical_not", "b", np.logical_not, _PREDICATE, _EXACT, _FLAT),
     _binary(
         "add",
@@ -173,15 +187,32 @@ _NUMBERS: tuple[OpDef, ...] = (
     _binary(
         "mul", _NUMBER, np.multiply, _COMMUTATIVE, _EXACT, inline="{} * {}", neutral=1
     ),
-    _binary("div", _FLOAT, np.true_divide, _EXACT, cost=4, inline="{} / {}", neutral=1),
-    _binary("floordiv", _NUMBER, np.floor_divide, _FLAT, cost=6, inline="{} // {}"),
-    _binary("mod", _NUMBER, np.remainder, cost=6, inline="{} % {}"),
-    _binary("pow", _NUMBER, power, cost=24),
-    _binary("minimum", _ANY, np.minimum, _COMMUTATIVE, _EXACT, inline=_LOWER),
-    _binary("maximum", _ANY, np.maximum, _COMMUTATIVE, _EXACT, inline=_HIGHER),
-    _binary("atan2", _FLOAT, np.arctan2, cost=24),
-    _binary("copysign", _FLOAT, np.copysign, _EXACT),
-    _binary("nextafter", _FLOAT, np.nextafter, _EXACT, _FLAT),
+    _binary(
+        "div",
+        _FLOAT,
+        np.true_divide,
+        _EXACT,
+        _EDGE,
+        cost=4,
+        inline="{} / {}",
+        neutral=1,
+    ),
+    _binary(
+        "floordiv",
+        _NUMBER,
+        np.floor_divide,
+        _FLAT,
+        _JUMPS,
+        cost=6,
+        inline="{} // {}",
+    ),
+    _binary("mod", _NUMBER, np.remainder, _JUMPS, cost=6, inline="{} % {}"),
+    _binary("pow", _NUMBER, power, _JUMPS, cost=24),
+    _binary("minimum", _ANY, np.minimum, _COMMUTATIVE, _EXACT, _PICKS, inline=_LOWER),
+    _binary("maximum", _ANY, np.maximum, _COMMUTATIVE, _EXACT, _PICKS, inline=_HIGHER),
+    _binary("atan2", _FLOAT, np.arctan2, _JUMPS, cost=24),
+    _binary("copysign", _FLOAT, np.copysign, _EXACT, _JUMPS, _PICKS),
+    _binary("nextafter", _FLOAT, np.nextafter, _EXACT, _FLAT, _JUMPS),
     _compare("eq", np.equal, "{} == {}", _COMMUTATIVE),
     _compare("ne", np.not_equal, "{} != {}", _COMMUTATIVE),
     _compare("lt", np.less, "{} < {}"),
@@ -204,7 +235,7 @@ _GRAPHS_ONLY = (
         (3, 3),
         (),
         shapes.select,
-        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT}),
+        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.PICKS}),
         meaning=np.where,
     ),
     OpDef(
@@ -220,7 +251,7 @@ _GRAPHS_ONLY = (
         (1, 1),
         (AttrSpec("source", "dtype"), AttrSpec("dtype", "dtype")),
         shapes.bitcast,
-        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.FLAT}),
+        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.FLAT, _JUMPS}),
         meaning=reinterpret,
     ),
     OpDef(

@@ -243,6 +243,8 @@ def _row(
     traits = {Trait.REDUCE, Trait.LIBRARY, Trait.PURE}
     if name == "search":
         traits.add(Trait.FLAT)
+    if name in ("sort", "top", "search", "running_extreme"):  # by their places
+        traits.add(Trait.JUMPS)
     kinds = frozenset(traits)
     return OpDef(name, (arity, arity), attrs, rule, kinds, cost=cost, meaning=meaning)
 

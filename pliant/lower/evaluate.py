@@ -204,7 +204,7 @@ class Evaluator:
     def _op(
         self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
     ) -> LoopValue:
-        if op.name in VIEWS:
+        if op.name in VIEWS and op.name != "rounded":
             return self.value(op.operands[0], pull(op, index, self.space), where)
         handler = _MOVES.get(op.name)
         if handler is not None:
@@ -225,6 +225,18 @@ class Evaluator:
             case name, [x, y]:
                 return Binary(name, x, y)
         raise InternalError("lower", f"cannot evaluate {op.name} inside a kernel")
+
+    def rounded(
+        self, op: Op, index: tuple[Expr, ...], where: LoopValue | None
+    ) -> LoopValue:
+        """The element as memory holds it; what is loaded from there is so."""
+        (x,) = op.operands
+        found = self.value(x, index, where)
+        if x not in self.producers:
+            loaded = self.leaf(x, index, where)
+            if loaded is not None and dtype_of(loaded) is x.dtype:
+                return found
+        return as_dtype(as_dtype(found, x.dtype), x.dtype.compute)
 
     # ---- data movement under a condition
 
@@ -480,6 +492,7 @@ _Handler = Callable[[Evaluator, Op, tuple[Expr, ...], LoopValue | None], LoopVal
 _MOVES: dict[str, _Handler] = {
     "concat": lambda cx, *place: cx.concat(*place),
     "pad": Evaluator.pad,
+    "rounded": Evaluator.rounded,
     "in_range": Evaluator.in_range,
     "divisor": Evaluator.divisor,
     "index": Evaluator.index,

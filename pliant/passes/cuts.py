@@ -496,6 +496,10 @@ def _slice(cutter: Cutter, op: Op, cut: Cut) -> Demands | None:
     return (None,) if cut.is_plain else None
 
 
+def _same_rows(_: Cutter, op: Op, cut: Cut) -> Demands | None:
+    return (cut,)
+
+
 def _flip(_: Cutter, op: Op, cut: Cut) -> Demands | None:
     return None if cut.axis in op.ints_attr("axes") else (cut,)
 
@@ -656,6 +660,7 @@ _RULES: dict[str, _Rule] = {
     "transpose": _transpose,
     "slice": _slice,
     "flip": _flip,
+    "rounded": _same_rows,
     "concat": _concat,
     "pad": _pad,
     "index": _index,

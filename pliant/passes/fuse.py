@@ -54,6 +54,7 @@ from pliant.passes.recompute import forward_values
 
 # Roots whose kernel computes an epilogue while the tile is in cache.
 EPILOGUE = named(Trait.CONTRACT) - {"grouped_matmul"}
+_FREE = ("reshape", "rounded")  # of what a kernel has stored
 MOST_OPS = 96
 
 
@@ -95,7 +96,7 @@ class _Fuser:
     def _stored(self, value: Value) -> Value:
         """What is in memory for a result: reshaping a kernel's result is free."""
         base = value
-        while (op := self.producers.get(base)) is not None and op.name == "reshape":
+        while (op := self.producers.get(base)) is not None and op.name in _FREE:
             base = op.operands[0]
         op = self.producers.get(base)
         computed = op is not None and op.name != "constant" and not is_transparent(op)
