@@ -204,6 +204,23 @@ def _taken(cond: Cond, place: str) -> Guard:
     return Guard(cond, (what, varying), place)
 
 
+def taken(
+    truth: torch.SymBool, symbols: Mapping[str, Expr], place: str
+) -> tuple[bool, list[Guard]] | None:
+    """What a condition on sizes was in the trace, and guards that it is; None if it is
+    one of sizes that data decide."""
+    expr, env = truth.node.expr, truth.node.shape_env
+    hints = traced_sizes(env)
+    if not {str(name) for name in expr.free_symbols} <= hints.keys() & symbols.keys():
+        return None
+    answer = bool(expr.subs({s: hints[str(s)] for s in expr.free_symbols}))
+    held = expr if answer else sympy.Not(expr)
+    conds = conditions(held, symbols, hints)
+    if conds is None:
+        return answer, list(_pinned(held, symbols, hints, place))
+    return answer, [_taken(c, place) for c in conds if Facts().prove(c) is not True]
+
+
 def _stated(cond: Cond) -> str:
     """With the constant last: n > 4."""
     signs = {"le": ">=", "lt": ">", "eq": "==", "ne": "!="}
@@ -255,6 +272,8 @@ def conditions(
     """
     if expr == sympy.true:
         return []
+    if isinstance(expr, sympy.Not):  # of several: ~(a | b) -> ~a & ~b
+        expr = sympy.to_nnf(expr, simplify=False)
     if isinstance(expr, sympy.And):
         parts = [conditions(part, symbols, hints) for part in expr.args]
         known = [part for part in parts if part is not None]

@@ -189,8 +189,30 @@ def to_expr(expr: sympy.Expr, symbol: Callable[[str], Expr]) -> Expr:
             return maximum(floordiv(*ratio), 0) + minimum(ceildiv(*ratio), 0)
         case torch_sympy.CeilToInt():
             return ceildiv(*to_ratio(expr.args[0], symbol))
-        case _:
-            raise ValueError(f"no integer expression for {expr}")
+        case torch_sympy.BitwiseFn_bitwise_and():
+            found = lowest_bits(*map(_number_or_size, args))
+            if found is not None:
+                return as_expr(found)
+    raise ValueError(f"no integer expression for {expr}")
+
+
+def _number_or_size(expr: Expr) -> int | Expr:
+    return expr.value if expr.is_const else expr
+
+
+def lowest_bits(x: int | Expr, y: int | Expr) -> int | Expr | None:
+    """x & 7 -> x mod 8; x & ~7 -> x - x mod 8; None for bits in between."""
+    if isinstance(x, int) and isinstance(y, int):
+        return x & y
+    size, bits = (y, x) if isinstance(x, int) else (x, y)
+    if not isinstance(bits, int):
+        return None
+    above = bits < 0
+    power = -bits if above else bits + 1
+    if power & (power - 1):
+        return None
+    rest = mod(size, power)
+    return size - rest if above else rest
 
 
 def _plain(expr: sympy.Expr) -> bool:

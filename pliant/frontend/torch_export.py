@@ -39,6 +39,7 @@ from pliant.frontend.torch_integers import bound_integer, open_integer
 from pliant.frontend.torch_ops_complex import Complex, from_pairs, to_pairs
 from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.frontend.torch_signature import Names, torch_signature
+from pliant.frontend.torch_strides import ASKED
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.torch_trace import trace, traced_dims
 from pliant.frontend.torch_walk import TorchWalk, expand, location
@@ -113,6 +114,7 @@ class _ExportImport:
         self.cx.specialise = self._specialise
         self.cx.symbols.update(info.names)
         self.slots: list[Slot] = []
+        self.places: dict[Node, int] = {}  # of arguments that are tensors, by slot
         self.sizes: list[str] = []
         self.params: dict[Node, Value] = {}
         self.weights: dict[tuple[object, ...], Constant] = {}
@@ -215,9 +217,9 @@ class _ExportImport:
                 self._problem(node, f"element type {val.dtype} is not supported")
                 return
             type = TensorType(dtype, tuple(self._dim(d) for d in val.shape))
+            self._place(node)
             if not self.cx.training:
-                count = len([s for s in self.slots if not isinstance(s, FixedSlot)])
-                self.walk.inputs[node] = count
+                self.walk.inputs[node] = self.places[node]
             self.slots.append(TensorSlot(name, type))
             self.params[node] = self.walk.env[node] = self.cx.b.param(name, type)
         elif isinstance(val, torch.SymInt):
@@ -228,9 +230,14 @@ class _ExportImport:
             self.slots.append(FixedSlot(name, val))
             self.walk.env[node] = val
 
+    def _place(self, node: Node) -> None:
+        slots = [slot for slot in self.slots if not isinstance(slot, FixedSlot)]
+        self.places[node] = len(slots)
+
     def _read_complex(self, node: Node, val: torch.Tensor) -> None:
         dims = (*(self._dim(d) for d in val.shape), as_expr(2))
         kind = TensorType(self.cx.dtype(val.dtype), dims)
+        self._place(node)
         self.slots.append(TensorSlot(node.name, kind, is_complex=True))
         self.walk.env[node] = from_pairs(self.cx, self.cx.b.param(node.name, kind))
 
@@ -322,11 +329,11 @@ class _ExportImport:
         return made
 
     def _layouts(self) -> tuple[tuple[int, tuple[Expr, ...]], ...]:
-        """Strides of inputs on which it depends what a write changes, by slot."""
+        """Strides of inputs that a write or the model's code depends on, by slot."""
         return tuple(
-            (slot, tuple(self._dim(n) for n in node.meta["val"].stride()))
-            for node, slot in self.walk.inputs.items()
-            if node in self.walk.laid_out
+            (slot, tuple(self._dim(n) for n in as_real(node.meta["val"]).stride()))
+            for node, slot in self.places.items()
+            if node in self.walk.laid_out or ASKED in node.meta
         )
 
     def _changed(self, values: list[Value]) -> dict[Node, str]:

@@ -215,7 +215,9 @@ def truth(op: str) -> Translate:
     def translate(
         cx: TorchContext, x: Value, dim: Dims = None, keepdim: bool = False
     ) -> Value:
-        axes = cx.axes(dim, x.type.rank)
+        # No axes are none here, where other reductions take them for all.
+        none = isinstance(dim, list | tuple) and not dim
+        axes = () if none else cx.axes(dim, x.type.rank)
         return cx.reduce(op, cx.to_bool(x), axes, keepdim)
 
     return translate
@@ -276,6 +278,8 @@ def logsumexp(cx: TorchContext, x: Value, dim: Dims, keepdim: bool = False) -> V
     out = cx.out_dtype
     x = cx.cast(x, out.compute)
     axes = cx.axes(dim, x.type.rank)
+    if not isinstance(dim, int) and not dim and axes and not keepdim:
+        cx.unsupported("of no axes, and without keepdim: torch raises an error")
     peak = cx.reduce("max", x, axes, True)
     # An infinite peak would turn inf - inf into NaN; shift by 0 then.
     finite = cx.select(cx.unary("isinf", peak), cx.tensor(0.0, x.dtype), peak)

@@ -11,6 +11,7 @@ from pliant.frontend.torch_ops_context import Size, TorchContext
 from pliant.frontend.torch_ops_math import Translate
 from pliant.frontend.torch_ops_pick import PICK
 from pliant.frontend.torch_ops_scatter import SCATTER
+from pliant.frontend.torch_strides import need_strides
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import as_expr, le, product
@@ -28,9 +29,11 @@ def _places(
     """Where each element is among those of x, which lie one after the other."""
     assert cx.node is not None
     source = cx.node.args[0]
-    val = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    assert isinstance(source, torch.fx.Node)
+    val = source.meta.get("val")
     if not isinstance(val, torch.Tensor) or not _dense(val):
         cx.unsupported("as_strided of a tensor that is not contiguous")
+    need_strides(source)
     dims = tuple(as_expr(n) for n in size)
     steps = [as_expr(n) for n in stride]
     first = as_expr(0 if offset is None else offset)
@@ -137,7 +140,8 @@ def resize(
     """The first elements in another shape."""
     assert cx.node is not None
     source = cx.node.args[0]
-    val = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    assert isinstance(source, torch.fx.Node)
+    val = source.meta.get("val")
     if not isinstance(val, torch.Tensor) or not _dense(val):
         cx.unsupported("resize_ of a tensor that is not contiguous")
     if isinstance(source, torch.fx.Node) and source.op == "placeholder":

@@ -44,7 +44,8 @@ import torch
 from torch.fx.experimental import _config, proxy_tensor, symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
 
-from pliant.frontend import torch_views, torch_windows
+from pliant.frontend import torch_strides, torch_views, torch_windows
+from pliant.frontend.torch_strides import asked_of_strides
 from pliant.frontend.torch_views import answer_at_example, contiguous_is_an_op
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -52,6 +53,8 @@ _FLOW = os.path.join(_TORCH, "_higher_order_ops") + os.sep
 _MODULES = os.path.join(_TORCH, "nn") + os.sep
 _FAKE_OPS = os.path.join(_TORCH, "_subclasses", "fake_tensor.py")
 _VIEWS = torch_views.__file__  # calls an op
+# They ask for the model's code.
+_OWN = {__file__, torch_strides.__file__, torch_windows.__file__}
 _RECORDER = os.path.join(_TORCH, "fx", "experimental", "proxy_tensor.py")
 _OPS = os.path.join(_TORCH, "_ops.py")
 _DYNAMO = "torch._dynamo.symbolic_convert"
@@ -213,6 +216,7 @@ def recorded_questions() -> Iterator[Asked]:
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
         contiguous_is_an_op(),
+        asked_of_strides(_asking_frame),
     ):
         for name, decides in _COMPARISONS.items():
             made = noted(name, getattr(SymNode, name), decides)
@@ -315,7 +319,7 @@ def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | 
         path, function = frame.f_code.co_filename, frame.f_code.co_name
         calls = function == "_tensor_min_max"  # the tracer's in place of Python's
         calls |= number and function == "__torch_function__"  # arguments of an op
-        own = path in (__file__, torch_windows.__file__)
+        own = path in _OWN
         if own or (calls and path.startswith(_TRACER)):
             # An op in C++ compares sizes itself, for the strides of its result.
             if own and function == _COMPARED and _in_op(frame.f_back):

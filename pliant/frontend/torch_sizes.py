@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pliant.frontend.torch_dims import decimal
+from pliant.frontend.torch_dims import decimal, lowest_bits
 from pliant.frontend.torch_ops_context import Real, TorchContext
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, ge, maximum, minimum, mod
 
 
+@dataclass(frozen=True, slots=True)
 class Undecided:
-    """A truth about sizes that the trace asserted; nothing may depend on it."""
+    """A truth about sizes as torch knows it, which is known in the trace alone.
+
+    None: where a view begins in memory. To us a view is a value of its own.
+    """
+
+    truth: torch.SymBool | None = None
 
 
 Fold = Callable[..., Any]
@@ -136,7 +143,27 @@ def _rounded(
 
 
 def _compare(cx: TorchContext, *_: Any) -> Undecided:
-    return Undecided()
+    return undecided(cx)
+
+
+def undecided(cx: TorchContext) -> Undecided:
+    return Undecided(cx.val if isinstance(cx.val, torch.SymBool) else None)
+
+
+def _and(cx: TorchContext, x: Any, y: Any) -> Any:
+    """Of conditions, or of the bits of a size: all below a power of 2, or all above."""
+    if isinstance(cx.val, torch.SymBool):
+        return undecided(cx)
+    found = lowest_bits(x, y)
+    if found is None:
+        cx.unsupported("these bits of a size: take all bits below one, or above")
+    return found
+
+
+def _or(cx: TorchContext, x: Any, y: Any) -> Any:
+    if isinstance(cx.val, torch.SymBool):
+        return undecided(cx)
+    return cx.unsupported("the bits of a size")
 
 
 def to_float(cx: TorchContext, x: Any) -> Any:
@@ -184,8 +211,8 @@ SIZES: dict[Any, Fold] = {
     operator.le: _compare,
     operator.gt: _compare,
     operator.ge: _compare,
-    operator.and_: _compare,
-    operator.or_: _compare,
+    operator.and_: _and,
+    operator.or_: _or,
     operator.not_: _compare,
     math.floor: _rounded(floordiv, math.floor),
     math.ceil: _rounded(ceildiv, math.ceil),
@@ -200,7 +227,6 @@ SIZES: dict[Any, Fold] = {
     torch._sym_log2: binary_logarithm,  # type: ignore[attr-defined]  # private
     torch._sym_sqrt: square_root,  # type: ignore[attr-defined]  # private
     torch.ops.aten.sym_size.int: lambda cx, x, dim: x.shape[dim],
-    # Where a view begins in memory: to us a view is a value of its own.
     torch.ops.aten.sym_storage_offset.default: lambda cx, x: Undecided(),
     torch.ops.aten.sym_numel.default: lambda cx, x: x.type.numel,
 }

@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_map_only
 
 from pliant.errors import PliantError
 from pliant.frontend.contract import Basis
@@ -21,7 +22,7 @@ from pliant.frontend.torch_alias import (
     functional_twin,
     is_in_place,
 )
-from pliant.frontend.torch_branches import decisions
+from pliant.frontend.torch_branches import decisions, taken
 from pliant.frontend.torch_dims import as_bound, to_expr
 from pliant.frontend.torch_expand import Expansion, expanded
 from pliant.frontend.torch_flow import FLOWS, TorchRegion, next_seed, parts_of
@@ -35,7 +36,7 @@ from pliant.frontend.torch_ops_complex import (
     replaced,
 )
 from pliant.frontend.torch_ops_context import TorchContext, Unsupported, short_name
-from pliant.frontend.torch_sizes import SIZES, Undecided, collapse
+from pliant.frontend.torch_sizes import SIZES, Undecided, collapse, undecided
 from pliant.frontend.torch_tensors import as_real, dtype_of, to_numpy
 from pliant.frontend.torch_views import name_of
 from pliant.frontend.translate import POISON, Location, constant_of
@@ -209,7 +210,21 @@ class TorchWalk:
         if target in SIZES:
             return self.fold(node, args)
         assert rule is not None
+        if target is not torch.ops.aten._assert_scalar.default:
+            args, kwargs = tree_map_only(Undecided, self.decide, (args, kwargs))
         return self.checked(node, rule(self.cx, *args, **kwargs))
+
+    def decide(self, found: Undecided) -> bool:
+        """A condition on sizes that an op takes: as in the trace, under guards."""
+        if found.truth is None:
+            self.cx.unsupported("depends on where a view begins in memory")
+        known = taken(found.truth, self.symbols, self.cx.b.loc)
+        if known is None:
+            self.cx.unsupported("a condition on sizes that data decide, as a value")
+        answer, guards = known
+        for guard in guards:
+            self.cx.assume(Basis.BRANCH, guard)
+        return answer
 
     def item(self, node: Node, source: Any, which: Any) -> Any:
         picked = source[which]
@@ -219,7 +234,7 @@ class TorchWalk:
 
     def fold(self, node: Node, args: list[Any]) -> Any:
         if any(isinstance(a, Undecided) for a in args):
-            return Undecided()
+            return undecided(self.cx)
         args = [a.re if isinstance(a, Complex) else a for a in args]
         return collapse(SIZES[node.target](self.cx, *args))
 

@@ -408,8 +408,8 @@ def check_layouts(
         name = signature.slots[number].name
         raise DTypeError(
             f"input '{name}' has strides {found}, and in the trace it had {wanted}, "
-            "which decide what the model's in-place changes write: pass a copy in the "
-            "layout of the example",
+            "which decide what the model's in-place changes write, or what its code "
+            "does: pass a copy in the layout of the example",
             input=name,
             expected=wanted,
             got=found,

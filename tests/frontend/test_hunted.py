@@ -514,3 +514,26 @@ def test_a_copy_of_repeated_rows_is_a_view_at_one() -> None:
     for n, columns in ((5, 1), (1, 5)):
         with pytest.raises(pliant.ShapeError, match="is a copy in the trace"):
             m(torch.randn(n, columns))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("op", [torch.any, torch.all])
+def test_truth_of_no_axes(op: Any, dtype: torch.dtype, keepdim: bool) -> None:
+    """Other reductions take no axes for all of them."""
+
+    def function(x: Tensor) -> Tensor:
+        return op(x, dim=(), keepdim=keepdim)
+
+    x = torch.tensor([[0, 1, 2], [3, 0, 1]]).to(dtype)
+    ours = compiled(function, x, dims=({0: "n"},))
+    as_eager(function, ours, x)
+    as_eager(function, ours, x[:0])
+
+
+def test_logsumexp_of_no_axes() -> None:
+    x = torch.randn(2, 3)
+    kept = lambda x: torch.logsumexp(x, (), keepdim=True)  # noqa: E731
+    as_eager(kept, compiled(kept, x, dims=({0: "n"},)), x)
+    with pytest.raises(pliant.UnsupportedOpError, match="of no axes"):
+        compiled(lambda x: torch.logsumexp(x, ()), x, dims=({0: "n"},))
