@@ -17,11 +17,13 @@ from pliant.frontend.onnx_ops_index import reversed_rows
 from pliant.frontend.translate import as_index
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import as_expr
+from pliant.sym import Expr, as_expr
 
 State = tuple[Value, ...]
 Step = Callable[[Value, State, Sequence[Value]], State]
 Activation = Callable[[Value], Value]
+
+RANKS = (3, 3, 3, 2, 1, 3, 3, 2)  # of the inputs, in order
 
 
 class _Layer:
@@ -29,6 +31,11 @@ class _Layer:
 
     def __init__(self, cx: OnnxContext, n: Node, gates: int) -> None:
         self.cx, self.n, self.gates = cx, n, gates
+        for place, rank in enumerate(RANKS):
+            if n.has(place) and (found := n.tensor(place)).type.rank != rank:
+                cx.unsupported(
+                    f"its input {place} has rank {found.type.rank} and not {rank}"
+                )
         self.first = bool(n.attr("layout", 0))  # the batch comes first
         xs = n.tensor(0)
         self.xs = cx.transpose(xs, (1, 0, 2)) if self.first else xs
@@ -49,19 +56,20 @@ class _Layer:
 
     def state(self, place: int, number: int) -> Value:
         """The first state of a direction; zeros unless it is given."""
-        given = self.n.maybe(place)
-        batch = self.xs.shape[1]
+        cx, given = self.cx, self.n.maybe(place)
+        shape = (self.xs.shape[1], self.size)
         if given is None:
-            return self.cx.full(0.0, (batch, self.size), self.xs.dtype)
+            return cx.full(0.0, shape, self.xs.dtype)
         if self.first:
-            given = self.cx.transpose(given, (1, 0, 2))
-        return self.part(given, number)
+            given = cx.transpose(given, (1, 0, 2))
+        # Sizes by one name before the scan, whose states keep theirs in every round.
+        for want, have in zip(shape, given.shape[1:], strict=True):
+            cx.b.require_equal(want, have, "the first state of a layer")
+        return self.named(self.part(given, number), shape)
 
-    def like(self, new: Value, old: Value) -> Value:
-        """A state after a step, with sizes as before it: they are equal in a call."""
-        if new.shape == old.shape:
-            return new
-        return self.cx.b.emit("reshape", new, shape=old.shape)
+    def named(self, x: Value, shape: tuple[Expr, ...]) -> Value:
+        """x with its sizes by these names: they are equal in a call."""
+        return x if x.shape == shape else self.cx.b.emit("reshape", x, shape=shape)
 
     def part(self, x: Value, number: int) -> Value:
         return self.cx.reshape(self.cx.slice(x, 0, number, 1), x.shape[1:])
@@ -176,7 +184,7 @@ class _Layer:
             row = cx.b.param("row", rows.type.with_shape(rows.shape[1:]))
             number = cx.b.param("step", steps.type.with_shape(()))
             pairs = zip(step(row, before, kept), before, strict=True)
-            after = tuple(self.like(new, old) for new, old in pairs)
+            after = tuple(self.named(new, old.shape) for new, old in pairs)
             shown = after[0]
             if size:
                 inside = cx.b.unsqueeze(cx.arith("gt", size[0], number), 1)

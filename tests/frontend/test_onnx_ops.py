@@ -357,3 +357,63 @@ def test_qlinear_add() -> None:
     }
     names = ["a", "sa", "za", "b", "sb", "zb", "sc", "zc"]
     _check([_ms("QLinearAdd", names, ["y"])], inputs, ["y"], None, constants)
+
+
+@pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_states_of_layers_with_dims_of_other_names(op: str, gates: int) -> None:
+    """The batch of a first state has a name of its own, and must be that of the rows."""
+    states = {"h": ("b", 4)} | ({"c": ("d", 4)} if op == "LSTM" else {})
+    node = helper.make_node(
+        op, ["x", "w", "r", "", "", *states], ["y", "last"], hidden_size=4
+    )
+    inputs = {"x": (FLOAT, ("t", "a", 3))}
+    inputs |= {name: (FLOAT, (1, *dims)) for name, dims in states.items()}
+    weights = {"w": drawn(0, 1, 4 * gates, 3), "r": drawn(1, 1, 4 * gates, 4)}
+    proto = model([node], inputs, ["y", "last"], weights)
+    m = pliant.compile(proto)
+    for steps, batch in ((5, 2), (1, 1), (2, 7)):
+        given = [drawn(2, steps, batch, 3)]
+        given += [drawn(3 + k, 1, batch, 4) for k in range(len(states))]
+        for found, wanted in zip(m(*given), reference(proto, *given), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(pliant.ShapeError, match="the first state of a layer"):
+        m(drawn(2, 5, 2, 3), *(drawn(3, 1, 3, 4) for _ in states))
+
+
+def test_a_layer_of_another_rank() -> None:
+    """The rank is known once Squeeze is translated, so that the checker has not seen it."""
+    weights = {"w": drawn(0, 1, 16, 3), "r": drawn(1, 1, 16, 4)}
+    nodes = [
+        helper.make_node("Reshape", ["x", "to"], ["rows"]),
+        helper.make_node("LSTM", ["rows", "w", "r"], ["y"], hidden_size=4),
+    ]
+    constants = {**weights, "to": np.array([1, 1, -1, 3])}
+    proto = model(nodes, {"x": (FLOAT, ("n",))}, ["y"], constants)
+    with pytest.raises(pliant.PliantError, match="rank 4 and not 3|malformed") as told:
+        pliant.compile(proto)
+    assert not isinstance(told.value, pliant.InternalError)
+
+
+def test_branches_of_other_ranks_ask_for_an_example() -> None:
+    """As `squeeze` is exported: what a size decides, an example fixes."""
+    then = model([helper.make_node("Squeeze", ["x", "axis"], ["y1"])], {}, ["y1"])
+    other = model([helper.make_node("Identity", ["x"], ["y2"])], {}, ["y2"])
+    for graph in (then.graph, other.graph):
+        graph.output[0].type.Clear()
+        graph.output[0].type.tensor_type.elem_type = FLOAT
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "axis"], ["size"]),
+        helper.make_node("Equal", ["size", "one"], ["is_one"]),
+        helper.make_node(
+            "If", ["is_one"], ["y"], then_branch=then.graph, else_branch=other.graph
+        ),
+    ]
+    constants = {"axis": np.array([0]), "one": np.array([1])}
+    proto = model(nodes, {"x": (FLOAT, ("n", 3))}, ["y"], constants)
+    with pytest.raises(pliant.UnsupportedOpError, match="give example_inputs"):
+        pliant.compile(proto)
+    m = pliant.compile(proto, (drawn(0, 1, 3),))
+    np.testing.assert_array_equal(m(drawn(1, 1, 3)), drawn(1, 1, 3)[0])
+    with pytest.raises(pliant.ShapeError, match="the branch that the example takes"):
+        m(drawn(1, 2, 3))
