@@ -23,6 +23,7 @@ import json
 import math
 import mmap
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,8 +134,9 @@ def _replace(path: Path, parts: Sequence[memoryview]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"cannot write {path}: {reason}") from error
 
 
 # ---- reading
@@ -158,6 +160,8 @@ class Container:
 def open_container(path: Path) -> Container:
     """Maps a file, and checks everything but its weights."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no plain file")  # a pipe may never answer
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
