@@ -24,6 +24,7 @@ from pliant.frontend.onnx_ops_norm import NORMS
 from pliant.frontend.onnx_ops_pool import POOLS
 from pliant.frontend.onnx_ops_quant import QUANTIZED
 from pliant.frontend.onnx_ops_recurrent import RECURRENT
+from pliant.frontend.onnx_ops_recurrent_quant import QUANTIZED_LAYERS
 from pliant.frontend.onnx_ops_reduce import REDUCE
 from pliant.frontend.onnx_ops_sequence import SEQUENCES
 from pliant.frontend.onnx_ops_signal import SIGNAL
@@ -44,6 +45,7 @@ TABLE: dict[tuple[str, int], Rule] = {
     **DATA,
     **FLOW,
     **RECURRENT,
+    **QUANTIZED_LAYERS,
     **QUANTIZED,
     **ATTENTION,
     **SEQUENCES,

@@ -55,7 +55,12 @@ def if_(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
         if not named:
             raise
         advice = f"give example_inputs with values of {', '.join(named)}"
-        raise Unsupported(f"{reason}: {advice}, which fix the branch") from None
+        raise _advised(reason, f"{advice}, which fix the branch") from None
+
+
+def _advised(reason: Unsupported, advice: str) -> Unsupported:
+    """Problems inside a branch are told already, and are no reason of their own."""
+    return Unsupported(f"{reason}: {advice}" if str(reason) else advice)
 
 
 def fixed_instead(n: Node, i: int, problems: int) -> None:
@@ -76,7 +81,7 @@ def _on_sizes(cx: OnnxContext, n: Node, cond: Cond) -> tuple[Entry, ...]:
             raise
         if any(s not in cx.hints for s in symbols):
             advice = "give example_inputs, whose sizes fix the branch"
-            raise Unsupported(f"{reason}: {advice}") from None
+            raise _advised(reason, advice) from None
     holds = cond.holds(cx.hints)
     cx.require(cond if holds else cond.negated(), "the branch that the example takes")
     graph = n.attrs["then_branch" if holds else "else_branch"]

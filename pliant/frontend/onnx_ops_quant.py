@@ -133,8 +133,14 @@ def dequantize(cx: OnnxContext, n: Node) -> Value:
 
 
 def dynamic_quantize(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
-    """To u8 by the smallest and the largest element, with 0 between them."""
-    x = n.tensor(0)
+    return dynamic_codes(cx, n.tensor(0))
+
+
+def dynamic_codes(cx: OnnxContext, x: Value) -> tuple[Value, Value, Value]:
+    """To u8 by the smallest and the largest element, with 0 between them.
+
+    -> (codes, scale, zero point)
+    """
     axes = range(x.type.rank)
     low = cx.arith("minimum", cx.reduce("min", x, axes), 0.0)
     high = cx.arith("maximum", cx.reduce("max", x, axes), 0.0)
@@ -143,7 +149,7 @@ def dynamic_quantize(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     zero = cx.arith("minimum", cx.arith("maximum", zero, 0.0), 255.0)
     zero = cx.cast(zero, DType.U8)
     made = quantized(cx, cx.div(x, scale), cx.cast(zero, I32), ELEMENTS[2])
-    return made, scale, zero
+    return cx.value(made), scale, zero
 
 
 # ---- products

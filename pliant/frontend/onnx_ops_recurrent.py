@@ -26,8 +26,10 @@ Activation = Callable[[Value], Value]
 RANKS = (3, 3, 3, 2, 1, 3, 3, 2)  # of the inputs, in order
 
 
-class _Layer:
+class Layer:
     """A node's shapes, options and inputs."""
+
+    inner = 2  # the axis of weights (D, gates, I) and (D, gates, H) that is summed over
 
     def __init__(self, cx: OnnxContext, n: Node, gates: int) -> None:
         self.cx, self.n, self.gates = cx, n, gates
@@ -41,14 +43,16 @@ class _Layer:
         self.xs = cx.transpose(xs, (1, 0, 2)) if self.first else xs
         self.weight, self.hidden = n.tensor(1), n.tensor(2)
         self.bias, self.lengths = n.maybe(3), n.maybe(4)
-        self.size = self.hidden.shape[2]
+        self.size = self.hidden.shape[self.inner]
         if "hidden_size" in n.attrs:
             cx.b.require_equal(
                 self.size, as_expr(n.attrs["hidden_size"]), "the hidden size"
             )
         for weight in (self.weight, self.hidden):
             cx.b.require_equal(
-                weight.shape[1], self.size * gates, "rows of all gates of a layer"
+                weight.shape[3 - self.inner],
+                self.size * gates,
+                "rows of all gates of a layer",
             )
         way = n.attr("direction", "forward")
         self.ways = {"forward": [False], "reverse": [True]}.get(way, [False, True])
@@ -143,6 +147,18 @@ class _Layer:
     def product(self, x: Value, weight: Value) -> Value:
         return self.cx.b.emit("linear", x, weight)
 
+    def rows(self, number: int) -> Value:
+        """The product of the inputs of all steps, (T, B, gates)."""
+        return self.product(self.xs, self.part(self.weight, number))
+
+    def held(self, number: int) -> list[Value]:
+        """What the product of a state reads in every step."""
+        return [self.part(self.hidden, number)]
+
+    def step(self, state: Value, held: Sequence[Value]) -> Value:
+        """The product of a state, (B, gates)."""
+        return self.product(state, held[0])
+
     # ---- the whole
 
     def run(
@@ -218,10 +234,10 @@ _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
 def rnn(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 1)
+    layer = Layer(cx, n, 1)
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         if biases is not None:
             rows = cx.add(rows, cx.add(*biases))
@@ -238,11 +254,11 @@ def rnn(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
 
 
 def gru(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 3)
+    layer = Layer(cx, n, 3)
     behind = bool(n.attr("linear_before_reset", 0))
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         held = [layer.part(layer.hidden, number)]
         if biases is not None:
@@ -285,28 +301,32 @@ def _sum(cx: OnnxContext, a: Value, b: Value, c: Value | None) -> Value:
 
 
 def lstm(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 4)
+    return lstm_of(Layer(cx, n, 4))
+
+
+def lstm_of(layer: Layer) -> tuple[Value, ...]:
+    cx, n = layer.cx, layer.n
     peepholes, coupled = n.maybe(7), bool(n.attr("input_forget", 0))
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         if biases is not None:
             rows = cx.add(rows, cx.add(*biases))
-        held = [layer.part(layer.hidden, number)]
+        held = layer.held(number)
+        count = len(held)
         if peepholes is not None:
             held.append(layer.part(peepholes, number))
         f, g, h = layer.activations(number, ["Sigmoid", "Tanh", "Tanh"])
 
         def step(row: Value, state: State, held: Sequence[Value]) -> State:
             hidden, cell = state
-            gates = cx.add(row, layer.product(hidden, held[0]))
+            gates = cx.add(row, layer.step(hidden, held[:count]))
             i, o, forget, c = layer.split(gates, 4)
             peeks = None
-            if len(held) > 1:
-                peeks = [
-                    cx.slice(held[1], 0, layer.size * k, layer.size) for k in range(3)
-                ]
+            if len(held) > count:
+                peep, size = held[count], layer.size
+                peeks = [cx.slice(peep, 0, size * k, size) for k in range(3)]
                 i = cx.add(i, cx.mul(cell, peeks[0]))
                 forget = cx.add(forget, cx.mul(cell, peeks[2]))
             i = f(i)

@@ -418,3 +418,55 @@ def test_branches_of_other_ranks_ask_for_an_example() -> None:
     np.testing.assert_array_equal(m(drawn(1, 1, 3)), drawn(1, 1, 3)[0])
     with pytest.raises(pliant.ShapeError, match="the branch that the example takes"):
         m(drawn(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "kind, zero, columns",
+    [(np.int8, 0, False), (np.uint8, 128, False), (np.int8, 0, True)],
+)
+def test_dynamic_quantize_lstm(kind: Any, zero: int, columns: bool) -> None:
+    """Weights of 8 bits in both directions, states quantized in each step."""
+    rng, size, width = np.random.default_rng(0), 8, 5
+    low, high = np.iinfo(kind).min // 2, np.iinfo(kind).max // 2
+    low, high = (low + zero // 2, high + zero // 2) if zero else (low, high)
+    shape = (2, 4 * size) if columns else (2,)
+    constants = {
+        "w": rng.integers(low, high, (2, width, 4 * size)).astype(kind),
+        "r": rng.integers(low, high, (2, size, 4 * size)).astype(kind),
+        "b": 0.1 * drawn(1, 2, 8 * size),
+        "ws": rng.uniform(0.005, 0.02, shape).astype(np.float32),
+        "wz": np.full(shape, zero, kind),
+        "rs": rng.uniform(0.005, 0.02, shape).astype(np.float32),
+        "rz": np.full(shape, zero, kind),
+    }
+    names = ["x", "w", "r", "b", "", "h", "c", "", "ws", "wz", "rs", "rz"]
+    lstm = _ms(
+        "DynamicQuantizeLSTM",
+        names,
+        ["y", "yh", "yc"],
+        hidden_size=size,
+        direction="bidirectional",
+    )
+    kinds = {
+        "x": (FLOAT, ("t", "n", width)),
+        "h": (FLOAT, (2, "n", size)),
+        "c": (FLOAT, (2, "n", size)),
+    }
+    proto = model(
+        [lstm], kinds, ["y", "yh", "yc"], constants, domains=["com.microsoft"]
+    )
+    m = pliant.compile(proto)
+    # ONNX Runtime takes part of a state in each of its threads.
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    for steps, batch in ((1, 1), (6, 1), (9, 3)):
+        feeds = {
+            "x": drawn(steps, steps, batch, width),
+            "h": 0.3 * drawn(2, 2, batch, size),
+            "c": drawn(3, 2, batch, size),
+        }
+        for ours, theirs in zip(m(**feeds), session.run(None, feeds), strict=True):
+            assert ours.shape == theirs.shape
+            # A sum in another order may round a state to the next of 255 codes.
+            np.testing.assert_allclose(ours, theirs, atol=5e-3)
