@@ -361,6 +361,63 @@ def test_qlinear_add() -> None:
     _check([_ms("QLinearAdd", names, ["y"])], inputs, ["y"], None, constants)
 
 
+_CODES = {name: np.uint8(zero) for name, zero in (("z", 120), ("zb", 100), ("zy", 110))}
+_SCALES = {"s": np.float32(0.02), "sb": np.float32(0.03), "sy": np.float32(0.04)}
+_WEIGHTS = {
+    "w": np.random.default_rng(1).integers(-127, 128, (8, 6)).astype(np.int8),
+    "ws": np.linspace(0.01, 0.02, 6, dtype=np.float32),
+    "wz": np.zeros(6, np.int8),
+}
+_BIAS = {"c": np.arange(6, dtype=np.int32) * 100, "f": drawn(0, 6)}
+
+
+@pytest.mark.parametrize(
+    "op, names, shapes, attrs",
+    [
+        ("QLinearAveragePool", "x s z sy zy", [(1, 3, 5, 6)], {"kernel_shape": [2, 3]}),
+        (
+            "QLinearAveragePool",
+            "x s z sy zy",
+            [(1, 5, 6, 3)],
+            {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1], "channels_last": 1},
+        ),
+        ("QLinearGlobalAveragePool", "x s z sy zy", [(2, 3, 4, 4)], {}),
+        (
+            "QLinearGlobalAveragePool",
+            "x s z sy zy",
+            [(2, 4, 4, 3)],
+            {"channels_last": 1},
+        ),
+        ("QLinearWhere", "go x s z v sb zb sy zy", [(3, 4), (3, 4)], {}),
+        ("QGemm", "x s z w ws wz c", [(3, 8)], {"alpha": 0.5}),
+        ("QGemm", "x s z w ws wz c sy zy", [(3, 8)], {}),
+        ("QGemm", "x s z w s wz", [(8, 3)], {"transA": 1}),
+        ("MatMulIntegerToFloat", "x w s ws z wz f", [(2, 3, 8)], {}),
+        ("DynamicQuantizeMatMul", "x w ws wz f", [(2, 3, 8)], {}),
+    ],
+)
+def test_quantized_ops_of_microsoft(
+    op: str, names: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    order = names.split()
+    inputs: dict[str, Any] = {
+        name: rng.integers(0, 256, shape).astype(np.uint8)
+        for name, shape in zip("xv", shapes, strict=False)
+    }
+    if op == "DynamicQuantizeMatMul":
+        inputs["x"] = drawn(2, *shapes[0])
+    if "go" in order:
+        inputs = {"go": rng.integers(0, 2, (1, 4)).astype(bool), **inputs}
+    constants = {**_CODES, **_SCALES, **_WEIGHTS, **_BIAS}
+    if attrs.get("transA") or "ws" not in order:
+        constants["wz"] = np.int8(0)  # as the scale, one for all
+    known = {name: constants[name] for name in order if name in constants}
+    free = {name: [f"{name}0", *x.shape[1:]] for name, x in inputs.items()}
+    dims = free if len(inputs) == 1 and not attrs.get("transA") else None
+    _check([_ms(op, order, ["y"], **attrs)], inputs, ["y"], dims, known)
+
+
 @pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 def test_states_of_layers_with_dims_of_other_names(op: str, gates: int) -> None:
     """The batch of a first state is that of the rows, whatever it is called."""
