@@ -78,7 +78,9 @@ class Layer:
     def part(self, x: Value, number: int) -> Value:
         return self.cx.reshape(self.cx.slice(x, 0, number, 1), x.shape[1:])
 
-    def activations(self, number: int, defaults: list[str]) -> list[Activation]:
+    def activations(
+        self, number: int, defaults: list[str], clipped: bool = True
+    ) -> list[Activation]:
         names = self.n.attrs.get("activations") or defaults * len(self.ways)
         count = len(defaults)
         alphas = list(self.n.attrs.get("activation_alpha") or [])
@@ -88,11 +90,11 @@ class Layer:
             alpha = alphas.pop(0) if alphas and name.lower() in _WITH_ALPHA else None
             beta = betas.pop(0) if betas and name.lower() in _WITH_BETA else None
             if number * count <= k < (number + 1) * count:
-                made.append(self.activation(name, alpha, beta))
+                made.append(self.activation(name, alpha, beta, clipped))
         return made
 
     def activation(
-        self, name: str, alpha: float | None, beta: float | None
+        self, name: str, alpha: float | None, beta: float | None, clipped: bool
     ) -> Activation:
         cx = self.cx
         a = {
@@ -126,7 +128,7 @@ class Layer:
         found = table.get(name.lower())
         if found is None:
             cx.unsupported(f"the activation {name}")
-        if self.clip is None:
+        if self.clip is None or not clipped:
             return found
         most = self.clip
         return lambda x: found(cx.arith("minimum", cx.arith("maximum", x, -most), most))
@@ -317,7 +319,10 @@ def lstm_of(layer: Layer) -> tuple[Value, ...]:
         count = len(held)
         if peepholes is not None:
             held.append(layer.part(peepholes, number))
-        f, g, h = layer.activations(number, ["Sigmoid", "Tanh", "Tanh"])
+        # A clip is of the gates, as ONNX Runtime and OpenVINO have it: not of the cell.
+        names = ["Sigmoid", "Tanh", "Tanh"]
+        f, g, _ = layer.activations(number, names)
+        *_, h = layer.activations(number, names, clipped=False)
 
         def step(row: Value, state: State, held: Sequence[Value]) -> State:
             hidden, cell = state

@@ -527,3 +527,35 @@ def test_dynamic_quantize_lstm(kind: Any, zero: int, columns: bool) -> None:
             assert ours.shape == theirs.shape
             # A sum in another order may round a state to the next of 255 codes.
             np.testing.assert_allclose(ours, theirs, atol=5e-3)
+
+
+@pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_clips_of_layers(op: str, gates: int, direction: str) -> None:
+    """Of what gates are computed from; the cell of an LSTM is not clipped."""
+    ways = 2 if direction == "bidirectional" else 1
+    constants = {
+        "w": drawn(0, ways, 4 * gates, 3),
+        "r": drawn(1, ways, 4 * gates, 4),
+        "b": drawn(2, ways, 8 * gates),
+    }
+    names = ["x", "w", "r", "b"]
+    if op == "LSTM":
+        constants |= {"h": drawn(3, ways, 2, 4), "c": drawn(4, ways, 2, 4)}
+        constants["p"] = drawn(5, ways, 12)
+        names += ["", "h", "c", "p"]
+    attrs = {"hidden_size": 4, "direction": direction, "clip": 0.5}
+    node = helper.make_node(op, names, ["y", "last"], **attrs)
+    _check([node], {"x": drawn(6, 5, 2, 3)}, ["y", "last"], None, constants)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.6, 0.7, 0.9, 1.3, 2.2])
+def test_nearest_of_operator_set_10(factor: float) -> None:
+    """Its node test: 0.6 of [1, 2, 3, 4] is [1, 3]."""
+    x = drawn(0, 1, 2, 7, 8)
+    scales = {"s": np.array([1, 1, factor, 2.0], np.float32)}
+    node = helper.make_node("Resize", ["x", "s"], ["y"], mode="nearest")
+    proto = model([node], {"x": (FLOAT, (1, 2, "h", "w"))}, ["y"], scales, opset=10)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    (wanted,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(pliant.compile(proto)(x), wanted)
