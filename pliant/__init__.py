@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pliant.api import compile
     from pliant.growing import Growing
     from pliant.language.model import LanguageModel, load_gguf
-    from pliant.loading import load
+    from pliant.loading import load, sign
     from pliant.machine.target import Target
     from pliant.model.budget import MemoryBudget, memory_budget, set_memory_budget
     from pliant.model.compiled import CompiledModel
@@ -62,6 +62,7 @@ _LATER = {
     "memory_budget": "pliant.model.budget",
     "quantize": "pliant.packed",
     "set_memory_budget": "pliant.model.budget",
+    "sign": "pliant.loading",
 }
 
 
@@ -112,4 +113,5 @@ __all__ = [
     "memory_budget",
     "quantize",
     "set_memory_budget",
+    "sign",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
+from pliant.artifact import container
 from pliant.artifact.read import MappedCode, OpenArtifact, open_artifact
 from pliant.artifact.stored import StoredProgram, StoredReport
 from pliant.errors import ArtifactError
@@ -29,20 +30,22 @@ def load(
     memory_limit: int | str | None = None,
     threads: int | None = None,
     digest: str | None = None,
+    key: bytes | None = None,
     check_weights: bool = True,
 ) -> CompiledModel:
     """A compiled model from a file, without its compiler: docs/artifacts.md.
 
     `memory_limit` and `threads` are as for `compile`; a limit that the model was saved
     with holds unless another one is given. A `digest`, as `save` returned it, is
-    checked against all of the content. Without `check_weights`, damage of weights is
+    checked against all of the content; with a `key`, the file must have been signed
+    with it (`pliant.sign`). Without `check_weights`, damage of weights is
     not looked for. ArtifactError says why a file cannot be loaded.
     """
     started = perf_counter()
     limit = parse_bytes(memory_limit)
     check_threads(threads)
     count = workers(threads)
-    opened = open_artifact(Path(path), digest, check_weights, count)
+    opened = open_artifact(Path(path), digest, check_weights, count, key)
     if limit is None:
         limit = opened.model.memory_limit
     code = opened.code()
@@ -66,6 +69,14 @@ def load(
     model = _model(BranchingModel, first, *how)
     model.others = tuple(_model(CompiledModel, program, *how) for program in others)
     return model
+
+
+def sign(path: str | os.PathLike[str], key: bytes) -> None:
+    """Signs a file that `save` wrote with a secret key of 16 bytes or more.
+
+    `load(path, key=key)` refuses a file that nobody with the key has signed.
+    """
+    container.sign(Path(path), key)
 
 
 def _model(

@@ -9,8 +9,13 @@ sizes that ONNX Runtime refuses are no sizes of the model. Floats may differ by 
 of the largest one, and by MOVED times what ONNX Runtime's own answer moves when inputs
 and weights are off by a rounding error (the logarithm of what is nearly nothing moves
 much, and so does what is rounded to 8 bits), or if they are nearer than its own to what
-it computes in double precision. Where sizes of inputs must be constant, those of the
-first set that ONNX Runtime accepts are given as the example.
+it computes in double precision. Where rounding errors grow to anything, no element says
+how far another may be off: then both the largest and the mean difference of an output
+count, against MOVED times those of the answer that moved. (piper_tts' nakdimon carries
+a state through 16,000 steps; an error of 2**-23 in its weights moves its exact answer
+by up to 4.2 of 14. ddddocr's common_old rounds to 8 bits in 22 layers in a row.)
+Where sizes of inputs must be constant, those of the first set that ONNX Runtime accepts
+are given as the example.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from bench.coverage.onnx_nodes import refusal
 from pliant.errors import UnsupportedOpError
 
 FOLDER = Path(tempfile.gettempdir()) / "pliant_coverage" / "wheels"
-SHAPES, TRIED = 10, 40
+SHAPES, TRIED = 10, 200
 RELATIVE = 1e-3  # of the largest number of an output
 LEAST = 1e-3  # chances that are all nearly 0 differ by less than that matters
 MOVED = 4.0
@@ -106,6 +111,8 @@ def evaluate(name: str) -> Verdict:
             shaken = onnxruntime.InferenceSession(_with_shaken(content), options)
             moved = shaken.run(None, {n: _shaken(x) for n, x in feeds.items()})
             problem = next(filter(None, map(_apart, found, wanted, moved)), "")
+            if problem and all(map(_is_alike, found, wanted, moved)):
+                problem = ""
         if problem and not _is_nearer(content, feeds, found, wanted):
             shapes = [list(x.shape) for x in feeds.values()]
             return Verdict("wrong", f"{problem} at {shapes}")
@@ -258,6 +265,19 @@ def _with_shaken(content: bytes) -> bytes:
             array = _shaken(numpy_helper.to_array(weight))
             weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     return bytes(proto.SerializeToString())
+
+
+def _is_alike(found: Any, wanted: Any, moved: Any) -> bool:
+    """Whether an output is as near to what is wanted as one that was moved."""
+    if wanted.dtype.kind != "f" or not np.isfinite(moved).all():
+        return not _apart(found, wanted)
+    if found.shape != wanted.shape or not np.isfinite(found).all():
+        return False
+    ours, theirs = (np.abs(x.astype(np.float64) - wanted) for x in (found, moved))
+    return bool(
+        ours.max(initial=0.0) <= MOVED * theirs.max(initial=0.0)
+        and ours.sum() <= MOVED * theirs.sum()
+    )
 
 
 def _apart(found: Any, wanted: Any, moved: Any = None) -> str:

@@ -9,20 +9,24 @@
 Tensors follow one another without gaps, as the format asks; tensors of zeros, `pad.*`,
 bring each to its alignment. Any reader of safetensors opens the file.
 
-`digest` in the metadata is the SHA-256 of header (with zeros for the digest), plan and
-code. The plan has the SHA-256 of each weight, so the digest identifies all that is in
-the file. Weights are large, and hashing them takes longer than loading: unless a digest
-is asked for, they are checked by a checksum that finds any damage.
+`digest` in the metadata is the SHA-256 of header (with zeros for digest and signature),
+plan and code. The plan has the SHA-256 of each weight, so the digest identifies all
+that is in the file. `signature` is zeros, or an HMAC of the digest (`sign`). Weights
+are large, and hashing them takes longer than loading: unless a digest or a key is
+given, they are checked by a checksum that finds any damage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import math
 import mmap
 import os
+import re
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +36,17 @@ from typing import Any
 
 import numpy as np
 
-from pliant.errors import ArtifactError
+from pliant.errors import ArtifactError, OptionError
 from pliant.runtime.binding import load
 
-FORMAT, VERSION = "pliant", "3"
+FORMAT, VERSION = "pliant", "4"
 PLAN = "plan"
 CODE, WEIGHT, PAD = "code.", "weight.", "pad."
 LINE, PAGE = 64, 4096
 _LARGE = 1 << 20  # bytes of a tensor that begins on a page
 _MOST_HEADER = 100_000_000  # as the format has it
-_NO_DIGEST = "0" * 64
+_NO_DIGEST = "0" * 64  # and no signature
+_SHORTEST_KEY = 16  # bytes
 
 _TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -100,6 +105,7 @@ def write(path: Path, plan: bytes, tensors: Mapping[str, np.ndarray]) -> str:
 
 def _header(table: Mapping[str, Any], digest: str) -> bytes:
     metadata = {"format": FORMAT, "version": VERSION, "digest": digest}
+    metadata["signature"] = _NO_DIGEST
     text = json.dumps({"__metadata__": metadata, **table}, separators=(",", ":"))
     padded = text.encode()
     padded += b" " * (-(8 + len(padded)) % PAGE)
@@ -133,8 +139,9 @@ def _replace(path: Path, parts: Sequence[memoryview]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"cannot write {path}: {reason}") from error
 
 
 # ---- reading
@@ -146,6 +153,7 @@ class Container:
 
     path: Path
     digest: str
+    signature: str
     plan: bytes
     tensors: Mapping[str, np.ndarray]
 
@@ -158,6 +166,8 @@ class Container:
 def open_container(path: Path) -> Container:
     """Maps a file, and checks everything but its weights."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no plain file")  # a pipe may never answer
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
@@ -170,17 +180,53 @@ def open_container(path: Path) -> Container:
     if length > min(size - 8, _MOST_HEADER):
         raise damaged(path, "it ends inside its header, or is no saved model")
     raw = content[8 : 8 + length]
-    table, digest = _parsed(path, raw)
+    table, digest, signature = _parsed(path, raw)
     tensors = dict(_tensors(path, table, content, 8 + length, size))
     if PLAN not in tensors:
         raise damaged(path, "it has no plan")
-    checked = content[:8] + raw.replace(digest.encode(), _NO_DIGEST.encode(), 1)
+    plain = raw
+    for text in (digest, signature):
+        plain = plain.replace(text.encode(), _NO_DIGEST.encode(), 1)
+    checked = content[:8] + plain
     covered = [a for name, a in tensors.items() if not name.startswith((WEIGHT, PAD))]
     if _digest(checked, covered) != digest:
         raise damaged(path, "its content does not have its digest")
     if any(a.any() for name, a in tensors.items() if name.startswith(PAD)):
         raise damaged(path, "there is data between its tensors")
-    return Container(path, digest, tensors[PLAN].tobytes(), tensors)
+    return Container(path, digest, signature, tensors[PLAN].tobytes(), tensors)
+
+
+def sign(path: Path, key: bytes) -> None:
+    """Writes the signature into a file; its content and its digest stay as they are."""
+    file = open_container(path)
+    field = b'"signature":"%s"'
+    try:
+        with path.open("r+b") as written:
+            (length,) = struct.unpack("<Q", written.read(8))
+            at = written.read(length).find(field % file.signature.encode())
+            if at < 0:
+                raise damaged(path, "it has no signature")
+            written.seek(8 + at)
+            written.write(field % signature_of(file.digest, key).encode())
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_signature(file: Container, key: bytes) -> None:
+    """ArtifactError unless someone with this key signed the file."""
+    if file.signature == _NO_DIGEST:
+        raise ArtifactError(f"{file.path} is not signed, and a key is given")
+    if not hmac.compare_digest(file.signature, signature_of(file.digest, key)):
+        raise ArtifactError(
+            f"the signature of {file.path} is not by this key: it was signed with "
+            "another one, or somebody changed the file"
+        )
+
+
+def signature_of(digest: str, key: bytes) -> str:
+    if len(key) < _SHORTEST_KEY:
+        raise OptionError(f"a key has at least {_SHORTEST_KEY} bytes, not {len(key)}")
+    return hmac.new(key, b"pliant model " + digest.encode(), "sha256").hexdigest()
 
 
 def damaged(path: Path, how: str) -> ArtifactError:
@@ -189,8 +235,8 @@ def damaged(path: Path, how: str) -> ArtifactError:
     )
 
 
-def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], str]:
-    """The table of tensors, and the digest."""
+def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], str, str]:
+    """The table of tensors, the digest, and the signature."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError):
@@ -205,10 +251,11 @@ def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], str]:
             f"version {VERSION}: save the model again with this pliant, or install the "
             "one that wrote it"
         )
-    digest = metadata.get("digest")
-    if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
-        raise damaged(path, "it has no digest")
-    return header, digest
+    found = [metadata.get(name) for name in ("digest", "signature")]
+    for text in found:
+        if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{64}", text):
+            raise damaged(path, "it has no digest")
+    return header, *found
 
 
 def _tensors(

@@ -58,10 +58,19 @@ class OpenArtifact:
 
 
 def open_artifact(
-    path: Path, digest: str | None, check_weights: bool, threads: int = 1
+    path: Path,
+    digest: str | None,
+    check_weights: bool,
+    threads: int = 1,
+    key: bytes | None = None,
 ) -> OpenArtifact:
-    """Reads and checks a file; with a digest, it must be that of all its content."""
+    """Reads and checks a file; with a digest, it must be that of all its content.
+
+    With a key, the file must be signed with it.
+    """
     file = container.open_container(path)
+    if key is not None:
+        container.check_signature(file, key)
     if digest is not None and digest != file.digest:
         raise ArtifactError(
             f"{path} has the digest {file.digest}, and {digest} is expected: it is "
@@ -72,7 +81,8 @@ def open_artifact(
     used = [w for _, w in model.buffers]
     used += [w for program in variant.programs for w in program.weights]
     distinct = list({weight.tensor: weight for weight in used}.values())
-    _check_weights(file, distinct, check_weights, digest is not None, threads)
+    exactly = digest is not None or key is not None
+    _check_weights(file, distinct, check_weights, exactly, threads)
     for program in variant.programs:
         _check_program(path, file, program)
     return OpenArtifact(file, model, variant)

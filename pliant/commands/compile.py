@@ -11,7 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pliant.commands.models import LANGUAGE, SAVED, add_dynamic, add_model, source
+import pliant
+from pliant.commands.models import (
+    LANGUAGE,
+    SAVED,
+    add_dynamic,
+    add_model,
+    key_of,
+    source,
+)
 
 REFUSED = {
     SAVED: "is compiled already: `pliant run` and `pliant.load` take it",
@@ -26,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", type=Path, metavar="FILE", required=True)
     add_dynamic(parser)
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="signs the file with what is in FILE"
+    )
     parser.add_argument(
         "--target",
         metavar="NAME",
@@ -42,8 +53,11 @@ def run(args: argparse.Namespace) -> int:
     targets = [None if name is None else target.named(name) for name in names]
     limit = args.memory_limit
     given = source(args.model, args.dynamic, REFUSED)
+    key = None if args.key is None else key_of(args.key)
     models = [given.compiled(target=chosen, memory_limit=limit) for chosen in targets]
     digest = models[0].save(args.output, variants=models[1:])
+    if key is not None:
+        pliant.sign(args.output, key)
     content: dict[str, Any] = {
         "file": str(args.output),
         "bytes": args.output.stat().st_size,

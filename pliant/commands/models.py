@@ -98,12 +98,28 @@ class ModelSource:
             return (self.case() if case is None else case).compile(**how)
 
     def opened(
-        self, threads: int | None = None, memory_limit: str | None = None
+        self,
+        threads: int | None = None,
+        memory_limit: str | None = None,
+        key: Path | None = None,
     ) -> pliant.CompiledModel:
-        """A saved model, loaded, or any other, compiled."""
+        """A saved model, loaded, or any other, compiled; `key` is the file of one."""
         if self.kind == SAVED:
-            return pliant.load(self.name, threads=threads, memory_limit=memory_limit)
+            secret = None if key is None else key_of(key)
+            return pliant.load(
+                self.name, threads=threads, memory_limit=memory_limit, key=secret
+            )
+        if key is not None:
+            raise OptionError("--key is for a file.pliant, which was signed with it")
         return self.compiled(threads=threads, memory_limit=memory_limit)
+
+
+def key_of(path: Path) -> bytes:
+    """The secret key in a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise OptionError(f"cannot read the key {path}: {error.strerror}") from None
 
 
 def source(

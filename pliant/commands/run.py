@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="as --input")
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="the model must be signed with it"
+    )
     parser.add_argument("--threads", type=int, help="default: every core")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     add_dynamic(parser)
@@ -75,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"results go to {', '.join(SUFFIXES)}, not to {args.output}")
     started = perf_counter()
     given = source(args.model, args.dynamic, REFUSED)
-    model = given.opened(args.threads, args.memory_limit)
+    model = given.opened(args.threads, args.memory_limit, args.key)
     loaded = perf_counter()
     inputs = _inputs(args, given, model)
     began = perf_counter()

@@ -17,6 +17,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -57,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, help="default: every core")
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 500MiB")
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="the model must be signed with it"
+    )
     add_dynamic(parser)
 
 
@@ -91,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     against = source(
         args.against, refused=REFUSED | {SAVED: "give what it was made of"}
     )
-    model = given.opened(args.threads, args.memory_limit)
+    model = given.opened(args.threads, args.memory_limit, args.key)
     reference = _reference(args, against, model)
     outcomes: list[Outcome] = []
     refused = 0

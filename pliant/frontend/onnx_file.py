@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -18,17 +20,25 @@ def read_model(model: Any) -> tuple[onnx.ModelProto, str | None]:
     if isinstance(model, onnx.ModelProto):
         return check(model), None
     path = os.fspath(model)
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    content = _content(path)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(content)
     except (DecodeError, RecursionError, ValueError) as error:
         raise ModelError(f"{path} is no ONNX model: {error}") from error
     return check(proto), os.path.dirname(os.path.abspath(path))
+
+
+def _content(path: str) -> bytes:
+    """Of a plain file: a device or a pipe may have no end."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ModelError(f"{path} cannot be read: it is no plain file")
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path} cannot be read: {reason}") from error
 
 
 def check(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -76,9 +86,12 @@ def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
     light.ir_version = model.ir_version
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
+    for function in light.functions:
+        _without_data(function.node)
     graph = light.graph
     graph.name = model.graph.name
     graph.node.extend(model.graph.node)
+    _without_data(graph.node)
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     for value in (*graph.input, *graph.output):
@@ -90,6 +103,28 @@ def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
         stub.dims.append(0)
     graph.sparse_initializer.extend(model.graph.sparse_initializer)
     return light
+
+
+def _without_data(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Stubs for tensors in files beside the model, in the attributes of these nodes.
+
+    The checker would look for them in the process's folder.
+    """
+    for node in nodes:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                _make_stub(tensor)
+            for graph in (attribute.g, *attribute.graphs):
+                for tensor in graph.initializer:
+                    _make_stub(tensor)
+                _without_data(graph.node)
+
+
+def _make_stub(tensor: onnx.TensorProto) -> None:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        del tensor.external_data[:]
+        tensor.ClearField("data_location")
+        tensor.dims[:] = [0]
 
 
 def _check_graph(graph: onnx.GraphProto, depth: int) -> None:

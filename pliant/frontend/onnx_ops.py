@@ -23,7 +23,9 @@ from pliant.frontend.onnx_ops_move import MOVE
 from pliant.frontend.onnx_ops_norm import NORMS
 from pliant.frontend.onnx_ops_pool import POOLS
 from pliant.frontend.onnx_ops_quant import QUANTIZED
+from pliant.frontend.onnx_ops_quant_microsoft import QUANTIZED_MICROSOFT
 from pliant.frontend.onnx_ops_recurrent import RECURRENT
+from pliant.frontend.onnx_ops_recurrent_quant import QUANTIZED_LAYERS
 from pliant.frontend.onnx_ops_reduce import REDUCE
 from pliant.frontend.onnx_ops_sequence import SEQUENCES
 from pliant.frontend.onnx_ops_signal import SIGNAL
@@ -44,7 +46,9 @@ TABLE: dict[tuple[str, int], Rule] = {
     **DATA,
     **FLOW,
     **RECURRENT,
+    **QUANTIZED_LAYERS,
     **QUANTIZED,
+    **QUANTIZED_MICROSOFT,
     **ATTENTION,
     **SEQUENCES,
     **SIGNAL,

@@ -12,6 +12,8 @@ from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import Expr, as_expr, ceildiv, floordiv, maximum, product
 
+LONGEST = 256  # places of a causal window, each of which is a product of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
@@ -157,6 +159,48 @@ def conv_transpose(cx: OnnxContext, n: Node) -> Value:
         cut = [*lead, *(-e for e in low)], [*lead, *(-e for e in high)]
         made = padded(cx, made, *cut, "constant", 0.0)
     return biased(cx, made, n.maybe(2))
+
+
+# ---- causal convolution of each channel
+
+
+def causal_conv(cx: OnnxContext, n: Node) -> tuple[Value, Value]:
+    """The window behind each place of (B, C, L), and the last of what it has seen.
+
+    One product for each place of the window: the channels may be of any number.
+    """
+    x, weight, bias, past = n.tensor(0), n.tensor(1), n.maybe(2), n.maybe(3)
+    for given in (x, weight, *([past] if past is not None else [])):
+        if given.type.rank != 3:
+            cx.unsupported(f"an input of rank {given.type.rank} and not 3")
+    batch, channels, length = x.shape
+    size = cx.constant_int(weight.shape[2], "the size of a kernel")
+    if not 1 <= size <= LONGEST:
+        cx.unsupported(f"a kernel of {size} places, not 1 to {LONGEST}")
+    cx.b.require_equal(weight.shape[0], channels, "channels of the kernel")
+    cx.b.require_equal(weight.shape[1], 1, "the kernel is of one channel each")
+    before = (batch, channels, as_expr(size - 1))
+    if past is None:
+        past = cx.full(0.0, before, x.dtype)
+    for have, want in zip(past.shape, before, strict=True):
+        cx.b.require_equal(want, have, "the state of a causal convolution")
+    seen = cx.concat([cx.reshape(past, before), x], 2)
+    wide = DType.F64 if x.dtype is DType.F64 else DType.F32
+    made: Value | None = None
+    for place in range(size):
+        tap = cx.reshape(cx.slice(weight, 2, place, 1), (channels, 1))
+        part = cx.cast(cx.slice(seen, 2, place, length), wide)
+        term = cx.mul(part, cx.cast(tap, wide))
+        made = term if made is None else cx.add(made, term)
+    assert made is not None
+    if bias is not None:
+        made = cx.add(made, cx.reshape(cx.cast(bias, wide), (channels, 1)))
+    kind = n.attr("activation", "none")
+    if kind in ("silu", "swish"):
+        made = cx.b.emit("silu", made)
+    elif kind != "none":
+        cx.unsupported(f"the activation {kind}")
+    return cx.cast(made, x.dtype), cx.slice(seen, 2, length, size - 1)
 
 
 # ---- columns to images
@@ -312,6 +356,7 @@ def at_pixels(
 CONVOLUTIONS: Table = {
     ("Conv", 1): conv,
     ("ConvTranspose", 1): conv_transpose,
+    ("CausalConvWithState", 27): causal_conv,
     ("Col2Im", 18): col2im,
     ("DeformConv", 19): deform_conv,
 }

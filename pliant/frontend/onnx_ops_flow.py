@@ -49,9 +49,18 @@ def if_(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     before = len(cx.problems)
     try:
         return _branches(cx, n, cx.reshape(cx.to_bool(n.tensor(0)), ()))
-    except Unsupported:
+    except Unsupported as reason:
         fixed_instead(n, 0, before)
-        raise
+        named = sorted(n.sources[0]) if n.sources else []
+        if not named:
+            raise
+        advice = f"give example_inputs with values of {', '.join(named)}"
+        raise _advised(reason, f"{advice}, which fix the branch") from None
+
+
+def _advised(reason: Unsupported, advice: str) -> Unsupported:
+    """Problems inside a branch are told already, and are no reason of their own."""
+    return Unsupported(f"{reason}: {advice}" if str(reason) else advice)
 
 
 def fixed_instead(n: Node, i: int, problems: int) -> None:
@@ -66,10 +75,13 @@ def _on_sizes(cx: OnnxContext, n: Node, cond: Cond) -> tuple[Entry, ...]:
     """A condition on sizes: where branches differ in shape, the example's is taken."""
     try:
         return _branches(cx, n, cx.truth(cond))
-    except Unsupported:
+    except Unsupported as reason:
         symbols = cond.symbols()
-        if not symbols or any(s not in cx.hints for s in symbols):
+        if not symbols:
             raise
+        if any(s not in cx.hints for s in symbols):
+            advice = "give example_inputs, whose sizes fix the branch"
+            raise _advised(reason, advice) from None
     holds = cond.holds(cx.hints)
     cx.require(cond if holds else cond.negated(), "the branch that the example takes")
     graph = n.attrs["then_branch" if holds else "else_branch"]

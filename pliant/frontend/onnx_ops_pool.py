@@ -106,7 +106,11 @@ def _places(
 
 
 def average_pool(cx: OnnxContext, n: Node) -> Value:
-    x = n.tensor(0)
+    return window_means(cx, n, n.tensor(0))
+
+
+def window_means(cx: OnnxContext, n: Node, x: Value) -> Value:
+    """AveragePool of x by the attributes of a node."""
     w = _window(cx, n, x)
     counts = _counts(cx, n, list(x.shape[2:]), w)
     wide = cx.cast(x, x.dtype.compute)

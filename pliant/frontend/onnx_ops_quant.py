@@ -18,7 +18,6 @@ from pliant.frontend.onnx_ops_conv import biased, convolve, kernel_size, sliding
 from pliant.frontend.onnx_ops_linalg import multiply
 from pliant.frontend.onnx_types import ELEMENTS, OF_DTYPE, Element
 from pliant.frontend.onnx_values import Coded, Entry, Known
-from pliant.frontend.translate import Unsupported
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
 from pliant.sym import as_expr, product
@@ -133,8 +132,14 @@ def dequantize(cx: OnnxContext, n: Node) -> Value:
 
 
 def dynamic_quantize(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
-    """To u8 by the smallest and the largest element, with 0 between them."""
-    x = n.tensor(0)
+    return dynamic_codes(cx, n.tensor(0))
+
+
+def dynamic_codes(cx: OnnxContext, x: Value) -> tuple[Value, Value, Value]:
+    """To u8 by the smallest and the largest element, with 0 between them.
+
+    -> (codes, scale, zero point)
+    """
     axes = range(x.type.rank)
     low = cx.arith("minimum", cx.reduce("min", x, axes), 0.0)
     high = cx.arith("maximum", cx.reduce("max", x, axes), 0.0)
@@ -143,7 +148,7 @@ def dynamic_quantize(cx: OnnxContext, n: Node) -> tuple[Entry, ...]:
     zero = cx.arith("minimum", cx.arith("maximum", zero, 0.0), 255.0)
     zero = cx.cast(zero, DType.U8)
     made = quantized(cx, cx.div(x, scale), cx.cast(zero, I32), ELEMENTS[2])
-    return made, scale, zero
+    return cx.value(made), scale, zero
 
 
 # ---- products
@@ -157,7 +162,7 @@ def centered(cx: OnnxContext, x: Value, zero: Value | None, axis: int) -> Value:
     return cx.join("sub", wide, spread(cx, cx.cast(zero, I32), x, axis, 0))
 
 
-def _is_zero(n: Node, i: int) -> bool:
+def is_zero(n: Node, i: int) -> bool:
     known = n.known(i)
     if not n.has(i):
         return True
@@ -172,23 +177,24 @@ def matmul_integer(cx: OnnxContext, n: Node) -> Value:
 def _product(
     cx: OnnxContext, n: Node, a: Value, b: Value, zero_a: int, zero_b: int
 ) -> Value:
-    """(a - zero_a) x (b - zero_b) in i32."""
-    if _is_zero(n, zero_a) and _is_zero(n, zero_b) and a.type.rank > 1 < b.type.rank:
+    """(a - zero_a) x (b - zero_b) in i32; zero points are inputs of the node."""
+    zeros = (None if is_zero(n, i) else n.maybe(i) for i in (zero_a, zero_b))
+    return integer_product(cx, a, b, *zeros)
+
+
+def integer_product(
+    cx: OnnxContext, a: Value, b: Value, first: Value | None, second: Value | None
+) -> Value:
+    """(a - first) x (b - second) in i32."""
+    if first is None and second is None and a.type.rank > 1 < b.type.rank:
         rank = max(a.type.rank, b.type.rank)
         ones = [as_expr(1)] * rank
         left = cx.reshape(a, (*ones[a.type.rank :], *a.shape))
         right = cx.reshape(b, (*ones[b.type.rank :], *b.shape))
         return cx.b.emit("matmul", left, right)
-    first, second = n.maybe(zero_a), n.maybe(zero_b)
-    left = centered(cx, a, _as_rows(cx, first, a), max(a.type.rank - 2, 0))
+    left = centered(cx, a, first, max(a.type.rank - 2, 0))
     right = centered(cx, b, second, b.type.rank - 1)
     return multiply(cx, left, right)
-
-
-def _as_rows(cx: OnnxContext, zero: Value | None, a: Value) -> Value | None:
-    if zero is not None and zero.type.rank > 1:
-        return zero
-    return zero
 
 
 def qlinear_matmul(cx: OnnxContext, n: Node) -> Entry:
@@ -198,14 +204,14 @@ def qlinear_matmul(cx: OnnxContext, n: Node) -> Entry:
     if first.type.rank == 1 and first.shape[0] != 1:
         first = cx.reshape(first, (*first.shape, as_expr(1)))
     second = cx.cast(n.tensor(4), F32)
-    scale = cx.join("mul", _plain(cx, first), _plain(cx, second))
-    ratio = cx.join("div", cx.join("mul", total, scale), _plain(cx, n.tensor(6)))
+    scale = cx.join("mul", plain(cx, first), plain(cx, second))
+    ratio = cx.join("div", cx.join("mul", total, scale), plain(cx, n.tensor(6)))
     zero = cx.cast(n.tensor(7), I32)
     element = OF_DTYPE[n.tensor(7).dtype]
-    return quantized(cx, cx.cast(ratio, F32), _plain(cx, zero), element)
+    return quantized(cx, cx.cast(ratio, F32), plain(cx, zero), element)
 
 
-def _plain(cx: OnnxContext, x: Value) -> Value:
+def plain(cx: OnnxContext, x: Value) -> Value:
     """A vector of one element as a scalar."""
     one = x.type.rank == 1 and x.shape[0] == 1
     made = cx.reshape(x, ()) if one else x
@@ -239,39 +245,39 @@ def qlinear_conv(cx: OnnxContext, n: Node) -> Entry:
     total = _convolution(cx, n, x, weight, n.maybe(2), n.maybe(5))
     total = biased(cx, total, n.maybe(8))
     factor = cx.join(
-        "mul", _plain(cx, n.tensor(1)), cx.cast(_plain(cx, n.tensor(4)), F32)
+        "mul", plain(cx, n.tensor(1)), cx.cast(plain(cx, n.tensor(4)), F32)
     )
     if factor.type.rank:
         factor = cx.reshape(factor, (*factor.shape, *[1] * (x.type.rank - 2)))
-    ratio = cx.div(cx.mul(cx.cast(total, F32), factor), _plain(cx, n.tensor(6)))
+    ratio = cx.div(cx.mul(cx.cast(total, F32), factor), plain(cx, n.tensor(6)))
     zero = n.tensor(7)
-    return quantized(cx, ratio, cx.cast(_plain(cx, zero), I32), OF_DTYPE[zero.dtype])
+    return quantized(cx, ratio, cx.cast(plain(cx, zero), I32), OF_DTYPE[zero.dtype])
 
 
 # ---- elementwise, of com.microsoft
 
 
-def _unscaled(cx: OnnxContext, n: Node, place: int) -> Value:
+def unscaled(cx: OnnxContext, n: Node, place: int) -> Value:
     """The numbers of an operand that is followed by its scale and zero point."""
     whole = cx.cast(n.tensor(place), I32)
     if n.has(place + 2):
-        whole = cx.join("sub", whole, cx.cast(_plain(cx, n.tensor(place + 2)), I32))
-    return cx.mul(cx.cast(whole, F32), _plain(cx, n.tensor(place + 1)))
+        whole = cx.join("sub", whole, cx.cast(plain(cx, n.tensor(place + 2)), I32))
+    return cx.mul(cx.cast(whole, F32), plain(cx, n.tensor(place + 1)))
 
 
-def _requantized(cx: OnnxContext, n: Node, x: Value, place: int, like: int) -> Entry:
+def requantized(cx: OnnxContext, n: Node, x: Value, place: int, like: int) -> Entry:
     """x by the scale at `place`, and the zero point behind it."""
-    ratio = cx.div(x, _plain(cx, n.tensor(place)))
+    ratio = cx.div(x, plain(cx, n.tensor(place)))
     zero = n.maybe(place + 1)
     element = OF_DTYPE[(zero if zero is not None else n.tensor(like)).dtype]
-    moved = None if zero is None else cx.cast(_plain(cx, zero), I32)
+    moved = None if zero is None else cx.cast(plain(cx, zero), I32)
     return quantized(cx, ratio, moved, element)
 
 
 def qlinear_binary(op: str) -> Callable[[OnnxContext, Node], Entry]:
     def rule(cx: OnnxContext, n: Node) -> Entry:
-        made = cx.join(op, _unscaled(cx, n, 0), _unscaled(cx, n, 3))
-        return _requantized(cx, n, made, 6, 0)
+        made = cx.join(op, unscaled(cx, n, 0), unscaled(cx, n, 3))
+        return requantized(cx, n, made, 6, 0)
 
     return rule
 
@@ -280,21 +286,15 @@ def qlinear_unary(
     function: Callable[[OnnxContext, Node, Value], Value],
 ) -> Callable[[OnnxContext, Node], Entry]:
     def rule(cx: OnnxContext, n: Node) -> Entry:
-        return _requantized(cx, n, function(cx, n, _unscaled(cx, n, 0)), 3, 0)
+        return requantized(cx, n, function(cx, n, unscaled(cx, n, 0)), 3, 0)
 
     return rule
 
 
-def _pooled(cx: OnnxContext, n: Node, x: Value) -> Value:
-    if n.attr("channels_last", 0):
-        raise Unsupported("channels behind")
-    return cx.mean(x, list(range(2, x.type.rank)), True)
-
-
 def qlinear_concat(cx: OnnxContext, n: Node) -> Entry:
-    parts = [_unscaled(cx, n, k) for k in range(2, len(n.inputs), 3)]
+    parts = [unscaled(cx, n, k) for k in range(2, len(n.inputs), 3)]
     whole = cx.concat(parts, n.axis(n.attrs["axis"], parts[0].type.rank))
-    return _requantized(cx, n, whole, 0, 2)
+    return requantized(cx, n, whole, 0, 2)
 
 
 def _leaky(cx: OnnxContext, n: Node, x: Value) -> Value:
@@ -327,6 +327,5 @@ QUANTIZED: Table = {
     ),
     ("com.microsoft::QLinearLeakyRelu", 1): qlinear_unary(_leaky),
     ("com.microsoft::QLinearSoftmax", 1): qlinear_unary(_softmax),
-    ("com.microsoft::QLinearGlobalAveragePool", 1): qlinear_unary(_pooled),
     ("com.microsoft::QLinearConcat", 1): qlinear_concat,
 }

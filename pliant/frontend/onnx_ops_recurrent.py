@@ -17,31 +17,42 @@ from pliant.frontend.onnx_ops_index import reversed_rows
 from pliant.frontend.translate import as_index
 from pliant.ir.graph import Value
 from pliant.ir.types import DType
-from pliant.sym import as_expr
+from pliant.sym import Expr, as_expr
 
 State = tuple[Value, ...]
 Step = Callable[[Value, State, Sequence[Value]], State]
 Activation = Callable[[Value], Value]
 
+RANKS = (3, 3, 3, 2, 1, 3, 3, 2)  # of the inputs, in order
 
-class _Layer:
+
+class Layer:
     """A node's shapes, options and inputs."""
+
+    inner = 2  # the axis of weights (D, gates, I) and (D, gates, H) that is summed over
 
     def __init__(self, cx: OnnxContext, n: Node, gates: int) -> None:
         self.cx, self.n, self.gates = cx, n, gates
+        for place, rank in enumerate(RANKS):
+            if n.has(place) and (found := n.tensor(place)).type.rank != rank:
+                cx.unsupported(
+                    f"its input {place} has rank {found.type.rank} and not {rank}"
+                )
         self.first = bool(n.attr("layout", 0))  # the batch comes first
         xs = n.tensor(0)
         self.xs = cx.transpose(xs, (1, 0, 2)) if self.first else xs
         self.weight, self.hidden = n.tensor(1), n.tensor(2)
         self.bias, self.lengths = n.maybe(3), n.maybe(4)
-        self.size = self.hidden.shape[2]
+        self.size = self.hidden.shape[self.inner]
         if "hidden_size" in n.attrs:
             cx.b.require_equal(
                 self.size, as_expr(n.attrs["hidden_size"]), "the hidden size"
             )
         for weight in (self.weight, self.hidden):
             cx.b.require_equal(
-                weight.shape[1], self.size * gates, "rows of all gates of a layer"
+                weight.shape[3 - self.inner],
+                self.size * gates,
+                "rows of all gates of a layer",
             )
         way = n.attr("direction", "forward")
         self.ways = {"forward": [False], "reverse": [True]}.get(way, [False, True])
@@ -49,24 +60,27 @@ class _Layer:
 
     def state(self, place: int, number: int) -> Value:
         """The first state of a direction; zeros unless it is given."""
-        given = self.n.maybe(place)
-        batch = self.xs.shape[1]
+        cx, given = self.cx, self.n.maybe(place)
+        shape = (self.xs.shape[1], self.size)
         if given is None:
-            return self.cx.full(0.0, (batch, self.size), self.xs.dtype)
+            return cx.full(0.0, shape, self.xs.dtype)
         if self.first:
-            given = self.cx.transpose(given, (1, 0, 2))
-        return self.part(given, number)
+            given = cx.transpose(given, (1, 0, 2))
+        # Sizes by one name before the scan, whose states keep theirs in every round.
+        for want, have in zip(shape, given.shape[1:], strict=True):
+            cx.b.require_equal(want, have, "the first state of a layer")
+        return self.named(self.part(given, number), shape)
 
-    def like(self, new: Value, old: Value) -> Value:
-        """A state after a step, with sizes as before it: they are equal in a call."""
-        if new.shape == old.shape:
-            return new
-        return self.cx.b.emit("reshape", new, shape=old.shape)
+    def named(self, x: Value, shape: tuple[Expr, ...]) -> Value:
+        """x with its sizes by these names: they are equal in a call."""
+        return x if x.shape == shape else self.cx.b.emit("reshape", x, shape=shape)
 
     def part(self, x: Value, number: int) -> Value:
         return self.cx.reshape(self.cx.slice(x, 0, number, 1), x.shape[1:])
 
-    def activations(self, number: int, defaults: list[str]) -> list[Activation]:
+    def activations(
+        self, number: int, defaults: list[str], clipped: bool = True
+    ) -> list[Activation]:
         names = self.n.attrs.get("activations") or defaults * len(self.ways)
         count = len(defaults)
         alphas = list(self.n.attrs.get("activation_alpha") or [])
@@ -76,11 +90,11 @@ class _Layer:
             alpha = alphas.pop(0) if alphas and name.lower() in _WITH_ALPHA else None
             beta = betas.pop(0) if betas and name.lower() in _WITH_BETA else None
             if number * count <= k < (number + 1) * count:
-                made.append(self.activation(name, alpha, beta))
+                made.append(self.activation(name, alpha, beta, clipped))
         return made
 
     def activation(
-        self, name: str, alpha: float | None, beta: float | None
+        self, name: str, alpha: float | None, beta: float | None, clipped: bool
     ) -> Activation:
         cx = self.cx
         a = {
@@ -114,7 +128,7 @@ class _Layer:
         found = table.get(name.lower())
         if found is None:
             cx.unsupported(f"the activation {name}")
-        if self.clip is None:
+        if self.clip is None or not clipped:
             return found
         most = self.clip
         return lambda x: found(cx.arith("minimum", cx.arith("maximum", x, -most), most))
@@ -134,6 +148,18 @@ class _Layer:
 
     def product(self, x: Value, weight: Value) -> Value:
         return self.cx.b.emit("linear", x, weight)
+
+    def rows(self, number: int) -> Value:
+        """The product of the inputs of all steps, (T, B, gates)."""
+        return self.product(self.xs, self.part(self.weight, number))
+
+    def held(self, number: int) -> list[Value]:
+        """What the product of a state reads in every step."""
+        return [self.part(self.hidden, number)]
+
+    def step(self, state: Value, held: Sequence[Value]) -> Value:
+        """The product of a state, (B, gates)."""
+        return self.product(state, held[0])
 
     # ---- the whole
 
@@ -176,7 +202,7 @@ class _Layer:
             row = cx.b.param("row", rows.type.with_shape(rows.shape[1:]))
             number = cx.b.param("step", steps.type.with_shape(()))
             pairs = zip(step(row, before, kept), before, strict=True)
-            after = tuple(self.like(new, old) for new, old in pairs)
+            after = tuple(self.named(new, old.shape) for new, old in pairs)
             shown = after[0]
             if size:
                 inside = cx.b.unsqueeze(cx.arith("gt", size[0], number), 1)
@@ -210,10 +236,10 @@ _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
 def rnn(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 1)
+    layer = Layer(cx, n, 1)
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         if biases is not None:
             rows = cx.add(rows, cx.add(*biases))
@@ -230,11 +256,11 @@ def rnn(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
 
 
 def gru(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 3)
+    layer = Layer(cx, n, 3)
     behind = bool(n.attr("linear_before_reset", 0))
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         held = [layer.part(layer.hidden, number)]
         if biases is not None:
@@ -277,28 +303,35 @@ def _sum(cx: OnnxContext, a: Value, b: Value, c: Value | None) -> Value:
 
 
 def lstm(cx: OnnxContext, n: Node) -> tuple[Value, ...]:
-    layer = _Layer(cx, n, 4)
+    return lstm_of(Layer(cx, n, 4))
+
+
+def lstm_of(layer: Layer) -> tuple[Value, ...]:
+    cx, n = layer.cx, layer.n
     peepholes, coupled = n.maybe(7), bool(n.attr("input_forget", 0))
 
     def make(number: int) -> tuple[Step, Value, list[Value], State]:
-        rows = layer.product(layer.xs, layer.part(layer.weight, number))
+        rows = layer.rows(number)
         biases = layer.biases(number)
         if biases is not None:
             rows = cx.add(rows, cx.add(*biases))
-        held = [layer.part(layer.hidden, number)]
+        held = layer.held(number)
+        count = len(held)
         if peepholes is not None:
             held.append(layer.part(peepholes, number))
-        f, g, h = layer.activations(number, ["Sigmoid", "Tanh", "Tanh"])
+        # A clip is of the gates, as ONNX Runtime and OpenVINO have it: not of the cell.
+        names = ["Sigmoid", "Tanh", "Tanh"]
+        f, g, _ = layer.activations(number, names)
+        *_, h = layer.activations(number, names, clipped=False)
 
         def step(row: Value, state: State, held: Sequence[Value]) -> State:
             hidden, cell = state
-            gates = cx.add(row, layer.product(hidden, held[0]))
+            gates = cx.add(row, layer.step(hidden, held[:count]))
             i, o, forget, c = layer.split(gates, 4)
             peeks = None
-            if len(held) > 1:
-                peeks = [
-                    cx.slice(held[1], 0, layer.size * k, layer.size) for k in range(3)
-                ]
+            if len(held) > count:
+                peep, size = held[count], layer.size
+                peeks = [cx.slice(peep, 0, size * k, size) for k in range(3)]
                 i = cx.add(i, cx.mul(cell, peeks[0]))
                 forget = cx.add(forget, cx.mul(cell, peeks[2]))
             i = f(i)

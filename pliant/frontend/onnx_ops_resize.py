@@ -141,7 +141,7 @@ def _direct(
     if mode == "nearest":
         fits = where == "asymmetric" and n.attr("nearest_mode", "") == "floor"
         if n.version < 11:
-            fits = True
+            fits = all(_older_nearest(a) == "floor" for a in changed)
     elif mode == "linear":
         fits = where in ("half_pixel", "align_corners")
         if where == "pytorch_half_pixel":
@@ -195,7 +195,7 @@ def _resized(
     if mode == "nearest":
         kind = n.attr("nearest_mode", "round_prefer_floor")
         if n.version < 11:
-            kind = "floor"
+            kind = _older_nearest(change)
         up = _rounds_up(cx, fraction, exact, kind)
         index = cx.add(left, cx.cast(up, I64))
         picked = _rows(cx, x, axis, _clamped(cx, index, size))
@@ -218,6 +218,11 @@ def _resized(
     share = cx.cast(weights, x.dtype)
     parts = cx.mul(found, cx.b.broadcast(share, found.shape, (axis, axis + 1)))
     return _outside(cx, n, cx.reduce("sum", parts, (axis + 1,)), axis, outside)
+
+
+def _older_nearest(change: _Axis) -> str:
+    """Of operator set 10, whose text does not say: as its node tests have it."""
+    return "ceil" if change.scale is not None and change.scale < 1 else "floor"
 
 
 def _factor(cx: OnnxContext, change: _Axis, size: Expr) -> Value:

@@ -72,6 +72,8 @@ def _check_place(proto: onnx.TensorProto, folder: str) -> None:
     """Data must be a plain file inside the model's folder, and as long as they say."""
     place = {e.key: e.value for e in proto.external_data}
     location = place.get("location", "")
+    if "\0" in location:
+        raise ModelError(f"the external data of '{proto.name}' are in no file")
     whole, root = os.path.join(folder, location), os.path.realpath(folder)
     inside = os.path.commonpath([os.path.realpath(whole), root]) == root
     if not location or os.path.isabs(location) or not inside:

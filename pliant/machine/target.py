@@ -23,8 +23,12 @@ from pliant.errors import OptionError
 from pliant.machine import processor
 from pliant.machine.processor import Cache
 
-X86_64_V3 = (
+X86_64_V2 = (
+    *("+sse", "+sse2"),
     *("+cx16", "+sahf", "+popcnt", "+sse3", "+ssse3", "+sse4.1", "+sse4.2"),
+)
+X86_64_V3 = (
+    *X86_64_V2[2:],
     *("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+xsave"),
 )
 X86_64_V4 = (
@@ -213,6 +217,11 @@ def baseline() -> Target:
     )
 
 
+def sse4() -> Target:
+    """x86-64-v2: SSE4.2, still without FMA."""
+    return replace(baseline(), name="sse4", cpu="x86-64-v2", features=X86_64_V2)
+
+
 def avx2() -> Target:
     """x86-64-v3: AVX2, FMA, F16C."""
     return replace(
@@ -267,7 +276,7 @@ def host() -> Target:
     if _is_arm(triple):
         classes = [neon()]
     elif triple.startswith("x86_64"):
-        classes = [avx512(), avx2(), baseline()]
+        classes = [avx512(), avx2(), sse4(), baseline()]
     else:
         raise OptionError(f"pliant generates no code for {triple}")
     known = next((t for t in classes if not missing(t)), classes[-1])
@@ -305,8 +314,12 @@ def _is_foreign(triple: str) -> bool:
 NAMED: dict[str, Callable[[], Target]] = {
     "host": host,
     "baseline": baseline,
+    "sse4": sse4,
     "avx2": avx2,
     "avx512": avx512,
+    "x86-64-v2": sse4,
+    "x86-64-v3": avx2,
+    "x86-64-v4": avx512,
     "neon": neon,
 }
 

@@ -144,6 +144,53 @@ def test_no_file(tmp_path: Path) -> None:
             pliant.load(path)
 
 
+# ---- signatures
+
+
+def test_signed_files(good: bytes, tmp_path: Path) -> None:
+    """A key is needed to make a file that loads with it."""
+    path, key, other = (
+        tmp_path / "m.pliant",
+        b"0123456789abcdef",
+        b"another key of 22 bytes",
+    )
+    path.write_bytes(good)
+    digest = container.open_container(path).digest
+    with pytest.raises(pliant.ArtifactError, match="is not signed"):
+        pliant.load(path, key=key)
+    for secret in (other, key):  # the last one counts
+        pliant.sign(path, secret)
+        assert pliant.load(path, key=secret, digest=digest).dims
+    assert len(path.read_bytes()) == len(good) and pliant.load(path).dims
+    with pytest.raises(pliant.ArtifactError, match="is not by this key"):
+        pliant.load(path, key=other)
+    with pytest.raises(pliant.OptionError, match="at least 16 bytes"):
+        pliant.sign(path, b"short")
+    # Another model with this one's signature, and a digest of its own that is right.
+    signed = container.open_container(path).signature
+    version, *others = parts(good)[2]
+    edited = with_plan(good, [f"{version}.1", *others])
+    path.write_bytes(edited.replace(b"0" * 64, signed.encode(), 1))
+    assert container.open_container(path).signature == signed
+    with pytest.raises(pliant.ArtifactError, match="somebody changed the file"):
+        pliant.load(path, key=key)
+
+
+def test_a_signature_covers_the_weights(good: bytes, tmp_path: Path) -> None:
+    """Also where a checksum of 64 bits, which can be forged, is right."""
+    path, key = tmp_path / "m.pliant", b"0123456789abcdef"
+    path.write_bytes(good)
+    pliant.sign(path, key)
+    content = bytearray(path.read_bytes())
+    header, _, _ = parts(bytes(content))
+    name = next(n for n in header if n.startswith(container.WEIGHT))
+    first = 8 + struct.unpack_from("<Q", content)[0] + header[name]["data_offsets"][0]
+    content[first] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(pliant.ArtifactError, match="damaged"):
+        pliant.load(path, key=key, check_weights=False)
+
+
 # ---- edited files, whose digests are right
 
 
@@ -250,8 +297,8 @@ def test_edited_tables_are_told(good: bytes, refused: Callable[[bytes], str]) ->
 def test_another_version_of_the_format(
     good: bytes, refused: Callable[[bytes], str]
 ) -> None:
-    other = good.replace(b'"version":"3"', b'"version":"4"', 1)
-    assert "has version 4 of the format" in refused(other)
+    other = good.replace(b'"version":"4"', b'"version":"5"', 1)
+    assert "has version 5 of the format" in refused(other)
     named = good.replace(b'"format":"pliant"', b'"format":"flying"', 1)
     assert "not written by pliant" in refused(named)
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import pliant
+from pliant.artifact.read import open_artifact
 from pliant.frontend.structure import Record
 from pliant.machine import features
 from tests.artifact.observed import observed
@@ -276,15 +277,21 @@ def test_variants_for_several_machines(
     net, x = nn.Linear(8, 4), torch.randn(3, 8)
     models = [
         pliant.compile(net, (x,), ({0: "n"},), threads=1, target=target.named(name))
-        for name in ("baseline", "avx2")
+        for name in ("baseline", "x86-64-v2", "x86-64-v3", "x86-64-v4")
         if target.runs_here(target.named(name))
     ]
     path = tmp_path / "m.pliant"
     models[0].save(path, variants=models[1:])
     assert torch.equal(pliant.load(path, threads=1)(x), models[-1](x))
+    taken = open_artifact(path, None, check_weights=True).variant.target
+    assert taken == ("avx512", "avx2", "sse4", "baseline")[-len(models)]
     plain = frozenset({"lm", "sse", "sse2"})
-    monkeypatch.setattr(features, "_present", lambda: plain)
-    assert torch.equal(pliant.load(path, threads=1)(x), models[0](x))
+    second = {"pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm"}
+    known = (("baseline", plain, models[0]), ("sse4", plain | second, models[1]))
+    for name, present, model in known:
+        monkeypatch.setattr(features, "_present", lambda flags=present: flags)
+        assert open_artifact(path, None, check_weights=True).variant.target == name
+        assert torch.equal(pliant.load(path, threads=1)(x), model(x))
     other = pliant.compile(nn.Linear(7, 4), (x[:, :7],), ({0: "n"},), threads=1)
     with pytest.raises(pliant.ArtifactError, match="must be one model"):
         models[0].save(path, variants=[other])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import pliant
 from pliant.cli import main
 
 TINY = Path(__file__).with_name("tiny.py")
@@ -76,6 +77,22 @@ def test_what_is_wrong_is_told(
     assert "--memory is needed" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compile", "x.onnx", "-o", "y", "--dynamic", "ids"])
+
+
+def test_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Signed when it is compiled, and checked when it is run."""
+    path, key, other = (tmp_path / n for n in ("m.pliant", "key", "other"))
+    key.write_bytes(bytes(range(32)))
+    other.write_bytes(bytes(32))
+    words = ["compile", f"{TINY}:net", "-o", str(path), "--key", str(key)]
+    assert main(words) == 0
+    dims = ",".join(f"{name}=2" for name in pliant.load(path).dims)
+    words = ["run", str(path), "--dims", dims, "--key"]
+    assert main([*words, str(key)]) == 0
+    capsys.readouterr()
+    assert main([*words, str(other)]) == 1
+    assert "is not by this key" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "none")]) == 2
 
 
 # ---- verify

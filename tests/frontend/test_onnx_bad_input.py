@@ -49,7 +49,7 @@ def test_external_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pliant.compile(path)(x), x + data)
 
 
-@pytest.mark.parametrize("location", ["../w.bin", "a/../../w.bin", "", "."])
+@pytest.mark.parametrize("location", ["../w.bin", "a/../../w.bin", "", ".", "w\0.bin"])
 def test_data_outside_the_folder(tmp_path: Path, location: str) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(16))
     with pytest.raises(ModelError):
@@ -64,6 +64,47 @@ def test_absolute_and_linked_data(tmp_path: Path) -> None:
     os.symlink(secret, tmp_path / "m" / "w.bin")
     with pytest.raises(ModelError):
         pliant.compile(_saved(tmp_path / "m", _with_data("w.bin")))
+
+
+def test_data_of_attributes(tmp_path: Path) -> None:
+    """Of a constant, also in a branch: by the same rules, beside the model."""
+    data = np.arange(4, dtype=np.float32)
+
+    def constant(location: str) -> onnx.ModelProto:
+        stored = _with_data(location).graph.initializer[0]
+        inner = model([node("Constant", [], ["b"], value=stored)], {}, ["b"])
+        inner.graph.output[0].type.Clear()
+        inner.graph.output[0].type.tensor_type.elem_type = FLOAT
+        branches = {"then_branch": inner.graph, "else_branch": inner.graph}
+        nodes = [
+            node("Constant", [], ["a"], value=stored),
+            node("If", ["go"], ["c"], **branches),
+            node("Add", ["x", "a"], ["h"]),
+            node("Add", ["h", "c"], ["y"]),
+        ]
+        inputs = {"x": (FLOAT, [4]), "go": (TensorProto.BOOL, [])}
+        return model(nodes, inputs, ["y"])
+
+    path = _saved(tmp_path / "m", constant("w.bin"))
+    (tmp_path / "m" / "w.bin").write_bytes(data.tobytes())
+    found = pliant.compile(path)(np.ones(4, np.float32), np.array(True))
+    np.testing.assert_array_equal(found, 1 + 2 * data)
+    (tmp_path / "w.bin").write_bytes(data.tobytes())
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        pliant.compile(_saved(tmp_path / "m", constant("../w.bin")))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A pipe without a writer would never answer."""
+    os.mkfifo(tmp_path / "m.onnx")
+    for path in (tmp_path / "m.onnx", tmp_path, "a\0.onnx"):
+        with pytest.raises(pliant.PliantError, match="cannot be read"):
+            pliant.compile(f"{path}")
+        with pytest.raises(pliant.ArtifactError, match="cannot read"):
+            pliant.load(f"{path}")
+    m = pliant.compile(model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [4])}, ["y"]))
+    with pytest.raises(pliant.ArtifactError, match="cannot write"):
+        m.save(tmp_path / "a\0.pliant")
 
 
 def test_data_of_another_length(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def test_fixed_targets() -> None:
     assert (wide.lanes, wide.registers, wide.fma) == (8, 16, True)
     assert (widest.lanes, widest.registers, widest.fma) == (16, 32, True)
     assert wide.vector_bytes == 32
+    old = target.named("x86-64-v2")
+    assert (old.name, old.lanes, old.fma) == ("sse4", 4, False)
+    assert old.has("sse4.1") and not old.has("avx")
     arm = target.neon()
     assert (arm.lanes, arm.registers, arm.fma) == (4, 32, True)
     assert arm.triple.startswith(("aarch64", "arm64"))
