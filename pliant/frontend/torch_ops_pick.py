@@ -132,8 +132,8 @@ def _float_places(cx: TorchContext, start: Any, end: Any, step: Any) -> Expr:
         up = by.value > 0
         span = last - first if up else first - last
         return cx.simplify(maximum(ceildiv(span, by if up else -by), 0))
-    first, last, by = (_number(cx, n) for n in (start, end, step))
-    return as_expr(max(math.ceil((last - first) / by), 0))
+    numbers = [_number(cx, n) for n in (start, end, step)]
+    return as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
 
 
 _SHORT = 1 << 20
