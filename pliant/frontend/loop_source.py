@@ -40,11 +40,9 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import FunctionType
 
 from pliant.frontend.loop_parts import LoopParts, parts_of
 
@@ -69,58 +67,16 @@ class _NoScan(Exception):
     """The text of a loop does not show that it is a scan."""
 
 
-def rewritten(function: FunctionType) -> CodeType | None:
-    """The code of a function with its loops over sizes as scans.
-
-    None if no loop of its text is known to be one.
-    """
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return None  # made without a text
-    definition = tree.body[0]
+def rewrite_loops(definition: ast.FunctionDef, function: FunctionType) -> bool:
+    """Rewrites a function's text; whether a loop of it is known to be a scan."""
     known = function.__globals__
     own = (
         not {"range", "min"}.isdisjoint(known)
         or getattr(known.get("torch"), "__name__", "") != "torch"
     )
-    if own or not isinstance(definition, ast.FunctionDef):
-        return None
-    if not _Function(definition, frozenset(function.__code__.co_cellvars)).run():
-        return None
-    ast.increment_lineno(tree, first - 1)
-    return _compiled(function, definition)
-
-
-def _compiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType | None:
-    """The code alone: defaults, decorators and variables from outside stay as they
-    are, those of the function."""
-    outside = function.__code__.co_freevars
-    arguments = definition.args
-    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [d and ast.Constant(None) for d in arguments.kw_defaults]
-    for argument in ast.walk(arguments):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    definition.returns, definition.decorator_list = None, []
-    maker = ast.parse(f"def __maker({', '.join(outside)}): pass")
-    holder = maker.body[0]
-    assert isinstance(holder, ast.FunctionDef)
-    holder.body = [definition]
-    made = compile(
-        ast.fix_missing_locations(maker), function.__code__.co_filename, "exec"
-    )
-    code = _inner(_inner(made, "__maker"), definition.name)
-    if code.co_freevars != outside:
-        return None
-    return code.replace(co_qualname=function.__code__.co_qualname)
-
-
-def _inner(code: CodeType, name: str) -> CodeType:
-    return next(
-        c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name
-    )
+    if own:
+        return False
+    return _Function(definition, frozenset(function.__code__.co_cellvars)).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +140,6 @@ class _Function:
                 assert isinstance(node.func, ast.Attribute)
                 name = ast.Name(ROUNDS, ast.Load())
                 node.func = ast.Attribute(name, _JOINS[node.func.attr], ast.Load())
-        load = f"from pliant.frontend import torch_rounds as {ROUNDS}"
-        self.definition.body[:0] = _statements(load, self.definition)
         return True
 
     def found(

@@ -131,7 +131,8 @@ _OTHERS = {*sys.stdlib_module_names, "torch", "pliant", "numpy", "sympy", "mpmat
 _OTHERS -= {"__main__"}
 
 
-def _in_model(module: str) -> bool:
+def in_model(module: str) -> bool:
+    """Whether a module may have code of a model."""
     return module.partition(".")[0] not in _OTHERS
 
 
@@ -141,7 +142,7 @@ _repr: Callable[[SymInt], str] = SymInt.__repr__
 def _text(self: SymInt) -> str:
     text = _repr(self)
     frame = sys._getframe(1)
-    if _in_model(frame.f_globals.get("__name__", "")):
+    if in_model(frame.f_globals.get("__name__", "")):
         warnings.warn(
             f"the model's code makes a text of a size, which is '{text}' in the trace: "
             "its result must not depend on that text",
@@ -156,11 +157,11 @@ def _sizes_are_integers(model: torch.nn.Module) -> Iterator[None]:
     modules = [
         vars(module)
         for name, module in list(sys.modules.items())
-        if _in_model(name) and type(module) is ModuleType
+        if in_model(name) and type(module) is ModuleType
     ]
     forwards = (type(part).forward for part in model.modules())
     for names in (getattr(forward, "__globals__", {}) for forward in forwards):
-        if _in_model(names.get("__name__", "")):
+        if in_model(names.get("__name__", "")):
             modules.append(names)
     changed = [names for names in modules if "isinstance" not in names]
     for names in changed:

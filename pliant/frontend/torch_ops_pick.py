@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -81,8 +82,7 @@ def arange(cx: TorchContext, start: Any, end: Any, step: Any = 1, **_: Any) -> V
         cx.unsupported("arange between floats that depend on sizes")
     start, end, step = (_whole(n) for n in (start, end, step))
     if any(isinstance(n, float) for n in (start, end, step)):
-        numbers = [_number(cx, n) for n in (start, end, step)]
-        size = as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
+        size = _float_places(cx, start, end, step)
     else:
         stride = cx.simplify(step)
         if not stride.is_const:
@@ -112,6 +112,31 @@ def _whole(n: Any) -> Any:
     """2.0 as 2, which counts from and to sizes too."""
     exact = isinstance(n, float) and n.is_integer() and abs(n) < 2**53
     return int(n) if exact else n
+
+
+def _float_places(cx: TorchContext, start: Any, end: Any, step: Any) -> Expr:
+    """How many numbers there are: ceil((end - start) / step) in f64, as torch has it.
+
+    Ends that are sizes leave it exact if the floats are fractions of few bits, as 0.5.
+    """
+    given = [n for n in (start, end, step) if not isinstance(n, Expr)]
+    floats = [Fraction(n) for n in given if math.isfinite(n)]
+    scale = math.lcm(*(n.denominator for n in floats))
+    short = max(scale, *(abs(n.numerator) for n in floats)) <= _SHORT
+    sizes = len(given) < 3 and not isinstance(step, Expr)
+    if short and sizes and len(floats) == len(given):
+        first, last, by = (
+            n * scale if isinstance(n, Expr) else as_expr(int(Fraction(n) * scale))
+            for n in (start, end, step)
+        )
+        up = by.value > 0
+        span = last - first if up else first - last
+        return cx.simplify(maximum(ceildiv(span, by if up else -by), 0))
+    numbers = [_number(cx, n) for n in (start, end, step)]
+    return as_expr(max(math.ceil((numbers[1] - numbers[0]) / numbers[2]), 0))
+
+
+_SHORT = 1 << 20
 
 
 def _number(cx: TorchContext, n: Any) -> float:

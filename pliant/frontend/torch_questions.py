@@ -62,11 +62,11 @@ _DYNAMO = "torch._dynamo.symbolic_convert"
 _STRIDES = os.path.join(_TORCH, "_inductor", "utils.py")
 _TRACER = tuple(os.path.join(_TORCH, name) + os.sep for name in ("export", "_export"))
 
-# What stands between torch and a loop of the model's code (torch_loops.py).
+# What stands between torch and rewritten code of the model (torch_rewritten.py).
 _HERE = os.path.dirname(__file__)
 _PACKAGE = os.path.dirname(_HERE) + os.sep
-_LOOPS = tuple(
-    os.path.join(_HERE, name) for name in ("torch_loops.py", "torch_rounds.py")
+_REWRITTEN = tuple(
+    os.path.join(_HERE, name) for name in ("torch_rewritten.py", "torch_rounds.py")
 )
 
 # Functions of torch's decompositions that compute the shape in which operands meet, or
@@ -338,7 +338,7 @@ def _asking_frame(frame: FrameType | None, number: bool = False) -> FrameType | 
             if not decomposed:
                 return None  # it runs the op that it records
             decomposed = False
-        if path.startswith(_MODULES) or not path.startswith((_TORCH, *_LOOPS)):
+        if path.startswith(_MODULES) or not path.startswith((_TORCH, *_REWRITTEN)):
             return frame
         frame = frame.f_back
     return None

@@ -1,13 +1,18 @@
-"""What a Python loop that was rewritten as a scan calls (loop_source.py)."""
+"""What rewritten code calls: for a loop that is a scan (loop_source.py), and for what
+Python makes a number of (number_source.py)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from pliant.frontend.torch_dims import to_expr
+from pliant.sym import sym
 
 Limits = tuple[Any, Any, Any]  # start, stop and step of a range
 Source = tuple[Any, int, int]  # a tensor, the axis of its rows, an offset
@@ -67,6 +72,33 @@ def over_parts(rounds: Any, whole: Any, chunk: Any) -> bool:
 
 def is_size(number: Any) -> bool:
     return isinstance(number, torch.SymInt) and number.node.maybe_as_int() is None
+
+
+def whole(number: Any) -> Any:
+    """`int(number)`, which of a size is the size."""
+    if isinstance(number, torch.SymInt):
+        return number
+    size = truncated(number) if isinstance(number, torch.SymFloat) else None
+    return int(number) if size is None else size
+
+
+def real(number: Any) -> Any:
+    """`float(number)`, which of a size is one as well."""
+    if isinstance(number, torch.SymInt | torch.SymFloat):
+        return torch.sym_float(number)
+    return float(number)
+
+
+def truncated(number: torch.SymFloat) -> torch.SymInt | None:
+    """The size that a float rounds to, if it can be one; n / 2, but not n**0.5."""
+    size: torch.SymInt = math.trunc(number)
+    if not isinstance(size, torch.SymInt):
+        return None
+    try:
+        to_expr(size.node.expr, sym)
+    except ValueError:
+        return None
+    return size
 
 
 def scanned(

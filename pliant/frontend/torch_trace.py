@@ -30,9 +30,9 @@ from pliant.frontend.torch_dims import (
     enlarged,
     symbol_of,
 )
-from pliant.frontend.torch_loops import keep_loops
 from pliant.frontend.torch_packed import packed_sequences
 from pliant.frontend.torch_questions import Asked, recorded_questions
+from pliant.frontend.torch_rewritten import keep_sizes
 from pliant.frontend.torch_scalars import sizes_in_tensors
 from pliant.frontend.torch_shapes import symbolic_shapes
 from pliant.frontend.torch_spec import LeafSpec, Spec, read_spec
@@ -240,7 +240,7 @@ def _export(
             )
         return program, asked
 
-    return keep_loops(exported)
+    return keep_sizes(exported)
 
 
 def _fixed_dims(

@@ -35,6 +35,9 @@ WITH_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "linspace_of_f64": lambda x: torch.linspace(
         0.5, 7, len(x) * 2 + 1, dtype=torch.float64
     ),
+    "arange_by_a_half": lambda x: torch.arange(-0.5, x.shape[0], 0.5),
+    "arange_down": lambda x: torch.arange(x.shape[0], -0.25, -1.5, dtype=x.dtype),
+    "arange_to_a_float": lambda x: torch.arange(-x.shape[0], 1.5) + x.sum(),
     "as_tensor": lambda x: (
         x + torch.as_tensor([[x.shape[0], 3, 2 * len(x)]] * 2).sum(0)
     ),
@@ -106,11 +109,96 @@ def test_where_python_raises_the_call_is_refused() -> None:
         model(torch.randn(2, 3))
 
 
+# ---- int and float, which are types as well
+
+
+def whole_numbers(x: Tensor) -> Tensor:
+    height, width = int(x.shape[0]), int(x.shape[1])
+    return x * height + width + int("3") + int(2.5)
+
+
+def real_numbers(x: Tensor) -> Tensor:
+    ends = [(n, float(n)) for n in x.shape]
+    rows, columns = (torch.arange(-0.5, n)[1:] / end for n, end in ends)
+    return x + rows[:, None] * columns * float("2")
+
+
+def real_of_a_ratio(x: Tensor) -> Tensor:
+    return x * float((x.shape[0] + 1) / 4)
+
+
+def of_numbers_that_vary(x: Tensor) -> Tensor:
+    half, negative = int(x.shape[0] / 2), int(-x.shape[0] / 2)
+    return x[:half] + negative + int(x.shape[0] * 0.5)
+
+
+def in_a_comprehension(x: Tensor) -> Tensor:
+    sizes = tuple(int(n) for n in x.shape)
+    return x.new_ones([int(n) + 1 for n in sizes])
+
+
+def in_a_function_inside(x: Tensor) -> Tensor:
+    def larger(n: int) -> int:
+        return int(n) + 1
+
+    return x.new_ones(larger(x.shape[0]), larger(x.shape[1]))
+
+
+def as_types(x: Tensor) -> Tensor:
+    n = int(x.shape[0])
+    kinds = {int: 2.0, float: 3.0}
+    return x.to(float) * n if isinstance(n, int) else x * kinds[float]
+
+
+NUMBERS = [
+    *(whole_numbers, real_numbers, real_of_a_ratio, of_numbers_that_vary),
+    *(in_a_comprehension, in_a_function_inside, as_types),
+]
+
+
+@pytest.mark.parametrize("function", NUMBERS, ids=lambda f: f.__name__)
+def test_sizes_that_are_made_numbers_stay_sizes(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    model = compiled(function)
+    for n in SIZES:
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(model(x), function(x))
+
+
+def key(x: Tensor) -> Tensor:
+    return x * {4: 2, 5: 3}[int(x.shape[0])]
+
+
+def of_another_name(x: Tensor) -> Tensor:
+    int = {4: 2, 5: 3}.__getitem__
+    return x * int(x.shape[0])
+
+
+@pytest.mark.parametrize("function", [key, of_another_name], ids=lambda f: f.__name__)
+def test_what_has_to_be_a_number_is_one(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(pliant.PliantError, match=r"test_builtins\.py:\d+\)"):
+        compiled(function)
+
+
+def test_a_root_is_no_size() -> None:
+    """A float that is no ratio of sizes: where it is rounded, the size is fixed."""
+
+    def root(x: Tensor) -> Tensor:
+        return x * int(x.shape[0] ** 0.5)
+
+    model = compiled(root)
+    x = torch.randn(4, 3)
+    assert torch.equal(model(x), x * 2)
+    with pytest.raises(pliant.ShapeError, match=r"test_builtins\.py:\d+\)"):
+        model(torch.randn(9, 3))
+
+
 FIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "hann_window": lambda x: x * torch.hann_window(x.shape[0])[:, None],
     "logspace": lambda x: torch.logspace(0, 1, x.shape[0] + 1).sum() + x,
     "gcd": lambda x: x * math.gcd(x.shape[0], 6),
-    "int": lambda x: x * int(x.shape[0]),
+    "int_in_a_lambda": lambda x: x * int(x.shape[0]),
     "bit_length": lambda x: x * x.shape[0].bit_length(),
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pliant
-from pliant.frontend.loop_source import rewritten
+from pliant.frontend.function_source import rewritten
 
 SIZES = ((2, 5), (1, 1), (3, 17), (2, 64), (1, 2))
 WIDTH = 4
@@ -309,6 +309,22 @@ def test_texts_that_show_no_parts(function: FunctionType) -> None:
 def test_a_text_that_shows_parts() -> None:
     code = rewritten(parts)
     assert code is not None and "over_parts" in code.co_names
+
+
+def in_a_function_inside(m: Any, x: Tensor) -> Any:
+    def mixed(x: Tensor) -> Any:
+        h = x.new_zeros(x.shape[0], WIDTH)
+        for t in range(x.shape[1]):
+            h = m.cell(x[:, t], h)
+        return h
+
+    return mixed(x) + 1
+
+
+def test_a_function_that_every_trace_makes_anew() -> None:
+    """Its text is not rewritten again and again: the size is fixed, and named."""
+    with pytest.raises(pliant.ShapeError, match=r"test_loops\.py:\d+\)"):
+        compiled(Model(in_a_function_inside))
 
 
 # ---- loops that are none
