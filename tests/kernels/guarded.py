@@ -47,7 +47,10 @@ class Guarded:
         if count <= self.capacity:
             return
         self.capacity = -(-count // PAGE) * PAGE
-        pages = mmap.mmap(-1, self.capacity + 2 * PAGE)
+        try:
+            pages = mmap.mmap(-1, self.capacity + 2 * PAGE)
+        except OSError as error:
+            raise OSError(f"no memory for a buffer of {count} bytes") from error
         first = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         protect = ctypes.CDLL(None, use_errno=True).mprotect
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

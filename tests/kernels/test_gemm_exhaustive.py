@@ -88,6 +88,8 @@ def assert_all_right(name: str, target: str, cases: Sequence[Case]) -> None:
         how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
         place = f"{case}, guarded at its {list(Side)[side].value}"
         pytest.fail(f"{name}, {target}: {how} at {place}")
+    for _, _, message in (each for each in wrong if each[0] == "stopped"):
+        pytest.fail(f"{name}, {target}: at {case}, {list(Side)[side].value}: {message}")
     told = "\n".join(f"{case} {side}: {message}" for case, side, message in wrong)
     shown = "\n".join(told.splitlines()[:SHOWN])
     assert not wrong, f"{name}, {target}: {len(wrong)} cases are wrong\n{shown}"
