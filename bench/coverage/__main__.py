@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds for an entry")
     parser.add_argument("--fresh", action="store_true", help="forget a run's beginning")
     parser.add_argument(
-        "--again", action="store_true", help="keep what passed in the saved results"
+        "--again", action="store_true", help="run only what did not pass"
     )
     parser.add_argument(
         "--so-far",
@@ -62,16 +62,17 @@ def main() -> int:
         "machine": _machine(),
         "date": datetime.date.today().isoformat(),
     }
-    passed: dict[str, pool.Found] = {}
+    before: dict[str, pool.Found] = {}
     if arguments.again:
         old, entries = report.saved(card)
         of = {"commit": old.get("passes of commit", old["commit"])}
-        passed = {n: {**of, **entries[n]} for n in names if _passes(entries.get(n))}
-    rest = [name for name in names if name not in passed]
+        before = {n: {**of, **entries[n]} for n in names if _has_run(entries.get(n))}
+    rest = [name for name in names if not _passes(before.get(name))]
     processes = 0 if arguments.so_far else arguments.processes
     found = pool.run(card, rest, kept, processes, limit)
     own = {n: {**entry, "commit": _commit()} for n, entry in found.items()}
-    found = {n: passed.get(n) or own.get(n) or NOT_RUN for n in names}
+    # What this run has not come to keeps the answer that it had.
+    found = {n: own.get(n) or before.get(n) or NOT_RUN for n in names}
     print(", ".join(f"{n} {kind}" for kind, n in report.counts(found).items()))
     if len(names) == whole:
         report.save(card, found, about)
@@ -82,6 +83,10 @@ def _machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = {line.partition(": ")[2] for line in lines if line.startswith("model name")}
     return f"{os.cpu_count()} cores of {', '.join(sorted(names)) or platform.machine()}"
+
+
+def _has_run(entry: pool.Found | None) -> bool:
+    return entry is not None and bool(entry["kind"] != "not_run")
 
 
 def _passes(entry: pool.Found | None) -> bool:
