@@ -24,6 +24,7 @@ and then to each part of it, if its data decide sizes (passes/split.py):
     layout        inference: convolutions keep channels last
     native        what has no native code is refused, all of it at once
     fold          what depends on weights alone is computed now
+    quotients     divisions by the sum of a softmax -> multiplications
     rounding      half floats that jumps depend on are rounded wherever computed
     recompute     training: what the way back computes again instead of keeping
     fuse          ops -> kernels, as far as proved constraints allow
@@ -100,6 +101,7 @@ from pliant.passes.joins import joins
 from pliant.passes.layout import layout
 from pliant.passes.merge import merge
 from pliant.passes.overwrite import overwrite
+from pliant.passes.quotients import quotients
 from pliant.passes.recompute import recompute
 from pliant.passes.rounding import rounding
 from pliant.passes.split import split
@@ -334,6 +336,12 @@ STAGES: tuple[Pass, ...] = (
         DECOMPOSED,
         "what depends on weights alone is computed now",
         needs=("fold",),
+    ),
+    Pass(
+        "quotients",
+        on_main(quotients),
+        DECOMPOSED,
+        "divisions by the sum of a softmax -> multiplications",
     ),
     Pass(
         "rounding",

@@ -600,6 +600,65 @@ constant @v.folded: f32[2] dense [1.0, 2.7182819843292236]
     )
 
 
+def test_quotients() -> None:
+    text = """
+    graph @main(%x: f32[n, 4]) {
+      %top: f32[n, 1] = reduce(%x) {op = "max", axes = (1), keepdims = true}
+      %wide: f32[n, 4] = broadcast(%top) {shape = [n, 4], axes = (0, 1)}
+      %below: f32[n, 4] = sub(%x, %wide)
+      %e: f32[n, 4] = exp(%below)
+      %sum: f32[n, 1] = reduce(%e) {op = "sum", axes = (1), keepdims = true}
+      %all: f32[n, 4] = broadcast(%sum) {shape = [n, 4], axes = (0, 1)}
+      %y: f32[n, 4] = div(%e, %all)
+      return %y
+    }
+    """
+    expect(
+        opt(text, "quotients"),
+        """\
+graph @main(%x: f32[n, 4]) {
+  %top: f32[n, 1] = reduce(%x) {op = "max", axes = (1), keepdims = true}
+  %wide: f32[n, 4] = broadcast(%top) {shape = [n, 4], axes = (0, 1)}
+  %below: f32[n, 4] = sub(%x, %wide)
+  %e: f32[n, 4] = exp(%below)
+  %sum: f32[n, 1] = reduce(%e) {op = "sum", axes = (1), keepdims = true}
+  %all: f32[n, 4] = broadcast(%sum) {shape = [n, 4], axes = (0, 1)}
+  %reciprocal: f32[n, 1] = reciprocal(%sum)
+  %broadcast: f32[n, 4] = broadcast(%reciprocal) {shape = [n, 4], axes = (0, 1)}
+  %mul: f32[n, 4] = mul(%e, %broadcast)
+  return %mul
+}
+""",
+    )
+
+
+def test_rounding() -> None:
+    text = """
+    graph @main(%a: bf16[n, 4], %b: bf16[n, 4]) {
+      %y: bf16[n, 4] = mul(%a, %b)
+      %top: bf16[n, 1] = reduce(%y) {op = "max", axes = (1), keepdims = true}
+      %wide: bf16[n, 4] = broadcast(%top) {shape = [n, 4], axes = (0, 1)}
+      %z: bf16[n, 4] = sub(%y, %wide)
+      %e: bool[n, 4] = eq(%y, %wide)
+      return %z, %e
+    }
+    """
+    expect(
+        opt(text, "rounding"),
+        """\
+graph @main(%a: bf16[n, 4], %b: bf16[n, 4]) {
+  %y: bf16[n, 4] = mul(%a, %b)
+  %y_rounded: bf16[n, 4] = rounded(%y)
+  %top: bf16[n, 1] = reduce(%y_rounded) {op = "max", axes = (1), keepdims = true}
+  %wide: bf16[n, 4] = broadcast(%top) {shape = [n, 4], axes = (0, 1)}
+  %z: bf16[n, 4] = sub(%y_rounded, %wide)
+  %e: bool[n, 4] = eq(%y_rounded, %wide)
+  return %z, %e
+}
+""",
+    )
+
+
 def test_recompute() -> None:
     text = """
     graph @main(%x: f32[n, 4], %w: f32[4, 4]) {

@@ -145,9 +145,25 @@ def _median(ignores_nan: bool) -> Choose:
     return choose
 
 
+def _of_equals(cx: TorchContext, flat: Value, median: Value) -> Value:
+    """The median of all elements: in training, those that equal it share its gradient.
+
+    It is the largest of the elements up to it. A NaN is that of one element.
+    """
+    if not (cx.training and flat.dtype.is_float):
+        return median
+    border = cx.b.emit("stop_gradient", median)
+    below = cx.select(cx.arith("le", flat, border), flat, float("-inf"))
+    shared = cx.reduce("max", below, (0,))
+    return cx.select(cx.unary("isnan", border), median, shared)
+
+
 def median_of_all(ignores_nan: bool) -> Translate:
     def translate(cx: TorchContext, x: Value) -> Value:
         flat = cx.reshape(x, (x.type.numel,))
+        return _of_equals(cx, flat, found(cx, x, flat))
+
+    def found(cx: TorchContext, x: Value, flat: Value) -> Value:
         if cx.proves(le(1, x.type.numel)) or not x.dtype.is_float:
             return one_of_rows(cx, flat, 0, False, _median(ignores_nan))[0]
         # The median of no elements is NaN. An extra element is appended: NaN if there

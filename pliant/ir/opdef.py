@@ -39,7 +39,7 @@ class Trait(enum.Enum):
     PREDICATE = enum.auto()  # gives bool whatever its operands are
     JUMPS = enum.auto()  # it may differ much for operands that hardly differ
     EDGE = enum.auto()  # so it is of its last operand, where that is about 0
-    PICKS = enum.auto()  # an element is one of the operands', but for its sign
+    FITS = enum.auto()  # of half floats it makes numbers that half floats hold
     FORMULA = enum.auto()  # elements are computed from attributes, without memory
     VIEW = enum.auto()  # an element of the operand, at an index known without data
     GATHER = enum.auto()  # an element of an operand, at an index that is computed

@@ -71,11 +71,11 @@ def power(x: Any, y: Any) -> Any:
 
 _FLOAT, _NUMBER, _INTS, _ANY = "f", "fiu", "iub", "fiub"  # what operands may be
 _COMMUTATIVE, _EXACT, _FLAT = Trait.COMMUTATIVE, Trait.EXACT, Trait.FLAT
-_PREDICATE, _JUMPS, _EDGE, _PICKS = (
+_PREDICATE, _JUMPS, _EDGE, _FITS = (
     Trait.PREDICATE,
     Trait.JUMPS,
     Trait.EDGE,
-    Trait.PICKS,
+    Trait.FITS,
 )
 
 
@@ -139,9 +139,9 @@ _LOWER = "{0} if {0} < {1} or {0} != {0} else {1}"
 _HIGHER = "{0} if {0} > {1} or {0} != {0} else {1}"
 
 _NUMBERS: tuple[OpDef, ...] = (
-    _unary("neg", _NUMBER, np.negative, _EXACT, _PICKS, inline="-{}"),
-    _unary("abs", _NUMBER, np.abs, _EXACT, _PICKS, inline="abs({})"),
-    _unary("sign", _NUMBER, sign, _EXACT, _FLAT, _JUMPS),
+    _unary("neg", _NUMBER, np.negative, _EXACT, _FITS, inline="-{}"),
+    _unary("abs", _NUMBER, np.abs, _EXACT, _FITS, inline="abs({})"),
+    _unary("sign", _NUMBER, sign, _EXACT, _FLAT, _JUMPS, _FITS),
     _unary("exp", _FLOAT, np.exp, cost=8),
     _unary("expm1", _FLOAT, np.expm1, cost=12),
     _unary("log", _FLOAT, np.log, _EDGE, cost=10),
@@ -166,10 +166,10 @@ _NUMBERS: tuple[OpDef, ...] = (
     _unary("erf", _FLOAT, erf, cost=14),
     _unary("erfc", _FLOAT, erfc, cost=24),
     _unary("sigmoid", _FLOAT, lambda x: 1 / (1 + np.exp(-x)), cost=12),
-    _unary("floor", _FLOAT, np.floor, _EXACT, _FLAT, _JUMPS),
-    _unary("ceil", _FLOAT, np.ceil, _EXACT, _FLAT, _JUMPS),
-    _unary("round", _FLOAT, np.rint, _EXACT, _FLAT, _JUMPS),
-    _unary("trunc", _FLOAT, np.trunc, _EXACT, _FLAT, _JUMPS),
+    _unary("floor", _FLOAT, np.floor, _EXACT, _FLAT, _JUMPS, _FITS),
+    _unary("ceil", _FLOAT, np.ceil, _EXACT, _FLAT, _JUMPS, _FITS),
+    _unary("round", _FLOAT, np.rint, _EXACT, _FLAT, _JUMPS, _FITS),
+    _unary("trunc", _FLOAT, np.trunc, _EXACT, _FLAT, _JUMPS, _FITS),
     _unary("bitwise_not", _INTS, np.invert, _EXACT, _FLAT, inline="~{}"),
     _unary("isnan", _FLOAT, np.isnan, _PREDICATE, _EXACT, _FLAT, _JUMPS),
     _unary("isinf", _FLOAT, np.isinf, _PREDICATE, _EXACT, _FLAT, _JUMPS),
@@ -208,10 +208,10 @@ _NUMBERS: tuple[OpDef, ...] = (
     ),
     _binary("mod", _NUMBER, np.remainder, _JUMPS, cost=6, inline="{} % {}"),
     _binary("pow", _NUMBER, power, _JUMPS, cost=24),
-    _binary("minimum", _ANY, np.minimum, _COMMUTATIVE, _EXACT, _PICKS, inline=_LOWER),
-    _binary("maximum", _ANY, np.maximum, _COMMUTATIVE, _EXACT, _PICKS, inline=_HIGHER),
+    _binary("minimum", _ANY, np.minimum, _COMMUTATIVE, _EXACT, _FITS, inline=_LOWER),
+    _binary("maximum", _ANY, np.maximum, _COMMUTATIVE, _EXACT, _FITS, inline=_HIGHER),
     _binary("atan2", _FLOAT, np.arctan2, _JUMPS, cost=24),
-    _binary("copysign", _FLOAT, np.copysign, _EXACT, _JUMPS, _PICKS),
+    _binary("copysign", _FLOAT, np.copysign, _EXACT, _JUMPS, _FITS),
     _binary("nextafter", _FLOAT, np.nextafter, _EXACT, _FLAT, _JUMPS),
     _compare("eq", np.equal, "{} == {}", _COMMUTATIVE),
     _compare("ne", np.not_equal, "{} != {}", _COMMUTATIVE),
@@ -235,7 +235,7 @@ _GRAPHS_ONLY = (
         (3, 3),
         (),
         shapes.select,
-        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.PICKS}),
+        frozenset({Trait.ELEMENTWISE, Trait.PURE, Trait.EXACT, Trait.FITS}),
         meaning=np.where,
     ),
     OpDef(

@@ -38,7 +38,6 @@ from pliant.ir.loops import (
     Accumulate,
     Accumulator,
     Alloc,
-    Binary,
     Block,
     Buffer,
     Dispatch,
@@ -48,7 +47,6 @@ from pliant.ir.loops import (
     Role,
     Stmt,
     Store,
-    Unary,
     Variant,
     as_dtype,
     buffer,
@@ -68,7 +66,6 @@ from pliant.lower.nest import (
     split,
     tiled,
 )
-from pliant.lower.quotients import is_share
 from pliant.lower.rows import THREADS, RowPlan, stage_loop
 from pliant.lower.runs import Runs
 from pliant.lower.step import KernelStep, NumberCheck
@@ -408,11 +405,7 @@ class _GroupLowering:
         op = self.producers[value]
         if op.name == "reduce":
             return Read(self.accumulators[value], value.dtype.compute)
-        kept = self._kept_value(value, index, where)
-        if kept is None and is_share(op, self.producers):
-            x, y = (self.evaluator.value(v, index, where) for v in op.operands)
-            return Binary("mul", x, self.evaluator.local(Unary("reciprocal", y)))
-        return kept
+        return self._kept_value(value, index, where)
 
     def _kept_value(
         self, value: Value, index: tuple[Expr, ...], where: LoopValue | None

@@ -65,7 +65,7 @@ class Bends:
             border = self._number(other)
             if border is not None:
                 a, b = (self._at(v, value, border) for v in (first, second))
-                return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b))
+                return a == b or math.isclose(a, b, rel_tol=_SAME)
         return False
 
     def _number(self, value: Value) -> float | None:

@@ -66,13 +66,13 @@ def _is_rounded(op: Op) -> bool:
         case "iota" | "dim_value":
             return False
         case _:
-            moves = has_trait(op, Trait.MOVE) or has_trait(op, Trait.PICKS)
+            moves = has_trait(op, Trait.MOVE) or has_trait(op, Trait.FITS)
             in_memory = op.name in OPAQUE and not has_trait(op, Trait.CONTRACT)
             return moves or in_memory or (op.name == "reduce" and not _sums_up(op))
 
 
 @dataclass(slots=True)
-class _Search:
+class _JumpSearch:
     """What the jumps of a graph depend on, also those in its attentions' scores."""
 
     graph: Graph
@@ -160,7 +160,7 @@ def rounding(graph: Graph, cx: Context) -> Graph:
     """
     if not any(_is_half(v) for op in graph.ops for v in (*op.operands, *op.results)):
         return graph
-    search = _Search(graph)
+    search = _JumpSearch(graph)
     search.run(graph.results if cx.is_part else ())
     if not search.found:
         return graph

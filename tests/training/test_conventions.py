@@ -22,6 +22,8 @@ TWICE = torch.tensor([1, 3, 1])
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm": lambda x: x.norm(dim=-1),
     "norm of order 3": lambda x: x.norm(3, dim=-1),
+    "median": lambda x: x.median() * x,
+    "median without NaN": lambda x: (x / x).nanmedian() * x + (x * x).nanmedian(),
     "norm of order 0.5": lambda x: x.norm(0.5, dim=-1),
     "largest norm": lambda x: torch.linalg.vector_norm(x, torch.inf, dim=-1),
     "normalize": lambda x: F.normalize(x, dim=-1) * torch.arange(4.0),

@@ -80,3 +80,25 @@ def test_others_divide(function: Callable[[Tensor], Tensor]) -> None:
     assert "div" in ops(model) and "reciprocal" not in ops(model)
     x = torch.randn(5, 33)
     torch.testing.assert_close(model(x), function(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shares_are_the_same_where_they_are_computed_again(dtype: torch.dtype) -> None:
+    """The way back compares shares with the largest of a column."""
+
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(0)
+            made = torch.randn(13, 67, generator=generator, dtype=dtype)
+            self.x = nn.Parameter(made)
+
+        def forward(self, factor: Tensor) -> Tensor:
+            return (self.x * factor).softmax(-1).amax(0)
+
+    model, batch = Shares(), ((torch.ones(67, dtype=dtype),), ())
+    step = pliant.compile_training(model, torch.sum, pliant.SGD(0.1), batch, None)
+    model(*batch[0]).sum().backward()
+    wanted = model.x.grad
+    assert wanted is not None
+    torch.testing.assert_close(step.gradients(*batch)[1]["x"], wanted)
