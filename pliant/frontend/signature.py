@@ -395,7 +395,9 @@ class Signature:
         if self.plain:
             return None
         unflatten = self.unflatten_results
-        if self.results == tuple(TensorResult(k) for k in range(len(self.results))):
+        if self.results and self.results == tuple(
+            TensorResult(k) for k in range(len(self.results))
+        ):
             single = len(self.results) == 1
             return (lambda result: unflatten((result,))) if single else unflatten
         return lambda result: self.rebuild(((), result), lambda _: {})
@@ -481,11 +483,16 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _same(value: object, fixed: object) -> bool:
-    """Whether a trace would be the same with the other value; 1, True, 1.0 differ."""
+    """Whether a trace would be the same with the other value; 1, True and 1.0 differ,
+    and so do 0.0 and -0.0."""
     if value is fixed:
         return True
+    if type(value) is not type(fixed):
+        return False
     try:
-        return type(value) is type(fixed) and bool(value == fixed)
+        if isinstance(value, float | complex):
+            return repr(value) == repr(fixed)
+        return bool(value == fixed)
     except Exception:  # a comparison of the caller's class
         return False
 

@@ -432,7 +432,9 @@ def nan_to_num(
     if not x.dtype.is_float:
         return x
     info = torch.finfo(cx.val.dtype)
-    out = cx.select(cx.unary("isnan", x), cx.tensor(nan or 0.0, x.dtype), x)
+    out = cx.select(
+        cx.unary("isnan", x), cx.tensor(0.0 if nan is None else nan, x.dtype), x
+    )
     high = cx.tensor(info.max if posinf is None else posinf, x.dtype)
     low = cx.tensor(info.min if neginf is None else neginf, x.dtype)
     out = cx.select(cx.arith("eq", out, math.inf), high, out)

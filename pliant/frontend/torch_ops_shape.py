@@ -336,7 +336,7 @@ def pad(
         return x
     if not any(d != 0 for d in lows + highs):
         return x
-    fill = fitted(value or 0, x.dtype)
+    fill = fitted(0 if value is None else value, x.dtype)
     return cx.b.emit("pad", x, low=tuple(lows), high=tuple(highs), value=fill)
 
 

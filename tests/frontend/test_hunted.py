@@ -537,3 +537,44 @@ def test_logsumexp_of_no_axes() -> None:
     as_eager(kept, compiled(kept, x, dims=({0: "n"},)), x)
     with pytest.raises(pliant.UnsupportedOpError, match="of no axes"):
         compiled(lambda x: torch.logsumexp(x, ()), x, dims=({0: "n"},))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 1 / F.pad(x, (1, 1), value=-0.0),
+        lambda x: 1 / F.pad(x, (1, 1), value=0.0),
+        lambda x: 1 / torch.nan_to_num(x, nan=-0.0),
+    ],
+)
+def test_the_sign_of_a_zero_that_fills(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([[1.0, NAN, 2.0]])
+    as_eager(function, compiled(function, x, dims=({0: "n"},)), x)
+
+
+@pytest.mark.parametrize("given", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+def test_a_fixed_zero_has_its_sign(given: tuple[float, float]) -> None:
+    def function(x: Tensor, by: float) -> Tensor:
+        return x / by
+
+    x = torch.randn(4)
+    ours = pliant.compile(Apply(function), (x, given[0]), ({0: "n"}, None), threads=1)
+    torch.testing.assert_close(ours(x, given[0]), function(x, given[0]))
+    with pytest.raises(
+        pliant.ShapeError, match=f"was fixed to {given[0]} .*{given[1]}"
+    ):
+        ours(x, given[1])
+
+
+def test_a_fixed_nan_is_any_nan() -> None:
+    x = torch.randn(4)
+    ours = pliant.compile(
+        Apply(lambda x, by: x * by), (x, NAN), ({0: "n"}, None), threads=1
+    )
+    assert ours(x, float("nan")).isnan().all()
+
+
+@pytest.mark.parametrize("nothing", [(), {}, [], ((), [])], ids=str)
+def test_results_of_nothing(nothing: Any) -> None:
+    ours = compiled(lambda x: nothing, torch.randn(4), dims=({0: "n"},))
+    assert ours(torch.randn(5)) == nothing
