@@ -242,6 +242,26 @@ def test_numbers_that_no_model_has(
     _refused([node(op, ["x", *constants], ["y"], **attrs)], constants, shape)
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_counts_below_one(number: int) -> None:
+    """Rules divide by them."""
+    plain = {"kernel_shape": [2, 2]}
+    image: tuple[int | str, ...] = ("n", 4, "h", "w")
+    weight = {"w": np.ones((4, 4, 3, 3), np.float32)}
+    offset = {"o": np.ones((1, 18, 3, 3), np.float32)}
+    for op in ("AveragePool", "LpPool", "MaxPool"):
+        for change in ("dilations", "strides", "kernel_shape"):
+            attrs = {**plain, change: [number, number]}
+            _refused([node(op, ["x"], ["y"], **attrs)], None, image, 19)
+    _refused([node("LpPool", ["x"], ["y"], **plain, p=number)], None, image)
+    for op in ("Conv", "ConvTranspose"):
+        _refused([node(op, ["x", "w"], ["y"], group=number)], weight, image)
+    deformed = node("DeformConv", ["x", "w", "o"], ["y"], group=number)
+    _refused([deformed], {**weight, **offset}, (1, 4, 5, 5), 19)
+    frames = {"s": np.array(number), "w": np.ones(8, np.float32)}
+    _refused([node("STFT", ["x", "s", "w"], ["y"])], frames, ("n", 32, 1))
+
+
 def test_constants_that_are_written_out() -> None:
     one = {"w": np.ones(1, np.float32)}
     _refused([node("Expand", ["w", "s"], ["y"])], {**one, "s": np.array([LARGE] * 2)})
