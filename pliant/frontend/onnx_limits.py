@@ -15,6 +15,7 @@ from pliant.ir.graph import Value
 from pliant.sym import Expr
 
 NODES = 50_000  # translated, each time that a function or a round is written out
+OPS = 200_000  # of the IR, in one graph or region
 LARGEST = 2**48  # bytes of a tensor that is believed
 DENSE = 2**31  # elements that a sparse tensor is written out to
 TERMS = 200  # of a size, as a polynomial

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import pliant
 from pliant.errors import ModelError
-from pliant.frontend import onnx_walk
+from pliant.frontend import onnx_limits, onnx_walk
 from tests.frontend.onnx_models import FLOAT, model
 
 node = helper.make_node
@@ -312,6 +312,19 @@ def test_sizes_that_grow_without_end(op: str) -> None:
     nodes += [node(op, [f"p{k}", f"p{k}"], [f"p{k + 1}"]) for k in range(80)]
     nodes.append(node("Expand", ["w", "p80"], ["y"]))
     _refused(nodes, {"w": np.ones(1, np.float32)}, ("n", "m"))
+
+
+def test_rules_that_write_out_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number in a small file, for each unit of which there is an op."""
+    monkeypatch.setattr(onnx_limits, "OPS", 2000)
+    lrn = node("LRN", ["x"], ["y"], size=2**40 + 1)
+    _refused([lrn], None, ("n", "c", "h", "w"))
+    blocks = {"i": np.array([4, 3]), "b": np.array([2**20, 2**20])}
+    _refused([node("Col2Im", ["x", "i", "b"], ["y"])], blocks, ("n", 8, 6))
+    # Where the channels are known, a window has no more of them.
+    proto = model([lrn], {"x": (FLOAT, ("n", 4, "h", "w"))}, ["y"])
+    x = np.ones((1, 4, 2, 2), np.float32)
+    np.testing.assert_allclose(pliant.compile(proto)(x), x, rtol=1e-6)
 
 
 def test_tensors_that_double() -> None:
