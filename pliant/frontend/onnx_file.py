@@ -14,6 +14,8 @@ from pliant.errors import ModelError
 from pliant.frontend.onnx_tensors import checked_size
 from pliant.frontend.onnx_walk import DEEPEST
 
+_INT = onnx.AttributeProto.INT
+
 
 def read_model(model: Any) -> tuple[onnx.ModelProto, str | None]:
     """The model, and the folder that its data may be in."""
@@ -87,11 +89,11 @@ def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     for function in light.functions:
-        _without_data(function.node)
+        _for_checker(function.node, _core_of(function.opset_import))
     graph = light.graph
     graph.name = model.graph.name
     graph.node.extend(model.graph.node)
-    _without_data(graph.node)
+    _for_checker(graph.node, _core_of(model.opset_import))
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     for value in (*graph.input, *graph.output):
@@ -105,19 +107,33 @@ def _outline(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _without_data(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Stubs for tensors in files beside the model, in the attributes of these nodes.
+def _for_checker(nodes: Iterable[onnx.NodeProto], opset: int) -> None:
+    """Changes nodes so that the checker takes them for what they are.
 
-    The checker would look for them in the process's folder.
+    Tensors in files beside the model, in attributes, become stubs: the checker would
+    look for them in the process's folder. It refuses the first form of
+    GroupNormalization, which a later operator set withdrew: it is shown another op of
+    these inputs.
     """
     for node in nodes:
+        withdrawn = node.op_type == "GroupNormalization" and 18 <= opset < 21
+        if withdrawn and not node.domain:
+            groups = [a for a in node.attribute if a.name != "epsilon"]
+            if [(a.name, a.type) for a in groups] == [("num_groups", _INT)]:
+                node.op_type = "InstanceNormalization"
+                node.attribute.remove(groups[0])
         for attribute in node.attribute:
             for tensor in (attribute.t, *attribute.tensors):
                 _make_stub(tensor)
             for graph in (attribute.g, *attribute.graphs):
                 for tensor in graph.initializer:
                     _make_stub(tensor)
-                _without_data(graph.node)
+                _for_checker(graph.node, opset)
+
+
+def _core_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    """The version of the default operator set; 0 if there is none."""
+    return next((i.version for i in imports if i.domain in ("", "ai.onnx")), 0)
 
 
 def _make_stub(tensor: onnx.TensorProto) -> None:

@@ -7,18 +7,27 @@ all of these; one that does not is a ModelError, before it takes hours or all me
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pliant.errors import ModelError
 from pliant.ir.graph import Value
 from pliant.sym import Expr
 
 NODES = 50_000  # translated, each time that a function or a round is written out
+OPS = 200_000  # of the IR, in one graph or region
 LARGEST = 2**48  # bytes of a tensor that is believed
 DENSE = 2**31  # elements that a sparse tensor is written out to
 TERMS = 200  # of a size, as a polynomial
 DEGREE = 64
 COEFFICIENT = 2**62
+# Attributes that count something, or are steps: rules divide by them.
+COUNTS = (
+    *("group", "offset_group", "num_groups", "num_heads", "kv_num_heads"),
+    *("q_num_heads", "hidden_size", "num_outputs", "blocksize", "block_size"),
+    *("strides", "dilations", "kernel_shape", "p", "size", "K", "N", "bits"),
+)
+OPTIONAL_COUNTS = {"QuantizeLinear": "block_size", "DequantizeLinear": "block_size"}
 OUTPUTS = 2**14  # of one node, and parts of a tensor
 RANK = 64
 
@@ -36,6 +45,19 @@ def is_plain(size: Expr) -> bool:
 def product_is_plain(a: Expr, b: Expr) -> bool:
     """Whether a product may be computed at all."""
     return len(a.terms) * len(b.terms) <= TERMS
+
+
+def check_counts(op: str, attrs: Mapping[str, Any]) -> None:
+    """ModelError for an attribute below 1 that must not be."""
+    for name in COUNTS:
+        given = attrs.get(name)
+        numbers = given if isinstance(given, list) else [given]
+        least = 0 if OPTIONAL_COUNTS.get(op) == name else 1
+        for number in numbers:
+            if isinstance(number, int | float) and number < least:
+                raise ModelError(
+                    f"{op} has {name} = {number}, and {least} is the least"
+                )
 
 
 def check_tensors(values: Iterable[Value], what: str) -> None:

@@ -27,6 +27,7 @@ from pliant.errors import (
     UnsupportedOp,
     UnsupportedOpError,
 )
+from pliant.frontend import onnx_limits
 from pliant.frontend.contract import Imported
 from pliant.frontend.onnx_context import OnnxContext, Refix
 from pliant.frontend.onnx_file import check_types, read_model
@@ -227,7 +228,9 @@ class _Source:
     # ---- the program
 
     def translate(self, fixed: frozenset[str], sizes: Mapping[str, int]) -> Imported:
-        cx = OnnxContext(Builder(), self.hints)
+        builder = Builder()
+        builder.most_ops = onnx_limits.OPS
+        cx = OnnxContext(builder, self.hints)
         cx.fixed = fixed
         cx.examples = frozenset(a.name for a in self._all() if _small(a))
         opsets = opsets_of(self.model.opset_import)

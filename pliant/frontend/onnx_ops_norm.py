@@ -192,6 +192,9 @@ def lrn(cx: OnnxContext, n: Node) -> Value:
     x, size = n.tensor(0), n.attrs["size"]
     alpha, beta, bias = n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
     low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
+    if x.shape[1].is_const:  # there is nothing behind the channels
+        most = max(x.shape[1].value - 1, 0)
+        low, high = min(low, most), min(high, most)
     zero = [as_expr(0)] * x.type.rank
     before, behind = list(zero), list(zero)
     before[1], behind[1] = as_expr(low), as_expr(high)
@@ -199,7 +202,7 @@ def lrn(cx: OnnxContext, n: Node) -> Value:
         "pad", cx.mul(x, x), low=tuple(before), high=tuple(behind), value=0.0
     )
     total = cx.slice(square, 1, 0, x.shape[1])
-    for k in range(1, size):
+    for k in range(1, low + high + 1):
         total = cx.add(total, cx.slice(square, 1, k, x.shape[1]))
     base = cx.add(cx.mul(total, alpha / size), bias)
     return cx.div(x, cx.arith("pow", base, beta))

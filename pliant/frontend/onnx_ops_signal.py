@@ -95,6 +95,8 @@ def stft(cx: OnnxContext, n: Node) -> Value:
     if x.type.rank == 2:
         x = cx.reshape(x, (*x.shape, 1))
     step = n.integer(1, "the step between frames")
+    if step < 1:
+        cx.unsupported(f"a step between frames of {step}")
     window = n.maybe(2)
     if n.has(3):
         length = as_expr(n.sizes(3, "the length of a frame")[0])

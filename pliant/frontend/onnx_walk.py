@@ -22,7 +22,12 @@ from onnx import helper
 from pliant.errors import ModelError
 from pliant.frontend.onnx_context import Node, OnnxContext
 from pliant.frontend.onnx_known import evaluate
-from pliant.frontend.onnx_limits import NODES, OUTPUTS, check_tensors
+from pliant.frontend.onnx_limits import (
+    NODES,
+    OUTPUTS,
+    check_counts,
+    check_tensors,
+)
 from pliant.frontend.onnx_ops import rule_of
 from pliant.frontend.onnx_tensors import dense, known_tensor
 from pliant.frontend.onnx_values import (
@@ -142,6 +147,7 @@ class OnnxWalk:
         for output in proto.output:
             self.sources[output] = none.union(*sources)
         node = self.resolved(proto, inputs, sources)
+        check_counts(node.op, node.attrs)
         before = cx.node
         cx.node, cx.op_name = node, node.op
         try:

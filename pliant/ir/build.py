@@ -11,9 +11,11 @@ from then on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from pliant.errors import ModelError
 from pliant.ir.graph import Constant, Graph, Names, Op, Value, names_of
 from pliant.ir.interp_numbers import stored
 from pliant.ir.ops import OPS, InferContext, infer
@@ -66,6 +68,7 @@ class Builder:
         self.constants: dict[str, Constant] = {}
         self.params: list[Value] = []
         self.ops: list[Op] = []
+        self.most_ops = sys.maxsize  # for sources that nobody vouches for
         self.sized = 0  # ops whose dims are known not to be negative
         self._loaded: dict[str, Value] = {}  # constants of this graph
         self.loc = ""
@@ -87,7 +90,7 @@ class Builder:
         """A builder for a region: it sees the facts and shares the names."""
         region = Builder(self.facts, self.names, callees=self._cx.callees)
         region._symbols, region.constants = self._symbols, self.constants
-        region.loc = self.loc
+        region.loc, region.most_ops = self.loc, self.most_ops
         return region
 
     @property
@@ -161,6 +164,8 @@ class Builder:
         """Adds an op. `result_types` only for ops whose results are stated."""
         if op_name not in OPS:
             raise KeyError(f"there is no op {op_name}")
+        if len(self.ops) >= self.most_ops:
+            raise ModelError(f"{loc or self.loc}: more than {self.most_ops} ops")
         given = OPS[op_name].normalise(attrs)
         draft = Op(op_name, operands, given, (), tuple(regions), loc or self.loc)
         self._cx.declared = tuple(result_types)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import pliant
 from pliant.errors import ModelError
-from pliant.frontend import onnx_walk
+from pliant.frontend import onnx_limits, onnx_walk
 from tests.frontend.onnx_models import FLOAT, model
 
 node = helper.make_node
@@ -242,6 +242,26 @@ def test_numbers_that_no_model_has(
     _refused([node(op, ["x", *constants], ["y"], **attrs)], constants, shape)
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_counts_below_one(number: int) -> None:
+    """Rules divide by them."""
+    plain = {"kernel_shape": [2, 2]}
+    image: tuple[int | str, ...] = ("n", 4, "h", "w")
+    weight = {"w": np.ones((4, 4, 3, 3), np.float32)}
+    offset = {"o": np.ones((1, 18, 3, 3), np.float32)}
+    for op in ("AveragePool", "LpPool", "MaxPool"):
+        for change in ("dilations", "strides", "kernel_shape"):
+            attrs = {**plain, change: [number, number]}
+            _refused([node(op, ["x"], ["y"], **attrs)], None, image, 19)
+    _refused([node("LpPool", ["x"], ["y"], **plain, p=number)], None, image)
+    for op in ("Conv", "ConvTranspose"):
+        _refused([node(op, ["x", "w"], ["y"], group=number)], weight, image)
+    deformed = node("DeformConv", ["x", "w", "o"], ["y"], group=number)
+    _refused([deformed], {**weight, **offset}, (1, 4, 5, 5), 19)
+    frames = {"s": np.array(number), "w": np.ones(8, np.float32)}
+    _refused([node("STFT", ["x", "s", "w"], ["y"])], frames, ("n", 32, 1))
+
+
 def test_constants_that_are_written_out() -> None:
     one = {"w": np.ones(1, np.float32)}
     _refused([node("Expand", ["w", "s"], ["y"])], {**one, "s": np.array([LARGE] * 2)})
@@ -292,6 +312,19 @@ def test_sizes_that_grow_without_end(op: str) -> None:
     nodes += [node(op, [f"p{k}", f"p{k}"], [f"p{k + 1}"]) for k in range(80)]
     nodes.append(node("Expand", ["w", "p80"], ["y"]))
     _refused(nodes, {"w": np.ones(1, np.float32)}, ("n", "m"))
+
+
+def test_rules_that_write_out_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number in a small file, for each unit of which there is an op."""
+    monkeypatch.setattr(onnx_limits, "OPS", 2000)
+    lrn = node("LRN", ["x"], ["y"], size=2**40 + 1)
+    _refused([lrn], None, ("n", "c", "h", "w"))
+    blocks = {"i": np.array([4, 3]), "b": np.array([2**20, 2**20])}
+    _refused([node("Col2Im", ["x", "i", "b"], ["y"])], blocks, ("n", 8, 6))
+    # Where the channels are known, a window has no more of them.
+    proto = model([lrn], {"x": (FLOAT, ("n", 4, "h", "w"))}, ["y"])
+    x = np.ones((1, 4, 2, 2), np.float32)
+    np.testing.assert_allclose(pliant.compile(proto)(x), x, rtol=1e-6)
 
 
 def test_tensors_that_double() -> None:

@@ -559,3 +559,19 @@ def test_nearest_of_operator_set_10(factor: float) -> None:
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     (wanted,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(pliant.compile(proto)(x), wanted)
+
+
+def test_group_normalization_of_operator_set_18() -> None:
+    """A weight for each group; later operator sets have one for each channel."""
+    x = drawn(0, 2, 4, 3, 3)
+    constants = {"s": drawn(1, 2), "b": drawn(2, 2)}
+    node = helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)
+    proto = model([node], {"x": (FLOAT, ("n", 4, "h", "w"))}, ["y"], constants, 18)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    (wanted,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(pliant.compile(proto)(x), wanted, rtol=1e-4, atol=1e-5)
+    for groups in (0, -2, 3, 2**40):
+        proto.graph.node[0].attribute[0].i = groups
+        with pytest.raises(pliant.PliantError) as told:
+            pliant.compile(proto)
+        assert not isinstance(told.value, pliant.InternalError), told.value
