@@ -3,7 +3,7 @@
 %c = gt(%x, 0)                      relu, leaky relu, elu: both sides are 0 at 0,
 %y = select(%c, %x, f(%x))          so it does not matter which is taken about there
 
-%d = add(exp(%x), 1)                a divisor that no rounding makes negative
+%d = add(exp(%x), 1)                a divisor that no rounding makes 0
 %y = div(%x, %d)
 """
 
@@ -38,6 +38,12 @@ def _is_function(op: Op) -> bool:
     return has_trait(op, Trait.ELEMENTWISE) and not op.attrs
 
 
+def _number_of(full: Op) -> float:
+    number = full.attr("value")
+    assert isinstance(number, (bool, int, float))
+    return number
+
+
 class Bends:
     """What is known of the functions that a graph computes of single elements."""
 
@@ -45,6 +51,7 @@ class Bends:
         self.producers, self.users = graph.producers(), graph.users()
         self.results = frozenset(graph.results)
         self._nonnegative: dict[Value, bool] = {}
+        self._positive: dict[Value, bool] = {}
 
     # ---- comparisons
 
@@ -105,6 +112,48 @@ class Bends:
 
     # ---- signs
 
+    def is_off_edge(self, op: Op) -> bool:
+        """Whether an op with an edge is always on one side: 0 / 0 is on none."""
+        last = op.operands[-1]
+        if op.name != "div":
+            return self.is_nonnegative(last)
+        return bool(self._number(last)) or self.is_positive(last)
+
+    def is_positive(self, value: Value, depth: int = _MOST_OPS) -> bool:
+        """Whether all elements are above 0, however their operands are rounded."""
+        if value not in self._positive:
+            self._positive[value] = depth > 0 and self._is_positive(value, depth - 1)
+        return self._positive[value]
+
+    def _is_positive(self, value: Value, depth: int) -> bool:
+        op = self.producers.get(value)
+        if op is None:
+            return False
+
+        def is_above(operand: Value) -> bool:
+            return self.is_positive(operand, depth)
+
+        operands = op.operands
+        match op.name:
+            case "full":
+                return _number_of(op) > 0
+            case "dim_value":  # it is no rounding that makes it 0
+                return plainly_nonnegative(op.dim_attr("value"))
+            case "add":
+                signs = map(self.is_nonnegative, operands)
+                return all(signs) and any(map(is_above, operands))
+            case "maximum":
+                return any(map(is_above, operands))
+            case "minimum" | "sqrt":
+                return all(map(is_above, operands))
+            case "select":
+                return all(map(is_above, operands[1:]))
+            case "cast":  # to fewer bits, it may become 0
+                wider = value.dtype.bytes >= operands[0].dtype.bytes
+                return wider and is_above(operands[0])
+            case name:
+                return name in VIEWS and is_above(operands[0])
+
     def is_nonnegative(self, value: Value, depth: int = _MOST_OPS) -> bool:
         """Whether no element is below 0, or -0, however its operands are rounded."""
         if value not in self._nonnegative:
@@ -122,9 +171,7 @@ class Bends:
         operands = op.operands
         match op.name:
             case "full":
-                number = op.attr("value")
-                assert isinstance(number, (bool, int, float))
-                return math.copysign(1.0, number) > 0
+                return math.copysign(1.0, _number_of(op)) > 0
             case "dim_value":
                 return plainly_nonnegative(op.dim_attr("value"))
             case "iota":

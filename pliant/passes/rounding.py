@@ -125,7 +125,7 @@ def _jumped_on(op: Op, bends: Bends) -> Sequence[Value]:
     if has_trait(op, Trait.JUMPS):
         return () if bends.is_bend(op) else op.operands
     if has_trait(op, Trait.EDGE):
-        return () if bends.is_nonnegative(op.operands[-1]) else op.operands
+        return () if bends.is_off_edge(op) else op.operands
     if op.name == "cast":
         return () if op.result.dtype.is_float else op.operands
     return op.operands if has_trait(op, Trait.CALL) else ()

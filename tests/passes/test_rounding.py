@@ -86,6 +86,9 @@ def test_what_a_jump_depends_on_is_rounded(jump: str) -> None:
         ("%q: #[n, 8] = mul(%d, %d)\n%r: #[n, 8] = rsqrt(%q)", None),
         ("%q: #[n, 8] = exp(%d)\n%s: #[n, 8] = add(%q, %i)\n"
          "%r: #[n, 8] = div(%y, %s)", None),
+        ("%q: #[n, 8] = abs(%d)\n%r: #[n, 8] = div(%y, %q)", " d"),
+        ("%q: #[n, 8] = abs(%d)\n%s: #[n, 8] = maximum(%q, %i)\n"
+         "%r: #[n, 8] = div(%y, %s)", None),
         ("%q: #[n, 8] = neg(%d)\n%r: #[n, 8] = sqrt(%q)", " d"),
     ],
 )  # fmt: skip
