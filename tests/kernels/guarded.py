@@ -102,8 +102,9 @@ class GuardedProgram:
         params = module.main.params
         inputs = tuple((p.name, p.type.shape) for p in params)
         numbers = {p.name: k for k, p in enumerate(params)}
+        # Sizes of chunks are chosen by the planner, which does not run here.
         self.program, weights = compile_module(
-            module, inputs, numbers, Options(), target
+            module, inputs, numbers, Options(chunk=False), target
         )
         self.run, self.sizes, self.bind = host_functions(self.program)
         host, lowered = self.program.code.host, self.program.lowered
@@ -115,6 +116,7 @@ class GuardedProgram:
         self.weights = [Guarded() for _ in self.constants]
         self.table = np.zeros(len(host.table.entries), np.int64)
         self.symbols = np.zeros(len(host.symbols) + 1, np.int64)
+        assert not self.program.lowered.versions, "their sizes have further symbols"
 
     def __call__(
         self, inputs: Sequence[np.ndarray], side: Side, threads: int = 1
