@@ -347,13 +347,23 @@ def check_written(
     signature: Signature, own: Sequence[Any], flat: Sequence[Any]
 ) -> None:
     """No argument that the model writes may share memory with another argument, and no
-    element of it with another element.
+    element of it with another element; an array must allow writing.
 
     `own` are the caller's, of which those that grow have memory of their own.
     """
     grows = {slot for slot, _ in signature.grows}
     blocks = [memory_block(value) for value in flat]
     for number in signature.written:
+        value = flat[number]
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            name = signature.slots[number].name
+            raise DTypeError(
+                f"the model writes input '{name}', which is a read-only array: pass a "
+                "copy of it",
+                input=name,
+                expected="an array that can be written",
+                got="a read-only array",
+            )
         if number not in grows and may_repeat(flat[number]):
             name = signature.slots[number].name
             raise DTypeError(

@@ -93,6 +93,24 @@ def test_shared_memory_is_refused() -> None:
         m(torch.from_numpy(array[1:5]), torch.from_numpy(array[2:]))
 
 
+def test_a_read_only_array_is_refused_before_anything_is_written() -> None:
+    def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y.add_(1)
+        return x * y
+
+    rows = {"inputs": ({0: "n"}, {0: "n"})}
+    model = pliant.compile(Calls(both), (torch.ones(3), torch.ones(3)), rows)
+    first, second = np.zeros(6, np.float32)[::2], np.zeros(3, np.float32)
+    second.flags.writeable = False
+    with pytest.raises(pliant.DTypeError, match="'inputs_1', which is a read-only"):
+        model(first, second)
+    assert not first.any()
+    second.flags.writeable = True
+    np.testing.assert_array_equal(model(first, second), np.ones(3, np.float32))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_elements_that_share_memory_are_refused() -> None:
     m = compiled(added)
     row, y = torch.rand(12), torch.rand(4, 3)
