@@ -104,6 +104,10 @@ class Asked:
     sizes: set[Any] = field(default_factory=set)  # sympy expressions
     fixed: dict[Any, str] = field(default_factory=dict)  # equations, and their lines
     wider: dict[Any, Any] = field(default_factory=dict)  # by relation and operands
+    strides_inside: bool = False  # a function inside control flow asked for strides
+
+    def note_strides_inside(self) -> None:
+        self.strides_inside = True
 
     def ask(self, expr: Any, answer: Any) -> None:
         if not expr.free_symbols:
@@ -216,7 +220,7 @@ def recorded_questions() -> Iterator[Asked]:
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed),
         mock.patch.object(proxy_tensor, "handle_sym_dispatch", noted_dispatch),
         contiguous_is_an_op(),
-        asked_of_strides(_asking_frame),
+        asked_of_strides(_asking_frame, asked.note_strides_inside),
     ):
         for name, decides in _COMPARISONS.items():
             made = noted(name, getattr(SymNode, name), decides)

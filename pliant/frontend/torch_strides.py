@@ -10,7 +10,7 @@ the answer needs are conditions of the model's code like any other.
 What depends on the strides of an input holds for those of the trace alone. So an input
 that the tensor was computed from is marked, and calls must pass it in that layout
 (`Signature.layouts`). Results of matrix products, lookups and copies have a layout of
-their own.
+their own. Where a function inside `torch.cond` or a loop asks, all inputs are marked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -46,11 +46,23 @@ _stride: Callable[..., Any] = torch._C.TensorBase.stride
 @contextlib.contextmanager
 def asked_of_strides(
     asking: Callable[[FrameType | None], FrameType | None],
+    note_inside: Callable[[], None],
 ) -> Iterator[None]:
     """`asking` gives the innermost frame of the model's code; None inside of an op.
 
-    What torch's own code asks decides the layout of results, and no value.
+    What torch's own code asks decides the layout of results, and no value. Functions
+    inside `torch.cond` and loops ask Dynamo: that is told to `note_inside`.
     """
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def inside(name: str) -> Any:
+        answer = getattr(TensorVariable, name)
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            note_inside()
+            return answer(self, *args, **kwargs)
+
+        return mock.patch.object(TensorVariable, name, noted)
 
     def is_asked(x: Tensor, frame: FrameType) -> bool:
         return isinstance(x, FakeTensor) and asking(frame) is frame
@@ -69,6 +81,8 @@ def asked_of_strides(
     with (
         mock.patch.object(Tensor, "is_contiguous", is_contiguous),
         mock.patch.object(Tensor, "stride", stride),
+        inside("method_is_contiguous"),
+        inside("method_stride"),
     ):
         yield
 
@@ -80,6 +94,13 @@ def _mark(x: Tensor) -> None:
     known = tracker.get(x)
     if known is not None:
         need_strides(known.proxy.node)
+
+
+def need_all_strides(graph: Graph) -> None:
+    """Calls must pass every tensor in the layout of the trace."""
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            node.meta[ASKED] = True
 
 
 def need_strides(of: Node) -> None:

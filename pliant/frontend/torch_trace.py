@@ -44,6 +44,7 @@ from pliant.frontend.torch_spec_errors import (
     fixed_dims,
     let_torch_decide,
 )
+from pliant.frontend.torch_strides import need_all_strides
 from pliant.frontend.torch_windows import symbolic_windows
 from pliant.sym import Expr
 
@@ -238,6 +239,8 @@ def _export(
             program = torch.export.export(
                 model, args, kwargs, dynamic_shapes=shapes, strict=False
             )
+        if asked.strides_inside:
+            need_all_strides(program.graph)
         return program, asked
 
     return keep_sizes(exported)

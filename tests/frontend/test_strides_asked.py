@@ -121,6 +121,30 @@ def test_complex_inputs() -> None:
         m(torch.randn(3, 4, dtype=torch.complex64).t())
 
 
+def inside_a_branch(x: Tensor) -> Tensor:
+    def asks(x: Tensor) -> Tensor:
+        return x * 2 if x.t().is_contiguous() else x * 3
+
+    return torch.cond(x.sum() < 1e9, asks, lambda x: x * 5, (x,))
+
+
+def inside_a_loop(x: Tensor) -> Tensor:
+    def asks(k: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return k + 1, y * x.stride(0)
+
+    return torch.while_loop(lambda k, y: k < 2, asks, (torch.tensor(0), x * 1))[1]
+
+
+@pytest.mark.parametrize("function", [inside_a_branch, inside_a_loop])
+def test_functions_inside_control_flow(function: Callable[[Tensor], Tensor]) -> None:
+    m = pliant.compile(Call(function), (torch.randn(4, 3),), BOTH, threads=1)
+    answered = [shape for shape in ROWS if as_eager(function, m, torch.randn(shape))]
+    assert (4, 3) in answered
+    for x in (torch.randn(3, 4).t(), torch.randn(8, 3)[::2]):
+        with pytest.raises(pliant.DTypeError, match="has strides"):
+            m(x)
+
+
 def test_a_step_of_training() -> None:
     class Scaled(torch.nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
