@@ -301,15 +301,11 @@ void plt_budget_give(plt_budget *b, int64_t bytes) {
 
 /* ---- unused arenas ---- */
 
-static int64_t ended(plt_model *m) {
-    return atomic_load(&m->calls) + atomic_load(&m->failures);
-}
-
-/* Held: the lock. Whether some model has a large arena that was not cut since its last
- * call ended. A model whose call still runs wakes the reaper when that call ends. */
+/* Held: the lock. Whether some model has a large arena that was not cut since a call
+ * last left it. A model whose call still runs wakes the reaper when that call ends. */
 static bool some_to_cut(plt_budget *b) {
     for (plt_model *m = b->models; m; m = m->next_in_budget) {
-        if (atomic_load(&m->arena_bytes) > PLT_SMALL && ended(m) != m->ended_cut)
+        if (atomic_load(&m->arena_bytes) > PLT_SMALL && atomic_load(&m->left) != m->left_cut)
             return true;
     }
     return false;
@@ -318,12 +314,12 @@ static bool some_to_cut(plt_budget *b) {
 bool plt_budget_reap(plt_budget *b) {
     plt_lock_take(&b->lock);
     for (plt_model *m = b->models; m; m = m->next_in_budget) {
-        int64_t now = ended(m);
-        if (now == m->ended_then && now != m->ended_cut) {
+        int64_t now = atomic_load(&m->left);
+        if (now == m->left_then && now != m->left_cut) {
             plt_cut_idle(m, PLT_SMALL);
-            m->ended_cut = now;
+            m->left_cut = now;
         }
-        m->ended_then = now;
+        m->left_then = now;
     }
     bool more = some_to_cut(b);
     plt_lock_give(&b->lock);

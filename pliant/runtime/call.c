@@ -334,6 +334,9 @@ void plt_frame_close(plt_frame *f, int status) {
     plt_budget_idle(m, s, s->arena.need);
     plt_slot_leave(s, f->plan ? need : -1);
     plt_budget_give(m->services.budget, f->reserved);
+    /* Only now: a reaper that counted this call before its arena could be cut would not
+     * look at it again. */
+    atomic_fetch_add(&m->left, 1);
     plt_budget_left(m);
 }
 

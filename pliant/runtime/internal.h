@@ -461,9 +461,10 @@ struct plt_model {
     _Atomic int64_t recent[PLT_RECENT]; /* what arenas of the last calls held */
     _Atomic uint32_t recent_next;
     struct plt_model *next_in_budget;
-    /* Guarded by the budget's lock: how many calls had ended when the reaper last
-     * checked the arenas, and when it last cut them. */
-    int64_t ended_then, ended_cut;
+    _Atomic int64_t left; /* how many calls have left their arena behind */
+    /* Guarded by the budget's lock: how many had when the reaper last checked the
+     * arenas, and when it last cut them. */
+    int64_t left_then, left_cut;
 };
 
 typedef struct plt_frame {

@@ -434,7 +434,7 @@ void plt_cut_idle(plt_model *m, int64_t keep) {
     plt_lock_take(&m->lock);
     bool some = false;
     for (plt_slot *s = m->idle; s; s = s->next) {
-        plt_slot_cut(m, s, keep);
+        plt_slot_cut(m, s, 0); /* a model keeps one small arena, not one a slot */
         some |= s->arena.mapped > 0;
     }
     atomic_store(&m->idle_bytes, some);
